@@ -1,0 +1,14 @@
+"""Octet: GRPO on one gaming card, and the same run on a cluster.
+
+Read the files in the order in which a training step uses them:
+
+    tasks/        problem     what is asked
+    rollouts.py   rollout     a group of answers to each problem, from a sampler
+    rewards/      reward      what each answer is worth
+    advantages.py advantage   how much better than the rest of its group
+    batches.py    batch       rows of tokens, right-packed, by token budget
+    losses.py     loss        log-probs times advantages, over the step's tokens
+    policy/       step        one update of the adapter by the DeepSpeed engine
+
+`loop.py` is these seven words in this order. `types.py` has the records that travel between them.
+"""

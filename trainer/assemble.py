@@ -1,0 +1,133 @@
+"""From the configuration to the parts of a run. The only file that knows every concrete piece."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from trainer import checkpoints, distributed
+from trainer.config import RUNS, Config, Request
+from trainer.errors import ConfigError
+from trainer.evaluate import Evaluation, evaluate
+from trainer.loop import Parts
+from trainer.policy.base import load_model, load_tokenizer, resolve_dtype, stop_tokens
+from trainer.rewards.scorer import Scorer
+from trainer.samplers.hf import HfSampler
+from trainer.tasks.base import Task, evaluation_problems, make_task, training_problems
+from trainer.tasks.prompts import Prompter
+from trainer.watch.journal import Journal
+from trainer.watch.live import Screen
+
+# Settings that may differ when a run goes on: they do not change what a step computes.
+FREE_TO_CHANGE = {"run.dir", "run.steps", "run.epochs", "run.save_every", "run.keep", "run.threads", "run.merge"}
+FREE_TO_CHANGE |= {"eval.problems", "eval.every", "engine.timeout_s"}
+PACKAGES = ("octet-grpo", "torch", "deepspeed", "transformers", "peft")
+
+
+def build(request: Request) -> Parts:
+    from trainer.policy.engine import DeepSpeedPolicy
+    from trainer.policy.lora import add_adapter
+
+    config, device = request.config, distributed.device()
+    folder = open_folder(request)
+    task = make_task(config.task)
+    tokenizer = load_tokenizer(config.model)
+    prompter = Prompter(tokenizer, config.prompt, task)
+    problems = prompter.fitting(training_problems(task, config.task, config.run.seed))
+    total_steps = config.total_steps(len(problems))
+    dtype = resolve_dtype(config.model.dtype, device)
+    torch.manual_seed(config.run.seed)  # the adapter's first values
+    model = add_adapter(load_model(config.model, dtype, device), config.lora)
+    policy = DeepSpeedPolicy(model, config, dtype, total_steps)
+    first_step = checkpoints.resume(policy, folder)
+    return Parts(
+        config=config,
+        folder=folder,
+        device=device,
+        pad_token=tokenizer.pad_token_id,
+        problems=problems,
+        held_out=held_out_prompts(config, task, prompter),
+        prompter=prompter,
+        sampler=HfSampler(model, tokenizer, stop_tokens(tokenizer, model), config.rollout.rows),
+        scorer=Scorer(config.reward, task.answer_style),
+        policy=policy,
+        journal=Journal(folder, first_step) if distributed.is_main() else None,
+        screen=Screen(total_steps, first_step, quiet=not distributed.is_main()),
+        first_step=first_step,
+        total_steps=total_steps,
+    )
+
+
+def held_out_prompts(config: Config, task: Task, prompter: Prompter) -> list[Any]:
+    if not config.eval.problems:
+        return []
+    return [prompter.prompt(problem) for problem in prompter.fitting(evaluation_problems(task, config.eval.problems))]
+
+
+def evaluate_model(name: str, model: Any, tokenizer: Any, config: Config) -> Evaluation:
+    """A model that is not being trained, on the held-out problems of the configuration."""
+    task = make_task(config.task)
+    prompter = Prompter(tokenizer, config.prompt, task)
+    sampler = HfSampler(model, tokenizer, stop_tokens(tokenizer, model), config.rollout.rows)
+    scorer = Scorer(config.reward, task.answer_style)
+    return evaluate(name, sampler, scorer, held_out_prompts(config, task, prompter), config.rollout.max_new_tokens)
+
+
+# ---------------------------------------------------------------- the run folder
+
+
+def open_folder(request: Request) -> Path:
+    """The run folder, the same on every rank; refused when it holds a run with other settings."""
+    preset = Path(request.preset).stem
+    name = request.config.run.dir or RUNS / f"{preset}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = distributed.gather(name)[0]
+    stored = folder / "config.yaml"
+    if stored.is_file():
+        _refuse_other_settings(folder, yaml.safe_load(stored.read_text()), request.config)
+    distributed.barrier()  # nobody writes it before everybody has read it
+    if distributed.is_main():
+        folder.mkdir(parents=True, exist_ok=True)
+        stored.write_text(f"# {provenance()}\n{request.config.to_yaml()}")
+    return folder
+
+
+def _refuse_other_settings(folder: Path, stored: dict[str, Any], config: Config) -> None:
+    before, now = _flat(stored), _flat(config.model_dump(mode="json"))
+    changed = [key for key in now if before.get(key) != now[key] and key not in FREE_TO_CHANGE]
+    if changed:
+        what = ", ".join(f"{key}={now[key]} (it has {before.get(key)})" for key in changed)
+        raise ConfigError(f"run.dir={folder}: it holds a run with other settings: {what}. Choose another folder.")
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    return {f"{section}.{key}": value for section, values in settings.items() for key, value in values.items()}
+
+
+def provenance() -> str:
+    """Which code made the run."""
+    root = Path(__file__).parent.parent
+    git = subprocess.run(
+        ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    revision = git.stdout.strip() or "no git revision"
+    return ", ".join([*(f"{name} {version(name)}" for name in PACKAGES), revision])
+
+
+@contextmanager
+def process_group(config: Config) -> Iterator[None]:
+    threads = config.run.threads or (None if torch.cuda.is_available() else 1)
+    if threads:
+        torch.set_num_threads(threads)
+    distributed.connect(config.engine.timeout_s)
+    try:
+        yield
+    finally:
+        distributed.disconnect()

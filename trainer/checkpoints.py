@@ -1,0 +1,86 @@
+"""Checkpoints: whole or not there at all.
+
+    checkpoints/step_000100/adapter/      PEFT format, usable by itself
+                            engine/       optimizer state and master weights of each rank
+                            state.json    the step to go on with
+    checkpoints/latest                    link to the last whole one
+
+A checkpoint is written under a temporary name and renamed when every rank is done. Problems and random numbers of a step
+follow from the seed, the step and the rank, so there is no cursor and no generator state to keep.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+from trainer import distributed
+from trainer.errors import CheckpointError
+
+
+class Saveable(Protocol):
+    def save(self, folder: Path) -> None: ...
+
+    def load(self, folder: Path) -> None: ...
+
+    def save_adapter(self, folder: Path) -> None: ...
+
+
+def save(policy: Saveable, run_folder: Path, step: int, keep: int) -> None:
+    """Every rank calls it, after `step` updates."""
+    final = run_folder / "checkpoints" / f"step_{step:06d}"
+    partial = final.with_name(f"{final.name}.partial")
+    if distributed.is_main():
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    distributed.barrier()
+    policy.save(partial)
+    if distributed.is_main():
+        policy.save_adapter(partial / "adapter")
+        (partial / "state.json").write_text(json.dumps({"step": step, "ranks": distributed.world_size()}))
+    distributed.barrier()
+    if distributed.is_main():
+        _publish(partial, final)
+        _prune(final.parent, keep)
+    distributed.barrier()
+
+
+def latest(run_folder: Path) -> Path | None:
+    link = run_folder / "checkpoints" / "latest"
+    return link.resolve() if link.exists() else None
+
+
+def resume(policy: Saveable, run_folder: Path) -> int:
+    """Load the last whole checkpoint, if there is one; the number of updates that are done."""
+    folder = latest(run_folder)
+    if folder is None:
+        return 0
+    try:
+        state = json.loads((folder / "state.json").read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: state.json cannot be read ({error}). Point `latest` at another step.") from None
+    if state["ranks"] != distributed.world_size():
+        raise CheckpointError(
+            f"{folder}: it was written by {state['ranks']} ranks, this run has {distributed.world_size()}. "
+            "The optimizer state is split over the ranks: start with as many."
+        )
+    policy.load(folder)
+    return int(state["step"])
+
+
+def _publish(partial: Path, final: Path) -> None:
+    shutil.rmtree(final, ignore_errors=True)  # the same step of an earlier try
+    partial.rename(final)
+    link = final.with_name("latest.partial")
+    link.unlink(missing_ok=True)
+    link.symlink_to(final.name)
+    os.replace(link, final.with_name("latest"))
+
+
+def _prune(folder: Path, keep: int) -> None:
+    whole = sorted(path for path in folder.glob("step_*") if path.is_dir() and path.suffix != ".partial")
+    for old in whole[:-keep]:
+        shutil.rmtree(old)

@@ -1,0 +1,378 @@
+"""The configuration: what can be set, what it is when nobody sets it, and how a run's settings are put together.
+
+    preset (presets/8gb.yaml) -> recipe (presets/recipes/*.yaml) -> key=value on the command line
+
+A later layer wins. The result is validated, frozen, and written into the run folder. There is one place for each
+setting; numbers that follow from others are properties. Memory and precision of the engine live in `ds_configs/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from trainer import hardware
+from trainer.errors import ConfigError
+
+PRESETS = Path(__file__).parent / "presets"
+RECIPES = PRESETS / "recipes"
+RUNS = Path("runs")
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Model(Section):
+    name: str = "nano"
+    """A model on the hub, a local folder, or `nano`, the small model that is shipped with Octet."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """`auto` is bf16 on a card that has it, fp16 on an older one, fp32 on the CPU."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    trust_remote_code: bool = False
+    """Run Python that came with the model. Only for authors you trust."""
+
+
+class Lora(Section):
+    r: int = Field(16, ge=1, le=512)
+    """Rank of the adapter."""
+    alpha: int = Field(32, ge=1)
+    """The adapter is scaled by alpha / r."""
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """Must stay 0: with dropout the policy that is trained is not the one that sampled."""
+    targets: Literal["attention", "all"] | tuple[str, ...] = "attention"
+    """`attention` (q, k, v, o), `all` linear layers, or a list of module names."""
+
+    @field_validator("dropout")
+    @classmethod
+    def _no_dropout(cls, value: float) -> float:
+        if value:
+            raise ValueError(
+                "dropout makes the log-probs of step 1 differ from those that sampled, so the ratio is wrong. Write 0"
+            )
+        return value
+
+
+class TaskSettings(Section):
+    name: Literal["nano", "gsm8k"] = "nano"
+    """`nano` is embedded and made up on the spot; `gsm8k` are 7,473 word problems written by people."""
+    data_dir: Path | None = None
+    """A folder with `train.jsonl` and `test.jsonl`; without it the data set comes from the hub."""
+    limit: int | None = Field(None, ge=1)
+    """Train on the first so many problems of the shuffled training set."""
+
+
+class PromptSettings(Section):
+    style: Literal["auto", "chat", "gsm8k"] = "auto"
+    """How the question is asked (`chat`, `gsm8k`; see `trainer/tasks/prompts.py`). `auto` is the task's own way."""
+    max_tokens: int = Field(512, ge=1)
+    """Problems with a longer prompt are left out, and counted."""
+
+
+class Reward(Section):
+    weights: dict[str, float] = {"correct": 1.0}
+    """Reward = sum of weight x component; see `trainer/rewards/`."""
+    answer: Literal["strict", "lenient"] = "strict"
+    """Which parse `correct` believes: the format that was asked for, or any answer that can be found."""
+    length_band: tuple[int, int] = (50, 500)
+    """Characters between which `length` pays."""
+
+
+class Rollout(Section):
+    engine: Literal["hf"] = "hf"
+    """`hf`: model.generate on the training device."""
+    problems: int = Field(16, ge=1)
+    """Problems a step, over all ranks."""
+    group_size: int = 8
+    """Completions of each problem."""
+    temperature: float = Field(1.0, gt=0.0)
+    """Divides the logits, in sampling and in training alike."""
+    max_new_tokens: int = Field(256, ge=1)
+    """Longer completions are cut and count as truncated."""
+    dead_groups: Literal["drop", "keep"] = "drop"
+    """A group whose rewards are all the same has no gradient: `drop` saves its forward and backward pass."""
+    rows: int = Field(128, ge=1)
+    """Completions that are generated side by side."""
+
+    @field_validator("group_size")
+    @classmethod
+    def _group_of_two(cls, value: int) -> int:
+        if value < 2:
+            raise ValueError("GRPO compares answers to the same problem, so it needs at least 2. Try 8")
+        return value
+
+
+class Algorithm(Section):
+    loss: Literal["grpo_clip", "reinforce_baseline"] = "grpo_clip"
+    """See `trainer/losses.py`."""
+    advantage: Literal["grpo", "dr_grpo"] = "grpo"
+    """`grpo` divides by the standard deviation of the group, `dr_grpo` does not; see `trainer/advantages.py`."""
+    clip_low: float = Field(0.2, ge=0.0, lt=1.0)
+    """The ratio is clipped at 1 - clip_low."""
+    clip_high: float = Field(0.2, ge=0.0)
+    """The ratio is clipped at 1 + clip_high."""
+    lr: float = Field(1e-5, gt=0.0)
+    """Peak learning rate."""
+
+
+class Optim(Section):
+    name: Literal["adamw", "cpu_adam"] = "adamw"
+    """`adamw` is torch's; `cpu_adam` is DeepSpeed's, which compiles for minutes at its first start."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0.0)
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """How the learning rate falls after the warm-up."""
+    warmup: float = Field(0.05, ge=0.0, lt=1.0)
+    """Share of the steps in which the learning rate rises."""
+    max_grad_norm: float = Field(1.0, gt=0.0)
+    """Gradients are clipped to this norm over all parameters."""
+    tokens_per_micro_batch: int = Field(16384, ge=1)
+    """Padded tokens of one forward and backward pass: the setting that decides the peak of memory."""
+
+
+class Engine(Section):
+    ds_config: str = "zero2_offload"
+    """Name of a file in `ds_configs/`, or a path to one."""
+    timeout_s: float = Field(1800.0, gt=0.0)
+    """How long a rank waits for the others before the run ends with an error."""
+
+
+class Run(Section):
+    dir: Path | None = None
+    """The run folder; by default `runs/<preset>-<date>-<time>`. The same command in the same folder resumes."""
+    seed: int = Field(0, ge=0)
+    steps: int | None = Field(None, ge=1)
+    """Updates to do. Give this or `run.epochs`."""
+    epochs: float | None = Field(None, gt=0.0)
+    """Passes over the training problems. Give this or `run.steps`."""
+    save_every: int = Field(50, ge=1)
+    """Steps between checkpoints; the last step is always saved."""
+    keep: int = Field(2, ge=1)
+    """Checkpoints that stay; older ones are deleted."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads of each rank; by default torch decides on a GPU machine, and cores / ranks on a CPU."""
+    merge: bool = True
+    """At the end, write the model with the adapter merged in, and compare the two."""
+
+    @model_validator(mode="after")
+    def _steps_or_epochs(self) -> Run:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("a run has either steps or epochs. Write one of them, such as run.steps=100")
+        return self
+
+
+class Eval(Section):
+    problems: int = Field(256, ge=0)
+    """Held-out problems, the same ones each time. 0 switches evaluation off."""
+    every: int | None = Field(None, ge=1)
+    """Steps between evaluations; by default only before the first step and after the last."""
+
+
+class Config(Section):
+    model: Model = Model()
+    lora: Lora = Lora()
+    task: TaskSettings = TaskSettings()
+    prompt: PromptSettings = PromptSettings()
+    reward: Reward = Reward()
+    rollout: Rollout = Rollout()
+    algorithm: Algorithm = Algorithm()
+    optim: Optim = Optim()
+    engine: Engine = Engine()
+    run: Run = Run(steps=100)
+    eval: Eval = Eval()
+
+    def total_steps(self, train_problems: int) -> int:
+        if self.run.steps is not None:
+            return self.run.steps
+        assert self.run.epochs is not None, "validated: one of the two is set"
+        return max(1, round(self.run.epochs * train_problems / self.rollout.problems))
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=100)
+
+
+# ---------------------------------------------------------------- putting the layers together
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asks for."""
+
+    config: Config
+    preset: str
+    reason: str  # why this preset; empty when the user named it
+    dry_run: bool = False
+    debug: bool = False
+
+
+def resolve(preset: str, recipe: str | None = None, overrides: Iterable[str] = ()) -> Config:
+    """The frozen configuration of a preset, a recipe and `key=value` overrides."""
+    layers = [_load_layer(preset, PRESETS, "--preset")]
+    if recipe:
+        layers.append(_load_layer(recipe, RECIPES, "--recipe"))
+    layers += [_parse_override(text) for text in overrides]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        _refuse_unknown_keys(layer)
+        merged = _merge(_without_rival(merged, layer), layer)
+    return validate(merged)
+
+
+def validate(settings: Mapping[str, Any]) -> Config:
+    try:
+        return Config.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(detail) for detail in error.errors())) from None
+
+
+def choose_preset(machine: hardware.Hardware) -> tuple[str, str]:
+    """The preset for this hardware, and why."""
+    if not machine.gpus:
+        return "nano", f"{machine}: the embedded model trains in minutes without one"
+    if machine.memory_gb < 7.5:
+        return "nano", f"{machine}: the 8gb preset needs a card of 8 GB"
+    return "8gb", f"{machine}: it fits a card of 8 GB or more"
+
+
+def parse_command_line(arguments: Sequence[str]) -> Request:
+    options = argument_parser().parse_intermixed_args(arguments)
+    if options.resume is not None:
+        return _resumed(options)
+    preset, reason = (options.preset, "") if options.preset else choose_preset(hardware.detect())
+    return Request(resolve(preset, options.recipe, options.overrides), preset, reason, options.dry_run, options.debug)
+
+
+def _resumed(options: argparse.Namespace) -> Request:
+    """The settings of an earlier run, from its folder, with the overrides of this command line on top."""
+    folder = Path(options.resume) if options.resume else _latest_run()
+    stored = folder / "config.yaml"
+    if options.preset or options.recipe:
+        raise ConfigError("--resume: the run's own config.yaml is the preset. Leave --preset and --recipe out.")
+    if not stored.is_file():
+        raise ConfigError(f"--resume {folder}: there is no config.yaml in it, so it is not the folder of a run.")
+    config = resolve(str(stored), None, [*options.overrides, f"run.dir={folder}"])
+    return Request(config, folder.name, f"resumed from {folder}", options.dry_run, options.debug)
+
+
+def _latest_run() -> Path:
+    runs = sorted(RUNS.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
+    if not runs:
+        raise ConfigError(f"--resume: there is no run in {RUNS}/. Name the folder: --resume DIR.")
+    return runs[-1].parent
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="train.py",
+        description="Train a language model with GRPO. Every setting is in docs/configuration.md.",
+        epilog="example: ./run_deepspeed.sh --preset 8gb algorithm.lr=2e-5 run.steps=100",
+        allow_abbrev=False,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as rollout.group_size=16")
+    parser.add_argument("--preset", help=f"{', '.join(names_in(PRESETS))}, or a YAML file; by default the hardware chooses")
+    parser.add_argument("--recipe", help="an objective on top of the preset, or a YAML file")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
+    parser.add_argument(
+        "--resume", nargs="?", const="", metavar="DIR", help="go on with the run in DIR, or with the latest run"
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # the deepspeed launcher adds it; the environment is read
+    return parser
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    if not path.is_file():
+        known = names_in(folder)
+        raise ConfigError(f"{flag} {name}: there is no such file or name.{_nearest(name, known)} Known: {', '.join(known)}.")
+    try:
+        layer = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{flag} {name}: not valid YAML: {error}") from None
+    if not isinstance(layer, dict):
+        raise ConfigError(f"{flag} {name}: expected sections such as `rollout:`, found a {type(layer).__name__}.")
+    return layer
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    """`rollout.group_size=16` as a nested dictionary; the value is read as YAML."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{text}: expected key=value, such as rollout.group_size=16.")
+    try:
+        nested: Any = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ConfigError(f"{text}: the value is not valid YAML. Put quotes around it.") from None
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    return nested
+
+
+def _without_rival(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`run.steps` in a later layer displaces `run.epochs` of an earlier one, and the other way round."""
+    for key, rival in (("steps", "epochs"), ("epochs", "steps")):
+        if above.get("run", {}).get(key) is not None and "run" in below:
+            below = _merge(below, {"run": {rival: None}})
+    return below
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        both_nested = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merge(merged[key], value) if both_nested else value
+    return merged
+
+
+def sections() -> dict[str, type[Section]]:
+    return {name: info.annotation for name, info in Config.model_fields.items() if info.annotation is not None}
+
+
+def fields() -> list[str]:
+    """Every setting as `section.key`."""
+    return [f"{name}.{key}" for name, section in sections().items() for key in section.model_fields]
+
+
+def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
+    known = fields()
+    for section, settings in layer.items():
+        if section not in sections():
+            raise ConfigError(f"{section}: there is no such section.{_nearest(section, list(sections()))}")
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"{section}={settings}: {section} is a section. Write {section}.KEY=VALUE.")
+        for key in settings:
+            if f"{section}.{key}" not in known:
+                raise ConfigError(f"{section}.{key}: there is no such setting.{_nearest(f'{section}.{key}', known)}")
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    """A sentence that names the nearest real one: the same last word in another section, else the closest spelling."""
+    leaf = name.rpartition(".")[2]
+    same_leaf = [candidate for candidate in known if candidate.rpartition(".")[2] == leaf]
+    close = same_leaf or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def _explain(detail: Any) -> str:
+    """One line of a validation error: key, value seen, why not, what to write instead."""
+    key = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "value_error":
+        seen = "" if isinstance(detail["input"], dict) else f"={detail['input']}"
+        return f"{key}{seen}: {detail['ctx']['error']}."
+    choices = detail.get("ctx", {}).get("expected", "")
+    remedy = f"Write one of {choices}" if choices else detail["msg"].replace("Input should", "It should")
+    return f"{key}={detail['input']!r} cannot be used. {remedy}."

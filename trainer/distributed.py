@@ -1,0 +1,80 @@
+"""Ranks: who am I, and what do the others have. With one process everything here is immediate."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+Item = TypeVar("Item")
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_main() -> bool:
+    return rank() == 0
+
+
+def device() -> torch.device:
+    return torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def connect(timeout_s: float) -> None:
+    """Join the process group; a lone `python train.py` is a group of one."""
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", str(_free_port()))
+    for name, alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+        os.environ.setdefault(name, alone)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank())
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(seconds=timeout_s))
+
+
+def disconnect() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def barrier() -> None:
+    if world_size() > 1:
+        dist.barrier()
+
+
+def gather(item: Item) -> list[Item]:
+    """The item of every rank, in the order of the ranks, on every rank."""
+    if world_size() == 1:
+        return [item]
+    items: list[Any] = [None] * world_size()
+    dist.all_gather_object(items, item)
+    return items
+
+
+def total(number: float) -> float:
+    """The sum of a number over all ranks."""
+    return sum(gather(number))
+
+
+def mine(items: Sequence[Item]) -> list[Item]:
+    """This rank's share: every world-size-th item, so that the shares differ by one at most."""
+    return list(items[rank() :: world_size()])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,41 @@
+"""Every error that Octet raises on purpose.
+
+    OctetError
+    ├── ConfigError      (ValueError)  a setting: key, value seen, why not, what to write instead
+    ├── DataError        (ValueError)  a data set, a record, a file of completions
+    ├── RewardError      (ValueError)  a reward function that a user wrote
+    ├── ModelError       (ValueError)  a model or tokenizer that cannot be had or cannot be used
+    ├── CheckpointError                a checkpoint that is missing, half-written or of another run
+    └── TrainingError                  training that must not go on: non-finite loss, adapter that never moved
+
+The command line prints the message and ends with status 2; `--debug` adds the traceback.
+What a *model* wrote never raises: it scores 0 and is counted.
+"""
+
+
+class OctetError(Exception):
+    """Base of all of them: the message is meant for the person who started the run."""
+
+
+class ConfigError(OctetError, ValueError):
+    pass
+
+
+class DataError(OctetError, ValueError):
+    pass
+
+
+class RewardError(OctetError, ValueError):
+    pass
+
+
+class ModelError(OctetError, ValueError):
+    pass
+
+
+class CheckpointError(OctetError):
+    pass
+
+
+class TrainingError(OctetError):
+    pass

@@ -1,0 +1,65 @@
+"""The model and its tokenizer, as they come from a folder, the hub, or the package itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trainer.config import Model
+from trainer.errors import ModelError
+
+NANO = Path(__file__).parent.parent / "nano"
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>")
+
+
+def location(settings: Model) -> str:
+    return str(NANO) if settings.name == "nano" else settings.name
+
+
+def resolve_dtype(dtype: str, device: torch.device) -> str:
+    if dtype != "auto":
+        return dtype
+    if device.type == "cpu":
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+
+def load_tokenizer(settings: Model) -> Any:
+    tokenizer = _load(AutoTokenizer, settings)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
+    model = _load(AutoModelForCausalLM, settings, dtype=DTYPES[dtype])
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.to(device)
+
+
+def stop_tokens(tokenizer: Any, model: Any) -> list[int]:
+    """All tokens that end an answer: the tokenizer's, the generation config's, and the ends of a turn that it knows."""
+    configured = model.generation_config.eos_token_id
+    stops = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
+    vocabulary = tokenizer.get_vocab()
+    stops |= {vocabulary[token] for token in END_OF_TURN if token in vocabulary}
+    return sorted(stops - {None})
+
+
+def _load(loader: Any, settings: Model, **options: Any) -> Any:
+    name = location(settings)
+    try:
+        return loader.from_pretrained(
+            name, revision=settings.revision, trust_remote_code=settings.trust_remote_code, **options
+        )
+    except (OSError, ValueError) as error:  # what transformers raises for a missing, broken or unknown model
+        first_line = str(error).strip().partition("\n")[0]
+        raise ModelError(
+            f"model.name={settings.name}: it cannot be loaded ({first_line}). "
+            "Check the spelling, connect to the internet once, or write the path of a local folder."
+        ) from error

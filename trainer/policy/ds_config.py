@@ -1,0 +1,56 @@
+"""`ds_configs/*.json`: memory and precision of the engine, and nothing that the configuration says already."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import ConfigError
+
+FOLDER = Path(__file__).parent.parent.parent / "ds_configs"
+
+# Settings with another home: two sources of truth are the classic DeepSpeed bug.
+ELSEWHERE = {
+    "train_batch_size": "rollout.problems and rollout.group_size",
+    "train_micro_batch_size_per_gpu": "optim.tokens_per_micro_batch",
+    "gradient_accumulation_steps": "optim.tokens_per_micro_batch",
+    "gradient_clipping": "optim.max_grad_norm",
+    "optimizer": "optim.name",
+    "scheduler": "optim.schedule",
+}
+
+
+def read(name: str) -> dict[str, Any]:
+    """The settings in a file, without `//` keys, which are comments."""
+    path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.json")))
+        raise ConfigError(f"engine.ds_config={name}: there is no {path}. Known: {known}.")
+    try:
+        settings = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"engine.ds_config={name}: {path} is not JSON: {error}.") from None
+    for key, home in ELSEWHERE.items():
+        if key in settings:
+            raise ConfigError(f"engine.ds_config={name}: `{key}` must not stand in it. Write {home} instead.")
+    return {key: value for key, value in settings.items() if not key.startswith("//")}
+
+
+def fill(settings: dict[str, Any], dtype: str, max_grad_norm: float) -> dict[str, Any]:
+    """What the engine gets: `auto` precision resolved, batch sizes and clipping from the configuration.
+
+    One accumulation step always: Octet says itself when an update is complete.
+    """
+    filled = dict(settings)
+    for precision in ("bf16", "fp16"):
+        section = settings.get(precision, {"enabled": "auto"})
+        enabled = dtype == precision if section.get("enabled", "auto") == "auto" else section["enabled"]
+        filled[precision] = {**section, "enabled": enabled}
+    return filled | {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": max_grad_norm,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }

@@ -1,0 +1,107 @@
+"""step: one update of the trainable parameters by a DeepSpeed ZeRO engine. The only file that imports deepspeed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import deepspeed
+import torch
+from torch import Tensor
+
+from trainer import distributed
+from trainer.config import Config, Optim
+from trainer.errors import CheckpointError
+from trainer.logprobs import LogProbs, Scores
+from trainer.policy import ds_config, lora
+from trainer.types import TrainingBatch
+
+
+class Update(NamedTuple):
+    grad_norm: float  # before clipping
+    lr: float  # read back from the optimizer
+    skipped: bool  # the gradient was not finite, so nothing moved
+
+
+class DeepSpeedPolicy:
+    """The model with its adapter inside the engine. One `update` is one reduction over the ranks and one step."""
+
+    def __init__(self, model: Any, config: Config, dtype: str, total_steps: int) -> None:
+        self.model = model
+        self.total_steps = total_steps
+        self.config = config
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        settings = ds_config.fill(ds_config.read(config.engine.ds_config), dtype, config.optim.max_grad_norm)
+        if not torch.cuda.is_available():
+            _use_gloo_as_it_is()
+        self.engine, *_ = deepspeed.initialize(
+            model=LogProbs(model, config.rollout.temperature),
+            optimizer=_optimizer(trainable, config.optim, config.algorithm.lr),
+            config=settings,
+            dist_init_required=False,
+        )
+
+    def score(self, batch: TrainingBatch) -> Scores:
+        scores: Scores = self.engine(batch)
+        return scores
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a share of the step's loss. The engine averages over ranks, the loss wants the sum."""
+        self.engine.backward(loss * distributed.world_size(), scale_wrt_gas=False)
+
+    def update(self, gradient: Callable[[], None], step: int) -> Update:
+        """One step on what `gradient` adds up by calling `backward`, reduced once, however often it does."""
+        rate = self.config.algorithm.lr * schedule(self.config.optim, step, self.total_steps)
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = rate
+        self.engine.train()
+        with self.engine.coalesce_grad_reduction():
+            gradient()
+        self.engine.step()
+        return Update(float(self.engine.get_global_grad_norm()), self.engine.get_lr()[0], self.engine.optimizer.overflow)
+
+    def fingerprint(self) -> float:
+        return lora.fingerprint(self.model)
+
+    @contextmanager
+    def as_base(self) -> Iterator[None]:
+        """The base model: the same weights with the adapter switched off."""
+        with self.model.disable_adapter():
+            yield
+
+    def save_adapter(self, folder: Path) -> None:
+        lora.save_adapter(self.model, folder)
+
+    def save(self, folder: Path) -> None:
+        """Optimizer state and trainable parameters; every rank calls it. The frozen base is not written."""
+        self.engine.save_checkpoint(str(folder), tag="engine", save_latest=False, exclude_frozen_parameters=True)
+
+    def load(self, folder: Path) -> None:
+        path, _ = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
+        if path is None:
+            raise CheckpointError(f"{folder}: it holds no engine state. Delete it to resume from the one before.")
+
+
+def schedule(settings: Optim, step: int, total_steps: int) -> float:
+    """Share of the peak learning rate at a step (counted from 0): a rising line, then the chosen descent."""
+    warmup = round(settings.warmup * total_steps)
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    progress = (step - warmup) / max(1, total_steps - warmup)
+    descents = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
+    return descents[settings.schedule]
+
+
+def _optimizer(parameters: list[Any], settings: Optim, lr: float) -> Any:
+    options = {"lr": lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
+    if settings.name == "cpu_adam":
+        return deepspeed.ops.adam.DeepSpeedCPUAdam(parameters, **options)
+    return torch.optim.AdamW(parameters, fused=True, **options)
+
+
+def _use_gloo_as_it_is() -> None:
+    """On a CPU DeepSpeed would compile a shared-memory all-reduce for a minute. An empty table of ops says it cannot."""
+    deepspeed.ops.__compatible_ops__ = {}

@@ -1,0 +1,119 @@
+"""rollout by `model.generate`, done right. Slow, and the reference for every faster sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from trainer.types import Completion, Prompt, Sampling
+
+
+class HfSampler:
+    """Samples with the model that is being trained. `rows` completions are generated side by side."""
+
+    def __init__(self, model: Any, tokenizer: Any, stop_tokens: Sequence[int], rows: int) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.stop_tokens = sorted(stop_tokens)
+        self.rows = rows
+
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+        torch.manual_seed(sampling.seed)
+        by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index].tokens))
+        at_once = max(1, self.rows // sampling.group)
+        with generating(self.model, self._settings(sampling)):
+            for start in range(0, len(by_length), at_once):
+                indices = by_length[start : start + at_once]
+                yield from zip(indices, self._groups([prompts[index] for index in indices], sampling), strict=True)
+
+    @torch.no_grad()
+    def _groups(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[list[Completion]]:
+        rows = [prompt.tokens for prompt in prompts for _ in range(sampling.group)]
+        tokens_BT, attention_BT = self._left_padded(rows)
+        recorder = LogProbRecorder()
+        output_BT = self.model.generate(
+            input_ids=tokens_BT, attention_mask=attention_BT, logits_processor=LogitsProcessorList([recorder])
+        )
+        sampled_BT = output_BT[:, tokens_BT.shape[1] :]
+        tokens, logprobs = sampled_BT.tolist(), recorder.logprobs_BT(sampled_BT).tolist()
+        completions = [self._completion(*row) for row in zip(tokens, logprobs, strict=True)]
+        return [completions[start : start + sampling.group] for start in range(0, len(rows), sampling.group)]
+
+    def _completion(self, tokens: Sequence[int], logprobs: Sequence[float]) -> Completion:
+        """The row up to its first stop token, inclusive: padding may be a stop token too, so position decides."""
+        stops = (position for position, token in enumerate(tokens) if token in self.stop_tokens)
+        end = next(stops, None)
+        kept = slice(0, None if end is None else end + 1)
+        text = self.tokenizer.decode(tokens[kept], skip_special_tokens=True)
+        return Completion(tuple(tokens[kept]), tuple(logprobs[kept]), text, truncated=end is None)
+
+    def _left_padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        width = max(len(row) for row in rows)
+        pad = self.tokenizer.pad_token_id
+        tokens = [[pad] * (width - len(row)) + list(row) for row in rows]
+        attention = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+        return torch.tensor(tokens, device=self.model.device), torch.tensor(attention, device=self.model.device)
+
+    def _settings(self, sampling: Sampling) -> GenerationConfig:
+        """Everything that could bend the distribution is off, whatever the model's own generation config says."""
+        greedy = sampling.temperature == 0
+        random = {} if greedy else {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+        return GenerationConfig(
+            do_sample=not greedy,
+            max_new_tokens=sampling.max_new_tokens,
+            eos_token_id=self.stop_tokens,
+            pad_token_id=self.tokenizer.pad_token_id,
+            use_cache=True,
+            **random,
+        )
+
+
+class LogProbRecorder(LogitsProcessor):
+    """Keeps the log-prob of each sampled token, and the scores of one step only.
+
+    It stands last, behind the temperature, so it sees the distribution that is sampled from; the token drawn from it is
+    known at the next step.
+    """
+
+    def __init__(self) -> None:
+        self._scores_BV: Tensor | None = None
+        self._columns: list[Tensor] = []
+
+    def __call__(self, tokens_BT: Tensor, scores_BV: Tensor) -> Tensor:
+        if self._scores_BV is not None:
+            self._record(tokens_BT[:, -1])
+        self._scores_BV = scores_BV
+        return scores_BV
+
+    def logprobs_BT(self, sampled_BT: Tensor) -> Tensor:
+        """Aligned to the tokens that were sampled; call once, after the last step."""
+        self._record(sampled_BT[:, -1])
+        return torch.stack(self._columns, dim=1)
+
+    def _record(self, tokens_B: Tensor) -> None:
+        assert self._scores_BV is not None, "no step has been seen"
+        chosen_B = self._scores_BV.gather(-1, tokens_B[:, None])[:, 0]
+        self._columns.append(chosen_B - self._scores_BV.logsumexp(dim=-1))
+
+
+@contextmanager
+def generating(model: Any, settings: GenerationConfig) -> Iterator[None]:
+    """The model in shape for sampling: eval mode, checkpointing off (it would switch the cache off), our settings only."""
+    was_training, own_settings = model.training, model.generation_config
+    checkpointed = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    try:
+        model.eval()
+        for module in checkpointed:
+            module.gradient_checkpointing = False
+        model.generation_config = settings
+        yield
+    finally:
+        model.train(was_training)
+        for module in checkpointed:
+            module.gradient_checkpointing = True
+        model.generation_config = own_settings

@@ -1,0 +1,74 @@
+"""What every task offers, and the way from its name to the object."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from trainer.config import TaskSettings
+from trainer.errors import DataError
+from trainer.types import Problem
+
+
+class Task(Protocol):
+    """A source of problems."""
+
+    name: str
+    prompt_style: str  # how it is asked when nobody says otherwise; see `prompts.py`
+    answer_style: str  # how an answer is marked; see `trainer/answers.py`
+
+    def train(self) -> Sequence[Problem]: ...
+
+    def test(self) -> Sequence[Problem]: ...
+
+
+def _nano(settings: TaskSettings) -> Task:
+    from trainer.tasks.nano import NanoTask
+
+    return NanoTask()
+
+
+def _gsm8k(settings: TaskSettings) -> Task:
+    from trainer.tasks.gsm8k import Gsm8kTask
+
+    return Gsm8kTask(settings.data_dir)
+
+
+TASKS: dict[str, Callable[[TaskSettings], Task]] = {"nano": _nano, "gsm8k": _gsm8k}
+
+
+def make_task(settings: TaskSettings) -> Task:
+    return TASKS[settings.name](settings)
+
+
+def training_problems(task: Task, settings: TaskSettings, seed: int) -> list[Problem]:
+    """The training set in its seeded order, without questions that the test set also asks."""
+    held_out = {problem.question for problem in task.test()}
+    problems = [problem for problem in task.train() if problem.question not in held_out]
+    random.Random(seed).shuffle(problems)
+    problems = problems[: settings.limit]
+    if not problems:
+        raise DataError(f"task.name={task.name}: no training problem is left.")
+    return problems
+
+
+def evaluation_problems(task: Task, count: int) -> list[Problem]:
+    """The same `count` held-out problems every time, whatever the seed of the run."""
+    problems = list(task.test())
+    random.Random(0).shuffle(problems)
+    return problems[:count]
+
+
+def draw(problems: Sequence[Problem], step: int, count: int, seed: int) -> list[Problem]:
+    """The problems of a step (counted from 0): the set in an order of its own for each pass, cut into steps.
+
+    A function of its arguments alone, so a resumed run sees what the undisturbed one would have seen.
+    """
+    drawn: list[Problem] = []
+    position = step * count
+    while len(drawn) < count:
+        passes, offset = divmod(position + len(drawn), len(problems))
+        order = random.Random(f"{seed}/{passes}").sample(range(len(problems)), len(problems))
+        drawn += [problems[index] for index in order[offset : offset + count - len(drawn)]]
+    return drawn

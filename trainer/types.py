@@ -1,0 +1,140 @@
+"""The records that travel through a step. Frozen, born complete, nothing filled in later.
+
+Axis letters, written behind a name instead of a shape comment:
+
+    P  problems of a step          B  rows of a micro-batch
+    G  completions of a problem    T  token positions
+    V  vocabulary                  H  hidden size
+
+    Problem -> Prompt -> Completion -> ScoredGroup -> TrainingBatch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One question with its gold answer, before any prompt is built around it.
+
+    >>> Problem(id="gsm8k/train/0", question="Tom has 3 bags of 4 apples. How many?", gold="12",
+    ...         solution="3 * 4 = 12\\n#### 12")  # doctest: +ELLIPSIS
+    Problem(id='gsm8k/train/0', ...)
+    """
+
+    id: str
+    question: str
+    gold: str
+    solution: str = ""  # a worked solution, for few-shot examples; may be empty
+    extra: Mapping[str, Any] = field(default_factory=dict)  # other columns, handed to custom rewards
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A problem as the model sees it. `tokens` is what is sampled from; `text` is only for people."""
+
+    problem: Problem
+    text: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample: `group` completions a prompt, at a temperature (0 is greedy)."""
+
+    group: int
+    temperature: float
+    max_new_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled answer. Token ids and the log-probs they were sampled with travel together.
+
+    `tokens` ends with the stop token, unless the completion is `truncated`.
+    `logprobs` are those of the distribution sampled from, so the temperature is inside them.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What one completion is worth. `reward` is None where a grader did not answer.
+
+    `components` holds each named reward before weighting: {"correct": 1.0, "format": 1.0}.
+    """
+
+    reward: float | None
+    components: Mapping[str, float | None]
+    strict: str | None  # the answer found where the format wants it
+    lenient: str | None  # the answer found anywhere
+    correct_strict: bool
+    correct_lenient: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """The completions of one prompt with their scores: the unit that is never torn apart.
+
+    A group is *dead* when all its rewards are the same: it says nothing about what is better.
+    """
+
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+    scores: tuple[Score, ...]
+
+    @property
+    def rewards_G(self) -> tuple[float | None, ...]:
+        return tuple(score.reward for score in self.scores)
+
+    @property
+    def is_dead(self) -> bool:
+        known = [reward for reward in self.rewards_G if reward is not None]
+        return not known or max(known) == min(known)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """One completion with its advantage, ready to be packed into a batch."""
+
+    prompt: Sequence[int]
+    completion: Sequence[int]
+    logprobs: Sequence[float]
+    advantage: float
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.completion)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """A micro-batch, already shifted: position t of `inputs_BT` predicts position t of `targets_BT`.
+
+    A prompt [5, 6] with the completion [7, 2] (2 stops) is one row:
+
+        inputs_BT   5  6  7
+        targets_BT  6  7  2
+        mask_BT     0  1  1     only completion tokens are trained on
+    """
+
+    inputs_BT: Tensor
+    attention_BT: Tensor  # 1 where inputs_BT holds a token, 0 on the right where it is padding
+    targets_BT: Tensor
+    mask_BT: Tensor  # bool: this target is a completion token
+    sampled_logprobs_BT: Tensor  # the sampler's, 0 outside the mask
+    advantages_B: Tensor
+
+    def to(self, device: Any) -> TrainingBatch:
+        return TrainingBatch(*(getattr(self, part.name).to(device, non_blocking=True) for part in fields(self)))

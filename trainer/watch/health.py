@@ -1,0 +1,61 @@
+"""What must not go on in silence: gradients that are not finite, an adapter that never moves, a night of dead groups."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import TrainingError
+from trainer.types import TrainingRow
+
+BAD_UPDATES_IN_A_ROW = 3  # non-finite gradients before the run is given up
+DEAD_STEPS_IN_A_ROW = 50  # steps without a live group on any rank
+
+
+class Health:
+    """Sees each step once. `fingerprint` gives a number that changes when the trainable parameters do."""
+
+    def __init__(self, folder: Path, rank: int, fingerprint: Callable[[], float]) -> None:
+        self.folder = folder
+        self.rank = rank
+        self.fingerprint = fingerprint
+        self.before_first_update: float | None = fingerprint()
+        self.bad_updates = 0
+        self.dead_steps = 0
+
+    def check(self, step: int, update: Any, rows: Sequence[TrainingRow]) -> None:
+        """`update` is None for a step without one."""
+        self.dead_steps = 0 if update else self.dead_steps + 1
+        self.bad_updates = self.bad_updates + 1 if update and update.skipped else 0
+        if self.bad_updates:
+            self._keep(step, rows)
+        if self.dead_steps >= DEAD_STEPS_IN_A_ROW:
+            raise TrainingError(
+                f"step {step}: no problem of the last {self.dead_steps} steps had answers of different worth, so nothing "
+                "was learned. Read samples.jsonl: are all answers wrong (easier problems, another prompt.style, "
+                "reward.answer=lenient) or all alike (higher rollout.temperature, larger rollout.group_size)?"
+            )
+        if self.bad_updates >= BAD_UPDATES_IN_A_ROW:
+            raise TrainingError(
+                f"step {step}: the gradient was not finite {self.bad_updates} times in a row; the batches are in "
+                f"{self.folder}/bad_update_*.json. Lower algorithm.lr, or use model.dtype=bf16 or fp32."
+            )
+        if update and not update.skipped and update.grad_norm > 0:
+            self._must_have_moved(step)
+
+    def _keep(self, step: int, rows: Sequence[TrainingRow]) -> None:
+        """What this rank trained on when the gradient was not finite."""
+        path = self.folder / f"bad_update_step_{step:06d}_rank_{self.rank}.json"
+        path.write_text(json.dumps([asdict(row) for row in rows]))
+
+    def _must_have_moved(self, step: int) -> None:
+        """Once, after the first update."""
+        if self.before_first_update is not None and self.fingerprint() == self.before_first_update:
+            raise TrainingError(
+                f"step {step}: the update changed no trainable parameter, so this run would end without learning. "
+                "Check that lora.targets names layers of this model and that algorithm.lr is not too small."
+            )
+        self.before_first_update = None

@@ -1,0 +1,92 @@
+"""What a person sees while a run goes on: a line that moves in a terminal, a line now and then in a log file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from trainer.evaluate import CATEGORIES, Evaluation, mcnemar
+
+PERMANENT_LINES = 12  # lines of progress that stay on the screen in the course of a run
+
+
+class Screen:
+    """Prints for rank 0; on the other ranks it is silent."""
+
+    def __init__(self, total_steps: int, first_step: int = 0, quiet: bool = False) -> None:
+        self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self.total_steps = total_steps
+        self._every = max(1, total_steps // PERMANENT_LINES)
+        self._began, self._first_step = perf_counter(), first_step
+        self._live = Live(console=self.console, refresh_per_second=4, transient=True)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        line = progress_line(step, self.total_steps, metrics, self._remaining(step))
+        if step in (1, self.total_steps) or step % self._every == 0:
+            self.say(line)
+        if self.console.is_terminal and not self.console.quiet:
+            self._live.start()
+            self._live.update(Text(line, style="bold"), refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def evaluations(self, evaluations: Sequence[Evaluation]) -> None:
+        self.console.print(evaluation_table(evaluations))
+
+    def _remaining(self, step: int) -> float:
+        each = (perf_counter() - self._began) / max(1, step - self._first_step)
+        return each * (self.total_steps - step)
+
+
+def progress_line(step: int, total: int, metrics: Mapping[str, float], seconds_left: float) -> str:
+    """One step in one line, in the order of the loop."""
+    minutes, seconds = divmod(round(seconds_left), 60)
+    parts = [
+        f"step {step:>{len(str(total))}}/{total}",
+        f"rollout {metrics['time/rollout']:.1f}s {metrics['length']:.0f} tokens each",
+        f"reward {metrics['reward/mean']:.3f}",
+        f"correct {metrics['accuracy/strict']:.3f}",
+        f"dead {metrics['dead_groups']:.0%}",
+    ]
+    if "loss" in metrics:
+        parts += [
+            f"loss {metrics['loss']:+.4f}",
+            f"entropy {metrics['entropy']:.2f}",
+            f"step {metrics['time/step']:.1f}s grad {metrics['grad_norm']:.2f} lr {metrics['lr']:.1e}",
+        ]
+    return "  ".join([*parts, f"{minutes}:{seconds:02d} left"])
+
+
+def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
+    """Models below one another; gained and lost problems are counted against the first."""
+    table = Table(title=f"Greedy answers to {len(evaluations[0].outcomes)} held-out problems")
+    for name in ("", "correct", "95 % interval", "any format", *CATEGORIES[1:], "cut off", "gained / lost", "p"):
+        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+    for evaluation in evaluations:
+        table.add_row(*_table_row(evaluation, evaluations[0]))
+    return table
+
+
+def _table_row(evaluation: Evaluation, first: Evaluation) -> list[str]:
+    low, high = evaluation.interval
+    gained, lost, p = mcnemar(first.correct, evaluation.correct)
+    against = ["", ""] if evaluation is first else [f"+{gained} / -{lost}", f"{p:.1g}" if p >= 1e-4 else "< 0.0001"]
+    shares = [evaluation.share(lambda outcome, name=name: outcome.category == name) for name in CATEGORIES[1:]]  # type: ignore[misc]
+    truncated = evaluation.share(lambda outcome: outcome.completion.truncated)
+    return [
+        evaluation.name,
+        f"{evaluation.accuracy:.1%}",
+        f"{low:.1%} - {high:.1%}",
+        f"{evaluation.lenient_accuracy:.1%}",
+        *(f"{share:.1%}" for share in (*shares, truncated)),
+        *against,
+    ]
