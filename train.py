@@ -5,7 +5,7 @@ The configuration comes first: a typo is answered before torch is imported.
 
 import sys
 
-from trainer import hub
+from trainer import hub, quiet
 from trainer.cli import answering_errors
 from trainer.config import parse_command_line
 
@@ -16,8 +16,9 @@ def main() -> None:
         print(request.config.to_yaml(), end="")
         return
     hub.check(request.config)
+    quiet.quiet()
 
-    from trainer import job
+    from trainer import job  # torch, deepspeed, transformers
 
     job.run(request)
 

@@ -60,7 +60,7 @@ def build(request: Request) -> Parts:
         scorer=Scorer(config.reward, task.answer_style),
         policy=policy,
         journal=Journal(folder, first_step) if distributed.is_main() else None,
-        screen=Screen(total_steps, first_step, quiet=not distributed.is_main()),
+        screen=Screen(total_steps, first_step, quiet=not distributed.is_main(), stderr=request.json),
         first_step=first_step,
         total_steps=total_steps,
     )

@@ -5,8 +5,8 @@
                             state.json    the step to go on with
     checkpoints/latest                    link to the last whole one
 
-A checkpoint is written under a temporary name and renamed when every rank is done. Problems and random numbers of a step
-follow from the seed, the step and the rank, so there is no cursor and no generator state to keep.
+A checkpoint is written under a temporary name and renamed when every rank is done. Problems and random numbers of a
+step follow from the seed, the step and the rank, so there is no cursor and no generator state to keep.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def resume(policy: Saveable, run_folder: Path) -> int:
     try:
         state = json.loads((folder / "state.json").read_text())
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder}: state.json cannot be read ({error}). Point `latest` at another step.") from None
+        raise CheckpointError(
+            f"{folder}: state.json cannot be read ({error}). Point `latest` at another step."
+        ) from None
     if state["ranks"] != distributed.world_size():
         raise CheckpointError(
             f"{folder}: it was written by {state['ranks']} ranks, this run has {distributed.world_size()}. "

@@ -212,12 +212,13 @@ class Request:
     preset: str
     reason: str  # why this preset; empty when the user named it
     dry_run: bool = False
+    json: bool = False
     debug: bool = False
 
 
-def resolve(preset: str, recipe: str | None = None, overrides: Iterable[str] = ()) -> Config:
+def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[str] = ()) -> Config:
     """The frozen configuration of a preset, a recipe and `key=value` overrides."""
-    layers = [_load_layer(preset, PRESETS, "--preset")]
+    layers = [_load_layer(preset, PRESETS, "--preset")] if preset else []
     if recipe:
         layers.append(_load_layer(recipe, RECIPES, "--recipe"))
     layers += [_parse_override(text) for text in overrides]
@@ -249,7 +250,9 @@ def parse_command_line(arguments: Sequence[str]) -> Request:
     if options.resume is not None:
         return _resumed(options)
     preset, reason = (options.preset, "") if options.preset else choose_preset(hardware.detect())
-    return Request(resolve(preset, options.recipe, options.overrides), preset, reason, options.dry_run, options.debug)
+    return Request(
+        resolve(preset, options.recipe, options.overrides), preset, reason, options.dry_run, options.json, options.debug
+    )
 
 
 def _resumed(options: argparse.Namespace) -> Request:
@@ -261,7 +264,7 @@ def _resumed(options: argparse.Namespace) -> Request:
     if not stored.is_file():
         raise ConfigError(f"--resume {folder}: there is no config.yaml in it, so it is not the folder of a run.")
     config = resolve(str(stored), None, [*options.overrides, f"run.dir={folder}"])
-    return Request(config, folder.name, f"resumed from {folder}", options.dry_run, options.debug)
+    return Request(config, folder.name, f"resumed from {folder}", options.dry_run, options.json, options.debug)
 
 
 def _latest_run() -> Path:
@@ -279,14 +282,21 @@ def argument_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as rollout.group_size=16")
-    parser.add_argument("--preset", help=f"{', '.join(names_in(PRESETS))}, or a YAML file; by default the hardware chooses")
+    parser.add_argument(
+        "--preset", help=f"{', '.join(names_in(PRESETS))}, or a YAML file; by default the hardware chooses"
+    )
     parser.add_argument("--recipe", help="an objective on top of the preset, or a YAML file")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
     parser.add_argument(
         "--resume", nargs="?", const="", metavar="DIR", help="go on with the run in DIR, or with the latest run"
     )
+    parser.add_argument(
+        "--json", action="store_true", help="end with JSON on standard output; progress goes to standard error"
+    )
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # the deepspeed launcher adds it; the environment is read
+    parser.add_argument(
+        "--local_rank", help=argparse.SUPPRESS
+    )  # the deepspeed launcher adds it; the environment is read
     return parser
 
 
@@ -298,7 +308,9 @@ def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if not path.is_file():
         known = names_in(folder)
-        raise ConfigError(f"{flag} {name}: there is no such file or name.{_nearest(name, known)} Known: {', '.join(known)}.")
+        raise ConfigError(
+            f"{flag} {name}: there is no such file or name.{_nearest(name, known)} Known: {', '.join(known)}."
+        )
     try:
         layer = yaml.safe_load(path.read_text()) or {}
     except yaml.YAMLError as error:
@@ -338,8 +350,8 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def sections() -> dict[str, type[Section]]:
-    return {name: info.annotation for name, info in Config.model_fields.items() if info.annotation is not None}
+def sections() -> dict[str, Any]:
+    return {name: info.annotation for name, info in Config.model_fields.items()}
 
 
 def fields() -> list[str]:

@@ -1,4 +1,4 @@
-"""How good a model is: greedy answers to held-out problems, counted, with an interval, and compared problem by problem."""
+"""How good a model is: greedy answers to held-out problems, counted, with an interval, compared problem by problem."""
 
 from __future__ import annotations
 
@@ -94,11 +94,13 @@ def evaluate(name: str, sampler: Sampler, scorer: Scorer, prompts: Sequence[Prom
     """Greedy answers; the problems are split over the ranks, and every rank gets the whole result."""
     sampling = Sampling(group=1, temperature=0.0, max_new_tokens=max_new_tokens, seed=0)
     groups = collect(sampler, scorer, distributed.mine(prompts), sampling)
-    parts = distributed.gather([
-        Outcome(problem.id, problem.question, problem.gold, group.completions[0], group.scores[0])
-        for group in groups
-        for problem in (group.prompt.problem,)
-    ])
+    parts = distributed.gather(
+        [
+            Outcome(problem.id, problem.question, problem.gold, group.completions[0], group.scores[0])
+            for group in groups
+            for problem in (group.prompt.problem,)
+        ]
+    )
     by_rank = [iter(part) for part in parts]
     return Evaluation(name, tuple(next(by_rank[index % len(by_rank)]) for index in range(len(prompts))))
 
@@ -113,7 +115,7 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
 
 
 def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, float]:
-    """Problems gained, problems lost, and how likely a split at least as uneven is if neither model is better (exact)."""
+    """Problems gained, problems lost, and the exact chance of so uneven a split if neither model is better."""
     gained = sum(new and not old for old, new in zip(before, after, strict=True))
     lost = sum(old and not new for old, new in zip(before, after, strict=True))
     flipped = gained + lost
@@ -147,3 +149,12 @@ def _common_logprobs(one: Completion, other: Completion) -> list[tuple[float, fl
     both = list(zip(one.tokens, other.tokens, one.logprobs, other.logprobs))
     end = next((position for position, (a, b, *_) in enumerate(both) if a != b), len(both))
     return [(x, y) for _, _, x, y in both[:end]]
+
+
+def verdict(before: Evaluation, after: Evaluation) -> str:
+    """Better, worse, or not told apart by so few problems."""
+    gained, lost, p = mcnemar(before.correct, after.correct)
+    change = f"{before.accuracy:.1%} -> {after.accuracy:.1%}"
+    if p >= 0.05:
+        return f"verdict: {change} is within the noise of {len(before.outcomes)} problems (p = {p:.2f})."
+    return f"verdict: {'better' if gained > lost else 'worse'}, {change} (p = {p:.1g}, exact McNemar test)."

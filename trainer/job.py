@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainer import assemble, distributed, export
 from trainer.config import Config, Request
-from trainer.evaluate import Evaluation, agreement, mcnemar
+from trainer.evaluate import Evaluation, agreement, verdict
 from trainer.loop import Parts, train
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype
+from trainer.quiet import no_progress_bars
 from trainer.watch.live import Screen
 
 
 def run(request: Request) -> None:
+    no_progress_bars()
     with assemble.process_group(request.config):
         folder, screen, evaluations = _train_and_evaluate(request)
         gc.collect()  # the training engine is gone, so the merged model fits where it was
@@ -32,7 +34,9 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, list[Evaluation
     if parts.held_out:
         with parts.policy.as_base():
             evaluations.append(parts.evaluate("base"))
-        parts.screen.say(f"base model: {evaluations[0].accuracy:.1%} of {len(parts.held_out)} held-out problems correct")
+        parts.screen.say(
+            f"base model: {evaluations[0].accuracy:.1%} of {len(parts.held_out)} held-out problems correct"
+        )
     try:
         train(parts)
     finally:
@@ -74,17 +78,31 @@ def _introduce(parts: Parts, request: Request) -> None:
 
 def conclude(request: Request, folder: Path, screen: Screen, evaluations: Sequence[Evaluation]) -> None:
     """The table, the verdict, and where everything is."""
+    said = []
     if evaluations:
         write_evaluations(folder, evaluations)
         screen.evaluations(evaluations)
-        screen.say(verdict(evaluations))
+        said.append(verdict(evaluations[0], evaluations[1]))
     if len(evaluations) == 3:
-        screen.say(f"merged against trained: {agreement(evaluations[1], evaluations[2])}")
-    screen.say(f"\nrun folder  {folder}\n  adapter/  the LoRA adapter (PEFT)")
-    if request.config.run.merge:
-        screen.say("  merged/   the whole model, for any program that reads transformers models")
-    screen.say("  metrics.jsonl, samples.jsonl, tensorboard/, eval.json, config.yaml, checkpoints/")
-    screen.say(f"next        {next_steps(request.config, folder)}")
+        said.append(f"merged against trained: {agreement(evaluations[1], evaluations[2])}")
+    for line in [*said, *_where_everything_is(request.config, folder)]:
+        screen.say(line)
+    if request.json:
+        summaries = [evaluation.summary() for evaluation in evaluations]
+        print(json.dumps({"run_folder": str(folder), "evaluations": summaries, "said": said}, indent=2))
+
+
+def _where_everything_is(config: Config, folder: Path) -> Iterator[str]:
+    yield f"\nrun folder  {folder}"
+    yield "  adapter/  the LoRA adapter (PEFT)"
+    if config.run.merge:
+        yield "  merged/   the whole model, for any program that reads transformers models"
+    yield "  metrics.jsonl, samples.jsonl, tensorboard/, eval.json, eval_answers.jsonl, config.yaml, checkpoints/"
+    yield "next"
+    yield f"  tensorboard --logdir {folder}/tensorboard"
+    yield f"  octet eval --adapter {folder}/adapter --problems 1000"
+    if config.model.name == "nano":
+        yield "  ./run_deepspeed.sh --preset 8gb     on a machine with a GPU"
 
 
 def write_evaluations(folder: Path, evaluations: Sequence[Evaluation]) -> None:
@@ -93,22 +111,3 @@ def write_evaluations(folder: Path, evaluations: Sequence[Evaluation]) -> None:
     with (folder / "eval_answers.jsonl").open("w", encoding="utf-8") as file:
         for evaluation in evaluations:
             file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in evaluation.records())
-
-
-def verdict(evaluations: Sequence[Evaluation]) -> str:
-    """Better, worse, or not told apart by so few problems."""
-    base, trained = evaluations[0], evaluations[1]
-    gained, lost, p = mcnemar(base.correct, trained.correct)
-    change = f"{base.accuracy:.1%} -> {trained.accuracy:.1%}"
-    if p >= 0.05:
-        return f"verdict: {change} is within the noise of {len(base.outcomes)} problems (p = {p:.2f})."
-    return f"verdict: {'better' if gained > lost else 'worse'}, {change} (p = {p:.1g}, exact McNemar test)."
-
-
-def next_steps(config: Config, folder: Path) -> str:
-    if config.model.name == "nano":
-        return (
-            f"tensorboard --logdir {folder}/tensorboard   |   octet eval --adapter {folder}/adapter   |   "
-            "./run_deepspeed.sh --preset 8gb on a machine with a GPU"
-        )
-    return f"tensorboard --logdir {folder}/tensorboard   |   octet eval --adapter {folder}/adapter --problems 1000"

@@ -42,7 +42,9 @@ class LogProbs(nn.Module):
         causal_lm = self._causal_lm()
         backbone, head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
         hidden_BTH = backbone(batch.inputs_BT, attention_mask=batch.attention_BT, use_cache=False).last_hidden_state
-        logprobs_N, entropy_N = chunked(head, hidden_BTH[batch.mask_BT], batch.targets_BT[batch.mask_BT], self.temperature)
+        logprobs_N, entropy_N = chunked(
+            head, hidden_BTH[batch.mask_BT], batch.targets_BT[batch.mask_BT], self.temperature
+        )
         return Scores(_spread(logprobs_N, batch.mask_BT), _spread(entropy_N, batch.mask_BT))
 
 

@@ -61,7 +61,9 @@ class DeepSpeedPolicy:
         with self.engine.coalesce_grad_reduction():
             gradient()
         self.engine.step()
-        return Update(float(self.engine.get_global_grad_norm()), self.engine.get_lr()[0], self.engine.optimizer.overflow)
+        return Update(
+            float(self.engine.get_global_grad_norm()), self.engine.get_lr()[0], self.engine.optimizer.overflow
+        )
 
     def fingerprint(self) -> float:
         return lora.fingerprint(self.model)
@@ -96,12 +98,12 @@ def schedule(settings: Optim, step: int, total_steps: int) -> float:
 
 
 def _optimizer(parameters: list[Any], settings: Optim, lr: float) -> Any:
-    options = {"lr": lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
+    options: dict[str, Any] = {"lr": lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
     if settings.name == "cpu_adam":
         return deepspeed.ops.adam.DeepSpeedCPUAdam(parameters, **options)
     return torch.optim.AdamW(parameters, fused=True, **options)
 
 
 def _use_gloo_as_it_is() -> None:
-    """On a CPU DeepSpeed would compile a shared-memory all-reduce for a minute. An empty table of ops says it cannot."""
+    """On a CPU DeepSpeed compiles a shared-memory all-reduce for a minute: an empty table of ops says it cannot."""
     deepspeed.ops.__compatible_ops__ = {}

@@ -18,20 +18,28 @@ def add_adapter(model: Any, settings: Lora) -> Any:
     """The model with fresh, trainable LoRA layers. B starts at zero, so it computes what the base computes."""
     wanted = list(settings.targets) if isinstance(settings.targets, tuple) else TARGETS[settings.targets]
     options = peft.LoraConfig(
-        r=settings.r, lora_alpha=settings.alpha, lora_dropout=settings.dropout, target_modules=wanted, task_type="CAUSAL_LM"
+        r=settings.r,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=wanted,
+        task_type="CAUSAL_LM",
     )
     try:
         return peft.get_peft_model(model, options)
     except ValueError as error:  # PEFT found none of the modules
-        names = sorted({name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)})
+        names = sorted(
+            {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+        )
         raise ConfigError(
-            f"lora.targets={settings.targets}: this model has no such layers. Its linear layers are {', '.join(names)}. "
+            f"lora.targets={settings.targets}: this model has no such layers. Its linear ones are {', '.join(names)}. "
             "Write lora.targets=all or name some of them."
         ) from error
 
 
 def save_adapter(model: Any, folder: Any) -> None:
-    with warnings.catch_warnings():  # PEFT asks the hub whether the vocabulary changed; it did not, and there may be no hub
+    with (
+        warnings.catch_warnings()
+    ):  # PEFT asks the hub whether the vocabulary changed; it did not, and there may be no hub
         warnings.simplefilter("ignore", UserWarning)
         model.save_pretrained(str(folder), save_embedding_layers=False)
 

@@ -103,7 +103,7 @@ class LogProbRecorder(LogitsProcessor):
 
 @contextmanager
 def generating(model: Any, settings: GenerationConfig) -> Iterator[None]:
-    """The model in shape for sampling: eval mode, checkpointing off (it would switch the cache off), our settings only."""
+    """The model in shape for sampling: eval mode, checkpointing off (it switches the cache off), our settings only."""
     was_training, own_settings = model.training, model.generation_config
     checkpointed = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     try:

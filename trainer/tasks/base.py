@@ -14,9 +14,16 @@ from trainer.types import Problem
 class Task(Protocol):
     """A source of problems."""
 
-    name: str
-    prompt_style: str  # how it is asked when nobody says otherwise; see `prompts.py`
-    answer_style: str  # how an answer is marked; see `trainer/answers.py`
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def prompt_style(self) -> str:
+        """How it is asked when nobody says otherwise; see `prompts.py`."""
+
+    @property
+    def answer_style(self) -> str:
+        """How an answer is marked; see `trainer/answers.py`."""
 
     def train(self) -> Sequence[Problem]: ...
 

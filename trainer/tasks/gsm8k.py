@@ -65,7 +65,10 @@ def _from_hub(split: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
     try:
         records = datasets.load_dataset("openai/gsm8k", "main", split=split)
-    except (OSError, ValueError) as error:  # ConnectionError is an OSError; not in the cache while offline, a ValueError
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # ConnectionError is an OSError; not in the cache while offline, a ValueError
         raise DataError(
             f"task.name=gsm8k: openai/gsm8k cannot be had from the hub ({type(error).__name__}). "
             "Connect to the internet once, or write task.data_dir=FOLDER with train.jsonl and test.jsonl."

@@ -1,4 +1,4 @@
-"""What must not go on in silence: gradients that are not finite, an adapter that never moves, a night of dead groups."""
+"""What must not go on in silence: gradients that are not finite, an adapter that never moves, dead groups all night."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Health:
             self._keep(step, rows)
         if self.dead_steps >= DEAD_STEPS_IN_A_ROW:
             raise TrainingError(
-                f"step {step}: no problem of the last {self.dead_steps} steps had answers of different worth, so nothing "
-                "was learned. Read samples.jsonl: are all answers wrong (easier problems, another prompt.style, "
+                f"step {step}: no problem of the last {self.dead_steps} steps had answers of different worth, so "
+                "nothing was learned. Read samples.jsonl: are all answers wrong (easier problems, another prompt.style, "
                 "reward.answer=lenient) or all alike (higher rollout.temperature, larger rollout.group_size)?"
             )
         if self.bad_updates >= BAD_UPDATES_IN_A_ROW:

@@ -29,18 +29,21 @@ class Journal:
     def samples(self, step: int, groups: Iterable[ScoredGroup]) -> None:
         for group in list(groups)[:SAMPLED_GROUPS]:
             for completion, score in zip(group.completions, group.scores, strict=True):
-                self._append("samples.jsonl", {
-                    "step": step,
-                    "problem": group.prompt.problem.id,
-                    "prompt": group.prompt.text,
-                    "gold": group.prompt.problem.gold,
-                    "completion": completion.text,
-                    "truncated": completion.truncated,
-                    "strict": score.strict,
-                    "lenient": score.lenient,
-                    "reward": score.reward,
-                    **{f"reward/{name}": value for name, value in score.components.items()},
-                })
+                self._append(
+                    "samples.jsonl",
+                    {
+                        "step": step,
+                        "problem": group.prompt.problem.id,
+                        "prompt": group.prompt.text,
+                        "gold": group.prompt.problem.gold,
+                        "completion": completion.text,
+                        "truncated": completion.truncated,
+                        "strict": score.strict,
+                        "lenient": score.lenient,
+                        "reward": score.reward,
+                        **{f"reward/{name}": value for name, value in score.components.items()},
+                    },
+                )
 
     def close(self) -> None:
         if self._board is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -12,14 +13,15 @@ from rich.text import Text
 
 from trainer.evaluate import CATEGORIES, Evaluation, mcnemar
 
+SHORT_CATEGORIES = ("wrong", "none")  # wrong answer, no answer
 PERMANENT_LINES = 12  # lines of progress that stay on the screen in the course of a run
 
 
 class Screen:
     """Prints for rank 0; on the other ranks it is silent."""
 
-    def __init__(self, total_steps: int, first_step: int = 0, quiet: bool = False) -> None:
-        self.console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+    def __init__(self, total_steps: int = 0, first_step: int = 0, quiet: bool = False, stderr: bool = False) -> None:
+        self.console = Console(quiet=quiet, stderr=stderr, highlight=False, soft_wrap=True)
         self.total_steps = total_steps
         self._every = max(1, total_steps // PERMANENT_LINES)
         self._began, self._first_step = perf_counter(), first_step
@@ -68,9 +70,12 @@ def progress_line(step: int, total: int, metrics: Mapping[str, float], seconds_l
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
     """Models below one another; gained and lost problems are counted against the first."""
-    table = Table(title=f"Greedy answers to {len(evaluations[0].outcomes)} held-out problems")
-    for name in ("", "correct", "95 % interval", "any format", *CATEGORIES[1:], "cut off", "gained / lost", "p"):
-        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+    table = Table(
+        title=f"Greedy answers to {len(evaluations[0].outcomes)} held-out problems", box=SIMPLE_HEAD, pad_edge=False
+    )
+    table.add_column("", no_wrap=True)
+    for name in ("correct", "95 % interval", "lenient", *SHORT_CATEGORIES, "cut off", "gained/lost"):
+        table.add_column(name, justify="right", no_wrap=True)
     for evaluation in evaluations:
         table.add_row(*_table_row(evaluation, evaluations[0]))
     return table
@@ -78,15 +83,14 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
 
 def _table_row(evaluation: Evaluation, first: Evaluation) -> list[str]:
     low, high = evaluation.interval
-    gained, lost, p = mcnemar(first.correct, evaluation.correct)
-    against = ["", ""] if evaluation is first else [f"+{gained} / -{lost}", f"{p:.1g}" if p >= 1e-4 else "< 0.0001"]
-    shares = [evaluation.share(lambda outcome, name=name: outcome.category == name) for name in CATEGORIES[1:]]  # type: ignore[misc]
-    truncated = evaluation.share(lambda outcome: outcome.completion.truncated)
+    gained, lost, _ = mcnemar(first.correct, evaluation.correct)
+    summary, problems = evaluation.summary(), len(evaluation.outcomes)
     return [
         evaluation.name,
         f"{evaluation.accuracy:.1%}",
         f"{low:.1%} - {high:.1%}",
         f"{evaluation.lenient_accuracy:.1%}",
-        *(f"{share:.1%}" for share in (*shares, truncated)),
-        *against,
+        *(f"{summary['categories'][category] / problems:.1%}" for category in CATEGORIES[1:]),
+        f"{summary['truncated']:.1%}",
+        "" if evaluation is first else f"+{gained}/-{lost}",
     ]

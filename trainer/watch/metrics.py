@@ -47,7 +47,9 @@ def _with_deviations(means: dict[str, float]) -> dict[str, float]:
     """`x/std` in place of the mean square `x/square`."""
     squares = {name.removesuffix("/square"): value for name, value in means.items() if name.endswith("/square")}
     rest = {name: value for name, value in means.items() if not name.endswith("/square")}
-    return rest | {f"{name}/std": sqrt(max(0.0, square - means[f"{name}/mean"] ** 2)) for name, square in squares.items()}
+    return rest | {
+        f"{name}/std": sqrt(max(0.0, square - means[f"{name}/mean"] ** 2)) for name, square in squares.items()
+    }
 
 
 def tally_groups(tally: Tally, groups: Iterable[ScoredGroup]) -> None:

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# One command: makes the environment if there is none, picks the preset for this hardware, trains.
+#
+#   ./run_deepspeed.sh                                      the hardware chooses
+#   ./run_deepspeed.sh --preset 8gb algorithm.lr=2e-5       your settings go through to train.py
+#   ./run_deepspeed.sh --dry-run                            print the settings and stop
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+source "$root/scripts/environment.sh"
+use_environment "$root"
+exec python -m trainer.launch "$@"

@@ -1,0 +1,46 @@
+# Sourced, not run: use_environment ROOT [EXTRA] leaves a `python` on the PATH that has Octet and its dependencies.
+# An active virtual environment (or conda) is used as it is; without one it is ROOT/.venv.
+
+use_environment() {
+    local root="$1" extra="${2:-}"
+    if [ -z "${VIRTUAL_ENV:-}" ] && [ -z "${CONDA_PREFIX:-}" ]; then
+        [ -x "$root/.venv/bin/python" ] || _make_environment "$root/.venv"
+        export VIRTUAL_ENV="$root/.venv" PATH="$root/.venv/bin:$PATH"
+    fi
+    export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+    _install_once "$root" "$extra"
+}
+
+_make_environment() {
+    local candidate
+    for candidate in python3 python3.13 python3.12 python3.11 python3.10 python; do
+        if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
+            echo "octet: making $1 with $("$candidate" --version)"
+            "$candidate" -m venv "$1" && return
+        fi
+    done
+    echo "octet: Python 3.10 or newer is needed, with its venv module (Debian: apt install python3-venv)." >&2
+    exit 2
+}
+
+# Installs when setup.cfg or constraints.txt have changed since the last time, and never otherwise.
+_install_once() {
+    local root="$1" extra="$2" stamp wanted
+    stamp="$VIRTUAL_ENV/.octet-installed${extra:+-$extra}"
+    [ -n "${VIRTUAL_ENV:-}" ] || stamp="$CONDA_PREFIX/.octet-installed${extra:+-$extra}"
+    wanted="$(cat "$root/setup.cfg" "$root/constraints.txt" | cksum)"
+    [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
+    echo "octet: installing dependencies (a few minutes the first time)"
+    # torch first: DeepSpeed looks for it while it is built, and in an isolated build it would be downloaded again
+    _pip -c "$root/constraints.txt" torch numpy setuptools wheel ninja packaging
+    _pip -c "$root/constraints.txt" --no-build-isolation deepspeed
+    _pip -c "$root/constraints.txt" --no-build-isolation -e "$root${extra:+[$extra]}"
+    echo "$wanted" >"$stamp"
+}
+
+_pip() {
+    python -m pip install --quiet --disable-pip-version-check "$@" || {
+        echo "octet: pip could not install the dependencies; its message is above." >&2
+        exit 2
+    }
+}

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The one test command: makes the same environment as run_deepspeed.sh, with the development tools, and runs the tests.
+#
+#   bash tests/run.sh                 the default tier, under ten minutes on two cores
+#   bash tests/run.sh slow            minutes: learning, the shipped default to its end
+#   bash tests/run.sh gpu             needs a CUDA device
+#   bash tests/run.sh all             everything that this machine can run
+#   bash tests/run.sh -k losses -x    anything else goes to pytest
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+source "$root/scripts/environment.sh"
+use_environment "$root" dev
+cd "$root"
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # the test models are too small to share between threads
+case "${1:-}" in
+slow | gpu) exec python -m pytest -m "$@" ;;
+all) shift && exec python -m pytest -m "" "$@" ;;
+*) exec python -m pytest -m "not slow and not gpu" "$@" ;;
+esac

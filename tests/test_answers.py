@@ -1,0 +1,363 @@
+"""Finding and comparing answers: a table of cases, round trips of numbers, all of GSM8K, hostile text."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from trainer.answers import LARGEST_EXPONENT, LONGEST_TEXT, STYLES, equal, lenient, number, strict
+
+ROOT = Path(__file__).parent.parent
+TABLE = yaml.safe_load((ROOT / "tests/data/answers.yaml").read_text(encoding="utf-8"))
+
+
+# ---------------------------------------------------------------------------------------------------------- the table
+
+
+def correct(text: str, style: str, gold: str) -> str:
+    by_strict, by_lenient = (found is not None and equal(found, gold) for found in (strict(text, style), lenient(text)))
+    return {(1, 1): "both", (1, 0): "strict", (0, 1): "lenient", (0, 0): "neither"}[by_strict, by_lenient]
+
+
+@pytest.mark.parametrize("case", TABLE["found"], ids=lambda case: repr(case[0]))
+def test_finds_what_the_table_says(case: list[str]) -> None:
+    text, style, want_strict, want_lenient, gold, want_correct = case
+    assert strict(text, style) == want_strict
+    assert lenient(text) == want_lenient
+    assert correct(text, style, gold) == want_correct
+
+
+@pytest.mark.parametrize("case", TABLE["compared"], ids=lambda case: f"{case[0]!r} vs {case[1]!r}")
+def test_compares_as_the_table_says(case: tuple[str, str, bool]) -> None:
+    answer, gold, same = case
+    assert equal(answer, gold) is same
+
+
+@pytest.mark.parametrize("case", TABLE["numbers"], ids=lambda case: repr(case[0]))
+def test_reads_numbers_as_the_table_says(case: tuple[str, str | None]) -> None:
+    text, value = case
+    assert number(text) == (None if value is None else Fraction(value))
+
+
+def test_the_table_is_as_large_as_promised_and_covers_every_style() -> None:
+    assert len(TABLE["found"]) >= 150
+    assert {case[1] for case in TABLE["found"]} == set(STYLES)
+
+
+# -------------------------------------------------------------------------------------------------------- round trips
+
+INTEGERS = st.integers(-(10**15), 10**15)
+DRESSES = [
+    "{}", " {} ", "{}.", "**{}**", "`{}`", "__{}__", "$\\mathbf{{{}}}$", "\\({}\\)", "\\[{}\\]", "\\text{{{}}}",
+    "{} dollars", "{} km/h", "{}\\text{{ cm}}^2", "{}%", "{}\\%", "{} percent", "{}^\\circ", "{}^{{\\circ}}", "{} °C",
+    "x = {}", "= {}", "~{}", "\\textbf{{{}}}", "\u202e{}\u202c", "\u200b{}", "\0{}\0", "{}\\,\\text{{m}}",
+]  # fmt: skip
+MINUSES = ["-", "\u2212", "\u2013", "- ", "minus ", "negative "]
+MONEY = [
+    "{}${}",
+    "${}{}",
+    "\\${}{}",
+    "$\\${}{}$",
+    "{}\\${}",
+    "€{}{}",
+    "{}£ {}",
+    "{}US${}",
+    "USD {}{}",
+    "**${}{}** in all",
+    "{}{}€",
+]
+
+
+def grouped(value: int, comma: str) -> str:
+    return f"{value:,}".replace(",", comma)
+
+
+def signed(value: Fraction | int, text_of_magnitude: str, minus: str) -> str:
+    return minus + text_of_magnitude if value < 0 else text_of_magnitude
+
+
+@given(
+    INTEGERS, st.sampled_from(DRESSES), st.sampled_from(MINUSES), st.sampled_from(["", ",", "{,}", ",\\!", "\u202f"])
+)
+def test_an_integer_in_any_dress_is_read_back(value: int, dress: str, minus: str, comma: str) -> None:
+    text = dress.format(signed(value, grouped(abs(value), comma), minus))
+    assert number(text) == value, text
+
+
+@given(INTEGERS, st.sampled_from(MONEY), st.sampled_from(["-", "\u2212"]), st.sampled_from(["", ".00", "."]))
+def test_money_is_read_back(value: int, form: str, minus: str, zeros: str) -> None:
+    text = form.format(minus if value < 0 else "", f"{abs(value):,}{zeros}")
+    assert number(text) == value, text
+
+
+@given(INTEGERS, st.integers(1, 12), st.sampled_from(DRESSES), st.sampled_from(MINUSES), st.integers(0, 3))
+def test_a_decimal_in_any_dress_is_read_back(value: int, places: int, dress: str, minus: str, zeros: int) -> None:
+    exact = Fraction(value, 10**places)
+    digits = str(abs(value)).rjust(places + 1, "0")
+    text = dress.format(signed(value, f"{digits[:-places]}.{digits[-places:]}{'0' * zeros}", minus))
+    assert number(text) == exact, text
+
+
+FRACTIONS = [
+    "{}/{}",
+    "{} / {}",
+    "\\frac{{{}}}{{{}}}",
+    "\\dfrac{{{}}}{{{}}}",
+    "\\tfrac {{{}}} {{{}}}",
+    "\\cfrac{{{}}}{{{}}}",
+]
+
+
+@given(INTEGERS, st.integers(1, 10**9), st.sampled_from(FRACTIONS), st.sampled_from(["-", "\u2212", "- "]))
+def test_a_fraction_is_read_back(top: int, bottom: int, form: str, minus: str) -> None:
+    text = signed(top, form.format(abs(top), bottom), minus)
+    assert number(text) == Fraction(top, bottom), text
+
+
+@given(st.integers(0, 10**6), st.integers(0, 999), st.integers(1, 10**6), st.sampled_from(FRACTIONS), st.booleans())
+def test_a_mixed_number_is_read_back(whole: int, top: int, bottom: int, form: str, negative: bool) -> None:
+    text = ("-" if negative else "") + f"{whole} {form.format(top, bottom)}"
+    value = whole + Fraction(top, bottom)
+    assert number(text) == (-value if negative else value), text
+
+
+POWERS = ["{}e{}", "{}E{}", "{} \\times 10^{{{}}}", "{}\\cdot10^{{{}}}", "{} × 10^{}", "{} x 10^{}", "{}*10^({})"]
+
+
+@given(INTEGERS, st.integers(-LARGEST_EXPONENT, LARGEST_EXPONENT), st.sampled_from(POWERS))
+def test_scientific_notation_is_read_back(value: int, exponent: int, form: str) -> None:
+    assert number(form.format(value, exponent)) == value * Fraction(10) ** exponent
+
+
+PLACES = [
+    ("#### {}", "gsm8k"), ("So it is\n#### {}\n", "gsm8k"), ("#### **{}**.", "gsm8k"), ("\\boxed{{{}}}", "boxed"),
+    ("Thus $\\boxed{{{} \\text{{ eggs}}}}$.", "boxed"), ("<answer> {} </answer>", "tags"),
+]  # fmt: skip
+PHRASES = ["The answer is {}.", "**Answer:** {}", "Therefore, she has {} eggs left.", "a = 7, so b = {}"]
+
+
+@given(INTEGERS, st.sampled_from(PLACES), st.sampled_from(["", ","]))
+def test_an_answer_in_its_place_is_found_and_no_other_is_equal(value: int, place: tuple[str, str], comma: str) -> None:
+    template, style = place
+    text = template.format(f"{value:{comma}}")
+    for found in (strict(text, style), lenient(text)):
+        assert found is not None
+        assert equal(found, str(value))
+        assert not equal(found, str(value + 1))
+
+
+@given(INTEGERS, st.sampled_from(PHRASES))
+def test_an_answer_in_a_phrase_is_found_only_by_lenient(value: int, phrase: str) -> None:
+    text = phrase.format(f"{value:,}")
+    assert [strict(text, style) for style in ("gsm8k", "boxed", "tags")] == [None] * 3
+    found = lenient(text)
+    assert found is not None
+    assert equal(found, str(value))
+
+
+@given(st.lists(INTEGERS, min_size=2, max_size=6), st.sampled_from(["(){}", "[]{}", "(]{}", "[){}"]), st.randoms())
+def test_tuples_keep_their_order_and_sets_do_not(values: list[int], brackets: str, random: object) -> None:
+    shuffled = values[::-1]
+    inside, backwards = ", ".join(map(str, values)), " ,".join(map(str, shuffled))
+    opening, closing = brackets[0], brackets[1]
+    assert equal(f"\\left{opening}{inside}\\right{closing}", f"{opening}{inside}{closing}")
+    assert equal(f"{opening}{backwards}{closing}", f"{opening}{inside}{closing}") is (shuffled == values)
+    assert equal(f"\\{{{backwards}\\}}", f"\\{{{inside}\\}}")
+
+
+# --------------------------------------------------------------------------------------------------------- all of GSM8K
+
+
+@cache
+def gsm8k() -> tuple[str, ...]:
+    """The whole solutions of GSM8K, training and test."""
+    folder = Path(os.environ.get("OCTET_GSM8K", ROOT.parent / "shared/gsm8k"))
+    files = [folder / f"{split}.jsonl" for split in ("train", "test")]
+    if not all(file.exists() for file in files):
+        pytest.skip(f"GSM8K is not in {folder}; OCTET_GSM8K names the folder with train.jsonl and test.jsonl")
+    return tuple(json.loads(line)["answer"] for file in files for line in file.read_text(encoding="utf-8").splitlines())
+
+
+def golds() -> list[str]:
+    return [solution.rpartition("####")[2].strip() for solution in gsm8k()]
+
+
+def test_every_gold_answer_scores_against_itself() -> None:
+    assert len(gsm8k()) == 8792
+    wrong = [s for s, gold in zip(gsm8k(), golds()) if correct(s, "gsm8k", gold) != "both"]
+    assert wrong == []
+
+
+def test_no_gold_answer_scores_against_the_next_number() -> None:
+    next_numbers = [str(int(gold.replace(",", "")) + 1) for gold in golds()]
+    wrong = [s for s, other in zip(gsm8k(), next_numbers) if correct(s, "gsm8k", other) != "neither"]
+    assert wrong == []
+
+
+PERTURBED = [
+    "####{}", "#### ${}", "#### {}.", "#### {}.00", "#### **{}**", "#### {} dollars per day", "#### $\\boxed{{{}}}$",
+    "#### {}\n\nI hope this helps.", "#### The answer is {}.", "#### x = {}", "#### {} (see above)", "#### {}%",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", PERTURBED)
+def test_perturbed_gold_answers_still_score(form: str) -> None:
+    wrong = [gold for gold in sorted(set(golds())) if correct(form.format(gold), "gsm8k", gold) != "both"]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "form", ["\\boxed{{{}}}", "<answer>{}</answer>", "So the answer is **{}**.", "That makes {} in total."]
+)
+def test_gold_answers_in_another_format_score_leniently(form: str) -> None:
+    worked = [solution.rpartition("\n####")[0] for solution in gsm8k()]
+    wrong = [g for w, g in zip(worked, golds()) if correct(f"{w}\n{form.format(g)}", "gsm8k", g) != "lenient"]
+    assert wrong == []
+
+
+# -------------------------------------------------------------------------------------------------------- hostile text
+
+MB = 1_000_000
+HOSTILE = {
+    "digits": "1" * MB,
+    "digits in a box": "\\boxed{" + "1" * MB + "}",
+    "digits behind hashes": "#### " + "1" * MB,
+    "digits of another script": "٣" * MB,
+    "power tower": "#### 9**9**9",
+    "huge exponent": "#### 1e999999999",
+    "huge power of ten": "\\boxed{10^{999999999}}",
+    "exponent of a megabyte": "1e" + "9" * MB,
+    "nested braces": "\\boxed{" + "{" * MB + "}" * MB + "}",
+    "nested boxes": "\\boxed{" * 50 + "1" + "}" * 50,
+    "open boxes": "\\boxed{" * (MB // 7),
+    "box far away": "\\boxed" + " " * MB + "{18}",
+    "nested brackets": "\\boxed{" + "(" * 150 + "," * 50 + ")" * 150 + "}",
+    "brackets": "#### " + "(" * 195 + ")" * 195,
+    "nested text": "\\boxed{" + "\\text{" * 60 + "}" * 60 + "}",
+    "nested fractions": "\\frac{" * (MB // 6),
+    "long list": "\\boxed{" + "1," * 190 + "1}",
+    "long union": "\\boxed{" + "(1,2)\\cup" * 39 + "(1,2)}",
+    "hashes": "#### " * (MB // 5),
+    "lines of hashes": "####\n" * (MB // 5),
+    "headings": "#### Step 1:\n" * (MB // 12),
+    "open tags": "<answer>" * (MB // 8),
+    "closed tags": "</answer>" * (MB // 9),
+    "phrases": "the answer is " * (MB // 14),
+    "half phrases": "the answer to " * (MB // 14),
+    "labels": "#### " + "the answer is " * 28,
+    "thoughts": "</think>" * (MB // 8),
+    "stop tokens": "<|a|>" * (MB // 5),
+    "numbers": "1 " * (MB // 2),
+    "numbers, then letters": "1 " * (MB // 4) + "a" * (MB // 2),
+    "thousands": "1" + ",000" * (MB // 4),
+    "spaced thousands": "1" + " 000" * (MB // 4),
+    "dots": "1." * (MB // 2),
+    "slashes": "1/" * (MB // 2),
+    "exponents": "1e1" * (MB // 3),
+    "choices": "(C) or " * (MB // 7),
+    "units": "#### 1 " + "ab/" * 130,
+    "units that fail late": "#### 1 " + "a " * 190 + "!",
+    "equals signs": "#### " + "=" * 390,
+    "half bold": "#### " + "**a" * 130,
+    "dollars": "$" * MB,
+    "escaped dollars": "#### " + "$\\" * 190,
+    "stars": "*" * MB,
+    "minuses": "\u2212" * MB,
+    "superscripts": "#### 1" + "²" * 390,
+    "vulgar fractions": "½" * MB,
+    "spaces": " " * MB,
+    "spaces within": "#### 1" + " " * 390 + "x",
+    "newlines": "\n" * MB,
+    "NUL bytes": "\0" * MB + "#### 18\0",
+    "lone surrogates": "\ud800" * MB + "#### 18\udfff",
+    "right-to-left marks": "\u202e" * MB + "#### \u202e18\u202c",
+    "zero-width joiners": "\u200d" * MB,
+    "emoji": "🎉" * MB + "#### 18",
+}
+MOST_SECONDS = 0.05
+
+
+def score(text: str, style: str) -> None:
+    for found in (strict(text, style), lenient(text)):
+        if found is not None:
+            equal(found, "18")
+            equal(found, found[::-1])
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_text_is_scored_in_time(name: str) -> None:
+    for style in STYLES:
+        seconds = []
+        for _ in range(2):  # the better of two, in processor time: a busy machine is not the parser's fault
+            start = time.process_time()
+            score(HOSTILE[name], style)
+            seconds.append(time.process_time() - start)
+        assert min(seconds) < MOST_SECONDS, style
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_answers_are_compared_in_time(name: str) -> None:
+    text = HOSTILE[name]
+    start = time.process_time()
+    assert equal(text, text + " ")
+    assert not equal(text, "17")
+    assert number(text) != 17
+    assert time.process_time() - start < MOST_SECONDS
+
+
+@pytest.mark.parametrize("name", ["NUL bytes", "lone surrogates", "right-to-left marks", "emoji"])
+def test_what_is_only_invisible_does_not_hide_the_answer(name: str) -> None:
+    assert correct(HOSTILE[name], "gsm8k", "18") == "both"
+
+
+@pytest.mark.parametrize("name", ["digits", "digits in a box", "digits behind hashes", "exponent of a megabyte"])
+def test_a_piece_of_a_huge_number_is_not_an_answer(name: str) -> None:
+    assert [strict(HOSTILE[name], style) for style in STYLES] == [None] * len(STYLES)
+    assert lenient(HOSTILE[name]) is None
+
+
+def test_only_the_end_of_an_endless_text_is_read() -> None:
+    assert strict("#### 18\n" + "x" * (LONGEST_TEXT - 100), "gsm8k") == "18"
+    assert strict("#### 18\n" + "x" * LONGEST_TEXT, "gsm8k") is None
+
+
+FRAGMENTS = st.sampled_from([
+    "\\boxed{", "\\fbox", "\\frac", "\\frac{1}", "\\cup", "\\text{", "{", "}", "\\{", "\\}", "(", ")", "[", "]", "####",
+    "<answer>", "</answer>", "</think>", "the answer is ", "Answer:", "\n", " ", ".", ",", "1", "23", "000", "/", "e9",
+    "10^", "*", "**", "$", "\\$", "%", "-", "\u2212", "=", "C", "(C)", " or ", " and ", "pi", " dollars", "½", "²",
+    "\0", "\ud800",
+])  # fmt: skip
+
+
+@settings(max_examples=400)
+@given(st.one_of(st.lists(FRAGMENTS, max_size=40).map("".join), st.text(st.characters(), max_size=60)))
+@example("\\boxed{\\frac{1}{0}}")
+@example("10^{-}")
+def test_no_text_raises_and_every_answer_equals_itself(text: str) -> None:
+    for style in STYLES:
+        found = strict(text, style)
+        assert found is None or equal(found, found)
+    found = lenient(text)
+    assert found is None or equal(found, found)
+    assert equal(text, text)
+
+
+# ------------------------------------------------------------------------------------------------------------- imports
+
+
+def test_imports_nothing_heavy() -> None:
+    heavy = ("torch", "sympy", "numpy", "yaml", "datasets")
+    code = f"import sys, trainer.answers; print([name for name in {heavy} if name in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert loaded.strip() == "[]"

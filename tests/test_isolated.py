@@ -1,0 +1,253 @@
+"""Symbolic equality in killable children: real mathematics, real hangs, real kills."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer.rewards.isolated import SymbolicPool, is_worth_asking
+
+ROOT = Path(__file__).parent.parent
+HANGS = "9^{9^{9^9}}"  # math-verify multiplies it out
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs the extra `math`"),
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc"),
+]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[SymbolicPool]:
+    with SymbolicPool(deadline_s=20.0) as pool:
+        yield pool
+
+
+def state_and_parent(pid: int) -> tuple[str, int]:
+    """State X, for dead, where there is no such process."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[:2]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X", 0
+    return state, int(parent)
+
+
+def children() -> set[int]:
+    """Children of this process, zombies included, that serve a pool."""
+    pids = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    return {pid for pid in pids if state_and_parent(pid)[1] == os.getpid()}
+
+
+def wait_until(condition: object, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    return state_and_parent(pid)[0] in "XZ"  # an orphan may wait as a zombie for the init of a container
+
+
+# -------------------------------------------------------------------------------------------------------- mathematics
+
+
+@pytest.mark.parametrize(
+    "answer, gold",
+    [
+        ("x+1", "1+x"),
+        ("\\frac{1}{2}", "0.5"),
+        ("(x+1)^2", "x^2+2x+1"),
+        ("\\sqrt{8}", "2\\sqrt{2}"),
+        ("\\frac{\\sqrt{3}}{3}", "\\frac{1}{\\sqrt{3}}"),
+        ("x/2", "\\frac{x}{2}"),
+        ("2^{10}", "1024"),
+        ("\\sin^2 x + \\cos^2 x", "1"),
+        ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix}1\\\\\\frac{4}{2}\\end{pmatrix}"),
+        ("[1, 2^2)", "[1, 4)"),
+        ("x > 5", "(5, \\infty)"),
+        ("x+1\n", "1\n+x"),
+    ],
+)
+def test_equal_mathematics(shared: SymbolicPool, answer: str, gold: str) -> None:
+    assert shared.equal(answer, gold)
+
+
+@pytest.mark.parametrize(
+    "answer, gold",
+    [
+        ("x+1", "x+2"),
+        ("x", "y"),
+        ("\\sqrt{2}", "2"),
+        ("1.414214", "\\sqrt{2}"),
+        ("[1, 4]", "[1, 4)"),
+        ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix} 2 \\\\ 1 \\end{pmatrix}"),
+        ("\\frac{1}{0}", "0"),
+        ("\\frac{", "\\frac{1}{2}x"),
+        ("\\ud800^2", "x^2"),
+        ("", "x^2"),
+    ],
+)
+def test_different_mathematics(shared: SymbolicPool, answer: str, gold: str) -> None:
+    assert not shared.equal(answer, gold)
+
+
+def test_nothing_above_was_a_hang_or_a_failure(shared: SymbolicPool) -> None:
+    assert (shared.hangs, shared.failures) == (0, 0)
+
+
+def test_text_is_data_and_never_code(shared: SymbolicPool, tmp_path: Path) -> None:
+    target = tmp_path / "owned"
+    for text in (f"__import__('os').system('touch {target}')", f"open('{target}', 'w')+1", f'"]\n["{target}", "1'):
+        assert not shared._ask(text, "x+1")
+    assert not target.exists()
+    assert shared.equal("x+1", "1+x")
+
+
+@pytest.mark.parametrize(
+    "answer, gold",
+    [
+        ("18", "19"),
+        ("0.333333", "\\frac{1}{3}"),
+        ("C", "D"),
+        ("yes", "no"),
+        ("5 apples and 3 left", "5"),
+        ("x" * 500, "x+1"),
+    ],
+)
+def test_what_is_no_mathematics_or_already_decided_is_not_asked(answer: str, gold: str) -> None:
+    assert not is_worth_asking(answer, gold)
+
+
+def test_no_child_is_started_before_one_is_needed() -> None:
+    before = children()
+    with SymbolicPool(workers=3) as pool:
+        assert pool.equal("0.5", "\\frac{1}{2}")
+        assert not pool.equal("18", "19")
+        assert children() == before
+        assert pool.equal("x+1", "1+x")
+        assert pool.equal("x+2", "2+x")
+        assert len(children() - before) == 1  # the running one is used again
+    assert children() == before
+
+
+# ------------------------------------------------------------------------------------------------ hangs and sudden ends
+
+
+def test_a_hang_costs_one_deadline_scores_false_and_the_pool_goes_on() -> None:
+    before = children()
+    with SymbolicPool(deadline_s=1.0) as pool:
+        assert pool.equal("x+1", "1+x")
+        (first,) = children() - before
+        start = time.monotonic()
+        assert not pool.equal(HANGS, "1")
+        assert 1.0 <= time.monotonic() - start < 2.0
+        assert (pool.hangs, pool.failures) == (1, 0)
+        assert state_and_parent(first)[0] == "X"  # killed and reaped
+        assert pool.equal("x+1", "1+x")
+        assert len(children() - before) == 1
+    assert children() == before
+
+
+def test_a_hang_in_one_child_does_not_hold_up_the_other() -> None:
+    with SymbolicPool(workers=2, deadline_s=3.0) as pool:
+        hanging = threading.Thread(target=pool.equal, args=(HANGS, "1"))
+        hanging.start()
+        assert pool.equal("x+1", "1+x")
+        assert hanging.is_alive()
+        hanging.join()
+        assert pool.hangs == 1
+
+
+def test_a_child_killed_in_the_middle_of_a_call_is_counted_and_replaced() -> None:
+    before = children()
+    results = []
+    with SymbolicPool(deadline_s=30.0) as pool:
+        assert pool.equal("x+1", "1+x")
+        (child,) = children() - before
+        asking = threading.Thread(target=lambda: results.append(pool.equal(HANGS, "1")))
+        asking.start()
+        wait_until(lambda: state_and_parent(child)[0] == "R")
+        os.kill(child, signal.SIGKILL)
+        asking.join(timeout=5)
+        assert results == [False]
+        assert (pool.hangs, pool.failures) == (0, 1)
+        assert pool.equal("x+1", "1+x")
+
+
+def test_a_child_that_died_between_calls_is_counted_and_replaced() -> None:
+    before = children()
+    with SymbolicPool() as pool:
+        assert pool.equal("x+1", "1+x")
+        (child,) = children() - before
+        os.kill(child, signal.SIGKILL)
+        wait_until(lambda: is_gone(child))
+        assert not pool.equal("x+1", "1+x")
+        assert pool.failures == 1
+        assert pool.equal("x+1", "1+x")
+
+
+# --------------------------------------------------------------------------------------------------------- the parent
+
+PARENT = """
+import sys, threading, time
+from trainer.rewards.isolated import SymbolicPool
+pool = SymbolicPool(deadline_s=1.0)
+pool.equal("x+1", "1+x")
+print("ready", flush=True)
+if sys.argv[1] == "spinning":
+    threading.Thread(target=pool._places.queue[-1].ask, args=({hangs!r}, "1"), daemon=True).start()
+if sys.argv[1] == "leaves":
+    sys.exit()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("way", ["idle", "spinning", "leaves"])
+def test_no_child_outlives_its_parent(way: str) -> None:
+    command = [sys.executable, "-c", PARENT.format(hangs=HANGS), way]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
+        pids = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+        orphans = {pid for pid in pids if state_and_parent(pid)[1] == parent.pid}
+        assert len(orphans) == 1 or way == "leaves"
+        if way == "spinning":
+            wait_until(lambda: all(state_and_parent(pid)[0] == "R" for pid in orphans))
+        if way != "leaves":
+            parent.kill()
+    wait_until(lambda: all(is_gone(pid) for pid in orphans), seconds=5)
+
+
+def test_a_child_has_neither_torch_nor_a_gpu(shared: SymbolicPool) -> None:
+    before = children()
+    with SymbolicPool() as pool:
+        assert pool.equal("x+1", "1+x")
+        (child,) = children() - before
+        libraries = Path(f"/proc/{child}/maps").read_text()
+        assert "math" in libraries  # the file was readable
+        assert not any(name in libraries for name in ("libtorch", "libcuda", "libc10"))
+        assert b"CUDA_VISIBLE_DEVICES=\0" in Path(f"/proc/{child}/environ").read_bytes()
+
+
+def test_without_math_verify_the_error_says_what_to_install() -> None:
+    without = "import sys; sys.modules['math_verify'] = None"
+    code = f"{without}; from trainer.rewards.isolated import SymbolicPool; SymbolicPool()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "ConfigError: symbolic comparison needs math-verify" in done.stderr
+    assert "octet-grpo[math]" in done.stderr
+
+
+def test_importing_it_is_light() -> None:
+    heavy = ("torch", "sympy", "math_verify", "numpy")
+    code = f"import sys, trainer.rewards.isolated; print([name for name in {heavy} if name in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert loaded.strip() == "[]"

@@ -1,0 +1,178 @@
+"""The embedded task, tokenizer and model: what a first run on any machine stands on."""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from trainer.tasks.nano import TEMPLATES, NanoTask
+
+FOLDER = Path(__file__).parent.parent / "trainer" / "nano"
+PARAMETERS = 652_928
+MAX_NEW_TOKENS = 40  # what the nano preset samples
+TEXTS = [
+    "Amy buys 3 bags of 4 apples and gives 5 away. How many apples are left?",
+    "3 * 4 = 12\n12 - 5 = 7\n#### 7",
+    "1234567890 007  two spaces,\ttab\n\nand a café with 木 and 🐙",
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """More threads are slower for a model of this size."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@cache
+def train():
+    return NanoTask().train()
+
+
+@cache
+def test_problems():
+    return NanoTask().test()
+
+
+test_problems.__test__ = False  # type: ignore[attr-defined]
+
+
+@cache
+def tokenizer():
+    return AutoTokenizer.from_pretrained(FOLDER)
+
+
+def chat(question):
+    message = [{"role": "user", "content": question}]
+    return tokenizer().apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+
+
+# --- problems
+
+
+def test_two_calls_give_the_same_problems():
+    assert NanoTask().train() == train()
+    assert NanoTask().test() == test_problems()
+
+
+def test_problems_are_the_same_on_every_machine():
+    """If this fails because the templates were changed on purpose, the model has to be made again too."""
+    text = "\n".join(f"{p.id} {p.question} {p.solution}" for p in train() + test_problems())
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "DIGEST"
+
+
+def test_another_seed_gives_other_problems_and_keeps_the_split():
+    other = NanoTask(seed=1)
+    assert other.train()[0].question != train()[0].question
+    assert not {p.question for p in other.train()} & {p.question for p in test_problems()}
+
+
+def test_no_question_twice_and_none_in_both_splits():
+    questions = [p.question for p in train() + test_problems()]
+    assert len(test_problems()) >= 1024
+    assert len(set(questions)) == len(questions)
+
+
+def test_ids_number_each_split():
+    assert [p.id for p in train()[:2]] == ["nano/train/0", "nano/train/1"]
+    assert test_problems()[17].id == "nano/test/17"
+
+
+@pytest.mark.parametrize("split", [train, test_problems])
+def test_every_template_is_in_each_split(split):
+    counts = Counter(p.extra["template"] for p in split()[:512])
+    assert len(TEMPLATES) >= 14
+    assert set(counts) == set(TEMPLATES)
+    assert {p.extra["steps"] for p in split()} == {1, 2, 3}
+
+
+def compute(left, sign, right):
+    if sign == "/":
+        assert left % right == 0
+        return left // right
+    return {"+": left + right, "-": left - right, "*": left * right}[sign]
+
+
+def test_every_gold_is_the_result_of_its_own_working():
+    for problem in train() + test_problems():
+        *lines, last = problem.solution.split("\n")
+        known = {int(number) for number in re.findall(r"\d+", problem.question)} | {2}  # 2: "halve the rest"
+        for line in lines:
+            left, sign, right, result = re.fullmatch(r"(\d+) ([-+*/]) (\d+) = (\d+)", line).groups()
+            assert {int(left), int(right)} <= known, problem
+            assert int(result) == compute(int(left), sign, int(right)) > 0, problem
+            known.add(int(result))
+        assert last == f"#### {problem.gold}"
+        assert problem.gold == result
+        assert problem.extra["steps"] == len(lines)
+
+
+# --- tokenizer
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokenizer_gives_the_text_back(text):
+    assert tokenizer().decode(tokenizer()(text)["input_ids"]) == text
+
+
+def test_loaded_tokenizer_agrees_with_its_own_file():
+    raw = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    texts = TEXTS + [p.question + "\n" + p.solution for p in test_problems()] + [chat(TEXTS[0])]
+    assert tokenizer()(texts)["input_ids"] == [encoding.ids for encoding in raw.encode_batch(texts)]
+
+
+def test_every_digit_is_one_token():
+    assert tokenizer().tokenize("2026 + 7") == ["2", "0", "2", "6", "Ġ+", "Ġ", "7"]
+
+
+def test_special_tokens():
+    config = json.loads((FOLDER / "config.json").read_text())
+    assert tokenizer().convert_ids_to_tokens([0, 1, 2]) == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    assert (tokenizer().pad_token_id, tokenizer().eos_token_id) == (0, 2)
+    assert (config["pad_token_id"], config["eos_token_id"]) == (0, 2)
+    assert len(tokenizer()) == config["vocab_size"]
+
+
+def test_chat_template_is_chatml():
+    messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "#### 4"}]
+    closed = tokenizer().apply_chat_template(messages, tokenize=False)
+    assert closed == "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n#### 4<|im_end|>\n"
+    assert chat("2 + 2?") == "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_every_worked_solution_fits_into_the_new_tokens():
+    texts = [p.solution + "<|im_end|>" for p in train()]
+    assert max(len(ids) for ids in tokenizer()(texts)["input_ids"]) <= MAX_NEW_TOKENS
+
+
+# --- model
+
+
+@cache
+def model():
+    return AutoModelForCausalLM.from_pretrained(FOLDER).eval()
+
+
+def test_model_has_the_documented_size():
+    assert sum(p.numel() for p in model().parameters()) == PARAMETERS
+    assert f"{PARAMETERS:,}" in (FOLDER / "README.md").read_text()
+    assert (model().generation_config.pad_token_id, model().generation_config.eos_token_id) == (0, 2)
+
+
+def test_model_answers_better_than_chance_and_leaves_room():
+    problems = test_problems()[:96]
+    inputs = tokenizer()([chat(p.question) for p in problems], return_tensors="pt", padding=True, padding_side="left")
+    with torch.inference_mode():
+        output = model().generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
+    texts = tokenizer().batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    right = sum(text.partition("####")[2].strip() == p.gold for text, p in zip(texts, problems))
+    assert 0.2 < right / len(problems) < 0.7

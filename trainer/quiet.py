@@ -1,0 +1,25 @@
+"""Messages of libraries that a user cannot act on, silenced one by one and by name. Import before the libraries."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+
+from trainer import hardware
+
+
+def quiet() -> None:
+    if not hardware.detect().gpus:  # DeepSpeed warns that it found no accelerator; the run says so itself
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # an optional CPU kernel for 4-bit weights is not installed
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    # PEFT asks transformers by an old name
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+
+
+def no_progress_bars() -> None:
+    """Bars for loading and writing weights; downloads keep theirs."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
