@@ -48,9 +48,9 @@ class LogProbs(nn.Module):
         return Scores(_spread(logprobs_N, batch.mask_BT), _spread(entropy_N, batch.mask_BT))
 
 
-def chunked(head: nn.Module, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def chunked(head: Any, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-prob of each target and entropy of its distribution, without a [tokens, vocabulary] tensor alive."""
-    rows = max(1, CHUNK_BYTES // (4 * head.weight.shape[0]))  # type: ignore[union-attr,index,arg-type]
+    rows = max(1, CHUNK_BYTES // (4 * head.weight.shape[0]))
     if len(targets_N) <= rows:
         return token_logprobs(head, hidden_NH, targets_N, temperature)
     pieces = [
