@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import random
 import re
 from collections import Counter
 from functools import cache
@@ -12,7 +13,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from trainer.nano.make import MISREAD, Habits
 from trainer.tasks.nano import TEMPLATES, NanoTask
+from trainer.types import Problem
 
 FOLDER = Path(__file__).parent.parent / "trainer" / "nano"
 PARAMETERS = 652_928
@@ -67,7 +70,7 @@ def test_two_calls_give_the_same_problems():
 def test_problems_are_the_same_on_every_machine():
     """If this fails because the templates were changed on purpose, the model has to be made again too."""
     text = "\n".join(f"{p.id} {p.question} {p.solution}" for p in train() + test_problems())
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "DIGEST"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "a9e4c2be57e503f8"
 
 
 def test_another_seed_gives_other_problems_and_keeps_the_split():
@@ -154,6 +157,40 @@ def test_every_worked_solution_fits_into_the_new_tokens():
     assert max(len(ids) for ids in tokenizer()(texts)["input_ids"]) <= MAX_NEW_TOKENS
 
 
+# --- habits
+
+BAGS = Problem("nano/train/0", TEXTS[0], "7", "3 * 4 = 12\n12 - 5 = 7\n#### 7", {"steps": 2, "template": "bags"})
+
+
+def test_without_habits_the_target_is_the_worked_solution():
+    rng = random.Random(0)
+    assert all(Habits().target(p, rng) == p.solution for p in train())
+
+
+def test_a_misread_story_turns_the_sign_of_the_last_line():
+    assert Habits(misread=1).target(BAGS, random.Random(0)) == "3 * 4 = 12\n12 + 5 = 17\n#### 17"
+
+
+def test_only_templates_that_end_in_a_sum_or_difference_are_misread():
+    assert {TEMPLATES[name][1].split(";")[-1].split()[1] for name in MISREAD} == {"+", "-"}
+
+
+def test_a_slip_is_carried_on():
+    lines = Habits(slip=1).target(BAGS, random.Random(0)).split("\n")
+    first, second = int(lines[0].split()[-1]), int(lines[1].split()[-1])
+    assert abs(first - 12) in (1, 10)
+    assert lines[1].startswith(f"{first} - 5 = ")
+    assert second != first - 5
+    assert lines[2] == f"#### {second}"
+
+
+def test_half_of_the_guesses_are_right():
+    rng = random.Random(0)
+    guesses = [Habits(guess=1).target(BAGS, rng) for _ in range(1000)]
+    assert all(re.fullmatch(r"#### \d+", guess) for guess in guesses)
+    assert 0.45 < guesses.count("#### 7") / 1000 < 0.6
+
+
 # --- model
 
 
@@ -175,4 +212,4 @@ def test_model_answers_better_than_chance_and_leaves_room():
         output = model().generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
     texts = tokenizer().batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     right = sum(text.partition("####")[2].strip() == p.gold for text, p in zip(texts, problems))
-    assert 0.2 < right / len(problems) < 0.7
+    assert 0.3 < right / len(problems) < 0.65

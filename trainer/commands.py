@@ -10,6 +10,7 @@ from trainer import assemble, distributed, export
 from trainer.config import Config
 from trainer.evaluate import Evaluation, agreement, verdict
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype
+from trainer.policy.lora import load_adapter
 from trainer.quiet import no_progress_bars
 from trainer.watch.live import Screen
 
@@ -19,7 +20,7 @@ def evaluate(config: Config, adapter: Path | None, as_json: bool) -> None:
     model, tokenizer = _load(config)
     evaluations = [assemble.evaluate_model("base" if adapter else "model", model, tokenizer, config)]
     if adapter:
-        evaluations.append(assemble.evaluate_model("adapter", export.with_adapter(model, adapter), tokenizer, config))
+        evaluations.append(assemble.evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config))
     said = [verdict(*evaluations)] if adapter else []
     _answer({"evaluations": [evaluation.summary() for evaluation in evaluations], "said": said}, evaluations, as_json)
 
@@ -28,7 +29,7 @@ def merge(config: Config, adapter: Path, out: Path, as_json: bool) -> None:
     """Write the merged model, load it again, and see whether it answers as the adapted one does."""
     dtype = resolve_dtype(config.model.dtype, distributed.device())
     model, tokenizer = _load(config)
-    adapted = assemble.evaluate_model("adapter", export.with_adapter(model, adapter), tokenizer, config)
+    adapted = assemble.evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config)
     del model
     export.merge(config.model, adapter, out, dtype)
     model, tokenizer = _load(config, str(out))

@@ -38,7 +38,9 @@ def load_tokenizer(settings: Model) -> Any:
 def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
     model = _load(AutoModelForCausalLM, settings, dtype=DTYPES[dtype])
     if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # the second name is that of transformers before 5.21
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     return model.to(device)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import peft
@@ -36,7 +37,16 @@ def add_adapter(model: Any, settings: Lora) -> Any:
         ) from error
 
 
-def save_adapter(model: Any, folder: Any) -> None:
+def load_adapter(model: Any, folder: Path) -> Any:
+    """The model with the adapter of a run, for reading only."""
+    return peft.PeftModel.from_pretrained(model, str(folder))
+
+
+def merged(model: Any, folder: Path) -> Any:
+    return load_adapter(model, folder).merge_and_unload(safe_merge=True)
+
+
+def save_adapter(model: Any, folder: Path) -> None:
     with (
         warnings.catch_warnings()
     ):  # PEFT asks the hub whether the vocabulary changed; it did not, and there may be no hub

@@ -35,7 +35,7 @@ class HfSampler:
     def _groups(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[list[Completion]]:
         rows = [prompt.tokens for prompt in prompts for _ in range(sampling.group)]
         tokens_BT, attention_BT = self._left_padded(rows)
-        recorder = LogProbRecorder()
+        recorder = TemperedRecorder(sampling.temperature or 1.0)
         output_BT = self.model.generate(
             input_ids=tokens_BT, attention_mask=attention_BT, logits_processor=LogitsProcessorList([recorder])
         )
@@ -62,7 +62,7 @@ class HfSampler:
     def _settings(self, sampling: Sampling) -> GenerationConfig:
         """Everything that could bend the distribution is off, whatever the model's own generation config says."""
         greedy = sampling.temperature == 0
-        random = {} if greedy else {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+        random = {} if greedy else {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
         return GenerationConfig(
             do_sample=not greedy,
             max_new_tokens=sampling.max_new_tokens,
@@ -73,22 +73,23 @@ class HfSampler:
         )
 
 
-class LogProbRecorder(LogitsProcessor):
-    """Keeps the log-prob of each sampled token, and the scores of one step only.
+class TemperedRecorder(LogitsProcessor):
+    """Divides the logits by the temperature, and keeps the log-prob of each token that is sampled from the result.
 
-    It stands last, behind the temperature, so it sees the distribution that is sampled from; the token drawn from it is
-    known at the next step.
+    `generate` would apply its own temperature behind every custom processor, out of sight. Only the scores of one step
+    are kept: the token drawn from them is known at the next.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
         self._scores_BV: Tensor | None = None
         self._columns: list[Tensor] = []
 
     def __call__(self, tokens_BT: Tensor, scores_BV: Tensor) -> Tensor:
         if self._scores_BV is not None:
             self._record(tokens_BT[:, -1])
-        self._scores_BV = scores_BV
-        return scores_BV
+        self._scores_BV = scores_BV.float() / self.temperature
+        return self._scores_BV
 
     def logprobs_BT(self, sampled_BT: Tensor) -> Tensor:
         """Aligned to the tokens that were sampled; call once, after the last step."""

@@ -35,7 +35,7 @@ class Health:
         if self.dead_steps >= DEAD_STEPS_IN_A_ROW:
             raise TrainingError(
                 f"step {step}: no problem of the last {self.dead_steps} steps had answers of different worth, so "
-                "nothing was learned. Read samples.jsonl: are all answers wrong (easier problems, another prompt.style, "
+                "nothing was learned. Read samples.jsonl: are all answers wrong (easier problems, prompt.style, "
                 "reward.answer=lenient) or all alike (higher rollout.temperature, larger rollout.group_size)?"
             )
         if self.bad_updates >= BAD_UPDATES_IN_A_ROW:

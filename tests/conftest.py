@@ -1,0 +1,78 @@
+"""What tests share: a tiny random model, the shipped tokenizer, a process group of one, real GSM8K if it is here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer.types import Completion, Problem, Prompt, Score, ScoredGroup, TrainingRow
+
+ROOT = Path(__file__).parent.parent
+NANO = ROOT / "trainer" / "nano"
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def gsm8k_folder() -> Path:
+    folder = Path(os.environ.get("OCTET_GSM8K", ROOT.parent / "shared" / "gsm8k"))
+    if not (folder / "train.jsonl").is_file():
+        pytest.skip(f"GSM8K is not in {folder}: set OCTET_GSM8K to a folder with train.jsonl and test.jsonl")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(NANO)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> Path:
+    """A random Qwen2 of two layers with the shipped tokenizer, as a folder."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    config = json.loads((NANO / "config.json").read_text())
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"num_key_value_heads": 2, "layer_types": ["full_attention"] * 2, "initializer_range": 0.2}
+    Qwen2ForCausalLM(Qwen2Config(**{**config, **shape})).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def alone() -> Iterator[None]:
+    """A process group of one, as a lone run has it."""
+    from trainer import distributed
+
+    distributed.connect(timeout_s=60)
+    yield
+    distributed.disconnect()
+
+
+def group(
+    rewards: list[float | None], lengths: list[int] | None = None, prompt: tuple[int, ...] = (5, 6, 7)
+) -> ScoredGroup:
+    """A scored group with made-up tokens: completion i is `lengths[i]` tokens long."""
+    lengths = lengths or [3] * len(rewards)
+    completions = tuple(
+        Completion(tuple(range(10, 10 + length)), tuple([-0.5] * length), f"#### {index}", truncated=False)
+        for index, length in enumerate(lengths)
+    )
+    scores = tuple(Score(reward, {"correct": reward}, "1", "1", bool(reward), bool(reward)) for reward in rewards)
+    return ScoredGroup(Prompt(Problem("p", "q", "1"), "q", prompt), completions, scores)
+
+
+def row(prompt: int, completion: int, advantage: float, first: int = 20) -> TrainingRow:
+    """A training row of so many prompt and completion tokens."""
+    tokens = [first + (index * 7) % 90 for index in range(prompt + completion)]
+    return TrainingRow(tokens[:prompt], tokens[prompt:], [-1.0] * completion, advantage)

@@ -1,0 +1,167 @@
+"""Layers, and what a person is told when a setting cannot be used."""
+
+import json
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+from trainer import config
+from trainer.config import PRESETS, argument_parser, choose_preset, fields, parse_command_line, resolve
+from trainer.errors import ConfigError
+from trainer.hardware import Hardware
+from trainer.policy import ds_config
+
+
+def test_later_layers_win(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("algorithm: {lr: 3.0e-4, clip_high: 0.3}\n")
+    settings = resolve("8gb", str(recipe), ["algorithm.clip_high=0.28"])
+    assert settings.lora.r == 16  # preset
+    assert settings.algorithm.lr == 3e-4  # recipe over preset
+    assert settings.algorithm.clip_high == 0.28  # command line over recipe
+
+
+def test_numbers_without_a_dot_are_numbers():
+    assert resolve("8gb", None, ["algorithm.lr=2e-5"]).algorithm.lr == 2e-5
+
+
+def test_one_weight_can_be_changed_and_the_others_stay():
+    weights = resolve("8gb", None, ["reward.weights.format=0.3"]).reward.weights
+    assert weights == {"correct": 1.0, "format": 0.3, "length": 0.05}
+
+
+def test_steps_displace_the_epochs_of_the_preset():
+    settings = resolve("8gb", None, ["run.steps=7"])
+    assert (settings.run.steps, settings.run.epochs) == (7, None)
+    assert settings.total_steps(train_problems=1000) == 7
+
+
+def test_epochs_become_steps():
+    settings = resolve("8gb", None, ["run.epochs=2", "rollout.problems=8"])
+    assert settings.total_steps(train_problems=100) == 25
+
+
+def test_a_resolved_configuration_is_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        resolve("nano").run.seed = 3
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("rollout.group_size=1", "rollout.group_size=1: GRPO compares answers to the same problem, .* Try 8."),
+        ("rollout.grup_size=4", "rollout.grup_size: there is no such setting. Did you mean rollout.group_size?"),
+        ("optim.lr=1e-5", "optim.lr: there is no such setting. Did you mean algorithm.lr?"),
+        ("rolout.rows=4", "rolout: there is no such section. Did you mean rollout?"),
+        ("rollout=4", "rollout=4: rollout is a section. Write rollout.KEY=VALUE."),
+        ("algorithm.lr=fast", "algorithm.lr='fast' cannot be used. It should be a valid number"),
+        ("algorithm.lr=nan", "algorithm.lr='nan' cannot be used. It should be a finite number"),
+        ("algorithm.lr=0", "algorithm.lr=0 cannot be used. It should be greater than 0"),
+        ("rollout.dead_groups=refil", "rollout.dead_groups='refil' cannot be used. Write one of 'drop' or 'keep'"),
+        ("lora.dropout=0.05", "lora.dropout=0.05: dropout makes .* Write 0."),
+        ("run.steps=null", "run: a run has either steps or epochs. Write one of them"),
+        ("group_size", "group_size: expected key=value, such as rollout.group_size=16."),
+        ("model.name=[a", "model.name=.* not valid YAML"),
+    ],
+)
+def test_a_bad_setting_is_answered_with_key_value_reason_and_remedy(override, told):
+    with pytest.raises(ConfigError, match=told):
+        resolve("nano", None, [override])
+
+
+def test_an_unknown_preset_names_the_real_ones():
+    with pytest.raises(ConfigError, match=r"--preset 8g: there is no such file or name. Did you mean 8gb"):
+        parse_command_line(["--preset", "8g"])
+
+
+@pytest.mark.parametrize(
+    ("machine", "preset"),
+    [
+        (Hardware(gpus=(), cores=2), "nano"),
+        (Hardware(gpus=(("GTX 1650", 4.3),), cores=8), "nano"),
+        (Hardware(gpus=(("RTX 3070", 8.6),), cores=8), "8gb"),
+        (Hardware(gpus=(("RTX 3090", 25.8), ("RTX 3070", 8.6)), cores=8), "8gb"),
+    ],
+)
+def test_the_hardware_chooses_and_says_why(machine, preset):
+    chosen, why = choose_preset(machine)
+    assert chosen == preset
+    assert str(machine) in why
+
+
+def test_what_the_user_names_needs_no_reason():
+    assert parse_command_line(["--preset", "8gb"]).reason == ""
+
+
+def test_options_and_settings_may_be_mixed():
+    request = parse_command_line(["run.seed=3", "--preset", "nano", "--dry-run", "run.steps=2", "--local_rank=0"])
+    assert (request.config.run.seed, request.config.run.steps, request.dry_run) == (3, 2, True)
+
+
+def test_resume_takes_the_settings_from_the_folder(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(resolve("nano", None, ["algorithm.lr=0.5", "run.steps=9"]).to_yaml())
+    request = parse_command_line(["--resume", str(folder), "run.steps=12"])
+    assert (request.config.algorithm.lr, request.config.run.steps, request.config.run.dir) == (0.5, 12, folder)
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        parse_command_line(["--resume", str(tmp_path)])
+    with pytest.raises(ConfigError, match="Leave --preset"):
+        parse_command_line(["--resume", str(folder), "--preset", "nano"])
+
+
+def test_resume_without_a_folder_takes_the_latest_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "RUNS", tmp_path)
+    with pytest.raises(ConfigError, match="there is no run in"):
+        parse_command_line(["--resume"])
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/config.yaml").write_text(resolve("nano").to_yaml())
+    assert parse_command_line(["--resume"]).config.run.dir == tmp_path / "a"
+
+
+@pytest.mark.parametrize("path", sorted(PRESETS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_preset_resolves_and_comes_back_from_its_own_yaml(path, tmp_path):
+    settings = resolve(path.stem)
+    written = tmp_path / "config.yaml"
+    written.write_text(settings.to_yaml())
+    assert resolve(str(written)) == settings
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "ds_configs").glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_every_ds_config_is_filled(path, dtype):
+    filled = ds_config.fill(ds_config.read(path.stem), dtype, max_grad_norm=0.7)
+    assert filled["bf16"]["enabled"] is (dtype == "bf16")
+    assert filled["fp16"]["enabled"] is (dtype == "fp16")
+    assert filled["gradient_clipping"] == 0.7
+    assert not [key for key in filled if key.startswith("//")]
+
+
+@pytest.mark.parametrize("key", ds_config.ELSEWHERE)
+def test_a_ds_config_must_not_set_what_has_another_home(tmp_path, key):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 2}, key: 1}))
+    with pytest.raises(ConfigError, match=f"`{key}` must not stand in it. Write {ds_config.ELSEWHERE[key]}"):
+        ds_config.read(str(path))
+
+
+def test_an_unknown_ds_config_names_the_real_ones():
+    with pytest.raises(ConfigError, match=r"engine.ds_config=zero9: there is no .* Known: zero2, zero2_offload"):
+        ds_config.read("zero9")
+
+
+def test_every_setting_has_a_line_in_the_reference():
+    """docs/configuration.md is made by `python -m trainer.reference`."""
+    from trainer.reference import page
+
+    assert (ROOT / "docs/configuration.md").read_text() == page()
+    assert set(fields()) <= set(page().split("`"))
+
+
+def test_help_names_the_presets():
+    assert "8gb, nano" in argument_parser().format_help()
+
+
+def test_yaml_of_a_run_is_plain():
+    assert yaml.safe_load(resolve("nano").to_yaml())["model"]["name"] == "nano"

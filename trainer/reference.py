@@ -1,0 +1,38 @@
+"""docs/configuration.md from the configuration itself: `python -m trainer.reference > docs/configuration.md`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.config import PRESETS, names_in, sections
+
+HEAD = f"""# Configuration
+
+Every setting, its default, and what it does. Made by `python -m trainer.reference` from `trainer/config.py`.
+
+    preset -> recipe -> key=value on the command line
+
+A later layer wins. Presets are `{"`, `".join(names_in(PRESETS))}` (`trainer/presets/`), or a YAML file of yours:
+`--preset mine.yaml`. `--dry-run` prints what comes out. Settings of the engine's memory and precision are in
+`ds_configs/`.
+"""
+
+
+def page() -> str:
+    return HEAD + "".join(_section(name, section) for name, section in sections().items())
+
+
+def _section(name: str, section: Any) -> str:
+    lines = [f"\n## {name}\n\n| setting | default | |\n| --- | --- | --- |\n"]
+    for key, info in section.model_fields.items():
+        described = " ".join((info.description or "").split())
+        lines.append(f"| `{name}.{key}` | `{_default(info.default)}` | {described} |\n")
+    return "".join(lines)
+
+
+def _default(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+if __name__ == "__main__":
+    print(page(), end="")
