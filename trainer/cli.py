@@ -110,3 +110,7 @@ def _preset_for(options: argparse.Namespace) -> str | None:
             f"--adapter {options.adapter}: it has no run's config.yaml beside it. Name its base: --model."
         )
     return "nano" if options.model in (None, "nano") else None
+
+
+if __name__ == "__main__":
+    main()

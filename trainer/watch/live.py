@@ -70,9 +70,8 @@ def progress_line(step: int, total: int, metrics: Mapping[str, float], seconds_l
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
     """Models below one another; gained and lost problems are counted against the first."""
-    table = Table(
-        title=f"Greedy answers to {len(evaluations[0].outcomes)} held-out problems", box=SIMPLE_HEAD, pad_edge=False
-    )
+    title = f"Greedy answers to {len(evaluations[0].outcomes)} held-out problems"
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for name in ("correct", "95 % interval", "lenient", *SHORT_CATEGORIES, "cut off", "gained/lost"):
         table.add_column(name, justify="right", no_wrap=True)
