@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,8 +124,8 @@ def provenance() -> str:
 
 @contextmanager
 def process_group(config: Config) -> Iterator[None]:
-    threads = config.run.threads or (None if torch.cuda.is_available() else 1)
-    if threads:
+    shared = None if torch.cuda.is_available() else max(1, len(os.sched_getaffinity(0)) // distributed.world_size())
+    if threads := config.run.threads or shared:
         torch.set_num_threads(threads)
     distributed.connect(config.engine.timeout_s)
     try:
