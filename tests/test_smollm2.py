@@ -53,7 +53,7 @@ def test_two_steps_of_a_real_model_on_real_text(smollm2, gsm8k_folder, tmp_path)
         "eval.problems=2",
     ]
     settings += ["rollout.problems=1", "rollout.group_size=4", "rollout.max_new_tokens=24", "rollout.dead_groups=keep"]
-    settings += ["model.dtype=fp32", "reward.length_band=[50, 90]"]
+    settings += ["model.dtype=fp32", "run.threads=1", "reward.length_band=[50, 90]"]
     command = [sys.executable, str(ROOT / "train.py"), "--preset", "8gb", *settings]
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=590, check=False)
     assert answer.returncode == 0, answer.stderr

@@ -52,6 +52,10 @@ class Update(Protocol):
 class Policy(Protocol):
     """What the loop needs of the thing that learns."""
 
+    @property
+    def bad_updates_allowed(self) -> int:
+        """Updates in a row that may be skipped for a gradient that is not finite."""
+
     def score(self, batch: TrainingBatch) -> Scores: ...
 
     def backward(self, loss: Any) -> None: ...
@@ -104,7 +108,7 @@ class Parts:
 
 def train(parts: Parts) -> None:
     settings = parts.config
-    health = Health(parts.folder, distributed.rank(), parts.policy.fingerprint)
+    health = Health(parts.folder, distributed.rank(), parts.policy)
     for step in range(parts.first_step, parts.total_steps):
         tally, phases = Tally(), Phases()
         with phases("problem"):
