@@ -1,4 +1,4 @@
-"""What only a CUDA device shows: bf16 and fp16 through the engine, pinned offload, sampling and training on the card."""
+"""What only a CUDA device shows: bf16 and fp16 through the engine, with and without pinned offload."""
 
 import json
 import shutil
@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from tests.conftest import ROOT
 
 pytestmark = [
