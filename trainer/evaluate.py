@@ -159,7 +159,7 @@ def describe(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def majority(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The first outcome with the most frequent answer; of equally frequent ones the first seen. None without answers."""
+    """The first outcome with the most frequent answer; of equally frequent ones the first seen."""
     ballots: list[list[Outcome]] = []
     for outcome in (outcome for outcome in outcomes if outcome.score.strict is not None):
         for ballot in ballots:
