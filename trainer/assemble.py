@@ -16,6 +16,7 @@ import yaml
 
 from trainer import checkpoints, distributed
 from trainer.config import RUNS, Config, Request
+from trainer.course import Course
 from trainer.errors import ConfigError
 from trainer.evaluate import Evaluation, evaluate
 from trainer.loop import Parts
@@ -24,12 +25,13 @@ from trainer.rewards.scorer import Scorer
 from trainer.samplers.hf import HfSampler
 from trainer.tasks.base import Task, evaluation_problems, make_task, training_problems
 from trainer.tasks.prompts import Prompter
+from trainer.types import Draws
 from trainer.watch.journal import Journal
 from trainer.watch.live import Screen
 
 # Settings that may differ when a run goes on: they do not change what a step computes.
 FREE_TO_CHANGE = {"run.dir", "run.steps", "run.epochs", "run.save_every", "run.keep", "run.threads", "run.merge"}
-FREE_TO_CHANGE |= {"eval.problems", "eval.every", "engine.timeout_s"}
+FREE_TO_CHANGE |= {"eval.problems", "eval.every", "eval.metric", "eval.patience", "engine.timeout_s"}
 PACKAGES = ("octet-grpo", "torch", "deepspeed", "transformers", "peft")
 
 
@@ -49,19 +51,22 @@ def build(request: Request) -> Parts:
     model = add_adapter(load_model(config.model, dtype, device), config.lora)
     policy = DeepSpeedPolicy(model, config, dtype, total_steps)
     first_step = checkpoints.resume(policy, folder)
+    journal = Journal(folder, first_step) if distributed.is_main() else None
+    held_out = held_out_prompts(config, task, prompter)
     return Parts(
         config=config,
         folder=folder,
         device=device,
         pad_token=tokenizer.pad_token_id,
         problems=problems,
-        held_out=held_out_prompts(config, task, prompter),
+        held_out=held_out,
         prompter=prompter,
         sampler=HfSampler(model, tokenizer, stop_tokens(tokenizer, model), config.rollout.rows),
         scorer=Scorer(config.reward, task.answer_style),
         policy=policy,
-        journal=Journal(folder, first_step) if distributed.is_main() else None,
+        journal=journal,
         screen=Screen(total_steps, first_step, quiet=not distributed.is_main(), stderr=request.json),
+        course=Course(folder, config.eval, len(held_out), first_step),
         first_step=first_step,
         total_steps=total_steps,
     )
@@ -73,13 +78,14 @@ def held_out_prompts(config: Config, task: Task, prompter: Prompter) -> list[Any
     return [prompter.prompt(problem) for problem in prompter.fitting(evaluation_problems(task, config.eval.problems))]
 
 
-def evaluate_model(name: str, model: Any, tokenizer: Any, config: Config) -> Evaluation:
+def evaluate_model(name: str, model: Any, tokenizer: Any, config: Config, draws: Draws | None = None) -> Evaluation:
     """A model that is not being trained, on the held-out problems of the configuration."""
     task = make_task(config.task)
     prompter = Prompter(tokenizer, config.prompt, task)
     sampler = HfSampler(model, tokenizer, stop_tokens(tokenizer, model), config.rollout.rows)
     scorer = Scorer(config.reward, task.answer_style)
-    return evaluate(name, sampler, scorer, held_out_prompts(config, task, prompter), config.rollout.max_new_tokens)
+    prompts = held_out_prompts(config, task, prompter)
+    return evaluate(name, sampler, scorer, prompts, config.rollout.max_new_tokens, draws)
 
 
 # ---------------------------------------------------------------- the run folder

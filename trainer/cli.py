@@ -9,11 +9,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 
 from trainer import hub, quiet
 from trainer.config import Config, resolve
 from trainer.errors import CheckpointError, ConfigError, OctetError
+from trainer.types import Draws
+
+SAMPLE_TEMPERATURE = 0.7
 
 
 def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
@@ -42,9 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _eval_parser() -> argparse.ArgumentParser:
-    parser = _parser("eval", "Greedy accuracy on held-out problems, with a 95 % interval.", _eval)
+    parser = _parser("eval", "Accuracy on held-out problems, greedy and sampled, with 95 % intervals.", _eval)
     parser.add_argument("--adapter", type=Path, help="the adapter folder of a run; its base is evaluated beside it")
+    parser.add_argument("--merged", type=Path, help="the merged folder of a run, to be evaluated beside its base")
     parser.add_argument("--problems", type=int, help="how many held-out problems")
+    parser.add_argument("--samples", type=int, metavar="K", help="sampled answers too: avg@K, maj@K and pass@K")
+    parser.add_argument("--temperature", type=float, help=f"of the sampled answers (default {SAMPLE_TEMPERATURE})")
+    parser.add_argument("--trials", type=int, metavar="T", help="sample all of it T times: mean and standard deviation")
+    parser.add_argument("--out", type=Path, help="where eval.json, eval.md and the answers go; see docs/evaluation.md")
     return parser
 
 
@@ -70,10 +79,39 @@ def _parser(name: str, description: str, command: Callable[[argparse.Namespace],
 
 
 def _eval(options: argparse.Namespace) -> None:
+    if options.merged and not (options.merged / "config.json").is_file():
+        raise CheckpointError(f"--merged {options.merged}: there is no config.json in it. Name a folder with a model.")
     config = _settings(options)
+    draws, out = _draws(options, config.run.seed), options.out or _default_out(options, config)
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: it is a file. Name a folder.")
     from trainer import commands
 
-    commands.evaluate(config, options.adapter, as_json=options.json)
+    commands.evaluate(config, commands.Models(options.adapter, options.merged), draws, out, as_json=options.json)
+
+
+def _draws(options: argparse.Namespace, seed: int) -> Draws | None:
+    """How to sample; None when neither samples nor trials nor a temperature was asked for."""
+    if options.samples is options.trials is options.temperature is None:
+        return None
+    for name in ("samples", "trials"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name} {value}: it must be at least 1. Leave it out for greedy answers only.")
+    temperature = SAMPLE_TEMPERATURE if options.temperature is None else options.temperature
+    if not 0 < temperature < inf:
+        raise ConfigError(
+            f"--temperature {temperature:g}: samples need one above 0. Greedy answers are always there: leave it out."
+        )
+    return Draws(options.samples or 1, temperature, options.trials or 1, seed)
+
+
+def _default_out(options: argparse.Namespace, config: Config) -> Path:
+    """The run folder of the adapter, else `eval-<name>` here."""
+    trained = options.adapter or options.merged
+    if trained and (trained.parent / "config.yaml").is_file():
+        return Path(trained.parent)
+    return Path(f"eval-{(trained or Path(config.model.name)).resolve().name}")
 
 
 def _merge(options: argparse.Namespace) -> None:
@@ -102,13 +140,13 @@ def _settings(options: argparse.Namespace) -> Config:
 
 
 def _preset_for(options: argparse.Namespace) -> str | None:
-    run = options.adapter.parent / "config.yaml" if options.adapter else None
+    trained = options.adapter or getattr(options, "merged", None)
+    run = trained.parent / "config.yaml" if trained else None
     if run and run.is_file():
         return str(run)
-    if options.adapter and not options.model:
-        raise ConfigError(
-            f"--adapter {options.adapter}: it has no run's config.yaml beside it. Name its base: --model."
-        )
+    if trained and not options.model:
+        flag = "--adapter" if options.adapter else "--merged"
+        raise ConfigError(f"{flag} {trained}: it has no run's config.yaml beside it. Name its base: --model.")
     return "nano" if options.model in (None, "nano") else None
 
 

@@ -176,6 +176,19 @@ class Eval(Section):
     """Held-out problems, the same ones each time. 0 switches evaluation off."""
     every: int | None = Field(None, ge=1)
     """Steps between evaluations; by default only before the first step and after the last."""
+    metric: Literal["accuracy", "lenient"] = "accuracy"
+    """What makes an adapter the best: answers in the format that was asked for, or in any."""
+    patience: int | None = Field(None, ge=1)
+    """Stop after so many evaluations in a row without a new best; by default never."""
+
+    @model_validator(mode="after")
+    def _patience_needs_evaluations(self) -> Eval:
+        if self.patience is not None and (self.every is None or not self.problems):
+            raise ValueError(
+                f"patience={self.patience} counts evaluations in the course of the run, and there are none. "
+                "Write eval.every=50, and eval.problems above 0"
+            )
+        return self
 
 
 class Config(Section):

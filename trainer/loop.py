@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from trainer import checkpoints, distributed
 from trainer.batches import idle_row, pack, rows_of
 from trainer.config import Config
+from trainer.course import Course, describe, metrics_of
 from trainer.evaluate import Evaluation, evaluate
 from trainer.logprobs import Scores
 from trainer.losses import LOSSES, PolicyTerms, total
@@ -89,6 +90,7 @@ class Parts:
     policy: Policy
     journal: Journal | None  # on rank 0
     screen: Screen
+    course: Course
     first_step: int
     total_steps: int
 
@@ -110,6 +112,8 @@ def train(parts: Parts) -> None:
     settings = parts.config
     health = Health(parts.folder, distributed.rank(), parts.policy)
     for step in range(parts.first_step, parts.total_steps):
+        if parts.course.has_stopped_rising:
+            break
         tally, phases = Tally(), Phases()
         with phases("problem"):
             prompts = parts.prompts_of(step)
@@ -144,20 +148,27 @@ def gradient(parts: Parts, batches: Sequence[TrainingBatch], tokens: float, tall
 def record(
     parts: Parts, step: int, groups: Sequence[ScoredGroup], update: Update | None, tally: Tally, phases: Phases
 ) -> None:
-    """Write the step down, and what is due after it: an evaluation, a checkpoint."""
+    """Write the step down, and do what is due after it: an evaluation, a checkpoint."""
+    course, evaluation = parts.course, None
+    if course.is_due(step, parts.total_steps):
+        with phases("evaluation"):
+            evaluation = parts.evaluate(f"step {step}")
+    is_best = evaluation is not None and course.add(step, evaluation)
     tally_groups(tally, groups)
     metrics = tally.means(distributed.gather)
     if update is not None:
         metrics |= {"lr": update.lr, "skipped": float(update.skipped)}
         metrics |= {} if update.skipped else {"grad_norm": update.grad_norm}
     metrics |= {f"time/{name}": seconds for name, seconds in phases.seconds.items()}
-    run, last = parts.config.run, step == parts.total_steps
-    if parts.held_out and parts.config.eval.every and step % parts.config.eval.every == 0 and not last:
-        evaluation = parts.evaluate(f"step {step}")
-        metrics |= {"eval/accuracy": evaluation.accuracy, "eval/lenient": evaluation.lenient_accuracy}
+    metrics |= metrics_of(evaluation) if evaluation else {}
     if parts.journal:
         parts.journal.metrics(step, metrics)
         parts.journal.samples(step, groups)
     parts.screen.step(step, metrics)
-    if last or step % run.save_every == 0:
+    if evaluation:
+        parts.screen.say(f"after step {step}: {describe(evaluation)}{', the best so far' if is_best else ''}")
+    if is_best and distributed.is_main():
+        course.keep(parts.policy.save_adapter)
+    run, last = parts.config.run, step == parts.total_steps or course.has_stopped_rising
+    if last or is_best or step % run.save_every == 0:  # with a new best, so that no run resumes before its best
         checkpoints.save(parts.policy, parts.folder, step, run.keep)

@@ -55,6 +55,16 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Draws:
+    """How an evaluation samples beside its greedy answers: so many of each problem, all of it so many times over."""
+
+    samples: int
+    temperature: float
+    trials: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """One sampled answer. Token ids and the log-probs they were sampled with travel together.
 
