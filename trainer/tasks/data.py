@@ -89,8 +89,8 @@ class DataTask:
                     raise DataError(f"{error} task.on_bad_record=skip leaves such records out.") from None
                 self.skipped.append(str(error))
         if not problems:
-            bad = len(self.skipped) - skipped_before
-            raise DataError(f"{source}: " + (f"none of {bad} records can be used." if bad else "it is empty."))
+            bad = self.skipped[skipped_before:]
+            raise DataError(f"{source}: " + (f"no record can be used: {bad[0]}" if bad else "it is empty."))
         return problems
 
     def _usable(self, name: str, record: Record) -> Problem:

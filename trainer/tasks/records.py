@@ -22,12 +22,13 @@ class RecordsTask(DataTask):
     name = "records"
 
     def problem(self, name: str, record: Record) -> Problem:
-        column = self.settings.question or ("prompt" if "question" not in record.values else "question")
+        usual = "prompt" if "prompt" in record.values and "question" not in record.values else "question"
+        column = self.settings.question or usual
         messages = conversation(record, column)
-        question = "\n\n".join(message["content"].strip() for message in messages if message["role"] != "system")
+        said = "\n\n".join(message["content"].strip() for message in messages if message["role"] != "system")
+        question = said or record.text(column, "task.question")
         gold, solution = self._gold(record)
-        extra = record.others(column)
-        return Problem(name, question or record.text(column, "task.question"), gold, solution, extra, messages)
+        return Problem(name, question, gold, solution, record.others(column), messages)
 
     def _gold(self, record: Record) -> tuple[str, str]:
         """The answer, and the worked solution: the answer column may hold both, as in GSM8K and MATH."""

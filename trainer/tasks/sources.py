@@ -126,7 +126,7 @@ def _jsonl(path: Path) -> Iterator[Record]:
 
 def _json_record(where: str, line: bytes) -> Record:
     try:
-        values = json.loads(line.decode("utf-8-sig"))
+        values = json.loads(line.decode("utf-8-sig").rstrip())
     except UnicodeDecodeError as error:
         return Record(where, flaw=f"not UTF-8: byte {error.start + 1} of the line is {line[error.start]:#04x}")
     except (ValueError, RecursionError) as error:
