@@ -104,9 +104,9 @@ def test_problems_never_seen_weigh_as_much_as_the_best():
 
 def test_the_solve_rate_runs_with_the_newest_groups():
     learned = BySolveRate(PROBLEMS, 4, 0, 10)
-    for rate in (1.0, 0.0, 0.5):
+    for rate in (1.0, 0.0, 0.0):
         learned.observe([("p/1", rate)])
-    assert learned.state() == {"solve_rates": {"p/1": 0.5}}  # 1, then 0.5, then 0.5
+    assert learned.state() == {"solve_rates": {"p/1": 0.25}}  # 1, then a half of it, then a quarter
 
 
 def test_rates_believe_the_parse_that_the_reward_believes():

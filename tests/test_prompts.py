@@ -128,8 +128,7 @@ def test_examples_are_solved_turns_before_the_question(tokenizer):
 
 def test_examples_are_the_same_for_every_problem_and_never_the_problem_itself(tokenizer):
     asks = prompter(tokenizer, style="few_shot", shots=3)
-    firsts = {asks.prompt(PROBLEM).text.split("What is {a}")[0] for _ in range(2)}
-    assert len(firsts) == 1
+    assert asks.prompt(PROBLEM) == prompter(tokenizer, style="few_shot", shots=3).prompt(PROBLEM)
     for problem in Task().train():
         said = asks.prompt(problem).text
         assert said.count(problem.question) == 1

@@ -68,8 +68,8 @@ def test_left_out_records_are_told(capsys, folder):
     code, out, _ = octet(capsys, "gsm8k", "--data-dir", str(folder), "task.on_bad_record=skip")
     assert code == 0
     assert out.startswith("gsm8k: 6 training problems, 3 held-out problems\n")
-    assert "data: 1 training problems left out: the test set asks them too.\n" in out
-    assert f"data: 1 bad records left out, the first: {folder}/train.jsonl:8: not JSON" in out
+    assert "data: training problems left out because the test set asks them too: 1\n" in out
+    assert f"data: bad records left out: 1; the first: {folder}/train.jsonl:8: not JSON" in out
 
 
 def test_bad_data_is_answered_before_a_tokenizer_is_looked_for(capsys, folder):
@@ -90,9 +90,11 @@ def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
     with (folder / "train.jsonl").open("a") as file:
         file.write("broken\n")
     task = make_task(TaskSettings(name="gsm8k", data_dir=folder, on_bad_record="skip"))
-    report_data(tmp_path, Screen(), task, len(task.train()), len(task.test()))
-    told = f"1 bad records left out, the first: {folder}/train.jsonl:7: not JSON"
-    assert capsys.readouterr().out.startswith(f"data: {told}")
+    report_data(tmp_path, Screen(), task, training=len(task.train()), too_long=2, held_out=3)
+    told = f"bad records left out: 1; the first: {folder}/train.jsonl:7: not JSON"
+    out = capsys.readouterr().out
+    assert out.startswith(f"data: {told}")
+    assert "\ndata: training problems left out because they are longer than prompt.max_tokens: 2\n" in out
     facts = json.loads((tmp_path / "data.json").read_text())
     assert facts.pop("notes")[0].startswith(told)
     assert facts == {"task": "gsm8k", "training_problems": 6, "held_out": 3}

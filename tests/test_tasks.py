@@ -196,12 +196,12 @@ def test_a_held_out_share_never_meets_the_training_set(tmp_path):
 
 
 def test_training_leaves_out_what_the_test_set_asks(tmp_path):
-    write(tmp_path / "train.jsonl", *many(4), word_problem("  Café\u0301  oder TEE? "), word_problem("3 - 4?"))
-    write(tmp_path / "test.jsonl", word_problem("CAF\u00c9\u0301 Oder\ttee?"), word_problem("3 + 4?"))
+    write(tmp_path / "train.jsonl", *many(4), word_problem("  Cafe\u0301  oder TEE? "), word_problem("3 - 4?"))
+    write(tmp_path / "test.jsonl", word_problem("CAF\u00c9 Oder\ttee?"), word_problem("3 + 4?"))
     task = task_of("gsm8k", data_dir=tmp_path)
     asked = {normalised(problem.question) for problem in training_problems(task, task.settings, seed=0)}
     assert asked == {*(normalised(one["question"]) for one in many(4)), "3 - 4?"}
-    assert notes(task) == ["1 training problems left out: the test set asks them too."]
+    assert notes(task) == ["training problems left out because the test set asks them too: 1"]
 
 
 def test_a_test_file_of_its_own(tmp_path):
@@ -295,7 +295,7 @@ def test_or_it_is_left_out_and_counted(tmp_path, name, bad, told):
     task = task_of(name, path=str(path), holdout=1.0, on_bad_record="skip")
     assert [problem.id for problem in task.test()] == [f"{name}/train/0"]
     assert len(task.test()) == len(task.skipped) == 1
-    assert notes(task)[-1].startswith(f"1 bad records left out, the first: {path}:2: ")
+    assert notes(task)[-1].startswith(f"bad records left out: 1; the first: {path}:2: ")
 
 
 BAD_FILES = [
@@ -383,7 +383,7 @@ def test_a_published_set_may_ask_twice(monkeypatch):
     task = task_of("gsm8k", path="owner/name", holdout=1.0)
     assert len(task.test()) == 2
     assert notes(task) == [
-        "1 bad records left out, the first: owner/name train[1]: the question of owner/name train[0] again; "
+        "bad records left out: 1; the first: owner/name train[1]: the question of owner/name train[0] again; "
         "expected each one once."
     ]
 

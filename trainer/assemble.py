@@ -54,7 +54,7 @@ def build(request: Request) -> Parts:
     policy = DeepSpeedPolicy(model, config, dtype, total_steps)
     first_step = checkpoints.resume(policy, folder, curriculum)
     screen = Screen(total_steps, first_step, quiet=not distributed.is_main(), stderr=request.json)
-    report_data(folder, screen, task, len(problems), len(held_out))
+    report_data(folder, screen, task, len(problems), len(training) - len(problems), len(held_out))
     return Parts(
         config=config,
         folder=folder,
@@ -74,13 +74,15 @@ def build(request: Request) -> Parts:
     )
 
 
-def report_data(folder: Path, screen: Screen, task: Task, problems: int, held_out: int) -> None:
+def report_data(folder: Path, screen: Screen, task: Task, training: int, too_long: int, held_out: int) -> None:
     """What was read and what was left out, on the screen and in the run folder."""
     said = notes(task)
+    if too_long:
+        said.append(f"training problems left out because they are longer than prompt.max_tokens: {too_long}")
     for note in said:
         screen.say(f"data: {note}")
     if distributed.is_main():
-        facts = {"task": task.name, "training_problems": problems, "held_out": held_out, "notes": said}
+        facts = {"task": task.name, "training_problems": training, "held_out": held_out, "notes": said}
         (folder / "data.json").write_text(json.dumps(facts, indent=2) + "\n")
 
 

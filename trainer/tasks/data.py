@@ -46,9 +46,9 @@ class DataTask:
         """What was left out, in sentences."""
         notes = []
         if self.overlap:
-            notes.append(f"{self.overlap} training problems left out: the test set asks them too.")
+            notes.append(f"training problems left out because the test set asks them too: {self.overlap}")
         if self.skipped:
-            notes.append(f"{len(self.skipped)} bad records left out, the first: {self.skipped[0]}")
+            notes.append(f"bad records left out: {len(self.skipped)}; the first: {self.skipped[0]}")
         return notes
 
     def hub_sets(self) -> list[HubSet]:
