@@ -33,6 +33,7 @@ class Problem:
     gold: str
     solution: str = ""  # a worked solution, for few-shot examples; may be empty
     extra: Mapping[str, Any] = field(default_factory=dict)  # other columns, handed to custom rewards
+    messages: tuple[Mapping[str, Any], ...] = ()  # the conversation, where the data set brings one
 
 
 @dataclass(frozen=True, slots=True)
