@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +24,8 @@ from trainer.loop import Parts
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype, stop_tokens
 from trainer.rewards.scorer import Scorer
 from trainer.samplers.hf import HfSampler
-from trainer.tasks.base import Task, evaluation_problems, make_task, training_problems
+from trainer.tasks.base import Task, evaluation_problems, make_task, notes, training_problems
+from trainer.tasks.curriculum import CURRICULA
 from trainer.tasks.prompts import Prompter
 from trainer.types import Draws
 from trainer.watch.journal import Journal
@@ -41,34 +44,51 @@ def build(request: Request) -> Parts:
     config, device = request.config, distributed.device()
     folder = open_folder(request)
     task = make_task(config.task)
+    training = training_problems(task, config.task, config.run.seed)  # bad data is answered before a model loads
     tokenizer = load_tokenizer(config.model)
     prompter = Prompter(tokenizer, config.prompt, task)
-    problems = prompter.fitting(training_problems(task, config.task, config.run.seed))
+    problems = prompter.fitting(training)
     total_steps = config.total_steps(len(problems))
+    curriculum = CURRICULA[config.task.curriculum](problems, config.rollout.problems, config.run.seed, total_steps)
+    held_out = held_out_prompts(config, task, prompter)
     dtype = resolve_dtype(config.model.dtype, device)
     torch.manual_seed(config.run.seed)  # the adapter's first values
     model = add_adapter(load_model(config.model, dtype, device), config.lora)
     policy = DeepSpeedPolicy(model, config, dtype, total_steps)
-    first_step = checkpoints.resume(policy, folder)
+    first_step = checkpoints.resume(policy, folder, curriculum)
     journal = Journal(folder, first_step) if distributed.is_main() else None
-    held_out = held_out_prompts(config, task, prompter)
+    screen = Screen(total_steps, first_step, quiet=not distributed.is_main(), stderr=request.json)
+    report_data(folder, screen, task, len(problems), len(training) - len(problems), len(held_out))
     return Parts(
         config=config,
         folder=folder,
         device=device,
         pad_token=tokenizer.pad_token_id,
         problems=problems,
+        curriculum=curriculum,
         held_out=held_out,
         prompter=prompter,
         sampler=HfSampler(model, tokenizer, stop_tokens(tokenizer, model), config.rollout.rows),
-        scorer=Scorer(config.reward, task.answer_style),
+        scorer=Scorer(config.reward, prompter.answer_style),
         policy=policy,
         journal=journal,
-        screen=Screen(total_steps, first_step, quiet=not distributed.is_main(), stderr=request.json),
+        screen=screen,
         course=Course(folder, config.eval, len(held_out), first_step),
         first_step=first_step,
         total_steps=total_steps,
     )
+
+
+def report_data(folder: Path, screen: Screen, task: Task, training: int, too_long: int, held_out: int) -> None:
+    """What was read and what was left out, on the screen and in the run folder."""
+    said = notes(task)
+    if too_long:
+        said.append(f"training problems left out because they are longer than prompt.max_tokens: {too_long}")
+    for note in said:
+        screen.say(f"data: {note}")
+    if distributed.is_main():
+        facts = {"task": task.name, "training_problems": training, "held_out": held_out, "notes": said}
+        (folder / "data.json").write_text(json.dumps(facts, indent=2) + "\n")
 
 
 def held_out_prompts(config: Config, task: Task, prompter: Prompter) -> list[Any]:
@@ -82,7 +102,7 @@ def evaluate_model(name: str, model: Any, tokenizer: Any, config: Config, draws:
     task = make_task(config.task)
     prompter = Prompter(tokenizer, config.prompt, task)
     sampler = HfSampler(model, tokenizer, stop_tokens(tokenizer, model), config.rollout.rows)
-    scorer = Scorer(config.reward, task.answer_style)
+    scorer = Scorer(config.reward, prompter.answer_style)
     prompts = held_out_prompts(config, task, prompter)
     return evaluate(name, sampler, scorer, prompts, config.rollout.max_new_tokens, draws)
 
@@ -129,8 +149,8 @@ def provenance() -> str:
 
 @contextmanager
 def process_group(config: Config) -> Iterator[None]:
-    threads = config.run.threads or (None if torch.cuda.is_available() else 1)
-    if threads:
+    shared = None if torch.cuda.is_available() else max(1, len(os.sched_getaffinity(0)) // distributed.world_size())
+    if threads := config.run.threads or shared:
         torch.set_num_threads(threads)
     distributed.connect(config.engine.timeout_s)
     try:

@@ -2,11 +2,13 @@
 
 octet eval   how good a model is, with or without an adapter
 octet merge  the adapter of a run, merged into its base
+octet task   the problems of a task, and what a model sees of them
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from math import inf
@@ -37,7 +39,7 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    parsers = {"eval": _eval_parser, "merge": _merge_parser}
+    parsers = {"eval": _eval_parser, "merge": _merge_parser, "task": _task_parser}
     if not arguments or arguments[0] not in parsers:
         print(f"{(__doc__ or '').strip()}\n\nEach has --help. Training is ./run_deepspeed.sh.")
         sys.exit(0 if arguments in (["-h"], ["--help"]) else 2)
@@ -65,12 +67,31 @@ def _merge_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _task_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="octet task", description="Print the exact text and token count that a model sees.", allow_abbrev=False
+    )
+    parser.set_defaults(command=_task)
+    parser.add_argument("action", choices=["show"])
+    parser.add_argument("task", help="nano, gsm8k, math, multiple_choice or records")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as task.path=my.jsonl")
+    parser.add_argument("-n", type=int, default=3, help="how many problems to print (default 3)")
+    parser.add_argument("--split", choices=["train", "test"], default="train", help="which problems (default train)")
+    parser.add_argument("--model", default="nano", help="whose tokenizer: a hub id, a folder, or nano (default)")
+    parser.add_argument("--preset", help="take the other settings from this preset")
+    parser.add_argument("--style", help="the same as prompt.style=STYLE")
+    parser.add_argument("--data-dir", help="the same as task.data_dir=FOLDER")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
 def _parser(name: str, description: str, command: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
     """What all commands take."""
     parser = argparse.ArgumentParser(prog=f"octet {name}", description=description, allow_abbrev=False)
     parser.set_defaults(command=command)
     parser.add_argument("--model", help="a hub id, a folder, or nano; by default the base of --adapter, else nano")
-    parser.add_argument("--task", help="nano or gsm8k")
+    parser.add_argument("--task", help="nano, gsm8k, math, multiple_choice or records")
     parser.add_argument("--preset", help="take the other settings from this preset")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -123,6 +144,17 @@ def _merge(options: argparse.Namespace) -> None:
     commands.merge(config, options.adapter, options.out, as_json=options.json)
 
 
+def _task(options: argparse.Namespace) -> None:
+    named = {"model.name": options.model, "task.name": options.task}
+    named |= {"prompt.style": options.style, "task.data_dir": options.data_dir}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
+    config = resolve(options.preset, None, [*overrides, *options.overrides])
+    hub.check(config)
+    from trainer import task_command
+
+    task_command.show(config, options.split, options.n, as_json=options.json)
+
+
 def _settings(options: argparse.Namespace) -> Config:
     """The settings of the run that made the adapter, if there is one, then what the command line says."""
     named = {"model.name": options.model, "task.name": options.task, "eval.problems": options.problems}
@@ -148,3 +180,7 @@ def _preset_for(options: argparse.Namespace) -> str | None:
         flag = "--adapter" if options.adapter else "--merged"
         raise ConfigError(f"{flag} {trained}: it has no run's config.yaml beside it. Name its base: --model.")
     return "nano" if options.model in (None, "nano") else None
+
+
+if __name__ == "__main__":
+    main()

@@ -28,7 +28,7 @@ from trainer.logprobs import Scores
 from trainer.losses import LOSSES, PolicyTerms, total
 from trainer.rewards.scorer import Scorer
 from trainer.rollouts import Sampler, collect
-from trainer.tasks.base import draw
+from trainer.tasks.curriculum import Curriculum, solve_rates
 from trainer.tasks.prompts import Prompter
 from trainer.types import Problem, Prompt, Sampling, ScoredGroup, TrainingBatch
 from trainer.watch.health import Health
@@ -52,6 +52,10 @@ class Update(Protocol):
 
 class Policy(Protocol):
     """What the loop needs of the thing that learns."""
+
+    @property
+    def bad_updates_allowed(self) -> int:
+        """Updates in a row that may be skipped for a gradient that is not finite."""
 
     def score(self, batch: TrainingBatch) -> Scores: ...
 
@@ -79,6 +83,7 @@ class Parts:
     device: Any
     pad_token: int
     problems: Sequence[Problem]
+    curriculum: Curriculum
     held_out: Sequence[Prompt]
     prompter: Prompter
     sampler: Sampler
@@ -91,8 +96,12 @@ class Parts:
     total_steps: int
 
     def prompts_of(self, step: int) -> list[Prompt]:
-        problems = draw(self.problems, step, self.config.rollout.problems, self.config.run.seed)
-        return [self.prompter.prompt(problem) for problem in distributed.mine(problems)]
+        return [self.prompter.prompt(problem) for problem in distributed.mine(self.curriculum.draw(step))]
+
+    def observe(self, groups: Sequence[ScoredGroup]) -> None:
+        """Tell the curriculum how every rank did, so that all of them go on drawing the same problems."""
+        for rates in distributed.gather(solve_rates(groups, self.config.reward.answer == "lenient")):
+            self.curriculum.observe(rates)
 
     def sampling_of(self, step: int) -> Sampling:
         """Seeds differ by run, step and rank, and follow from them: a resumed run samples what it would have."""
@@ -106,7 +115,7 @@ class Parts:
 
 def train(parts: Parts) -> None:
     settings = parts.config
-    health = Health(parts.folder, distributed.rank(), parts.policy.fingerprint)
+    health = Health(parts.folder, distributed.rank(), parts.policy)
     for step in range(parts.first_step, parts.total_steps):
         if parts.course.has_stopped_rising:
             break
@@ -115,6 +124,7 @@ def train(parts: Parts) -> None:
             prompts = parts.prompts_of(step)
         with phases("rollout"):  # the reward is computed beside it
             groups = collect(parts.sampler, parts.scorer, prompts, parts.sampling_of(step))
+            parts.observe(groups)
         with phases("batch"):  # with the advantages in it
             rows = rows_of(worth_training_on(groups, settings), settings.algorithm.advantage)
             batches = pack(rows or [idle_row(groups[0])], settings.optim.tokens_per_micro_batch, parts.pad_token)
@@ -167,4 +177,4 @@ def record(
         course.keep(parts.policy.save_adapter)
     run, last = parts.config.run, step == parts.total_steps or course.has_stopped_rising
     if last or is_best or step % run.save_every == 0:  # with a new best, so that no run resumes before its best
-        checkpoints.save(parts.policy, parts.folder, step, run.keep)
+        checkpoints.save(parts.policy, parts.folder, step, run.keep, parts.curriculum)

@@ -53,18 +53,20 @@ def progress_line(step: int, total: int, metrics: Mapping[str, float], seconds_l
     """One step in one line, in the order of the loop."""
     minutes, seconds = divmod(round(seconds_left), 60)
     parts = [
-        f"step {step:>{len(str(total))}}/{total}",
-        f"rollout {metrics['time/rollout']:.1f}s {metrics['length']:.0f} tokens each",
+        f"{step:>{len(str(total))}}/{total}",
+        f"rollout {metrics['time/rollout']:.1f}s {metrics['length']:.0f} tokens",
         f"reward {metrics['reward/mean']:.3f}",
-        f"correct {metrics['accuracy/strict']:.3f}",
+        f"correct {metrics['accuracy/strict']:.0%}",
         f"dead {metrics['dead_groups']:.0%}",
     ]
     if "loss" in metrics:
         parts += [
-            f"loss {metrics['loss']:+.4f}",
+            f"loss {metrics['loss']:+.3f}",
             f"entropy {metrics['entropy']:.2f}",
-            f"step {metrics['time/step']:.1f}s grad {metrics['grad_norm']:.2f} lr {metrics['lr']:.1e}",
+            f"step {metrics['time/step']:.1f}s",
         ]
+    if "grad_norm" in metrics:
+        parts.append(f"grad {metrics['grad_norm']:.2f}")
     return "  ".join([*parts, f"{minutes}:{seconds:02d} left"])
 
 
