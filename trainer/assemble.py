@@ -42,7 +42,6 @@ def build(request: Request) -> Parts:
     from trainer.policy.lora import add_adapter
 
     config, device = request.config, distributed.device()
-    folder = open_folder(request)
     task = make_task(config.task)
     training = training_problems(task, config.task, config.run.seed)  # bad data is answered before a model loads
     tokenizer = load_tokenizer(config.model)
@@ -51,6 +50,7 @@ def build(request: Request) -> Parts:
     total_steps = config.total_steps(len(problems))
     curriculum = CURRICULA[config.task.curriculum](problems, config.rollout.problems, config.run.seed, total_steps)
     held_out = held_out_prompts(config, task, prompter)
+    folder = open_folder(request)  # not before: bad data leaves no folder behind that refuses the mended settings
     dtype = resolve_dtype(config.model.dtype, device)
     torch.manual_seed(config.run.seed)  # the adapter's first values
     model = add_adapter(load_model(config.model, dtype, device), config.lora)
