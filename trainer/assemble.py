@@ -19,7 +19,7 @@ from trainer.errors import ConfigError
 from trainer.evaluate import Evaluation, evaluate
 from trainer.loop import Parts
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype, stop_tokens
-from trainer.rewards.scorer import Scorer
+from trainer.rewards.graders import make_scorer, make_verifier, worked
 from trainer.samplers.hf import HfSampler
 from trainer.tasks.base import Task, evaluation_problems, make_task, training_problems
 from trainer.tasks.prompts import Prompter
@@ -42,6 +42,8 @@ def build(request: Request) -> Parts:
     tokenizer = load_tokenizer(config.model)
     prompter = Prompter(tokenizer, config.prompt, task)
     problems = prompter.fitting(training_problems(task, config.task, config.run.seed))
+    scorer = make_scorer(config, task, distributed.world_size())
+    scorer.rehearse(prompter.prompt(problems[0]), worked(problems[0]))
     total_steps = config.total_steps(len(problems))
     dtype = resolve_dtype(config.model.dtype, device)
     torch.manual_seed(config.run.seed)  # the adapter's first values
@@ -57,7 +59,7 @@ def build(request: Request) -> Parts:
         held_out=held_out_prompts(config, task, prompter),
         prompter=prompter,
         sampler=HfSampler(model, tokenizer, stop_tokens(tokenizer, model), config.rollout.rows),
-        scorer=Scorer(config.reward, task.answer_style),
+        scorer=scorer,
         policy=policy,
         journal=Journal(folder, first_step) if distributed.is_main() else None,
         screen=Screen(total_steps, first_step, quiet=not distributed.is_main(), stderr=request.json),
@@ -77,7 +79,7 @@ def evaluate_model(name: str, model: Any, tokenizer: Any, config: Config) -> Eva
     task = make_task(config.task)
     prompter = Prompter(tokenizer, config.prompt, task)
     sampler = HfSampler(model, tokenizer, stop_tokens(tokenizer, model), config.rollout.rows)
-    scorer = Scorer(config.reward, task.answer_style)
+    scorer = make_verifier(config, task)
     return evaluate(name, sampler, scorer, held_out_prompts(config, task, prompter), config.rollout.max_new_tokens)
 
 

@@ -99,7 +99,7 @@ class Parts:
         return Sampling(rollout.group_size, rollout.temperature, rollout.max_new_tokens, seed)
 
     def evaluate(self, name: str) -> Evaluation:
-        return evaluate(name, self.sampler, self.scorer, self.held_out, self.config.rollout.max_new_tokens)
+        return evaluate(name, self.sampler, self.scorer.verifier(), self.held_out, self.config.rollout.max_new_tokens)
 
 
 def train(parts: Parts) -> None:
@@ -142,6 +142,7 @@ def record(
 ) -> None:
     """Write the step down, and what is due after it: an evaluation, a checkpoint."""
     tally_groups(tally, groups)
+    tally.merge(parts.scorer.measured())
     metrics = tally.means(distributed.gather)
     if update is not None:
         metrics |= {"lr": update.lr, "skipped": float(update.skipped)}
