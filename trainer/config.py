@@ -111,7 +111,7 @@ class Judge(Section):
     max_requests: int | None = Field(None, ge=1)
     """Budget of the run from its start, over all ranks, retries included. After it every grade is missing."""
     max_tokens: int | None = Field(None, ge=1)
-    """Budget in tokens, as the endpoint counts them in `usage`."""
+    """Budget in tokens, as the endpoint counts them in `usage`; where it does not, four characters are one."""
     cache: Path | None = RUNS / "judge-cache"
     """Folder of earlier grades, one small file each; the same question is not paid for twice. `null`: none."""
     extra: dict[str, Any] = {}

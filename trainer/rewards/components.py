@@ -82,7 +82,7 @@ def overlong(reading: Reading, rules: Rules) -> float | None:
     tokens = len(reading.completion.tokens)
     if not tokens and reading.completion.text:
         return None
-    return -min(1.0, max(0.0, 1 - (rules.max_new_tokens - tokens) / rules.overlong_buffer))
+    return max(-1.0, min(0.0, (rules.max_new_tokens - tokens) / rules.overlong_buffer - 1))
 
 
 def repetition(reading: Reading, rules: Rules) -> float:

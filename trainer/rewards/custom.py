@@ -33,6 +33,7 @@ from trainer.errors import ConfigError, RewardError
 from trainer.rewards.components import Reading
 from trainer.rewards.scorer import Meter
 
+GRACE_S = 5.0
 SHOWN = 200  # characters of a completion in an error
 # Most functions of users are not safe to call from two threads, and there is one last resort for all of them.
 _ONE_AT_A_TIME = threading.Lock()
@@ -60,7 +61,7 @@ class Call(threading.Thread):
     def within(self, seconds: float) -> bool:
         """Start, and wait so long; False if it is still at it."""
         # The interpreter's own alarm needs no lock that the call might hold.
-        faulthandler.dump_traceback_later(2 * seconds + 5, exit=True, file=sys.__stderr__ or 2)
+        faulthandler.dump_traceback_later(2 * seconds + GRACE_S, exit=True, file=sys.__stderr__ or 2)
         self.start()
         self.join(seconds)
         faulthandler.cancel_dump_traceback_later()

@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 LONGEST_WAIT_S = 120.0  # an endpoint that asks for more patience has its question given up
 LONGEST_BACKOFF_S = 60.0
+CHARACTERS_A_TOKEN = 4
 LARGEST_REPLY = 4 << 20  # bytes
 WORTH_RETRYING = (408, 409, 425, 429)  # and everything from 500 on
 
@@ -106,15 +107,16 @@ class Client:
         meter.add("judge/requests", 1)
         try:
             reply = json.loads(self._post(body))
-            tokens = reply.get("usage", {}).get("total_tokens", 0)
-            if isinstance(tokens, int):
-                self.budget.spend(tokens)
-                meter.add("judge/tokens", tokens)
             text = reply["choices"][0]["message"]["content"]
+            counted = (reply.get("usage") or {}).get("total_tokens")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise NoReply("the reply is no chat completion in JSON") from None
         if not isinstance(text, str):
             raise NoReply("the reply has no text")
+        if not isinstance(counted, int) or counted <= 0:  # some do not count
+            counted = (len(json.dumps(body)) + len(text)) // CHARACTERS_A_TOKEN
+        self.budget.spend(counted)
+        meter.add("judge/tokens", counted)
         return text
 
     def _post(self, body: Mapping[str, Any]) -> bytes:
