@@ -271,14 +271,27 @@ def test_a_run_rehearses_before_the_model_is_loaded(tmp_path, monkeypatch):
         assemble.build(Request(config, "nano", ""))
 
 
-@pytest.mark.parametrize("start", [["train.py"], ["-m", "trainer.launch"]], ids=["train.py", "launch"])
-def test_a_file_that_is_not_there_is_known_at_once(start):
-    """Before torch is imported, which takes seconds: `-X importtime` lists what was."""
-    command = [sys.executable, "-X", "importtime", *start, "--preset", "nano", "reward.custom=nowhere.py:score"]
+NOWHERE = ["--preset", "nano", "reward.custom=nowhere.py:score"]
+
+
+def test_a_file_that_is_not_there_is_known_before_anything_is_launched(monkeypatch):
+    from trainer import launch
+
+    monkeypatch.setattr(sys, "argv", ["launch", *NOWHERE])
+    monkeypatch.setattr(launch.os, "execvp", lambda *arguments: pytest.fail("deepspeed was launched"))
+    with pytest.raises(ConfigError, match=r"reward.custom=nowhere.py:score: there is no file"):
+        launch.main()
+
+
+def test_a_file_that_is_not_there_is_known_before_torch_is_imported():
+    """Importing torch takes seconds; `-X importtime` lists what was imported."""
+    command = [sys.executable, "-X", "importtime", "train.py", *NOWHERE]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 2
     assert "octet: reward.custom=nowhere.py:score: there is no file" in done.stderr
-    assert "| torch\n" not in done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "pydantic" in imported
+    assert "torch" not in imported
 
 
 @pytest.mark.parametrize(

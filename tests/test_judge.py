@@ -89,6 +89,10 @@ class Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):
             pass  # the client did not wait
 
+    def do_GET(self) -> None:
+        self.server.paths.append(self.path)
+        self.send_error(404)
+
     def log_message(self, *arguments: Any) -> None: ...
 
 
@@ -392,17 +396,17 @@ def test_a_key_that_cannot_be_sent_is_not_shown(monkeypatch, key):
 ])  # fmt: skip
 def test_a_key_in_the_settings_is_refused_and_not_shown(setting):
     with pytest.raises(ConfigError) as raised:
-        resolve(None, None, [setting, "reward.judge.model=grader", "reward.weights={judge: 1}"])
+        judge("http://host/v1", setting)
     assert "reward.judge" in str(raised.value)
     assert KEY not in str(raised.value)
     assert "AIzaSy" not in str(raised.value)
 
 
 def test_a_redirect_is_not_followed(server):
-    with Server() as elsewhere:
-        server.replies = [refusal(307, Location=elsewhere.url), refusal(302, Location=elsewhere.url)]
-        assert grades(judge(server.url, "reward.judge.retries=0"), "a", "b") == [None, None]
-        assert elsewhere.requests == []
+    """The server would be sent back to itself, by GET and with the key."""
+    server.replies = [refusal(302, Location=server.url)]
+    assert grades(judge(server.url, "reward.judge.retries=0"), "a") == [None]
+    assert len(server.paths) == 1
 
 
 # ------------------------------------------------------------------------------------------------ what is not trusted
@@ -498,3 +502,17 @@ def test_the_rehearsal_asks_even_when_the_answer_is_kept(server, tmp_path):
 def test_settings_that_cannot_work(overrides, message):
     with pytest.raises(ConfigError, match=message):
         resolve(None, None, overrides)
+
+
+def test_a_run_may_go_on_with_another_budget_but_not_with_another_grader(tmp_path):
+    from trainer.assemble import _refuse_other_settings
+
+    def with_judge(*overrides: str):
+        named = ["reward.judge.url=http://h/v1", "reward.judge.model=m", "reward.weights={correct: 1, judge: 1}"]
+        return resolve("nano", None, [*named, *overrides])
+
+    stored = with_judge().model_dump(mode="json")
+    _refuse_other_settings(tmp_path, stored, with_judge("reward.judge.max_requests=9", "reward.judge.cache=null"))
+    for change in ("reward.judge.model=n", "reward.weights={judge: 2}"):
+        with pytest.raises(ConfigError, match="a run with other settings: reward"):
+            _refuse_other_settings(tmp_path, stored, with_judge(change))

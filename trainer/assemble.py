@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import yaml
 
 from trainer import checkpoints, distributed
-from trainer.config import RUNS, Config, Request
+from trainer.config import RUNS, Config, Request, fields
 from trainer.errors import ConfigError
 from trainer.evaluate import Evaluation, evaluate
 from trainer.loop import Parts
@@ -28,7 +29,9 @@ from trainer.watch.live import Screen
 
 # Settings that may differ when a run goes on: they do not change what a step computes.
 FREE_TO_CHANGE = {"run.dir", "run.steps", "run.epochs", "run.save_every", "run.keep", "run.threads", "run.merge"}
-FREE_TO_CHANGE |= {"eval.problems", "eval.every", "engine.timeout_s"}
+FREE_TO_CHANGE |= {"eval.problems", "eval.every", "engine.timeout_s", "reward.timeout"}
+FREE_TO_CHANGE |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "timeout_s", "retries", "backoff_s")}
+FREE_TO_CHANGE |= {f"reward.judge.{key}" for key in ("max_requests", "max_tokens", "cache")}
 PACKAGES = ("octet-grpo", "torch", "deepspeed", "transformers", "peft")
 
 
@@ -110,7 +113,12 @@ def _refuse_other_settings(folder: Path, stored: dict[str, Any], config: Config)
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    return {f"{section}.{key}": value for section, values in settings.items() for key, value in values.items()}
+    """Every setting as `section.key`; None where an older version did not have it."""
+
+    def inside(part: Any, name: str) -> Any:
+        return part.get(name) if part else None
+
+    return {key: reduce(inside, key.split("."), settings) for key in fields()}
 
 
 def provenance() -> str:

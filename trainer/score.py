@@ -95,8 +95,10 @@ def _open(path: str) -> IO[bytes]:
 def _record(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: not JSON: {error.msg} at character {error.pos + 1}.") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON: {error}") from None
+        raise DataError(f"{where}: not JSON: {error}.") from None
     if not isinstance(record, dict):
         raise DataError(f"{where}: expected an object with `completion` and `answer`, found {line[:60]!r}.")
     return record
