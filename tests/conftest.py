@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer import quiet
 from trainer.types import Completion, Problem, Prompt, Score, ScoredGroup, TrainingRow
 
 ROOT = Path(__file__).parent.parent
@@ -16,6 +17,12 @@ NANO = ROOT / "trainer" / "nano"
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The messages that a run silences by name are not errors here either."""
+    quiet.quiet()
+    config.addinivalue_line("filterwarnings", "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from trainer.rewards.graders import make_scorer
 from trainer.rewards.scorer import Scorer
 from trainer.types import Completion, Problem, Prompt, Score
 
-TASK = SimpleNamespace(name="made up", answer_style="gsm8k")
+TASK = SimpleNamespace(name="made up", prompt_style="chat", answer_style="gsm8k")
 PROBLEM = Problem("p/7", "What is 3 * 4?", "12", "3 * 4 = 12\n#### 12", {"level": "easy"})
 PROMPT = Prompt(PROBLEM, "Question: What is 3 * 4?", (1, 2))
 

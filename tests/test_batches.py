@@ -15,7 +15,6 @@ PAD = 0
 def test_a_row_is_shifted_and_only_its_completion_is_trained_on():
     batch = to_tensors([TrainingRow([5, 6], [7, 2], [-0.1, -0.2], 1.5), TrainingRow([5], [8], [-0.3], -0.5)], PAD)
     assert batch.inputs_BT.tolist() == [[5, 6, 7], [5, PAD, PAD]]
-    assert batch.attention_BT.tolist() == [[1, 1, 1], [1, 0, 0]]
     assert batch.targets_BT.tolist() == [[6, 7, 2], [8, PAD, PAD]]
     assert batch.mask_BT.tolist() == [[False, True, True], [True, False, False]]
     torch.testing.assert_close(batch.sampled_logprobs_BT, torch.tensor([[0, -0.1, -0.2], [-0.3, 0, 0]]))

@@ -74,11 +74,11 @@ def test_records_that_do_not_have_the_same_columns(mine):
 CHAT = [{"role": "user", "content": "3 * 4?"}]
 
 
-@pytest.mark.parametrize("setting, extra, prompt", [
-    ("auto", {"prompt": CHAT}, CHAT),
-    ("chat", {}, [{"role": "user", "content": "What is 3 * 4?"}]),
+@pytest.mark.parametrize("setting, messages, prompt", [
+    ("auto", tuple(CHAT), CHAT),
+    ("chat", (), [{"role": "user", "content": "What is 3 * 4?"}]),
 ])  # fmt: skip
-def test_functions_for_chats_run_unchanged(mine, setting, extra, prompt):
+def test_functions_for_chats_run_unchanged(mine, setting, messages, prompt):
     """The reward of TRL's documentation, word for word in its way of reading a completion."""
     scorer = mine(
         "import re\nseen = {}\n"
@@ -88,7 +88,7 @@ def test_functions_for_chats_run_unchanged(mine, setting, extra, prompt):
         "    return [1.0 if re.match(r'^<think>.*?</think>', content) else 0.0 for content in contents]\n",
         f"reward.custom_format={setting}",
     )
-    problem = Prompt(replace(PROBLEM, extra=extra), "text", ())
+    problem = Prompt(replace(PROBLEM, messages=messages), "text", ())
     scores = scorer.score(problem, [answer("<think>a</think>b"), answer("b")]).scores
     assert [score.components["score"] for score in scores] == [1.0, 0.0]
     assert seen_by(scorer)["prompts"] == [prompt] * 2
@@ -96,7 +96,7 @@ def test_functions_for_chats_run_unchanged(mine, setting, extra, prompt):
 
 def test_texts_even_where_the_data_has_messages(mine):
     scorer = mine(SEEN, "reward.custom_format=text")
-    scorer.score(Prompt(replace(PROBLEM, extra={"prompt": CHAT}), "text", ()), [answer("a")])
+    scorer.score(Prompt(replace(PROBLEM, messages=tuple(CHAT)), "text", ()), [answer("a")])
     assert (seen_by(scorer)["prompts"], seen_by(scorer)["completions"]) == (["text"], ["a"])
 
 

@@ -141,7 +141,7 @@ def test_a_wrong_name_is_answered_before_torch_is_loaded():
 # ---------------------------------------------------------------------------------------------------------- symbolic
 
 needs_math = pytest.mark.skipif(isolated.importlib.util.find_spec("math_verify") is None, reason="needs math-verify")
-MATHS = SimpleNamespace(name="maths", answer_style="boxed", symbolic=True)
+MATHS = SimpleNamespace(name="maths", prompt_style="boxed", answer_style="boxed", symbolic=True)
 
 
 def algebra(scorer: Scorer, text: str, gold: str) -> float:
@@ -245,6 +245,7 @@ def test_the_metrics_of_a_step_hold_what_the_rewards_measured():
     parts = SimpleNamespace(
         config=resolve(None), total_steps=9, held_out=[], scorer=scorer, journal=journal,
         screen=SimpleNamespace(step=lambda step, metrics: None),
+        course=SimpleNamespace(is_due=lambda step, total: False, has_stopped_rising=False),
     )  # fmt: skip
     loop.record(parts, 1, groups, None, Tally(), Phases())
     assert written["reward/format"] == 1.0

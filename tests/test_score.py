@@ -144,6 +144,31 @@ def test_rewards_of_ones_own_see_the_other_columns(score, tmp_path):
     assert [(one["hard"], one["reward"]) for one in out] == [(3.0, 4.0), (4.0, 5.0)]
 
 
+def test_functions_see_a_conversation(score, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def chat(prompts, completions, **c):\n"
+        "    return [float(p[0]['content'] == 'q' and c[0]['content'] == 'a') for p, c in zip(prompts, completions)]"
+    )
+    line = {"completion": "a", "answer": "1", "prompt": [{"role": "user", "content": "q"}]}
+    _, (one,), said = score(line, options=(f"reward.custom={tmp_path}/mine.py:chat",))
+    assert one["chat"] == 1.0, said
+
+
+@pytest.mark.parametrize(
+    "options, completion, gold",
+    [
+        (("--task", "math", "reward.symbolic=false"), r"It is \boxed{1/2}.", r"So \boxed{\frac{1}{2}}"),
+        (("--task", "multiple_choice"), "Answer: C", "C"),
+        (("--task", "records", "prompt.answer=boxed"), r"It is \boxed{7}.", "7"),
+        (("prompt.style=r1_zero",), "So.</think><answer>7</answer>", "7"),
+    ],
+)
+def test_every_task_and_style_has_its_own_place_for_the_answer(score, options, completion, gold):
+    status, out, said = score({"completion": completion, "answer": gold}, options=options)
+    assert status == 0, said
+    assert out[0]["correct_strict"]
+
+
 def test_an_error_in_a_function_names_the_line_of_the_file(score, tmp_path):
     (tmp_path / "mine.py").write_text("def bad(completions, **c): return [int(text) for text in completions]")
     lines = [{"completion": text, "answer": "1"} for text in ("1", "one")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,22 +18,25 @@ import yaml
 
 from trainer import checkpoints, distributed
 from trainer.config import RUNS, Config, Request, fields
+from trainer.course import Course
 from trainer.errors import ConfigError
 from trainer.evaluate import Evaluation, evaluate
 from trainer.loop import Parts
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype, stop_tokens
 from trainer.rewards.graders import make_scorer, make_verifier, worked
 from trainer.samplers.hf import HfSampler
-from trainer.tasks.base import Task, evaluation_problems, make_task, training_problems
+from trainer.tasks.base import Task, evaluation_problems, make_task, notes, training_problems
+from trainer.tasks.curriculum import CURRICULA
 from trainer.tasks.prompts import Prompter
+from trainer.types import Draws
 from trainer.watch.journal import Journal
 from trainer.watch.live import Screen
 
 # Settings that may differ when a run goes on: they do not change what a step computes.
 FREE_TO_CHANGE = {"run.dir", "run.steps", "run.epochs", "run.save_every", "run.keep", "run.threads", "run.merge"}
-FREE_TO_CHANGE |= {"eval.problems", "eval.every", "engine.timeout_s", "reward.timeout"}
+FREE_TO_CHANGE |= {"eval.problems", "eval.every", "eval.metric", "eval.patience", "engine.timeout_s"}
 FREE_TO_CHANGE |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "timeout_s", "retries", "backoff_s")}
-FREE_TO_CHANGE |= {f"reward.judge.{key}" for key in ("max_requests", "max_tokens", "cache")}
+FREE_TO_CHANGE |= {"reward.judge.max_requests", "reward.judge.max_tokens", "reward.judge.cache", "reward.timeout"}
 PACKAGES = ("octet-grpo", "torch", "deepspeed", "transformers", "peft")
 
 
@@ -42,33 +47,53 @@ def build(request: Request) -> Parts:
     config, device = request.config, distributed.device()
     folder = open_folder(request)
     task = make_task(config.task)
+    training = training_problems(task, config.task, config.run.seed)  # bad data is answered before a model loads
     tokenizer = load_tokenizer(config.model)
     prompter = Prompter(tokenizer, config.prompt, task)
-    problems = prompter.fitting(training_problems(task, config.task, config.run.seed))
+    problems = prompter.fitting(training)
     scorer = make_scorer(config, task, distributed.world_size())
     scorer.rehearse(prompter.prompt(problems[0]), worked(problems[0]))
     total_steps = config.total_steps(len(problems))
+    curriculum = CURRICULA[config.task.curriculum](problems, config.rollout.problems, config.run.seed, total_steps)
+    held_out = held_out_prompts(config, task, prompter)
     dtype = resolve_dtype(config.model.dtype, device)
     torch.manual_seed(config.run.seed)  # the adapter's first values
     model = add_adapter(load_model(config.model, dtype, device), config.lora)
     policy = DeepSpeedPolicy(model, config, dtype, total_steps)
-    first_step = checkpoints.resume(policy, folder)
+    first_step = checkpoints.resume(policy, folder, curriculum)
+    journal = Journal(folder, first_step) if distributed.is_main() else None
+    screen = Screen(total_steps, first_step, quiet=not distributed.is_main(), stderr=request.json)
+    report_data(folder, screen, task, len(problems), len(training) - len(problems), len(held_out))
     return Parts(
         config=config,
         folder=folder,
         device=device,
         pad_token=tokenizer.pad_token_id,
         problems=problems,
-        held_out=held_out_prompts(config, task, prompter),
+        curriculum=curriculum,
+        held_out=held_out,
         prompter=prompter,
         sampler=HfSampler(model, tokenizer, stop_tokens(tokenizer, model), config.rollout.rows),
         scorer=scorer,
         policy=policy,
-        journal=Journal(folder, first_step) if distributed.is_main() else None,
-        screen=Screen(total_steps, first_step, quiet=not distributed.is_main(), stderr=request.json),
+        journal=journal,
+        screen=screen,
+        course=Course(folder, config.eval, len(held_out), first_step),
         first_step=first_step,
         total_steps=total_steps,
     )
+
+
+def report_data(folder: Path, screen: Screen, task: Task, training: int, too_long: int, held_out: int) -> None:
+    """What was read and what was left out, on the screen and in the run folder."""
+    said = notes(task)
+    if too_long:
+        said.append(f"training problems left out because they are longer than prompt.max_tokens: {too_long}")
+    for note in said:
+        screen.say(f"data: {note}")
+    if distributed.is_main():
+        facts = {"task": task.name, "training_problems": training, "held_out": held_out, "notes": said}
+        (folder / "data.json").write_text(json.dumps(facts, indent=2) + "\n")
 
 
 def held_out_prompts(config: Config, task: Task, prompter: Prompter) -> list[Any]:
@@ -77,13 +102,14 @@ def held_out_prompts(config: Config, task: Task, prompter: Prompter) -> list[Any
     return [prompter.prompt(problem) for problem in prompter.fitting(evaluation_problems(task, config.eval.problems))]
 
 
-def evaluate_model(name: str, model: Any, tokenizer: Any, config: Config) -> Evaluation:
+def evaluate_model(name: str, model: Any, tokenizer: Any, config: Config, draws: Draws | None = None) -> Evaluation:
     """A model that is not being trained, on the held-out problems of the configuration."""
     task = make_task(config.task)
     prompter = Prompter(tokenizer, config.prompt, task)
     sampler = HfSampler(model, tokenizer, stop_tokens(tokenizer, model), config.rollout.rows)
     scorer = make_verifier(config, task)
-    return evaluate(name, sampler, scorer, held_out_prompts(config, task, prompter), config.rollout.max_new_tokens)
+    prompts = held_out_prompts(config, task, prompter)
+    return evaluate(name, sampler, scorer, prompts, config.rollout.max_new_tokens, draws)
 
 
 # ---------------------------------------------------------------- the run folder
@@ -133,8 +159,8 @@ def provenance() -> str:
 
 @contextmanager
 def process_group(config: Config) -> Iterator[None]:
-    threads = config.run.threads or (None if torch.cuda.is_available() else 1)
-    if threads:
+    shared = None if torch.cuda.is_available() else max(1, len(os.sched_getaffinity(0)) // distributed.world_size())
+    if threads := config.run.threads or shared:
         torch.set_num_threads(threads)
     distributed.connect(config.engine.timeout_s)
     try:

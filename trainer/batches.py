@@ -42,7 +42,6 @@ def to_tensors(rows: Sequence[TrainingRow], pad_token: int) -> TrainingBatch:
     before = [len(row.prompt) - 1 for row in rows]
     return TrainingBatch(
         inputs_BT=_pad([row[:-1] for row in tokens], width, pad_token),
-        attention_BT=_pad([[1] * (len(row) - 1) for row in tokens], width, 0),
         targets_BT=_pad([row[1:] for row in tokens], width, pad_token),
         mask_BT=_pad([[0] * n + [1] * len(row.completion) for n, row in zip(before, rows)], width, 0).bool(),
         sampled_logprobs_BT=_pad([[0.0] * n + [*row.logprobs] for n, row in zip(before, rows)], width, 0.0),

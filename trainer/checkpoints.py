@@ -2,11 +2,11 @@
 
     checkpoints/step_000100/adapter/      PEFT format, usable by itself
                             engine/       optimizer state and master weights of each rank
-                            state.json    the step to go on with
+                            state.json    the step to go on with, and what the curriculum has learned
     checkpoints/latest                    link to the last whole one
 
 A checkpoint is written under a temporary name and renamed when every rank is done. Problems and random numbers of a
-step follow from the seed, the step and the rank, so there is no cursor and no generator state to keep.
+step follow from the seed, the step, the rank and the curriculum, so there is no cursor and no generator state to keep.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from trainer import distributed
 from trainer.errors import CheckpointError
@@ -29,7 +29,15 @@ class Saveable(Protocol):
     def save_adapter(self, folder: Path) -> None: ...
 
 
-def save(policy: Saveable, run_folder: Path, step: int, keep: int) -> None:
+class Stateful(Protocol):
+    """What a curriculum has learned, the same on every rank."""
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load(self, state: dict[str, Any]) -> None: ...
+
+
+def save(policy: Saveable, run_folder: Path, step: int, keep: int, curriculum: Stateful) -> None:
     """Every rank calls it, after `step` updates."""
     final = run_folder / "checkpoints" / f"step_{step:06d}"
     partial = final.with_name(f"{final.name}.partial")
@@ -40,7 +48,8 @@ def save(policy: Saveable, run_folder: Path, step: int, keep: int) -> None:
     policy.save(partial)
     if distributed.is_main():
         policy.save_adapter(partial / "adapter")
-        (partial / "state.json").write_text(json.dumps({"step": step, "ranks": distributed.world_size()}))
+        state = {"step": step, "ranks": distributed.world_size(), "curriculum": curriculum.state()}
+        (partial / "state.json").write_text(json.dumps(state))
     distributed.barrier()
     if distributed.is_main():
         _publish(partial, final)
@@ -53,7 +62,7 @@ def latest(run_folder: Path) -> Path | None:
     return link.resolve() if link.exists() else None
 
 
-def resume(policy: Saveable, run_folder: Path) -> int:
+def resume(policy: Saveable, run_folder: Path, curriculum: Stateful) -> int:
     """Load the last whole checkpoint, if there is one; the number of updates that are done."""
     folder = latest(run_folder)
     if folder is None:
@@ -70,6 +79,7 @@ def resume(policy: Saveable, run_folder: Path) -> int:
             "The optimizer state is split over the ranks: start with as many."
         )
     policy.load(folder)
+    curriculum.load(state["curriculum"])
     return int(state["step"])
 
 

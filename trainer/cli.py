@@ -2,6 +2,7 @@
 
 octet eval   how good a model is, with or without an adapter
 octet merge  the adapter of a run, merged into its base
+octet task   the problems of a task, and what a model sees of them
 octet score  the rewards of completions from a file
 octet play   write an answer yourself and see its rewards
 """
@@ -9,13 +10,18 @@ octet play   write an answer yourself and see its rewards
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 
 from trainer import hub, quiet
 from trainer.config import Config, resolve
 from trainer.errors import CheckpointError, ConfigError, OctetError
+from trainer.types import Draws
+
+SAMPLE_TEMPERATURE = 0.7
 
 
 def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
@@ -35,7 +41,8 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    parsers = {"eval": _eval_parser, "merge": _merge_parser, "score": _score_parser, "play": _play_parser}
+    parsers = {"eval": _eval_parser, "merge": _merge_parser, "task": _task_parser}
+    parsers |= {"score": _score_parser, "play": _play_parser}
     if not arguments or arguments[0] not in parsers:
         print(f"{(__doc__ or '').strip()}\n\nEach has --help. Training is ./run_deepspeed.sh.")
         sys.exit(0 if arguments in (["-h"], ["--help"]) else 2)
@@ -44,9 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _eval_parser() -> argparse.ArgumentParser:
-    parser = _parser("eval", "Greedy accuracy on held-out problems, with a 95 % interval.", _eval)
+    parser = _parser("eval", "Accuracy on held-out problems, greedy and sampled, with 95 % intervals.", _eval)
     parser.add_argument("--adapter", type=Path, help="the adapter folder of a run; its base is evaluated beside it")
+    parser.add_argument("--merged", type=Path, help="the merged folder of a run, to be evaluated beside its base")
     parser.add_argument("--problems", type=int, help="how many held-out problems")
+    parser.add_argument("--samples", type=int, metavar="K", help="sampled answers too: avg@K, maj@K and pass@K")
+    parser.add_argument("--temperature", type=float, help=f"of the sampled answers (default {SAMPLE_TEMPERATURE})")
+    parser.add_argument("--trials", type=int, metavar="T", help="sample all of it T times: mean and standard deviation")
+    parser.add_argument("--out", type=Path, help="where eval.json, eval.md and the answers go; see docs/evaluation.md")
     return parser
 
 
@@ -55,6 +67,25 @@ def _merge_parser() -> argparse.ArgumentParser:
     parser.add_argument("--adapter", type=Path, required=True, help="the adapter folder of a run")
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     parser.add_argument("--problems", type=int, default=32, help="held-out problems for the comparison (default 32)")
+    return parser
+
+
+def _task_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="octet task", description="Print the exact text and token count that a model sees.", allow_abbrev=False
+    )
+    parser.set_defaults(command=_task)
+    parser.add_argument("action", choices=["show"])
+    parser.add_argument("task", help="nano, gsm8k, math, multiple_choice or records")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as task.path=my.jsonl")
+    parser.add_argument("-n", type=int, default=3, help="how many problems to print (default 3)")
+    parser.add_argument("--split", choices=["train", "test"], default="train", help="which problems (default train)")
+    parser.add_argument("--model", default="nano", help="whose tokenizer: a hub id, a folder, or nano (default)")
+    parser.add_argument("--preset", help="take the other settings from this preset")
+    parser.add_argument("--style", help="the same as prompt.style=STYLE")
+    parser.add_argument("--data-dir", help="the same as task.data_dir=FOLDER")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 
 
@@ -76,7 +107,7 @@ def _light_parser(
     """For commands that need no model."""
     parser = argparse.ArgumentParser(prog=f"octet {name}", description=description, allow_abbrev=False)
     parser.set_defaults(command=command, data_dir=None)
-    parser.add_argument("--task", help="nano (default) or gsm8k")
+    parser.add_argument("--task", help="nano (default), gsm8k, math, multiple_choice or records")
     parser.add_argument("--preset", help="take the other settings from this preset, or from the config.yaml of a run")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
@@ -94,7 +125,7 @@ def _parser(name: str, description: str, command: Callable[[argparse.Namespace],
     parser = argparse.ArgumentParser(prog=f"octet {name}", description=description, allow_abbrev=False)
     parser.set_defaults(command=command)
     parser.add_argument("--model", help="a hub id, a folder, or nano; by default the base of --adapter, else nano")
-    parser.add_argument("--task", help="nano or gsm8k")
+    parser.add_argument("--task", help="nano, gsm8k, math, multiple_choice or records")
     parser.add_argument("--preset", help="take the other settings from this preset")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -103,10 +134,39 @@ def _parser(name: str, description: str, command: Callable[[argparse.Namespace],
 
 
 def _eval(options: argparse.Namespace) -> None:
+    if options.merged and not (options.merged / "config.json").is_file():
+        raise CheckpointError(f"--merged {options.merged}: there is no config.json in it. Name a folder with a model.")
     config = _settings(options)
+    draws, out = _draws(options, config.run.seed), options.out or _default_out(options, config)
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: it is a file. Name a folder.")
     from trainer import commands
 
-    commands.evaluate(config, options.adapter, as_json=options.json)
+    commands.evaluate(config, commands.Models(options.adapter, options.merged), draws, out, as_json=options.json)
+
+
+def _draws(options: argparse.Namespace, seed: int) -> Draws | None:
+    """How to sample; None when neither samples nor trials nor a temperature was asked for."""
+    if options.samples is options.trials is options.temperature is None:
+        return None
+    for name in ("samples", "trials"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name} {value}: it must be at least 1. Leave it out for greedy answers only.")
+    temperature = SAMPLE_TEMPERATURE if options.temperature is None else options.temperature
+    if not 0 < temperature < inf:
+        raise ConfigError(
+            f"--temperature {temperature:g}: samples need one above 0. Greedy answers are always there: leave it out."
+        )
+    return Draws(options.samples or 1, temperature, options.trials or 1, seed)
+
+
+def _default_out(options: argparse.Namespace, config: Config) -> Path:
+    """The run folder of the adapter, else `eval-<name>` here."""
+    trained = options.adapter or options.merged
+    if trained and (trained.parent / "config.yaml").is_file():
+        return Path(trained.parent)
+    return Path(f"eval-{(trained or Path(config.model.name)).resolve().name}")
 
 
 def _merge(options: argparse.Namespace) -> None:
@@ -116,6 +176,17 @@ def _merge(options: argparse.Namespace) -> None:
     from trainer import commands
 
     commands.merge(config, options.adapter, options.out, as_json=options.json)
+
+
+def _task(options: argparse.Namespace) -> None:
+    named = {"model.name": options.model, "task.name": options.task}
+    named |= {"prompt.style": options.style, "task.data_dir": options.data_dir}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
+    config = resolve(options.preset, None, [*overrides, *options.overrides])
+    hub.check(config)
+    from trainer import task_command
+
+    task_command.show(config, options.split, options.n, as_json=options.json)
 
 
 def _score(options: argparse.Namespace) -> None:
@@ -157,11 +228,15 @@ def _settings(options: argparse.Namespace) -> Config:
 
 
 def _preset_for(options: argparse.Namespace) -> str | None:
-    run = options.adapter.parent / "config.yaml" if options.adapter else None
+    trained = options.adapter or getattr(options, "merged", None)
+    run = trained.parent / "config.yaml" if trained else None
     if run and run.is_file():
         return str(run)
-    if options.adapter and not options.model:
-        raise ConfigError(
-            f"--adapter {options.adapter}: it has no run's config.yaml beside it. Name its base: --model."
-        )
+    if trained and not options.model:
+        flag = "--adapter" if options.adapter else "--merged"
+        raise ConfigError(f"{flag} {trained}: it has no run's config.yaml beside it. Name its base: --model.")
     return "nano" if options.model in (None, "nano") else None
+
+
+if __name__ == "__main__":
+    main()

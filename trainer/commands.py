@@ -3,26 +3,56 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from trainer import assemble, distributed, export
+from trainer import assemble, distributed, export, results
+from trainer.comparison import Comparison, agreement
 from trainer.config import Config
-from trainer.evaluate import Evaluation, agreement, verdict
+from trainer.evaluate import Evaluation
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype
 from trainer.policy.lora import load_adapter
 from trainer.quiet import no_progress_bars
+from trainer.results import flip_lines
+from trainer.types import Draws
 from trainer.watch.live import Screen
 
 
-def evaluate(config: Config, adapter: Path | None, as_json: bool) -> None:
-    """The model of the configuration; with an adapter, the base and the adapted model side by side."""
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What is evaluated beside the model of the configuration."""
+
+    adapter: Path | None = None
+    merged: Path | None = None
+
+
+def evaluate(config: Config, models: Models, draws: Draws | None, out: Path, as_json: bool) -> None:
+    """The model of the configuration; the same with an adapter and a merged model, if there are such, beside it."""
+    evaluations = list(_evaluations(config, models, draws))
+    named = {name: str(path) for name, path in asdict(models).items() if path}
+    settings = {**results.settings_of(config), **named}
+    results.write(out, settings, evaluations)
+    flips = [line for pair in pairwise(evaluations) for line in flip_lines(Comparison(*pair))]
+    said = [*results.verdicts(evaluations), *flips, f"written to {out}: {results.FILES}"]
+    if models.adapter and models.merged:
+        said.insert(0, f"merged against adapter: {agreement(evaluations[1], evaluations[2])}")
+    _answer({**results.document(settings, evaluations), "out": str(out), "said": said}, evaluations, as_json)
+
+
+def _evaluations(config: Config, models: Models, draws: Draws | None) -> Iterator[Evaluation]:
+    """One model after the other, so that only one is in memory."""
     model, tokenizer = _load(config)
-    evaluations = [assemble.evaluate_model("base" if adapter else "model", model, tokenizer, config)]
-    if adapter:
-        evaluations.append(assemble.evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config))
-    said = [verdict(*evaluations)] if adapter else []
-    _answer({"evaluations": [evaluation.summary() for evaluation in evaluations], "said": said}, evaluations, as_json)
+    alone = models.adapter is None and models.merged is None
+    yield assemble.evaluate_model("model" if alone else "base", model, tokenizer, config, draws)
+    if models.adapter:
+        yield assemble.evaluate_model("adapter", load_adapter(model, models.adapter), tokenizer, config, draws)
+    del model
+    if models.merged:
+        model, tokenizer = _load(config, str(models.merged))
+        yield assemble.evaluate_model("merged", model, tokenizer, config, draws)
 
 
 def merge(config: Config, adapter: Path, out: Path, as_json: bool) -> None:

@@ -66,19 +66,74 @@ class Lora(Section):
 
 
 class TaskSettings(Section):
-    name: Literal["nano", "gsm8k"] = "nano"
-    """`nano` is embedded and made up on the spot; `gsm8k` are 7,473 word problems written by people."""
+    name: Literal["nano", "gsm8k", "math", "multiple_choice", "records"] = "nano"
+    """`nano` is embedded and made up on the spot; the others are read. See `docs/tasks.md`."""
     data_dir: Path | None = None
-    """A folder with `train.jsonl` and `test.jsonl`; without it the data set comes from the hub."""
+    """A folder with `train` and `test` as .jsonl, .csv or .parquet; without it the data set comes from the hub."""
+    path: str | None = None
+    """One .jsonl, .csv or .parquet file, or a data set on the hub such as `owner/name`."""
+    test_path: str | None = None
+    """The held-out problems, named like `task.path`."""
+    subset: str | None = None
+    """Configuration of the data set on the hub."""
+    split: str = "train"
+    """Split of the data set on the hub to train on."""
+    test_split: str | None = None
+    """Split of the data set on the hub to hold out."""
+    question: str | None = None
+    """Column of the question; by default what the task's data set calls it."""
+    answer: str | None = None
+    """Column of the answer. `none`: there is none, and a custom reward judges (`records` only)."""
+    solution: str | None = None
+    """Column of a worked solution, for few-shot examples."""
+    incorrect: tuple[str, ...] = ()
+    """Columns of the wrong choices (`multiple_choice`); a column may hold a list of them."""
+    holdout: float = Field(0.1, gt=0.0, le=1.0)
+    """Share of the problems that is held out where no test set is named."""
+    on_bad_record: Literal["error", "skip"] = "error"
+    """A record that cannot be used ends the run before it starts, or is left out and counted."""
     limit: int | None = Field(None, ge=1)
     """Train on the first so many problems of the shuffled training set."""
+    curriculum: Literal["none", "difficulty", "solve_rate"] = "none"
+    """`difficulty`: easy ones first. `solve_rate`: those solved always or never are drawn less often."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TaskSettings:
+        reads = sorted({"data_dir", "path"} & {key for key, value in self if value is not None})
+        if self.name == "nano" and reads:
+            raise ValueError(f"nano makes up its own problems and reads no {reads[0]}. Write task.name=records")
+        if self.name == "records" and not reads:
+            raise ValueError("records are read from your own data. Write task.path=FILE or task.data_dir=FOLDER")
+        if len(reads) == 2:
+            raise ValueError("problems come from one place. Write either task.path or task.data_dir")
+        if self.path is None and (self.test_path or self.subset or self.test_split):
+            raise ValueError("test_path, subset and test_split belong to a task.path. Write that too")
+        return self
+
+
+PROMPT_STYLES = ("auto", "chat", "r1_zero", "gsm8k", "boxed", "letter", "few_shot")
 
 
 class PromptSettings(Section):
-    style: Literal["auto", "chat", "gsm8k"] = "auto"
-    """How the question is asked (`chat`, `gsm8k`; see `trainer/tasks/prompts.py`). `auto` is the task's own way."""
+    style: str = "auto"
+    """`chat`, `r1_zero`, `gsm8k`, `boxed`, `letter`, `few_shot` or a template file; `auto` is the task's own way."""
+    system: str | None = None
+    """A system message before the question."""
+    shots: int = Field(4, ge=1)
+    """Solved examples of `few_shot`."""
+    answer: Literal["auto", "gsm8k", "boxed", "tags", "letter"] = "auto"
+    """Where a strict answer has to stand (####, \\boxed{}, <answer>, a letter); `auto` follows the style."""
     max_tokens: int = Field(512, ge=1)
     """Problems with a longer prompt are left out, and counted."""
+
+    @field_validator("style")
+    @classmethod
+    def _known_or_file(cls, style: str) -> str:
+        if style in PROMPT_STYLES or Path(style).is_file():
+            return style
+        raise ValueError(
+            f"it is neither a file nor a style.{_nearest(style, PROMPT_STYLES)} Known: {', '.join(PROMPT_STYLES)}"
+        )
 
 
 # Every reward that needs nothing but a weight (components.py), and the language model that grades (judge.py).
@@ -296,6 +351,19 @@ class Eval(Section):
     """Held-out problems, the same ones each time. 0 switches evaluation off."""
     every: int | None = Field(None, ge=1)
     """Steps between evaluations; by default only before the first step and after the last."""
+    metric: Literal["accuracy", "lenient"] = "accuracy"
+    """What makes an adapter the best: answers in the format that was asked for, or in any."""
+    patience: int | None = Field(None, ge=1)
+    """Stop after so many evaluations in a row without a new best; by default never."""
+
+    @model_validator(mode="after")
+    def _patience_needs_evaluations(self) -> Eval:
+        if self.patience is not None and (self.every is None or not self.problems):
+            raise ValueError(
+                f"patience={self.patience} counts evaluations in the course of the run, and there are none. "
+                "Write eval.every=50, and eval.problems above 0"
+            )
+        return self
 
 
 class Config(Section):

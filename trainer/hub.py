@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trainer.config import Config
 from trainer.errors import DataError, ModelError
+from trainer.tasks.base import hub_sets
 
 
 def check(config: Config) -> None:
@@ -19,11 +20,12 @@ def check(config: Config) -> None:
             f"model.name={name}: it is neither a folder nor in the cache ({_cache()}), and the hub cannot be reached. "
             "Connect to the internet, write the path of a local folder, or try --preset nano, which needs no download."
         )
-    if config.task.name == "gsm8k" and config.task.data_dir is None and not _can_download("datasets", "openai/gsm8k"):
-        raise DataError(
-            f"task.name=gsm8k: openai/gsm8k is not in the cache ({_cache()}), and the hub cannot be reached. "
-            "Connect to the internet, or write task.data_dir=FOLDER with train.jsonl and test.jsonl."
-        )
+    for data in hub_sets(config.task):
+        if not _can_download("datasets", data.name):
+            raise DataError(
+                f"task.name={config.task.name}: {data.name} is not in the cache ({_cache()}), and the hub cannot be "
+                "reached. Connect to the internet, or write task.data_dir=FOLDER with train.jsonl and test.jsonl."
+            )
 
 
 def _is_local(name: str) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from trainer import assemble, distributed, export
+from trainer import assemble, distributed, export, results
+from trainer.comparison import agreement
 from trainer.config import Config, Request
-from trainer.evaluate import Evaluation, agreement, verdict
+from trainer.course import describe, metrics_of
+from trainer.evaluate import Evaluation
 from trainer.loop import Parts, train
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype
 from trainer.quiet import no_progress_bars
@@ -32,11 +35,7 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, list[Evaluation
     _introduce(parts, request)
     evaluations: list[Evaluation] = []
     if parts.held_out:
-        with parts.policy.as_base():
-            evaluations.append(parts.evaluate("base"))
-        parts.screen.say(
-            f"base model: {evaluations[0].accuracy:.1%} of {len(parts.held_out)} held-out problems correct"
-        )
+        evaluations.append(_evaluate_base(parts))
     try:
         train(parts)
     finally:
@@ -44,11 +43,41 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, list[Evaluation
         if parts.journal:
             parts.journal.close()
     if parts.held_out:
-        evaluations.append(parts.evaluate("trained"))
+        last = parts.course.last or parts.evaluate("trained")  # a finished run that is resumed has done no step
+        evaluations.append(replace(last, name="trained"))
+    for line in _of_the_best(parts):
+        parts.screen.say(line)
     if distributed.is_main():
         parts.policy.save_adapter(parts.folder / "adapter")
     distributed.barrier()
     return parts.folder, parts.screen, evaluations
+
+
+def _evaluate_base(parts: Parts) -> Evaluation:
+    """The same weights with the adapter off. It is step 0 of the curves."""
+    with parts.policy.as_base():
+        base = parts.evaluate("base")
+    parts.screen.say(f"base model: {describe(base)}")
+    if parts.journal and parts.first_step == 0:
+        parts.journal.metrics(0, metrics_of(base))
+    return base
+
+
+def _of_the_best(parts: Parts) -> Iterator[str]:
+    """Which step was the best, when it was not the last, and why the run ended early."""
+    course, kept = parts.course, parts.course.kept
+    if not course.milestones or kept is None:
+        return
+    last, metric = course.milestones[-1], parts.config.eval.metric
+    if course.has_stopped_rising and last.step < parts.total_steps:
+        patience = parts.config.eval.patience
+        yield f"stopped after step {last.step}: {patience} evaluations without a new best (eval.patience={patience})"
+    if kept["step"] != last.step:
+        yield (
+            f"step {kept['step']} was best: {metric} {kept[metric]:.1%}, against {last.value:.1%} after step "
+            f"{last.step}. Its adapter is in {course.folder}/best; of {len(course.milestones)} evaluations on the same "
+            "problems the highest is partly luck"
+        )
 
 
 def _merge_and_evaluate(config: Config, folder: Path) -> list[Evaluation]:
@@ -80,34 +109,30 @@ def conclude(request: Request, folder: Path, screen: Screen, evaluations: Sequen
     """The table, the verdict, and where everything is."""
     said = []
     if evaluations:
-        write_evaluations(folder, evaluations)
+        results.write(folder, results.settings_of(request.config), evaluations)
         screen.evaluations(evaluations)
-        said.append(verdict(evaluations[0], evaluations[1]))
+        said += results.verdicts(evaluations)[:1]
     if len(evaluations) == 3:
         said.append(f"merged against trained: {agreement(evaluations[1], evaluations[2])}")
     for line in [*said, *_where_everything_is(request.config, folder)]:
         screen.say(line)
     if request.json:
-        summaries = [evaluation.summary() for evaluation in evaluations]
-        print(json.dumps({"run_folder": str(folder), "evaluations": summaries, "said": said}, indent=2))
+        facts = results.document(results.settings_of(request.config), evaluations)
+        print(json.dumps({"run_folder": str(folder), **facts, "said": said}, indent=2))
 
 
 def _where_everything_is(config: Config, folder: Path) -> Iterator[str]:
     yield f"\nrun folder  {folder}"
     yield "  adapter/  the LoRA adapter (PEFT)"
+    if (folder / "best").is_dir():
+        yield "  best/     the adapter of the best evaluation (PEFT)"
     if config.run.merge:
         yield "  merged/   the whole model, for any program that reads transformers models"
-    yield "  metrics.jsonl, samples.jsonl, tensorboard/, eval.json, eval_answers.jsonl, config.yaml, checkpoints/"
+    yield "  metrics.jsonl, samples.jsonl, tensorboard/, config.yaml, checkpoints/"
+    if config.eval.problems:
+        yield f"  {results.FILES}"
     yield "next"
     yield f"  tensorboard --logdir {folder}/tensorboard"
-    yield f"  octet eval --adapter {folder}/adapter --problems 1000"
+    yield f"  octet eval --adapter {folder}/adapter --problems 1000 --samples 8"
     if config.model.name == "nano":
         yield "  ./run_deepspeed.sh --preset 8gb     on a machine with a GPU"
-
-
-def write_evaluations(folder: Path, evaluations: Sequence[Evaluation]) -> None:
-    summaries = [evaluation.summary() for evaluation in evaluations]
-    (folder / "eval.json").write_text(json.dumps(summaries, indent=2) + "\n")
-    with (folder / "eval_answers.jsonl").open("w", encoding="utf-8") as file:
-        for evaluation in evaluations:
-            file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in evaluation.records())

@@ -41,7 +41,7 @@ class LogProbs(nn.Module):
     def forward(self, batch: TrainingBatch) -> Scores:
         causal_lm = self._causal_lm()
         backbone, head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
-        hidden_BTH = backbone(batch.inputs_BT, attention_mask=batch.attention_BT, use_cache=False).last_hidden_state
+        hidden_BTH = backbone(batch.inputs_BT, use_cache=False).last_hidden_state
         logprobs_N, entropy_N = chunked(
             head, hidden_BTH[batch.mask_BT], batch.targets_BT[batch.mask_BT], self.temperature
         )

@@ -22,12 +22,13 @@ from typing import Any, Protocol
 from trainer import checkpoints, distributed
 from trainer.batches import idle_row, pack, rows_of
 from trainer.config import Config
+from trainer.course import Course, describe, metrics_of
 from trainer.evaluate import Evaluation, evaluate
 from trainer.logprobs import Scores
 from trainer.losses import LOSSES, PolicyTerms, total
 from trainer.rewards.scorer import Scorer
 from trainer.rollouts import Sampler, collect
-from trainer.tasks.base import draw
+from trainer.tasks.curriculum import Curriculum, solve_rates
 from trainer.tasks.prompts import Prompter
 from trainer.types import Problem, Prompt, Sampling, ScoredGroup, TrainingBatch
 from trainer.watch.health import Health
@@ -51,6 +52,10 @@ class Update(Protocol):
 
 class Policy(Protocol):
     """What the loop needs of the thing that learns."""
+
+    @property
+    def bad_updates_allowed(self) -> int:
+        """Updates in a row that may be skipped for a gradient that is not finite."""
 
     def score(self, batch: TrainingBatch) -> Scores: ...
 
@@ -78,6 +83,7 @@ class Parts:
     device: Any
     pad_token: int
     problems: Sequence[Problem]
+    curriculum: Curriculum
     held_out: Sequence[Prompt]
     prompter: Prompter
     sampler: Sampler
@@ -85,12 +91,17 @@ class Parts:
     policy: Policy
     journal: Journal | None  # on rank 0
     screen: Screen
+    course: Course
     first_step: int
     total_steps: int
 
     def prompts_of(self, step: int) -> list[Prompt]:
-        problems = draw(self.problems, step, self.config.rollout.problems, self.config.run.seed)
-        return [self.prompter.prompt(problem) for problem in distributed.mine(problems)]
+        return [self.prompter.prompt(problem) for problem in distributed.mine(self.curriculum.draw(step))]
+
+    def observe(self, groups: Sequence[ScoredGroup]) -> None:
+        """Tell the curriculum how every rank did, so that all of them go on drawing the same problems."""
+        for rates in distributed.gather(solve_rates(groups, self.config.reward.answer == "lenient")):
+            self.curriculum.observe(rates)
 
     def sampling_of(self, step: int) -> Sampling:
         """Seeds differ by run, step and rank, and follow from them: a resumed run samples what it would have."""
@@ -104,13 +115,16 @@ class Parts:
 
 def train(parts: Parts) -> None:
     settings = parts.config
-    health = Health(parts.folder, distributed.rank(), parts.policy.fingerprint)
+    health = Health(parts.folder, distributed.rank(), parts.policy)
     for step in range(parts.first_step, parts.total_steps):
+        if parts.course.has_stopped_rising:
+            break
         tally, phases = Tally(), Phases()
         with phases("problem"):
             prompts = parts.prompts_of(step)
         with phases("rollout"):  # the reward is computed beside it
             groups = collect(parts.sampler, parts.scorer, prompts, parts.sampling_of(step))
+            parts.observe(groups)
         with phases("batch"):  # with the advantages in it
             rows = rows_of(worth_training_on(groups, settings), settings.algorithm.advantage)
             batches = pack(rows or [idle_row(groups[0])], settings.optim.tokens_per_micro_batch, parts.pad_token)
@@ -140,7 +154,12 @@ def gradient(parts: Parts, batches: Sequence[TrainingBatch], tokens: float, tall
 def record(
     parts: Parts, step: int, groups: Sequence[ScoredGroup], update: Update | None, tally: Tally, phases: Phases
 ) -> None:
-    """Write the step down, and what is due after it: an evaluation, a checkpoint."""
+    """Write the step down, and do what is due after it: an evaluation, a checkpoint."""
+    course, evaluation = parts.course, None
+    if course.is_due(step, parts.total_steps):
+        with phases("evaluation"):
+            evaluation = parts.evaluate(f"step {step}")
+    is_best = evaluation is not None and course.add(step, evaluation)
     tally_groups(tally, groups)
     tally.merge(parts.scorer.measured())
     metrics = tally.means(distributed.gather)
@@ -148,13 +167,15 @@ def record(
         metrics |= {"lr": update.lr, "skipped": float(update.skipped)}
         metrics |= {} if update.skipped else {"grad_norm": update.grad_norm}
     metrics |= {f"time/{name}": seconds for name, seconds in phases.seconds.items()}
-    run, last = parts.config.run, step == parts.total_steps
-    if parts.held_out and parts.config.eval.every and step % parts.config.eval.every == 0 and not last:
-        evaluation = parts.evaluate(f"step {step}")
-        metrics |= {"eval/accuracy": evaluation.accuracy, "eval/lenient": evaluation.lenient_accuracy}
+    metrics |= metrics_of(evaluation) if evaluation else {}
     if parts.journal:
         parts.journal.metrics(step, metrics)
         parts.journal.samples(step, groups)
     parts.screen.step(step, metrics)
-    if last or step % run.save_every == 0:
-        checkpoints.save(parts.policy, parts.folder, step, run.keep)
+    if evaluation:
+        parts.screen.say(f"after step {step}: {describe(evaluation)}{', the best so far' if is_best else ''}")
+    if is_best and distributed.is_main():
+        course.keep(parts.policy.save_adapter)
+    run, last = parts.config.run, step == parts.total_steps or course.has_stopped_rising
+    if last or is_best or step % run.save_every == 0:  # with a new best, so that no run resumes before its best
+        checkpoints.save(parts.policy, parts.folder, step, run.keep, parts.curriculum)

@@ -16,6 +16,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -112,15 +113,21 @@ def _sample(record: dict[str, Any], where: str) -> Sample:
         answer = str(answer)
     if not isinstance(answer, str) or not (gold := gold_of(answer)):
         raise DataError(f"{where}: `answer` is {answer!r:.60}. Write the gold answer, or a solution that ends with it.")
+    completed = Completion(_tokens(record, where), (), completion, truncated=False)
+    return _prompt(record, Problem(str(record.get("id", where)), "", gold, answer, record)), completed
+
+
+def _prompt(record: dict[str, Any], problem: Problem) -> Prompt:
+    """`prompt` is a text or a list of chat messages."""
     question = record.get("question", record.get("prompt", ""))
-    problem = Problem(str(record.get("id", where)), _text(question), gold, answer, record)
-    return Prompt(problem, _text(record.get("prompt", question)), ()), Completion(
-        _tokens(record, where), (), completion, False
-    )
+    prompt = record.get("prompt", question)
+    is_chat = isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt)
+    asked = replace(problem, question=_text(question), messages=tuple(prompt) if is_chat else ())
+    return Prompt(asked, _text(prompt), ())
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)  # chat messages
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _tokens(record: dict[str, Any], where: str) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ class Problem:
     gold: str
     solution: str = ""  # a worked solution, for few-shot examples; may be empty
     extra: Mapping[str, Any] = field(default_factory=dict)  # other columns, handed to custom rewards
+    messages: tuple[Mapping[str, Any], ...] = ()  # the conversation, where the data set brings one
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,16 @@ class Sampling:
     group: int
     temperature: float
     max_new_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How an evaluation samples beside its greedy answers: so many of each problem, all of it so many times over."""
+
+    samples: int
+    temperature: float
+    trials: int
     seed: int
 
 
@@ -127,10 +138,11 @@ class TrainingBatch:
         inputs_BT   5  6  7
         targets_BT  6  7  2
         mask_BT     0  1  1     only completion tokens are trained on
+
+    Padding stands on the right, where causal attention never looks, so there is no attention mask.
     """
 
     inputs_BT: Tensor
-    attention_BT: Tensor  # 1 where inputs_BT holds a token, 0 on the right where it is padding
     targets_BT: Tensor
     mask_BT: Tensor  # bool: this target is a completion token
     sampled_logprobs_BT: Tensor  # the sampler's, 0 outside the mask

@@ -26,12 +26,16 @@ class Update(NamedTuple):
     skipped: bool  # the gradient was not finite, so nothing moved
 
 
+PATIENCE = {"fp16": 24}  # fp16 starts with a loss scale of 2 ** 16 and halves it until gradients are finite
+
+
 class DeepSpeedPolicy:
     """The model with its adapter inside the engine. One `update` is one reduction over the ranks and one step."""
 
     def __init__(self, model: Any, config: Config, dtype: str, total_steps: int) -> None:
         self.model = model
         self.total_steps = total_steps
+        self.bad_updates_allowed = PATIENCE.get(dtype, 3)
         self.config = config
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         settings = ds_config.fill(ds_config.read(config.engine.ds_config), dtype, config.optim.max_grad_norm)

@@ -10,7 +10,7 @@ import peft
 import torch
 
 from trainer.config import Lora
-from trainer.errors import ConfigError
+from trainer.errors import CheckpointError, ConfigError
 
 TARGETS: dict[str, Any] = {"attention": ["q_proj", "k_proj", "v_proj", "o_proj"], "all": "all-linear"}
 
@@ -39,7 +39,14 @@ def add_adapter(model: Any, settings: Lora) -> Any:
 
 def load_adapter(model: Any, folder: Path) -> Any:
     """The model with the adapter of a run, for reading only."""
-    return peft.PeftModel.from_pretrained(model, str(folder))
+    try:
+        return peft.PeftModel.from_pretrained(model, str(folder))
+    except (OSError, RuntimeError, ValueError) as error:  # a file is missing, a shape differs, a module is not there
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"{folder}: it does not fit this model ({reason}). Name the base that it was trained on; it stands in "
+            "adapter_config.json."
+        ) from error
 
 
 def merged(model: Any, folder: Path) -> Any:

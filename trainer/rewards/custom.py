@@ -32,6 +32,7 @@ from trainer.config import Reward, function_name
 from trainer.errors import ConfigError, RewardError
 from trainer.rewards.components import Reading
 from trainer.rewards.scorer import Meter
+from trainer.types import Problem
 
 GRACE_S = 5.0
 SHOWN = 200  # characters of a completion in an error
@@ -140,13 +141,13 @@ class Custom:
     def _texts(self, readings: Sequence[Reading]) -> dict[str, Any]:
         texts = [reading.completion.text for reading in readings]
         ids = [list(reading.completion.tokens) for reading in readings]
-        if self.format == "text" or (self.format == "auto" and messages(readings[0]) is None):
+        if self.format == "text" or (self.format == "auto" and not readings[0].problem.messages):
             return {
                 "prompts": [reading.prompt.text for reading in readings],
                 "completions": texts,
                 "completion_ids": ids,
             }
-        prompts = [messages(one) or [{"role": "user", "content": one.problem.question}] for one in readings]
+        prompts = [_messages(reading.problem) for reading in readings]
         answers = [[{"role": "assistant", "content": text}] for text in texts]
         return {"prompts": prompts, "completions": answers, "completion_ids": ids}
 
@@ -212,10 +213,9 @@ def _record(reading: Reading) -> dict[str, Any]:
     return {**known, "problem_id": problem.id, **own}
 
 
-def messages(reading: Reading) -> list[Any] | None:
-    """The prompt of the record, where it is a list of chat messages."""
-    prompt = reading.problem.extra.get("prompt")
-    return prompt if isinstance(prompt, list) else None
+def _messages(problem: Problem) -> list[dict[str, Any]]:
+    asked = problem.messages or [{"role": "user", "content": problem.question}]
+    return [dict(message) for message in asked]
 
 
 def described(readings: Sequence[Reading]) -> str:

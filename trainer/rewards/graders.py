@@ -12,6 +12,7 @@ from trainer.rewards.isolated import SymbolicPool
 from trainer.rewards.judge import Judge, load_rubric
 from trainer.rewards.scorer import Grader, Scorer
 from trainer.tasks.base import Task
+from trainer.tasks.prompts import answer_style
 from trainer.types import Completion, Problem
 
 
@@ -34,7 +35,7 @@ def make_scorer(config: Config, task: Task, ranks: int = 1) -> Scorer:
 
 def make_verifier(config: Config, task: Task) -> Scorer:
     """Built-in rewards only: what evaluation needs, at no cost."""
-    rules = Rules(config.reward, task.answer_style, config.rollout.max_new_tokens)
+    rules = Rules(config.reward, answer_style(config.prompt, task), config.rollout.max_new_tokens)
     symbolic = config.reward.symbolic
     if symbolic is None:
         symbolic = getattr(task, "symbolic", False)

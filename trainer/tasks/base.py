@@ -8,6 +8,8 @@ from typing import Protocol
 
 from trainer.config import TaskSettings
 from trainer.errors import DataError
+from trainer.tasks.data import DataTask, normalised
+from trainer.tasks.sources import HubSet
 from trainer.types import Problem
 
 
@@ -39,10 +41,34 @@ def _nano(settings: TaskSettings) -> Task:
 def _gsm8k(settings: TaskSettings) -> Task:
     from trainer.tasks.gsm8k import Gsm8kTask
 
-    return Gsm8kTask(settings.data_dir)
+    return Gsm8kTask(settings)
 
 
-TASKS: dict[str, Callable[[TaskSettings], Task]] = {"nano": _nano, "gsm8k": _gsm8k}
+def _math(settings: TaskSettings) -> Task:
+    from trainer.tasks.math import MathTask
+
+    return MathTask(settings)
+
+
+def _multiple_choice(settings: TaskSettings) -> Task:
+    from trainer.tasks.multiple_choice import MultipleChoiceTask
+
+    return MultipleChoiceTask(settings)
+
+
+def _records(settings: TaskSettings) -> Task:
+    from trainer.tasks.records import RecordsTask
+
+    return RecordsTask(settings)
+
+
+TASKS: dict[str, Callable[[TaskSettings], Task]] = {
+    "nano": _nano,
+    "gsm8k": _gsm8k,
+    "math": _math,
+    "multiple_choice": _multiple_choice,
+    "records": _records,
+}
 
 
 def make_task(settings: TaskSettings) -> Task:
@@ -51,8 +77,8 @@ def make_task(settings: TaskSettings) -> Task:
 
 def training_problems(task: Task, settings: TaskSettings, seed: int) -> list[Problem]:
     """The training set in its seeded order, without questions that the test set also asks."""
-    held_out = {problem.question for problem in task.test()}
-    problems = [problem for problem in task.train() if problem.question not in held_out]
+    held_out = {normalised(problem.question) for problem in task.test()}
+    problems = [problem for problem in task.train() if normalised(problem.question) not in held_out]
     random.Random(seed).shuffle(problems)
     problems = problems[: settings.limit]
     if not problems:
@@ -65,6 +91,17 @@ def evaluation_problems(task: Task, count: int) -> list[Problem]:
     problems = list(task.test())
     random.Random(0).shuffle(problems)
     return problems[:count]
+
+
+def notes(task: Task) -> list[str]:
+    """What was left out while the problems were read; nothing for a task that makes its own."""
+    return task.notes() if isinstance(task, DataTask) else []
+
+
+def hub_sets(settings: TaskSettings) -> list[HubSet]:
+    """The data sets on the hub that the task reads."""
+    task = make_task(settings)
+    return task.hub_sets() if isinstance(task, DataTask) else []
 
 
 def draw(problems: Sequence[Problem], step: int, count: int, seed: int) -> list[Problem]:

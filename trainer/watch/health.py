@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trainer.errors import TrainingError
 from trainer.types import TrainingRow
 
-BAD_UPDATES_IN_A_ROW = 3  # non-finite gradients before the run is given up
 DEAD_STEPS_IN_A_ROW = 50  # steps without a live group on any rank
 
 
-class Health:
-    """Sees each step once. `fingerprint` gives a number that changes when the trainable parameters do."""
+class Watched(Protocol):
+    @property
+    def bad_updates_allowed(self) -> int: ...
 
-    def __init__(self, folder: Path, rank: int, fingerprint: Callable[[], float]) -> None:
+    def fingerprint(self) -> float:
+        """A number that changes when the trainable parameters do."""
+
+
+class Health:
+    """Sees each step once."""
+
+    def __init__(self, folder: Path, rank: int, policy: Watched) -> None:
         self.folder = folder
         self.rank = rank
-        self.fingerprint = fingerprint
-        self.before_first_update: float | None = fingerprint()
+        self.policy = policy
+        self.before_first_update: float | None = policy.fingerprint()
         self.bad_updates = 0
         self.dead_steps = 0
 
@@ -38,7 +45,7 @@ class Health:
                 "nothing was learned. Read samples.jsonl: are all answers wrong (easier problems, prompt.style, "
                 "reward.answer=lenient) or all alike (higher rollout.temperature, larger rollout.group_size)?"
             )
-        if self.bad_updates >= BAD_UPDATES_IN_A_ROW:
+        if self.bad_updates >= self.policy.bad_updates_allowed:
             raise TrainingError(
                 f"step {step}: the gradient was not finite {self.bad_updates} times in a row; the batches are in "
                 f"{self.folder}/bad_update_*.json. Lower algorithm.lr, or use model.dtype=bf16 or fp32."
@@ -53,7 +60,7 @@ class Health:
 
     def _must_have_moved(self, step: int) -> None:
         """Once, after the first update."""
-        if self.before_first_update is not None and self.fingerprint() == self.before_first_update:
+        if self.before_first_update is not None and self.policy.fingerprint() == self.before_first_update:
             raise TrainingError(
                 f"step {step}: the update changed no trainable parameter, so this run would end without learning. "
                 "Check that lora.targets names layers of this model and that algorithm.lr is not too small."

@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from trainer.evaluate import CATEGORIES, Evaluation, mcnemar
+from trainer import results
+from trainer.evaluate import Evaluation
 
-SHORT_CATEGORIES = ("wrong", "none")  # wrong answer, no answer
 PERMANENT_LINES = 12  # lines of progress that stay on the screen in the course of a run
 
 
@@ -53,44 +53,29 @@ def progress_line(step: int, total: int, metrics: Mapping[str, float], seconds_l
     """One step in one line, in the order of the loop."""
     minutes, seconds = divmod(round(seconds_left), 60)
     parts = [
-        f"step {step:>{len(str(total))}}/{total}",
-        f"rollout {metrics['time/rollout']:.1f}s {metrics['length']:.0f} tokens each",
+        f"{step:>{len(str(total))}}/{total}",
+        f"rollout {metrics['time/rollout']:.1f}s {metrics['length']:.0f} tokens",
         f"reward {metrics['reward/mean']:.3f}",
-        f"correct {metrics['accuracy/strict']:.3f}",
+        f"correct {metrics['accuracy/strict']:.0%}",
         f"dead {metrics['dead_groups']:.0%}",
     ]
     if "loss" in metrics:
         parts += [
-            f"loss {metrics['loss']:+.4f}",
+            f"loss {metrics['loss']:+.3f}",
             f"entropy {metrics['entropy']:.2f}",
-            f"step {metrics['time/step']:.1f}s grad {metrics['grad_norm']:.2f} lr {metrics['lr']:.1e}",
+            f"step {metrics['time/step']:.1f}s",
         ]
+    if "grad_norm" in metrics:
+        parts.append(f"grad {metrics['grad_norm']:.2f}")
     return "  ".join([*parts, f"{minutes}:{seconds:02d} left"])
 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
-    """Models below one another; gained and lost problems are counted against the first."""
-    table = Table(
-        title=f"Greedy answers to {len(evaluations[0].outcomes)} held-out problems", box=SIMPLE_HEAD, pad_edge=False
-    )
+    """Models side by side; gained and lost problems are counted against the first."""
+    table = Table(title=results.title(evaluations), box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("", no_wrap=True)
-    for name in ("correct", "95 % interval", "lenient", *SHORT_CATEGORIES, "cut off", "gained/lost"):
-        table.add_column(name, justify="right", no_wrap=True)
     for evaluation in evaluations:
-        table.add_row(*_table_row(evaluation, evaluations[0]))
+        table.add_column(evaluation.name, justify="right", no_wrap=True)
+    for row in results.rows(evaluations):
+        table.add_row(*row)
     return table
-
-
-def _table_row(evaluation: Evaluation, first: Evaluation) -> list[str]:
-    low, high = evaluation.interval
-    gained, lost, _ = mcnemar(first.correct, evaluation.correct)
-    summary, problems = evaluation.summary(), len(evaluation.outcomes)
-    return [
-        evaluation.name,
-        f"{evaluation.accuracy:.1%}",
-        f"{low:.1%} - {high:.1%}",
-        f"{evaluation.lenient_accuracy:.1%}",
-        *(f"{summary['categories'][category] / problems:.1%}" for category in CATEGORIES[1:]),
-        f"{summary['truncated']:.1%}",
-        "" if evaluation is first else f"+{gained}/-{lost}",
-    ]

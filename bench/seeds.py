@@ -1,0 +1,63 @@
+"""The shipped default, start to end through the launcher, once for each seed.
+
+python bench/seeds.py --seeds 5 [--json]        writes bench/results/seeds.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from machine import describe
+
+ROOT = Path(__file__).parent.parent
+
+
+def one_run(seed: int, folder: Path) -> dict[str, Any]:
+    began = time.perf_counter()
+    settings = [f"run.seed={seed}", f"run.dir={folder}"]
+    subprocess.run([sys.executable, "-m", "trainer.launch", "--preset", "nano", *settings], check=True, cwd=ROOT)
+    wall = time.perf_counter() - began
+    base, trained, merged = (one["accuracy"] for one in json.loads((folder / "eval.json").read_text()))
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    phases = ("problem", "rollout", "batch", "step")
+    training = sum(record[f"time/{phase}"] for record in metrics for phase in phases)
+    return {
+        "seed": seed,
+        "base": base,
+        "trained": trained,
+        "merged": merged,
+        "gain": trained - base,
+        "wall_s": round(wall, 1),
+        "training_s": round(training, 1),
+        "sampled_accuracy": [round(record["accuracy/strict"], 3) for record in metrics],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print the result instead of a table")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [one_run(seed, Path(folder) / str(seed)) for seed in range(options.seeds)]
+    result = {"machine": describe(), "least_gain": min(run["gain"] for run in runs), "runs": runs}
+    out = ROOT / "bench/results/seeds.json"
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(result))
+        return
+    for run in runs:
+        print(f"seed {run['seed']}  {run['base']:.1%} -> {run['trained']:.1%}  {run['wall_s']:.0f} s")
+    print(f"mean gain {fmean(run['gain'] for run in runs):.1%}, written to {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""train.py with the advantages of every group shuffled: the same job, and nothing to learn from."""
+
+import random
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+import train  # noqa: E402
+from trainer.advantages import ADVANTAGES, normalised  # noqa: E402
+
+
+def shuffled(rewards_G):
+    values = normalised(rewards_G)
+    random.shuffle(values)
+    return values
+
+
+if __name__ == "__main__":
+    random.seed(0)
+    ADVANTAGES["grpo"] = shuffled
+    train.main()

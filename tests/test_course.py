@@ -1,0 +1,203 @@
+"""The evaluations of a run: the best adapter is kept, a run that no longer rises stops, and a resumed run counts on."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.test_evaluate import evaluation
+from trainer.config import Eval, Model, resolve
+from trainer.course import Course, metrics_of
+from trainer.errors import ConfigError
+
+LEVELS = {0: "nnnn", 1: "ynnn", 2: "yynn", 3: "yyyn", 4: "yyyy"}  # answers with so many right
+
+
+def course(folder: Path, first_step: int = 0, problems: int = 4, **settings) -> Course:
+    return Course(folder, Eval(**{"every": 1, **settings}), problems, first_step)
+
+
+def go(course: Course, *levels: int, first: int = 1) -> list[bool]:
+    """Evaluations after the steps first, first + 1 ...; whether each is a new best. They are journalled as in a run."""
+    new = []
+    for step, level in enumerate(levels, first):
+        seen = evaluation("", LEVELS[level])
+        with (course.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": step, "loss": 0.1, **metrics_of(seen)}) + "\n")
+        new.append(course.add(step, seen))
+    return new
+
+
+def test_a_new_best_is_better_and_not_just_as_good(tmp_path):
+    run = course(tmp_path)
+    assert go(run, 1, 3, 2, 3, 4) == [True, True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("levels", "stops"), [((1, 2, 2), False), ((2, 1, 2), True), ((3, 1, 4), False), ((3,), False)]
+)
+def test_it_stops_after_so_many_evaluations_without_a_new_best(tmp_path, levels, stops):
+    run = course(tmp_path, patience=2)
+    go(run, *levels)
+    assert run.has_stopped_rising == stops
+
+
+def test_without_patience_it_never_stops(tmp_path):
+    run = course(tmp_path)
+    go(run, 4, *[0] * 20)
+    assert not run.has_stopped_rising
+
+
+def test_a_resumed_run_counts_on_from_its_checkpoint(tmp_path):
+    go(course(tmp_path), 2, 1, 3, 4)
+    resumed = course(tmp_path, first_step=2, patience=2)  # steps 3 and 4 will be done again
+    assert not resumed.has_stopped_rising
+    assert go(resumed, 2, first=3) == [False]
+    assert resumed.has_stopped_rising
+
+
+def test_the_base_model_is_no_candidate(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 0, **metrics_of(evaluation("base", "yyyy"))}) + "\n")
+    run = course(tmp_path, first_step=1)
+    assert go(run, 1, first=2) == [True]
+
+
+def test_evaluations_of_other_problems_do_not_count(tmp_path):
+    go(course(tmp_path), 4)
+    assert go(course(tmp_path, first_step=1, problems=9), 1, first=2) == [True]
+
+
+def test_a_line_that_a_crash_cut_short_is_no_evaluation(tmp_path):
+    go(course(tmp_path), 2)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1, "eval/acc')
+    assert len(course(tmp_path, first_step=1).milestones) == 1
+
+
+def test_the_metric_decides(tmp_path):
+    run = course(tmp_path, metric="lenient")
+    go(run, 2)
+    worse_in_format = evaluation("", "nnnn")
+    assert not run.add(2, worse_in_format)
+    assert [milestone.value for milestone in run.milestones] == [0.5, 0.0]
+    assert course(tmp_path, first_step=1, metric="lenient").milestones == run.milestones[:1]
+
+
+def test_the_best_adapter_replaces_the_one_before(tmp_path):
+    run = course(tmp_path)
+    for level, weights in ((1, "first"), (3, "second")):
+        go(run, level, first=level)
+        run.keep(lambda folder, weights=weights: (folder.mkdir(), (folder / "adapter").write_text(weights)))
+    assert (tmp_path / "best/adapter").read_text() == "second"
+    assert json.loads((tmp_path / "best/best.json").read_text()) == run.kept
+    assert run.kept == {"step": 3, "accuracy": 0.75, "lenient": 0.75, "problems": 4}
+    assert not (tmp_path / "best.partial").exists()
+
+
+def test_a_run_that_evaluates_once_keeps_no_best(tmp_path):
+    run = course(tmp_path, every=None)
+    assert [step for step in range(1, 6) if run.is_due(step, total_steps=5)] == [5]
+    assert go(run, 3) == [False]
+
+
+def test_the_last_step_is_always_due(tmp_path):
+    run = course(tmp_path, every=2)
+    assert [step for step in range(1, 6) if run.is_due(step, total_steps=5)] == [2, 4, 5]
+
+
+def test_without_problems_nothing_is_due(tmp_path):
+    assert not course(tmp_path, problems=0).is_due(5, total_steps=5)
+
+
+@pytest.mark.parametrize("other", ["eval.every=null", "eval.problems=0"])
+def test_patience_without_evaluations_is_a_mistake(other):
+    with pytest.raises(ConfigError, match=r"patience=2 counts evaluations .* Write eval.every=50"):
+        resolve("nano", None, ["eval.every=1", other, "eval.patience=2"])
+
+
+# --- a real run: with next to no learning rate no evaluation after the first is a new best
+
+
+def train(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    settings = ["run.merge=false", "eval.every=1", "eval.problems=16", "eval.patience=2", "rollout.problems=2"]
+    settings += ["algorithm.lr=1e-9", "optim.warmup=0", "optim.schedule=constant"]
+    command = [sys.executable, "train.py", "--preset", "nano", f"run.dir={folder}", *settings, *overrides]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """Two steps, then the same command for six: patience ends it after the third."""
+    folder = tmp_path_factory.mktemp("course") / "run"
+    return folder, train(folder, "run.steps=2").stdout, train(folder, "run.steps=6").stdout
+
+
+def metrics(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_resume_keeps_the_best_and_the_patience(interrupted):
+    folder, _, said = interrupted
+    assert [line["step"] for line in metrics(folder)] == [0, 1, 2, 3]
+    assert "stopped after step 3: 2 evaluations without a new best (eval.patience=2)" in said
+    assert "step 1 was best: accuracy" in said
+    assert json.loads((folder / "best/best.json").read_text())["step"] == 1
+    assert (folder / "checkpoints/latest").resolve().name == "step_000003"
+
+
+def test_the_evaluation_before_step_1_is_step_0(interrupted):
+    folder, said, _ = interrupted
+    base = metrics(folder)[0]
+    assert base["eval/problems"] == 16
+    assert f"base model: {base['eval/accuracy']:.1%}" in said
+    assert base["eval/accuracy"] == metrics(folder)[1]["eval/accuracy"]  # nothing was learned
+
+
+def test_tensorboard_has_step_0_too(interrupted):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(interrupted[0] / "tensorboard"))
+    board.Reload()
+    assert [event.step for event in board.Scalars("eval/accuracy")] == [0, 1, 2, 3]
+
+
+def test_a_line_for_each_evaluation(interrupted):
+    _, first, second = interrupted
+    assert [line.split(":")[0] for line in first.splitlines() if line.startswith("after")] == [
+        "after step 1",
+        "after step 2",
+    ]
+    assert "after step 3: " in second
+    assert first.count("the best so far") == 1
+    assert "the best so far" not in second
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # see quiet.py
+def test_the_best_adapter_is_one_that_peft_reads(interrupted):
+    import torch
+
+    from trainer.policy.base import load_model
+    from trainer.policy.lora import fingerprint, load_adapter
+
+    folder = interrupted[0]
+    prints = []
+    for adapter in (folder / "best", folder / "adapter"):
+        model = load_adapter(load_model(Model(name="nano"), "fp32", torch.device("cpu")), adapter)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("lora_" in name)
+        prints.append(fingerprint(model))
+    assert prints[0] > 0
+    assert prints[0] != prints[1]  # it is that of step 1, not of the last step
+
+
+def test_a_stopped_run_that_is_resumed_does_no_step(interrupted):
+    folder = interrupted[0]
+    before = metrics(folder)
+    said = train(folder, "run.steps=6").stdout
+    assert metrics(folder) == before
+    assert "verdict: " in said

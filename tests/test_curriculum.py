@@ -1,0 +1,184 @@
+"""Which problems are drawn: the same on every rank and in a resumed run, easy ones first, hopeless ones less often."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from trainer import checkpoints, distributed, loop
+from trainer.config import resolve
+from trainer.errors import ConfigError
+from trainer.tasks.base import draw
+from trainer.tasks.curriculum import CURRICULA, BySolveRate, Curriculum, EasyFirst, difficulties, solve_rates
+from trainer.types import Completion, Problem, Prompt, Score, ScoredGroup
+
+PROBLEMS = [Problem(f"p/{i}", f"question {i}", "1", extra={"level": i % 40}) for i in range(200)]
+
+
+def ids(problems) -> list[str]:
+    return [problem.id for problem in problems]
+
+
+def group(problem: Problem, *correct: bool, lenient: bool = False) -> ScoredGroup:
+    scores = [Score(float(one), {}, None, None, one, one or lenient) for one in correct]
+    completions = [Completion((2,), (-0.1,), "", False)] * len(correct)
+    return ScoredGroup(Prompt(problem, "", (1,)), tuple(completions), tuple(scores))
+
+
+@pytest.mark.parametrize("name", CURRICULA)
+@pytest.mark.parametrize("count", [7, 200, 450])
+def test_a_step_has_its_problems_and_follows_from_the_seed(name, count):
+    one, same, other = (CURRICULA[name](PROBLEMS, count, seed, 10) for seed in (3, 3, 4))
+    for step in range(4):
+        drawn = ids(one.draw(step))
+        assert len(drawn) == count
+        assert max(Counter(drawn).values()) <= -(-count // 200) + (name != "solve_rate")
+        assert drawn == ids(same.draw(step))
+        assert drawn != ids(other.draw(step))
+
+
+def test_without_a_curriculum_every_problem_comes_once_in_a_pass():
+    plain = Curriculum(PROBLEMS, 8, 0, 50)
+    drawn = [problem for step in range(25) for problem in plain.draw(step)]
+    assert sorted(ids(drawn)) == sorted(ids(PROBLEMS))
+    assert plain.draw(11) == draw(PROBLEMS, 11, 8, 0)
+    plain.observe([("p/0", 0.0)])
+    assert (plain.state(), plain.draw(11)) == ({}, draw(PROBLEMS, 11, 8, 0))
+
+
+# --- difficulty
+
+
+def test_easy_problems_come_first_and_from_half_of_the_run_on_all():
+    easy = EasyFirst(PROBLEMS, 10, 0, total_steps=100)
+    hardest = [max(problem.extra["level"] for problem in easy.draw(step)) for step in range(100)]
+    assert max(hardest[:2]) == 9  # the easiest quarter of 40 levels, and the first steps of its growth
+    assert all(hardest[step] <= 10 + 30 * step / 50 for step in range(50))
+    later = Counter(problem.extra["level"] // 10 for step in range(50, 100) for problem in easy.draw(step))
+    assert all(80 < later[quarter] < 170 for quarter in range(4))
+
+
+def test_a_step_never_repeats_a_problem_while_there_are_others():
+    easy = EasyFirst(PROBLEMS, 60, 0, total_steps=100)
+    assert len(set(ids(easy.draw(0)))) == 60
+
+
+@pytest.mark.parametrize(
+    ("extras", "solutions", "expected"),
+    [
+        ([{"difficulty": "2.5"}, {"difficulty": -1}, {}], ["", "", ""], [2.5, -1.0, float("inf")]),
+        ([{"level": "Level 5"}, {"level": "Level ?"}, {"level": 1}], ["", "", ""], [5.0, float("inf"), 1.0]),
+        ([{"steps": 3, "x": 1}, {"steps": 1}, {"steps": 2}], ["", "", ""], [3.0, 1.0, 2.0]),
+        ([{}, {}, {}], ["1\n2\n#### 3", "#### 1", ""], [2.0, 0.0, float("inf")]),
+    ],
+)
+def test_how_hard_a_problem_is(extras, solutions, expected):
+    problems = [Problem("p", "q", "1", text, extra) for extra, text in zip(extras, solutions)]
+    assert difficulties(problems) == expected
+
+
+@pytest.mark.parametrize("extra", [{}, {"level": "hard"}, {"level": 3}])
+def test_nothing_to_tell_easy_from_hard_is_answered(extra):
+    with pytest.raises(ConfigError, match=r"task.curriculum=difficulty: nothing tells .* task.curriculum=solve_rate"):
+        EasyFirst([Problem("p", "q", "1", "", extra)] * 3, 2, 0, 10)
+
+
+# --- solve_rate
+
+
+def test_problems_solved_always_or_never_are_drawn_a_tenth_as_often():
+    learned = BySolveRate(PROBLEMS, 4, 0, 1000)
+    learned.observe([(problem.id, [0.0, 1.0, 0.5, 0.25][i % 4]) for i, problem in enumerate(PROBLEMS)])
+    drawn = Counter(int(problem.id[2:]) % 4 for step in range(1000) for problem in learned.draw(step))
+    for hopeless in (0, 1):
+        assert 0.07 < drawn[hopeless] / drawn[2] < 0.14
+    assert 0.68 < drawn[3] / drawn[2] < 0.88  # 0.1 + 0.9 * 0.75
+
+
+def test_problems_never_seen_weigh_as_much_as_the_best():
+    learned = BySolveRate(PROBLEMS, 4, 0, 10)
+    learned.observe([("p/1", 0.5), ("p/2", 0.0)])
+    assert (learned.weight("p/0"), learned.weight("p/1")) == (1.0, 1.0)
+    assert learned.weight("p/2") == pytest.approx(0.1)
+
+
+def test_the_solve_rate_runs_with_the_newest_groups():
+    learned = BySolveRate(PROBLEMS, 4, 0, 10)
+    for rate in (1.0, 0.0, 0.0):
+        learned.observe([("p/1", rate)])
+    assert learned.state() == {"solve_rates": {"p/1": 0.25}}  # 1, then a half of it, then a quarter
+
+
+def test_rates_believe_the_parse_that_the_reward_believes():
+    groups = [group(PROBLEMS[0], True, False, False, False, lenient=True), group(PROBLEMS[1], False, False)]
+    assert solve_rates(groups, lenient=False) == [("p/0", 0.25), ("p/1", 0.0)]
+    assert solve_rates(groups, lenient=True) == [("p/0", 1.0), ("p/1", 0.0)]
+
+
+def outcome(problem: Problem, step: int) -> float:
+    """How a made-up model does, which gets better."""
+    return (int(problem.id[2:]) * 7 + step) % 9 / 8
+
+
+def steps(curriculum: Curriculum, first: int, last: int) -> list[list[str]]:
+    drawn = []
+    for step in range(first, last):
+        problems = curriculum.draw(step)
+        drawn.append(ids(problems))
+        curriculum.observe([(problem.id, outcome(problem, step)) for problem in problems])
+    return drawn
+
+
+class NoPolicy:
+    """A policy without anything to keep."""
+
+    def save(self, folder):
+        (folder / "engine").mkdir()
+
+    load = save_adapter = lambda self, folder: None
+
+
+@pytest.mark.parametrize("name", CURRICULA)
+def test_a_resumed_run_draws_what_the_undisturbed_one_drew(tmp_path, name):
+    def fresh() -> Curriculum:
+        return CURRICULA[name](PROBLEMS, 8, 5, 40)
+
+    undisturbed = steps(fresh(), 0, 40)
+    first = fresh()
+    begun = steps(first, 0, 17)
+    checkpoints.save(NoPolicy(), tmp_path, 17, 2, first)
+    resumed = fresh()
+    assert checkpoints.resume(NoPolicy(), tmp_path, resumed) == 17
+    assert begun + steps(resumed, 17, 40) == undisturbed
+    assert resumed.state() == first.state() or name == "solve_rate"
+
+
+def test_the_checkpoint_holds_what_was_learned(tmp_path):
+    learned = BySolveRate(PROBLEMS, 8, 5, 40)
+    learned.observe([("p/3", 1 / 3)])
+    checkpoints.save(NoPolicy(), tmp_path, 1, 2, learned)
+    state = json.loads((tmp_path / "checkpoints/latest/state.json").read_text())
+    assert state["curriculum"] == {"solve_rates": {"p/3": 1 / 3}}
+
+
+def test_ranks_that_see_different_groups_draw_the_same_problems(monkeypatch):
+    """Two ranks in turns: each tells the loop its own groups, and `gather` brings those of both."""
+    config = resolve("nano", None, ["task.curriculum=solve_rate"])
+
+    class Rank:
+        observe = loop.Parts.observe
+
+        def __init__(self):
+            self.config, self.curriculum = config, BySolveRate(PROBLEMS, 8, 0, 30)
+
+    ranks = [Rank(), Rank()]
+    for step in range(30):
+        drawn = [rank.curriculum.draw(step) for rank in ranks]
+        assert drawn[0] == drawn[1]
+        mine = [[group(p, step % 2 == 0, int(p.id[2:]) % 3 == 0) for p in drawn[0][rank::2]] for rank in (0, 1)]
+        rates = [solve_rates(groups, lenient=False) for groups in mine]
+        for rank, groups in zip(ranks, mine):
+            monkeypatch.setattr(distributed, "gather", lambda own, all_of=rates: all_of if own in all_of else None)
+            rank.observe(groups)
+    assert ranks[0].curriculum.state() == ranks[1].curriculum.state()
+    assert len(ranks[0].curriculum.rates) > 100

@@ -1,0 +1,249 @@
+"""`octet eval` on the embedded model: what it prints and stores is recomputed here from the answers it stored."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+import torch
+
+from tests.conftest import NANO, ROOT
+from trainer import cli, export
+from trainer.config import Model, resolve
+from trainer.policy.base import load_model
+from trainer.policy.lora import add_adapter, save_adapter
+
+SAMPLES, TRIALS, PROBLEMS = 4, 2, 12
+# PEFT asks transformers by an old name; quiet.py has the same filter
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+MODELS = [(0, "base"), (1, "adapter"), (2, "merged")]
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory) -> Path:
+    """What a run leaves, made in a second: an adapter that spoils many answers, and the merged model."""
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    config = resolve("nano")
+    model = add_adapter(load_model(config.model, "fp32", torch.device("cpu")), config.lora)
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    save_adapter(model, folder / "adapter")
+    (folder / "config.yaml").write_text(config.to_yaml())
+    export.merge(Model(name="nano"), folder / "adapter", folder / "merged", "fp32")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def side_by_side(run_folder, tmp_path_factory) -> tuple[dict, Path]:
+    """The real command in a process of its own; what it printed, and where it wrote."""
+    out = tmp_path_factory.mktemp("out")
+    command = [sys.executable, "-c", "from trainer.cli import main; main()", "eval", "--json", f"--out={out}"]
+    command += [f"--adapter={run_folder / 'adapter'}", f"--merged={run_folder / 'merged'}", f"--problems={PROBLEMS}"]
+    command += [f"--samples={SAMPLES}", f"--trials={TRIALS}", "--temperature=1.5"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=out)
+    return json.loads(answer.stdout), out
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def greedy(out: Path, model: str) -> dict[str, dict]:
+    records = [record for record in lines(out / "eval_answers.jsonl") if record["model"] == model]
+    return {record["problem"]: record for record in records if record["temperature"] == 0}
+
+
+def sampled(out: Path, model: str) -> list[dict]:
+    records = [record for record in lines(out / "eval_answers.jsonl") if record["model"] == model]
+    return [record for record in records if record["temperature"] > 0]
+
+
+def test_three_models_on_the_same_problems(side_by_side):
+    printed, out = side_by_side
+    assert [one["name"] for one in printed["evaluations"]] == ["base", "adapter", "merged"]
+    problems = [list(greedy(out, name)) for name in ("base", "adapter", "merged")]
+    assert problems[0] == problems[1] == problems[2]
+    assert len(problems[0]) == PROBLEMS
+
+
+def test_what_is_printed_is_what_is_stored(side_by_side):
+    printed, out = side_by_side
+    stored = json.loads((out / "eval.json").read_text())
+    assert {key: printed[key] for key in stored} == stored
+    assert stored["settings"]["model"] == "nano"
+
+
+@pytest.mark.parametrize(("number", "name"), MODELS)
+def test_greedy_numbers_follow_from_the_answers(side_by_side, number, name):
+    printed, out = side_by_side
+    summary, records = printed["evaluations"][number], greedy(out, name).values()
+    assert summary["accuracy"] == fmean(record["correct_strict"] for record in records)
+    assert summary["lenient_accuracy"] == fmean(record["correct_lenient"] for record in records)
+    assert Counter(summary["categories"]) == Counter(record["category"] for record in records)
+    assert summary["truncated"] == fmean(record["truncated"] for record in records)
+    assert summary["mean_tokens"] == fmean(record["tokens"] for record in records)
+    assert summary["interval"][0] < summary["accuracy"] < summary["interval"][1] or summary["accuracy"] in (0, 1)
+
+
+@pytest.mark.parametrize(("number", "name"), MODELS)
+def test_sampled_numbers_follow_from_the_answers(side_by_side, number, name):
+    printed, out = side_by_side
+    summary, records = printed["evaluations"][number]["sampled"], sampled(out, name)
+    assert len(records) == PROBLEMS * SAMPLES * TRIALS
+    accuracies = [fmean(one["correct_strict"] for one in records if one["trial"] == trial) for trial in range(TRIALS)]
+    assert summary["trial_accuracies"] == pytest.approx(accuracies)
+    assert (summary["mean"], summary["deviation"]) == pytest.approx((fmean(accuracies), stdev(accuracies)))
+    assert summary[f"avg@{SAMPLES}"]["value"] == pytest.approx(fmean(accuracies))
+    right = Counter(record["problem"] for record in records if record["correct_strict"])
+    assert summary[f"pass@{SAMPLES}"]["value"] >= summary["pass@2"]["value"] >= fmean(accuracies)
+    assert summary[f"pass@{SAMPLES}"]["value"] <= len(right) / PROBLEMS
+    assert f"maj@{SAMPLES}" in summary
+
+
+def test_samples_and_trials_are_different_answers(side_by_side):
+    records = sampled(side_by_side[1], "base")
+    assert len({(record["problem"], record["completion"]) for record in records}) > 2 * PROBLEMS
+    trials = [[record["completion"] for record in records if record["trial"] == trial] for trial in range(TRIALS)]
+    assert trials[0] != trials[1]
+
+
+def test_flips_are_saved_and_counted(side_by_side):
+    printed, out = side_by_side
+    before, after = greedy(out, "base"), greedy(out, "adapter")
+    right = {problem: (before[problem]["correct_strict"], after[problem]["correct_strict"]) for problem in before}
+    flips = [flip for flip in lines(out / "eval_flips.jsonl") if flip["models"] == "base -> adapter"]
+    assert {flip["problem"] for flip in flips} == {problem for problem, (old, new) in right.items() if old != new}
+    assert all(right[flip["problem"]] == (flip["direction"] == "lost", flip["direction"] == "gained") for flip in flips)
+    assert all(flip["after_completion"] == after[flip["problem"]]["completion"] for flip in flips)
+    counted = Counter(flip["direction"] for flip in flips)
+    comparison = printed["comparisons"][0]
+    assert (comparison["gained"], comparison["lost"]) == (counted["gained"], counted["lost"])
+    assert flips, "the adapter of this test is meant to spoil answers"
+
+
+def test_the_merged_model_answers_as_the_adapted_one_does(side_by_side):
+    printed, out = side_by_side
+    assert f"merged against adapter: {PROBLEMS} of {PROBLEMS} greedy answers identical" in printed["said"][0]
+    texts = [[one["completion"] for one in greedy(out, name).values()] for name in ("adapter", "merged")]
+    assert texts[0] == texts[1]
+
+
+def test_the_markdown_table_has_every_number(side_by_side):
+    printed, out = side_by_side
+    page = (out / "eval.md").read_text()
+    rows = {row.split("|")[1].strip(): row for row in page.splitlines() if row.startswith("| ")}
+    assert {"correct", "in any format", "wrong answer", "no answer found", "cut off", "mean tokens"} <= rows.keys()
+    assert {"gained/lost", "avg@4", "maj@4", "pass@2", "pass@4", "mean of 2 trials"} <= rows.keys()
+    assert [f"{one['accuracy']:.1%}" in rows["correct"] for one in printed["evaluations"]] == [True] * 3
+    assert printed["comparisons"][0]["verdict"] in page
+
+
+# --- in this process
+
+
+def octet_eval(capsys, *arguments: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["eval", *map(str, arguments)])
+    said = capsys.readouterr()
+    return int(end.value.code or 0), said.out, said.err
+
+
+def test_the_table_the_verdict_and_the_flips_are_printed(run_folder, capsys):
+    status, said, _ = octet_eval(capsys, "--adapter", run_folder / "adapter", "--problems", 8)
+    assert status == 0
+    assert max(len(line) for line in said.partition("verdict")[0].splitlines()) <= 80
+    assert "base" in said
+    assert "verdict: " in said
+    assert f"written to {run_folder}: eval.json" in said
+    counted = Counter(flip["direction"] for flip in lines(run_folder / "eval_flips.jsonl"))
+    shown = sum(line.startswith("  nano/test/") for line in said.splitlines())
+    assert shown == min(3, counted["gained"]) + min(3, counted["lost"]) > 0
+
+
+def test_one_model_is_answered_greedily_and_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status, said, _ = octet_eval(capsys, "--problems", 8)
+    assert status == 0
+    assert "avg@" not in said
+    assert "verdict" not in said
+    assert [one["temperature"] for one in lines(tmp_path / "eval-nano/eval_answers.jsonl")] == [0.0] * 8
+    assert json.loads((tmp_path / "eval-nano/eval.json").read_text())["comparisons"] == []
+
+
+def test_a_merged_model_without_its_adapter(run_folder, tmp_path, capsys):
+    status, said, _ = octet_eval(
+        capsys, "--merged", run_folder / "merged", "--problems", 8, "--json", "--out", tmp_path
+    )
+    assert status == 0
+    assert [one["name"] for one in json.loads(said)["evaluations"]] == ["base", "merged"]
+
+
+def test_trials_alone_take_one_sample_each(tmp_path, capsys):
+    arguments = ("--model", "nano", "--problems", 8, "--trials", 3, "--json", "--out", tmp_path)
+    _, first, _ = octet_eval(capsys, *arguments)
+    _, again, _ = octet_eval(capsys, *arguments)
+    _, other, _ = octet_eval(capsys, *arguments, "run.seed=7", "--temperature", 2)
+    draws = json.loads(first)["evaluations"][0]["sampled"]
+    assert (draws["samples"], draws["temperature"], len(draws["trial_accuracies"])) == (1, 0.7, 3)
+    assert "maj@1" not in draws
+    assert first == again
+    assert json.loads(other)["evaluations"][0]["sampled"]["seed"] == 7
+
+
+@pytest.fixture
+def foreign_model(tmp_path) -> Path:
+    """A folder with a model of another kind, without a chat template and without a padding token."""
+    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    folder = tmp_path / "tiny-gpt2"
+    tokenizer = AutoTokenizer.from_pretrained(NANO)
+    tokenizer.chat_template, tokenizer.pad_token = None, None
+    tokenizer.save_pretrained(folder)
+    shape = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 512, "vocab_size": len(tokenizer)}
+    GPT2LMHeadModel(GPT2Config(**shape, eos_token_id=tokenizer.eos_token_id)).save_pretrained(folder)
+    return folder
+
+
+def test_any_model_on_any_task(foreign_model, gsm8k_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status, said, error = octet_eval(
+        *(capsys, "--model", foreign_model, "--task", "gsm8k", "--problems", 4, "--json"),
+        *(f"task.data_dir={gsm8k_folder}", "rollout.max_new_tokens=4"),
+    )
+    assert status == 0, error
+    summary = json.loads(said)["evaluations"][0]
+    assert (summary["name"], summary["problems"], summary["accuracy"]) == ("model", 4, 0.0)
+    assert (tmp_path / "eval-tiny-gpt2/eval.md").is_file()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--samples", "0"], "--samples 0: it must be at least 1"),
+        (["--trials", "-1"], "--trials -1: it must be at least 1"),
+        (["--samples", "4", "--temperature", "0"], "--temperature 0: samples need one above 0"),
+        (["--merged", "nowhere"], "--merged nowhere: there is no config.json in it"),
+        (["--adapter", "nowhere"], "--adapter nowhere: there is no adapter_config.json in it"),
+        (["--out", __file__], "it is a file. Name a folder"),
+        (["--problems", "0"], "eval.problems=0: there is nothing to evaluate"),
+    ],
+)
+def test_mistakes_are_answered_in_words(arguments, message, capsys):
+    status, _, error = octet_eval(capsys, *arguments)
+    assert status == 2
+    assert message in error
+
+
+def test_an_adapter_of_another_model_is_refused(run_folder, foreign_model, tmp_path, capsys):
+    status, _, error = octet_eval(
+        capsys, "--model", foreign_model, "--adapter", run_folder / "adapter", "--problems", 2, "--out", tmp_path / "o"
+    )
+    assert status == 2
+    assert f"{run_folder / 'adapter'}: it does not fit" in error

@@ -1,0 +1,192 @@
+"""Counting answers: categories, votes, several answers to a problem, two models side by side."""
+
+import pytest
+
+from trainer.comparison import Comparison, agreement, all_pairs
+from trainer.config import Reward
+from trainer.evaluate import Evaluation, Outcome, Sampled, evaluate, majority
+from trainer.rewards.components import Rules
+from trainer.rewards.scorer import Scorer
+from trainer.stats import pass_at, wilson
+from trainer.types import Completion, Draws, Problem, Prompt, Sampling, Score
+
+
+def outcome(strict: str | None, gold: str = "18", **completion) -> Outcome:
+    given = {"tokens": (1, 2), "logprobs": (-0.5, -0.5), "text": f"#### {strict}", "truncated": False, **completion}
+    right = strict == gold
+    return Outcome("p", "q", gold, Completion(**given), Score(float(right), {}, strict, strict, right, right))
+
+
+def evaluation(name: str, answers: str) -> Evaluation:
+    """`y` is a right answer, `n` a wrong one, `-` none."""
+    given = {"y": "18", "n": "7", "-": None}
+    return Evaluation(name, tuple(outcome(given[answer]) for answer in answers))
+
+
+# --- one model
+
+
+def test_three_categories_as_counts_and_shares():
+    summary = evaluation("model", "yyn-").summary()
+    assert summary["categories"] == {"correct": 2, "wrong answer": 1, "no answer": 1}
+    assert summary["category_shares"] == {"correct": 0.5, "wrong answer": 0.25, "no answer": 0.25}
+
+
+def test_every_accuracy_has_an_interval():
+    summary = evaluation("model", "yyn-").summary()
+    assert (summary["accuracy"], summary["lenient_accuracy"]) == (0.5, 0.5)
+    assert summary["interval"] == summary["lenient_interval"] == pytest.approx(list(wilson(2, 4)))
+
+
+def test_truncated_share_and_mean_length():
+    long = outcome("18", tokens=(1,) * 10, logprobs=(-1.0,) * 10, truncated=True)
+    summary = Evaluation("model", (long, outcome("18"))).summary()
+    assert (summary["truncated"], summary["mean_tokens"]) == (0.5, 6.0)
+
+
+# --- the vote
+
+
+@pytest.mark.parametrize(
+    ("answers", "winner"),
+    [
+        (["7", "18", "18"], "18"),
+        (["7", "18"], "7"),  # a tie goes to the first seen
+        (["18", "7", "7", "18"], "18"),
+        (["7", "$18.00", "18 dollars"], "$18.00"),  # one answer in two forms
+        ([None, None, "18"], "18"),  # no answer is no vote
+        (["1/2", "3", "3", "0.5", "\\frac{1}{2}"], "1/2"),
+    ],
+)
+def test_the_majority_is_of_equal_answers(answers, winner):
+    voted = majority([outcome(answer) for answer in answers])
+    assert voted is not None
+    assert voted.score.strict == winner
+
+
+def test_no_majority_without_an_answer():
+    assert majority([outcome(None), outcome(None)]) is None
+
+
+# --- several answers
+
+
+def sampled(*trials: list[str], samples: int) -> Sampled:
+    groups = [tuple(evaluation("", answers).outcomes for answers in trial) for trial in trials]
+    return Sampled(Draws(samples, 0.7, len(trials), seed=0), tuple(groups))
+
+
+def test_avg_maj_and_pass_of_one_trial():
+    shares = sampled(["yyyn", "nnny", "----"], samples=4).shares()
+    assert list(shares) == ["avg@4", "avg@4 lenient", "maj@4", "pass@2", "pass@4"]
+    assert shares["avg@4"].value == pytest.approx(4 / 12)
+    assert shares["maj@4"].value == pytest.approx(1 / 3)
+    assert shares["pass@2"].value == pytest.approx((pass_at(2, 4, 3) + pass_at(2, 4, 1)) / 3)
+    assert shares["pass@4"].value == pytest.approx(2 / 3)
+    assert all(low < value < high for value, low, high in shares.values())
+
+
+def test_trials_are_pooled_by_problem_but_vote_apart():
+    two = sampled(["yyn", "nnn"], ["nnn", "nny"], samples=3)
+    assert two.accuracies == pytest.approx([2 / 6, 1 / 6])
+    summary = two.summary()
+    assert (summary["mean"], summary["deviation"]) == pytest.approx((0.25, 0.117851), abs=1e-6)
+    assert summary["maj@3"]["value"] == pytest.approx((1 + 0 + 0 + 0) / 4)
+    assert summary["pass@3"]["value"] == pytest.approx((pass_at(3, 6, 2) + pass_at(3, 6, 1)) / 2)
+    assert summary["categories"]["correct"] == 3
+
+
+def test_one_trial_has_no_deviation():
+    assert "deviation" not in sampled(["yn"], samples=2).summary()
+
+
+class Echo:
+    """Answers the question's own text, and for the sampled ones its seed; prompts come back in another order."""
+
+    def __init__(self) -> None:
+        self.seen: list[Sampling] = []
+
+    def sample(self, prompts, sampling):
+        self.seen.append(sampling)
+        for index in reversed(range(len(prompts))):
+            said = prompts[index].text if sampling.temperature == 0 else str(sampling.seed)
+            completion = Completion((1,), (-1.0,), f"#### {said}", truncated=False)
+            yield index, [completion] * sampling.group
+
+
+def prompts(count: int) -> list[Prompt]:
+    return [Prompt(Problem(f"id{n}", f"question {n}", str(n)), str(n), (n,)) for n in range(count)]
+
+
+def test_greedy_answers_belong_to_their_problems():
+    result = evaluate("model", Echo(), Scorer(Rules(Reward(), "gsm8k", 9)), prompts(5), max_new_tokens=9)
+    assert [one.problem_id for one in result.outcomes] == [f"id{n}" for n in range(5)]
+    assert result.accuracy == 1.0
+    assert result.sampled is None
+
+
+def test_trials_differ_by_their_seed_alone():
+    sampler = Echo()
+    draws = Draws(samples=4, temperature=0.7, trials=3, seed=1)
+    result = evaluate("model", sampler, Scorer(Rules(Reward(), "gsm8k", 9)), prompts(2), 9, draws)
+    greedy, *trials = sampler.seen
+    assert (greedy.group, greedy.temperature) == (1, 0.0)
+    assert {(one.group, one.temperature, one.max_new_tokens) for one in trials} == {(4, 0.7, 9)}
+    assert len({one.seed for one in trials}) == 3
+    assert result.sampled is not None
+    assert [[len(group) for group in trial] for trial in result.sampled.trials] == [[4, 4]] * 3
+
+
+def test_another_seed_of_the_run_gives_other_answers():
+    seeds = []
+    for seed in range(3):
+        sampler = Echo()
+        evaluate("model", sampler, Scorer(Rules(Reward(), "gsm8k", 9)), prompts(1), 9, Draws(1, 0.7, 3, seed))
+        seeds += [one.seed for one in sampler.seen[1:]]
+    assert len(set(seeds)) == 9
+
+
+def test_a_record_for_every_answer():
+    one = evaluation("model", "yn")
+    both = Evaluation("model", one.outcomes, sampled(["yn", "ny"], ["yy", "nn"], samples=2))
+    records = both.records()
+    assert [record["temperature"] for record in records] == [0.0] * 2 + [0.7] * 8
+    numbers = [(record["trial"], record["sample"]) for record in records[2:]]
+    assert numbers == [(0, 0), (0, 1), (0, 0), (0, 1), (1, 0), (1, 1), (1, 0), (1, 1)]
+    assert [record["category"] for record in records[:2]] == ["correct", "wrong answer"]
+
+
+# --- two models
+
+
+def test_flips_in_both_directions():
+    flips = Comparison(evaluation("base", "yn-y"), evaluation("adapter", "ynyn")).flips
+    assert [flip.direction for flip in flips] == ["gained", "lost"]
+    assert [flip.record()["before_answer"] for flip in flips] == [None, "18"]
+    assert [flip.record()["after_answer"] for flip in flips] == ["18", "7"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("n" * 6 + "yy", "y" * 8, "better, 25.0% -> 100.0% (p = 0.03, exact McNemar test)."),
+        ("y" * 8, "n" * 6 + "yy", "worse, 100.0% -> 25.0% (p = 0.03, exact McNemar test)."),
+        ("n" * 5 + "yyy", "y" * 8, "37.5% -> 100.0% is within the noise of 8 problems (p = 0.06)."),
+    ],
+)
+def test_the_verdict_is_honest(before, after, said):
+    assert Comparison(evaluation("base", before), evaluation("adapter", after)).verdict == said
+
+
+def test_each_model_is_compared_with_every_earlier_one():
+    names = [
+        comparison.names for comparison in all_pairs([evaluation(name, "y") for name in ("base", "adapter", "merged")])
+    ]
+    assert names == ["base -> adapter", "base -> merged", "adapter -> merged"]
+
+
+def test_agreement_looks_at_log_probs_up_to_the_first_other_token():
+    one = Evaluation("one", (outcome("1", tokens=(5, 6, 7), logprobs=(-1.0, -2.0, -3.0)), outcome("1")))
+    other = Evaluation("other", (outcome("1", tokens=(5, 6, 8), logprobs=(-1.5, -2.25, -9.0)), outcome("1")))
+    alike = agreement(one, other)
+    assert (alike.identical, alike.problems, alike.largest_difference) == (1, 2, 0.5)

@@ -1,0 +1,68 @@
+"""What is found on a machine, with an nvidia-smi that answers what a real one would."""
+
+import os
+
+import pytest
+
+from trainer import hardware, launch
+from trainer.hardware import Hardware
+
+TWO_CARDS = "NVIDIA GeForce RTX 3070, 8192\nNVIDIA GeForce RTX 3090, 24576"
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Puts a program of that name on the PATH, which prints what it is given."""
+
+    def install(output: str, status: int = 0) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit {status}\n")
+        program.chmod(0o755)
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return install
+
+
+def test_cards_are_read_with_their_memory(nvidia_smi):
+    nvidia_smi(TWO_CARDS)
+    machine = hardware.detect()
+    assert [name for name, _ in machine.gpus] == ["NVIDIA GeForce RTX 3070", "NVIDIA GeForce RTX 3090"]
+    assert machine.memory_gb == pytest.approx(8.59, abs=0.01)  # 8192 MiB, the smaller one
+
+
+def test_a_driver_that_does_not_answer_is_no_gpu(nvidia_smi):
+    nvidia_smi("NVIDIA-SMI has failed", status=9)
+    assert hardware.detect().gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        ("1", ["NVIDIA GeForce RTX 3090"]),
+        ("", []),
+        ("-1", []),
+        ("1,0", ["NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3070"]),
+        ("7", []),
+    ],
+)
+def test_only_visible_cards_count(nvidia_smi, monkeypatch, visible, names):
+    nvidia_smi(TWO_CARDS)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [name for name, _ in hardware.detect().gpus] == names
+
+
+def test_the_launcher_starts_one_process_for_each_card(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    two = Hardware(gpus=(("a", 8.0), ("b", 8.0)), cores=4)
+    assert "--num_gpus=2" in launch.command("deepspeed", two, [])
+    assert "--num_gpus=1" in launch.command("deepspeed", Hardware(gpus=(), cores=4), [])
+
+
+def test_the_cards_that_a_user_has_chosen_are_kept(monkeypatch):
+    """deepspeed ignores CUDA_VISIBLE_DEVICES beside --num_gpus, and would take the first card."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    command = launch.command("deepspeed", Hardware(gpus=(("b", 8.0),), cores=4), ["run.steps=3"])
+    assert "--include=localhost:1" in command
+    assert not [part for part in command if part.startswith("--num_gpus")]
+    assert command[-1] == "run.steps=3"

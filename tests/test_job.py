@@ -1,0 +1,205 @@
+"""The program as a person runs it: the real launcher, the real engine, a run folder, an exit code."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+FEW = [
+    "rollout.problems=4",
+    "rollout.group_size=4",
+    "rollout.max_new_tokens=24",
+    "eval.problems=16",
+    "run.save_every=2",
+]
+
+
+def run(*command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
+    """In an empty folder, with this interpreter's environment active."""
+    active = {"VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | active | environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def train(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    return run(sys.executable, str(ROOT / "train.py"), *arguments, folder=folder)
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def adapter(folder: Path) -> bytes:
+    return (folder / "adapter/adapter_model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Four steps through run_deepspeed.sh."""
+    folder = tmp_path_factory.mktemp("job")
+    answer = run(str(ROOT / "run_deepspeed.sh"), *FEW, "run.steps=4", "run.dir=it", "run.keep=9", folder=folder)
+    assert answer.returncode == 0, answer.stderr
+    return folder / "it", answer
+
+
+def test_the_first_line_says_which_preset_and_why(job):
+    first = job[1].stdout.splitlines()[0]
+    assert first.startswith("octet: preset nano (no GPU found, ")
+
+
+def test_nothing_is_printed_that_a_user_cannot_act_on(job):
+    assert job[1].stderr == ""
+    assert "warn" not in job[1].stdout.lower()
+    assert "\n\n\n" not in job[1].stdout
+
+
+def test_it_ends_with_the_three_models_and_a_verdict(job):
+    said = job[1].stdout
+    for name in ("base", "trained", "merged"):
+        assert f"\n {name} " in said or f"\n{name} " in said
+    assert "verdict: " in said
+    assert "16 of 16 greedy answers identical" in said
+    assert "run folder  it" in said
+
+
+def test_the_run_folder_has_what_was_promised(job):
+    folder = job[0]
+    metrics = lines(folder / "metrics.jsonl")
+    assert [record["step"] for record in metrics] == [1, 2, 3, 4]
+    assert {"reward/mean", "reward/std", "reward/correct", "accuracy/strict", "accuracy/lenient", "length"} <= set(
+        metrics[0]
+    )
+    assert {"loss", "entropy", "grad_norm", "lr", "advantage/mean", "advantage/std", "time/rollout"} <= set(metrics[0])
+    assert abs(metrics[0]["advantage/mean"]) < 1e-6
+    assert metrics[0]["sampler_difference"] < 1e-4
+    assert {"completion", "reward", "strict", "gold"} <= set(lines(folder / "samples.jsonl")[0])
+    assert list((folder / "tensorboard").glob("events*"))
+    assert "torch" in (folder / "config.yaml").read_text().splitlines()[0]
+    assert [one["name"] for one in json.loads((folder / "eval.json").read_text())] == ["base", "trained", "merged"]
+
+
+def test_checkpoints_are_adapter_sized(job):
+    checkpoints = job[0] / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_000002", "step_000004"]
+    assert os.readlink(checkpoints / "latest") == "step_000004"
+    trainable = (job[0] / "adapter/adapter_model.safetensors").stat().st_size
+    size = sum(path.stat().st_size for path in (checkpoints / "step_000004").rglob("*") if path.is_file())
+    assert size < 8 * trainable  # adapter twice, fp32 master weights, two moments: and no base
+
+
+def test_the_merged_model_loads_without_peft(job):
+    code = """
+import sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+AutoModelForCausalLM.from_pretrained("merged"), AutoTokenizer.from_pretrained("merged")
+print("peft.tuners" in sys.modules)
+"""
+    assert run(sys.executable, "-c", code, folder=job[0]).stdout.strip() == "False"
+
+
+def test_a_resumed_run_is_the_undisturbed_run(job, tmp_path):
+    """Cut off after step 2, with a half-written checkpoint and half a line left behind."""
+    cut = tmp_path / "it"
+    shutil.copytree(job[0], cut, symlinks=True)
+    shutil.rmtree(cut / "adapter")
+    (cut / "checkpoints/step_000004").rename(cut / "checkpoints/step_000004.partial")
+    (cut / "checkpoints/latest").unlink()
+    (cut / "checkpoints/latest").symlink_to("step_000002")
+    with (cut / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "rew')
+    answer = train(tmp_path, "--resume", "it")
+    assert answer.returncode == 0, answer.stderr
+    assert "going on after step 2" in answer.stdout
+    assert adapter(cut) == adapter(job[0])
+    known = [{key: value for key, value in one.items() if "time" not in key} for one in lines(job[0] / "metrics.jsonl")]
+    assert [{k: v for k, v in one.items() if "time" not in k} for one in lines(cut / "metrics.jsonl")] == known
+
+
+def test_the_same_command_in_the_same_folder_resumes_and_other_settings_are_refused(job, tmp_path):
+    shutil.copytree(job[0], tmp_path / "it", symlinks=True)
+    answer = train(tmp_path, "--preset", "nano", *FEW, "run.steps=4", "run.dir=it", "algorithm.lr=0.5")
+    assert answer.returncode == 2
+    assert "it holds a run with other settings: algorithm.lr=0.5 (it has 0.001)" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_json_is_all_that_stands_on_standard_output(tmp_path):
+    answer = train(tmp_path, *FEW, "run.steps=1", "run.merge=false", "--json")
+    result = json.loads(answer.stdout)
+    assert [one["name"] for one in result["evaluations"]] == ["base", "trained"]
+    assert (tmp_path / result["run_folder"] / "adapter").is_dir()
+
+
+def test_two_ranks_through_the_launcher(tmp_path):
+    launcher = [f"{sys.prefix}/bin/deepspeed", "--num_gpus=2", "--master_port=29517"]
+    answer = run(*launcher, str(ROOT / "train.py"), *FEW, "run.steps=2", "run.dir=two", folder=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert "on 2 x cpu" in answer.stdout
+    assert [one["step"] for one in lines(tmp_path / "two/metrics.jsonl")] == [1, 2]
+    assert len(lines(tmp_path / "two/eval_answers.jsonl")) == 3 * 16
+    assert "16 of 16 greedy answers identical" in answer.stdout
+
+
+def test_the_8gb_preset_on_real_gsm8k_text_with_a_tiny_model(tmp_path, tiny_model, gsm8k_folder):
+    """Everything of the preset but the size of the model: checkpointing, T = 0.7, shaped reward, micro-batches."""
+    settings = [f"model.name={tiny_model}", f"task.data_dir={gsm8k_folder}", "rollout.max_new_tokens=32", "run.steps=2"]
+    answer = train(tmp_path, "--preset", "8gb", *settings, "eval.problems=8", "run.dir=it", "rollout.dead_groups=keep")
+    assert answer.returncode == 0, answer.stderr
+    assert "on gsm8k (74" in answer.stdout
+    prompt = lines(tmp_path / "it/samples.jsonl")[0]["prompt"]
+    assert prompt.startswith("<|im_start|>user\n")
+    assert "#### 42" in prompt
+
+
+def test_dry_run_prints_the_settings_and_does_nothing(tmp_path):
+    answer = run(str(ROOT / "run_deepspeed.sh"), "--dry-run", "--preset", "8gb", "algorithm.lr=2e-5", folder=tmp_path)
+    assert answer.returncode == 0
+    assert "lr: 2.0e-05" in answer.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("program", ["run_deepspeed.sh", "train.py"])
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["rollout.group_size=1"], "rollout.group_size=1: GRPO compares answers"),
+        (["model.name=no/such-model"], "model.name=no/such-model: it is neither a folder nor in the cache"),
+        (["task.name=gsm8k"], "task.name=gsm8k: openai/gsm8k is not in the cache"),
+    ],
+)
+def test_what_cannot_be_is_answered_before_anything_is_loaded(tmp_path, program, arguments, told):
+    starts = {
+        "run_deepspeed.sh": [str(ROOT / program)],
+        "train.py": [sys.executable, "-X", "importtime", str(ROOT / program)],
+    }
+    command = [*starts[program], *arguments]
+    answer = run(*command, folder=tmp_path, HF_HOME=str(tmp_path / "empty"))
+    assert answer.returncode == 2
+    assert told in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert " torch\n" not in answer.stderr
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    assert "Traceback" in train(tmp_path, "rollout.group_size=1", "--debug").stderr
+
+
+def test_a_file_that_is_no_model_is_a_clear_error(tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/config.json").write_text("{}")
+    answer = train(tmp_path, "model.name=broken")
+    assert answer.returncode == 2
+    assert "model.name=broken: it cannot be loaded" in answer.stderr

@@ -1,0 +1,85 @@
+"""The learning rate, the adapter, and what they say when they cannot be."""
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from trainer.config import Lora, Model, Optim
+from trainer.errors import ConfigError, ModelError
+from trainer.policy import lora
+from trainer.policy.base import load_model, load_tokenizer, resolve_dtype
+from trainer.policy.engine import schedule
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # ten steps, two of warm-up: 1/3, 2/3, then the descent over eight
+        ("constant", [1 / 3, 2 / 3, 1, 1, 1, 1, 1, 1, 1, 1]),
+        ("linear", [1 / 3, 2 / 3, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]),
+        ("cosine", [1 / 3, 2 / 3, 1, 0.96194, 0.85355, 0.69134, 0.5, 0.30866, 0.14645, 0.03806]),
+    ],
+)
+def test_the_learning_rate_by_hand(name, expected):
+    settings = Optim(schedule=name, warmup=0.2)
+    assert [schedule(settings, step, 10) for step in range(10)] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("targets", ["attention", "all", ("q_proj", "down_proj")])
+def test_a_fresh_adapter_changes_nothing_and_trains_only_itself(tiny_model, targets):
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    tokens = torch.tensor([[5, 6, 7]])
+    before = model(tokens).logits
+    adapted = lora.add_adapter(model, Lora(targets=targets))
+    torch.testing.assert_close(adapted(tokens).logits, before)
+    names = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    assert names
+    assert all("lora_" in name for name in names)
+    assert any("mlp" in name for name in names) is (targets != "attention")
+
+
+def test_layers_that_do_not_exist_are_named(tiny_model):
+    with pytest.raises(ConfigError, match=r"no such layers. Its linear ones are .*q_proj"):
+        lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(targets=("c_attn",)))
+
+
+def test_the_fingerprint_moves_with_the_adapter_only(tiny_model):
+    model = lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora())
+    before = lora.fingerprint(model)
+    with torch.no_grad():
+        model.get_base_model().model.norm.weight.add_(1.0)
+        assert lora.fingerprint(model) == before
+        next(p for name, p in model.named_parameters() if "lora_B" in name).add_(1e-6)
+    assert lora.fingerprint(model) != before
+
+
+def test_a_saved_adapter_is_what_peft_reads(tiny_model, tmp_path):
+    model = lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(targets="all"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    lora.save_adapter(model, tmp_path)
+    tokens = torch.tensor([[5, 6, 7]])
+    read = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path)
+    torch.testing.assert_close(read(tokens).logits, model(tokens).logits)
+    whole = lora.merged(AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path)
+    torch.testing.assert_close(whole(tokens).logits, model(tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_a_tokenizer_without_padding_gets_some(tiny_model, tmp_path, tokenizer):
+    tokenizer.save_pretrained(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(config.read_text().replace('"pad_token": "<|endoftext|>"', '"pad_token": null'))
+    assert load_tokenizer(Model(name=str(tmp_path))).pad_token_id is not None
+
+
+def test_a_folder_without_weights_is_a_clear_error(tmp_path):
+    with pytest.raises(ModelError, match=r"it cannot be loaded .* Check the spelling"):
+        load_model(Model(name=str(tmp_path)), "fp32", torch.device("cpu"))
+
+
+def test_the_processor_computes_in_fp32():
+    assert resolve_dtype("auto", torch.device("cpu")) == "fp32"
+    assert resolve_dtype("bf16", torch.device("cpu")) == "bf16"

