@@ -8,6 +8,7 @@ import sys
 from trainer import hub, quiet
 from trainer.cli import answering_errors
 from trainer.config import parse_command_line
+from trainer.rewards import graders
 
 
 def main() -> None:
@@ -16,6 +17,7 @@ def main() -> None:
         print(request.config.to_yaml(), end="")
         return
     hub.check(request.config)
+    graders.check(request.config)
     quiet.quiet()
 
     from trainer import job  # torch, deepspeed, transformers

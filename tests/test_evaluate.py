@@ -5,6 +5,7 @@ import pytest
 from trainer.comparison import Comparison, agreement, all_pairs
 from trainer.config import Reward
 from trainer.evaluate import Evaluation, Outcome, Sampled, evaluate, majority
+from trainer.rewards.components import Rules
 from trainer.rewards.scorer import Scorer
 from trainer.stats import pass_at, wilson
 from trainer.types import Completion, Draws, Problem, Prompt, Sampling, Score
@@ -118,7 +119,7 @@ def prompts(count: int) -> list[Prompt]:
 
 
 def test_greedy_answers_belong_to_their_problems():
-    result = evaluate("model", Echo(), Scorer(Reward(), "gsm8k"), prompts(5), max_new_tokens=9)
+    result = evaluate("model", Echo(), Scorer(Rules(Reward(), "gsm8k", 9)), prompts(5), max_new_tokens=9)
     assert [one.problem_id for one in result.outcomes] == [f"id{n}" for n in range(5)]
     assert result.accuracy == 1.0
     assert result.sampled is None
@@ -127,7 +128,7 @@ def test_greedy_answers_belong_to_their_problems():
 def test_trials_differ_by_their_seed_alone():
     sampler = Echo()
     draws = Draws(samples=4, temperature=0.7, trials=3, seed=1)
-    result = evaluate("model", sampler, Scorer(Reward(), "gsm8k"), prompts(2), 9, draws)
+    result = evaluate("model", sampler, Scorer(Rules(Reward(), "gsm8k", 9)), prompts(2), 9, draws)
     greedy, *trials = sampler.seen
     assert (greedy.group, greedy.temperature) == (1, 0.0)
     assert {(one.group, one.temperature, one.max_new_tokens) for one in trials} == {(4, 0.7, 9)}
@@ -140,7 +141,7 @@ def test_another_seed_of_the_run_gives_other_answers():
     seeds = []
     for seed in range(3):
         sampler = Echo()
-        evaluate("model", sampler, Scorer(Reward(), "gsm8k"), prompts(1), 9, Draws(1, 0.7, 3, seed))
+        evaluate("model", sampler, Scorer(Rules(Reward(), "gsm8k", 9)), prompts(1), 9, Draws(1, 0.7, 3, seed))
         seeds += [one.seed for one in sampler.seen[1:]]
     assert len(set(seeds)) == 9
 

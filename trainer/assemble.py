@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,13 @@ import torch
 import yaml
 
 from trainer import checkpoints, distributed
-from trainer.config import RUNS, Config, Request
+from trainer.config import RUNS, Config, Request, fields
 from trainer.course import Course
 from trainer.errors import ConfigError
 from trainer.evaluate import Evaluation, evaluate
 from trainer.loop import Parts
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype, stop_tokens
-from trainer.rewards.scorer import Scorer
+from trainer.rewards.graders import make_scorer, make_verifier, worked
 from trainer.samplers.hf import HfSampler
 from trainer.tasks.base import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.tasks.curriculum import CURRICULA
@@ -34,6 +35,8 @@ from trainer.watch.live import Screen
 # Settings that may differ when a run goes on: they do not change what a step computes.
 FREE_TO_CHANGE = {"run.dir", "run.steps", "run.epochs", "run.save_every", "run.keep", "run.threads", "run.merge"}
 FREE_TO_CHANGE |= {"eval.problems", "eval.every", "eval.metric", "eval.patience", "engine.timeout_s"}
+FREE_TO_CHANGE |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "timeout_s", "retries", "backoff_s")}
+FREE_TO_CHANGE |= {"reward.judge.max_requests", "reward.judge.max_tokens", "reward.judge.cache", "reward.timeout"}
 PACKAGES = ("octet-grpo", "torch", "deepspeed", "transformers", "peft")
 
 
@@ -47,6 +50,8 @@ def build(request: Request) -> Parts:
     tokenizer = load_tokenizer(config.model)
     prompter = Prompter(tokenizer, config.prompt, task)
     problems = prompter.fitting(training)
+    scorer = make_scorer(config, task, distributed.world_size())
+    scorer.rehearse(prompter.prompt(problems[0]), worked(problems[0]))
     total_steps = config.total_steps(len(problems))
     curriculum = CURRICULA[config.task.curriculum](problems, config.rollout.problems, config.run.seed, total_steps)
     held_out = held_out_prompts(config, task, prompter)
@@ -69,7 +74,7 @@ def build(request: Request) -> Parts:
         held_out=held_out,
         prompter=prompter,
         sampler=HfSampler(model, tokenizer, stop_tokens(tokenizer, model), config.rollout.rows),
-        scorer=Scorer(config.reward, prompter.answer_style),
+        scorer=scorer,
         policy=policy,
         journal=journal,
         screen=screen,
@@ -102,7 +107,7 @@ def evaluate_model(name: str, model: Any, tokenizer: Any, config: Config, draws:
     task = make_task(config.task)
     prompter = Prompter(tokenizer, config.prompt, task)
     sampler = HfSampler(model, tokenizer, stop_tokens(tokenizer, model), config.rollout.rows)
-    scorer = Scorer(config.reward, prompter.answer_style)
+    scorer = make_verifier(config, task)
     prompts = held_out_prompts(config, task, prompter)
     return evaluate(name, sampler, scorer, prompts, config.rollout.max_new_tokens, draws)
 
@@ -134,7 +139,12 @@ def _refuse_other_settings(folder: Path, stored: dict[str, Any], config: Config)
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    return {f"{section}.{key}": value for section, values in settings.items() for key, value in values.items()}
+    """Every setting as `section.key`; None where an older version did not have it."""
+
+    def inside(part: Any, name: str) -> Any:
+        return part.get(name) if part else None
+
+    return {key: reduce(inside, key.split("."), settings) for key in fields()}
 
 
 def provenance() -> str:

@@ -3,6 +3,8 @@
 octet eval   how good a model is, with or without an adapter
 octet merge  the adapter of a run, merged into its base
 octet task   the problems of a task, and what a model sees of them
+octet score  the rewards of completions from a file
+octet play   write an answer yourself and see its rewards
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parsers = {"eval": _eval_parser, "merge": _merge_parser, "task": _task_parser}
+    parsers |= {"score": _score_parser, "play": _play_parser}
     if not arguments or arguments[0] not in parsers:
         print(f"{(__doc__ or '').strip()}\n\nEach has --help. Training is ./run_deepspeed.sh.")
         sys.exit(0 if arguments in (["-h"], ["--help"]) else 2)
@@ -83,6 +86,37 @@ def _task_parser() -> argparse.ArgumentParser:
     parser.add_argument("--data-dir", help="the same as task.data_dir=FOLDER")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+def _score_parser() -> argparse.ArgumentParser:
+    parser = _light_parser("score", "Score the completions of a JSON lines file; see docs/rewards.md.", _score)
+    parser.add_argument("file", help="each line has `completion` and `answer`; - is standard input")
+    return _with_overrides(parser)
+
+
+def _play_parser() -> argparse.ArgumentParser:
+    parser = _light_parser("play", "Answer problems yourself and see what each reward makes of it.", _play)
+    parser.add_argument("--data-dir", type=Path, help="a folder with train.jsonl and test.jsonl")
+    return _with_overrides(parser)
+
+
+def _light_parser(
+    name: str, description: str, command: Callable[[argparse.Namespace], None]
+) -> argparse.ArgumentParser:
+    """For commands that need no model."""
+    parser = argparse.ArgumentParser(prog=f"octet {name}", description=description, allow_abbrev=False)
+    parser.set_defaults(command=command, data_dir=None)
+    parser.add_argument("--task", help="nano (default), gsm8k, math, multiple_choice or records")
+    parser.add_argument("--preset", help="take the other settings from this preset, or from the config.yaml of a run")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
+
+
+def _with_overrides(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="settings, such as reward.custom=mine.py:score"
+    )
     return parser
 
 
@@ -153,6 +187,28 @@ def _task(options: argparse.Namespace) -> None:
     from trainer import task_command
 
     task_command.show(config, options.split, options.n, as_json=options.json)
+
+
+def _score(options: argparse.Namespace) -> None:
+    config = _light_settings(options)
+    from trainer import score
+
+    score.score_file(config, options.file)
+
+
+def _play(options: argparse.Namespace) -> None:
+    config = _light_settings(options)
+    hub.check(config)
+    from trainer import play
+
+    play.play(config)
+
+
+def _light_settings(options: argparse.Namespace) -> Config:
+    """No model is loaded, so its name is that of the one that is always there."""
+    named = {"task.name": options.task, "task.data_dir": options.data_dir, "model.name": "nano"}
+    overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
+    return resolve(options.preset, None, [*overrides, *options.overrides])
 
 
 def _settings(options: argparse.Namespace) -> Config:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from trainer import hardware
 from trainer.errors import ConfigError
@@ -134,13 +136,131 @@ class PromptSettings(Section):
         )
 
 
+# Every reward that needs nothing but a weight (components.py), and the language model that grades (judge.py).
+REWARDS = ("correct", "format", "length", "overlong", "repetition", "think_tags", "judge")
+# Names that `octet score` writes beside the rewards, so no function of a user can have them.
+RESERVED = (*REWARDS, "strict", "lenient", "correct_strict", "correct_lenient", "reward")
+
+
+class Judge(Section):
+    url: str | None = None
+    """Base of an OpenAI-compatible endpoint, such as `http://localhost:8000/v1`."""
+    model: str | None = None
+    """The grader, by the name that the endpoint knows it by."""
+    rubric: str = "science"
+    """What is graded: a file of `trainer/rewards/rubrics/`, or a YAML file of yours."""
+    key_env: str = "OCTET_JUDGE_KEY"
+    """Name of the environment variable that holds the key; a local endpoint may need none."""
+    structured: bool = True
+    """Ask for the grades by JSON schema. `false` for an endpoint that does not know `response_format`."""
+    reply_tokens: int = Field(1024, ge=1)
+    """Tokens that the grader may write, its thinking included."""
+    concurrency: int = Field(8, ge=1, le=256)
+    """Requests under way at once, on each rank."""
+    timeout_s: float = Field(60.0, gt=0.0)
+    """Seconds for one request."""
+    retries: int = Field(4, ge=0)
+    """Tries after the first, for 429, 5xx, no connection, and grades that cannot be read."""
+    backoff_s: float = Field(1.0, ge=0.0)
+    """Wait before the first retry; doubles each time, with jitter. `Retry-After` is honoured."""
+    max_requests: int | None = Field(None, ge=1)
+    """Budget of the run from its start, over all ranks, retries included. After it every grade is missing."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Budget in tokens, as the endpoint counts them in `usage`; where it does not, four characters are one."""
+    cache: Path | None = RUNS / "judge-cache"
+    """Folder of earlier grades, one small file each; the same question is not paid for twice. `null`: none."""
+    extra: dict[str, Any] = {}
+    """Added to the body of each request, such as `{temperature: 1}`; `null` takes a key out of it."""
+
+    @model_validator(mode="after")
+    def _no_secret_in_here(self) -> Judge:
+        """The values are not shown: they may be the key."""
+        parts = urllib.parse.urlsplit(self.url or "http://none")
+        if "@" in parts.netloc or parts.query:
+            raise ValueError("the url has a user name or a query in it. Put the key into the environment; see key_env")
+        if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
+            raise ValueError("key_env is the name of a variable, in capitals, not the key. Write OCTET_JUDGE_KEY")
+        if not (self.url or "").isascii() or parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ValueError("the url does not begin with http:// or https://. Write one like http://localhost:8000/v1")
+        return self
+
+
 class Reward(Section):
+    custom: tuple[str, ...] = ()
+    """Functions of your own with TRL's signature, `my_rewards.py:score`, or a list; see docs/rewards.md."""
     weights: dict[str, float] = {"correct": 1.0}
-    """Reward = sum of weight x component; see `trainer/rewards/`."""
+    """Reward = sum of weight x component; see docs/rewards.md. A function of yours counts 1.0 if it is not named."""
     answer: Literal["strict", "lenient"] = "strict"
     """Which parse `correct` believes: the format that was asked for, or any answer that can be found."""
+    symbolic: bool | None = None
+    """Compare answers as mathematics too, with math-verify. By default the task decides: `math` does."""
+    symbolic_s: float = Field(5.0, gt=0.0)
+    """Seconds for one such comparison; what takes longer is not equal."""
     length_band: tuple[int, int] = (50, 500)
     """Characters between which `length` pays."""
+    overlong_buffer: int | None = Field(None, ge=1)
+    """Tokens before rollout.max_new_tokens over which `overlong` falls to -1; by default a fifth, as in DAPO."""
+    repetition_words: int = Field(4, ge=1)
+    """Words in a row that count as one phrase of `repetition`."""
+    timeout: float = Field(60.0, gt=0.0)
+    """Seconds for one call of a function of yours; after it the run stops."""
+    custom_format: Literal["auto", "text", "chat"] = "auto"
+    """What your functions get: texts, or TRL's lists of messages. `auto`: messages where the data set has them."""
+    judge: Judge = Judge()
+    """A language model that grades; give `judge` a weight."""
+
+    @field_validator("custom", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("custom")
+    @classmethod
+    def _file_and_function(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            file, _, function = text.rpartition(":")
+            if not file.endswith(".py") or not function.isidentifier():
+                raise ValueError(f"{text} is not FILE.py:FUNCTION. Write one like my_rewards.py:score")
+        names = [function_name(text) for text in value]
+        for name in names:
+            if name in RESERVED or names.count(name) > 1:
+                raise ValueError(f"the name {name} is taken. Give the function another one")
+        return value
+
+    @field_validator("weights")
+    @classmethod
+    def _known_names(cls, value: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        known = [*REWARDS, *map(function_name, info.data.get("custom", ()))]
+        for name in value:
+            if name not in known:
+                raise ValueError(
+                    f"there is no reward `{name}`.{_nearest(name, known)} Known: {', '.join(known)}, "
+                    "and your own functions, with reward.custom=FILE.py:FUNCTION"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _something_to_learn_from(self) -> Reward:
+        if not any(self.all_weights.values()):
+            raise ValueError(
+                "no reward has a weight, so there is nothing to learn. Write reward.weights={correct: 1.0}"
+            )
+        judged = "judge" in self.weights
+        if judged and not (self.judge.url and self.judge.model):
+            raise ValueError("weights.judge needs reward.judge.url and reward.judge.model. Name the endpoint's two")
+        if self.judge.url and not judged:
+            raise ValueError("judge.url is set, but the judge has no weight. Write reward.weights.judge=1.0")
+        return self
+
+    @property
+    def all_weights(self) -> dict[str, float]:
+        """With the functions of `custom` that have no weight of their own."""
+        return {**self.weights, **{name: self.weights.get(name, 1.0) for name in map(function_name, self.custom)}}
+
+
+def function_name(custom: str) -> str:
+    """`score` of `my_rewards.py:score`."""
+    return custom.rpartition(":")[2]
 
 
 class Rollout(Section):
@@ -422,9 +542,17 @@ def sections() -> dict[str, Any]:
     return {name: info.annotation for name, info in Config.model_fields.items()}
 
 
-def fields() -> list[str]:
-    """Every setting as `section.key`."""
-    return [f"{name}.{key}" for name, section in sections().items() for key in section.model_fields]
+def fields(section: Any = None, prefix: str = "") -> list[str]:
+    """Every setting as `section.key`; those of a section in a section as `reward.judge.url`."""
+    found = []
+    for name, info in (section or Config).model_fields.items():
+        inner = is_section(info.annotation)
+        found += fields(info.annotation, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
+    return found
+
+
+def is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)
 
 
 def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
@@ -434,9 +562,18 @@ def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
             raise ConfigError(f"{section}: there is no such section.{_nearest(section, list(sections()))}")
         if not isinstance(settings, Mapping):
             raise ConfigError(f"{section}={settings}: {section} is a section. Write {section}.KEY=VALUE.")
-        for key in settings:
-            if f"{section}.{key}" not in known:
-                raise ConfigError(f"{section}.{key}: there is no such setting.{_nearest(f'{section}.{key}', known)}")
+        for key in _keys(settings, f"{section}.", known):
+            if key not in known:
+                raise ConfigError(f"{key}: there is no such setting.{_nearest(key, known)}")
+
+
+def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str]) -> Iterator[str]:
+    for name, value in settings.items():
+        inner = f"{prefix}{name}."
+        if isinstance(value, Mapping) and any(key.startswith(inner) for key in known):
+            yield from _keys(value, inner, known)
+        else:
+            yield inner[:-1]
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

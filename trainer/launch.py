@@ -16,6 +16,7 @@ from pathlib import Path
 from trainer import hardware, hub
 from trainer.cli import answering_errors
 from trainer.config import parse_command_line
+from trainer.rewards import graders
 
 TRAIN = Path(__file__).parent.parent / "train.py"
 
@@ -32,6 +33,7 @@ def main() -> None:
         )
         arguments = ["--preset", request.preset, *arguments]
     hub.check(request.config)
+    graders.check(request.config)
     machine = hardware.detect()
     if not machine.gpus:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

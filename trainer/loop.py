@@ -110,7 +110,7 @@ class Parts:
         return Sampling(rollout.group_size, rollout.temperature, rollout.max_new_tokens, seed)
 
     def evaluate(self, name: str) -> Evaluation:
-        return evaluate(name, self.sampler, self.scorer, self.held_out, self.config.rollout.max_new_tokens)
+        return evaluate(name, self.sampler, self.scorer.verifier(), self.held_out, self.config.rollout.max_new_tokens)
 
 
 def train(parts: Parts) -> None:
@@ -161,6 +161,7 @@ def record(
             evaluation = parts.evaluate(f"step {step}")
     is_best = evaluation is not None and course.add(step, evaluation)
     tally_groups(tally, groups)
+    tally.merge(parts.scorer.measured())
     metrics = tally.means(distributed.gather)
     if update is not None:
         metrics |= {"lr": update.lr, "skipped": float(update.skipped)}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from trainer.config import PRESETS, names_in, sections
+from trainer.config import PRESETS, is_section, names_in, sections
 
 HEAD = f"""# Configuration
 
@@ -23,11 +24,16 @@ def page() -> str:
 
 
 def _section(name: str, section: Any) -> str:
-    lines = [f"\n## {name}\n\n| setting | default | |\n| --- | --- | --- |\n"]
+    return f"\n## {name}\n\n| setting | default | |\n| --- | --- | --- |\n" + "".join(_rows(name, section))
+
+
+def _rows(name: str, section: Any) -> Iterator[str]:
     for key, info in section.model_fields.items():
-        described = " ".join((info.description or "").split())
-        lines.append(f"| `{name}.{key}` | `{_default(info.default)}` | {described} |\n")
-    return "".join(lines)
+        if is_section(info.annotation):
+            yield from _rows(f"{name}.{key}", info.annotation)
+        else:
+            described = " ".join((info.description or "").split())
+            yield f"| `{name}.{key}` | `{_default(info.default)}` | {described} |\n"
 
 
 def _default(value: Any) -> str:

@@ -18,7 +18,7 @@ class Sampler(Protocol):
 
 def collect(sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:
     """The scored group of each prompt, in the order of the prompts."""
-    with ThreadPoolExecutor(max_workers=1) as pool:
+    with ThreadPoolExecutor(max_workers=scorer.parallel) as pool:
         scored = {
             index: pool.submit(scorer.score, prompts[index], completions)
             for index, completions in sampler.sample(prompts, sampling)

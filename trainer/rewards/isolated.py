@@ -52,7 +52,8 @@ class SymbolicPool:
     def __init__(self, workers: int = 1, deadline_s: float = 5.0) -> None:
         if importlib.util.find_spec("math_verify") is None:
             raise ConfigError(
-                "symbolic comparison needs math-verify, which is not installed. Run: pip install 'octet-grpo[math]'"
+                "symbolic comparison needs math-verify, which is not installed. Run: pip install 'octet-grpo[math]', "
+                "or write reward.symbolic=false."
             )
         self.deadline_s = deadline_s
         self.hangs = 0  # calls ended by the deadline

@@ -74,10 +74,8 @@ class Prompter:
         self.tokenizer = tokenizer
         self.settings = settings
         self.max_tokens = settings.max_tokens
-        self.style = task.prompt_style if settings.style == "auto" else settings.style
-        self._style = STYLES.get(self.style) or _template(Path(self.style))
-        asked = self._style.answer or task.answer_style
-        self.answer_style = asked if settings.answer == "auto" else settings.answer
+        self.style, self._style = _style(settings, task)
+        self.answer_style = answer_style(settings, task)
         self._examples = examples(task, settings.shots) if self.style == "few_shot" else []
 
     def prompt(self, problem: Problem) -> Prompt:
@@ -143,6 +141,17 @@ class Prompter:
                 "Many know no `system`: leave prompt.system out."
             ) from None
         return text
+
+
+def answer_style(settings: PromptSettings, task: Task) -> str:
+    """Where a strict answer has to stand."""
+    asked = _style(settings, task)[1].answer or task.answer_style
+    return asked if settings.answer == "auto" else settings.answer
+
+
+def _style(settings: PromptSettings, task: Task) -> tuple[str, Style]:
+    name = task.prompt_style if settings.style == "auto" else settings.style
+    return name, STYLES.get(name) or _template(Path(name))
 
 
 def examples(task: Task, shots: int) -> list[Problem]:

@@ -34,12 +34,15 @@ class Tally:
         for value in values:
             self.add(name, value)
 
+    def merge(self, sums: Sums) -> None:
+        for name, (amount, weight) in sums.items():
+            self.add(name, amount, weight)
+
     def means(self, gather: Callable[[Sums], list[Sums]]) -> dict[str, float]:
         """Mean of each name over all ranks; `gather` brings the sums of every rank."""
         together = Tally()
         for sums in gather(self.sums):
-            for name, (amount, weight) in sums.items():
-                together.add(name, amount, weight)
+            together.merge(sums)
         return _with_deviations({name: amount / weight for name, (amount, weight) in together.sums.items() if weight})
 
 

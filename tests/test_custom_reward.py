@@ -1,0 +1,310 @@
+"""Functions of a user: called as TRL calls them, and never believed blindly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
+from trainer.config import resolve
+from trainer.errors import ConfigError, RewardError
+from trainer.rewards.graders import worked
+from trainer.rewards.scorer import Scorer
+from trainer.types import Prompt
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """Writes a file with the function `score` and makes its scorer."""
+
+    def write(body: str, *overrides: str) -> Scorer:
+        (tmp_path / "my_rewards.py").write_text(body)
+        return scorer_of(f"reward.custom={tmp_path}/my_rewards.py:score", *overrides)
+
+    return write
+
+
+def grades(scorer: Scorer, *texts: str) -> list[float | None]:
+    return [score.components["score"] for score in scores_of(scorer, *texts)]
+
+
+SEEN = "seen = {}\ndef score(**columns):\n    seen.update(columns)\n    return [0.5] * len(columns['completions'])\n"
+
+
+def seen_by(scorer: Scorer) -> dict[str, list[object]]:
+    return scorer.graders[0].function.__globals__["seen"]
+
+
+def test_it_gets_what_trl_gives(mine):
+    scorer = mine(SEEN)
+    assert grades(scorer, "a", "b") == [0.5, 0.5]
+    assert seen_by(scorer) == {
+        "prompts": ["Question: What is 3 * 4?"] * 2,
+        "completions": ["a", "b"],
+        "completion_ids": [[0, 1, 2]] * 2,
+        "question": ["What is 3 * 4?"] * 2,
+        "answer": ["12"] * 2,
+        "gold": ["12"] * 2,
+        "solution": ["3 * 4 = 12\n#### 12"] * 2,
+        "problem_id": ["p/7"] * 2,
+        "level": ["easy"] * 2,
+    }
+
+
+def test_the_columns_of_the_record_come_first(mine):
+    scorer = mine(SEEN)
+    problem = replace(PROBLEM, extra={"answer": "twelve", "prompt": "not a column"})
+    scorer.score(Prompt(problem, "text", ()), [answer("a")])
+    assert seen_by(scorer)["answer"] == ["twelve"]
+    assert "prompt" not in seen_by(scorer)
+
+
+def test_records_that_do_not_have_the_same_columns(mine):
+    scorer = mine(SEEN)
+    other = Prompt(replace(PROBLEM, extra={"topic": "sums"}), "", ())
+    scorer.scores([(PROMPT, answer("a")), (other, answer("b"))])
+    assert (seen_by(scorer)["level"], seen_by(scorer)["topic"]) == (["easy", None], [None, "sums"])
+
+
+CHAT = [{"role": "user", "content": "3 * 4?"}]
+
+
+@pytest.mark.parametrize("setting, messages, prompt", [
+    ("auto", tuple(CHAT), CHAT),
+    ("chat", (), [{"role": "user", "content": "What is 3 * 4?"}]),
+])  # fmt: skip
+def test_functions_for_chats_run_unchanged(mine, setting, messages, prompt):
+    """The reward of TRL's documentation, word for word in its way of reading a completion."""
+    scorer = mine(
+        "import re\nseen = {}\n"
+        "def score(completions, **kwargs):\n"
+        "    seen.update(kwargs)\n"
+        "    contents = [completion[0]['content'] for completion in completions]\n"
+        "    return [1.0 if re.match(r'^<think>.*?</think>', content) else 0.0 for content in contents]\n",
+        f"reward.custom_format={setting}",
+    )
+    problem = Prompt(replace(PROBLEM, messages=messages), "text", ())
+    scores = scorer.score(problem, [answer("<think>a</think>b"), answer("b")]).scores
+    assert [score.components["score"] for score in scores] == [1.0, 0.0]
+    assert seen_by(scorer)["prompts"] == [prompt] * 2
+
+
+def test_texts_even_where_the_data_has_messages(mine):
+    scorer = mine(SEEN, "reward.custom_format=text")
+    scorer.score(Prompt(replace(PROBLEM, messages=tuple(CHAT)), "text", ()), [answer("a")])
+    assert (seen_by(scorer)["prompts"], seen_by(scorer)["completions"]) == (["text"], ["a"])
+
+
+def test_it_gets_only_what_it_asks_for(mine):
+    assert grades(mine("def score(completions, *, gold):\n    return [float(len(one)) for one in gold]"), "a") == [2.0]
+
+
+def test_a_column_that_is_not_there_is_named(mine):
+    scorer = mine("def score(completions, ground_truth, level): return [0.0]")
+    with pytest.raises(RewardError, match=r"asks for `ground_truth`, which is no column .* There are: answer, comple"):
+        scores_of(scorer, "a")
+
+
+def test_async_functions(mine):
+    scorer = mine(
+        "import asyncio\n"
+        "async def one(text):\n    await asyncio.sleep(0.01)\n    return float(len(text))\n"
+        "async def score(completions, **columns):\n    return await asyncio.gather(*map(one, completions))\n"
+    )
+    assert grades(scorer, "a", "bcd") == [1.0, 3.0]
+
+
+def test_functions_that_run_a_loop_of_their_own(mine):
+    scorer = mine(
+        "import asyncio\nasync def one(): return 1.0\ndef score(completions, **c): return [asyncio.run(one())]"
+    )
+    assert grades(scorer, "a") == [1.0]
+
+
+def test_none_leaves_a_sample_out_of_its_group(mine):
+    scorer = mine("def score(completions, **columns): return [None if c == 'skip' else 1 for c in completions]")
+    group = scorer.score(PROMPT, [answer("skip"), answer("#### 12"), answer("no")])
+    assert group.rewards_G == (None, 2.0, 1.0)
+
+
+def test_a_weight_and_several_functions(tmp_path):
+    (tmp_path / "a.py").write_text("def one(completions, **c): return [1.0]\ndef two(completions, **c): return [10]")
+    scorer = scorer_of(f"reward.custom=[{tmp_path}/a.py:one,{tmp_path}/a.py:two]", "reward.weights={two: 0.5}")
+    assert scores_of(scorer, "x")[0].reward == pytest.approx(6.0)
+    assert {"time/reward/one", "time/reward/two"} <= set(scorer.measured())
+
+
+@pytest.mark.parametrize("returned, grade", [
+    ("[True]", 1.0), ("(1,)", 1.0), ("iter([0.25])", 0.25), ("__import__('decimal').Decimal('0.5'),", 0.5),
+])  # fmt: skip
+def test_numbers_of_any_kind(mine, returned, grade):
+    assert grades(mine(f"def score(completions, **c): return {returned}"), "a") == [grade]
+
+
+def test_arrays_and_tensors(mine):
+    scorer = mine("import numpy, torch\ndef score(completions, **c): return [numpy.float32(0.5), torch.tensor(2)]")
+    assert grades(scorer, "a", "b") == [0.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    "returned, message",
+    [
+        ("[1.0]", r"returned 1 rewards for 2 completions"),
+        ("None", r"returned None. Return a list with one number for each"),
+        ("'ab'", r"returned 'ab'. Return a list"),
+        ("1.0", r"returned 1.0. Return a list"),
+        ("[1.0, '2']", r"returned '2', which is no number.* problem p/7, completion 'second'"),
+        ("[float('nan'), 1]", r"returned nan, which is no number.* completion 'first'"),
+        ("[1, float('inf')]", r"returned inf, which is no number"),
+        ("[1, [2]]", r"returned \[2\], which is no number"),
+    ],
+)
+def test_anything_else_is_an_error(mine, returned, message):
+    with pytest.raises(RewardError, match=message):
+        scores_of(mine(f"def score(completions, **c): return {returned}"), "first", "second")
+
+
+RAISES = """
+def helper(text):
+    return 1 / (text != "boom")
+
+def score(completions, **columns):
+    return [helper(text) for text in completions]
+"""
+
+
+def test_an_exception_names_function_sample_exception_and_line(mine):
+    with pytest.raises(RewardError) as raised:
+        scores_of(mine(RAISES), "fine", "boom", "fine too")
+    message = str(raised.value)
+    assert "my_rewards.py:score: it raised ZeroDivisionError: division by zero" in message
+    assert '(my_rewards.py, line 3: `return 1 / (text != "boom")`)' in message
+    assert "Sample: problem p/7, completion 'boom'." in message
+
+
+def test_an_exception_that_needs_the_whole_group(mine):
+    scorer = mine("def score(completions, **c):\n    assert len(completions) < 2\n    return [1.0]")
+    with pytest.raises(RewardError, match=r"AssertionError \(my_rewards.py, line 2.*completion 'a', and 1 more\."):
+        scores_of(scorer, "a", "b")
+
+
+@pytest.mark.parametrize("exits", ["raise SystemExit(3)", "raise KeyboardInterrupt", "raise StopIteration"])
+def test_exceptions_of_every_kind(mine, exits):
+    with pytest.raises(RewardError, match="it raised"):
+        scores_of(mine(f"def score(completions, **c):\n    {exits}"), "a")
+
+
+def test_a_function_that_hangs_ends_at_the_timeout(mine):
+    scorer = mine("import time\ndef score(completions, **c): time.sleep(30)", "reward.timeout=0.2")
+    began = time.monotonic()
+    with pytest.raises(RewardError, match=r"no result after 0.2 seconds.* raise reward.timeout. Sample: problem p/7"):
+        scores_of(scorer, "a")
+    assert time.monotonic() - began < 5
+
+
+def test_a_coroutine_that_hangs_ends_too(mine):
+    scorer = mine("import asyncio\nasync def score(completions, **c): await asyncio.sleep(30)", "reward.timeout=0.2")
+    with pytest.raises(RewardError, match="no result after"):
+        scores_of(scorer, "a")
+
+
+def test_code_that_never_lets_go_of_the_interpreter_ends_the_process(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import re\ndef score(completions, **c):\n    return [re.match('(a+)+$', 'a' * 40 + 'b')]\n"
+    )
+    code = (
+        "from tests.rewarding import scorer_of, scores_of; from trainer.rewards import custom; custom.GRACE_S = 0.2\n"
+        f"scores_of(scorer_of('reward.custom={tmp_path}/mine.py:score', 'reward.timeout=0.2'), 'a')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 1
+    assert f'"{tmp_path}/mine.py", line 3 in score' in done.stderr
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        ("def scores(completions): pass", r"there is no function `score` in it. There are: scores"),
+        ("def score(:", r"cannot be imported: SyntaxError: .*\(my_rewards.py, line 1\)"),
+        ("\nimport no_such_module", r"ModuleNotFoundError: .*\(my_rewards.py, line 2: `import no_such_module`\)"),
+        ("score = 3", r"there is no function `score` in it. There are: none"),
+        ("raise SystemExit", r"cannot be imported: SystemExit"),
+    ],
+)
+def test_a_file_that_cannot_be_used(mine, body, message):
+    with pytest.raises(RewardError, match=message):
+        mine(body)
+
+
+def test_a_file_may_import_its_neighbour_and_define_dataclasses(tmp_path, mine):
+    (tmp_path / "neighbour_of_mine.py").write_text("VALUE = 0.25")
+    scorer = mine(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom neighbour_of_mine import VALUE\n"
+        "@dataclass\nclass A:\n    x: int\ndef score(completions, **c): return [VALUE]"
+    )
+    assert grades(scorer, "a") == [0.25]
+
+
+def test_the_rehearsal_finds_a_bad_function(mine):
+    mine("def score(completions, **c): return [1.0]").rehearse(PROMPT, worked(PROBLEM))
+    with pytest.raises(RewardError, match=r"KeyError: 'missing'.* completion '3 \* 4 = 12\\n#### 12'"):
+        mine("def score(completions, **c): return [c['missing']]").rehearse(PROMPT, worked(PROBLEM))
+
+
+def test_a_run_rehearses_before_the_model_is_loaded(tmp_path, monkeypatch):
+    """`build` with a bad function never comes to the model."""
+    from trainer import assemble
+    from trainer.config import Request
+
+    (tmp_path / "mine.py").write_text("def score(completions, **c): raise ValueError('bad')")
+    config = resolve("nano", None, [f"reward.custom={tmp_path}/mine.py:score", f"run.dir={tmp_path}/run"])
+    monkeypatch.setattr(assemble.distributed, "gather", lambda value: [value])
+    monkeypatch.setattr(assemble.distributed, "barrier", lambda: None)
+    monkeypatch.setattr(assemble.distributed, "world_size", lambda: 1)
+    monkeypatch.setattr(assemble, "load_model", lambda *arguments: pytest.fail("the model was loaded"))
+    with pytest.raises(RewardError, match=r"ValueError: bad \(mine.py, line 1"):
+        assemble.build(Request(config, "nano", ""))
+
+
+NOWHERE = ["--preset", "nano", "reward.custom=nowhere.py:score"]
+
+
+def test_a_file_that_is_not_there_is_known_before_anything_is_launched(monkeypatch):
+    from trainer import launch
+
+    monkeypatch.setattr(sys, "argv", ["launch", *NOWHERE])
+    monkeypatch.setattr(launch.os, "execvp", lambda *arguments: pytest.fail("deepspeed was launched"))
+    with pytest.raises(ConfigError, match=r"reward.custom=nowhere.py:score: there is no file"):
+        launch.main()
+
+
+def test_a_file_that_is_not_there_is_known_before_torch_is_imported():
+    """Importing torch takes seconds; `-X importtime` lists what was imported."""
+    command = [sys.executable, "-X", "importtime", "train.py", *NOWHERE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 2
+    assert "octet: reward.custom=nowhere.py:score: there is no file" in done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "pydantic" in imported
+    assert "torch" not in imported
+
+
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        ("my_rewards.py", "is not FILE.py:FUNCTION"),
+        ("my_rewards:score", "is not FILE.py:FUNCTION"),
+        ("a.py:not-a-name", "is not FILE.py:FUNCTION"),
+        ("a.py:correct", "the name correct is taken"),
+        ("a.py:strict", "the name strict is taken"),
+        ("[a.py:score,b.py:score]", "the name score is taken"),
+    ],
+)
+def test_settings_that_cannot_work(setting, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve(None, None, [f"reward.custom={setting}"])

@@ -1,0 +1,252 @@
+"""The built-in rewards, their weighted sum, and what is measured beside them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
+from trainer import answers
+from trainer.config import REWARDS, resolve
+from trainer.errors import ConfigError
+from trainer.rewards import isolated
+from trainer.rewards.components import COMPONENTS
+from trainer.rewards.scorer import Meter, Scorer
+from trainer.rollouts import collect
+from trainer.types import Prompt, Sampling
+
+PHRASE = "one two three four "
+
+
+def value(name: str, text: str, *overrides: str, tokens: int = 3, prompt: Prompt = PROMPT) -> float | None:
+    scorer = scorer_of(f"reward.weights={{{name}: 1.0}}", *overrides)
+    return scorer.score(prompt, [answer(text, tokens)]).scores[0].components[name]
+
+
+@pytest.mark.parametrize(
+    "name, text, expected",
+    [
+        ("correct", "#### 12", 1.0),
+        ("correct", "#### 13", 0.0),
+        ("correct", "The answer is 12.", 0.0),  # right, but not in its place
+        ("format", "#### 13", 1.0),
+        ("format", "The answer is 12.", 0.0),
+        ("length", "x" * 49, 0.0),
+        ("length", "x" * 50, 1.0),
+        ("length", "x" * 500, 1.0),
+        ("length", "x" * 501, 0.0),
+        ("repetition", "", 0.0),
+        ("repetition", "one two three", 0.0),
+        ("repetition", "a b c d e f g", 0.0),
+        ("repetition", "a b c d a b c d", -0.2),  # five phrases of four words, the last is the first
+        ("repetition", "A b c d a B c d", -0.2),
+        ("repetition", PHRASE * 400, -(1597 - 4) / 1597),
+        ("think_tags", "<think>3 * 4</think>#### 12", 1.0),
+        ("think_tags", "  <think>\n3 * 4\n</think>\n\n#### 12", 1.0),
+        ("think_tags", "<think>3 * 4</think>", 0.0),  # no answer behind it
+        ("think_tags", "<think> </think>#### 12", 0.0),
+        ("think_tags", "So <think>3 * 4</think>#### 12", 0.0),
+        ("think_tags", "<think>a</think>b<think>c</think>d", 0.0),
+        ("think_tags", "<think><think>a</think>b", 0.0),
+        ("think_tags", "</think>a<think>b", 0.0),
+        ("think_tags", "3 * 4</think>#### 12", 0.0),
+    ],
+)
+def test_component(name, text, expected):
+    assert value(name, text) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_prompt_may_have_opened_the_thought():
+    opened = replace(PROMPT, text="Solve it. <think>\n")
+    assert value("think_tags", "3 * 4</think>#### 12", prompt=opened) == 1.0
+    assert value("think_tags", "<think>3 * 4</think>#### 12", prompt=opened) == 0.0
+
+
+@pytest.mark.parametrize("tokens, expected", [(1, 0.0), (80, 0.0), (81, -0.05), (90, -0.5), (100, -1.0), (130, -1.0)])
+def test_overlong_falls_over_the_buffer(tokens, expected):
+    assert value("overlong", "x", "rollout.max_new_tokens=100", tokens=tokens) == pytest.approx(expected)
+
+
+def test_overlong_with_a_buffer_of_its_own():
+    settings = ("rollout.max_new_tokens=100", "reward.overlong_buffer=50")
+    assert value("overlong", "x", *settings, tokens=75) == pytest.approx(-0.5)
+    with pytest.raises(ConfigError, match=r"reward.overlong_buffer=101: it is longer than .*=100. Try 20"):
+        value("overlong", "x", "rollout.max_new_tokens=100", "reward.overlong_buffer=101")
+
+
+def test_overlong_knows_nothing_of_a_text_without_tokens():
+    assert value("overlong", "some text", tokens=0) is None
+    assert value("overlong", "", tokens=0) == 0.0
+
+
+def test_correct_can_believe_the_lenient_parse():
+    assert value("correct", "The answer is 12.", "reward.answer=lenient") == 1.0
+
+
+def test_settings_of_length_and_repetition():
+    assert value("length", "xx", "reward.length_band=[1, 2]") == 1.0
+    assert value("repetition", "a a", "reward.repetition_words=1") == pytest.approx(-0.5)
+
+
+def test_the_reward_is_the_weighted_sum():
+    scorer = scorer_of("reward.weights={correct: 1.0, format: 0.1, length: 0.05}")
+    right, wrong = scores_of(scorer, "x" * 60 + "\n#### 12", "#### 13")
+    assert right.reward == pytest.approx(1.15)
+    assert wrong.reward == pytest.approx(0.1)
+    assert wrong.components == {"correct": 0.0, "format": 1.0, "length": 0.0}
+
+
+def test_a_missing_part_takes_the_reward_away_unless_it_does_not_count():
+    bare = [(PROMPT, answer("#### 12", tokens=0))]
+    assert scorer_of("reward.weights={correct: 1, overlong: 1}").scores(bare)[0].reward is None
+    assert scorer_of("reward.weights={correct: 1, overlong: 0}").scores(bare)[0].reward == 1.0
+
+
+def test_every_name_in_the_settings_is_a_reward():
+    assert set(REWARDS) == {*COMPONENTS, "judge"}
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("reward.weights={corect: 1.0}", r"no reward `corect`. Did you mean correct\? Known: correct, format"),
+        ("reward.weights={score: 1.0}", "your own functions, with reward.custom=FILE.py:FUNCTION"),
+        ("reward.weights={correct: 0}", "nothing to learn"),
+        ("reward.weights={correct: .nan}", "finite"),
+        ("reward.judge.ulr=x", r"Did you mean reward.judge.url\?"),
+    ],
+)
+def test_a_wrong_setting_is_refused(override, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve(None, None, [override])
+
+
+def test_a_wrong_name_is_answered_before_torch_is_loaded():
+    code = (
+        "import sys; from trainer.config import resolve; from trainer.errors import ConfigError\n"
+        "import trainer.rewards.graders, trainer.score, trainer.play\n"
+        "try: resolve(None, None, ['reward.weights.corect=1'])\n"
+        "except ConfigError: print('torch' in sys.modules, 'datasets' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert said.stdout.strip() == "False False"
+
+
+# ---------------------------------------------------------------------------------------------------------- symbolic
+
+needs_math = pytest.mark.skipif(isolated.importlib.util.find_spec("math_verify") is None, reason="needs math-verify")
+MATHS = SimpleNamespace(name="maths", prompt_style="boxed", answer_style="boxed", symbolic=True)
+
+
+def algebra(scorer: Scorer, text: str, gold: str) -> float:
+    prompt = Prompt(replace(PROBLEM, gold=gold), "", ())
+    return scorer.score(prompt, [answer(text)]).scores[0].components["correct"]
+
+
+@needs_math
+def test_a_task_can_ask_for_a_second_opinion():
+    assert not answers.equal("x+1", "1+x")
+    assert algebra(scorer_of(task=MATHS), r"\boxed{x+1}", "1+x") == 1.0
+    assert algebra(scorer_of("reward.symbolic=false", task=MATHS), r"\boxed{x+1}", "1+x") == 0.0
+    assert scorer_of().symbolic is None
+
+
+@needs_math
+def test_a_hang_scores_nothing_and_is_counted():
+    scorer = scorer_of("reward.symbolic_s=0.5", task=MATHS)
+    assert algebra(scorer, r"\boxed{9^{9^{9^9}}}", "1") == 0.0
+    assert scorer.measured()["symbolic/hangs"] == (1, 1.0)
+    assert scorer.measured()["symbolic/hangs"] == (0, 1.0)
+
+
+def test_symbolic_without_math_verify_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(isolated.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'octet-grpo\[math\]', or write reward.symbolic=false"):
+        scorer_of("reward.symbolic=true")
+
+
+# ------------------------------------------------------------------------------------------------ beside the sampling
+
+
+def test_seconds_of_each_reward_are_measured_and_then_forgotten():
+    scorer = scorer_of("reward.weights={correct: 1, format: 1}")
+    scores_of(scorer, "#### 12")
+    measured = scorer.measured()
+    assert {"time/reward/answers", "time/reward/correct", "time/reward/format"} == set(measured)
+    assert all(0 < seconds < 1 and weight == 1 for seconds, weight in measured.values())
+    assert scorer.measured() == {}
+
+
+def test_a_meter_keeps_totals_and_shares_apart():
+    meter = Meter()
+    for missing in (True, False, False, False):
+        meter.add("missing", missing, 1)
+        meter.add("requests", 1)
+    assert meter.read() == {"missing": (1, 4), "requests": (4, 1)}
+
+
+class Meeting:
+    """A grader that answers only when two groups are with it at the same time."""
+
+    name, parallel = "meeting", 2
+
+    def __init__(self) -> None:
+        self.together = threading.Barrier(2, timeout=10)
+
+    def grade(self, readings, meter):
+        self.together.wait()
+        return [1.0] * len(readings)
+
+    def rehearse(self, reading):
+        raise AssertionError("not asked for")
+
+
+class Echo:
+    """A sampler that says the same to everybody."""
+
+    def sample(self, prompts, sampling):
+        yield from ((index, [answer("#### 12")] * sampling.group) for index in range(len(prompts)))
+
+
+def test_several_groups_are_scored_at_once_where_a_grader_wants_it():
+    scorer = Scorer(scorer_of().rules, [Meeting()])
+    groups = collect(Echo(), scorer, [PROMPT] * 4, Sampling(2, 1.0, 8, 0))
+    assert [score.components["meeting"] for group in groups for score in group.scores] == [1.0] * 8
+
+
+def test_a_verifier_asks_nobody():
+    verifier = Scorer(scorer_of().rules, [Meeting()]).verifier()
+    assert scores_of(verifier, "#### 12")[0].components == {"correct": 1.0}
+
+
+def test_evaluation_in_the_loop_uses_the_verifier(monkeypatch):
+    from trainer import loop
+
+    monkeypatch.setattr(loop, "evaluate", lambda name, sampler, scorer, prompts, tokens: scorer)
+    config = resolve(None)
+    parts = SimpleNamespace(scorer=Scorer(scorer_of().rules, [Meeting()]), sampler=None, held_out=[], config=config)
+    assert loop.Parts.evaluate(parts, "step 1").graders == ()
+
+
+def test_the_metrics_of_a_step_hold_what_the_rewards_measured():
+    from trainer import loop
+    from trainer.watch.metrics import Phases, Tally
+
+    written: dict[str, float] = {}
+    journal = SimpleNamespace(metrics=lambda step, metrics: written.update(metrics), samples=lambda step, groups: None)
+    scorer = scorer_of("reward.weights={correct: 1, format: 1}")
+    groups = [scorer.score(PROMPT, [answer("#### 12"), answer("#### 13")])]
+    parts = SimpleNamespace(
+        config=resolve(None), total_steps=9, held_out=[], scorer=scorer, journal=journal,
+        screen=SimpleNamespace(step=lambda step, metrics: None),
+        course=SimpleNamespace(is_due=lambda step, total: False, has_stopped_rising=False),
+    )  # fmt: skip
+    loop.record(parts, 1, groups, None, Tally(), Phases())
+    assert written["reward/format"] == 1.0
+    assert 0 < written["time/reward/format"] < 1

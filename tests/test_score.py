@@ -1,0 +1,233 @@
+"""`octet score`: what goes in, what comes out, and what is said about a broken line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from trainer.cli import main
+from trainer.score import gold_of
+
+KEYS = ["strict", "lenient", "correct_strict", "correct_lenient", "correct", "format", "length", "overlong"]
+KEYS += ["repetition", "think_tags", "reward"]
+
+
+@pytest.fixture
+def score(tmp_path, capsys):
+    """Runs `octet score` on records, or on raw bytes; gives status, what came out, and what was said."""
+
+    def run(*lines: Any, options: tuple[str, ...] = ("--task", "gsm8k")) -> tuple[int, list[dict[str, Any]], str]:
+        path = tmp_path / "answers.jsonl"
+        path.write_bytes(
+            b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
+        )
+        with pytest.raises(SystemExit) as ended:
+            main(["score", str(path), *options])
+        said = capsys.readouterr()
+        return ended.value.code, [json.loads(line) for line in said.out.splitlines()], said.err
+
+    return run
+
+
+def test_one_object_for_each_line_in_order(score):
+    status, out, _ = score(
+        {"completion": "3 * 4 = 12\n#### 12", "answer": "12"},
+        {"completion": "The answer is 12.", "answer": "So it is 12.\n#### 12"},
+        {"completion": "No idea.", "answer": 12},
+    )
+    assert status == 0
+    assert [list(one) for one in out] == [KEYS] * 3
+    assert [one["strict"] for one in out] == ["12", None, None]
+    assert [one["lenient"] for one in out] == ["12", "12", None]
+    assert [one["correct_strict"] for one in out] == [True, False, False]
+    assert [one["correct_lenient"] for one in out] == [True, True, False]
+    assert [one["reward"] for one in out] == [1.0, 0.0, 0.0]
+
+
+def test_every_component_is_shown_and_only_those_with_a_weight_count(score):
+    _, (one,), _ = score(
+        {"completion": "x" * 60 + " <think>", "answer": "12", "tokens": [1, 2]},
+        options=("reward.weights={length: 0.5, overlong: 1}",),
+    )
+    assert (one["correct"], one["length"], one["overlong"], one["reward"]) == (0.0, 1.0, 0.0, 0.5)
+
+
+def test_weights_of_a_preset(score):
+    _, (one,), _ = score({"completion": "x" * 60 + "\n#### 12", "answer": "12"}, options=("--preset", "8gb"))
+    assert one["reward"] == pytest.approx(1.15)
+
+
+def test_overlong_needs_tokens(score):
+    _, (one,), _ = score({"completion": "x", "answer": "12"}, options=("reward.weights={overlong: 1}",))
+    assert (one["overlong"], one["reward"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "answer, gold",
+    [
+        ("18", "18"), (" 1,000 ", "1,000"), ("9 * 2 = 18\n#### 18", "18"), ("#### 3\n#### 4", "4"),
+        (r"It is \boxed{\frac{1}{2}}.", r"\frac{1}{2}"), ("x + 1", "x + 1"),
+    ],
+)  # fmt: skip
+def test_gold_of(answer, gold):
+    assert gold_of(answer) == gold
+
+
+def test_all_gold_solutions_score_one(score, gsm8k_folder):
+    records = [json.loads(line) for line in (gsm8k_folder / "test.jsonl").read_text().splitlines()]
+    _, out, _ = score(*({"completion": one["answer"], "answer": one["answer"]} for one in records))
+    assert len(out) == 1319
+    assert all(one["correct_strict"] and one["correct_lenient"] and one["reward"] == 1.0 for one in out)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        (b'{"completion": "a"', "not JSON"),
+        (b"\xff\xfe\n", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b'["a", "b"]', "expected an object with `completion` and `answer`"),
+        (b'{"answer": "1"}', "`completion` is None"),
+        (b'{"completion": 5, "answer": "1"}', "`completion` is 5"),
+        (b'{"completion": "a"}', "`answer` is None"),
+        (b'{"completion": "a", "answer": " "}', "`answer` is ' '"),
+        (b'{"completion": "a", "answer": "so: #### "}', "`answer` is 'so: #### '"),
+        (b'{"completion": "a", "answer": true}', "`answer` is True"),
+        (b'{"completion": "a", "answer": "1", "tokens": 7}', "`tokens` is 7"),
+    ],
+)
+def test_a_broken_line_is_an_error_with_its_number(score, line, message):
+    good = {"completion": "#### 1", "answer": "1"}
+    status, out, said = score(good, b"\n", good, line)
+    assert status == 2
+    assert len(out) == 2
+    assert "answers.jsonl:4: " in said
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_a_file_that_is_not_there(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["score", "nowhere.jsonl"])
+    assert "octet: nowhere.jsonl: it cannot be read: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["\ud800", "\x00", "\u2028", "\ufeff", "9" * 100_000, "\\boxed{" * 5_000])
+def test_hostile_completions_are_scored(score, text):
+    status, (one,), _ = score({"completion": text, "answer": "1"})
+    assert (status, one["reward"]) == (0, 0.0)
+
+
+def test_a_byte_order_mark_and_windows_line_ends(score):
+    status, out, _ = score(b'\xef\xbb\xbf{"completion": "#### 1", "answer": "1"}\r\n')
+    assert (status, out[0]["reward"]) == (0, 1.0)
+
+
+def test_rewards_of_ones_own_see_the_other_columns(score, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def hard(prompts, completions, level, question, problem_id, **c):\n"
+        "    assert prompts == question and problem_id == ['a', 'b']\n"
+        "    return [float(one) for one in level]"
+    )
+    lines = [
+        {"completion": "#### 1", "answer": "1", "question": "q", "level": n, "id": i} for n, i in ((3, "a"), (4, "b"))
+    ]
+    status, out, said = score(*lines, options=(f"reward.custom={tmp_path}/mine.py:hard",))
+    assert status == 0, said
+    assert [(one["hard"], one["reward"]) for one in out] == [(3.0, 4.0), (4.0, 5.0)]
+
+
+def test_functions_see_a_conversation(score, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def chat(prompts, completions, **c):\n"
+        "    return [float(p[0]['content'] == 'q' and c[0]['content'] == 'a') for p, c in zip(prompts, completions)]"
+    )
+    line = {"completion": "a", "answer": "1", "prompt": [{"role": "user", "content": "q"}]}
+    _, (one,), said = score(line, options=(f"reward.custom={tmp_path}/mine.py:chat",))
+    assert one["chat"] == 1.0, said
+
+
+@pytest.mark.parametrize(
+    "options, completion, gold",
+    [
+        (("--task", "math", "reward.symbolic=false"), r"It is \boxed{1/2}.", r"So \boxed{\frac{1}{2}}"),
+        (("--task", "multiple_choice"), "Answer: C", "C"),
+        (("--task", "records", "prompt.answer=boxed"), r"It is \boxed{7}.", "7"),
+        (("prompt.style=r1_zero",), "So.</think><answer>7</answer>", "7"),
+    ],
+)
+def test_every_task_and_style_has_its_own_place_for_the_answer(score, options, completion, gold):
+    status, out, said = score({"completion": completion, "answer": gold}, options=options)
+    assert status == 0, said
+    assert out[0]["correct_strict"]
+
+
+def test_an_error_in_a_function_names_the_line_of_the_file(score, tmp_path):
+    (tmp_path / "mine.py").write_text("def bad(completions, **c): return [int(text) for text in completions]")
+    lines = [{"completion": text, "answer": "1"} for text in ("1", "one")]
+    status, _, said = score(*lines, options=(f"reward.custom={tmp_path}/mine.py:bad",))
+    assert status == 2
+    assert "ValueError: invalid literal" in said
+    assert "answers.jsonl:2, completion 'one'" in said
+
+
+def test_a_judge_that_is_away_is_said(score, tmp_path):
+    named = ["url=http://127.0.0.1:9/v1", "model=m", "retries=0", f"cache={tmp_path}/cache"]
+    options = (*(f"reward.judge.{one}" for one in named), "reward.weights={judge: 1, correct: 1}")
+    status, (one,), said = score({"completion": "#### 1", "answer": "1"}, options=options)
+    assert (status, one["judge"], one["correct"], one["reward"]) == (0, None, 1.0, None)
+    assert "the judge gave no grade for 1 of 1 completions" in said
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from trainer.cli import main; main()", *arguments]
+
+
+def test_standard_input_without_torch():
+    lines = '{"completion": "#### 1", "answer": "1"}\nbroken'
+    code = "import sys; from trainer.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "score", "-"], input=lines, capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 2
+    assert json.loads(done.stdout.splitlines()[0])["reward"] == 1.0
+    assert done.stdout.splitlines()[1] == "False"
+    assert done.stderr == "octet: standard input:2: not JSON: Expecting value at character 1.\n"
+
+
+def test_a_reader_that_stops_early(tmp_path):
+    path = tmp_path / "many.jsonl"
+    path.write_text('{"completion": "#### 1", "answer": "1"}\n' * 5_000)
+    with subprocess.Popen(
+        command("score", str(path)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_thousands_of_lines_a_second(score, gsm8k_folder):
+    records = [json.loads(line) for line in (gsm8k_folder / "test.jsonl").read_text().splitlines()]
+    lines = [{"completion": one["answer"], "answer": one["answer"]} for one in records]
+    began = time.process_time()
+    score(*lines)
+    assert len(lines) / (time.process_time() - began) > 1_000
+
+
+def test_help_shows_the_command(capsys):
+    with pytest.raises(SystemExit):
+        main([])
+    shown = capsys.readouterr().out
+    assert "octet score" in shown
+    assert "octet play" in shown
+    assert Path(ROOT / "docs/rewards.md").is_file()
