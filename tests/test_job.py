@@ -81,7 +81,7 @@ def test_the_run_folder_has_what_was_promised(job):
     assert "eval/accuracy" in metrics[0]  # the base, before the first step
     assert [record["step"] for record in metrics] == [0, 1, 2, 3, 4]
     assert {"reward/mean", "reward/std", "reward/correct", "accuracy/strict", "accuracy/lenient", "length"} <= set(
-        metrics[0]
+        metrics[1]
     )
     assert {"loss", "entropy", "grad_norm", "lr", "advantage/mean", "advantage/std", "time/rollout"} <= set(metrics[1])
     assert abs(metrics[1]["advantage/mean"]) < 1e-6
