@@ -11,10 +11,11 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.test_evaluate import evaluation, outcome
-from trainer.config import Eval, Model, resolve
+from trainer.config import Eval, Model
 from trainer.course import Course, metrics_of
 from trainer.errors import ConfigError
 from trainer.evaluate import Evaluation
+from trainer.settings import resolve
 
 LEVELS = {0: "nnnn", 1: "ynnn", 2: "yynn", 3: "yyyn", 4: "yyyy"}  # answers with so many right
 

@@ -117,8 +117,8 @@ def test_mistakes_are_answered(capsys, arguments, told):
 
 def test_bad_data_ends_a_run_before_its_folder_is_made(monkeypatch, tmp_path):
     from trainer import assemble
-    from trainer.config import Request, resolve
     from trainer.errors import DataError
+    from trainer.settings import Request, resolve
 
     (tmp_path / "a.jsonl").write_text('{"vraag": "2 + 2?", "answer": 4}\n')
     settings = ["task.name=records", f"task.path={tmp_path}/a.jsonl", f"run.dir={tmp_path}/run"]

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from trainer import checkpoints, distributed
-from trainer.config import RUNS, Config, Request, fields
+from trainer.config import RUNS, Config, fields
 from trainer.course import Course
 from trainer.errors import ConfigError
 from trainer.evaluate import Evaluation, evaluate
@@ -25,6 +25,7 @@ from trainer.loop import Parts
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype, stop_tokens
 from trainer.rewards.graders import make_scorer, make_verifier, worked
 from trainer.samplers.hf import HfSampler
+from trainer.settings import Request
 from trainer.tasks.base import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.tasks.curriculum import CURRICULA
 from trainer.tasks.prompts import Prompter
