@@ -7,8 +7,8 @@ import sys
 
 from trainer import hub, quiet
 from trainer.cli import answering_errors
-from trainer.config import parse_command_line
 from trainer.rewards import graders
+from trainer.settings import parse_command_line
 
 
 def main() -> None:

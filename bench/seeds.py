@@ -25,7 +25,7 @@ def one_run(seed: int, folder: Path) -> dict[str, Any]:
     settings = [f"run.seed={seed}", f"run.dir={folder}"]
     subprocess.run([sys.executable, "-m", "trainer.launch", "--preset", "nano", *settings], check=True, cwd=ROOT)
     wall = time.perf_counter() - began
-    base, trained, merged = (one["accuracy"] for one in json.loads((folder / "eval.json").read_text()))
+    base, trained, merged = (one["accuracy"] for one in json.loads((folder / "eval.json").read_text())["evaluations"])
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     phases = ("problem", "rollout", "batch", "step")
     training = sum(record[f"time/{phase}"] for record in metrics for phase in phases)

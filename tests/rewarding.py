@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from trainer.config import resolve
 from trainer.rewards.graders import make_scorer
 from trainer.rewards.scorer import Scorer
+from trainer.settings import resolve
 from trainer.types import Completion, Problem, Prompt, Score
 
 TASK = SimpleNamespace(name="made up", prompt_style="chat", answer_style="gsm8k")

@@ -24,45 +24,66 @@ class FilePolicy:
         folder.mkdir()
 
 
+class Learned:
+    """A curriculum that remembers one number."""
+
+    def __init__(self, number=0):
+        self.number = number
+
+    def state(self):
+        return {"number": self.number}
+
+    def load(self, state):
+        self.number = state["number"]
+
+
+def save(policy, folder, step, keep=2):
+    checkpoints.save(policy, folder, step, keep, Learned(step))
+
+
+def resume(policy, folder):
+    return checkpoints.resume(policy, folder, Learned())
+
+
 def test_the_latest_whole_one_is_loaded(tmp_path):
     for step in (5, 10):
-        checkpoints.save(FilePolicy(f"after {step}"), tmp_path, step, keep=2)
-    policy = FilePolicy("fresh")
-    assert checkpoints.resume(policy, tmp_path) == 10
-    assert policy.state == "after 10"
+        save(FilePolicy(f"after {step}"), tmp_path, step, keep=2)
+    policy, curriculum = FilePolicy("fresh"), Learned()
+    assert checkpoints.resume(policy, tmp_path, curriculum) == 10
+    assert (policy.state, curriculum.number) == ("after 10", 10)
 
 
 def test_a_run_without_one_starts_at_zero(tmp_path):
-    assert checkpoints.resume(FilePolicy("fresh"), tmp_path) == 0
+    assert resume(FilePolicy("fresh"), tmp_path) == 0
 
 
 def test_a_failure_while_writing_leaves_the_one_before(tmp_path):
-    checkpoints.save(FilePolicy("after 5"), tmp_path, 5, keep=2)
+    save(FilePolicy("after 5"), tmp_path, 5, keep=2)
     with pytest.raises(OSError, match="No space"):
-        checkpoints.save(FilePolicy("half", fails=True), tmp_path, 10, keep=2)
+        save(FilePolicy("half", fails=True), tmp_path, 10, keep=2)
     policy = FilePolicy("fresh")
-    assert checkpoints.resume(policy, tmp_path) == 5
-    checkpoints.save(FilePolicy("after 10"), tmp_path, 10, keep=2)  # and the leftovers do not disturb the next try
+    assert resume(policy, tmp_path) == 5
+    save(FilePolicy("after 10"), tmp_path, 10, keep=2)  # and the leftovers do not disturb the next try
     assert checkpoints.latest(tmp_path).name == "step_000010"
 
 
 def test_old_ones_are_deleted(tmp_path):
     for step in range(1, 6):
-        checkpoints.save(FilePolicy("x"), tmp_path, step, keep=2)
+        save(FilePolicy("x"), tmp_path, step, keep=2)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["latest", "step_000004", "step_000005"]
 
 
 def test_another_number_of_ranks_is_refused(tmp_path):
-    checkpoints.save(FilePolicy("x"), tmp_path, 5, keep=2)
+    save(FilePolicy("x"), tmp_path, 5, keep=2)
     state = tmp_path / "checkpoints/step_000005/state.json"
     state.write_text(json.dumps({"step": 5, "ranks": 4}))
     with pytest.raises(CheckpointError, match="written by 4 ranks, this run has 1"):
-        checkpoints.resume(FilePolicy("fresh"), tmp_path)
+        resume(FilePolicy("fresh"), tmp_path)
 
 
 def test_a_broken_state_is_named(tmp_path):
-    checkpoints.save(FilePolicy("x"), tmp_path, 5, keep=2)
+    save(FilePolicy("x"), tmp_path, 5, keep=2)
     (tmp_path / "checkpoints/step_000005/state.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"state\.json cannot be read"):
-        checkpoints.resume(FilePolicy("fresh"), tmp_path)
+        resume(FilePolicy("fresh"), tmp_path)

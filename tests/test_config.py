@@ -6,11 +6,12 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
-from trainer import config
-from trainer.config import PRESETS, argument_parser, choose_preset, fields, parse_command_line, resolve
+from trainer import settings
+from trainer.config import fields
 from trainer.errors import ConfigError
 from trainer.hardware import Hardware
 from trainer.policy import ds_config
+from trainer.settings import PRESETS, argument_parser, choose_preset, parse_command_line, resolve
 
 
 def test_later_layers_win(tmp_path):
@@ -112,7 +113,7 @@ def test_resume_takes_the_settings_from_the_folder(tmp_path):
 
 
 def test_resume_without_a_folder_takes_the_latest_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "RUNS", tmp_path)
+    monkeypatch.setattr(settings, "RUNS", tmp_path)
     with pytest.raises(ConfigError, match="there is no run in"):
         parse_command_line(["--resume"])
     (tmp_path / "a").mkdir()

@@ -4,15 +4,18 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.test_evaluate import evaluation
-from trainer.config import Eval, Model, resolve
+from tests.test_evaluate import evaluation, outcome
+from trainer.config import Eval, Model
 from trainer.course import Course, metrics_of
 from trainer.errors import ConfigError
+from trainer.evaluate import Evaluation
+from trainer.settings import resolve
 
 LEVELS = {0: "nnnn", 1: "ynnn", 2: "yynn", 3: "yyyn", 4: "yyyy"}  # answers with so many right
 
@@ -79,12 +82,13 @@ def test_a_line_that_a_crash_cut_short_is_no_evaluation(tmp_path):
 
 
 def test_the_metric_decides(tmp_path):
-    run = course(tmp_path, metric="lenient")
-    go(run, 2)
-    worse_in_format = evaluation("", "nnnn")
-    assert not run.add(2, worse_in_format)
-    assert [milestone.value for milestone in run.milestones] == [0.5, 0.0]
-    assert course(tmp_path, first_step=1, metric="lenient").milestones == run.milestones[:1]
+    right = outcome("18")
+    in_no_format = replace(right, score=replace(right.score, strict=None, correct_strict=False))
+    strict_better, lenient_better = [right, outcome("7")], [in_no_format, in_no_format]
+    for metric, better in (("accuracy", False), ("lenient", True)):
+        run = course(tmp_path, metric=metric)
+        assert run.add(1, Evaluation("", tuple(strict_better)))
+        assert run.add(2, Evaluation("", tuple(lenient_better))) == better
 
 
 def test_the_best_adapter_replaces_the_one_before(tmp_path):

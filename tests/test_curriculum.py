@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from trainer import checkpoints, distributed, loop
-from trainer.config import resolve
 from trainer.errors import ConfigError
+from trainer.settings import resolve
 from trainer.tasks.base import draw
 from trainer.tasks.curriculum import CURRICULA, BySolveRate, Curriculum, EasyFirst, difficulties, solve_rates
 from trainer.types import Completion, Problem, Prompt, Score, ScoredGroup

@@ -11,10 +11,10 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
-from trainer.config import resolve
 from trainer.errors import ConfigError, RewardError
 from trainer.rewards.graders import worked
 from trainer.rewards.scorer import Scorer
+from trainer.settings import resolve
 from trainer.types import Prompt
 
 
@@ -259,7 +259,7 @@ def test_the_rehearsal_finds_a_bad_function(mine):
 def test_a_run_rehearses_before_the_model_is_loaded(tmp_path, monkeypatch):
     """`build` with a bad function never comes to the model."""
     from trainer import assemble
-    from trainer.config import Request
+    from trainer.settings import Request
 
     (tmp_path / "mine.py").write_text("def score(completions, **c): raise ValueError('bad')")
     config = resolve("nano", None, [f"reward.custom={tmp_path}/mine.py:score", f"run.dir={tmp_path}/run"])

@@ -13,9 +13,10 @@ import torch
 
 from tests.conftest import NANO, ROOT
 from trainer import cli, export
-from trainer.config import Model, resolve
+from trainer.config import Model
 from trainer.policy.base import load_model
 from trainer.policy.lora import add_adapter, save_adapter
+from trainer.settings import resolve
 
 SAMPLES, TRIALS, PROBLEMS = 4, 2, 12
 # PEFT asks transformers by an old name; quiet.py has the same filter

@@ -23,7 +23,7 @@ def test_the_embedded_model_trains_on_the_card(tmp_path, dtype, ds_config):
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert answer.returncode == 0, answer.stderr
     assert "on 1 x cuda" in answer.stdout
-    base, trained, _ = (one["accuracy"] for one in json.loads((tmp_path / "it/eval.json").read_text()))
+    base, trained, _ = (one["accuracy"] for one in json.loads((tmp_path / "it/eval.json").read_text())["evaluations"])
     assert trained > base + 0.1
     metrics = [json.loads(line) for line in (tmp_path / "it/metrics.jsonl").read_text().splitlines()]
     assert all(record["sampler_difference"] < 0.05 for record in metrics if "sampler_difference" in record)

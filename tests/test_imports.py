@@ -9,7 +9,20 @@ import pytest
 
 from tests.conftest import ROOT
 
-LIGHT = ["errors", "config", "types", "answers", "advantages", "rollouts", "hardware", "hub", "launch", "cli", "quiet"]
+LIGHT = [
+    "errors",
+    "config",
+    "settings",
+    "types",
+    "answers",
+    "advantages",
+    "rollouts",
+    "hardware",
+    "hub",
+    "launch",
+    "cli",
+    "quiet",
+]
 LIGHT += [f"tasks.{path.stem}" for path in (ROOT / "trainer/tasks").glob("*.py")]
 LIGHT += [f"rewards.{path.stem}" for path in (ROOT / "trainer/rewards").glob("*.py")]
 HEAVY = ("torch", "numpy", "transformers", "deepspeed", "peft", "bitsandbytes", "datasets", "sympy", "tensorboard")

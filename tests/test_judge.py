@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
-from trainer.config import resolve
 from trainer.errors import ConfigError, RewardError
 from trainer.rewards import endpoint
 from trainer.rewards.endpoint import seconds_of
 from trainer.rewards.graders import check, worked
 from trainer.rewards.judge import load_rubric, user_message
 from trainer.rewards.scorer import Scorer
+from trainer.settings import resolve
 
 GOOD = {"factual_accuracy": 1.0, "conciseness": 0.5, "formatting": 0}
 GOOD_REWARD = 0.5 * 1.0 + 0.35 * 0.5 + 0.15 * 0

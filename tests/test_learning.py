@@ -16,7 +16,7 @@ def accuracy_after(script: str, folder: Path, *settings: str) -> tuple[float, fl
     """Greedy accuracy of the embedded model before and after 25 steps."""
     shared = ["run.steps=25", "eval.problems=256", "run.merge=false", "run.dir=it", "--preset", "nano"]
     subprocess.run([sys.executable, str(ROOT / script), *shared, *settings], cwd=folder, check=True, timeout=590)
-    base, trained = (one["accuracy"] for one in json.loads((folder / "it/eval.json").read_text()))
+    base, trained = (one["accuracy"] for one in json.loads((folder / "it/eval.json").read_text())["evaluations"])
     return base, trained
 
 

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from trainer import answers
-from trainer.config import PROMPT_STYLES, PromptSettings, TaskSettings, resolve
+from trainer.config import PROMPT_STYLES, PromptSettings, TaskSettings
 from trainer.errors import ConfigError, DataError
+from trainer.settings import resolve
 from trainer.tasks.base import make_task
 from trainer.tasks.prompts import MARKS, STYLES, Prompter, solved
 from trainer.types import Problem

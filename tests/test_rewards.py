@@ -13,12 +13,13 @@ import pytest
 from tests.conftest import ROOT
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
 from trainer import answers
-from trainer.config import REWARDS, resolve
+from trainer.config import REWARDS
 from trainer.errors import ConfigError
 from trainer.rewards import isolated
 from trainer.rewards.components import COMPONENTS
 from trainer.rewards.scorer import Meter, Scorer
 from trainer.rollouts import collect
+from trainer.settings import resolve
 from trainer.types import Prompt, Sampling
 
 PHRASE = "one two three four "
@@ -129,7 +130,7 @@ def test_a_wrong_setting_is_refused(override, message):
 
 def test_a_wrong_name_is_answered_before_torch_is_loaded():
     code = (
-        "import sys; from trainer.config import resolve; from trainer.errors import ConfigError\n"
+        "import sys; from trainer.settings import resolve; from trainer.errors import ConfigError\n"
         "import trainer.rewards.graders, trainer.score, trainer.play\n"
         "try: resolve(None, None, ['reward.weights.corect=1'])\n"
         "except ConfigError: print('torch' in sys.modules, 'datasets' in sys.modules)"

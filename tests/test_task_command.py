@@ -113,3 +113,17 @@ def test_mistakes_are_answered(capsys, arguments, told):
     code, _, err = octet(capsys, *arguments)
     assert code == 2
     assert told in err
+
+
+def test_bad_data_ends_a_run_before_its_folder_is_made(monkeypatch, tmp_path):
+    from trainer import assemble
+    from trainer.errors import DataError
+    from trainer.settings import Request, resolve
+
+    (tmp_path / "a.jsonl").write_text('{"vraag": "2 + 2?", "answer": 4}\n')
+    settings = ["task.name=records", f"task.path={tmp_path}/a.jsonl", f"run.dir={tmp_path}/run"]
+    monkeypatch.setattr(assemble, "load_tokenizer", pytest.fail)
+    monkeypatch.setattr(assemble, "load_model", pytest.fail)
+    with pytest.raises(DataError, match=r"a\.jsonl:1: there is no column `question`"):
+        assemble.build(Request(resolve("nano", None, settings), "nano", ""))
+    assert not (tmp_path / "run").exists()

@@ -10,8 +10,9 @@ import pytest
 
 from tests.conftest import ROOT
 from trainer import answers, hub
-from trainer.config import TaskSettings, resolve
+from trainer.config import TaskSettings
 from trainer.errors import ConfigError, DataError
+from trainer.settings import resolve
 from trainer.tasks.base import evaluation_problems, hub_sets, make_task, notes, training_problems
 from trainer.tasks.data import normalised
 from trainer.tasks.multiple_choice import shuffled

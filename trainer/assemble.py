@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from trainer import checkpoints, distributed
-from trainer.config import RUNS, Config, Request, fields
+from trainer.config import RUNS, Config, fields
 from trainer.course import Course
 from trainer.errors import ConfigError
 from trainer.evaluate import Evaluation, evaluate
@@ -25,6 +25,7 @@ from trainer.loop import Parts
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype, stop_tokens
 from trainer.rewards.graders import make_scorer, make_verifier, worked
 from trainer.samplers.hf import HfSampler
+from trainer.settings import Request
 from trainer.tasks.base import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.tasks.curriculum import CURRICULA
 from trainer.tasks.prompts import Prompter
@@ -45,7 +46,6 @@ def build(request: Request) -> Parts:
     from trainer.policy.lora import add_adapter
 
     config, device = request.config, distributed.device()
-    folder = open_folder(request)
     task = make_task(config.task)
     training = training_problems(task, config.task, config.run.seed)  # bad data is answered before a model loads
     tokenizer = load_tokenizer(config.model)
@@ -56,6 +56,7 @@ def build(request: Request) -> Parts:
     total_steps = config.total_steps(len(problems))
     curriculum = CURRICULA[config.task.curriculum](problems, config.rollout.problems, config.run.seed, total_steps)
     held_out = held_out_prompts(config, task, prompter)
+    folder = open_folder(request)  # not before: bad data leaves no folder behind that refuses the mended settings
     dtype = resolve_dtype(config.model.dtype, device)
     torch.manual_seed(config.run.seed)  # the adapter's first values
     model = add_adapter(load_model(config.model, dtype, device), config.lora)

@@ -17,8 +17,9 @@ from math import inf
 from pathlib import Path
 
 from trainer import hub, quiet
-from trainer.config import Config, resolve
+from trainer.config import Config
 from trainer.errors import CheckpointError, ConfigError, OctetError
+from trainer.settings import resolve
 from trainer.types import Draws
 
 SAMPLE_TEMPERATURE = 0.7

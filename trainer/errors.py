@@ -12,6 +12,11 @@ The command line prints the message and ends with status 2; `--debug` adds the t
 What a *model* wrote never raises: it scores 0 and is counted.
 """
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
 
 class OctetError(Exception):
     """Base of all of them: the message is meant for the person who started the run."""
@@ -39,3 +44,11 @@ class CheckpointError(OctetError):
 
 class TrainingError(OctetError):
     pass
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """A sentence that names the nearest real one: the same last word in another section, else the closest spelling."""
+    leaf = name.rpartition(".")[2]
+    same_leaf = [candidate for candidate in known if candidate.rpartition(".")[2] == leaf]
+    close = same_leaf or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f" Did you mean {close[0]}?" if close else ""

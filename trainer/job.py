@@ -10,12 +10,13 @@ from pathlib import Path
 
 from trainer import assemble, distributed, export, results
 from trainer.comparison import agreement
-from trainer.config import Config, Request
+from trainer.config import Config
 from trainer.course import describe, metrics_of
 from trainer.evaluate import Evaluation
 from trainer.loop import Parts, train
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype
 from trainer.quiet import no_progress_bars
+from trainer.settings import Request
 from trainer.watch.live import Screen
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from trainer import hardware, hub
 from trainer.cli import answering_errors
-from trainer.config import parse_command_line
 from trainer.rewards import graders
+from trainer.settings import parse_command_line
 
 TRAIN = Path(__file__).parent.parent / "train.py"
 

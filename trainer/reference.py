@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.config import PRESETS, is_section, names_in, sections
+from trainer.config import is_section, sections
+from trainer.settings import PRESETS, names_in
 
 HEAD = f"""# Configuration
 

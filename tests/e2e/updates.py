@@ -18,8 +18,9 @@ import torch
 from tests.conftest import row
 from trainer import distributed, quiet
 from trainer.batches import pack
-from trainer.config import Config, resolve
+from trainer.config import Config
 from trainer.losses import LOSSES, PolicyTerms, total
+from trainer.settings import resolve
 from trainer.types import TrainingRow
 
 # Different lengths, so that the token counts of two ranks differ as well as their rows.
