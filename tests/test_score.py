@@ -159,7 +159,7 @@ def test_functions_see_a_conversation(score, tmp_path):
     [
         (("--task", "math", "reward.symbolic=false"), r"It is \boxed{1/2}.", r"So \boxed{\frac{1}{2}}"),
         (("--task", "multiple_choice"), "Answer: C", "C"),
-        (("--task", "records", "prompt.answer=boxed"), r"It is \boxed{7}.", "7"),
+        (("prompt.answer=boxed",), r"It is \boxed{7}.", "7"),
         (("prompt.style=r1_zero",), "So.</think><answer>7</answer>", "7"),
     ],
 )
