@@ -191,6 +191,8 @@ def _task(options: argparse.Namespace) -> None:
 
 
 def _score(options: argparse.Namespace) -> None:
+    if options.task == "records":  # these completions are the records
+        options.overrides.insert(0, f"task.path={options.file}")
     config = _light_settings(options)
     from trainer import score
 
