@@ -46,6 +46,11 @@ def build(request: Request) -> Parts:
     from trainer.policy.lora import add_adapter
 
     config, device = request.config, distributed.device()
+    if config.rollout.problems < distributed.world_size():
+        raise ConfigError(
+            f"rollout.problems={config.rollout.problems}: each of the {distributed.world_size()} ranks needs one. "
+            f"Write rollout.problems={distributed.world_size()} or more, or start fewer ranks."
+        )
     task = make_task(config.task)
     training = training_problems(task, config.task, config.run.seed)  # bad data is answered before a model loads
     tokenizer = load_tokenizer(config.model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from trainer.tasks.sources import ENDINGS, HubSet, Record, Source, locate
 from trainer.types import Problem
 
 
-class DataTask:
+class DataTask(ABC):
     """A subclass says how a record becomes a problem, and where the data set is published."""
 
     name: ClassVar[str]
@@ -28,9 +29,9 @@ class DataTask:
         self.overlap = 0  # training problems that the test set asks too
         self._read: dict[str, list[Problem]] = {}
 
+    @abstractmethod
     def problem(self, name: str, record: Record) -> Problem:
         """The problem that a record holds; a DataError that says what is wrong with it."""
-        raise NotImplementedError
 
     def train(self) -> list[Problem]:
         problems = self._problems("train") if self.sources["test"] else self._held_out()[0]
