@@ -3,19 +3,24 @@
 The configuration comes first: a typo is answered before torch is imported.
 """
 
+import signal
 import sys
+from types import FrameType
 
 from trainer import hub, quiet
 from trainer.cli import answering_errors
+from trainer.policy import ds_config
 from trainer.rewards import graders
 from trainer.settings import parse_command_line
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, stop)
     request = parse_command_line(sys.argv[1:])
     if request.dry_run:
         print(request.config.to_yaml(), end="")
         return
+    ds_config.read(request.config.engine.ds_config)
     hub.check(request.config)
     graders.check(request.config)
     quiet.quiet()
@@ -23,6 +28,13 @@ def main() -> None:
     from trainer import job  # torch, deepspeed, transformers
 
     job.run(request)
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    """As Ctrl-C does, so that what is open is closed; once, because the launcher may ask twice."""
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

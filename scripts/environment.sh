@@ -26,16 +26,15 @@ _make_environment() {
 # Installs when setup.cfg or constraints.txt have changed since the last time, and never otherwise.
 _install_once() {
     local root="$1" extra="$2" stamp wanted
-    stamp="$VIRTUAL_ENV/.octet-installed${extra:+-$extra}"
-    [ -n "${VIRTUAL_ENV:-}" ] || stamp="$CONDA_PREFIX/.octet-installed${extra:+-$extra}"
+    stamp="${VIRTUAL_ENV:-${CONDA_PREFIX:-}}/.octet-installed"
     wanted="$(cat "$root/setup.cfg" "$root/constraints.txt" | cksum)"
-    [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
+    [ "$(cat "$stamp${extra:+-$extra}" 2>/dev/null)" = "$wanted" ] && return
     echo "octet: installing dependencies (a few minutes the first time)"
     # torch first: DeepSpeed looks for it while it is built, and in an isolated build it would be downloaded again
     _pip -c "$root/constraints.txt" torch numpy setuptools wheel ninja packaging
     _pip -c "$root/constraints.txt" --no-build-isolation deepspeed
     _pip -c "$root/constraints.txt" --no-build-isolation -e "$root${extra:+[$extra]}"
-    echo "$wanted" >"$stamp"
+    echo "$wanted" | tee "$stamp" >"$stamp${extra:+-$extra}"
 }
 
 _pip() {

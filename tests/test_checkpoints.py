@@ -1,6 +1,7 @@
 """Whole or not there at all. The policy here is a file, so that only the writing is tested."""
 
 import json
+import shutil
 
 import pytest
 
@@ -65,6 +66,16 @@ def test_a_failure_while_writing_leaves_the_one_before(tmp_path):
     assert resume(policy, tmp_path) == 5
     save(FilePolicy("after 10"), tmp_path, 10, keep=2)  # and the leftovers do not disturb the next try
     assert checkpoints.latest(tmp_path).name == "step_000010"
+
+
+def test_a_deleted_one_means_the_one_before_and_never_a_silent_start(tmp_path):
+    for step in (5, 10):
+        save(FilePolicy(f"after {step}"), tmp_path, step)
+    shutil.rmtree(tmp_path / "checkpoints/step_000010")
+    assert resume(FilePolicy("fresh"), tmp_path) == 5
+    shutil.rmtree(tmp_path / "checkpoints/step_000005")
+    with pytest.raises(CheckpointError, match="no checkpoint is left in it"):
+        resume(FilePolicy("fresh"), tmp_path)
 
 
 def test_old_ones_are_deleted(tmp_path):

@@ -1,6 +1,7 @@
 """Layers, and what a person is told when a setting cannot be used."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -9,7 +10,7 @@ from tests.conftest import ROOT
 from trainer import settings
 from trainer.config import fields
 from trainer.errors import ConfigError
-from trainer.hardware import Hardware
+from trainer.hardware import Gpu, Hardware
 from trainer.policy import ds_config
 from trainer.settings import PRESETS, argument_parser, choose_preset, parse_command_line, resolve
 
@@ -25,6 +26,10 @@ def test_later_layers_win(tmp_path):
 
 def test_numbers_without_a_dot_are_numbers():
     assert resolve("8gb", None, ["algorithm.lr=2e-5"]).algorithm.lr == 2e-5
+
+
+def test_a_home_folder_is_found_behind_an_equals_sign():
+    assert resolve("nano", None, ["task.name=gsm8k", "task.data_dir=~/x"]).task.data_dir == Path.home() / "x"
 
 
 def test_one_weight_can_be_changed_and_the_others_stay():
@@ -55,6 +60,8 @@ def test_a_resolved_configuration_is_frozen():
         ("rollout.grup_size=4", "rollout.grup_size: there is no such setting. Did you mean rollout.group_size?"),
         ("optim.lr=1e-5", "optim.lr: there is no such setting. Did you mean algorithm.lr?"),
         ("rolout.rows=4", "rolout: there is no such section. Did you mean rollout?"),
+        ("group_size=4", "group_size: there is no such section. Did you mean rollout.group_size?"),
+        ("optim.betas=[1.5, 2]", "optim.betas.0=1.5 cannot be used. It should be less than 1"),
         ("rollout=4", "rollout=4: rollout is a section. Write rollout.KEY=VALUE."),
         ("algorithm.lr=fast", "algorithm.lr='fast' cannot be used. It should be a valid number"),
         ("algorithm.lr=nan", "algorithm.lr='nan' cannot be used. It should be a finite number"),
@@ -80,9 +87,9 @@ def test_an_unknown_preset_names_the_real_ones():
     ("machine", "preset"),
     [
         (Hardware(gpus=(), cores=2), "nano"),
-        (Hardware(gpus=(("GTX 1650", 4.3),), cores=8), "nano"),
-        (Hardware(gpus=(("RTX 3070", 8.6),), cores=8), "8gb"),
-        (Hardware(gpus=(("RTX 3090", 25.8), ("RTX 3070", 8.6)), cores=8), "8gb"),
+        (Hardware(gpus=(Gpu(0, "GPU-a", "GTX 1650", 4.3),), cores=8), "nano"),
+        (Hardware(gpus=(Gpu(0, "GPU-a", "RTX 3070", 8.6),), cores=8), "8gb"),
+        (Hardware(gpus=(Gpu(0, "GPU-a", "RTX 3090", 25.8), Gpu(1, "GPU-b", "RTX 3070", 8.6)), cores=8), "8gb"),
     ],
 )
 def test_the_hardware_chooses_and_says_why(machine, preset):

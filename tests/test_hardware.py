@@ -5,9 +5,14 @@ import os
 import pytest
 
 from trainer import hardware, launch
-from trainer.hardware import Hardware
+from trainer.hardware import Gpu, Hardware
+from trainer.settings import parse_command_line, resolve
 
-TWO_CARDS = "NVIDIA GeForce RTX 3070, 8192\nNVIDIA GeForce RTX 3090, 24576"
+TWO_CARDS = "0, GPU-aa11, NVIDIA GeForce RTX 3070, 8192\n1, GPU-bb22, NVIDIA GeForce RTX 3090, 24576"
+
+
+def card(index: int) -> Gpu:
+    return Gpu(index, f"GPU-{index}", "a card", 8.6)
 
 
 @pytest.fixture
@@ -27,7 +32,7 @@ def nvidia_smi(tmp_path, monkeypatch):
 def test_cards_are_read_with_their_memory(nvidia_smi):
     nvidia_smi(TWO_CARDS)
     machine = hardware.detect()
-    assert [name for name, _ in machine.gpus] == ["NVIDIA GeForce RTX 3070", "NVIDIA GeForce RTX 3090"]
+    assert [gpu.name for gpu in machine.gpus] == ["NVIDIA GeForce RTX 3070", "NVIDIA GeForce RTX 3090"]
     assert machine.memory_gb == pytest.approx(8.59, abs=0.01)  # 8192 MiB, the smaller one
 
 
@@ -44,17 +49,19 @@ def test_a_driver_that_does_not_answer_is_no_gpu(nvidia_smi):
         ("-1", []),
         ("1,0", ["NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3070"]),
         ("7", []),
+        ("0,7,1", ["NVIDIA GeForce RTX 3070"]),
+        ("GPU-bb", ["NVIDIA GeForce RTX 3090"]),
     ],
 )
 def test_only_visible_cards_count(nvidia_smi, monkeypatch, visible, names):
     nvidia_smi(TWO_CARDS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [name for name, _ in hardware.detect().gpus] == names
+    assert [gpu.name for gpu in hardware.detect().gpus] == names
 
 
 def test_the_launcher_starts_one_process_for_each_card(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    two = Hardware(gpus=(("a", 8.0), ("b", 8.0)), cores=4)
+    two = Hardware(gpus=(card(0), card(1)), cores=4)
     assert "--num_gpus=2" in launch.command("deepspeed", two, [])
     assert "--num_gpus=1" in launch.command("deepspeed", Hardware(gpus=(), cores=4), [])
 
@@ -62,7 +69,19 @@ def test_the_launcher_starts_one_process_for_each_card(monkeypatch):
 def test_the_cards_that_a_user_has_chosen_are_kept(monkeypatch):
     """deepspeed ignores CUDA_VISIBLE_DEVICES beside --num_gpus, and would take the first card."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    command = launch.command("deepspeed", Hardware(gpus=(("b", 8.0),), cores=4), ["run.steps=3"])
+    command = launch.command("deepspeed", Hardware(gpus=(card(1),), cores=4), ["run.steps=3"])
     assert "--include=localhost:1" in command
     assert not [part for part in command if part.startswith("--num_gpus")]
     assert command[-1] == "run.steps=3"
+
+
+def test_what_the_launcher_has_chosen_is_what_train_py_reads(tmp_path, monkeypatch):
+    """For each kind of start: the arguments that go on give the same request, without choosing again."""
+    (tmp_path / "runs/old").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/old/config.yaml").write_text(resolve("nano", None, ["run.steps=7"]).to_yaml())
+    starts = ([], ["run.seed=3"], ["--preset", "8gb", "algorithm.lr=2e-5"], ["--resume"], ["--resume", "runs/old"])
+    for start in (list(start) for start in starts):
+        chosen = parse_command_line(start)
+        again = parse_command_line(launch.settled(chosen, start))
+        assert (again.config, again.resumes) == (chosen.config, chosen.resumes)

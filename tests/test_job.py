@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,18 +22,18 @@ FEW = [
 ]
 
 
-def run(*command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
+def start(*command: str, folder: Path, **environment: str) -> subprocess.Popen:
     """In an empty folder, with this interpreter's environment active."""
     active = {"VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env=os.environ | active | environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    everything = os.environ | active | environment
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, env=everything, **pipes)
+
+
+def run(*command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
+    process = start(*command, folder=folder, **environment)
+    said, complained = process.communicate(timeout=240)
+    return subprocess.CompletedProcess(command, process.returncode, said, complained)
 
 
 def train(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
@@ -138,6 +139,31 @@ def test_the_same_command_in_the_same_folder_resumes_and_other_settings_are_refu
     assert "Traceback" not in answer.stderr
 
 
+def test_the_latest_run_goes_on_through_the_launcher(job, tmp_path):
+    shutil.copytree(job[0], tmp_path / "runs/it", symlinks=True)
+    answer = run(str(ROOT / "run_deepspeed.sh"), "--resume", "run.steps=5", "run.merge=false", folder=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.splitlines()[0] == "octet: going on with runs/it"
+    assert "going on after step 4" in answer.stdout
+    assert lines(tmp_path / "runs/it/metrics.jsonl")[-1]["step"] == 5
+
+
+def test_a_stopped_run_says_how_to_go_on_and_a_second_one_cannot_disturb_it(tmp_path):
+    """Ctrl-C to the launcher while a run goes on, and another run in its folder before that."""
+    command = [str(ROOT / "run_deepspeed.sh"), *FEW, "run.steps=500", "run.dir=it", "eval.problems=0"]
+    first = start(*command, folder=tmp_path)
+    for line in first.stdout:
+        if line.startswith("  1/500"):
+            break
+    second = train(tmp_path, "--preset", "nano", *FEW, "run.steps=500", "run.dir=it", "eval.problems=0")
+    first.send_signal(signal.SIGINT)
+    said, complained = first.communicate(timeout=60)
+    assert (second.returncode, first.returncode != 0) == (2, True)
+    assert "run.dir=it: another run is writing it." in second.stderr
+    assert "octet: stopped. A run goes on from its last checkpoint with --resume." in complained
+    assert "Traceback" not in said + complained
+
+
 def test_json_is_all_that_stands_on_standard_output(tmp_path):
     answer = train(tmp_path, *FEW, "run.steps=1", "run.merge=false", "--json")
     result = json.loads(answer.stdout)
@@ -179,6 +205,7 @@ def test_dry_run_prints_the_settings_and_does_nothing(tmp_path):
     [
         (["rollout.group_size=1"], "rollout.group_size=1: GRPO compares answers"),
         (["model.name=no/such-model"], "model.name=no/such-model: it is neither a folder nor in the cache"),
+        (["engine.ds_config=zero9"], "engine.ds_config=zero9: there is no"),
         (["task.name=gsm8k"], "task.name=gsm8k: openai/gsm8k is not in the cache"),
     ],
 )
@@ -205,3 +232,40 @@ def test_a_file_that_is_no_model_is_a_clear_error(tmp_path):
     answer = train(tmp_path, "model.name=broken")
     assert answer.returncode == 2
     assert "model.name=broken: it cannot be loaded" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"half"), "it cannot be loaded"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "its tokenizer knows no words"),
+    ],
+)
+def test_a_spoiled_model_folder_is_a_clear_error(tmp_path, tiny_model, spoil, told):
+    shutil.copytree(tiny_model, tmp_path / "model")
+    spoil(tmp_path / "model")
+    answer = train(tmp_path, "model.name=model", *FEW, "run.steps=1")
+    assert answer.returncode == 2, answer.stderr
+    assert told in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_run_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    answer = train(tmp_path, "run.dir=taken", *FEW, "run.steps=1")
+    assert answer.returncode == 2
+    assert "run.dir=taken: it cannot be written" in answer.stderr
+
+
+def test_an_active_conda_environment_is_used(tmp_path):
+    """Without VIRTUAL_ENV; the stamp of the installation is kept in the environment."""
+    stamp = subprocess.run(
+        "cat setup.cfg constraints.txt | cksum", shell=True, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    (tmp_path / ".octet-installed").write_text(stamp)
+    conda = {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", "CONDA_PREFIX": str(tmp_path)}
+    clean = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"} | conda
+    command = [str(ROOT / "run_deepspeed.sh"), "--dry-run"]
+    answer = subprocess.run(command, env=clean, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.startswith("model:")

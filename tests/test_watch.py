@@ -47,7 +47,7 @@ class Policy:
 
 
 def health(tmp_path, *fingerprints):
-    return Health(tmp_path, 0, Policy(*fingerprints))
+    return Health(tmp_path, 0, Policy(*fingerprints), fresh=True)
 
 
 def test_an_adapter_that_did_not_move_ends_the_run(tmp_path):
@@ -59,6 +59,10 @@ def test_one_that_moved_is_looked_at_once(tmp_path):
     watch = health(tmp_path, 1.0, 2.0)  # a third look would raise StopIteration
     for step in range(1, 4):
         watch.check(step, Update(), [])
+
+
+def test_a_run_that_goes_on_may_stand_still_at_the_end_of_its_schedule(tmp_path):
+    Health(tmp_path, 0, Policy(1.0, 1.0), fresh=False).check(2801, Update(), [])
 
 
 def test_non_finite_gradients_are_kept_and_end_the_run_when_they_stay(tmp_path):

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
-from functools import reduce
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
-from trainer import checkpoints, distributed
-from trainer.config import RUNS, Config, fields
+from trainer import checkpoints, distributed, run_folder
+from trainer.config import Config
 from trainer.course import Course
 from trainer.errors import ConfigError
 from trainer.evaluate import Evaluation, evaluate
@@ -32,13 +27,6 @@ from trainer.tasks.prompts import Prompter
 from trainer.types import Draws
 from trainer.watch.journal import Journal
 from trainer.watch.live import Screen
-
-# Settings that may differ when a run goes on: they do not change what a step computes.
-FREE_TO_CHANGE = {"run.dir", "run.steps", "run.epochs", "run.save_every", "run.keep", "run.threads", "run.merge"}
-FREE_TO_CHANGE |= {"eval.problems", "eval.every", "eval.metric", "eval.patience", "engine.timeout_s"}
-FREE_TO_CHANGE |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "timeout_s", "retries", "backoff_s")}
-FREE_TO_CHANGE |= {"reward.judge.max_requests", "reward.judge.max_tokens", "reward.judge.cache", "reward.timeout"}
-PACKAGES = ("octet-grpo", "torch", "deepspeed", "transformers", "peft")
 
 
 def build(request: Request) -> Parts:
@@ -61,12 +49,13 @@ def build(request: Request) -> Parts:
     total_steps = config.total_steps(len(problems))
     curriculum = CURRICULA[config.task.curriculum](problems, config.rollout.problems, config.run.seed, total_steps)
     held_out = held_out_prompts(config, task, prompter)
-    folder = open_folder(request)  # not before: bad data leaves no folder behind that refuses the mended settings
+    folder = run_folder.claim(request)  # not before: bad data leaves no folder that refuses the mended settings
     dtype = resolve_dtype(config.model.dtype, device)
     torch.manual_seed(config.run.seed)  # the adapter's first values
     model = add_adapter(load_model(config.model, dtype, device), config.lora)
     policy = DeepSpeedPolicy(model, config, dtype, total_steps)
     first_step = checkpoints.resume(policy, folder, curriculum)
+    run_folder.describe(folder, config)
     journal = Journal(folder, first_step) if distributed.is_main() else None
     screen = Screen(total_steps, first_step, quiet=not distributed.is_main(), stderr=request.json)
     report_data(folder, screen, task, len(problems), len(training) - len(problems), len(held_out))
@@ -118,54 +107,9 @@ def evaluate_model(name: str, model: Any, tokenizer: Any, config: Config, draws:
     return evaluate(name, sampler, scorer, prompts, config.rollout.max_new_tokens, draws)
 
 
-# ---------------------------------------------------------------- the run folder
-
-
-def open_folder(request: Request) -> Path:
-    """The run folder, the same on every rank; refused when it holds a run with other settings."""
-    preset = Path(request.preset).stem
-    name = request.config.run.dir or RUNS / f"{preset}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = distributed.gather(name)[0]
-    stored = folder / "config.yaml"
-    if stored.is_file():
-        _refuse_other_settings(folder, yaml.safe_load(stored.read_text()), request.config)
-    distributed.barrier()  # nobody writes it before everybody has read it
-    if distributed.is_main():
-        folder.mkdir(parents=True, exist_ok=True)
-        stored.write_text(f"# {provenance()}\n{request.config.to_yaml()}")
-    return folder
-
-
-def _refuse_other_settings(folder: Path, stored: dict[str, Any], config: Config) -> None:
-    before, now = _flat(stored), _flat(config.model_dump(mode="json"))
-    changed = [key for key in now if before.get(key) != now[key] and key not in FREE_TO_CHANGE]
-    if changed:
-        what = ", ".join(f"{key}={now[key]} (it has {before.get(key)})" for key in changed)
-        raise ConfigError(f"run.dir={folder}: it holds a run with other settings: {what}. Choose another folder.")
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Every setting as `section.key`; None where an older version did not have it."""
-
-    def inside(part: Any, name: str) -> Any:
-        return part.get(name) if part else None
-
-    return {key: reduce(inside, key.split("."), settings) for key in fields()}
-
-
-def provenance() -> str:
-    """Which code made the run."""
-    root = Path(__file__).parent.parent
-    git = subprocess.run(
-        ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
-    revision = git.stdout.strip() or "no git revision"
-    return ", ".join([*(f"{name} {version(name)}" for name in PACKAGES), revision])
-
-
 @contextmanager
 def process_group(config: Config) -> Iterator[None]:
-    shared = None if torch.cuda.is_available() else max(1, len(os.sched_getaffinity(0)) // distributed.world_size())
+    shared = None if distributed.on_gpu() else max(1, len(os.sched_getaffinity(0)) // distributed.world_size())
     if threads := config.run.threads or shared:
         torch.set_num_threads(threads)
     distributed.connect(config.engine.timeout_s)

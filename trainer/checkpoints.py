@@ -58,8 +58,14 @@ def save(policy: Saveable, run_folder: Path, step: int, keep: int, curriculum: S
 
 
 def latest(run_folder: Path) -> Path | None:
-    link = run_folder / "checkpoints" / "latest"
-    return link.resolve() if link.exists() else None
+    """The one that `latest` names, else the newest whole one; an error when there were some and none is left."""
+    folder = run_folder / "checkpoints"
+    link, whole = folder / "latest", _whole(folder)
+    if link.exists():
+        return link.resolve()
+    if not whole and link.is_symlink():
+        raise CheckpointError(f"{folder}: no checkpoint is left in it. Delete {run_folder} to begin anew.")
+    return whole[-1] if whole else None
 
 
 def resume(policy: Saveable, run_folder: Path, curriculum: Stateful) -> int:
@@ -71,7 +77,7 @@ def resume(policy: Saveable, run_folder: Path, curriculum: Stateful) -> int:
         state = json.loads((folder / "state.json").read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{folder}: state.json cannot be read ({error}). Point `latest` at another step."
+            f"{folder}: state.json cannot be read ({error}). Delete this folder to go on from the one before."
         ) from None
     if state["ranks"] != distributed.world_size():
         raise CheckpointError(
@@ -93,6 +99,9 @@ def _publish(partial: Path, final: Path) -> None:
 
 
 def _prune(folder: Path, keep: int) -> None:
-    whole = sorted(path for path in folder.glob("step_*") if path.is_dir() and path.suffix != ".partial")
-    for old in whole[:-keep]:
+    for old in _whole(folder)[:-keep]:
         shutil.rmtree(old)
+
+
+def _whole(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("step_*") if path.is_dir() and path.suffix != ".partial")

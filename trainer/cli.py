@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from math import inf
@@ -35,7 +36,8 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
         print(f"octet: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("octet: stopped.", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print("octet: stopped. A run goes on from its last checkpoint with --resume.", file=sys.stderr)
         return 130
     return 0
 
@@ -163,10 +165,10 @@ def _draws(options: argparse.Namespace, seed: int) -> Draws | None:
 
 
 def _default_out(options: argparse.Namespace, config: Config) -> Path:
-    """The run folder of the adapter, else `eval-<name>` here."""
+    """A folder in the run of the adapter, beside the evaluation that the run made itself; else `eval-<name>` here."""
     trained = options.adapter or options.merged
     if trained and (trained.parent / "config.yaml").is_file():
-        return Path(trained.parent)
+        return Path(trained.parent) / "eval"
     return Path(f"eval-{(trained or Path(config.model.name)).resolve().name}")
 
 

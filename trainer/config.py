@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import urllib.parse
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -17,6 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from trainer.errors import did_you_mean
 
 RUNS = Path("runs")
+
+
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Section(BaseModel):
@@ -266,7 +269,8 @@ class Rollout(Section):
     max_new_tokens: int = Field(256, ge=1)
     """Longer completions are cut and count as truncated."""
     dead_groups: Literal["drop", "keep"] = "drop"
-    """A group whose rewards are all the same has no gradient: `drop` saves its forward and backward pass."""
+    """A group whose rewards are all the same has no gradient. `drop` saves its forward and backward pass, and the loss
+    is the mean over the tokens that are left; with `keep` its tokens count in that mean, so the rest weighs less."""
     rows: int = Field(128, ge=1)
     """Completions that are generated side by side."""
 
@@ -294,7 +298,8 @@ class Algorithm(Section):
 class Optim(Section):
     name: Literal["adamw", "cpu_adam"] = "adamw"
     """`adamw` is torch's; `cpu_adam` is DeepSpeed's, which compiles for minutes at its first start."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """Adam's memory of the gradient and of its square."""
     weight_decay: float = Field(0.0, ge=0.0)
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """How the learning rate falls after the warm-up."""

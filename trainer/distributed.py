@@ -30,8 +30,13 @@ def is_main() -> bool:
     return rank() == 0
 
 
+def on_gpu() -> bool:
+    """Torch and DeepSpeed have to agree: a user who hides the cards gets the CPU from both."""
+    return torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
+
+
 def device() -> torch.device:
-    return torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+    return torch.device("cuda", local_rank()) if on_gpu() else torch.device("cpu")
 
 
 def connect(timeout_s: float) -> None:
@@ -40,9 +45,9 @@ def connect(timeout_s: float) -> None:
     os.environ.setdefault("MASTER_PORT", str(_free_port()))
     for name, alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, alone)
-    if torch.cuda.is_available():
+    if on_gpu():
         torch.cuda.set_device(local_rank())
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=timedelta(seconds=timeout_s))
+    dist.init_process_group("nccl" if on_gpu() else "gloo", timeout=timedelta(seconds=timeout_s))
 
 
 def disconnect() -> None:

@@ -97,8 +97,10 @@ def _merge_and_evaluate(config: Config, folder: Path) -> list[Evaluation]:
 def _introduce(parts: Parts, request: Request) -> None:
     config = parts.config
     rollout, resumed = config.rollout, f", going on after step {parts.first_step}" if parts.first_step else ""
-    if request.reason:
-        parts.screen.say(f"octet: preset {request.preset} ({request.reason})")
+    if parts.first_step >= parts.total_steps:
+        resumed = f", all done: {parts.first_step} steps were made. run.steps={2 * parts.first_step} would go on"
+    if request.reason and not request.resumes:
+        parts.screen.say(f"octet: {request.reason}")
     parts.screen.say(
         f"{config.model.name} on {config.task.name} ({len(parts.problems)} problems): {parts.total_steps} steps of "
         f"{rollout.problems} x {rollout.group_size} answers on {distributed.world_size()} x {parts.device.type}, "

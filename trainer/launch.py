@@ -8,47 +8,68 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from trainer import hardware, hub
 from trainer.cli import answering_errors
+from trainer.policy import ds_config
 from trainer.rewards import graders
-from trainer.settings import parse_command_line
+from trainer.settings import Request, parse_command_line
 
 TRAIN = Path(__file__).parent.parent / "train.py"
 
 
 def main() -> None:
-    arguments = sys.argv[1:]
-    request = parse_command_line(arguments)
+    request = parse_command_line(sys.argv[1:])
     if request.dry_run:
         print(request.config.to_yaml(), end="")
         return
     if request.reason:
-        print(
-            f"octet: preset {request.preset} ({request.reason})", file=sys.stderr if request.json else None, flush=True
-        )
-        arguments = ["--preset", request.preset, *arguments]
+        print(f"octet: {request.reason}", file=sys.stderr if request.json else sys.stdout, flush=True)
+    ds_config.read(request.config.engine.ds_config)
     hub.check(request.config)
     graders.check(request.config)
     machine = hardware.detect()
     if not machine.gpus:
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        os.environ["DS_ACCELERATOR"] = "cpu"
     launcher = shutil.which("deepspeed", path=str(Path(sys.executable).parent)) or "deepspeed"
-    os.execvp(launcher, command(launcher, machine, arguments))
+    sys.exit(run(command(launcher, machine, settled(request, sys.argv[1:]))))
+
+
+def settled(request: Request, arguments: Sequence[str]) -> list[str]:
+    """The arguments, with what has been chosen here written out, so that every rank chooses the same."""
+    if request.resumes:
+        return [*arguments, f"--resume={request.resumes}"]
+    return ["--preset", request.preset, *arguments] if request.reason else list(arguments)
 
 
 def command(launcher: str, machine: hardware.Hardware, arguments: Sequence[str]) -> list[str]:
     """A free port, so that two runs can share a machine; `--include` where the user has chosen cards, because the
-    launcher ignores CUDA_VISIBLE_DEVICES beside `--num_gpus`."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = (
-        [f"--include=localhost:{chosen}"] if chosen and machine.gpus else [f"--num_gpus={max(1, len(machine.gpus))}"]
-    )
-    return [launcher, "--quiet", f"--master_port={_free_port()}", *devices, "--no_local_rank", str(TRAIN), *arguments]
+    launcher ignores CUDA_VISIBLE_DEVICES beside `--num_gpus`. The launcher's own errors only repeat ours."""
+    devices = f"--num_gpus={max(1, len(machine.gpus))}"
+    if machine.gpus and os.environ.get("CUDA_VISIBLE_DEVICES"):
+        devices = f"--include=localhost:{','.join(str(gpu.index) for gpu in machine.gpus)}"
+    quiet = ["--log_level=critical", f"--master_port={_free_port()}"]
+    return [launcher, *quiet, devices, "--no_local_rank", str(TRAIN), *arguments]
+
+
+def run(launch: Sequence[str]) -> int:
+    """The exit status of the launcher. It has a session of its own, so that Ctrl-C reaches it once and through here."""
+    child = subprocess.Popen(launch, start_new_session=True)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os.killpg(child.pid, signal.SIGTERM)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+    status = child.wait()
+    return 128 - status if status < 0 else status
 
 
 def _free_port() -> int:

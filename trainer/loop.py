@@ -4,7 +4,8 @@ Where this GRPO departs from the paper (Shao et al. 2024), and why:
 
 1. The loss is a sum over tokens divided by the tokens of the step, over all micro-batches and ranks. The paper takes a
    mean for each answer first, which favours short right answers and long wrong ones.
-2. Groups whose rewards are all the same are dropped: their advantages are zero, so they would only cost time.
+2. Groups whose rewards are all the same are dropped. Their gradient is zero; what changes is the mean, which is over
+   the tokens that are left. `rollout.dead_groups=keep` has the paper's.
 3. One update for each batch of answers, so the ratio is exactly 1 in value and only its gradient counts.
 4. No KL term and no reference model: the adapter is small and the run is short.
 5. The temperature divides the logits in training as it does in sampling: otherwise the ratio is not 1.
@@ -115,7 +116,8 @@ class Parts:
 
 def train(parts: Parts) -> None:
     settings = parts.config
-    health = Health(parts.folder, distributed.rank(), parts.policy)
+    health = Health(parts.folder, distributed.rank(), parts.policy, fresh=parts.first_step == 0)
+    parts.screen.start()
     for step in range(parts.first_step, parts.total_steps):
         if parts.course.has_stopped_rising:
             break

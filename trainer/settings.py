@@ -30,10 +30,11 @@ class Request:
 
     config: Config
     preset: str
-    reason: str  # why this preset; empty when the user named it
+    reason: str  # what was chosen for the user, and why; empty when nothing was
     dry_run: bool = False
     json: bool = False
     debug: bool = False
+    resumes: Path | None = None  # the folder of the run that goes on
 
 
 def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -69,10 +70,10 @@ def parse_command_line(arguments: Sequence[str]) -> Request:
     options = argument_parser().parse_intermixed_args(arguments)
     if options.resume is not None:
         return _resumed(options)
-    preset, reason = (options.preset, "") if options.preset else choose_preset(hardware.detect())
-    return Request(
-        resolve(preset, options.recipe, options.overrides), preset, reason, options.dry_run, options.json, options.debug
-    )
+    preset, why = (options.preset, "") if options.preset else choose_preset(hardware.detect())
+    reason = f"preset {preset} ({why})" if why else ""
+    config = resolve(preset, options.recipe, options.overrides)
+    return Request(config, preset, reason, options.dry_run, options.json, options.debug)
 
 
 def _resumed(options: argparse.Namespace) -> Request:
@@ -84,7 +85,8 @@ def _resumed(options: argparse.Namespace) -> Request:
     if not stored.is_file():
         raise ConfigError(f"--resume {folder}: there is no config.yaml in it, so it is not the folder of a run.")
     config = resolve(str(stored), None, [*options.overrides, f"run.dir={folder}"])
-    return Request(config, folder.name, f"resumed from {folder}", options.dry_run, options.json, options.debug)
+    reason = f"going on with {folder}"
+    return Request(config, folder.name, reason, options.dry_run, options.json, options.debug, resumes=folder)
 
 
 def _latest_run() -> Path:
@@ -149,6 +151,8 @@ def _parse_override(text: str) -> dict[str, Any]:
         nested: Any = yaml.safe_load(value)
     except yaml.YAMLError:
         raise ConfigError(f"{text}: the value is not valid YAML. Put quotes around it.") from None
+    if isinstance(nested, str) and nested.startswith("~"):  # the shell does not look behind an equals sign
+        nested = str(Path(nested).expanduser())
     for part in reversed(key.split(".")):
         nested = {part: nested}
     return nested
@@ -174,7 +178,7 @@ def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
     known = fields()
     for section, settings in layer.items():
         if section not in sections():
-            raise ConfigError(f"{section}: there is no such section.{did_you_mean(section, list(sections()))}")
+            raise ConfigError(f"{section}: there is no such section.{did_you_mean(section, [*sections(), *known])}")
         if not isinstance(settings, Mapping):
             raise ConfigError(f"{section}={settings}: {section} is a section. Write {section}.KEY=VALUE.")
         for key in _keys(settings, f"{section}.", known):

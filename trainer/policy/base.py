@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.config import Model
@@ -30,6 +31,8 @@ def resolve_dtype(dtype: str, device: torch.device) -> str:
 
 def load_tokenizer(settings: Model) -> Any:
     tokenizer = _load(AutoTokenizer, settings)
+    if not tokenizer("1")["input_ids"]:
+        raise ModelError(f"model.name={settings.name}: its tokenizer knows no words. Is tokenizer.json missing?")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -59,7 +62,7 @@ def _load(loader: Any, settings: Model, **options: Any) -> Any:
         return loader.from_pretrained(
             name, revision=settings.revision, trust_remote_code=settings.trust_remote_code, **options
         )
-    except (OSError, ValueError) as error:  # what transformers raises for a missing, broken or unknown model
+    except (OSError, ValueError, SafetensorError) as error:  # a missing, broken or unknown model
         first_line = str(error).strip().partition("\n")[0]
         raise ModelError(
             f"model.name={settings.name}: it cannot be loaded ({first_line}). "

@@ -39,7 +39,7 @@ class DeepSpeedPolicy:
         self.config = config
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         settings = ds_config.fill(ds_config.read(config.engine.ds_config), dtype, config.optim.max_grad_norm)
-        if not torch.cuda.is_available():
+        if not distributed.on_gpu():
             _use_gloo_as_it_is()
         self.engine, *_ = deepspeed.initialize(
             model=LogProbs(model, config.rollout.temperature),
@@ -88,7 +88,7 @@ class DeepSpeedPolicy:
     def load(self, folder: Path) -> None:
         path, _ = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
         if path is None:
-            raise CheckpointError(f"{folder}: it holds no engine state. Delete it to resume from the one before.")
+            raise CheckpointError(f"{folder}: it holds no engine state. Delete it to go on from the one before.")
 
 
 def schedule(settings: Optim, step: int, total_steps: int) -> float:

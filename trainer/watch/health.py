@@ -25,11 +25,12 @@ class Watched(Protocol):
 class Health:
     """Sees each step once."""
 
-    def __init__(self, folder: Path, rank: int, policy: Watched) -> None:
+    def __init__(self, folder: Path, rank: int, policy: Watched, fresh: bool) -> None:
         self.folder = folder
         self.rank = rank
         self.policy = policy
-        self.before_first_update: float | None = policy.fingerprint()
+        # In a run that goes on, the rate may have fallen below what bf16 can show, rightly.
+        self.before_first_update = policy.fingerprint() if fresh else None
         self.bad_updates = 0
         self.dead_steps = 0
 

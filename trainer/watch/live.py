@@ -24,8 +24,13 @@ class Screen:
         self.console = Console(quiet=quiet, stderr=stderr, highlight=False, soft_wrap=True)
         self.total_steps = total_steps
         self._every = max(1, total_steps // PERMANENT_LINES)
-        self._began, self._first_step = perf_counter(), first_step
+        self._first_step = first_step
+        self._began = perf_counter()
         self._live = Live(console=self.console, refresh_per_second=4, transient=True)
+
+    def start(self) -> None:
+        """The first step begins: what was before it says nothing about the time that is left."""
+        self._began = perf_counter()
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)

@@ -1,0 +1,90 @@
+"""The run folder: one run at a time, and never two runs of different settings."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+from datetime import datetime
+from functools import reduce
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from trainer import distributed
+from trainer.config import RUNS, Config, fields
+from trainer.errors import ConfigError
+from trainer.settings import Request
+
+# Settings that may differ when a run goes on: they change nothing that has been done. Another length of the run gives
+# its rest another schedule.
+FREE_TO_CHANGE = {"run.dir", "run.steps", "run.epochs", "run.save_every", "run.keep", "run.threads", "run.merge"}
+FREE_TO_CHANGE |= {"eval.problems", "eval.every", "eval.metric", "eval.patience", "engine.timeout_s"}
+FREE_TO_CHANGE |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "timeout_s", "retries", "backoff_s")}
+FREE_TO_CHANGE |= {"reward.judge.max_requests", "reward.judge.max_tokens", "reward.judge.cache", "reward.timeout"}
+PACKAGES = ("octet-grpo", "torch", "deepspeed", "transformers", "peft")
+
+_locks: list[IO[str]] = []  # open for as long as this process lives
+
+
+def claim(request: Request) -> Path:
+    """The folder, the same on every rank; refused when it holds a run with other settings, or one that is running."""
+    name = request.config.run.dir or RUNS / f"{Path(request.preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = distributed.gather(name)[0]
+    if (folder / "config.yaml").is_file():
+        _refuse_other_settings(folder, yaml.safe_load((folder / "config.yaml").read_text()), request.config)
+    if distributed.is_main():
+        _lock(folder)
+    distributed.barrier()
+    return folder
+
+
+def describe(folder: Path, config: Config) -> None:
+    """Write down what is run, when it is certain that it can be."""
+    if distributed.is_main():
+        (folder / "config.yaml").write_text(f"# {provenance()}\n{config.to_yaml()}")
+
+
+def _lock(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"run.dir={folder}: it cannot be written ({error.strerror}). Choose another folder."
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(
+            f"run.dir={folder}: another run is writing it. Wait for it, or choose another folder."
+        ) from None
+    _locks.append(lock)
+
+
+def _refuse_other_settings(folder: Path, stored: dict[str, Any], config: Config) -> None:
+    before, now = _flat(stored), _flat(config.model_dump(mode="json"))
+    changed = [key for key in now if before.get(key) != now[key] and key not in FREE_TO_CHANGE]
+    if changed:
+        what = ", ".join(f"{key}={now[key]} (it has {before.get(key)})" for key in changed)
+        raise ConfigError(f"run.dir={folder}: it holds a run with other settings: {what}. Choose another folder.")
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Every setting as `section.key`; None where an older version did not have it."""
+
+    def inside(part: Any, name: str) -> Any:
+        return part.get(name) if part else None
+
+    return {key: reduce(inside, key.split("."), settings) for key in fields()}
+
+
+def provenance() -> str:
+    """Which code made the run."""
+    root = Path(__file__).parent.parent
+    git = subprocess.run(
+        ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    revision = git.stdout.strip() or "no git revision"
+    return ", ".join([*(f"{name} {version(name)}" for name in PACKAGES), revision])
