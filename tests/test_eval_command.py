@@ -162,8 +162,8 @@ def test_the_table_the_verdict_and_the_flips_are_printed(run_folder, capsys):
     assert max(len(line) for line in said.partition("verdict")[0].splitlines()) <= 80
     assert "base" in said
     assert "verdict: " in said
-    assert f"written to {run_folder}: eval.json" in said
-    counted = Counter(flip["direction"] for flip in lines(run_folder / "eval_flips.jsonl"))
+    assert f"written to {run_folder}/eval: eval.json" in said
+    counted = Counter(flip["direction"] for flip in lines(run_folder / "eval/eval_flips.jsonl"))
     shown = sum(line.startswith("  nano/test/") for line in said.splitlines())
     assert shown == min(3, counted["gained"]) + min(3, counted["lost"]) > 0
 

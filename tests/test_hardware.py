@@ -80,8 +80,15 @@ def test_what_the_launcher_has_chosen_is_what_train_py_reads(tmp_path, monkeypat
     (tmp_path / "runs/old").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/old/config.yaml").write_text(resolve("nano", None, ["run.steps=7"]).to_yaml())
-    starts = ([], ["run.seed=3"], ["--preset", "8gb", "algorithm.lr=2e-5"], ["--resume"], ["--resume", "runs/old"])
+    starts = (
+        [],
+        ["run.seed=3"],
+        ["--preset", "8gb", "algorithm.lr=2e-5"],
+        ["--resume", "run.steps=9"],
+        ["--resume", "runs/old"],
+    )
     for start in (list(start) for start in starts):
         chosen = parse_command_line(start)
         again = parse_command_line(launch.settled(chosen, start))
         assert (again.config, again.resumes) == (chosen.config, chosen.resumes)
+    assert parse_command_line(["--resume", "run.steps=9"]).config.run.steps == 9

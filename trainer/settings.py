@@ -67,13 +67,22 @@ def choose_preset(machine: hardware.Hardware) -> tuple[str, str]:
 
 
 def parse_command_line(arguments: Sequence[str]) -> Request:
-    options = argument_parser().parse_intermixed_args(arguments)
+    options = argument_parser().parse_intermixed_args(_resume_apart(arguments))
     if options.resume is not None:
         return _resumed(options)
     preset, why = (options.preset, "") if options.preset else choose_preset(hardware.detect())
     reason = f"preset {preset} ({why})" if why else ""
     config = resolve(preset, options.recipe, options.overrides)
     return Request(config, preset, reason, options.dry_run, options.json, options.debug)
+
+
+def _resume_apart(arguments: Sequence[str]) -> list[str]:
+    """`--resume run.steps=9` is the latest run with a setting, not a folder of that name."""
+    followers = [*arguments[1:], ""]
+    return [
+        "--resume=" if argument == "--resume" and "=" in follower else argument
+        for argument, follower in zip(arguments, followers)
+    ]
 
 
 def _resumed(options: argparse.Namespace) -> Request:
