@@ -27,6 +27,7 @@ def one_run(seed: int, folder: Path) -> dict[str, Any]:
     wall = time.perf_counter() - began
     base, trained, merged = (one["accuracy"] for one in json.loads((folder / "eval.json").read_text())["evaluations"])
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    metrics = [record for record in metrics if record["step"] > 0]  # step 0 is the evaluation of the base
     phases = ("problem", "rollout", "batch", "step")
     training = sum(record[f"time/{phase}"] for record in metrics for phase in phases)
     return {
