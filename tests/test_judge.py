@@ -264,6 +264,13 @@ def test_who_asks_for_too_much_patience_is_given_up(server):
     assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize("patience", ["300", "1e300"])
+def test_the_question_after_it_does_not_wait_for_it(server, patience):
+    server.replies = [refusal(503, Retry_After=patience), chat(GOOD)]
+    assert grades(judge(server.url, "reward.judge.concurrency=1"), "a", "b") == [None, pytest.approx(0.675)]
+    assert server.times[1] - server.times[0] < 5
+
+
 def test_retry_after_in_all_its_forms():
     soon = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=30), usegmt=True)
     assert 25 < seconds_of(soon) <= 30
@@ -505,7 +512,7 @@ def test_settings_that_cannot_work(overrides, message):
 
 
 def test_a_run_may_go_on_with_another_budget_but_not_with_another_grader(tmp_path):
-    from trainer.assemble import _refuse_other_settings
+    from trainer.run_folder import _refuse_other_settings
 
     def with_judge(*overrides: str):
         named = ["reward.judge.url=http://h/v1", "reward.judge.model=m", "reward.weights={correct: 1, judge: 1}"]

@@ -36,6 +36,18 @@ def score(tmp_path, capsys):
     return run
 
 
+def test_a_function_gets_the_columns_that_training_gives_it(score, tmp_path):
+    """GSM8K's `answer` is the whole solution, and its number is `gold`."""
+    body = (
+        "def mine(answer, gold, **columns):\n    return [float(a != g and g == '12') for a, g in zip(answer, gold)]\n"
+    )
+    (tmp_path / "mine.py").write_text(body)
+    line = {"completion": "#### 12", "answer": "3 * 4 = 12\n#### 12"}
+    status, out, said = score(line, options=("--task", "gsm8k", f"reward.custom={tmp_path}/mine.py:mine"))
+    assert status == 0, said
+    assert out[0]["mine"] == 1.0
+
+
 def test_one_object_for_each_line_in_order(score):
     status, out, _ = score(
         {"completion": "3 * 4 = 12\n#### 12", "answer": "12"},

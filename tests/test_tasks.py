@@ -130,6 +130,26 @@ def test_columns_of_choices_can_be_named_and_may_hold_lists(tmp_path):
 # --- records
 
 
+def test_a_conversation_with_half_a_character_is_a_bad_record(tmp_path):
+    said = [{"role": "user", "content": "hi \ud800"}]
+    path = write(tmp_path / "a.jsonl", {"prompt": said, "answer": "1"})
+    with pytest.raises(DataError, match=r"a\.jsonl:1: `prompt` holds half a character"):
+        read(path)
+
+
+def test_a_conversation_comes_before_the_question_beside_it(tmp_path):
+    """TRL's data sets keep the columns they were made from."""
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
+    path = write(tmp_path / "a.jsonl", {"question": "Two and two?", "prompt": said, "answer": "4"})
+    assert [message["content"] for message in read(path)[0].messages] == ["Be brief.", "2 + 2?"]
+
+
+def test_a_box_that_does_not_close_is_no_gold_answer(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"problem": "p?", "solution": "\\boxed{1}", "answer": "\\boxed{"})
+    with pytest.raises(DataError, match=r"a\.jsonl:1: `answer` is .* expected a closed"):
+        read(path, "math")
+
+
 def test_the_same_records_come_out_of_every_format(tmp_path):
     import pyarrow
     import pyarrow.parquet

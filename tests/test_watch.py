@@ -103,6 +103,11 @@ def test_model_text_is_printed_as_it_is(capsys):
     assert "[bold]not markup[/bold] [/oops]" in capsys.readouterr().out
 
 
+def test_a_step_in_which_nothing_got_a_reward_is_printed_as_such():
+    metrics = {"time/rollout": 0.5, "length": 20.0, "accuracy/strict": 0.5, "dead_groups": 1.0}
+    assert "reward none" in progress_line(3, 80, metrics, seconds_left=75)
+
+
 def test_the_line_of_a_step_without_an_update():
     metrics = {"time/rollout": 0.5, "length": 20.0, "reward/mean": 0.0, "accuracy/strict": 0.0, "dead_groups": 1.0}
     assert progress_line(3, 80, metrics, seconds_left=75) == (

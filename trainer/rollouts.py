@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
 from trainer.rewards.scorer import Scorer
@@ -18,9 +18,19 @@ class Sampler(Protocol):
 
 def collect(sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:
     """The scored group of each prompt, in the order of the prompts."""
-    with ThreadPoolExecutor(max_workers=scorer.parallel) as pool:
-        scored = {
-            index: pool.submit(scorer.score, prompts[index], completions)
-            for index, completions in sampler.sample(prompts, sampling)
-        }
+    pool = ThreadPoolExecutor(max_workers=scorer.parallel)
+    scored: dict[int, Future[ScoredGroup]] = {}
+    try:
+        for index, completions in sampler.sample(prompts, sampling):
+            scored[index] = pool.submit(scorer.score, prompts[index], completions)
+            _raise_first_failure(scored, timeout=0)
+        _raise_first_failure(scored)
+    finally:
+        pool.shutdown(cancel_futures=True)  # after a failure, what has not begun is not worth the wait
     return [scored[index].result() for index in range(len(prompts))]
+
+
+def _raise_first_failure(scored: Mapping[int, Future[ScoredGroup]], timeout: float | None = None) -> None:
+    """Wait until all are done or one has failed. Without a failure it does nothing else."""
+    for done in wait(scored.values(), timeout, return_when=FIRST_EXCEPTION).done:
+        done.result()

@@ -114,7 +114,8 @@ def _sample(record: dict[str, Any], where: str) -> Sample:
     if not isinstance(answer, str) or not (gold := gold_of(answer)):
         raise DataError(f"{where}: `answer` is {answer!r:.60}. Write the gold answer, or a solution that ends with it.")
     completed = Completion(_tokens(record, where), (), completion, truncated=False)
-    return _prompt(record, Problem(str(record.get("id", where)), "", gold, answer, record)), completed
+    columns = {**record, "answer": answer}  # a function gets the column as it stands, as in training
+    return _prompt(record, Problem(str(record.get("id", where)), "", gold, answer, columns)), completed
 
 
 def _prompt(record: dict[str, Any], problem: Problem) -> Prompt:
@@ -141,7 +142,8 @@ def _say_what_is_missing(scorer: Scorer) -> None:
     measured = scorer.measured()
     missing, asked = measured.get("judge/missing", (0, 0))
     if missing:
-        print(f"octet: the judge gave no grade for {missing:.0f} of {asked:.0f} completions.", file=sys.stderr)
+        why = "; ".join(failure for grader in scorer.graders if (failure := grader.last_failure))
+        print(f"octet: the judge gave no grade for {missing:.0f} of {asked:.0f} completions: {why}.", file=sys.stderr)
     hangs = measured.get("symbolic/hangs", (0, 0))[0]
     if hangs:
         print(f"octet: {hangs:.0f} symbolic comparisons took too long and count as different.", file=sys.stderr)

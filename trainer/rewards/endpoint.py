@@ -80,9 +80,9 @@ class Client:
                 return self._try(name, body, understand, meter)
             except NoReply as failure:
                 self.last_failure = self._without_key(str(failure))
-                self._not_before = max(self._not_before, time.monotonic() + failure.wait_s)
                 if not failure.again:
                     return None
+                self._not_before = max(self._not_before, time.monotonic() + failure.wait_s)
         return None
 
     def _kept(self, name: str, understand: Callable[[str], T | None]) -> T | None:

@@ -68,7 +68,8 @@ class Rubric(Section):
     def grades(self, reply: str) -> dict[str, float] | None:
         """What the reply gives each criterion; None for a reply that is anything else."""
         try:
-            found = json.loads(reply[reply.find("{") : reply.rfind("}") + 1])
+            said = reply.rpartition("</think>")[2]
+            found = json.loads(said[said.find("{") : said.rfind("}") + 1])
         except (ValueError, RecursionError):
             return None
         if not isinstance(found, dict) or found.keys() != self.criteria.keys():
@@ -93,6 +94,10 @@ class Judge:
         self.client = Client(settings, ranks)
         self.parallel = settings.concurrency
         self._threads = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="judge")
+
+    @property
+    def last_failure(self) -> str:
+        return self.client.last_failure
 
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
         questions = [self._question(reading) for reading in readings]

@@ -51,6 +51,10 @@ class Grader(Protocol):
     def parallel(self) -> int:
         """Groups that it is worth giving it at once."""
 
+    @property
+    def last_failure(self) -> str:
+        """Why it gave no grade the last time it gave none."""
+
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]: ...
 
     def rehearse(self, reading: Reading) -> None:

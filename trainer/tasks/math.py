@@ -33,6 +33,8 @@ class MathTask(DataTask):
         boxed, has_answer = answers.STYLES["boxed"], record.values.get("answer") not in (None, "")
         if given := self.settings.answer or ("answer" if has_answer else None):
             text = record.answer(given, "task.answer")
+            if "\\boxed" in text and boxed(text) is None:
+                raise DataError(f"{record.where}: `{given}` is {text[-40:]!r}; expected a closed \\boxed{{...}}.")
             return boxed(text) or text
         column = self.settings.solution or "solution"
         gold = boxed(record.text(column, "task.solution"))

@@ -11,7 +11,7 @@ from typing import Any
 from trainer import answers
 from trainer.errors import DataError
 from trainer.tasks.data import DataTask
-from trainer.tasks.sources import Record
+from trainer.tasks.sources import Record, is_unicode
 from trainer.types import Problem
 
 NO_ANSWER = "none"
@@ -22,8 +22,7 @@ class RecordsTask(DataTask):
     name = "records"
 
     def problem(self, name: str, record: Record) -> Problem:
-        usual = "prompt" if "prompt" in record.values and "question" not in record.values else "question"
-        column = self.settings.question or usual
+        column = self.settings.question or _usual_column(record)
         messages = conversation(record, column)
         said = "\n\n".join(message["content"].strip() for message in messages if message["role"] != "system")
         question = said or record.text(column, "task.question")
@@ -45,6 +44,12 @@ class RecordsTask(DataTask):
         return gold, solution or text
 
 
+def _usual_column(record: Record) -> str:
+    """`prompt`, where it is a conversation or stands alone: TRL's data sets often keep the question beside it."""
+    is_chat = isinstance(record.values.get("prompt"), list)
+    return "prompt" if is_chat or ("prompt" in record.values and "question" not in record.values) else "question"
+
+
 def conversation(record: Record, column: str) -> tuple[Mapping[str, Any], ...]:
     """The messages of a chat-format column, as they are; none where the column holds text."""
     value = record.values.get(column)
@@ -52,6 +57,8 @@ def conversation(record: Record, column: str) -> tuple[Mapping[str, Any], ...]:
         return ()
     if not isinstance(value, list) or not value or not all(map(_is_message, value)):
         raise DataError(f"{record.where}: `{column}` is {str(value)[:60]}; {EXPECTED_MESSAGES}.")
+    if not all(is_unicode(message["content"]) for message in value):
+        raise DataError(f"{record.where}: `{column}` holds half a character; expected UTF-8 text.")
     if not any(message["role"] == "user" for message in value):
         raise DataError(f"{record.where}: nobody asks in `{column}`; expected a message of the role `user`.")
     # a parquet file fills the keys that other messages have with nothing

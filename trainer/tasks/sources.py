@@ -31,7 +31,7 @@ class Record:
             raise DataError(f"{self.where}: `{column}` is {_kind(value)}; expected text.")
         if not value.strip():
             raise DataError(f"{self.where}: `{column}` is empty; expected text.")
-        if not _is_unicode(value):
+        if not is_unicode(value):
             raise DataError(f"{self.where}: `{column}` holds half a character; expected UTF-8 text.")
         return value.strip()
 
@@ -61,7 +61,7 @@ def _kind(value: Any) -> str:
     return f"a {type(value).__name__}: {str(value)[:40]}"
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -159,7 +159,7 @@ def _csv(path: Path) -> Iterator[Record]:
 def _csv_record(where: str, header: list[str], row: list[str]) -> Record:
     if len(row) != len(header):
         return Record(where, flaw=f"it has {len(row)} values, and the first line names {len(header)} columns")
-    if not _is_unicode("".join(row)):
+    if not is_unicode("".join(row)):
         return Record(where, flaw="not UTF-8")
     return Record(where, dict(zip(header, row)))
 

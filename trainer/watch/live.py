@@ -60,7 +60,7 @@ def progress_line(step: int, total: int, metrics: Mapping[str, float], seconds_l
     parts = [
         f"{step:>{len(str(total))}}/{total}",
         f"rollout {metrics['time/rollout']:.1f}s {metrics['length']:.0f} tokens",
-        f"reward {metrics['reward/mean']:.3f}",
+        f"reward {metrics['reward/mean']:.3f}" if "reward/mean" in metrics else "reward none",
         f"correct {metrics['accuracy/strict']:.0%}",
         f"dead {metrics['dead_groups']:.0%}",
     ]
