@@ -29,6 +29,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Hashable
 from fractions import Fraction
+from itertools import takewhile
 
 # Limits that keep every pattern below cheap on hostile text. No answer of GSM8K or MATH comes near them.
 LONGEST_ANSWER = 400  # characters
@@ -137,7 +138,8 @@ def _words(text: str) -> frozenset[str]:
 # Words that change the value, or are mathematics: a number before them is not the whole of it.
 _NOT_UNITS = _words(
     "pi sqrt sin cos tan cot sec csc log ln exp mod squared cubed factorial choose over plus minus or not "
-    "half halves third thirds quarter quarters"
+    "half halves third thirds quarter quarters fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths "
+    "tenth tenths tens lakh lakhs crore crores point times divided multiplied less remainder wrong incorrect"
 )
 _SHORT_UNITS = _words(
     "cm mm km kg mg ml kl lb lbs oz ft in yd yds mi hr hrs min mins sec secs mph kph kmh am pm st nd rd th pts pcs sq "
@@ -224,7 +226,9 @@ def _scale(tail: str, money: bool) -> int | None:
         return None  # 5x and 12ab are algebra
     if not all(_is_unit(word) for word in words):
         return None
-    return int(10 ** _SCALES.get(words[0].lower(), 0))
+    powers = [_SCALES.get(word.lower().rstrip("s"), 0) for word in words]
+    scales = list(takewhile(bool, powers))
+    return int(10 ** sum(scales)) if not any(powers[len(scales) :]) else None  # 2 dollars million is nothing
 
 
 def _is_unit(word: str) -> bool:
@@ -255,6 +259,15 @@ _HEADING = re.compile(
 )
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|;\s|,?\s+(?:because|since)\b|,\s+(?:which|so|where|as|but)\b|\n")
 _HEDGE = re.compile(r"(?:\bor\b|/)[^0-9]{0,30}[0-9]", re.IGNORECASE)
+_DOUBT = re.compile(r"\b(?:not|wrong|incorrect|maybe|perhaps|if|otherwise|least|most|than)\b|n't\b", re.IGNORECASE)
+_COMPOUND = re.compile(  # 5 feet 6 inches, 5 weeks and 3 days, 18 dollars and 50 cents, 18 % of 50, 2 dollars million
+    r"""\s*(?:(?:years?|months?|weeks?|days?|hours?|hrs?|minutes?|mins?|feet|foot|ft|yards?|miles?)\s+(?:and\s+)?[0-9]
+    |(?:dollars?|euros?|pounds?)\s+(?:and\s+)?[0-9]+\s+(?:cents?|pence)
+    |%?\s*(?:percent\s+)?of\s+[0-9]
+    |and\s+a\s+(?:half|quarter)
+    |[A-Za-z]+\s+(?:hundred|thousand|[mb]illion)s?\b)""",
+    re.VERBOSE | re.IGNORECASE,
+)
 _HEDGED_BARE = re.compile(r"\s*(?:,|-|–|to|and|&|through|between)\s*[$€£]?[0-9]", re.IGNORECASE)
 _PROSE_TAIL = re.compile(r"%?(?:\s*[,;:(\[]+|[.]?\s)\s*[A-Za-z(]")
 _FORMULA = re.compile(r"[\\^=<>+*_{}|]")
@@ -305,9 +318,9 @@ def _number_of_prose(phrase: str) -> str | None:
     rest = plain[first.end() :]
     if first.start() == 0:
         leads = _PROSE_TAIL.match(rest) and not _HEDGED_BARE.match(rest) and not _opens_with_formula(rest)
-        return _tidy(first[0]) if leads else None
+        return _tidy(first[0]) if leads and not (_COMPOUND.match(rest) or _DOUBT.search(rest)) else None
     is_sentence = re.match(r"[A-Za-z']{2,}[\s:]", plain) and not _FORMULA.search(plain)
-    if len(numbers) == 1 and is_sentence and not re.search(r"\b(?:not|half)\b|n't\b", plain, re.IGNORECASE):
+    if len(numbers) == 1 and is_sentence and not (_DOUBT.search(plain) or re.search(r"\bhalf\b", plain)):
         return _tidy(first[0])
     return None
 
