@@ -60,6 +60,7 @@ _CHARACTERS: dict[int, str] = {
 }
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹][⁰¹²³⁴-⁹]*|⁻[⁰¹²³⁴-⁹]+")
 _SUPERSCRIPT_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_GLUED_METRES = re.compile(r"(?<=[0-9])(?=m[²³](?!\w))")  # 18m² is an area, 5m^2 is algebra
 _PICTURE = re.compile("[\u2190-\u21ff\u2500-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff]")  # arrows, ticks, emoji
 _FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 
@@ -68,6 +69,7 @@ def _plain(text: str) -> str:
     """ASCII digits, signs and spaces; nothing invisible (NUL, bidi marks, zero-width spaces)."""
     if text.isascii() and text.isprintable():
         return text
+    text = _GLUED_METRES.sub(" ", text)
     text = _SUPERSCRIPT.sub(lambda run: "^{" + run[0].translate(_SUPERSCRIPT_DIGITS) + "}", text)
     text = _FOREIGN_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text)
     return _PICTURE.sub(" ", text).translate(_CHARACTERS)
@@ -97,11 +99,15 @@ _LATEX = [
     )
 ]
 _WRAPPERS = '*_`" '
+_TAG = r"</?(?:b|i|u|p|em|strong|br)\s?/?>"
+_OUTER_TAGS = re.compile(rf"^(?:\s*{_TAG})+|(?:{_TAG}\s*)+$", re.IGNORECASE)
 
 
 def _clean(text: str) -> str:
     """Without the dress of LaTeX and markdown, and without the full stop."""
     text = _BOLD.sub(r"\2", _plain(text)).replace("{,}", ",").replace("~", " ")
+    if "<" in text:
+        text = _OUTER_TAGS.sub("", text)
     text = _MATHS.sub(r" \1 ", text)
     if "\\" in text:
         for pattern, replacement in _LATEX:
@@ -146,6 +152,7 @@ _SHORT_UNITS = _words(
     "wk wks yr yrs mos usd eur gbp gb mb kb tb kwh kw hz khz mhz ghz rpm psi kj"
 )
 _ONE_LETTER_UNITS = frozenset("mgshlLKVWNJCF")
+_COUNTERS = re.compile("元|块|圆|円|원|个|個|只|人|天|岁|米|厘米|公里|公斤|小时|分钟")  # but not 万, ten thousand
 _UNIT_WORDS = re.compile(r"[A-Za-z']+(?:\s*\^\s*\{?[23]\}?)?\.?(?:[\s/*.-]+[A-Za-z']+(?:\s*\^\s*\{?[23]\}?)?)*")
 
 
@@ -160,8 +167,10 @@ def number(text: str) -> Fraction | None:
         return Fraction(int(simple[1] + simple[2].replace(",", "")))
     text = _NUMERIC_FRACTION.sub(r" \1/\2 ", _clean(text))
     text = _after_equals(text).strip(_WRAPPERS)
-    if text.startswith("(") and text.endswith(")") and "," not in text:
+    if text[:1] + text[-1:] in ("()", "[]", "{}") and "," not in text:
         text = text[1:-1].strip()
+    elif not _OPENING.search(text):
+        text = text.rstrip(")]} ")  # 18) has lost its beginning
     written = _WRITTEN.match(_signed_by_word(text))
     if written is None:
         return None
@@ -169,6 +178,7 @@ def number(text: str) -> Fraction | None:
     return None if value is None or scale is None else value * scale
 
 
+_OPENING = re.compile(r"[(\[{]")
 _EXPLANATION = re.compile(r"\b(?:because|since|as|so|where|which|that|when|if|for|means|from|i\.e\.)(?![a-z])|[,;:]\s")
 
 
@@ -215,7 +225,7 @@ def _scale(tail: str, money: bool) -> int | None:
     """By how much the words behind a number multiply it: 1 for units. None if they are not units."""
     glued = tail[:1].isalpha()
     tail = tail.strip().lstrip("%$€£¥₹₽₩-/ ").strip(" .")
-    if not tail:
+    if not tail or _COUNTERS.fullmatch(tail):
         return 1
     if money and tail in _MONEY_SCALES:
         return int(10 ** _MONEY_SCALES[tail])
@@ -519,12 +529,15 @@ def lenient(text: str) -> str | None:
 
 
 _THOUGHT_END = "</think>"
+_STOP = re.compile(r"<\|(?:endoftext|end_of_text|im_end|eot_id|eom_id|end|return)\|>|<eos>|<end_of_turn>|</s>")
 _STOP_TOKENS = re.compile(r"(?:<\|[A-Za-z_]{1,40}\|>|</s>|<eos>|\s)+$")
 
 
 def _spoken(text: str) -> str:
-    """What comes after the thinking, without the stop token: a number in a thought is no answer yet."""
+    """What comes after the thinking, up to the stop token: a number in a thought is no answer yet."""
     text = text[-LONGEST_TEXT:].rpartition(_THOUGHT_END)[2]
+    if (stop := _STOP.search(text)) and not (stop[0] == "</s>" and "<s>" in text):  # <s>17</s> is struck out
+        text = text[: stop.start()]
     if text.endswith(">") and (stop := _STOP_TOKENS.search(text, max(0, len(text) - 100))):
         text = text[: stop.start()]
     return text
