@@ -115,5 +115,6 @@ def process_group(config: Config) -> Iterator[None]:
     distributed.connect(config.engine.timeout_s)
     try:
         yield
+        distributed.barrier()  # nobody hangs up while another one is still talking
     finally:
         distributed.disconnect()

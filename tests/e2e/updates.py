@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+import train
 from tests.conftest import row
 from trainer import distributed, quiet
 from trainer.batches import pack
@@ -83,7 +84,9 @@ def main(model: str, out: str, *cases: str) -> None:
         results[name] = run(settings(model, ds_config), mine, int(budget))
     if distributed.is_main():
         Path(out).write_text(json.dumps(results))
+    distributed.barrier()
     distributed.disconnect()
+    train.leave(0)
 
 
 if __name__ == "__main__":
