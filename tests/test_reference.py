@@ -1,0 +1,51 @@
+"""Earlier values of parameters: swapped in for a moment, and never lost."""
+
+import contextlib
+
+import pytest
+import torch
+
+from trainer.policy.reference import Snapshot
+
+
+@pytest.fixture
+def layer():
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 2, dtype=torch.bfloat16)
+
+
+def move(layer, by: float) -> None:
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(by)
+
+
+def test_inside_are_the_earlier_values_and_outside_the_very_same_tensors(layer):
+    before = layer.weight.detach().clone()
+    snapshot = Snapshot(layer.parameters())
+    move(layer, 1.0)
+    now, pointers = layer.weight.detach().clone(), [parameter.data_ptr() for parameter in layer.parameters()]
+    with snapshot.swapped_in():
+        assert torch.equal(layer.weight, before)
+        assert layer.weight.dtype == torch.bfloat16
+    assert torch.equal(layer.weight, now)
+    assert [parameter.data_ptr() for parameter in layer.parameters()] == pointers
+
+
+def test_an_error_inside_restores_as_well(layer):
+    snapshot = Snapshot(layer.parameters())
+    move(layer, 1.0)
+    now = layer.weight.detach().clone()
+    with contextlib.suppress(RuntimeError), snapshot.swapped_in():
+        raise RuntimeError("the evaluation failed")
+    assert torch.equal(layer.weight, now)
+
+
+def test_refresh_takes_the_present_values_and_they_stay(layer):
+    snapshot = Snapshot(layer.parameters())
+    move(layer, 1.0)
+    snapshot.refresh()
+    now = layer.weight.detach().clone()
+    move(layer, 1.0)
+    with snapshot.swapped_in():
+        assert torch.equal(layer.weight, now)
