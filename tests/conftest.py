@@ -56,14 +56,17 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def alone() -> Iterator[None]:
     """A process group of one, as a lone run has it."""
     from trainer import distributed
 
+    before = dict(os.environ)
     distributed.connect(timeout_s=60)
     yield
     distributed.disconnect()
+    os.environ.clear()
+    os.environ.update(before)  # an address here would be taken for that of a group to join
 
 
 def group(

@@ -21,9 +21,6 @@ class FilePolicy:
     def load(self, folder):
         self.state = (folder / "engine.txt").read_text()
 
-    def save_adapter(self, folder):
-        folder.mkdir()
-
 
 class Learned:
     """A curriculum that remembers one number."""

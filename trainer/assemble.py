@@ -52,7 +52,9 @@ def build(request: Request) -> Parts:
     folder = run_folder.claim(request)  # not before: bad data leaves no folder that refuses the mended settings
     dtype = resolve_dtype(config.model.dtype, device)
     torch.manual_seed(config.run.seed)  # the adapter's first values
-    model = add_adapter(load_model(config.model, dtype, device), config.lora)
+    model = load_model(config.model, dtype, device)
+    if config.lora.enabled:
+        model = add_adapter(model, config.lora)
     policy = DeepSpeedPolicy(model, config, dtype, total_steps)
     first_step = checkpoints.resume(policy, folder, curriculum)
     run_folder.describe(folder, config)

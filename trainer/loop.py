@@ -72,7 +72,7 @@ class Policy(Protocol):
 
     def load(self, folder: Path) -> None: ...
 
-    def save_adapter(self, folder: Path) -> None: ...
+    def export(self, folder: Path) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def record(
     if evaluation:
         parts.screen.say(f"after step {step}: {describe(evaluation)}{', the best so far' if is_best else ''}")
     if is_best and distributed.is_main():
-        course.keep(parts.policy.save_adapter)
+        course.keep(parts.policy.export)
     run, last = parts.config.run, step == parts.total_steps or course.has_stopped_rising
     if last or is_best or step % run.save_every == 0:  # with a new best, so that no run resumes before its best
         checkpoints.save(parts.policy, parts.folder, step, run.keep, parts.curriculum)

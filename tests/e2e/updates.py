@@ -2,8 +2,8 @@
 
     RANK=0 WORLD_SIZE=2 ... python -m tests.e2e.updates MODEL_FOLDER OUT.json CASE...
 
-A case is `name:ds_config:rows of rank 0,rows of rank 1`, such as `uneven:zero2:6,2`. All cases train on the same eight
-rows, however they are dealt out.
+A case is `name:ds_config:token budget:rows of rank 0,rows of rank 1:settings`, such as `uneven:zero2:30:6,2` or
+`full:zero2:30:8:lora.enabled=false`. All cases train on the same eight rows, however they are dealt out.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,10 +31,10 @@ IDLE = row(3, 1, advantage=0.0)
 UPDATES = 3
 
 
-def settings(model: str, ds_config: str) -> Config:
+def settings(model: str, ds_config: str, *more: str) -> Config:
     overrides = [f"model.name={model}", f"engine.ds_config={ds_config}", "rollout.temperature=0.7", "algorithm.lr=0.01"]
     overrides += ["optim.warmup=0", "optim.schedule=constant", "lora.r=4", "lora.alpha=8", "optim.max_grad_norm=0.5"]
-    return resolve("nano", None, overrides)
+    return resolve("nano", None, [*overrides, *more])
 
 
 def add_gradient(policy, batches, tokens, losses):
@@ -41,25 +42,40 @@ def add_gradient(policy, batches, tokens, losses):
         scores = policy.score(batch)
         terms = PolicyTerms(scores.logprobs_BT, scores.logprobs_BT.detach(), batch.advantages_B)
         loss = total(LOSSES["grpo_clip"](terms, policy.config.algorithm), batch.mask_BT, tokens)
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         policy.backward(loss)
 
 
-def run(config: Config, mine: list[TrainingRow], budget: int) -> dict:
+def make_model(config: Config, dtype: str = "fp32") -> Any:
     from trainer.policy.base import load_model
-    from trainer.policy.engine import DeepSpeedPolicy
     from trainer.policy.lora import add_adapter
 
-    model = add_adapter(load_model(config.model, "fp32", torch.device("cpu")), config.lora)
-    deterministic(model)
+    torch.manual_seed(0)
+    model = load_model(config.model, dtype, torch.device("cpu"))
+    return add_adapter(model, config.lora) if config.lora.enabled else model
+
+
+def run(config: Config, mine: list[TrainingRow], budget: int) -> dict:
+    from trainer.policy.engine import DeepSpeedPolicy
+    from trainer.policy.lora import trainable
+
+    model = make_model(config)
+    if config.lora.init == "zero":  # PiSSA needs weights of full rank
+        deterministic(model)
     policy = DeepSpeedPolicy(model, config, "fp32", total_steps=UPDATES)
     tokens = sum(len(one.completion) for one in ROWS)
-    batches, losses, norms = pack(mine or [IDLE], budget, pad_token=0), [], []
+    batches, losses, updates, rates = pack(mine or [IDLE], budget, pad_token=0), [], [], []
     for step in range(UPDATES):
-        norms.append(policy.update(partial(add_gradient, policy, batches, tokens, losses), step).grad_norm)
+        updates.append(policy.update(partial(add_gradient, policy, batches, tokens, losses), step))
+        rates.append(policy.engine.get_lr())
     first = sum(losses[: len(batches)])
-    adapter = {name: value.flatten().tolist() for name, value in model.named_parameters() if value.requires_grad}
-    return {"loss": distributed.total(first), "grad_norms": norms, "adapter": adapter}
+    return {
+        "loss": distributed.total(first),
+        "grad_norms": [update.grad_norm for update in updates],
+        "lr": [update.lr for update in updates],
+        "rates": rates,  # of each group
+        "trained": {name: value.flatten().tolist() for name, value in trainable(policy.model).items()},
+    }
 
 
 def deterministic(model: torch.nn.Module) -> None:
@@ -77,11 +93,12 @@ def main(model: str, out: str, *cases: str) -> None:
     distributed.connect(timeout_s=60)
     results = {}
     for case in cases:
-        name, ds_config, budget, shares = case.split(":")
+        name, ds_config, budget, shares, *more = case.split(":")
         counts = [int(count) for count in shares.split(",")]
         start = sum(counts[: distributed.rank()])
         mine = ROWS[start : start + counts[distributed.rank()]]
-        results[name] = run(settings(model, ds_config), mine, int(budget))
+        config = settings(model, ds_config, *" ".join(more).split())
+        results[name] = run(config, mine, int(budget))
     if distributed.is_main():
         Path(out).write_text(json.dumps(results))
     distributed.barrier()

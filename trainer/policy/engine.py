@@ -1,15 +1,14 @@
-"""step: one update of the trainable parameters by a DeepSpeed ZeRO engine. The only file that imports deepspeed."""
+"""step: one update of the trainable parameters by a DeepSpeed ZeRO engine."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import deepspeed
-import torch
 from torch import Tensor
 
 from trainer import distributed
@@ -17,6 +16,8 @@ from trainer.config import Config, Optim
 from trainer.errors import CheckpointError
 from trainer.logprobs import LogProbs, Scores
 from trainer.policy import ds_config, lora
+from trainer.policy.optimizer import make_optimizer
+from trainer.policy.trained import make_trained
 from trainer.types import TrainingBatch
 
 
@@ -30,23 +31,25 @@ PATIENCE = {"fp16": 24}  # fp16 starts with a loss scale of 2 ** 16 and halves i
 
 
 class DeepSpeedPolicy:
-    """The model with its adapter inside the engine. One `update` is one reduction over the ranks and one step."""
+    """The model inside the engine. One `update` is one reduction over the ranks and one step."""
 
     def __init__(self, model: Any, config: Config, dtype: str, total_steps: int) -> None:
         self.model = model
         self.total_steps = total_steps
         self.bad_updates_allowed = PATIENCE.get(dtype, 3)
         self.config = config
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = make_optimizer(model, config)
+        self.peaks = [group["lr"] for group in optimizer.param_groups]
         settings = ds_config.fill(ds_config.read(config.engine.ds_config), dtype, config.optim.max_grad_norm)
         if not distributed.on_gpu():
             _use_gloo_as_it_is()
         self.engine, *_ = deepspeed.initialize(
             model=LogProbs(model, config.rollout.temperature),
-            optimizer=_optimizer(trainable, config.optim, config.algorithm.lr),
+            optimizer=optimizer,
             config=settings,
             dist_init_required=False,
         )
+        self.trained = make_trained(model, config, dtype)  # with the values as the engine has rounded them
 
     def score(self, batch: TrainingBatch) -> Scores:
         scores: Scores = self.engine(batch)
@@ -58,9 +61,9 @@ class DeepSpeedPolicy:
 
     def update(self, gradient: Callable[[], None], step: int) -> Update:
         """One step on what `gradient` adds up by calling `backward`, reduced once, however often it does."""
-        rate = self.config.algorithm.lr * schedule(self.config.optim, step, self.total_steps)
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = rate
+        share = schedule(self.config.optim, step, self.total_steps)
+        for group, peak in zip(self.engine.optimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = peak * share
         self.engine.train()
         with self.engine.coalesce_grad_reduction():
             gradient()
@@ -72,23 +75,26 @@ class DeepSpeedPolicy:
     def fingerprint(self) -> float:
         return lora.fingerprint(self.model)
 
-    @contextmanager
-    def as_base(self) -> Iterator[None]:
-        """The base model: the same weights with the adapter switched off."""
-        with self.model.disable_adapter():
-            yield
+    def as_base(self) -> AbstractContextManager[None]:
+        """The model as it was before the first update."""
+        return self.trained.as_base(self.engine.global_steps)
 
-    def save_adapter(self, folder: Path) -> None:
-        lora.save_adapter(self.model, folder)
+    def export(self, folder: Path) -> None:
+        """What was trained, for other programs. Rank 0 calls it."""
+        self.trained.export(folder)
 
     def save(self, folder: Path) -> None:
-        """Optimizer state and trainable parameters; every rank calls it. The frozen base is not written."""
-        self.engine.save_checkpoint(str(folder), tag="engine", save_latest=False, exclude_frozen_parameters=True)
+        """Optimizer state and trainable parameters; every rank calls it. A frozen base is not written."""
+        state, settings = {"start": self.trained.start()}, {"tag": "engine", "save_latest": False}
+        self.engine.save_checkpoint(str(folder), client_state=state, exclude_frozen_parameters=True, **settings)
+        if self.config.lora.enabled and distributed.is_main():
+            self.export(folder / self.config.lora.product)
 
     def load(self, folder: Path) -> None:
-        path, _ = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
+        path, state = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
         if path is None:
             raise CheckpointError(f"{folder}: it holds no engine state. Delete it to go on from the one before.")
+        self.trained.restart(state["start"])
 
 
 def schedule(settings: Optim, step: int, total_steps: int) -> float:
@@ -99,13 +105,6 @@ def schedule(settings: Optim, step: int, total_steps: int) -> float:
     progress = (step - warmup) / max(1, total_steps - warmup)
     descents = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
     return descents[settings.schedule]
-
-
-def _optimizer(parameters: list[Any], settings: Optim, lr: float) -> Any:
-    options: dict[str, Any] = {"lr": lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
-    if settings.name == "cpu_adam":
-        return deepspeed.ops.adam.DeepSpeedCPUAdam(parameters, **options)
-    return torch.optim.AdamW(parameters, fused=True, **options)
 
 
 def _use_gloo_as_it_is() -> None:
