@@ -15,15 +15,39 @@ pytestmark = [
 ]
 
 
+def train(folder, *settings: str) -> list[float]:
+    """Accuracy of the base, the trained model and the merged one, if there is one."""
+    command = [sys.executable, str(ROOT / "train.py"), "--preset", "nano", *settings, "run.dir=it"]
+    command += ["run.steps=20", "eval.problems=128"]
+    answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert "on 1 x cuda" in answer.stdout
+    return [one["accuracy"] for one in json.loads((folder / "it/eval.json").read_text())["evaluations"]]
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("ds_config", ["zero2_offload", "zero2"])
 def test_the_embedded_model_trains_on_the_card(tmp_path, dtype, ds_config):
-    settings = [f"model.dtype={dtype}", f"engine.ds_config={ds_config}", "run.steps=20", "eval.problems=128"]
-    command = [sys.executable, str(ROOT / "train.py"), "--preset", "nano", *settings, "run.dir=it"]
-    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert answer.returncode == 0, answer.stderr
-    assert "on 1 x cuda" in answer.stdout
-    base, trained, _ = (one["accuracy"] for one in json.loads((tmp_path / "it/eval.json").read_text())["evaluations"])
+    base, trained, _ = train(tmp_path, f"model.dtype={dtype}", f"engine.ds_config={ds_config}")
     assert trained > base + 0.1
     metrics = [json.loads(line) for line in (tmp_path / "it/metrics.jsonl").read_text().splitlines()]
     assert all(record["sampler_difference"] < 0.05 for record in metrics if "sampler_difference" in record)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_8bit"])
+def test_8_bit_states_on_the_card(tmp_path, optimizer):
+    base, trained, _ = train(tmp_path, f"optim.name={optimizer}", "engine.ds_config=zero2")
+    assert trained > base + 0.1
+
+
+@pytest.mark.parametrize("variant", ["lora.dora=true", "lora.init=pissa", "lora.plus_ratio=4"])
+def test_adapters_of_each_kind_train_and_merge_on_the_card(tmp_path, variant):
+    base, trained, merged = train(tmp_path, "model.dtype=bf16", variant)
+    assert trained > base + 0.1
+    assert merged > base + 0.1
+
+
+@pytest.mark.parametrize("ds_config", ["zero2_offload", "zero2"])
+def test_the_whole_model_trains_on_the_card(tmp_path, ds_config):
+    base, trained = train(tmp_path, "model.dtype=bf16", "lora.enabled=false", f"engine.ds_config={ds_config}")
+    assert trained > base + 0.1

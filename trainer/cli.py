@@ -222,7 +222,8 @@ def _settings(options: argparse.Namespace) -> Config:
     overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
     if options.adapter and not (options.adapter / "adapter_config.json").is_file():
         raise CheckpointError(
-            f"--adapter {options.adapter}: there is no adapter_config.json in it. Name the `adapter` folder of a run."
+            f"--adapter {options.adapter}: there is no adapter_config.json in it. Name the `adapter` folder of a run, "
+            "or a whole model with --model."
         )
     config = resolve(options.preset or _preset_for(options), None, [*overrides, *options.overrides])
     if not config.eval.problems:

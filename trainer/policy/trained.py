@@ -84,7 +84,7 @@ class WholeModel(Trained):
 
     @contextmanager
     def _read_again(self) -> Iterator[None]:
-        original = load_model(self.settings, self.dtype, distributed.device())
+        original = load_model(self.settings, self.dtype, distributed.device()).to(self.model.dtype)
         with exchanged(list(self.model.parameters()), list(original.parameters())):
             yield
 
