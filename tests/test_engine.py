@@ -22,12 +22,10 @@ HOW_TO_DECIDE = (
 FULL = "lora.enabled=false algorithm.lr=0.001"  # so that 3e-5 is a small share of a step
 VARIANTS = {
     "full": FULL,
-    "rslora": "lora.rslora=true",
     "dora": "lora.dora=true",
     "plus": "lora.plus_ratio=8",
-    "pissa": "lora.init=pissa",
-    "pissa_niter": "lora.init=pissa_niter_16",
-    "pissa_dora": "lora.init=pissa lora.dora=true",
+    "pissa": "lora.init=pissa lora.rslora=true",
+    "pissa_dora": "lora.init=pissa_niter_16 lora.dora=true",
 }
 RATES = {
     "linear": "optim.schedule=linear optim.warmup=0.34",
