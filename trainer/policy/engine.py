@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import deepspeed
 import torch
@@ -15,17 +17,21 @@ from torch import Tensor
 from trainer import distributed
 from trainer.config import Config, Optim
 from trainer.errors import CheckpointError
-from trainer.logprobs import LogProbs, Scores
-from trainer.policy import ds_config, lora
+from trainer.logprobs import LogProbs, Scores, packs
+from trainer.policy import ds_config, gradreg, lora
+from trainer.policy.reference import Snapshot
 from trainer.types import TrainingBatch
 
 
-class Update(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Update:
     grad_norm: float  # before clipping
     lr: float  # read back from the optimizer
     skipped: bool  # the gradient was not finite, so nothing moved
+    measured: Mapping[str, float] = field(default_factory=dict)  # by name, for the log
 
 
+FP16_LOSS_SCALE = 2.0**12  # keeps the gradients that are taken beside the engine out of the dust of fp16
 PATIENCE = {"fp16": 24}  # fp16 starts with a loss scale of 2 ** 16 and halves it until gradients are finite
 
 
@@ -37,24 +43,38 @@ class DeepSpeedPolicy:
         self.total_steps = total_steps
         self.bad_updates_allowed = PATIENCE.get(dtype, 3)
         self.config = config
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.dtype = dtype
+        self.trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.reference = Snapshot(self.trainable) if config.algorithm.kl.refresh else None
+        self.is_displaced = False  # the weights are not the policy's: nothing of this pass is logged
+        self._collected: gradreg.Gradient | None = None
         settings = ds_config.fill(ds_config.read(config.engine.ds_config), dtype, config.optim.max_grad_norm)
         if not distributed.on_gpu():
             _use_gloo_as_it_is()
+        algorithm, packed = config.algorithm, packs(model, config.optim.packing)
         self.engine, *_ = deepspeed.initialize(
-            model=LogProbs(model, config.rollout.temperature),
-            optimizer=_optimizer(trainable, config.optim, config.algorithm.lr),
+            model=LogProbs(model, config.rollout.temperature, bool(algorithm.entropy_bonus), packed),
+            optimizer=_optimizer(self.trainable, config.optim, algorithm.lr),
             config=settings,
             dist_init_required=False,
         )
 
     def score(self, batch: TrainingBatch) -> Scores:
-        scores: Scores = self.engine(batch)
+        beside_the_engine = self._collected is not None  # whose forward would hang its hooks on what comes back
+        scores: Scores = self.engine.module(batch) if beside_the_engine else self.engine(batch)
         return scores
+
+    @torch.no_grad()
+    def measure(self, batch: TrainingBatch) -> Scores:
+        """Scores without gradient."""
+        return self.score(batch)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a share of the step's loss. The engine averages over ranks, the loss wants the sum."""
-        self.engine.backward(loss * distributed.world_size(), scale_wrt_gas=False)
+        if self._collected is not None:
+            self._collect(loss)
+        else:
+            self.engine.backward(loss * distributed.world_size(), scale_wrt_gas=False)
 
     def update(self, gradient: Callable[[], None], step: int) -> Update:
         """One step on what `gradient` adds up by calling `backward`, reduced once, however often it does."""
@@ -62,12 +82,49 @@ class DeepSpeedPolicy:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
         self.engine.train()
-        with self.engine.coalesce_grad_reduction():
-            gradient()
+        strength = gradreg.strength_at(self.config.algorithm.gradreg, step)
+        if strength:
+            measured = self._regularised_gradient(gradient, strength)
+        else:
+            measured = {}
+            with self.engine.coalesce_grad_reduction():
+                gradient()
         self.engine.step()
-        return Update(
-            float(self.engine.get_global_grad_norm()), self.engine.get_lr()[0], self.engine.optimizer.overflow
-        )
+        norm, rate = float(self.engine.get_global_grad_norm()), self.engine.get_lr()[0]
+        return Update(norm, rate, self.engine.optimizer.overflow, measured)
+
+    def _regularised_gradient(self, gradient: Callable[[], None], strength: float) -> dict[str, float]:
+        """Work the gradient out beside the engine, and hand it over as that of a linear function."""
+        eps = self.config.algorithm.gradreg.eps
+        with gradreg.in_fp32(self.trainable):
+            found = gradreg.regularised(partial(self._whole_gradient, gradient), self.trainable, eps, strength)
+        with self.engine.coalesce_grad_reduction():
+            parts = zip(self.trainable, found.gradient, strict=True)
+            self.engine.backward(
+                sum((parameter.float() * part).sum() for parameter, part in parts), scale_wrt_gas=False
+            )
+        norms = {"first_norm": found.first_norm, "second_norm": found.second_norm}
+        return {f"gradreg/{name}": value for name, value in (norms | {"strength": strength}).items()}
+
+    def _whole_gradient(self, gradient: Callable[[], None], displaced: bool) -> gradreg.Gradient:
+        """What `gradient` adds up, over all ranks, without the engine's hooks: the engine sees one backward a step."""
+        self._collected = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in self.trainable]
+        self.is_displaced = displaced
+        try:
+            gradient()
+            for part in self._collected:
+                distributed.sum_in_place(part)
+            return self._collected
+        finally:
+            self._collected, self.is_displaced = None, False
+
+    def _collect(self, loss: Tensor) -> None:
+        assert self._collected is not None, "only while a gradient is collected"
+        scale = FP16_LOSS_SCALE if self.dtype == "fp16" else 1.0
+        parts = torch.autograd.grad(loss * scale, self.trainable, allow_unused=True)
+        for index, part in enumerate(parts):
+            if part is not None:
+                self._collected[index] += part.float() / scale
 
     def fingerprint(self) -> float:
         return lora.fingerprint(self.model)
@@ -77,6 +134,18 @@ class DeepSpeedPolicy:
         """The base model: the same weights with the adapter switched off."""
         with self.model.disable_adapter():
             yield
+
+    @contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """What the KL is measured against."""
+        with self.reference.swapped_in() if self.reference else self.as_base():
+            yield
+
+    def refresh_reference(self, step: int) -> None:
+        """At the start of a step: the policy becomes the reference, if it is time."""
+        every = self.config.algorithm.kl.refresh
+        if self.reference and every and step % every == 0:
+            self.reference.refresh()
 
     def save_adapter(self, folder: Path) -> None:
         lora.save_adapter(self.model, folder)
