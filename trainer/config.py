@@ -301,7 +301,7 @@ class Kl(Section):
     def _needs_a_start(self) -> Kl:
         if self.coef == 0 and (self.target or self.refresh):
             name = "target" if self.target else "refresh"
-            raise ValueError(f"kl.{name} has no effect while kl.coef is 0. Write algorithm.kl.coef=0.04 as well")
+            raise ValueError(f"{name} has no effect while coef is 0. Write algorithm.kl.coef=0.04 as well")
         return self
 
 
