@@ -82,7 +82,9 @@ def group(
     return ScoredGroup(Prompt(Problem("p", "q", "1"), "q", prompt), completions, scores)
 
 
-def row(prompt: int, completion: int, advantage: float, first: int = 20) -> TrainingRow:
+def row(
+    prompt: int, completion: int, advantage: float, first: int = 20, reward: float = 0.0, weight: float = 1.0
+) -> TrainingRow:
     """A training row of so many prompt and completion tokens."""
     tokens = [first + (index * 7) % 90 for index in range(prompt + completion)]
-    return TrainingRow(tokens[:prompt], tokens[prompt:], [-1.0] * completion, advantage)
+    return TrainingRow(tokens[:prompt], tokens[prompt:], [-1.0] * completion, advantage, reward, weight)

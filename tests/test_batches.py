@@ -1,12 +1,16 @@
 """The only file that shifts, so every position is checked."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import group, row
-from trainer.batches import idle_row, pack, rows_of, to_tensors
+from trainer.batches import GroupRows, idle_row, minibatches, pack, rows_of, to_tensors
+from trainer.config import Algorithm
+from trainer.settings import resolve
 from trainer.types import TrainingRow
 
 PAD = 0
@@ -37,23 +41,81 @@ def test_packing_keeps_every_token_and_the_budget(shapes, budget):
 
 def test_rows_pair_each_completion_with_its_own_advantage_and_prompt():
     groups = [group([1, 0], lengths=[2, 4], prompt=(1, 1)), group([0, None, 1], lengths=[1, 2, 3], prompt=(9,))]
-    rows = rows_of(groups, "dr_grpo")
-    assert [(one.prompt, len(one.completion), one.advantage) for one in rows] == [
-        ((1, 1), 2, 0.5),
-        ((1, 1), 4, -0.5),
-        ((9,), 1, -0.5),
-        ((9,), 3, 0.5),
+    rows = [one for each in groups for one in rows_of(each, Algorithm(advantage="dr_grpo")).rows]
+    assert [(one.prompt, len(one.completion), one.advantage, one.reward) for one in rows] == [
+        ((1, 1), 2, 0.5, 1),
+        ((1, 1), 4, -0.5, 0),
+        ((9,), 1, -0.5, 0),
+        ((9,), 3, 0.5, 1),
     ]
 
 
+def cut_off(scored, *indices):
+    """The group with some of its answers cut off at the longest."""
+    completions = [replace(one, truncated=index in indices) for index, one in enumerate(scored.completions)]
+    return replace(scored, completions=tuple(completions))
+
+
+def test_masked_answers_leave_the_loss_but_not_the_mean_of_their_group():
+    made = rows_of(cut_off(group([1, 0, 0], lengths=[2, 3, 4]), 1), Algorithm(advantage="dr_grpo", truncated="mask"))
+    assert [(len(one.completion), one.advantage) for one in made.rows] == [
+        (2, pytest.approx(2 / 3)),
+        (4, pytest.approx(-1 / 3)),
+    ]
+    assert made.size == 6  # the tokens of those that are left
+    assert len(rows_of(cut_off(group([1, 0]), 1), Algorithm()).rows) == 2
+    assert rows_of(cut_off(group([1, 0]), 0, 1), Algorithm(truncated="mask")) == GroupRows([], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "weights", "size"),
+    [("dapo", [1, 1], 6), ("dr_grpo", [1, 1], 6), ("grpo", [1 / 2, 1 / 4], 2), ("bnpo", [1 / 6, 1 / 6], 1)],
+)
+def test_a_row_has_the_weight_that_its_aggregation_gives_it(aggregation, weights, size):
+    made = rows_of(group([1, 0], lengths=[2, 4]), Algorithm(aggregation=aggregation))
+    assert [one.weight for one in made.rows] == pytest.approx(weights)
+    assert made.size == size
+
+
+IDLE = row(1, 1, 0.0, weight=0.0)
+
+
+def test_the_groups_of_a_pass_are_dealt_out_whole():
+    config = resolve("nano", None, ["algorithm.minibatches=2"])
+    groups = [GroupRows([row(2, 3, 1.0, first=10 * number)] * 2, 6.0) for number in range(3)]
+    first, second = minibatches(groups, IDLE, config, PAD)
+    assert (first.tokens, first.divisor, second.tokens) == (12, 12, 6)
+    assert sorted(set(first.batches[0].inputs_BT[:, 0].tolist())) == [10 * 0, 10 * 2]
+    assert set(second.batches[0].inputs_BT[:, 0].tolist()) == {10}
+
+
+def test_nothing_to_train_on_is_no_batch_at_all():
+    (made,) = minibatches([], IDLE, resolve("nano"), PAD)
+    assert (made.batches, made.tokens) == ([], 0)
+
+
+def test_a_rank_with_fewer_micro_batches_fills_up_with_rows_without_weight(monkeypatch):
+    """The other rank has three."""
+    monkeypatch.setattr("trainer.batches.distributed.gather", lambda mine: [mine, [(3, 30.0, 30)]])
+    (made,) = minibatches([GroupRows([row(2, 3, 1.0)], 3.0)], IDLE, resolve("nano"), PAD)
+    assert [batch.weights_B.tolist() for batch in made.batches] == [[1.0], [0.0], [0.0]]
+    assert (made.divisor, made.tokens) == (33.0, 33.0)
+
+
 def test_an_idle_row_has_no_weight():
-    assert idle_row(group([1, 1], lengths=[5, 3])).advantage == 0
+    assert idle_row(group([1, 1], lengths=[5, 3])).weight == 0
     assert len(idle_row(group([1, 1], lengths=[5, 3])).completion) == 3
 
 
 def test_a_batch_moves_as_a_whole():
     moved = to_tensors([row(2, 3, 1.0)], PAD).to(torch.device("meta"))
-    assert {str(getattr(moved, name).device) for name in moved.__slots__} == {"meta"}
+    values = [getattr(moved, name) for name in moved.__slots__]
+    assert {str(value.device) for value in values if value is not None} == {"meta"}
+
+
+def test_what_is_padding_can_be_told_from_the_rest():
+    batch = to_tensors([TrainingRow([5, 6], [PAD, 2], [0.0, 0.0], 1.0), TrainingRow([5], [8], [0.0], 1.0)], PAD)
+    assert batch.present_BT.tolist() == [[True, True, True], [True, False, False]]
 
 
 @pytest.mark.parametrize("width", [1, 2])

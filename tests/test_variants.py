@@ -5,19 +5,19 @@ import os
 import shutil
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.e2e.updates import ROWS, add_gradient, make_model, settings
-from trainer import cli, export
-from trainer.batches import pack
+from tests.e2e.updates import IDLE, ROWS, Case, groups_of, make_model, settings
+from trainer import cli, export, loop
+from trainer.batches import minibatches
 from trainer.config import Lora, Model
 from trainer.errors import ConfigError, ModelError
 from trainer.policy import ds_config, lora
 from trainer.policy.base import load_model
+from trainer.watch.metrics import Tally
 
 TOKENS = torch.tensor([[5, 6, 7, 30, 31, 32]])
 UPDATES = 3
@@ -42,14 +42,15 @@ pytestmark = [
 def make_policy(model, more: str = "", dtype: str = "fp32"):
     from trainer.policy.engine import DeepSpeedPolicy
 
-    config = settings(str(model), "zero2_offload", *more.split())
+    config = settings(str(model), Case("one", [4], settings=more.split()))
     return DeepSpeedPolicy(make_model(config, dtype), config, dtype, total_steps=UPDATES)
 
 
 def advance(policy, *steps: int):
-    batches, tokens = pack(ROWS, 30, pad_token=0), sum(len(one.completion) for one in ROWS)
+    algorithm = policy.config.algorithm
     for step in steps:
-        policy.update(partial(add_gradient, policy, batches, tokens, []), step)
+        (batch,) = minibatches(groups_of(ROWS, algorithm.aggregation), IDLE, policy.config, 0)
+        policy.update(lambda batch=batch: loop.gradient(policy, batch, algorithm, 0.0, Tally()), step)
     return policy
 
 
@@ -173,6 +174,18 @@ def test_a_fresh_whole_model_is_its_own_base_and_later_its_weights_are_read_agai
         pass
 
 
+def test_the_reference_of_a_whole_model_is_kept_and_not_read_at_every_step(tiny_model, tmp_path):
+    shutil.copytree(tiny_model, tmp_path / "model")
+    policy = make_policy(tmp_path / "model", f"{FULL} algorithm.kl.coef=0.1")
+    original = logits(policy.model)
+    (tmp_path / "model").rename(tmp_path / "elsewhere")
+    trained = logits(advance(policy, 0).model)
+    with policy.as_reference():
+        assert torch.equal(logits(policy.model), original)
+    assert torch.equal(logits(policy.model), trained)
+    assert not torch.equal(trained, original)
+
+
 def test_the_whole_model_is_exported_with_its_tokenizer(tiny_model, tmp_path, tokenizer):
     policy = advance(make_policy(tiny_model, FULL), 0)
     policy.export(tmp_path)
@@ -256,7 +269,9 @@ def test_the_model_of_a_job_is_evaluated_with_its_settings(job, monkeypatch, cap
 )
 def test_an_optimizer_that_cannot_work_there_is_refused(optimizer, engine, has_gpu, told):
     with pytest.raises(ConfigError, match=f"optim.name={optimizer}: .*{told}"):
-        ds_config.check(settings("nano", engine, f"optim.name={optimizer}"), has_gpu)
+        ds_config.check(
+            settings("nano", Case("one", [1], ds_config=engine, settings=[f"optim.name={optimizer}"])), has_gpu
+        )
 
 
 @pytest.mark.parametrize(
@@ -264,4 +279,4 @@ def test_an_optimizer_that_cannot_work_there_is_refused(optimizer, engine, has_g
     [("paged_adamw_8bit", "zero2", True), ("adamw_8bit", "zero2_offload", False), ("cpu_adam", "zero2", False)],
 )
 def test_an_optimizer_that_works_there_is_not_refused(optimizer, engine, has_gpu):
-    ds_config.check(settings("nano", engine, f"optim.name={optimizer}"), has_gpu)
+    ds_config.check(settings("nano", Case("one", [1], ds_config=engine, settings=[f"optim.name={optimizer}"])), has_gpu)

@@ -16,6 +16,7 @@ from trainer.config import Config
 from trainer.course import Course
 from trainer.errors import ConfigError
 from trainer.evaluate import Evaluation, evaluate
+from trainer.kl import Coefficient
 from trainer.loop import Parts
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype, stop_tokens
 from trainer.rewards.graders import make_scorer, make_verifier, worked
@@ -56,7 +57,8 @@ def build(request: Request) -> Parts:
     if config.lora.enabled:
         model = add_adapter(model, config.lora)
     policy = DeepSpeedPolicy(model, config, dtype, total_steps)
-    first_step = checkpoints.resume(policy, folder, curriculum)
+    kl = Coefficient(config.algorithm.kl)
+    first_step = checkpoints.resume(policy, folder, {"curriculum": curriculum, "kl": kl})
     run_folder.describe(folder, config)
     journal = Journal(folder, first_step) if distributed.is_main() else None
     screen = Screen(total_steps, first_step, quiet=not distributed.is_main(), stderr=request.json)
@@ -68,6 +70,7 @@ def build(request: Request) -> Parts:
         pad_token=tokenizer.pad_token_id,
         problems=problems,
         curriculum=curriculum,
+        kl=kl,
         held_out=held_out,
         prompter=prompter,
         sampler=HfSampler(model, tokenizer, stop_tokens(tokenizer, model), config.rollout.rows),

@@ -2,7 +2,7 @@
 
     checkpoints/step_000100/adapter/      PEFT format, usable by itself; not when the whole model is trained
                             engine/       what is trained, its master weights and optimizer state
-                            state.json    the step to go on with, and what the curriculum has learned
+                            state.json    the step to go on with, and what a run has learned beside the weights
     checkpoints/latest                    link to the last whole one
 
 A checkpoint is written under a temporary name and renamed when every rank is done. Problems and random numbers of a
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,14 +29,14 @@ class Saveable(Protocol):
 
 
 class Stateful(Protocol):
-    """What a curriculum has learned, the same on every rank."""
+    """What a run has learned beside the weights, the same on every rank."""
 
     def state(self) -> dict[str, Any]: ...
 
     def load(self, state: dict[str, Any]) -> None: ...
 
 
-def save(policy: Saveable, run_folder: Path, step: int, keep: int, curriculum: Stateful) -> None:
+def save(policy: Saveable, run_folder: Path, step: int, keep: int, learned: Mapping[str, Stateful]) -> None:
     """Every rank calls it, after `step` updates."""
     final = run_folder / "checkpoints" / f"step_{step:06d}"
     partial = final.with_name(f"{final.name}.partial")
@@ -45,7 +46,8 @@ def save(policy: Saveable, run_folder: Path, step: int, keep: int, curriculum: S
     distributed.barrier()
     policy.save(partial)
     if distributed.is_main():
-        state = {"step": step, "ranks": distributed.world_size(), "curriculum": curriculum.state()}
+        state: dict[str, Any] = {"step": step, "ranks": distributed.world_size()}
+        state |= {name: part.state() for name, part in learned.items()}
         (partial / "state.json").write_text(json.dumps(state))
     distributed.barrier()
     if distributed.is_main():
@@ -65,7 +67,7 @@ def latest(run_folder: Path) -> Path | None:
     return whole[-1] if whole else None
 
 
-def resume(policy: Saveable, run_folder: Path, curriculum: Stateful) -> int:
+def resume(policy: Saveable, run_folder: Path, learned: Mapping[str, Stateful]) -> int:
     """Load the last whole checkpoint, if there is one; the number of updates that are done."""
     folder = latest(run_folder)
     if folder is None:
@@ -82,7 +84,8 @@ def resume(policy: Saveable, run_folder: Path, curriculum: Stateful) -> int:
             "The optimizer state is split over the ranks: start with as many."
         )
     policy.load(folder)
-    curriculum.load(state["curriculum"])
+    for name, part in learned.items():
+        part.load(state[name])
     return int(state["step"])
 
 

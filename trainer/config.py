@@ -284,9 +284,12 @@ class Rollout(Section):
     """Divides the logits, in sampling and in training alike."""
     max_new_tokens: int = Field(256, ge=1)
     """Longer completions are cut and count as truncated."""
-    dead_groups: Literal["drop", "keep"] = "drop"
+    dead_groups: Literal["drop", "keep", "refill"] = "drop"
     """A group whose rewards are all the same has no gradient. `drop` saves its forward and backward pass, and the loss
-    is the mean over the tokens that are left; with `keep` its tokens count in that mean, so the rest weighs less."""
+    is the mean over the tokens that are left; with `keep` its tokens count in that mean, so the rest weighs less;
+    `refill` samples fresh problems in its place (dynamic sampling)."""
+    refills: int = Field(3, ge=1)
+    """Rounds of fresh problems that `refill` tries in a step at most."""
     rows: int = Field(128, ge=1)
     """Completions that are generated side by side."""
 
@@ -298,17 +301,91 @@ class Rollout(Section):
         return value
 
 
+class Kl(Section):
+    coef: float = Field(0.0, ge=0.0)
+    """Price of moving away from the reference; with 0 there is no reference, no forward pass and no memory for it."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How the KL is estimated from one sample; see `trainer/kl.py`."""
+    where: Literal["loss", "reward"] = "loss"
+    """A term of the loss, or taken off the reward of each answer before the advantages (summed over its tokens)."""
+    target: float | None = Field(None, gt=0.0)
+    """Adapt the coefficient so that the mean KL of a token stays near this."""
+    refresh: int | None = Field(None, ge=1)
+    """Steps after which the reference becomes the policy of that moment; by default it stays the model of the start."""
+
+    @model_validator(mode="after")
+    def _needs_a_start(self) -> Kl:
+        if self.coef == 0 and (self.target or self.refresh):
+            name = "target" if self.target else "refresh"
+            raise ValueError(f"{name} has no effect while coef is 0. Write algorithm.kl.coef=0.04 as well")
+        return self
+
+
+class Correction(Section):
+    level: Literal["none", "token", "sequence"] = "token"
+    """Weigh each token by policy / sampler probability, of the token or of the whole answer (geometric mean)."""
+    mode: Literal["truncate", "mask"] = "truncate"
+    """What is above the cap counts as the cap, or not at all."""
+    cap: float = Field(2.0, ge=1.0)
+    """Largest weight."""
+
+
+class GradReg(Section):
+    strength: float = Field(0.0, ge=0.0)
+    """Weight of the penalty on the gradient's norm; published: 1e-3 to 1e-2. Above 0 a step costs two gradients."""
+    eps: float = Field(1e-3, gt=0.0)
+    """How far along the gradient the second one is taken."""
+    warmup: int = Field(0, ge=0)
+    """Steps over which the strength rises to its value."""
+
+
 class Algorithm(Section):
-    loss: Literal["grpo_clip", "reinforce_baseline"] = "grpo_clip"
+    """Every objective in one table: docs/objectives.md."""
+
+    loss: Literal["reinforce", "reinforce_baseline", "grpo_clip", "gspo", "cispo"] = "grpo_clip"
     """See `trainer/losses.py`."""
-    advantage: Literal["grpo", "dr_grpo"] = "grpo"
-    """`grpo` divides by the standard deviation of the group, `dr_grpo` does not; see `trainer/advantages.py`."""
-    clip_low: float = Field(0.2, ge=0.0, lt=1.0)
+    aggregation: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = "dapo"
+    """How the tokens of a step become one number: mean over all tokens, over answers, by a constant, over groups."""
+    advantage: Literal["grpo", "dr_grpo", "rloo", "batch_std"] = "grpo"
+    """`grpo` divides by the standard deviation of the group, `dr_grpo` does not, `rloo` leaves the answer itself out
+    of the mean, `batch_std` divides by the deviation of the whole step."""
+    advantage_eps: float = Field(1e-6, ge=0.0)
+    """Added to the standard deviation."""
+    advantage_ddof: Literal[0, 1] = 0
+    """Standard deviation over G (0) or over G - 1 (1)."""
+    clip_low: float = Field(0.2, ge=0.0, le=1.0)
     """The ratio is clipped at 1 - clip_low."""
     clip_high: float = Field(0.2, ge=0.0)
     """The ratio is clipped at 1 + clip_high."""
+    dual_clip: float | None = Field(None, gt=1.0)
+    """A second bound, on the ratio of answers with a negative advantage; usual is 3."""
+    epochs: int = Field(1, ge=1)
+    """Passes over each batch of answers (mu)."""
+    minibatches: int = Field(1, ge=1)
+    """Updates in one pass: the answers are dealt out over so many."""
+    truncated: Literal["keep", "mask"] = "keep"
+    """Answers cut off at max_new_tokens: `mask` takes them out of the loss, not out of the group's mean."""
+    entropy_bonus: float = 0.0
+    """Coefficient of the entropy that is added to the objective."""
+    top_entropy: float = Field(1.0, gt=0.0, le=1.0)
+    """Train only on this share of the step's tokens, those of the highest entropy."""
+    kl: Kl = Kl()
+    """A penalty on the distance to a reference model."""
+    correction: Correction = Correction()
+    """For the difference between the probabilities that sampled and those that are trained."""
+    gradreg: GradReg = GradReg()
+    """Gradient regularisation: prefer flat places."""
     lr: float = Field(1e-5, gt=0.0)
     """Peak learning rate."""
+
+    @model_validator(mode="after")
+    def _second_bound_behind_the_first(self) -> Algorithm:
+        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
+            raise ValueError(
+                f"dual_clip={self.dual_clip} is inside the first bound, 1 + clip_high = {1 + self.clip_high:g}. "
+                "Write algorithm.dual_clip=3"
+            )
+        return self
 
 
 class Optim(Section):
@@ -327,6 +404,8 @@ class Optim(Section):
     """Gradients are clipped to this norm over all parameters."""
     tokens_per_micro_batch: int = Field(16384, ge=1)
     """Padded tokens of one forward and backward pass: the setting that decides the peak of memory."""
+    packing: Literal["auto", "always", "never"] = "auto"
+    """Rows of a micro-batch end to end, without padding. `auto`: with flash attention, which skips what is masked."""
 
 
 class Engine(Section):
@@ -402,6 +481,31 @@ class Config(Section):
             return self.run.steps
         assert self.run.epochs is not None, "validated: one of the two is set"
         return max(1, round(self.run.epochs * train_problems / self.rollout.problems))
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Config:
+        if self.algorithm.loss == "reinforce" and self.rollout.dead_groups == "refill":
+            raise ValueError(
+                "rollout.dead_groups=refill: algorithm.loss=reinforce learns from the raw reward, so a group of equal "
+                "rewards is not dead. Write rollout.dead_groups=keep"
+            )
+        if self.algorithm.minibatches > self.rollout.problems:
+            raise ValueError(
+                f"algorithm.minibatches={self.algorithm.minibatches}: groups stay whole, and a step has "
+                f"rollout.problems={self.rollout.problems}. Write algorithm.minibatches={self.rollout.problems} or less"
+            )
+        return self
+
+    @property
+    def drops_dead_groups(self) -> bool:
+        """The raw reward of `reinforce` moves the policy even where all answers are worth the same."""
+        return self.rollout.dead_groups != "keep" and self.algorithm.loss != "reinforce"
+
+    @property
+    def constant_divisor(self) -> float:
+        """The longest that the answers of one update could be: what `dr_grpo` divides by, whatever was sampled."""
+        rollout = self.rollout
+        return rollout.problems * rollout.group_size * rollout.max_new_tokens / self.algorithm.minibatches
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=100)

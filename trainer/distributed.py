@@ -74,6 +74,12 @@ def total(number: float) -> float:
     return sum(gather(number))
 
 
+def sum_in_place(tensor: torch.Tensor) -> None:
+    """The sum of a tensor over all ranks, on every rank."""
+    if world_size() > 1:
+        dist.all_reduce(tensor)
+
+
 def mine(items: Sequence[Item]) -> list[Item]:
     """This rank's share: every world-size-th item, so that the shares differ by one at most."""
     return list(items[rank() :: world_size()])

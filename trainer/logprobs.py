@@ -7,6 +7,7 @@ backward pass computes the chunk's logits again instead of keeping them.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ CHUNK_BYTES = 64 * 2**20  # of fp32 logits alive at once
 
 
 class Scores(NamedTuple):
-    """Aligned to the targets of a batch, 0 outside its mask. The entropy carries no gradient."""
+    """Aligned to the targets of a batch, 0 outside its mask. The entropy has a gradient only if asked."""
 
     logprobs_BT: Tensor
     entropy_BT: Tensor
@@ -29,42 +30,91 @@ class Scores(NamedTuple):
 class LogProbs(nn.Module):
     """A causal language model as the training step sees it: a batch in, log-probs and entropies out."""
 
-    def __init__(self, model: Any, temperature: float) -> None:
+    def __init__(self, model: Any, temperature: float, train_entropy: bool = False, packed: bool = False) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
-        _refuse_unusual_head(self._causal_lm().config)
+        self.train_entropy = train_entropy
+        self.packed = packed
+        _refuse_unknown_head(self.backbone, self.head, causal_lm(model))
 
-    def _causal_lm(self) -> Any:
-        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+    @property
+    def backbone(self) -> Any:
+        return causal_lm(self.model).get_decoder()
+
+    @property
+    def head(self) -> Head:
+        return head_of(causal_lm(self.model))
 
     def forward(self, batch: TrainingBatch) -> Scores:
-        causal_lm = self._causal_lm()
-        backbone, head = causal_lm.get_decoder(), causal_lm.get_output_embeddings()
-        hidden_BTH = backbone(batch.inputs_BT, use_cache=False).last_hidden_state
-        logprobs_N, entropy_N = chunked(
-            head, hidden_BTH[batch.mask_BT], batch.targets_BT[batch.mask_BT], self.temperature
-        )
+        hidden_NH, targets_N = self._hidden(batch), batch.targets_BT[batch.mask_BT]
+        logprobs_N, entropy_N = chunked(self.head, hidden_NH, targets_N, self.temperature, self.train_entropy)
         return Scores(_spread(logprobs_N, batch.mask_BT), _spread(entropy_N, batch.mask_BT))
 
+    def _hidden(self, batch: TrainingBatch) -> Tensor:
+        """The last hidden state where a completion token is predicted."""
+        if not self.packed:
+            return self.backbone(batch.inputs_BT, use_cache=False).last_hidden_state[batch.mask_BT]
+        present_BT = batch.present_BT
+        positions_BT = torch.arange(present_BT.shape[1], device=present_BT.device).expand_as(present_BT)
+        hidden_1NH = self.backbone(  # positions that start again at 0 say where a row ends
+            batch.inputs_BT[present_BT][None], position_ids=positions_BT[present_BT][None], use_cache=False
+        ).last_hidden_state
+        return hidden_1NH[0, batch.mask_BT[present_BT]]
 
-def chunked(head: Any, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+
+class Head(NamedTuple):
+    """The output layer with what some families do to its logits."""
+
+    layer: Any
+    scale: float = 1.0  # Cohere, Granite
+    cap: float | None = None  # Gemma 2: logits never leave (-cap, cap)
+
+    def logits_NV(self, hidden_NH: Tensor) -> Tensor:
+        logits_NV = self.layer(hidden_NH).float()
+        if self.scale != 1.0:
+            logits_NV = logits_NV * self.scale
+        return logits_NV if self.cap is None else self.cap * torch.tanh(logits_NV / self.cap)
+
+
+def causal_lm(model: Any) -> Any:
+    """The transformers model, under an adapter or not."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def head_of(model: Any) -> Head:
+    config = model.config.get_text_config()
+    scale = getattr(config, "logit_scale", None) or 1.0
+    divisor = getattr(config, "logits_scaling", None) or 1.0
+    return Head(model.get_output_embeddings(), scale / divisor, getattr(config, "final_logit_softcapping", None))
+
+
+def packs(model: Any, packing: str) -> bool:
+    """Whether rows are laid end to end: `auto` leaves it to flash attention, which skips what a mask would hide."""
+    return packing == "always" or (packing == "auto" and "flash" in causal_lm(model).config._attn_implementation)
+
+
+def chunked(
+    head: Head, hidden_NH: Tensor, targets_N: Tensor, temperature: float, train_entropy: bool = False
+) -> tuple[Tensor, Tensor]:
     """Log-prob of each target and entropy of its distribution, without a [tokens, vocabulary] tensor alive."""
-    rows = max(1, CHUNK_BYTES // (4 * head.weight.shape[0]))
+    rows = max(1, CHUNK_BYTES // (4 * head.layer.weight.shape[0]))
     if len(targets_N) <= rows:
-        return token_logprobs(head, hidden_NH, targets_N, temperature)
+        return token_logprobs(head, hidden_NH, targets_N, temperature, train_entropy)
     pieces = [
-        checkpoint(token_logprobs, head, hidden, targets, temperature, use_reentrant=False)
+        checkpoint(token_logprobs, head, hidden, targets, temperature, train_entropy, use_reentrant=False)
         for hidden, targets in zip(hidden_NH.split(rows), targets_N.split(rows))
     ]
     return torch.cat([logprobs for logprobs, _ in pieces]), torch.cat([entropy for _, entropy in pieces])
 
 
-def token_logprobs(head: nn.Module, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logits_NV = head(hidden_NH).float() / temperature
+def token_logprobs(
+    head: Head, hidden_NH: Tensor, targets_N: Tensor, temperature: float, train_entropy: bool
+) -> tuple[Tensor, Tensor]:
+    logits_NV = head.logits_NV(hidden_NH) / temperature
     normaliser_N = logits_NV.logsumexp(dim=-1)
     logprobs_N = logits_NV.gather(-1, targets_N[:, None])[:, 0] - normaliser_N
-    with torch.no_grad():
+    with nullcontext() if train_entropy else torch.no_grad():
         expected_N = ((logits_NV - normaliser_N[:, None]).exp() * logits_NV).sum(dim=-1)
         entropy_N = normaliser_N - expected_N
     return logprobs_N, entropy_N
@@ -74,9 +124,15 @@ def _spread(values_N: Tensor, mask_BT: Tensor) -> Tensor:
     return torch.zeros(mask_BT.shape, dtype=values_N.dtype, device=mask_BT.device).masked_scatter(mask_BT, values_N)
 
 
-def _refuse_unusual_head(config: Any) -> None:
-    """Heads that scale or cap their logits would be scored wrongly: better to say so."""
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(config, name, None) not in (None, 1.0):
-            kind = getattr(config, "model_type", "this model")
-            raise ModelError(f"model.name: {kind} changes its logits by `{name}`, which Octet does not support yet.")
+@torch.no_grad()
+def _refuse_unknown_head(backbone: Any, head: Head, model: Any) -> None:
+    """Eight tokens through the model and through its parts: a family that does more to its logits is scored wrongly."""
+    tokens_1T = torch.arange(8, device=model.device)[None] % head.layer.weight.shape[0]
+    logits_NV = head.logits_NV(backbone(tokens_1T, use_cache=False).last_hidden_state[0])
+    expected_NV = model(tokens_1T, use_cache=False).logits[0].float()
+    if (logits_NV - expected_NV).abs().max() > 0.02 * expected_NV.abs().max().clamp(min=1.0):  # bf16 rounds to 0.4 %
+        raise ModelError(
+            f"model.name: {model.config.model_type} does more to its logits than Octet knows of, so their "
+            "probabilities would be wrong. Known are a factor (logit_scale, logits_scaling) and a soft cap "
+            "(final_logit_softcapping). Choose another model family."
+        )

@@ -3,11 +3,12 @@
 Where this GRPO departs from the paper (Shao et al. 2024), and why:
 
 1. The loss is a sum over tokens divided by the tokens of the step, over all micro-batches and ranks. The paper takes a
-   mean for each answer first, which favours short right answers and long wrong ones.
+   mean for each answer first, which favours short right answers and long wrong ones (`algorithm.aggregation=grpo`).
 2. Groups whose rewards are all the same are dropped. Their gradient is zero; what changes is the mean, which is over
    the tokens that are left. `rollout.dead_groups=keep` has the paper's.
-3. One update for each batch of answers, so the ratio is exactly 1 in value and only its gradient counts.
-4. No KL term and no reference model: the adapter is small and the run is short.
+3. One update for each batch of answers, so the ratio is exactly 1 in value and only its gradient counts
+   (`algorithm.epochs`, `algorithm.minibatches` make more).
+4. No KL term and no reference model: the adapter is small and the run is short (`algorithm.kl.coef` has both).
 5. The temperature divides the logits in training as it does in sampling: otherwise the ratio is not 1.
 """
 
@@ -15,40 +16,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from trainer import checkpoints, distributed
-from trainer.batches import idle_row, pack, rows_of
-from trainer.config import Config
+from trainer.advantages import deviation, scored
+from trainer.batches import all_rows, idle_row, rows_of
+from trainer.batches import minibatches as deal
+from trainer.checkpoints import Stateful
+from trainer.config import Algorithm, Config
 from trainer.course import Course, describe, metrics_of
 from trainer.evaluate import Evaluation, evaluate
+from trainer.kl import Coefficient
 from trainer.logprobs import Scores
-from trainer.losses import LOSSES, PolicyTerms, total
+from trainer.losses import objective, total
+from trainer.prepare import Beforehand
 from trainer.rewards.scorer import Scorer
-from trainer.rollouts import Sampler, collect
+from trainer.rollouts import Sampler, collect, refill
 from trainer.tasks.curriculum import Curriculum, solve_rates
 from trainer.tasks.prompts import Prompter
-from trainer.types import Problem, Prompt, Sampling, ScoredGroup, TrainingBatch
+from trainer.types import MiniBatch, Problem, Prompt, Sampling, ScoredGroup, TrainingBatch
 from trainer.watch.health import Health
 from trainer.watch.journal import Journal
 from trainer.watch.live import Screen
-from trainer.watch.metrics import Phases, Tally, tally_batch, tally_groups
-
-
-class Update(Protocol):
-    """What one update was like."""
-
-    @property
-    def grad_norm(self) -> float: ...
-
-    @property
-    def lr(self) -> float: ...
-
-    @property
-    def skipped(self) -> bool: ...
+from trainer.watch.metrics import Measured, Phases, Tally, metrics_of_updates, tally_batch, tally_groups
 
 
 class Policy(Protocol):
@@ -62,11 +55,21 @@ class Policy(Protocol):
 
     def backward(self, loss: Any) -> None: ...
 
-    def update(self, gradient: Callable[[], None], step: int) -> Update: ...
+    def measure(self, batch: TrainingBatch) -> Scores: ...
+
+    @property
+    def is_displaced(self) -> bool:
+        """The weights are not the policy's for the moment, so what is scored is not to be logged."""
+
+    def update(self, gradient: Callable[[], None], step: int) -> Measured: ...
 
     def fingerprint(self) -> float: ...
 
     def as_base(self) -> AbstractContextManager[None]: ...
+
+    def as_reference(self) -> AbstractContextManager[None]: ...
+
+    def refresh_reference(self, step: int) -> None: ...
 
     def save(self, folder: Path) -> None: ...
 
@@ -85,6 +88,7 @@ class Parts:
     pad_token: int
     problems: Sequence[Problem]
     curriculum: Curriculum
+    kl: Coefficient
     held_out: Sequence[Prompt]
     prompter: Prompter
     sampler: Sampler
@@ -96,17 +100,39 @@ class Parts:
     first_step: int
     total_steps: int
 
+    @property
+    def learned(self) -> dict[str, Stateful]:
+        """What a resumed run has to know beside the policy."""
+        return {"curriculum": self.curriculum, "kl": self.kl}
+
     def prompts_of(self, step: int) -> list[Prompt]:
         return [self.prompter.prompt(problem) for problem in distributed.mine(self.curriculum.draw(step))]
 
-    def observe(self, groups: Sequence[ScoredGroup]) -> None:
+    def roll_out(self, prompts: Sequence[Prompt], step: int) -> list[ScoredGroup]:
+        rollout = self.config.rollout
+        groups = collect(self.sampler, self.scorer, prompts, self.sampling_of(step))
+        if rollout.dead_groups == "refill":
+            groups = refill(groups, partial(self._fresh, step), rollout.refills)
+        self._observe(groups)
+        return groups
+
+    def _fresh(self, step: int, number: int, count: int) -> list[ScoredGroup]:
+        problems = distributed.mine(self.curriculum.spare(step, number))[:count]
+        prompts = [self.prompter.prompt(problem) for problem in problems]
+        return collect(self.sampler, self.scorer, prompts, self.sampling_of(step, number))
+
+    def update(self, minibatch: MiniBatch, step: int, tally: Tally) -> Measured:
+        settings, kl_coef = self.config.algorithm, self.kl.value
+        return self.policy.update(partial(gradient, self.policy, minibatch, settings, kl_coef, tally), step)
+
+    def _observe(self, groups: Sequence[ScoredGroup]) -> None:
         """Tell the curriculum how every rank did, so that all of them go on drawing the same problems."""
         for rates in distributed.gather(solve_rates(groups, self.config.reward.answer == "lenient")):
             self.curriculum.observe(rates)
 
-    def sampling_of(self, step: int) -> Sampling:
-        """Seeds differ by run, step and rank, and follow from them: a resumed run samples what it would have."""
-        seed = (self.config.run.seed * 1_000_003 + step) * 4_099 + distributed.rank()
+    def sampling_of(self, step: int, number: int = 0) -> Sampling:
+        """Seeds differ by run, step, round and rank, and follow from them: a resumed run samples what it would have."""
+        seed = (self.config.run.seed * 1_000_003 + step) * 4_099 + distributed.rank() + number * 2**40
         rollout = self.config.rollout
         return Sampling(rollout.group_size, rollout.temperature, rollout.max_new_tokens, seed)
 
@@ -115,8 +141,9 @@ class Parts:
 
 
 def train(parts: Parts) -> None:
-    settings = parts.config
+    settings, algorithm = parts.config, parts.config.algorithm
     health = Health(parts.folder, distributed.rank(), parts.policy, fresh=parts.first_step == 0)
+    beforehand = Beforehand(parts.policy, settings, parts.device, parts.pad_token)
     parts.screen.start()
     for step in range(parts.first_step, parts.total_steps):
         if parts.course.has_stopped_rising:
@@ -125,36 +152,55 @@ def train(parts: Parts) -> None:
         with phases("problem"):
             prompts = parts.prompts_of(step)
         with phases("rollout"):  # the reward is computed beside it
-            groups = collect(parts.sampler, parts.scorer, prompts, parts.sampling_of(step))
-            parts.observe(groups)
-        with phases("batch"):  # with the advantages in it
-            rows = rows_of(worth_training_on(groups, settings), settings.algorithm.advantage)
-            batches = pack(rows or [idle_row(groups[0])], settings.optim.tokens_per_micro_batch, parts.pad_token)
-            tokens = distributed.total(sum(len(row.completion) for row in rows))
+            groups = parts.roll_out(prompts, step)
+        with phases("advantage"):
+            parts.policy.refresh_reference(step)
+            live = beforehand.penalised(worth_training_on(groups, settings), parts.kl.value, tally)
+            spread = step_deviation(groups, algorithm)
+            rows = [rows_of(group, algorithm, spread) for group in live]
+        with phases("batch"):
+            minibatches = beforehand.prepare(deal(rows, idle_row(groups[0]), settings, parts.pad_token))
         with phases("step"):
-            compute = partial(gradient, parts, batches, tokens, tally if rows else Tally())
-            update = parts.policy.update(compute, step) if tokens else None
-        health.check(step + 1, update, rows)
-        record(parts, step + 1, groups, update, tally, phases)
+            passes = minibatches * algorithm.epochs
+            updates = [parts.update(minibatch, step, tally) for minibatch in passes if minibatch.tokens]
+        health.check(step + 1, updates, all_rows(rows))
+        record(parts, step + 1, groups, updates, tally, phases)
 
 
 def worth_training_on(groups: Sequence[ScoredGroup], settings: Config) -> list[ScoredGroup]:
-    return [group for group in groups if settings.rollout.dead_groups == "keep" or not group.is_dead]
+    return [group for group in groups if not (group.is_dead and settings.drops_dead_groups)]
 
 
-def gradient(parts: Parts, batches: Sequence[TrainingBatch], tokens: float, tally: Tally) -> None:
-    """The gradient of the step's loss, micro-batch by micro-batch. `tokens` are those of all ranks."""
-    algorithm = parts.config.algorithm
-    for batch in (batch.to(parts.device) for batch in batches):
-        scores = parts.policy.score(batch)
-        terms = PolicyTerms(scores.logprobs_BT, scores.logprobs_BT.detach(), batch.advantages_B)
-        loss_BT = LOSSES[algorithm.loss](terms, algorithm)
-        parts.policy.backward(total(loss_BT, batch.mask_BT, tokens))
-        tally_batch(tally, batch, scores, loss_BT.detach())
+def step_deviation(groups: Sequence[ScoredGroup], settings: Algorithm) -> float:
+    """Of all rewards of the step, on all ranks, where the advantage is measured in it."""
+    if settings.advantage != "batch_std":
+        return 0.0
+    rewards = distributed.gather([reward for group in groups for reward in scored(group.rewards_G)])
+    return deviation([reward for of_rank in rewards for reward in of_rank], settings.advantage_ddof)
+
+
+def gradient(policy: Policy, minibatch: MiniBatch, settings: Algorithm, kl_coef: float, tally: Tally) -> None:
+    """The gradient of the loss of one update, micro-batch by micro-batch."""
+    for index in range(len(minibatch.batches)):
+        scores = policy.score(minibatch.batches[index])
+        batch = remember(minibatch, index, scores)
+        loss = total(objective(scores, batch, settings, kl_coef), batch, minibatch.divisor)
+        policy.backward(loss)
+        if not policy.is_displaced:
+            tally_batch(tally, batch, scores, settings)
+            tally.add("loss", loss.item(), float(batch.counted_BT.sum()) / minibatch.tokens)
+
+
+def remember(minibatch: MiniBatch, index: int, scores: Scores) -> TrainingBatch:
+    """The batch with the log-probs of the policy that answered. In the first pass that is still this one."""
+    batch = minibatch.batches[index]
+    if batch.old_logprobs_BT is None:
+        minibatch.batches[index] = replace(batch, old_logprobs_BT=scores.logprobs_BT.detach())
+    return minibatch.batches[index]
 
 
 def record(
-    parts: Parts, step: int, groups: Sequence[ScoredGroup], update: Update | None, tally: Tally, phases: Phases
+    parts: Parts, step: int, groups: Sequence[ScoredGroup], updates: Sequence[Measured], tally: Tally, phases: Phases
 ) -> None:
     """Write the step down, and do what is due after it: an evaluation, a checkpoint."""
     course, evaluation = parts.course, None
@@ -164,10 +210,10 @@ def record(
     is_best = evaluation is not None and course.add(step, evaluation)
     tally_groups(tally, groups)
     tally.merge(parts.scorer.measured())
-    metrics = tally.means(distributed.gather)
-    if update is not None:
-        metrics |= {"lr": update.lr, "skipped": float(update.skipped)}
-        metrics |= {} if update.skipped else {"grad_norm": update.grad_norm}
+    metrics = tally.means(distributed.gather) | metrics_of_updates(updates)
+    if "kl" in metrics:
+        metrics["kl_coef"] = parts.kl.value
+        parts.kl.observe(metrics["kl"])
     metrics |= {f"time/{name}": seconds for name, seconds in phases.seconds.items()}
     metrics |= metrics_of(evaluation) if evaluation else {}
     if parts.journal:
@@ -180,4 +226,4 @@ def record(
         course.keep(parts.policy.export)
     run, last = parts.config.run, step == parts.total_steps or course.has_stopped_rising
     if last or is_best or step % run.save_every == 0:  # with a new best, so that no run resumes before its best
-        checkpoints.save(parts.policy, parts.folder, step, run.keep, parts.curriculum)
+        checkpoints.save(parts.policy, parts.folder, step, run.keep, parts.learned)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
@@ -28,6 +28,19 @@ def collect(sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], samplin
     finally:
         pool.shutdown(cancel_futures=True)  # after a failure, what has not begun is not worth the wait
     return [scored[index].result() for index in range(len(prompts))]
+
+
+def refill(
+    groups: Sequence[ScoredGroup], more: Callable[[int, int], list[ScoredGroup]], rounds: int
+) -> list[ScoredGroup]:
+    """The groups, and fresh ones until as many are live as there were: `more` has the round and how many it lacks."""
+    wanted, collected = len(groups), list(groups)
+    for number in range(1, rounds + 1):
+        missing = wanted - sum(not group.is_dead for group in collected)
+        if not missing:
+            break
+        collected += more(number, missing)
+    return collected
 
 
 def _raise_first_failure(scored: Mapping[int, Future[ScoredGroup]], timeout: float | None = None) -> None:

@@ -117,12 +117,17 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
-    """One completion with its advantage, ready to be packed into a batch."""
+    """One completion with its advantage, ready to be packed into a batch.
+
+    `weight` is what each of its tokens counts in the loss: 1 for a mean over tokens, 1 / length for one over answers.
+    """
 
     prompt: Sequence[int]
     completion: Sequence[int]
     logprobs: Sequence[float]
     advantage: float
+    reward: float = 0.0
+    weight: float = 1.0
 
     @property
     def length(self) -> int:
@@ -140,6 +145,7 @@ class TrainingBatch:
         mask_BT     0  1  1     only completion tokens are trained on
 
     Padding stands on the right, where causal attention never looks, so there is no attention mask.
+    What stands behind `None` is measured before the first update, where an objective needs it: see `prepare.py`.
     """
 
     inputs_BT: Tensor
@@ -147,6 +153,35 @@ class TrainingBatch:
     mask_BT: Tensor  # bool: this target is a completion token
     sampled_logprobs_BT: Tensor  # the sampler's, 0 outside the mask
     advantages_B: Tensor
+    rewards_B: Tensor
+    weights_B: Tensor  # 0 for a row that only keeps the ranks in step
+    old_logprobs_BT: Tensor | None = None  # the policy's when the answers were sampled
+    reference_logprobs_BT: Tensor | None = None
+    trained_BT: Tensor | None = None  # bool: this token is among those of the highest entropy
 
     def to(self, device: Any) -> TrainingBatch:
-        return TrainingBatch(*(getattr(self, part.name).to(device, non_blocking=True) for part in fields(self)))
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        present = {name: value for name, value in values.items() if value is not None}
+        return TrainingBatch(**{name: value.to(device, non_blocking=True) for name, value in present.items()})
+
+    @property
+    def present_BT(self) -> Tensor:
+        """bool: this input is a token of the row, not padding."""
+        return self.mask_BT.flip(-1).cumsum(-1).flip(-1) > 0
+
+    @property
+    def counted_BT(self) -> Tensor:
+        """bool: this token counts in the loss and in what is logged."""
+        return self.mask_BT & (self.weights_B > 0)[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatch:
+    """What one update trains on, on this rank: as many micro-batches as every other rank has.
+
+    The loss is a weighted sum over tokens / `divisor`. Both numbers are those of all ranks.
+    """
+
+    batches: list[TrainingBatch]
+    divisor: float
+    tokens: float

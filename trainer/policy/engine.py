@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import deepspeed
+import torch
 from torch import Tensor
 
 from trainer import distributed
 from trainer.config import Config, Optim
 from trainer.errors import CheckpointError
-from trainer.logprobs import LogProbs, Scores
-from trainer.policy import ds_config, lora
+from trainer.logprobs import LogProbs, Scores, packs
+from trainer.policy import ds_config, gradreg, lora
 from trainer.policy.optimizer import make_optimizer
+from trainer.policy.reference import Snapshot
 from trainer.policy.trained import make_trained
 from trainer.types import TrainingBatch
 
 
-class Update(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Update:
     grad_norm: float  # before clipping
     lr: float  # read back from the optimizer
     skipped: bool  # the gradient was not finite, so nothing moved
+    measured: Mapping[str, float] = field(default_factory=dict)  # by name, for the log
 
 
+FP16_LOSS_SCALE = 2.0**12  # keeps the gradients that are taken beside the engine out of the dust of fp16
 PATIENCE = {"fp16": 24}  # fp16 starts with a loss scale of 2 ** 16 and halves it until gradients are finite
 
 
@@ -38,13 +45,19 @@ class DeepSpeedPolicy:
         self.total_steps = total_steps
         self.bad_updates_allowed = PATIENCE.get(dtype, 3)
         self.config = config
+        self.dtype = dtype
+        self.trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.reference = Snapshot(self.trainable) if _keeps_reference(config) else None
+        self.is_displaced = False  # the weights are not the policy's: nothing of this pass is logged
+        self._collected: gradreg.Gradient | None = None
         optimizer = make_optimizer(model, config)
         self.peaks = [group["lr"] for group in optimizer.param_groups]
         settings = ds_config.fill(ds_config.read(config.engine.ds_config), dtype, config.optim.max_grad_norm)
         if not distributed.on_gpu():
             _use_gloo_as_it_is()
+        algorithm, packed = config.algorithm, packs(model, config.optim.packing)
         self.engine, *_ = deepspeed.initialize(
-            model=LogProbs(model, config.rollout.temperature),
+            model=LogProbs(model, config.rollout.temperature, bool(algorithm.entropy_bonus), packed),
             optimizer=optimizer,
             config=settings,
             dist_init_required=False,
@@ -52,12 +65,21 @@ class DeepSpeedPolicy:
         self.trained = make_trained(model, config, dtype)  # with the values as the engine has rounded them
 
     def score(self, batch: TrainingBatch) -> Scores:
-        scores: Scores = self.engine(batch)
+        beside_the_engine = self._collected is not None  # whose forward would hang its hooks on what comes back
+        scores: Scores = self.engine.module(batch) if beside_the_engine else self.engine(batch)
         return scores
+
+    @torch.no_grad()
+    def measure(self, batch: TrainingBatch) -> Scores:
+        """Scores without gradient."""
+        return self.score(batch)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a share of the step's loss. The engine averages over ranks, the loss wants the sum."""
-        self.engine.backward(loss * distributed.world_size(), scale_wrt_gas=False)
+        if self._collected is not None:
+            self._collect(loss)
+        else:
+            self.engine.backward(loss * distributed.world_size(), scale_wrt_gas=False)
 
     def update(self, gradient: Callable[[], None], step: int) -> Update:
         """One step on what `gradient` adds up by calling `backward`, reduced once, however often it does."""
@@ -65,12 +87,49 @@ class DeepSpeedPolicy:
         for group, peak in zip(self.engine.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak * share
         self.engine.train()
-        with self.engine.coalesce_grad_reduction():
-            gradient()
+        strength = gradreg.strength_at(self.config.algorithm.gradreg, step)
+        if strength:
+            measured = self._regularised_gradient(gradient, strength)
+        else:
+            measured = {}
+            with self.engine.coalesce_grad_reduction():
+                gradient()
         self.engine.step()
-        return Update(
-            float(self.engine.get_global_grad_norm()), self.engine.get_lr()[0], self.engine.optimizer.overflow
-        )
+        norm, rate = float(self.engine.get_global_grad_norm()), self.engine.get_lr()[0]
+        return Update(norm, rate, self.engine.optimizer.overflow, measured)
+
+    def _regularised_gradient(self, gradient: Callable[[], None], strength: float) -> dict[str, float]:
+        """Work the gradient out beside the engine, and hand it over as that of a linear function."""
+        eps = self.config.algorithm.gradreg.eps
+        with gradreg.in_fp32(self.trainable):
+            found = gradreg.regularised(partial(self._whole_gradient, gradient), self.trainable, eps, strength)
+        with self.engine.coalesce_grad_reduction():
+            parts = zip(self.trainable, found.gradient, strict=True)
+            self.engine.backward(
+                sum((parameter.float() * part).sum() for parameter, part in parts), scale_wrt_gas=False
+            )
+        norms = {"first_norm": found.first_norm, "second_norm": found.second_norm}
+        return {f"gradreg/{name}": value for name, value in (norms | {"strength": strength}).items()}
+
+    def _whole_gradient(self, gradient: Callable[[], None], displaced: bool) -> gradreg.Gradient:
+        """What `gradient` adds up, over all ranks, without the engine's hooks: the engine sees one backward a step."""
+        self._collected = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in self.trainable]
+        self.is_displaced = displaced
+        try:
+            gradient()
+            for part in self._collected:
+                distributed.sum_in_place(part)
+            return self._collected
+        finally:
+            self._collected, self.is_displaced = None, False
+
+    def _collect(self, loss: Tensor) -> None:
+        assert self._collected is not None, "only while a gradient is collected"
+        scale = FP16_LOSS_SCALE if self.dtype == "fp16" else 1.0
+        parts = torch.autograd.grad(loss * scale, self.trainable, allow_unused=True)
+        for index, part in enumerate(parts):
+            if part is not None:
+                self._collected[index] += part.float() / scale
 
     def fingerprint(self) -> float:
         return lora.fingerprint(self.model)
@@ -78,6 +137,16 @@ class DeepSpeedPolicy:
     def as_base(self) -> AbstractContextManager[None]:
         """The model as it was before the first update."""
         return self.trained.as_base(self.engine.global_steps)
+
+    def as_reference(self) -> AbstractContextManager[None]:
+        """What the KL is measured against."""
+        return self.reference.swapped_in() if self.reference else self.as_base()
+
+    def refresh_reference(self, step: int) -> None:
+        """At the start of a step: the policy becomes the reference, if it is time."""
+        every = self.config.algorithm.kl.refresh
+        if self.reference and every and step % every == 0:
+            self.reference.refresh()
 
     def export(self, folder: Path) -> None:
         """What was trained, for other programs. Rank 0 calls it."""
@@ -105,6 +174,12 @@ def schedule(settings: Optim, step: int, total_steps: int) -> float:
     progress = (step - warmup) / max(1, total_steps - warmup)
     descents = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
     return descents[settings.schedule]
+
+
+def _keeps_reference(config: Config) -> bool:
+    """An adapter has its base at hand; the weights of a whole model would be read again at every step."""
+    kl = config.algorithm.kl
+    return kl.refresh is not None or (kl.coef > 0 and not config.lora.enabled)
 
 
 def _use_gloo_as_it_is() -> None:

@@ -37,6 +37,20 @@ class Curriculum:
         """The problems of a step, counted from 0."""
         return draw(self.problems, step, self.count, self.seed)
 
+    def spare(self, step: int, number: int) -> list[Problem]:
+        """As many other problems for the same step, where some of its own taught nothing. Those of a later `number`
+        may be among them again, the step's own only where there are no more."""
+        own = {problem.id for problem in self.draw(step)}
+        others = [problem for problem in self.pool(step) if problem.id not in own]
+        return self._sample(others or self.problems, random.Random(f"{self.seed}/{step}/{number}"))
+
+    def pool(self, step: int) -> Sequence[Problem]:
+        """What a step may draw from."""
+        return self.problems
+
+    def weight(self, problem_id: str) -> float:
+        return 1.0
+
     def observe(self, rates: Rates) -> None:
         """How a step went, on one rank; called for every rank in the same order."""
 
@@ -45,6 +59,15 @@ class Curriculum:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from an earlier `state`."""
+
+    def _sample(self, problems: Sequence[Problem], rng: random.Random) -> list[Problem]:
+        """A weighted sample without repetition: the smallest of exponential numbers (Efraimidis and Spirakis 2006)."""
+        drawn = list[Problem]()
+        while len(drawn) < self.count:  # more than once only if a step has more problems than there are
+            waits = [rng.expovariate(self.weight(problem.id)) for problem in problems]
+            first = heapq.nsmallest(self.count - len(drawn), range(len(waits)), key=waits.__getitem__)
+            drawn += [problems[index] for index in first]
+        return drawn
 
     def _rng(self, step: int) -> random.Random:
         return random.Random(f"{self.seed}/{step}")
@@ -60,12 +83,16 @@ class EasyFirst(Curriculum):
         self.order = sorted(range(len(problems)), key=lambda index: difficulty[index])  # ties keep their shuffled order
 
     def draw(self, step: int) -> list[Problem]:
+        pool = self.pool(step)
+        if self.count >= len(pool):
+            return draw(pool, step, self.count, self.seed)
+        return self._rng(step).sample(pool, self.count)
+
+    def pool(self, step: int) -> list[Problem]:
         progress = min(1.0, step / (self.total_steps * self.ALL_FROM))
         share = self.FIRST_SHARE + (1 - self.FIRST_SHARE) * progress
-        pool = self.order[: max(self.count, ceil(share * len(self.order)))]
-        if self.count >= len(pool):
-            return draw([self.problems[index] for index in pool], step, self.count, self.seed)
-        return [self.problems[index] for index in self._rng(step).sample(pool, self.count)]
+        order = self.order[: max(self.count, ceil(share * len(self.order)))]
+        return [self.problems[index] for index in order]
 
 
 class BySolveRate(Curriculum):
@@ -77,13 +104,7 @@ class BySolveRate(Curriculum):
         self.rates: dict[str, float] = {}
 
     def draw(self, step: int) -> list[Problem]:
-        """A weighted sample without repetition: the smallest of exponential numbers (Efraimidis and Spirakis 2006)."""
-        rng, drawn = self._rng(step), list[Problem]()
-        while len(drawn) < self.count:  # more than once only if a step has more problems than there are
-            waits = [rng.expovariate(self.weight(problem.id)) for problem in self.problems]
-            first = heapq.nsmallest(self.count - len(drawn), range(len(waits)), key=waits.__getitem__)
-            drawn += [self.problems[index] for index in first]
-        return drawn
+        return self._sample(self.problems, self._rng(step))
 
     def weight(self, problem_id: str) -> float:
         rate = self.rates.get(problem_id)

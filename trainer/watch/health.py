@@ -34,11 +34,12 @@ class Health:
         self.bad_updates = 0
         self.dead_steps = 0
 
-    def check(self, step: int, update: Any, rows: Sequence[TrainingRow]) -> None:
-        """`update` is None for a step without one."""
-        self.dead_steps = 0 if update else self.dead_steps + 1
-        self.bad_updates = self.bad_updates + 1 if update and update.skipped else 0
-        if self.bad_updates:
+    def check(self, step: int, updates: Sequence[Any], rows: Sequence[TrainingRow]) -> None:
+        """`updates` is empty for a step without a live group."""
+        self.dead_steps = 0 if updates else self.dead_steps + 1
+        for update in updates:
+            self.bad_updates = self.bad_updates + 1 if update.skipped else 0
+        if any(update.skipped for update in updates):
             self._keep(step, rows)
         if self.dead_steps >= DEAD_STEPS_IN_A_ROW:
             raise TrainingError(
@@ -51,7 +52,7 @@ class Health:
                 f"step {step}: the gradient was not finite {self.bad_updates} times in a row; the batches are in "
                 f"{self.folder}/bad_update_*.json. Lower algorithm.lr, or use model.dtype=bf16 or fp32."
             )
-        if update and not update.skipped and update.grad_norm > 0:
+        if any(not update.skipped and update.grad_norm > 0 for update in updates):
             self._must_have_moved(step)
 
     def _keep(self, step: int, rows: Sequence[TrainingRow]) -> None:

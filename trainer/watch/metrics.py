@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import sqrt
+from statistics import fmean
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+import torch
+from torch import Tensor
+
+from trainer.config import Algorithm
+from trainer.kl import ESTIMATORS
+from trainer.logprobs import Scores
+from trainer.losses import correction, mean_over_row, mismatch
 from trainer.types import ScoredGroup, TrainingBatch
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from trainer.logprobs import Scores
-
 Sums = dict[str, tuple[float, float]]  # name -> (sum, weight)
+LARGEST = "/max"  # names that end so are maxima
+
+
+class Measured(Protocol):
+    """What is logged of an update."""
+
+    @property
+    def grad_norm(self) -> float: ...
+
+    @property
+    def lr(self) -> float: ...
+
+    @property
+    def skipped(self) -> bool: ...
+
+    @property
+    def measured(self) -> Mapping[str, float]: ...
 
 
 class Tally:
@@ -28,7 +48,10 @@ class Tally:
     def add(self, name: str, amount: float, weight: float = 1.0) -> None:
         """`amount` is a sum over `weight` things."""
         before, weighed = self.sums.get(name, (0.0, 0.0))
-        self.sums[name] = (before + float(amount), weighed + float(weight))
+        if name.endswith(LARGEST):
+            self.sums[name] = (max(before, float(amount)), 1.0)
+        else:
+            self.sums[name] = (before + float(amount), weighed + float(weight))
 
     def add_all(self, name: str, values: Iterable[float]) -> None:
         for value in values:
@@ -70,16 +93,54 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup]) -> None:
                 tally.add_all(f"reward/{name}", [] if value is None else [value])
 
 
-def tally_batch(tally: Tally, batch: TrainingBatch, scores: Scores, loss_BT: Tensor) -> None:
-    """What the training pass says, token by token: loss, entropy, and how far the policy is from the sampler."""
-    mask_BT = batch.mask_BT
-    tokens, rows = float(mask_BT.sum()), len(batch.advantages_B)
-    apart_BT = (scores.logprobs_BT.detach() - batch.sampled_logprobs_BT).abs()
-    tally.add("loss", float((loss_BT * mask_BT).sum()), tokens)
-    tally.add("entropy", float(scores.entropy_BT.sum()), tokens)
-    tally.add("sampler_difference", float((apart_BT * mask_BT).sum()), tokens)
-    tally.add("advantage/mean", float(batch.advantages_B.sum()), rows)
-    tally.add("advantage/square", float(batch.advantages_B.square().sum()), rows)
+def tally_batch(tally: Tally, batch: TrainingBatch, scores: Scores, settings: Algorithm) -> None:
+    """What the training pass says, token by token: entropy, and how far the policy is from all the others."""
+    counted_BT, rows_B, now_BT = batch.counted_BT, batch.weights_B > 0, scores.logprobs_BT.detach()
+    assert batch.old_logprobs_BT is not None, "the first pass over a batch stores them"
+    if not counted_BT.any():
+        return
+    mismatch_BT = mismatch(batch.old_logprobs_BT, batch.sampled_logprobs_BT, batch.mask_BT, settings.correction)
+    moved_BT = now_BT - batch.old_logprobs_BT
+    if settings.loss == "gspo":
+        moved_BT = mean_over_row(moved_BT, batch.mask_BT).expand_as(moved_BT)
+    advantages_BT = batch.advantages_B[:, None].expand_as(counted_BT)
+    sums = {
+        "entropy": scores.entropy_BT.detach()[counted_BT],
+        **_of_the_sampler((batch.old_logprobs_BT - batch.sampled_logprobs_BT)[counted_BT]),
+        "sampler_ratio/raw": mismatch_BT[counted_BT],
+        "sampler_ratio/corrected": correction(mismatch_BT, settings.correction)[counted_BT],
+        **_of_the_update(moved_BT[counted_BT].exp(), advantages_BT[counted_BT], settings),
+    }
+    if batch.reference_logprobs_BT is not None:
+        sums["kl"] = ESTIMATORS[settings.kl.estimator]((now_BT - batch.reference_logprobs_BT)[counted_BT])
+    sums |= {"advantage/mean": batch.advantages_B[rows_B], "advantage/square": batch.advantages_B[rows_B].square()}
+    reduced = [values.max() if name.endswith(LARGEST) else values.float().sum() for name, values in sums.items()]
+    for (name, values), value in zip(sums.items(), torch.stack(reduced).tolist(), strict=True):  # one wait for the card
+        tally.add(name, value, len(values))
+
+
+def _of_the_sampler(apart_N: Tensor) -> dict[str, Tensor]:
+    """The policy that answered against the log-probs that came with the answers; the KL is the k3 estimate."""
+    size_N = apart_N.abs()
+    divergence_N = apart_N.exp() - apart_N - 1
+    return {"sampler_difference": size_N, f"sampler_difference{LARGEST}": size_N, "sampler_kl": divergence_N}
+
+
+def _of_the_update(ratio_N: Tensor, advantages_N: Tensor, settings: Algorithm) -> dict[str, Tensor]:
+    """The policy now against the one that answered: where it is clipped there is no gradient."""
+    low_N = (ratio_N < 1 - settings.clip_low) & (advantages_N < 0)
+    high_N = (ratio_N > 1 + settings.clip_high) & (advantages_N > 0)
+    return {"ratio": ratio_N, f"ratio{LARGEST}": ratio_N, "clipped/low": low_N, "clipped/high": high_N}
+
+
+def metrics_of_updates(updates: Sequence[Measured]) -> dict[str, float]:
+    """The same on all ranks: means over the updates of a step that were not skipped, and the rate of the last."""
+    done = [update for update in updates if not update.skipped]
+    metrics = {"lr": updates[-1].lr, "skipped": float(len(updates) - len(done))} if updates else {}
+    if done:
+        metrics["grad_norm"] = fmean(update.grad_norm for update in done)
+        metrics |= {name: fmean(update.measured[name] for update in done) for name in done[0].measured}
+    return metrics
 
 
 class Phases:
