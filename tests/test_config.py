@@ -185,7 +185,9 @@ def test_yaml_of_a_run_is_plain():
 
 
 def test_raw_rewards_know_no_dead_groups():
-    with pytest.raises(ConfigError, match=r"^rollout.dead_groups=refill: algorithm.loss=reinforce learns from the raw reward.*keep"):
+    with pytest.raises(
+        ConfigError, match=r"^rollout.dead_groups=refill: algorithm.loss=reinforce learns from the raw reward.*keep"
+    ):
         resolve("nano", None, ["algorithm.loss=reinforce", "rollout.dead_groups=refill"])
     assert not resolve("nano", None, ["algorithm.loss=reinforce"]).drops_dead_groups
     assert resolve("nano").drops_dead_groups

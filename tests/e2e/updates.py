@@ -19,7 +19,7 @@ import train
 from tests.conftest import row
 from trainer import distributed, loop, quiet
 from trainer.aggregation import AGGREGATIONS
-from trainer.batches import GroupRows, minibatches
+from trainer.batches import GroupRows, Packer, minibatches
 from trainer.config import Config
 from trainer.prepare import Beforehand
 from trainer.settings import resolve
@@ -66,12 +66,13 @@ def run(config: Config, mine: list[GroupRows]) -> dict:
     model = add_adapter(load_model(config.model, "fp32", torch.device("cpu")), config.lora)
     deterministic(model)
     policy = DeepSpeedPolicy(model, config, "fp32", total_steps=UPDATES)
-    beforehand, kl_coef = Beforehand(policy, config, torch.device("cpu"), 0), config.algorithm.kl.coef
+    packer = Packer(config.optim.tokens_per_micro_batch, 0, policy.is_flat)
+    beforehand, kl_coef = Beforehand(policy, config, torch.device("cpu"), packer), config.algorithm.kl.coef
     steps, measured = [], []
     for step in range(UPDATES):
         policy.refresh_reference(step)
         tally = Tally()
-        for minibatch in beforehand.prepare(minibatches(mine, IDLE, config, 0)) * config.algorithm.epochs:
+        for minibatch in beforehand.prepare(minibatches(mine, IDLE, config, packer)) * config.algorithm.epochs:
             steps.append(
                 policy.update(
                     lambda batch=minibatch, t=tally: loop.gradient(policy, batch, config.algorithm, kl_coef, t), step
