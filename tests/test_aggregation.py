@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainer.aggregation import AGGREGATIONS
-from trainer.batches import GroupRows, minibatches, pack
+from trainer.batches import GroupRows, Packer, minibatches
 from trainer.losses import total
 from trainer.settings import resolve
 from trainer.types import TrainingRow
@@ -45,10 +45,7 @@ def step_loss(aggregation: str, budget: int) -> float:
         rows = [TrainingRow([5] * 3, [6] * len(a), a, 0.0, 0.0, w) for a, w in zip(group, weights, strict=True)]
         groups.append(GroupRows(rows, size))
     settings = config(aggregation)
-    settings = settings.model_copy(
-        update={"optim": settings.optim.model_copy(update={"tokens_per_micro_batch": budget})}
-    )
-    (minibatch,) = minibatches(groups, TrainingRow([5], [6], [0.0], 0.0, weight=0.0), settings, pad_token=0)
+    (minibatch,) = minibatches(groups, TrainingRow([5], [6], [0.0], 0.0, weight=0.0), settings, Packer(budget, 0))
     assert minibatch.tokens == 8
     return float(sum(total(batch.sampled_logprobs_BT, batch, minibatch.divisor) for batch in minibatch.batches))
 
@@ -66,6 +63,6 @@ def test_the_constant_divisor_knows_nothing_of_what_was_sampled():
 
 
 def test_a_row_without_weight_counts_nothing():
-    (batch,) = pack([TrainingRow([5], [6, 7], [3.0, 4.0], 1.0, weight=0.0)], 100, 0)
+    (batch,) = Packer(100, 0).pack([TrainingRow([5], [6, 7], [3.0, 4.0], 1.0, weight=0.0)])
     assert float(total(torch.ones(1, 2), batch, 1.0)) == 0.0
     assert not batch.counted_BT.any()

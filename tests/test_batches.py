@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import group, row
-from trainer.batches import GroupRows, idle_row, minibatches, pack, rows_of, to_tensors
+from trainer.batches import GroupRows, Packer, idle_row, minibatches, rows_of, to_tensors
 from trainer.config import Algorithm
+from trainer.flat import layout_of
 from trainer.settings import resolve
 from trainer.types import TrainingRow
 
@@ -25,11 +26,22 @@ def test_a_row_is_shifted_and_only_its_completion_is_trained_on():
     assert batch.advantages_B.tolist() == [1.5, -0.5]
 
 
+PACKER = Packer(16384, PAD)
+
+
+def size(batch, flat: bool) -> int:
+    if not flat:
+        return batch.inputs_BT.numel()
+    return len(layout_of(batch).kept_N)
+
+
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=40), st.integers(1, 300))
-def test_packing_keeps_every_token_and_the_budget(shapes, budget):
+@pytest.mark.parametrize("flat", [True, False])
+def test_packing_keeps_every_token_and_the_budget(flat, shapes, budget):
     rows = [row(prompt, completion, advantage=float(index)) for index, (prompt, completion) in enumerate(shapes)]
-    batches = pack(rows, budget, PAD)
-    assert all(len(batch.inputs_BT) == 1 or batch.inputs_BT.numel() <= budget for batch in batches)
+    batches = Packer(budget, PAD, flat).pack(rows)
+    # a batch has one token less in each row, because it is shifted
+    assert all(len(batch.inputs_BT) == 1 or size(batch, flat) + len(batch.inputs_BT) <= budget for batch in batches)
     assert sum(int(batch.mask_BT.sum()) for batch in batches) == sum(completion for _, completion in shapes)
     trained = {
         float(advantage): targets[mask].tolist()
@@ -37,6 +49,21 @@ def test_packing_keeps_every_token_and_the_budget(shapes, budget):
         for advantage, targets, mask in zip(batch.advantages_B, batch.targets_BT, batch.mask_BT, strict=True)
     }
     assert trained == {one.advantage: list(one.completion) for one in rows}
+
+
+def test_answers_to_one_prompt_stay_together_and_the_prompt_counts_once():
+    """Two prompts of ten tokens with three answers of two and four tokens: 16 and 22 in a line."""
+    short, long = ([row(10, tokens, float(tokens), first=first)] * 3 for tokens, first in ((2, 20), (4, 60)))
+    mixed = [one for pair in zip(short, long, strict=True) for one in pair]
+    batches = Packer(22, PAD).pack(mixed)
+    assert [batch.advantages_B.tolist() for batch in batches] == [[4.0] * 3, [2.0] * 3]
+    assert len(Packer(37, PAD).pack(mixed)) == 2
+    assert len(Packer(38, PAD).pack(mixed)) == 1
+    assert [batch.advantages_B.tolist() for batch in Packer(30, PAD, flat=False).pack(mixed)] == [
+        [4, 4],
+        [4, 2],
+        [2, 2],
+    ]
 
 
 def test_rows_pair_each_completion_with_its_own_advantage_and_prompt():
@@ -83,21 +110,21 @@ IDLE = row(1, 1, 0.0, weight=0.0)
 def test_the_groups_of_a_pass_are_dealt_out_whole():
     config = resolve("nano", None, ["algorithm.minibatches=2"])
     groups = [GroupRows([row(2, 3, 1.0, first=10 * number)] * 2, 6.0) for number in range(3)]
-    first, second = minibatches(groups, IDLE, config, PAD)
+    first, second = minibatches(groups, IDLE, config, PACKER)
     assert (first.tokens, first.divisor, second.tokens) == (12, 12, 6)
     assert sorted(set(first.batches[0].inputs_BT[:, 0].tolist())) == [10 * 0, 10 * 2]
     assert set(second.batches[0].inputs_BT[:, 0].tolist()) == {10}
 
 
 def test_nothing_to_train_on_is_no_batch_at_all():
-    (made,) = minibatches([], IDLE, resolve("nano"), PAD)
+    (made,) = minibatches([], IDLE, resolve("nano"), PACKER)
     assert (made.batches, made.tokens) == ([], 0)
 
 
 def test_a_rank_with_fewer_micro_batches_fills_up_with_rows_without_weight(monkeypatch):
     """The other rank has three."""
     monkeypatch.setattr("trainer.batches.distributed.gather", lambda mine: [mine, [(3, 30.0, 30)]])
-    (made,) = minibatches([GroupRows([row(2, 3, 1.0)], 3.0)], IDLE, resolve("nano"), PAD)
+    (made,) = minibatches([GroupRows([row(2, 3, 1.0)], 3.0)], IDLE, resolve("nano"), PACKER)
     assert [batch.weights_B.tolist() for batch in made.batches] == [[1.0], [0.0], [0.0]]
     assert (made.divisor, made.tokens) == (33.0, 33.0)
 

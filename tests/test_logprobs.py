@@ -9,9 +9,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import row
 from trainer import logprobs
-from trainer.batches import pack, to_tensors
+from trainer.batches import Packer, to_tensors
 from trainer.errors import ModelError
-from trainer.logprobs import Head, LogProbs, chunked, packs
+from trainer.logprobs import Head, LogProbs, chunked
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def test_a_padded_batch_equals_its_rows_one_by_one_in_float64(model, temperature
         model.float()
 
 
-def gradients(model, batches):
-    module = LogProbs(model, 0.7)
+def gradients(model, batches, flat):
+    module = LogProbs(model, 0.7, flat=flat)
     model.zero_grad()
     for batch in batches:
         (module(batch).logprobs_BT.sum(dim=1) * batch.advantages_B).sum().backward()
@@ -62,29 +62,12 @@ def test_the_entropy_has_a_gradient_only_where_it_is_trained(model):
     assert entropy.requires_grad
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_rows_end_to_end_equal_rows_with_padding(tiny_model, attention):
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=attention)
-    batch, found = to_tensors(ROWS, pad_token=0), []
-    for packed in (False, True):
-        model.zero_grad()
-        scores = LogProbs(model, 0.7, train_entropy=True, packed=packed)(batch)
-        (scores.logprobs_BT.sum(dim=1) * batch.advantages_B + scores.entropy_BT.sum(dim=1)).sum().backward()
-        found.append([*scores, *(parameter.grad.clone() for parameter in model.parameters())])
-    for padded, end_to_end in zip(*found, strict=True):
-        torch.testing.assert_close(padded, end_to_end, atol=1e-5, rtol=1e-5)
-
-
-def test_rows_are_packed_where_the_attention_skips_what_is_masked(model):
-    assert [packs(model, choice) for choice in ("auto", "always", "never")] == [False, True, False]
-    model.config._attn_implementation = "flash_attention_2"
-    assert [packs(model, choice) for choice in ("auto", "always", "never")] == [True, True, False]
-
-
 @pytest.mark.parametrize("budget", [10, 20, 1000])
-def test_any_micro_batching_has_one_gradient(model, budget):
-    whole = gradients(model, [to_tensors(ROWS, pad_token=0)])
-    torch.testing.assert_close(gradients(model, pack(ROWS, budget, pad_token=0)), whole, atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("flat", [True, False])
+def test_any_micro_batching_has_one_gradient(model, budget, flat):
+    whole = gradients(model, [to_tensors(ROWS, pad_token=0)], flat=False)
+    pieces = gradients(model, Packer(budget, 0, flat).pack(ROWS), flat)
+    torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=1e-5)
 
 
 def test_chunks_change_neither_values_nor_gradients(monkeypatch):

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import group, row
 from trainer import loop
-from trainer.batches import GroupRows, minibatches
+from trainer.batches import GroupRows, Packer, minibatches
 from trainer.logprobs import LogProbs
 from trainer.prepare import Beforehand, threshold
 from trainer.settings import resolve
@@ -57,7 +57,13 @@ class Policy:
 def setting(tiny_model, *overrides):
     config = resolve("nano", None, ["rollout.temperature=0.7", "optim.tokens_per_micro_batch=30", *overrides])
     policy = Policy(tiny_model, config)
-    return policy, Beforehand(policy, config, torch.device("cpu"), 0), minibatches(GROUPS, IDLE, config, 0), config
+    packer = Packer(config.optim.tokens_per_micro_batch, 0, policy.module.is_flat)
+    return (
+        policy,
+        Beforehand(policy, config, torch.device("cpu"), packer),
+        minibatches(GROUPS, IDLE, config, packer),
+        config,
+    )
 
 
 def test_one_update_on_policy_needs_no_pass_before_it(tiny_model):

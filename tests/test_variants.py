@@ -12,7 +12,7 @@ import torch
 from tests.conftest import ROOT
 from tests.e2e.updates import IDLE, ROWS, Case, groups_of, make_model, settings
 from trainer import cli, export, loop
-from trainer.batches import minibatches
+from trainer.batches import Packer, minibatches
 from trainer.config import Lora, Model
 from trainer.errors import ConfigError, ModelError
 from trainer.policy import ds_config, lora
@@ -49,7 +49,8 @@ def make_policy(model, more: str = "", dtype: str = "fp32"):
 def advance(policy, *steps: int):
     algorithm = policy.config.algorithm
     for step in steps:
-        (batch,) = minibatches(groups_of(ROWS, algorithm.aggregation), IDLE, policy.config, 0)
+        packer = Packer(10_000, 0, policy.is_flat)
+        (batch,) = minibatches(groups_of(ROWS, algorithm.aggregation), IDLE, policy.config, packer)
         policy.update(lambda batch=batch: loop.gradient(policy, batch, algorithm, 0.0, Tally()), step)
     return policy
 

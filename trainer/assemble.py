@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from trainer import checkpoints, distributed, run_folder
+from trainer.batches import Packer
 from trainer.config import Config
 from trainer.course import Course
 from trainer.errors import ConfigError
@@ -67,7 +68,7 @@ def build(request: Request) -> Parts:
         config=config,
         folder=folder,
         device=device,
-        pad_token=tokenizer.pad_token_id,
+        packer=Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat),
         problems=problems,
         curriculum=curriculum,
         kl=kl,

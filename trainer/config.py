@@ -403,9 +403,10 @@ class Optim(Section):
     max_grad_norm: float = Field(1.0, gt=0.0)
     """Gradients are clipped to this norm over all parameters."""
     tokens_per_micro_batch: int = Field(16384, ge=1)
-    """Padded tokens of one forward and backward pass: the setting that decides the peak of memory."""
-    packing: Literal["auto", "always", "never"] = "auto"
-    """Rows of a micro-batch end to end, without padding. `auto`: with flash attention, which skips what is masked."""
+    """Tokens of one forward and backward pass: the setting that decides the peak of memory."""
+    layout: Literal["flat", "padded"] = "flat"
+    """`flat`: a prompt goes through the layers once for all its answers, and no padding does, where the model allows
+    it. `padded`: plain rows; slower, and the same numbers."""
 
 
 class Engine(Section):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.errors import ModelError
+from trainer.flat import last_hidden, make_flat
 from trainer.types import TrainingBatch
 
 CHUNK_BYTES = 64 * 2**20  # of fp32 logits alive at once
@@ -30,12 +31,12 @@ class Scores(NamedTuple):
 class LogProbs(nn.Module):
     """A causal language model as the training step sees it: a batch in, log-probs and entropies out."""
 
-    def __init__(self, model: Any, temperature: float, train_entropy: bool = False, packed: bool = False) -> None:
+    def __init__(self, model: Any, temperature: float, train_entropy: bool = False, flat: bool = True) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.train_entropy = train_entropy
-        self.packed = packed
+        self.is_flat = flat and make_flat(causal_lm(model))
         _refuse_unknown_head(self.backbone, self.head, causal_lm(model))
 
     @property
@@ -52,15 +53,10 @@ class LogProbs(nn.Module):
         return Scores(_spread(logprobs_N, batch.mask_BT), _spread(entropy_N, batch.mask_BT))
 
     def _hidden(self, batch: TrainingBatch) -> Tensor:
-        """The last hidden state where a completion token is predicted."""
-        if not self.packed:
-            return self.backbone(batch.inputs_BT, use_cache=False).last_hidden_state[batch.mask_BT]
-        present_BT = batch.present_BT
-        positions_BT = torch.arange(present_BT.shape[1], device=present_BT.device).expand_as(present_BT)
-        hidden_1NH = self.backbone(  # positions that start again at 0 say where a row ends
-            batch.inputs_BT[present_BT][None], position_ids=positions_BT[present_BT][None], use_cache=False
-        ).last_hidden_state
-        return hidden_1NH[0, batch.mask_BT[present_BT]]
+        """The last hidden state wherever a completion token is predicted."""
+        if self.is_flat:
+            return last_hidden(self.backbone, batch)
+        return self.backbone(batch.inputs_BT, use_cache=False).last_hidden_state[batch.mask_BT]
 
 
 class Head(NamedTuple):
@@ -87,11 +83,6 @@ def head_of(model: Any) -> Head:
     scale = getattr(config, "logit_scale", None) or 1.0
     divisor = getattr(config, "logits_scaling", None) or 1.0
     return Head(model.get_output_embeddings(), scale / divisor, getattr(config, "final_logit_softcapping", None))
-
-
-def packs(model: Any, packing: str) -> bool:
-    """Whether rows are laid end to end: `auto` leaves it to flash attention, which skips what a mask would hide."""
-    return packing == "always" or (packing == "auto" and "flash" in causal_lm(model).config._attn_implementation)
 
 
 def chunked(

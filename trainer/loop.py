@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from trainer import checkpoints, distributed
 from trainer.advantages import deviation, scored
-from trainer.batches import all_rows, idle_row, rows_of
+from trainer.batches import Packer, all_rows, idle_row, rows_of
 from trainer.batches import minibatches as deal
 from trainer.checkpoints import Stateful
 from trainer.config import Algorithm, Config
@@ -85,7 +85,7 @@ class Parts:
     config: Config
     folder: Path
     device: Any
-    pad_token: int
+    packer: Packer
     problems: Sequence[Problem]
     curriculum: Curriculum
     kl: Coefficient
@@ -143,7 +143,7 @@ class Parts:
 def train(parts: Parts) -> None:
     settings, algorithm = parts.config, parts.config.algorithm
     health = Health(parts.folder, distributed.rank(), parts.policy, fresh=parts.first_step == 0)
-    beforehand = Beforehand(parts.policy, settings, parts.device, parts.pad_token)
+    beforehand = Beforehand(parts.policy, settings, parts.device, parts.packer)
     parts.screen.start()
     for step in range(parts.first_step, parts.total_steps):
         if parts.course.has_stopped_rising:
@@ -159,7 +159,7 @@ def train(parts: Parts) -> None:
             spread = step_deviation(groups, algorithm)
             rows = [rows_of(group, algorithm, spread) for group in live]
         with phases("batch"):
-            minibatches = beforehand.prepare(deal(rows, idle_row(groups[0]), settings, parts.pad_token))
+            minibatches = beforehand.prepare(deal(rows, idle_row(groups[0]), settings, parts.packer))
         with phases("step"):
             passes = minibatches * algorithm.epochs
             updates = [parts.update(minibatch, step, tally) for minibatch in passes if minibatch.tokens]

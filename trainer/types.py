@@ -155,6 +155,7 @@ class TrainingBatch:
     advantages_B: Tensor
     rewards_B: Tensor
     weights_B: Tensor  # 0 for a row that only keeps the ranks in step
+    first_B: Tensor  # for each row, the first one with the same prompt
     old_logprobs_BT: Tensor | None = None  # the policy's when the answers were sampled
     reference_logprobs_BT: Tensor | None = None
     trained_BT: Tensor | None = None  # bool: this token is among those of the highest entropy

@@ -20,7 +20,7 @@ import train
 from tests.conftest import row
 from trainer import distributed, loop, quiet
 from trainer.aggregation import AGGREGATIONS
-from trainer.batches import GroupRows, minibatches
+from trainer.batches import GroupRows, Packer, minibatches
 from trainer.config import Config
 from trainer.prepare import Beforehand
 from trainer.settings import resolve
@@ -75,12 +75,13 @@ def run(config: Config, mine: list[GroupRows]) -> dict:
     if config.lora.init == "zero":  # PiSSA needs weights of full rank
         deterministic(model)
     policy = DeepSpeedPolicy(model, config, "fp32", total_steps=UPDATES)
-    beforehand, kl_coef = Beforehand(policy, config, torch.device("cpu"), 0), config.algorithm.kl.coef
+    packer = Packer(config.optim.tokens_per_micro_batch, 0, policy.is_flat)
+    beforehand, kl_coef = Beforehand(policy, config, torch.device("cpu"), packer), config.algorithm.kl.coef
     steps, measured, rates = [], [], []
     for step in range(UPDATES):
         policy.refresh_reference(step)
         tally = Tally()
-        for minibatch in beforehand.prepare(minibatches(mine, IDLE, config, 0)) * config.algorithm.epochs:
+        for minibatch in beforehand.prepare(minibatches(mine, IDLE, config, packer)) * config.algorithm.epochs:
             steps.append(
                 policy.update(
                     lambda batch=minibatch, t=tally: loop.gradient(policy, batch, config.algorithm, kl_coef, t), step

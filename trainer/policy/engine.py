@@ -17,7 +17,7 @@ from torch import Tensor
 from trainer import distributed
 from trainer.config import Config, Optim
 from trainer.errors import CheckpointError
-from trainer.logprobs import LogProbs, Scores, packs
+from trainer.logprobs import LogProbs, Scores
 from trainer.policy import ds_config, gradreg, lora
 from trainer.policy.optimizer import make_optimizer
 from trainer.policy.reference import Snapshot
@@ -55,14 +55,19 @@ class DeepSpeedPolicy:
         settings = ds_config.fill(ds_config.read(config.engine.ds_config), dtype, config.optim.max_grad_norm)
         if not distributed.on_gpu():
             _use_gloo_as_it_is()
-        algorithm, packed = config.algorithm, packs(model, config.optim.packing)
+        algorithm, flat = config.algorithm, config.optim.layout == "flat"
         self.engine, *_ = deepspeed.initialize(
-            model=LogProbs(model, config.rollout.temperature, bool(algorithm.entropy_bonus), packed),
+            model=LogProbs(model, config.rollout.temperature, bool(algorithm.entropy_bonus), flat),
             optimizer=optimizer,
             config=settings,
             dist_init_required=False,
         )
         self.trained = make_trained(model, config, dtype)  # with the values as the engine has rounded them
+
+    @property
+    def is_flat(self) -> bool:
+        """Each token goes through the layers once, see `flat.py`."""
+        return bool(self.engine.module.is_flat)
 
     def score(self, batch: TrainingBatch) -> Scores:
         beside_the_engine = self._collected is not None  # whose forward would hang its hooks on what comes back
