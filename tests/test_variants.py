@@ -109,6 +109,21 @@ def test_a_resumed_run_is_the_undisturbed_run(tiny_model, tmp_path, more):
         assert torch.equal(lora.trainable(resumed.model)[name], value), name
 
 
+def test_a_reference_that_has_moved_comes_back_with_the_checkpoint(tiny_model, tmp_path):
+    moving = "algorithm.kl.coef=0.1 algorithm.kl.refresh=2"
+    before = advance(make_policy(tiny_model, moving), 0, 1)
+    before.refresh_reference(2)
+    advance(before, 2).save(tmp_path)
+    resumed = make_policy(tiny_model, moving)
+    resumed.load(tmp_path)
+    with before.as_reference(), resumed.as_reference():
+        assert torch.equal(logits(resumed.model), logits(before.model))
+        assert (logits(resumed.model) - logits(read(tiny_model))).abs().max() > 0.01
+    resumed.refresh_reference(3)  # not yet
+    with before.as_reference(), resumed.as_reference():
+        assert torch.equal(logits(resumed.model), logits(before.model))
+
+
 def test_a_machine_that_finds_another_principal_part_resumes_with_the_first(tiny_model, tmp_path):
     """As other versions of a library may; here it differs grossly."""
     before = advance(make_policy(tiny_model, ADAPTERS["pissa"]), 0, 1)

@@ -47,7 +47,6 @@ class DeepSpeedPolicy:
         self.config = config
         self.dtype = dtype
         self.trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.reference = Snapshot(self.trainable) if _keeps_reference(config) else None
         self.is_displaced = False  # the weights are not the policy's: nothing of this pass is logged
         self._collected: gradreg.Gradient | None = None
         optimizer = make_optimizer(model, config)
@@ -62,7 +61,9 @@ class DeepSpeedPolicy:
             config=settings,
             dist_init_required=False,
         )
-        self.trained = make_trained(model, config, dtype)  # with the values as the engine has rounded them
+        # both with the values as the engine has rounded them
+        self.trained = make_trained(model, config, dtype)
+        self.reference = Snapshot(self.trainable) if _keeps_reference(config) else None
 
     @property
     def is_flat(self) -> bool:
@@ -159,7 +160,9 @@ class DeepSpeedPolicy:
 
     def save(self, folder: Path) -> None:
         """Optimizer state and trainable parameters; every rank calls it. A frozen base is not written."""
-        state, settings = {"start": self.trained.start()}, {"tag": "engine", "save_latest": False}
+        moved = self.reference.values if self.reference and self.config.algorithm.kl.refresh else None
+        state = {"start": self.trained.start(), "reference": moved}
+        settings = {"tag": "engine", "save_latest": False}
         self.engine.save_checkpoint(str(folder), client_state=state, exclude_frozen_parameters=True, **settings)
         if self.config.lora.enabled and distributed.is_main():
             self.export(folder / self.config.lora.product)
@@ -169,6 +172,8 @@ class DeepSpeedPolicy:
         if path is None:
             raise CheckpointError(f"{folder}: it holds no engine state. Delete it to go on from the one before.")
         self.trained.restart(state["start"])
+        if self.reference and state["reference"]:
+            self.reference.take(state["reference"])
 
 
 def schedule(settings: Optim, step: int, total_steps: int) -> float:

@@ -37,8 +37,12 @@ class Snapshot:
         """The parameters have these values inside, and their own tensors again outside. Not around an update."""
         return exchanged(self._parameters, self._values)
 
-    @torch.no_grad()
     def refresh(self) -> None:
         """Take the present values instead."""
-        for parameter, value in zip(self._parameters, self._values, strict=True):
-            value.copy_(parameter)
+        self.take(self._parameters)
+
+    @torch.no_grad()
+    def take(self, values: Sequence[Tensor]) -> None:
+        """Other values instead, such as those of a checkpoint."""
+        for own, value in zip(self._values, values, strict=True):
+            own.copy_(value)
