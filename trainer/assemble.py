@@ -19,7 +19,7 @@ from trainer.evaluate import Evaluation, evaluate
 from trainer.loop import Parts
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype, stop_tokens
 from trainer.rewards.graders import make_scorer, make_verifier, worked
-from trainer.samplers.hf import HfSampler
+from trainer.samplers.choose import make_sampler
 from trainer.settings import Request
 from trainer.tasks.base import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.tasks.curriculum import CURRICULA
@@ -68,7 +68,7 @@ def build(request: Request) -> Parts:
         curriculum=curriculum,
         held_out=held_out,
         prompter=prompter,
-        sampler=HfSampler(model, tokenizer, stop_tokens(tokenizer, model), config.rollout.rows),
+        sampler=make_sampler(config.rollout, model, tokenizer, stop_tokens(tokenizer, model), screen.say),
         scorer=scorer,
         policy=policy,
         journal=journal,
@@ -101,7 +101,7 @@ def evaluate_model(name: str, model: Any, tokenizer: Any, config: Config, draws:
     """A model that is not being trained, on the held-out problems of the configuration."""
     task = make_task(config.task)
     prompter = Prompter(tokenizer, config.prompt, task)
-    sampler = HfSampler(model, tokenizer, stop_tokens(tokenizer, model), config.rollout.rows)
+    sampler = make_sampler(config.rollout, model, tokenizer, stop_tokens(tokenizer, model))
     scorer = make_verifier(config, task)
     prompts = held_out_prompts(config, task, prompter)
     return evaluate(name, sampler, scorer, prompts, config.rollout.max_new_tokens, draws)

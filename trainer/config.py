@@ -258,8 +258,9 @@ def function_name(custom: str) -> str:
 
 
 class Rollout(Section):
-    engine: Literal["hf"] = "hf"
-    """`hf`: model.generate on the training device."""
+    engine: Literal["auto", "decode", "hf"] = "auto"
+    """`decode` is Octet's own fast decoder, for Qwen2, Qwen3, Llama and Mistral; `hf` is model.generate; `auto` takes
+    the first that can."""
     problems: int = Field(16, ge=1)
     """Problems a step, over all ranks."""
     group_size: int = 8
@@ -272,7 +273,7 @@ class Rollout(Section):
     """A group whose rewards are all the same has no gradient. `drop` saves its forward and backward pass, and the loss
     is the mean over the tokens that are left; with `keep` its tokens count in that mean, so the rest weighs less."""
     rows: int = Field(128, ge=1)
-    """Completions that are generated side by side."""
+    """Completions that are decoded side by side; halved where they do not fit into memory."""
 
     @field_validator("group_size")
     @classmethod
