@@ -36,7 +36,7 @@ class DecodeSampler:
         self.rows = limits.Rows(rows, say)
         self._say = say
         self.forward: Forward | None = None
-        self._batch: Batch | None = None
+        self.batch: Batch | None = None
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         limits.check_context(self.model, prompts, sampling)
@@ -47,7 +47,7 @@ class DecodeSampler:
                 try:
                     yield from self._decode(self._begin(rows, work.longest, sampling), work)
                 except torch.OutOfMemoryError:
-                    self._batch = None
+                    self.batch = None
                 if not work.is_done:  # not in the handler: its traceback keeps the tensors alive
                     work.restart()
                     self.rows.halve(rows)
@@ -59,12 +59,12 @@ class DecodeSampler:
             if self.forward is None:
                 self.forward = Forward(self.model)
             self.forward.refresh()
-            if self._batch is None or not self._batch.has_room(rows, longest_prompt, sampling.max_new_tokens):
-                self._batch = None  # before the new one is made
+            if self.batch is None or not self.batch.has_room(rows, longest_prompt, sampling.max_new_tokens):
+                self.batch = None  # before the new one is made
                 size = Size(rows, longest_prompt + sampling.max_new_tokens, sampling.max_new_tokens)
-                self._batch = Batch(self.forward, size, self.stop_tokens, self._say)
-        self._batch.begin(rows, sampling)
-        return self._batch
+                self.batch = Batch(self.forward, size, self.stop_tokens, self._say)
+        self.batch.begin(rows, sampling)
+        return self.batch
 
     def _decode(self, batch: Batch, work: Work) -> Iterator[tuple[int, list[Completion]]]:
         while not work.is_done:
@@ -86,8 +86,8 @@ class DecodeSampler:
         return Completion(tuple(ended.tokens), tuple(ended.logprobs), text, truncated)
 
     def _put_away(self) -> None:
-        if self._batch is not None and self._batch.bytes > spare_bytes(self._batch.forward.device):
-            self._batch = None
+        if self.batch is not None and self.batch.bytes > spare_bytes(self.batch.forward.device):
+            self.batch = None
 
 
 class Begun(NamedTuple):

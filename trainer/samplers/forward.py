@@ -1,7 +1,7 @@
 """The forward pass of Qwen2, Qwen3, Llama and Mistral for sampling: over the weights of the model, with a static cache.
 
 Axes besides those of `types.py`: L layers, R rows that the cache has room for, K key/value heads (keys, then values:
-2K), D size of a head, N tokens whichever row they belong to, O outputs.
+2K), h heads of all three kinds, D size of a head, N tokens whichever row they belong to, O outputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainer.samplers.weights import Projection, copy_what_fits
 FAMILIES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM")
 ROPES = ("default", "linear", "llama3", "yarn")  # the others change their angles with the length
 
-Attention = Callable[[int, Tensor], Tensor]  # layer and its q, k, v to what the heads found
+Attention = Callable[[int, Tensor], Tensor]  # index of a layer and its heads (q, k, v) to what they found
 
 
 class Layer:
@@ -85,8 +85,8 @@ class Forward:
         """
         prompts, width = tokens_PT.shape
 
-        def attend(layer: int, qkv_NO: Tensor) -> Tensor:
-            heads_PhTD = qkv_NO.view(prompts, width, -1, self.head_size).transpose(1, 2)
+        def attend(layer: int, heads_NhD: Tensor) -> Tensor:
+            heads_PhTD = heads_NhD.view(prompts, width, -1, self.head_size).transpose(1, 2)
             queries, keys_values = heads_PhTD.split([self.query_heads, 2 * self.kv_heads], dim=1)
             cache_LBKTD[layer, :, :, :width] = keys_values.repeat_interleave(groups_P, dim=0)
             keys, values = keys_values.chunk(2, dim=1)
@@ -102,22 +102,22 @@ class Forward:
 
     def step(self, tokens_B: Tensor, places_B: Tensor, mask_BT: Tensor, cache_LRKTD: Tensor) -> Tensor:
         """Logits behind one more token of each row. `mask_BT` is 0 where a row may look and -inf elsewhere."""
-        rows = len(tokens_B)
+        (rows, width), places = mask_BT.shape, cache_LRKTD.shape[3]
         mask_B11T = mask_BT[:, None, None]
-        row_of_B, head_of_K = (
-            torch.arange(rows, device=self.device),
-            torch.arange(2 * self.kv_heads, device=self.device),
-        )
-        where = (row_of_B[:, None], head_of_K, places_B[:, None])
+        # whatever does not differ from layer to layer is done once: at a small model this costs as much as the matmuls
+        slots = cache_LRKTD.view(len(self.layers), -1, self.head_size).unbind()
+        slot_of_BK = torch.arange(rows * 2 * self.kv_heads, device=self.device).view(rows, -1) * places
+        slot_of_BK += places_B[:, None]
+        seen = cache_LRKTD[:, :rows, :, :width]
+        keys, values = (half.unbind() for half in seen.chunk(2, dim=2))
 
-        def attend(layer: int, qkv_BO: Tensor) -> Tensor:
-            heads_BhD = qkv_BO.view(rows, -1, self.head_size)
-            queries, keys_values = heads_BhD.split([self.query_heads, 2 * self.kv_heads], dim=1)
-            cache_LRKTD[layer].index_put_(where, keys_values)
-            keys, values = cache_LRKTD[layer, :rows, :, : mask_BT.shape[1]].chunk(2, dim=1)
+        def attend(layer: int, heads_BhD: Tensor) -> Tensor:
+            slots[layer].index_copy_(0, slot_of_BK.view(-1), heads_BhD[:, self.query_heads :].flatten(0, 1))
             # the query heads that share keys stand where queries of several positions would
-            shared = queries.reshape(rows, self.kv_heads, -1, self.head_size)
-            found = F.scaled_dot_product_attention(shared, keys, values, attn_mask=mask_B11T, scale=self.scale)
+            shared = heads_BhD[:, : self.query_heads].reshape(rows, self.kv_heads, -1, self.head_size)
+            found = F.scaled_dot_product_attention(
+                shared, keys[layer], values[layer], attn_mask=mask_B11T, scale=self.scale
+            )
             return found.reshape(rows, -1)
 
         hidden_BH = self._run(tokens_B, places_B, attend)
@@ -125,19 +125,17 @@ class Forward:
 
     def _run(self, tokens_N: Tensor, positions_N: Tensor, attend: Attention) -> Tensor:
         hidden_NH = F.embedding(tokens_N, self.embedding_VH)
-        cos_N1D, sin_N1D = self.cos_TD[positions_N, None], self.sin_TD[positions_N, None]
+        cos_N1D, sin_N1D = self.cos_TD[positions_N].unsqueeze(1), self.sin_TD[positions_N].unsqueeze(1)
         for index, layer in enumerate(self.layers):
-            qkv_NO = layer.qkv(self._norm(hidden_NH, layer.norm_H))
-            self._turn(qkv_NO, layer, cos_N1D, sin_N1D)
-            hidden_NH += layer.out(attend(index, qkv_NO))
+            heads_NhD = layer.qkv(self._norm(hidden_NH, layer.norm_H)).view(len(hidden_NH), -1, self.head_size)
+            self._turn(heads_NhD[:, : self.query_heads + self.kv_heads], layer, cos_N1D, sin_N1D)
+            hidden_NH += layer.out(attend(index, heads_NhD))
             gate, up = layer.gate_up(self._norm(hidden_NH, layer.mlp_norm_H)).chunk(2, dim=-1)
             hidden_NH += layer.down(F.silu(gate).mul_(up))
         return hidden_NH
 
-    def _turn(self, qkv_NO: Tensor, layer: Layer, cos_N1D: Tensor, sin_N1D: Tensor) -> None:
+    def _turn(self, heads_NhD: Tensor, layer: Layer, cos_N1D: Tensor, sin_N1D: Tensor) -> None:
         """The rotary embedding of queries and keys, in place."""
-        turned = (self.query_heads + self.kv_heads) * self.head_size
-        heads_NhD = qkv_NO[:, :turned].unflatten(1, (-1, self.head_size))
         if self.has_head_norms:
             attention = layer.block.self_attn
             queries, keys = heads_NhD.split([self.query_heads, self.kv_heads], dim=1)

@@ -27,6 +27,10 @@ class Steps:
         self._graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
         self._pool: Any = None
 
+    @property
+    def captured(self) -> int:
+        return len(self._graphs)
+
     def __call__(self, rows: int, most_rows: int, width: int, most_places: int) -> None:
         if not self._captures:
             return self._step(rows, width)
