@@ -31,6 +31,7 @@ from trainer.policy.lora import add_adapter
 from trainer.samplers import weights
 from trainer.samplers.choose import make_sampler
 from trainer.samplers.decode import DecodeSampler, draw
+from trainer.samplers.graphs import rounded
 from trainer.samplers.hf import HfSampler
 from trainer.types import Problem, Prompt, Sampling, TrainingRow
 
@@ -488,3 +489,19 @@ def test_the_adapter_of_a_run_is_one_that_is_copied(tokenizer):
     list(sampler.sample(prompts(4), sampling()))
     layers = itertools.chain.from_iterable(layer.projections for layer in sampler.forward.layers)
     assert all(projection.is_a_copy for projection in layers)
+
+
+@pytest.mark.parametrize("rows, width, sizes", [(1, 1, (1, 256)), (5, 256, (8, 256)), (33, 257, (48, 300))])
+def test_captured_steps_have_few_sizes(rows, width, sizes):
+    assert rounded(rows, 48, width, 300) == sizes
+
+
+def test_calls_that_take_turns_share_one_memory(tokenizer):
+    """Many short prompts, few long ones: as training and evaluation do."""
+    sampler = DecodeSampler(family(), tokenizer, SOME, 64)
+    batches = []
+    for _ in range(3):
+        for asked in (prompts(3, 4, 5, 6), prompts(60)):
+            list(sampler.sample(asked, sampling()))
+            batches.append(sampler.batch)
+    assert len(set(map(id, batches[1:]))) == 1

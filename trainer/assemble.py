@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ from trainer.loop import Parts
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype, stop_tokens
 from trainer.rewards.graders import make_scorer, make_verifier, worked
 from trainer.samplers.choose import make_sampler
+from trainer.samplers.limits import check_context
 from trainer.settings import Request
 from trainer.tasks.base import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.tasks.curriculum import CURRICULA
 from trainer.tasks.prompts import Prompter
-from trainer.types import Draws
+from trainer.types import Draws, Problem, Prompt
 from trainer.watch.journal import Journal
 from trainer.watch.live import Screen
 
@@ -53,6 +54,7 @@ def build(request: Request) -> Parts:
     dtype = resolve_dtype(config.model.dtype, device)
     torch.manual_seed(config.run.seed)  # the adapter's first values
     model = add_adapter(load_model(config.model, dtype, device), config.lora)
+    check_context(model, [*held_out, longest_prompt(problems, prompter)], config.rollout.max_new_tokens)
     policy = DeepSpeedPolicy(model, config, dtype, total_steps)
     first_step = checkpoints.resume(policy, folder, curriculum)
     run_folder.describe(folder, config)
@@ -77,6 +79,11 @@ def build(request: Request) -> Parts:
         first_step=first_step,
         total_steps=total_steps,
     )
+
+
+def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:
+    """By the characters of its question: what is too long is answered now, not when its turn comes."""
+    return prompter.prompt(max(problems, key=lambda problem: len(problem.question)))
 
 
 def report_data(folder: Path, screen: Screen, task: Task, training: int, too_long: int, held_out: int) -> None:

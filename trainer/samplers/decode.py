@@ -15,12 +15,13 @@ from torch import Tensor
 
 from trainer.samplers import limits
 from trainer.samplers.forward import Forward
-from trainer.samplers.graphs import Steps
+from trainer.samplers.graphs import Steps, rounded_up
 from trainer.samplers.hf import evaluating
 from trainer.samplers.weights import spare_bytes
 from trainer.types import Completion, Prompt, Sampling
 
 PREFILL_TOKENS = 4096  # read at once, padding included: the activations of a prompt are larger than its cache
+PLACES = 16  # of a row come in multiples: what attention masks want on a card, and few new batches for longer prompts
 STEPS_BETWEEN_LOOKS = {"cuda": 8}  # at a CPU looking is free
 
 
@@ -39,7 +40,7 @@ class DecodeSampler:
         self.batch: Batch | None = None
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
-        limits.check_context(self.model, prompts, sampling)
+        limits.check_context(self.model, prompts, sampling.max_new_tokens)
         work = Work([prompt.tokens for prompt in prompts], sampling.group)
         with evaluating(self.model):  # for layers that are called as they are
             while not work.is_done:
@@ -59,9 +60,11 @@ class DecodeSampler:
             if self.forward is None:
                 self.forward = Forward(self.model)
             self.forward.refresh()
-            if self.batch is None or not self.batch.has_room(rows, longest_prompt, sampling.max_new_tokens):
+            places = rounded_up(longest_prompt + sampling.max_new_tokens, PLACES)
+            size = Size(rows, places, sampling.max_new_tokens)
+            if self.batch is None or not self.batch.has_room(size):
+                size = Size(*map(max, size, self.batch.size)) if self.batch else size  # calls may take turns
                 self.batch = None  # before the new one is made
-                size = Size(rows, longest_prompt + sampling.max_new_tokens, sampling.max_new_tokens)
                 self.batch = Batch(self.forward, size, self.stop_tokens, self._say)
         self.batch.begin(rows, sampling)
         return self.batch
@@ -185,8 +188,7 @@ class Batch:
     def bytes(self) -> int:
         return self.cache_LRKTD.numel() * self.cache_LRKTD.element_size()
 
-    def has_room(self, rows: int, longest_prompt: int, new_tokens: int) -> bool:
-        wanted = Size(rows, longest_prompt + new_tokens, new_tokens)
+    def has_room(self, wanted: Size) -> bool:
         return all(have >= want for have, want in zip(self.size, wanted, strict=True))
 
     def begin(self, rows: int, sampling: Sampling) -> None:

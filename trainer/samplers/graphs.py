@@ -61,4 +61,8 @@ class Steps:
 
 def rounded(rows: int, most_rows: int, width: int, most_places: int) -> tuple[int, int]:
     """The next power of two of rows, the next multiple of `WIDTHS`: few sizes, little waste."""
-    return min(most_rows, 1 << (rows - 1).bit_length()), min(most_places, -(-width // WIDTHS) * WIDTHS)
+    return min(most_rows, 1 << (rows - 1).bit_length()), min(most_places, rounded_up(width, WIDTHS))
+
+
+def rounded_up(number: int, step: int) -> int:
+    return -(-number // step) * step

@@ -27,7 +27,7 @@ class HfSampler:
         self.rows = limits.Rows(rows, say)
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
-        limits.check_context(self.model, prompts, sampling)
+        limits.check_context(self.model, prompts, sampling.max_new_tokens)
         torch.manual_seed(sampling.seed)
         by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index].tokens))
         waiting = [index for index in by_length for _ in range(sampling.group)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer.errors import ConfigError
-from trainer.types import Prompt, Sampling
+from trainer.types import Prompt
 
 Say = Callable[[str], None]
 
@@ -16,7 +16,7 @@ def on_stderr(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def check_context(model: Any, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+def check_context(model: Any, prompts: Sequence[Prompt], new_tokens: int) -> None:
     """Beyond its context a model does not fail, it babbles: better to say so before anything is sampled."""
     context = context_of(model)
     if context is None or not prompts:
@@ -26,11 +26,11 @@ def check_context(model: Any, prompts: Sequence[Prompt], sampling: Sampling) -> 
     if length >= context:
         raise ConfigError(
             f"prompt.max_tokens: the prompt of {longest.problem.id} has {length} tokens, and the context of this model "
-            f"is {context}. Write prompt.max_tokens={max(1, context - sampling.max_new_tokens)}, which leaves it out."
+            f"is {context}. Write prompt.max_tokens={max(1, context - new_tokens)}, which leaves it out."
         )
-    if length + sampling.max_new_tokens > context:
+    if length + new_tokens > context:
         raise ConfigError(
-            f"rollout.max_new_tokens={sampling.max_new_tokens}: with the {length} tokens of the prompt of "
+            f"rollout.max_new_tokens={new_tokens}: with the {length} tokens of the prompt of "
             f"{longest.problem.id} that is beyond the context of this model, {context}. "
             f"Write rollout.max_new_tokens={context - length} or less, or a smaller prompt.max_tokens."
         )

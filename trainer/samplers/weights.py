@@ -115,9 +115,5 @@ def _can_be_copied(layer: Any) -> bool:
 def _is_plain_lora(layer: Any) -> bool:
     """Variants such as DoRA compute more than W + B A."""
     return (
-        hasattr(layer, "lora_A")
-        and not layer.merged
-        and not layer.lora_variant
-        and not any(layer.lora_bias.values())
-        and not any(layer.use_dora.values())
+        hasattr(layer, "lora_A") and not layer.merged and not layer.lora_variant and not any(layer.lora_bias.values())
     )
