@@ -505,3 +505,30 @@ def test_calls_that_take_turns_share_one_memory(tokenizer):
             list(sampler.sample(asked, sampling()))
             batches.append(sampler.batch)
     assert len(set(map(id, batches[1:]))) == 1
+
+
+class RoundedSteps:
+    """What a card does, without the graphs: more rows and places than are needed."""
+
+    kind = ()
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def __call__(self, rows, most_rows, width, most_places):
+        self.batch._step(*rounded(rows, most_rows, width, most_places))
+
+
+@pytest.mark.parametrize("rows", [64, 11, 3])
+def test_rows_beyond_those_alive_and_rare_looks_change_nothing(rows, tokenizer):
+    model, asked = adapted(family()), prompts(9, 3, 30, 4, 17, 8, 21)
+    sampler = DecodeSampler(model, tokenizer, SOME, rows)
+    greedy = sampling(temperature=0.0)
+    dict(sampler.sample(asked, greedy))
+    assert not sampler.batch.running_R.any(), "a row that was moved would run on where it had been, out of its cache"
+    sampler.batch.steps = RoundedSteps(sampler.batch)
+    sampler.batch.looks_every = 8
+    assert_greedy_is_generate(dict(sampler.sample(asked, greedy)), model, asked, SOME)
+    drawn = dict(sampler.sample(asked, sampling()))
+    assert {len(group) for group in drawn.values()} == {4}
+    assert all(len(one.tokens) == len(one.logprobs) <= 12 for group in drawn.values() for one in group)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -41,17 +42,18 @@ class DecodeSampler:
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         limits.check_context(self.model, prompts, sampling.max_new_tokens)
-        work = Work([prompt.tokens for prompt in prompts], sampling.group)
+        work, seed = Work([prompt.tokens for prompt in prompts], sampling.group), sampling.seed
         with evaluating(self.model):  # for layers that are called as they are
             while not work.is_done:
                 rows = min(self.rows.limit, len(prompts) * sampling.group)
                 try:
-                    yield from self._decode(self._begin(rows, work.longest, sampling), work)
+                    yield from self._decode(self._begin(rows, work.longest, replace(sampling, seed=seed)), work)
                 except torch.OutOfMemoryError:
                     self.batch = None
                 if not work.is_done:  # not in the handler: its traceback keeps the tensors alive
                     work.restart()
                     self.rows.halve(rows)
+                    seed += 1  # the same numbers again would repeat completions that are done
         self._put_away()
 
     def _begin(self, rows: int, longest_prompt: int, sampling: Sampling) -> Batch:
@@ -152,7 +154,7 @@ class Work:
 
     def restart(self) -> None:
         """What was under way is lost and waits again."""
-        self._waiting.extendleft(self._under_way.items())
+        self._waiting.extendleft((+self._under_way).items())
         self._under_way.clear()
 
 
