@@ -50,7 +50,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> Path:
     torch.manual_seed(0)
     config = json.loads((NANO / "config.json").read_text())
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    shape |= {"num_key_value_heads": 2, "layer_types": ["full_attention"] * 2, "initializer_range": 0.2}
+    shape |= {
+        "max_position_embeddings": 1024,
+        "num_key_value_heads": 2,
+        "layer_types": ["full_attention"] * 2,
+        "initializer_range": 0.2,
+    }
     Qwen2ForCausalLM(Qwen2Config(**{**config, **shape})).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -274,8 +274,9 @@ def function_name(custom: str) -> str:
 
 
 class Rollout(Section):
-    engine: Literal["hf"] = "hf"
-    """`hf`: model.generate on the training device."""
+    engine: Literal["auto", "decode", "hf"] = "auto"
+    """`decode` is Octet's own fast decoder, for Qwen2, Qwen3, Llama and Mistral; `hf` is model.generate; `auto` takes
+    the first that can."""
     problems: int = Field(16, ge=1)
     """Problems a step, over all ranks."""
     group_size: int = 8
@@ -291,7 +292,7 @@ class Rollout(Section):
     refills: int = Field(3, ge=1)
     """Rounds of fresh problems that `refill` tries in a step at most."""
     rows: int = Field(128, ge=1)
-    """Completions that are generated side by side."""
+    """Completions that are decoded side by side; halved where they do not fit into memory."""
 
     @field_validator("group_size")
     @classmethod
