@@ -2,12 +2,14 @@
 
 import contextlib
 
+import peft
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from trainer.config import Model
 from trainer.policy.base import load_model, stop_tokens
-from trainer.samplers.hf import generating
+from trainer.samplers.hf import HfSampler, generating
+from trainer.types import Problem, Prompt, Sampling
 
 
 def test_generating_restores_training_mode_and_checkpointing_even_after_an_error(tiny_model):
@@ -21,6 +23,21 @@ def test_generating_restores_training_mode_and_checkpointing_even_after_an_error
         raise RuntimeError("sampling failed")
     assert model.training
     assert flags == [m.gradient_checkpointing for m in model.modules() if hasattr(m, "gradient_checkpointing")]
+
+
+def test_an_adapter_that_does_not_say_what_it_is_for_is_sampled_with_our_settings(tiny_model, tokenizer):
+    """TRL saves such adapters. PEFT's wrapper would sample 20 tokens with the settings of the model."""
+    answers = []
+    for task_type in ("CAUSAL_LM", None):
+        torch.manual_seed(0)
+        options = peft.LoraConfig(target_modules="all-linear", init_lora_weights=False, task_type=task_type)
+        model = peft.get_peft_model(load_model(Model(name=str(tiny_model)), "fp32", torch.device("cpu")), options)
+        sampler = HfSampler(model, tokenizer, [1], rows=4)
+        prompt = Prompt(Problem("p", "q", "1"), "q", (5, 6, 7))
+        ((_, (completion,)),) = sampler.sample([prompt], Sampling(1, temperature=0.0, max_new_tokens=30, seed=0))
+        answers.append(completion)
+    assert answers[0] == answers[1]
+    assert len(answers[0].tokens) == 30
 
 
 def test_stop_tokens_are_a_set_of_all_that_end_an_answer(tiny_model, tokenizer):

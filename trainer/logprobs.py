@@ -36,16 +36,16 @@ class LogProbs(nn.Module):
         self.model = model
         self.temperature = temperature
         self.train_entropy = train_entropy
-        self.is_flat = flat and make_flat(causal_lm(model))
-        _refuse_unknown_head(self.backbone, self.head, causal_lm(model))
+        self.is_flat = flat and make_flat(causal_lm_of(model))
+        _refuse_unknown_head(self.backbone, self.head, causal_lm_of(model))
 
     @property
     def backbone(self) -> Any:
-        return causal_lm(self.model).get_decoder()
+        return causal_lm_of(self.model).get_decoder()
 
     @property
     def head(self) -> Head:
-        return head_of(causal_lm(self.model))
+        return head_of(causal_lm_of(self.model))
 
     def forward(self, batch: TrainingBatch) -> Scores:
         hidden_NH, targets_N = self._hidden(batch), batch.targets_BT[batch.mask_BT]
@@ -73,7 +73,7 @@ class Head(NamedTuple):
         return logits_NV if self.cap is None else self.cap * torch.tanh(logits_NV / self.cap)
 
 
-def causal_lm(model: Any) -> Any:
+def causal_lm_of(model: Any) -> Any:
     """The transformers model, under an adapter or not."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 

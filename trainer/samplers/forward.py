@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainer.logprobs import causal_lm_of
 from trainer.samplers.weights import Projection, copy_what_fits
 
 FAMILIES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM")
@@ -146,10 +147,6 @@ class Forward:
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(hidden, weight.shape, weight, self.epsilon)
-
-
-def causal_lm_of(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def why_not(model: Any) -> str | None:

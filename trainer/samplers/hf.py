@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from trainer.logprobs import causal_lm_of
 from trainer.samplers import limits
 from trainer.types import Completion, Prompt, Sampling
 
@@ -21,7 +22,8 @@ class HfSampler:
     def __init__(
         self, model: Any, tokenizer: Any, stop_tokens: Sequence[int], rows: int, say: limits.Say = limits.on_stderr
     ) -> None:
-        self.model = model
+        # an adapter that does not say what kind of model it is for would not hand our settings on
+        self.model = causal_lm_of(model)
         self.tokenizer = tokenizer
         self.stop_tokens = sorted(stop_tokens)
         self.rows = limits.Rows(rows, say)
