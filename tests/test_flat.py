@@ -28,8 +28,13 @@ def test_the_layout_by_hand():
     batch = to_tensors([*rows, TrainingRow((4, 3, 2), (1, 8, 2), (0.0,) * 3, 1.0)], pad_token=0)
     assert batch.first_B.tolist() == [0, 0, 2]
     layout = layout_of(batch)
-    assert batch.inputs_BT.flatten()[layout.kept_N].tolist() == [5, 6, 7, 8, 9, 4, 3, 2, 1, 8]
-    assert layout.index_BT.tolist() == [[0, 1, 2, 3, 0], [0, 1, 4, 0, 0], [5, 6, 7, 8, 9]]
+    # the line: 5 6 4 3 2 7 8 9 1 8
+    assert layout.positions_N.tolist() == [0, 1, 0, 1, 2, 2, 3, 2, 3, 4]
+    places = [row[present].tolist() for row, present in zip(layout.index_BT, batch.present_BT, strict=True)]
+    assert places == [[0, 1, 5, 6], [0, 1, 7], [2, 3, 4, 8, 9]]
+    assert layout.kept_N.tolist() == [0, 1, 3, 4, 5, 6, 7, 8, 10, 11]  # of 2 x 3 places of prompts, 3 x 2 of answers
+    # the second token of the first answer sees its prompt (of two tokens, padded) and both of its own
+    assert layout.mask_BCK[0].tolist() == [[True, True, False, True, False], [True, True, False, True, True]]
 
 
 FAMILIES = {"qwen2": {}, "qwen3": {}, "llama": {}, "mistral": {"sliding_window": None}, "gemma": {}}
@@ -72,7 +77,8 @@ def test_values_and_gradients_are_those_of_padded_rows(family, checkpointing):
     flat = LogProbs(adapted(family, checkpointing), 0.7, train_entropy=True)
     assert (plain.is_flat, flat.is_flat) == (False, True)
     for expected, found in zip(pass_over(plain), pass_over(flat), strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        largest = max(1.0, float(expected.abs().max()))  # these sums are not divided by anything
+        torch.testing.assert_close(found / largest, expected / largest, atol=1e-5, rtol=0)
 
 
 def test_the_layers_see_every_token_once():

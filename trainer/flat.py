@@ -1,13 +1,13 @@
 """loss: each token goes through the layers once. A prompt stands there once for all its answers, and padding nowhere.
 
 Only attention mixes positions, so only there tokens have to stand in rows. Everything else, which is nearly all of the
-work, sees one line of tokens:
+work, sees one line of tokens: prompts first, then answers.
 
     rows    5 6 7 8 .    5 6 9 . .    4 3 2 1 8        three answers, the first two to the prompt 5 6
-    line    5 6 7 8 9 4 3 2 1 8                        10 tokens for 15 places
+    line    5 6 4 3 2 7 8 9 1 8                        10 tokens for 15 places
 
-`Layout` says where each place of the rows stands in the line. The attention function below lays queries, keys and
-values out as rows, calls the model's own attention, and puts the result back into the line.
+The attention function below lays queries, keys and values out, once as prompts and once as answers that look back at
+their prompt, calls the model's own attention, and puts the result back into the line.
 """
 
 from __future__ import annotations
@@ -21,38 +21,78 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from trainer.types import TrainingBatch
 
 PREFIX = "octet_flat_"
-BELOW = ("sdpa", "flash_attention_2")  # need no mask where padding stands on the right
+BELOW = ("sdpa",)
 
 
 class Layout(NamedTuple):
-    index_BT: Tensor  # place in the line; 0 for padding, which nobody looks at
-    kept_N: Tensor  # which of the B x T places stand in the line
+    """Where tokens stand in the line: P prompts of up to T tokens, B answers of up to C. Padding points anywhere."""
 
-    def rows(self, line_1HND: Tensor) -> Tensor:
-        return line_1HND[0].transpose(0, 1)[self.index_BT].transpose(1, 2)
+    prompts_PT: Tensor
+    answers_BC: Tensor
+    keys_BK: Tensor  # what an answer looks at: its prompt, then itself
+    mask_BCK: Tensor  # bool: this query may see this key
+    kept_N: Tensor  # which places of all prompts, then of all answers, hold a token
+    positions_N: Tensor
+    index_BT: Tensor  # of each place of the batch
 
-    def line(self, rows_BTHD: Tensor) -> Tensor:
-        return rows_BTHD.flatten(0, 1)[self.kept_N][None]
+    def rows(self, line_1HND: Tensor, index: Tensor) -> Tensor:
+        return line_1HND[0].transpose(0, 1)[index].transpose(1, 2)
+
+    def line(self, *rows: Tensor) -> Tensor:
+        return torch.cat([part.flatten(0, 1) for part in rows])[self.kept_N][None]
 
 
 def layout_of(batch: TrainingBatch) -> Layout:
-    present_BT, mask_BT = batch.present_BT, batch.mask_BT
-    positions_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
-    in_prompt_BT = positions_T <= mask_BT.int().argmax(dim=1, keepdim=True)  # its last token predicts the first target
-    is_first_B = batch.first_B == torch.arange(len(mask_BT), device=mask_BT.device)
-    kept_BT = present_BT & (~in_prompt_BT | is_first_B[:, None])
-    own_BT = kept_BT.flatten().cumsum(0).view_as(kept_BT) - 1
-    index_BT = own_BT[batch.first_B].where(in_prompt_BT, own_BT).where(present_BT, 0)
-    return Layout(index_BT, kept_BT.flatten().nonzero()[:, 0])
+    rows, width = batch.mask_BT.shape
+    places_T = torch.arange(width, device=batch.mask_BT.device)
+    prompt_B = batch.mask_BT.int().argmax(dim=1) + 1  # its last token predicts the first target
+    answer_B = batch.present_BT.sum(dim=1) - prompt_B
+    is_first_B = batch.first_B == torch.arange(rows, device=places_T.device)
+    own_B = (is_first_B.cumsum(0) - 1)[batch.first_B]  # which of the prompts
+    in_prompt_PT, in_answer_BC = up_to(prompt_B[is_first_B]), up_to(answer_B)
+    prompts_PT, answers_BC = numbered(in_prompt_PT), numbered(in_answer_BC, first=in_prompt_PT.sum())
+    longest_prompt, longest_answer = prompts_PT.shape[1], answers_BC.shape[1]
+    keys_BK = torch.cat([prompts_PT[own_B], answers_BC], dim=1)
+    prompt_positions_PT = places_T[:longest_prompt].expand_as(prompts_PT)
+    answer_positions_BC = prompt_B[:, None] + places_T[:longest_answer]
+    key_BT = torch.where(places_T < prompt_B[:, None], places_T, places_T - prompt_B[:, None] + longest_prompt)
+    return Layout(
+        prompts_PT=prompts_PT,
+        answers_BC=answers_BC,
+        keys_BK=keys_BK,
+        mask_BCK=_seen(in_prompt_PT[own_B], longest_answer),
+        kept_N=torch.cat([in_prompt_PT.flatten(), in_answer_BC.flatten()]).nonzero()[:, 0],
+        positions_N=torch.cat([prompt_positions_PT[in_prompt_PT], answer_positions_BC[in_answer_BC]]),
+        index_BT=keys_BK.gather(1, key_BT.clamp(max=keys_BK.shape[1] - 1)),
+    )
+
+
+def _seen(in_prompt_BT: Tensor, answer: int) -> Tensor:
+    """Each token of an answer sees its whole prompt and the answer up to itself."""
+    before_CC = torch.ones(answer, answer, dtype=torch.bool, device=in_prompt_BT.device).tril()
+    rows = len(in_prompt_BT)
+    return torch.cat([in_prompt_BT[:, None].expand(-1, answer, -1), before_CC.expand(rows, -1, -1)], dim=2)
+
+
+def up_to(lengths_B: Tensor) -> Tensor:
+    """bool: the first so many places of each row; at least one column."""
+    return torch.arange(max(1, int(lengths_B.max())), device=lengths_B.device) < lengths_B[:, None]
+
+
+def numbered(present: Tensor, first: Tensor | int = 0) -> Tensor:
+    """The places that hold something, numbered through; the others have number 0."""
+    return (present.flatten().cumsum(0) - 1 + first).view_as(present).where(present, 0)
 
 
 def last_hidden(backbone: Any, batch: TrainingBatch) -> Tensor:
     """The last hidden state wherever a completion token is predicted."""
-    layout, width = layout_of(batch), batch.inputs_BT.shape[1]
+    layout = layout_of(batch)
+    tokens_N = torch.empty_like(layout.positions_N)
+    tokens_N[layout.index_BT[batch.present_BT]] = batch.inputs_BT[batch.present_BT]
     hidden_1NH = backbone(
-        batch.inputs_BT.flatten()[layout.kept_N][None],
-        position_ids=(layout.kept_N % width)[None],
-        attention_mask=torch.empty(1, 1, 1, 1, device=layout.kept_N.device),  # four axes: do not make one
+        tokens_N[None],
+        position_ids=layout.positions_N[None],
+        attention_mask=torch.empty(1, 1, 1, 1, device=tokens_N.device),  # four axes: do not make one
         use_cache=False,
         layout=layout,
     ).last_hidden_state
@@ -106,8 +146,12 @@ def _attention(below: str) -> Any:
         plain = AttentionInterface()[below]
         if layout is None:  # while sampling
             return plain(module, query, key, value, attention_mask, **options)
-        rows = (layout.rows(part) for part in (query, key, value))
-        return layout.line(plain(module, *rows, None, **options)[0]), None
+        prompts = (layout.rows(part, layout.prompts_PT) for part in (query, key, value))
+        asking = layout.rows(query, layout.answers_BC)
+        looked_at = (layout.rows(part, layout.keys_BK) for part in (key, value))
+        seen, _ = plain(module, *prompts, None, **options)
+        said, _ = plain(module, asking, *looked_at, layout.mask_BCK[:, None], **options)
+        return layout.line(seen, said), None
 
     return attention
 
