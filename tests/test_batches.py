@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tests.conftest import group, row
 from trainer.batches import GroupRows, Packer, idle_row, minibatches, rows_of, to_tensors
 from trainer.config import Algorithm
-from trainer.flat import layout_of
 from trainer.settings import resolve
 from trainer.types import TrainingRow
 
@@ -32,7 +31,7 @@ PACKER = Packer(16384, PAD)
 def size(batch, flat: bool) -> int:
     if not flat:
         return batch.inputs_BT.numel()
-    return len(layout_of(batch).kept_N)
+    return len(batch.tree.line_N)
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=40), st.integers(1, 300))
@@ -137,7 +136,8 @@ def test_an_idle_row_has_no_weight():
 def test_a_batch_moves_as_a_whole():
     moved = to_tensors([row(2, 3, 1.0)], PAD).to(torch.device("meta"))
     values = [getattr(moved, name) for name in moved.__slots__]
-    assert {str(value.device) for value in values if value is not None} == {"meta"}
+    values += [getattr(moved.tree, name) for name in moved.tree.__slots__]
+    assert {str(value.device) for value in values if isinstance(value, torch.Tensor)} == {"meta"}
 
 
 def test_what_is_padding_can_be_told_from_the_rest():

@@ -1,9 +1,9 @@
 """A line of tokens gives what padded rows give, value and gradient, and nothing else is taken for one."""
 
-from dataclasses import replace
-
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import row
@@ -14,27 +14,41 @@ from trainer.logprobs import LogProbs
 from trainer.policy.lora import add_adapter
 from trainer.types import TrainingRow
 
-# Two prompts of different length with three and two answers, and one that stands alone.
+
+def answer(prompt: tuple[int, ...], *tokens: int, advantage: float = 1.0) -> TrainingRow:
+    return TrainingRow(prompt, tokens, (-1.0,) * len(tokens), advantage)
+
+
+# Answers to one prompt that begin alike, one that is the beginning of another, the same one twice; a prompt that begins
+# like the first; one that stands alone, and has one token.
 ROWS = [
-    *(TrainingRow((5, 6, 7, 8), tuple(range(20 + n, 22 + 3 * n)), (-1.0,) * (2 + 2 * n), 1.0 - n) for n in range(3)),
-    *(TrainingRow((9, 8), tuple(range(40, 44 - n)), (-1.0,) * (4 - n), n - 0.5) for n in range(2)),
+    answer((5, 6, 7, 8), 20, 21, 22, 23, 2),
+    answer((5, 6, 7, 8), 20, 21, 30, 2, advantage=-1.0),
+    answer((5, 6, 7, 8), 20, 21, 22, advantage=0.5),
+    answer((5, 6, 7, 8), 20, 21, 30, 2, advantage=-0.25),
+    answer((5, 6, 9), 40, 41, 2, advantage=2.0),
+    answer((5, 6, 9), 50, 2, advantage=-2.0),
     row(1, 1, 2.0, first=60),
 ]
 
 
+def test_the_tree_by_hand():
+    """The example in the docstring of `Tree`."""
+    tree = to_tensors([answer((5, 6), 7, 2), answer((5, 6), 7, 8, 2)], pad_token=0).tree
+    assert tree.place_BT.tolist() == [[0, 1, 2, 0], [0, 1, 2, 3]]
+    assert tree.line_N.tolist() == [0, 1, 2, 7]
+    assert tree.edge_BT.tolist() == [[0, 0, 1, 0], [0, 0, 2, 3]]
+    assert tree.edge_E.tolist() == [1, 2, 6, 7]
+    assert tree.first_B.tolist() == [0, 0]
+
+
 def test_the_layout_by_hand():
-    """Rows 5 6 7 8, 5 6 9 and 4 3 2 1 8, each with a last target behind it that is no input."""
-    rows = [TrainingRow((5, 6), (7, 8, 2), (0.0,) * 3, 1.0), TrainingRow((5, 6), (9, 2), (0.0,) * 2, 1.0)]
-    batch = to_tensors([*rows, TrainingRow((4, 3, 2), (1, 8, 2), (0.0,) * 3, 1.0)], pad_token=0)
-    assert batch.first_B.tolist() == [0, 0, 2]
-    layout = layout_of(batch)
-    # the line: 5 6 4 3 2 7 8 9 1 8
-    assert layout.positions_N.tolist() == [0, 1, 0, 1, 2, 2, 3, 2, 3, 4]
-    places = [row[present].tolist() for row, present in zip(layout.index_BT, batch.present_BT, strict=True)]
-    assert places == [[0, 1, 5, 6], [0, 1, 7], [2, 3, 4, 8, 9]]
-    assert layout.kept_N.tolist() == [0, 1, 3, 4, 5, 6, 7, 8, 10, 11]  # of 2 x 3 places of prompts, 3 x 2 of answers
-    # the second token of the first answer sees its prompt (of two tokens, padded) and both of its own
-    assert layout.mask_BCK[0].tolist() == [[True, True, False, True, False], [True, True, False, True, True]]
+    layout = layout_of(to_tensors([answer((5, 6), 7, 2), answer((5, 6), 7, 8, 2), answer((5, 6), 7, 2)], pad_token=0))
+    assert layout.prompts_PT.tolist() == [[0, 1]]
+    assert layout.answers_AC.tolist() == [[2, 0], [2, 3]]  # the third answer brings nothing new
+    assert layout.keys_AK.tolist() == [[0, 1, 2, 0], [0, 1, 2, 3]]
+    assert layout.mask_ACK[1].tolist() == [[True, True, True, False], [True, True, True, True]]
+    assert layout.source_N.tolist() == [0, 1, 2, 5]  # of 2 places of the prompt and 2 x 2 of answers
 
 
 FAMILIES = {"qwen2": {}, "qwen3": {}, "llama": {}, "mistral": {"sliding_window": None}, "gemma": {}}
@@ -85,8 +99,16 @@ def test_the_layers_see_every_token_once():
     module, seen = LogProbs(tiny("qwen2"), 1.0), []
     module.model.model.layers[0].mlp.register_forward_hook(lambda layer, inputs, output: seen.append(inputs[0].shape))
     module(to_tensors(ROWS, pad_token=0))
-    prompts, answers = 4 + 2 + 1, sum(len(one.completion) - 1 for one in ROWS)  # the last token is no input
-    assert seen == [(1, prompts + answers, 32)]
+    prompts = [5, 6, 7, 8, 9, 60]
+    answers = [20, 21, 22, 23, 30, 40, 41, 50]  # a last token is no input, but 22 is the last of one answer only
+    assert seen == [(1, len(prompts) + len(answers), 32)]
+
+
+def test_the_output_layer_sees_every_token_once():
+    module, seen = LogProbs(tiny("qwen2"), 1.0), []
+    module.model.lm_head.register_forward_hook(lambda layer, inputs, output: seen.append(len(output)))
+    module(to_tensors(ROWS, pad_token=0))
+    assert seen == [5 + 2 + 3 + 2 + 1]  # 20 21 22 23 2; 30 2; 40 41 2; 50 2; 67
 
 
 def test_sampling_is_not_disturbed():
@@ -130,7 +152,7 @@ def test_an_attention_that_computes_something_else_is_found_out(monkeypatch):
     from trainer import flat
 
     right = flat.layout_of
-    wrong = lambda batch: right(batch)._replace(index_BT=right(batch).index_BT.roll(1, dims=0))  # noqa: E731
+    wrong = lambda batch: right(batch)._replace(keys_AK=right(batch).keys_AK.roll(1, dims=1))  # noqa: E731
     monkeypatch.setattr(flat, "layout_of", wrong)
     assert not make_flat(tiny("qwen2"))
 
@@ -143,8 +165,26 @@ def test_a_saved_model_says_nothing_of_it(tmp_path):
     assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
 
 
-def test_rows_of_padding_only_do_not_exist_but_idle_ones_do():
+def test_a_row_of_one_token_to_a_prompt_of_two():
     batch = to_tensors([row(2, 1, 0.0, weight=0.0)], pad_token=0)
     plain, flat = LogProbs(tiny("qwen2"), 1.0, flat=False), LogProbs(tiny("qwen2"), 1.0)
     torch.testing.assert_close(flat(batch).logprobs_BT, plain(batch).logprobs_BT)
-    assert replace(batch).first_B.tolist() == [0]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(1, 3), min_size=1, max_size=5)), min_size=1, max_size=8)
+)
+def test_any_rows_come_back_as_they_were(drawn):
+    """What stands at the place of each token in the line is that token, behind the same beginning."""
+    prompts = [(5,), (5, 1), (5, 1, 2)]
+    rows = [answer(prompts[which], *tokens) for which, tokens in drawn]
+    batch = to_tensors(rows, pad_token=0)
+    tree, inputs_N = batch.tree, batch.inputs_BT.flatten()
+    assert torch.equal(inputs_N[tree.line_N][tree.place_BT][batch.present_BT], batch.inputs_BT[batch.present_BT])
+    targets = batch.targets_BT.flatten()[tree.edge_E][tree.edge_BT]
+    assert torch.equal(targets[batch.mask_BT], batch.targets_BT[batch.mask_BT])
+    beginnings = {(*one.prompt, *one.completion)[:end] for one in rows for end in range(1, one.length)}
+    assert len(tree.line_N) == len(beginnings)
+    layout = layout_of(batch)
+    together = torch.cat([layout.prompts_PT.flatten(), layout.answers_AC.flatten()])
+    assert together[layout.source_N].tolist() == list(range(len(tree.line_N)))

@@ -17,7 +17,7 @@ from trainer import distributed
 from trainer.advantages import advantages_of
 from trainer.aggregation import AGGREGATIONS
 from trainer.config import Algorithm, Config
-from trainer.types import MiniBatch, ScoredGroup, TrainingBatch, TrainingRow
+from trainer.types import MiniBatch, ScoredGroup, TrainingBatch, TrainingRow, Tree
 
 
 class GroupRows(NamedTuple):
@@ -132,13 +132,47 @@ def to_tensors(rows: Sequence[TrainingRow], pad_token: int) -> TrainingBatch:
         advantages_B=torch.tensor([row.advantage for row in rows]),
         rewards_B=torch.tensor([row.reward for row in rows]),
         weights_B=torch.tensor([row.weight for row in rows]),
-        first_B=torch.tensor(_first_with_same_prompt(rows)),
+        tree=tree_of(rows, width),
     )
 
 
-def _first_with_same_prompt(rows: Sequence[TrainingRow]) -> list[int]:
-    seen: dict[tuple[int, ...], int] = {}
-    return [seen.setdefault(tuple(row.prompt), index) for index, row in enumerate(rows)]
+def tree_of(rows: Sequence[TrainingRow], width: int) -> Tree:
+    """Tokens are told apart by what stands before them, so the same number is the same beginning."""
+    numbers: dict[tuple[int, int], int] = {}  # (number of what stands before, token) -> number
+    prompts: dict[tuple[int, ...], int] = {}
+    line, edges = _Numbering(width), _Numbering(width)
+    for index, row in enumerate(rows):
+        prompts.setdefault(tuple(row.prompt), index)
+        path, before = [], -1
+        for token in (*row.prompt, *row.completion):
+            before = numbers.setdefault((before, token), len(numbers))
+            path.append(before)
+        line.add(index, 0, path[:-1])
+        edges.add(index, len(row.prompt) - 1, path[len(row.prompt) :])
+    first_B = torch.tensor([prompts[tuple(row.prompt)] for row in rows])
+    return Tree(line.index_BT(), torch.tensor(line.first), edges.index_BT(), torch.tensor(edges.first), first_B)
+
+
+class _Numbering:
+    """Numbers in the order in which they are seen first, row by row."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.first: list[int] = []  # of the B x T places
+        self._seen: dict[int, int] = {}
+        self._rows: list[list[int]] = []
+
+    def add(self, row: int, start: int, path: Sequence[int]) -> None:
+        places = [0] * start
+        for offset, number in enumerate(path, start):
+            if number not in self._seen:
+                self._seen[number] = len(self.first)
+                self.first.append(row * self.width + offset)
+            places.append(self._seen[number])
+        self._rows.append(places)
+
+    def index_BT(self) -> Tensor:
+        return _pad(self._rows, self.width, 0)
 
 
 def _pad(rows: Sequence[Sequence[float]], width: int, filler: float) -> Tensor:

@@ -7,6 +7,7 @@ backward pass computes the chunk's logits again instead of keeping them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -48,15 +49,18 @@ class LogProbs(nn.Module):
         return head_of(causal_lm_of(self.model))
 
     def forward(self, batch: TrainingBatch) -> Scores:
-        hidden_NH, targets_N = self._hidden(batch), batch.targets_BT[batch.mask_BT]
-        logprobs_N, entropy_N = chunked(self.head, hidden_NH, targets_N, self.temperature, self.train_entropy)
-        return Scores(_spread(logprobs_N, batch.mask_BT), _spread(entropy_N, batch.mask_BT))
+        return Scores(*(self._from_line(batch) if self.is_flat else self._from_rows(batch)))
 
-    def _hidden(self, batch: TrainingBatch) -> Tensor:
-        """The last hidden state wherever a completion token is predicted."""
-        if self.is_flat:
-            return last_hidden(self.backbone, batch)
-        return self.backbone(batch.inputs_BT, use_cache=False).last_hidden_state[batch.mask_BT]
+    def _from_line(self, batch: TrainingBatch) -> Iterator[Tensor]:
+        hidden_EH, targets_E = last_hidden(self.backbone, batch), batch.targets_BT.flatten()[batch.tree.edge_E]
+        for values_E in chunked(self.head, hidden_EH, targets_E, self.temperature, self.train_entropy):
+            yield values_E[batch.tree.edge_BT].where(batch.mask_BT, 0.0)
+
+    def _from_rows(self, batch: TrainingBatch) -> Iterator[Tensor]:
+        hidden_BTH = self.backbone(batch.inputs_BT, use_cache=False).last_hidden_state
+        hidden_NH, targets_N = hidden_BTH[batch.mask_BT], batch.targets_BT[batch.mask_BT]
+        for values_N in chunked(self.head, hidden_NH, targets_N, self.temperature, self.train_entropy):
+            yield torch.zeros_like(batch.mask_BT, dtype=values_N.dtype).masked_scatter(batch.mask_BT, values_N)
 
 
 class Head(NamedTuple):
@@ -109,10 +113,6 @@ def token_logprobs(
         expected_N = ((logits_NV - normaliser_N[:, None]).exp() * logits_NV).sum(dim=-1)
         entropy_N = normaliser_N - expected_N
     return logprobs_N, entropy_N
-
-
-def _spread(values_N: Tensor, mask_BT: Tensor) -> Tensor:
-    return torch.zeros(mask_BT.shape, dtype=values_N.dtype, device=mask_BT.device).masked_scatter(mask_BT, values_N)
 
 
 @torch.no_grad()
