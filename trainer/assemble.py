@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from trainer.loop import Parts
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype, stop_tokens
 from trainer.rewards.graders import make_scorer, make_verifier, worked
 from trainer.samplers.choose import make_sampler
+from trainer.samplers.hf import HfSampler
 from trainer.samplers.limits import check_context
 from trainer.settings import Request
 from trainer.tasks.base import Task, evaluation_problems, make_task, notes, training_problems
@@ -56,8 +58,7 @@ def build(request: Request) -> Parts:
     dtype = resolve_dtype(config.model.dtype, device)
     torch.manual_seed(config.run.seed)  # the adapter's first values
     model = load_model(config.model, dtype, device)
-    if config.lora.enabled:
-        model = add_adapter(model, config.lora)
+    model = add_adapter(model, config.lora) if config.lora.enabled else model
     check_context(model, [*held_out, longest_prompt(problems, prompter)], config.rollout.max_new_tokens)
     policy = DeepSpeedPolicy(model, config, dtype, total_steps)
     kl = Coefficient(config.algorithm.kl)
@@ -66,6 +67,9 @@ def build(request: Request) -> Parts:
     journal = Journal(folder, first_step) if distributed.is_main() else None
     screen = Screen(total_steps, first_step, quiet=not distributed.is_main(), stderr=request.json)
     report_data(folder, screen, task, len(problems), len(training) - len(problems), len(held_out))
+    stops = stop_tokens(tokenizer, model)
+    choose = partial(make_sampler, config.rollout, model, tokenizer, stops, screen.say)
+    sampler = choose()
     return Parts(
         config=config,
         folder=folder,
@@ -76,7 +80,8 @@ def build(request: Request) -> Parts:
         kl=kl,
         held_out=held_out,
         prompter=prompter,
-        sampler=make_sampler(config.rollout, model, tokenizer, stop_tokens(tokenizer, model), screen.say),
+        sampler=sampler,
+        evaluator=sampler if isinstance(sampler, HfSampler) else choose(copies=False),
         scorer=scorer,
         policy=policy,
         journal=journal,
@@ -114,7 +119,7 @@ def evaluate_model(name: str, model: Any, tokenizer: Any, config: Config, draws:
     """A model that is not being trained, on the held-out problems of the configuration."""
     task = make_task(config.task)
     prompter = Prompter(tokenizer, config.prompt, task)
-    sampler = make_sampler(config.rollout, model, tokenizer, stop_tokens(tokenizer, model))
+    sampler = make_sampler(config.rollout, model, tokenizer, stop_tokens(tokenizer, model), copies=False)
     scorer = make_verifier(config, task)
     prompts = held_out_prompts(config, task, prompter)
     return evaluate(name, sampler, scorer, prompts, config.rollout.max_new_tokens, draws)

@@ -92,6 +92,7 @@ class Parts:
     held_out: Sequence[Prompt]
     prompter: Prompter
     sampler: Sampler
+    evaluator: Sampler  # the same without shortcuts, so that a merged model is compared with the adapter as it is
     scorer: Scorer
     policy: Policy
     journal: Journal | None  # on rank 0
@@ -137,7 +138,7 @@ class Parts:
         return Sampling(rollout.group_size, rollout.temperature, rollout.max_new_tokens, seed)
 
     def evaluate(self, name: str) -> Evaluation:
-        return evaluate(name, self.sampler, self.scorer.verifier(), self.held_out, self.config.rollout.max_new_tokens)
+        return evaluate(name, self.evaluator, self.scorer.verifier(), self.held_out, self.config.rollout.max_new_tokens)
 
 
 def train(parts: Parts) -> None:

@@ -14,9 +14,18 @@ from trainer.samplers.hf import HfSampler
 
 
 def make_sampler(
-    settings: Rollout, model: Any, tokenizer: Any, stop_tokens: Sequence[int], say: limits.Say = limits.on_stderr
+    settings: Rollout,
+    model: Any,
+    tokenizer: Any,
+    stop_tokens: Sequence[int],
+    say: limits.Say = limits.on_stderr,
+    copies: bool = True,
 ) -> Sampler:
-    """`auto` takes the faster one wherever it gives the same answers, and says so where it does not."""
+    """`auto` takes the faster one wherever it gives the same answers, and says so where it does not.
+
+    Without `copies` it samples with the layers as they are: slower, and no adapter is merged on the way, which is what
+    an evaluation is compared with when the adapter has been merged for good.
+    """
     reason = None if settings.engine == "hf" else forward.why_not(model)
     if reason and settings.engine == "decode":
         raise ConfigError(
@@ -24,5 +33,6 @@ def make_sampler(
         )
     if reason:
         say(f"rollout: sampling with model.generate, which is slower, because of the model: {reason}")
-    kind = HfSampler if reason or settings.engine == "hf" else DecodeSampler
-    return kind(model, tokenizer, stop_tokens, settings.rows, say)
+    if reason or settings.engine == "hf":
+        return HfSampler(model, tokenizer, stop_tokens, settings.rows, say)
+    return DecodeSampler(model, tokenizer, stop_tokens, settings.rows, say, copies)

@@ -30,9 +30,16 @@ class DecodeSampler:
     """Samples with the weights of the model that is being trained. At most `rows` completions are alive at a time."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, stop_tokens: Sequence[int], rows: int, say: limits.Say = limits.on_stderr
+        self,
+        model: Any,
+        tokenizer: Any,
+        stop_tokens: Sequence[int],
+        rows: int,
+        say: limits.Say = limits.on_stderr,
+        copies: bool = True,
     ) -> None:
         self.model = model
+        self.copies = copies
         self.tokenizer = tokenizer
         self.stop_tokens = sorted(stop_tokens)
         self.rows = limits.Rows(rows, say)
@@ -60,7 +67,7 @@ class DecodeSampler:
         """The batch of the last call if it is large enough: memory that stays where it is, and captured graphs."""
         with torch.inference_mode():
             if self.forward is None:
-                self.forward = Forward(self.model)
+                self.forward = Forward(self.model, self.copies)
             self.forward.refresh()
             places = rounded_up(longest_prompt + sampling.max_new_tokens, PLACES)
             size = Size(rows, places, sampling.max_new_tokens)

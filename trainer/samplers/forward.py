@@ -40,7 +40,7 @@ class Layer:
 
 
 class Forward:
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, copies: bool = True) -> None:
         causal_lm = causal_lm_of(model)
         self.config = causal_lm.config
         self.decoder = causal_lm.get_decoder()
@@ -54,7 +54,8 @@ class Forward:
         weight_VH = self.decoder.embed_tokens.weight
         self.dtype, self.device = weight_VH.dtype, weight_VH.device
         self.projections = [projection for layer in self.layers for projection in layer.projections] + [self.head]
-        copy_what_fits(self.projections, self.device)
+        if copies:
+            copy_what_fits(self.projections, self.device)
 
     def cache(self, rows: int, places: int) -> Tensor:
         """Room for the keys and values of so many rows, each as long as `places`."""

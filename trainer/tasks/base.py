@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from trainer.config import TaskSettings
@@ -104,6 +105,11 @@ def hub_sets(settings: TaskSettings) -> list[HubSet]:
     return task.hub_sets() if isinstance(task, DataTask) else []
 
 
+@lru_cache(maxsize=2)  # a step may end one pass and begin another
+def _order(seed: int, passes: int, size: int) -> list[int]:
+    return random.Random(f"{seed}/{passes}").sample(range(size), size)
+
+
 def draw(problems: Sequence[Problem], step: int, count: int, seed: int) -> list[Problem]:
     """The problems of a step (counted from 0): the set in an order of its own for each pass, cut into steps.
 
@@ -113,6 +119,6 @@ def draw(problems: Sequence[Problem], step: int, count: int, seed: int) -> list[
     position = step * count
     while len(drawn) < count:
         passes, offset = divmod(position + len(drawn), len(problems))
-        order = random.Random(f"{seed}/{passes}").sample(range(len(problems)), len(problems))
+        order = _order(seed, passes, len(problems))
         drawn += [problems[index] for index in order[offset : offset + count - len(drawn)]]
     return drawn
