@@ -70,6 +70,32 @@ def test_any_micro_batching_has_one_gradient(model, budget, flat):
     torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("head", [{}, {"scale": 0.3}, {"cap": 2.0}, {"scale": 3.0, "cap": 4.0}])
+@pytest.mark.parametrize("train_entropy", [False, True])
+def test_a_frozen_head_gives_the_gradients_of_a_trained_one(monkeypatch, head, train_entropy):
+    """Worked out with the values against found by autograd."""
+    monkeypatch.setattr(logprobs, "CHUNK_BYTES", 4 * 301 * 7)
+    torch.manual_seed(0)
+    layer, targets = nn.Linear(16, 301), torch.randint(0, 301, (50,))
+    results = []
+    for trained in (True, False):
+        layer.requires_grad_(trained)
+        hidden = torch.linspace(-3, 3, 50 * 16).reshape(50, 16).requires_grad_()
+        values, entropy = chunked(Head(layer, **head), hidden, targets, 0.7, train_entropy)
+        assert entropy.requires_grad is train_entropy
+        entropies = entropy if train_entropy else entropy.detach()
+        (values * torch.arange(50) + entropies * torch.arange(50).flip(0)).sum().backward()
+        results.append((values, entropy, hidden.grad))
+    for autograd, at_once in zip(*results, strict=True):
+        torch.testing.assert_close(at_once, autograd, atol=1e-5, rtol=1e-5)
+
+
+def test_a_frozen_head_is_not_differentiated_where_nobody_asks(model):
+    with torch.no_grad():
+        values, _ = chunked(Head(nn.Linear(8, 30).requires_grad_(False)), torch.randn(4, 8), torch.arange(4), 1.0)
+    assert not values.requires_grad
+
+
 def test_chunks_change_neither_values_nor_gradients(monkeypatch):
     torch.manual_seed(0)
     head = nn.Linear(16, 301, bias=False)

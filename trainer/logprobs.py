@@ -1,8 +1,10 @@
 """loss: log-probs and entropy of the completion tokens, chunk by chunk.
 
 The logits are the memory line of a consumer card: 151,936 entries a token in fp32 are 0.6 MB, and log-softmax with its
-gradient makes three copies. Here only completion tokens go through the output layer, a chunk at a time, and the
-backward pass computes the chunk's logits again instead of keeping them.
+gradient makes three copies. Here only completion tokens go through the output layer, a chunk at a time. The log-prob of
+a token depends on the hidden state of that token alone, so while its logits are there, its gradient is worked out as
+well: a vector of the hidden size for each token is all that the backward pass needs. Where the output layer is trained
+too, the backward pass computes the logits of a chunk again instead.
 """
 
 from __future__ import annotations
@@ -93,14 +95,18 @@ def chunked(
     head: Head, hidden_NH: Tensor, targets_N: Tensor, temperature: float, train_entropy: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target and entropy of its distribution, without a [tokens, vocabulary] tensor alive."""
-    rows = max(1, CHUNK_BYTES // (4 * head.layer.weight.shape[0]))
-    if len(targets_N) <= rows:
-        return token_logprobs(head, hidden_NH, targets_N, temperature, train_entropy)
+    if not any(parameter.requires_grad for parameter in head.layer.parameters()):
+        return _FrozenHead.apply(hidden_NH, targets_N, head, temperature, train_entropy)
     pieces = [
         checkpoint(token_logprobs, head, hidden, targets, temperature, train_entropy, use_reentrant=False)
-        for hidden, targets in zip(hidden_NH.split(rows), targets_N.split(rows))
+        for hidden, targets in _chunks(head, hidden_NH, targets_N)
     ]
     return torch.cat([logprobs for logprobs, _ in pieces]), torch.cat([entropy for _, entropy in pieces])
+
+
+def _chunks(head: Head, hidden_NH: Tensor, targets_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    rows = max(1, CHUNK_BYTES // (4 * head.layer.weight.shape[0]))
+    return zip(hidden_NH.split(rows), targets_N.split(rows))
 
 
 def token_logprobs(
@@ -113,6 +119,59 @@ def token_logprobs(
         expected_N = ((logits_NV - normaliser_N[:, None]).exp() * logits_NV).sum(dim=-1)
         entropy_N = normaliser_N - expected_N
     return logprobs_N, entropy_N
+
+
+class _FrozenHead(torch.autograd.Function):
+    """Values and their gradients in one pass over the logits: two matrix products, and nothing is computed again."""
+
+    @staticmethod
+    def forward(
+        context: Any, hidden_NH: Tensor, targets_N: Tensor, head: Head, temperature: float, train_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        wanted = (context.needs_input_grad[0], context.needs_input_grad[0] and train_entropy)
+        pieces = [_piece(head, *chunk, temperature, *wanted) for chunk in _chunks(head, hidden_NH, targets_N)]
+        logprobs_N, entropy_N, *slopes = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+        context.save_for_backward(*slopes)
+        if not train_entropy:
+            context.mark_non_differentiable(entropy_N)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    def backward(context: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        parts = [
+            (gradient_N[:, None] * slope_NH).to(slope_NH.dtype)
+            for gradient_N, slope_NH in zip(upstream, context.saved_tensors)
+        ]
+        return sum(parts[1:], parts[0]), None, None, None, None
+
+
+def _piece(
+    head: Head, hidden_NH: Tensor, targets_N: Tensor, temperature: float, wants_slope: bool, wants_entropy_slope: bool
+) -> tuple[Tensor, ...]:
+    """Log-prob, entropy, and as far as they are wanted, how both change with the hidden state."""
+    logits_NV = head.logits_NV(hidden_NH)
+    steepness_NV = None if head.cap is None else 1 - (logits_NV / head.cap).square()  # of the cap
+    logits_NV.div_(temperature)
+    normaliser_N1 = logits_NV.logsumexp(dim=-1, keepdim=True)
+    chosen_N1 = logits_NV.gather(-1, targets_N[:, None])
+    probabilities_NV = (logits_NV - normaliser_N1).exp_()
+    entropy_N1 = normaliser_N1 - torch.linalg.vecdot(probabilities_NV, logits_NV)[:, None]
+    found = [(chosen_N1 - normaliser_N1)[:, 0], entropy_N1[:, 0]]
+
+    def through_the_head(slope_NV: Tensor) -> Tensor:
+        """From the tempered logits back to the hidden state."""
+        slope_NV = slope_NV if steepness_NV is None else slope_NV * steepness_NV
+        return slope_NV.to(hidden_NH.dtype) @ head.layer.weight * (head.scale / temperature)
+
+    entropy_slope_NV = None
+    if wants_entropy_slope:
+        entropy_slope_NV = (logits_NV - normaliser_N1).add_(entropy_N1).mul_(probabilities_NV).neg_()
+    if wants_slope:
+        slope_NV = probabilities_NV.neg_().scatter_add_(-1, targets_N[:, None], torch.ones_like(chosen_N1))
+        found.append(through_the_head(slope_NV))
+    if entropy_slope_NV is not None:
+        found.append(through_the_head(entropy_slope_NV))
+    return tuple(found)
 
 
 @torch.no_grad()
