@@ -188,7 +188,7 @@ def gradient(policy: Policy, minibatch: MiniBatch, settings: Algorithm, kl_coef:
         policy.backward(loss)
         if not policy.is_displaced:
             tally_batch(tally, batch, scores, settings)
-            tally.add("loss", float(loss), float(batch.counted_BT.sum()) / minibatch.tokens)
+            tally.add("loss", float(loss.detach()), float(batch.counted_BT.sum()) / minibatch.tokens)
 
 
 def remember(minibatch: MiniBatch, index: int, scores: Scores) -> TrainingBatch:
