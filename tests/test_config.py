@@ -66,7 +66,10 @@ def test_a_resolved_configuration_is_frozen():
         ("algorithm.lr=fast", "algorithm.lr='fast' cannot be used. It should be a valid number"),
         ("algorithm.lr=nan", "algorithm.lr='nan' cannot be used. It should be a finite number"),
         ("algorithm.lr=0", "algorithm.lr=0 cannot be used. It should be greater than 0"),
-        ("rollout.dead_groups=refil", "rollout.dead_groups='refil' cannot be used. Write one of 'drop' or 'keep'"),
+        (
+            "rollout.dead_groups=refil",
+            "rollout.dead_groups='refil' cannot be used. Write one of 'drop', 'keep' or 'refill'",
+        ),
         ("lora.dropout=0.05", "lora.dropout=0.05: dropout makes .* Write 0."),
         ("run.steps=null", "run: a run has either steps or epochs. Write one of them"),
         ("group_size", "group_size: expected key=value, such as rollout.group_size=16."),
@@ -167,8 +170,10 @@ def test_every_setting_has_a_line_in_the_reference():
     assert set(fields()) <= set(page().split("`"))
 
 
-def test_help_names_the_presets():
-    assert "8gb, nano" in argument_parser().format_help()
+def test_help_names_the_presets_and_the_recipes():
+    told = " ".join(argument_parser().format_help().split())
+    assert "8gb, nano" in told
+    assert "on top: cispo, dapo, dr_grpo" in told
 
 
 def test_yaml_of_a_run_is_plain():
