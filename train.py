@@ -8,7 +8,7 @@ import signal
 import sys
 from types import FrameType
 
-from trainer import hub, quiet
+from trainer import hardware, hub, quiet
 from trainer.cli import answering_errors
 from trainer.policy import ds_config
 from trainer.rewards import graders
@@ -21,7 +21,7 @@ def main() -> None:
     if request.dry_run:
         print(request.config.to_yaml(), end="")
         return
-    ds_config.read(request.config.engine.ds_config)
+    ds_config.check(request.config, has_gpu=bool(hardware.detect().gpus))
     hub.check(request.config)
     graders.check(request.config)
     quiet.quiet()

@@ -50,20 +50,28 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> Path:
     torch.manual_seed(0)
     config = json.loads((NANO / "config.json").read_text())
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    shape |= {"num_key_value_heads": 2, "layer_types": ["full_attention"] * 2, "initializer_range": 0.2}
+    shape |= {
+        "max_position_embeddings": 1024,
+        "num_key_value_heads": 2,
+        "layer_types": ["full_attention"] * 2,
+        "initializer_range": 0.2,
+    }
     Qwen2ForCausalLM(Qwen2Config(**{**config, **shape})).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def alone() -> Iterator[None]:
     """A process group of one, as a lone run has it."""
     from trainer import distributed
 
+    before = dict(os.environ)
     distributed.connect(timeout_s=60)
     yield
     distributed.disconnect()
+    os.environ.clear()
+    os.environ.update(before)  # an address here would be taken for that of a group to join
 
 
 def group(
@@ -79,7 +87,9 @@ def group(
     return ScoredGroup(Prompt(Problem("p", "q", "1"), "q", prompt), completions, scores)
 
 
-def row(prompt: int, completion: int, advantage: float, first: int = 20) -> TrainingRow:
+def row(
+    prompt: int, completion: int, advantage: float, first: int = 20, reward: float = 0.0, weight: float = 1.0
+) -> TrainingRow:
     """A training row of so many prompt and completion tokens."""
     tokens = [first + (index * 7) % 90 for index in range(prompt + completion)]
-    return TrainingRow(tokens[:prompt], tokens[prompt:], [-1.0] * completion, advantage)
+    return TrainingRow(tokens[:prompt], tokens[prompt:], [-1.0] * completion, advantage, reward, weight)

@@ -3,33 +3,61 @@
 import pytest
 
 from tests.conftest import group
-from trainer.advantages import EPSILON, advantages_of
+from trainer.advantages import advantages_of
+from trainer.config import Algorithm
+
+EPSILON = 1e-6
+
+
+def advantages(rewards, method, step_deviation=0.0, **settings):
+    return advantages_of(rewards, Algorithm(advantage=method, **settings), step_deviation)
 
 
 def test_grpo_divides_by_the_population_deviation():
     # mean 0.5, deviation sqrt((4 * 0.25) / 4) = 0.5
-    assert advantages_of([1, 0, 0, 1], "grpo") == pytest.approx([1, -1, -1, 1], rel=2 * EPSILON)
+    assert advantages([1, 0, 0, 1], "grpo") == pytest.approx([1, -1, -1, 1], rel=3 * EPSILON)
 
 
 def test_one_right_of_four():
     # mean 0.25, deviation sqrt(0.25 * 0.75) = 0.4330: 0.75 / 0.4330 = 1.7321, -0.25 / 0.4330 = -0.5774
-    assert advantages_of([1, 0, 0, 0], "grpo") == pytest.approx(
-        [1.7320508, -0.5773503, -0.5773503, -0.5773503], rel=1e-5
-    )
+    assert advantages([1, 0, 0, 0], "grpo") == pytest.approx([1.7320508, -0.5773503, -0.5773503, -0.5773503], rel=1e-5)
+
+
+def test_the_deviation_over_g_minus_1_and_another_epsilon():
+    # deviation sqrt((4 * 0.25) / 3) = 0.5774, + 0.1 = 0.6774: 0.5 / 0.6774 = 0.7382
+    expected = [0.7381705, -0.7381705, -0.7381705, 0.7381705]
+    assert advantages([1, 0, 0, 1], "grpo", advantage_ddof=1, advantage_eps=0.1) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_single_reward_has_no_deviation_and_no_advantage():
+    for method in ("grpo", "dr_grpo", "rloo", "batch_std"):
+        assert advantages([None, 0.7], method, advantage_ddof=1) == [None, 0.0]
 
 
 def test_dr_grpo_does_not_divide():
-    assert advantages_of([1, 0, 0, 0], "dr_grpo") == pytest.approx([0.75, -0.25, -0.25, -0.25])
+    assert advantages([1, 0, 0, 0], "dr_grpo") == pytest.approx([0.75, -0.25, -0.25, -0.25])
 
 
-@pytest.mark.parametrize("method", ["grpo", "dr_grpo"])
+def test_rloo_leaves_the_answer_itself_out_of_the_mean():
+    # the others of the first have mean 0: 1 - 0 = 1; those of the second have mean (1 + 0 + 0) / 3: 0 - 1/3
+    assert advantages([1, 0, 0, 0], "rloo") == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
+    # 3 - (1 + 2) / 2 = 1.5, 1 - (3 + 2) / 2 = -1.5, 2 - (3 + 1) / 2 = 0
+    assert advantages([3, 1, 2], "rloo") == pytest.approx([1.5, -1.5, 0])
+
+
+def test_batch_std_divides_by_the_deviation_of_the_step():
+    assert advantages([1, 0], "batch_std", step_deviation=0.25) == pytest.approx([2, -2], rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["grpo", "dr_grpo", "rloo", "batch_std"])
 def test_advantages_of_a_group_sum_to_zero(method):
-    assert sum(advantages_of([0.1, 0.7, 1.15, 0.0, 0.3], method)) == pytest.approx(0, abs=1e-12)
+    assert sum(advantages([0.1, 0.7, 1.15, 0.0, 0.3], method, 0.4)) == pytest.approx(0, abs=1e-12)
 
 
 def test_a_completion_without_a_reward_is_no_part_of_the_group():
-    assert advantages_of([1, None, 0], "dr_grpo") == [0.5, None, -0.5]
-    assert advantages_of([None, None], "grpo") == [None, None]
+    assert advantages([1, None, 0], "dr_grpo") == [0.5, None, -0.5]
+    assert advantages([1, None, 0], "rloo") == [1.0, None, -1.0]
+    assert advantages([None, None], "grpo") == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,16 @@
 """The only file that shifts, so every position is checked."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import group, row
-from trainer.batches import idle_row, pack, rows_of, to_tensors
+from trainer.batches import GroupRows, Packer, idle_row, minibatches, rows_of, to_tensors
+from trainer.config import Algorithm
+from trainer.settings import resolve
 from trainer.types import TrainingRow
 
 PAD = 0
@@ -21,11 +25,22 @@ def test_a_row_is_shifted_and_only_its_completion_is_trained_on():
     assert batch.advantages_B.tolist() == [1.5, -0.5]
 
 
+PACKER = Packer(16384, PAD)
+
+
+def size(batch, flat: bool) -> int:
+    if not flat:
+        return batch.inputs_BT.numel()
+    return len(batch.tree.line_N)
+
+
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=40), st.integers(1, 300))
-def test_packing_keeps_every_token_and_the_budget(shapes, budget):
+@pytest.mark.parametrize("flat", [True, False])
+def test_packing_keeps_every_token_and_the_budget(flat, shapes, budget):
     rows = [row(prompt, completion, advantage=float(index)) for index, (prompt, completion) in enumerate(shapes)]
-    batches = pack(rows, budget, PAD)
-    assert all(len(batch.inputs_BT) == 1 or batch.inputs_BT.numel() <= budget for batch in batches)
+    batches = Packer(budget, PAD, flat).pack(rows)
+    # a batch has one token less in each row, because it is shifted
+    assert all(len(batch.inputs_BT) == 1 or size(batch, flat) + len(batch.inputs_BT) <= budget for batch in batches)
     assert sum(int(batch.mask_BT.sum()) for batch in batches) == sum(completion for _, completion in shapes)
     trained = {
         float(advantage): targets[mask].tolist()
@@ -35,25 +50,99 @@ def test_packing_keeps_every_token_and_the_budget(shapes, budget):
     assert trained == {one.advantage: list(one.completion) for one in rows}
 
 
-def test_rows_pair_each_completion_with_its_own_advantage_and_prompt():
-    groups = [group([1, 0], lengths=[2, 4], prompt=(1, 1)), group([0, None, 1], lengths=[1, 2, 3], prompt=(9,))]
-    rows = rows_of(groups, "dr_grpo")
-    assert [(one.prompt, len(one.completion), one.advantage) for one in rows] == [
-        ((1, 1), 2, 0.5),
-        ((1, 1), 4, -0.5),
-        ((9,), 1, -0.5),
-        ((9,), 3, 0.5),
+def test_answers_to_one_prompt_stay_together_and_the_prompt_counts_once():
+    """Two prompts of ten tokens with three answers of two and four tokens: 16 and 22 in a line."""
+    short, long = ([row(10, tokens, float(tokens), first=first)] * 3 for tokens, first in ((2, 20), (4, 60)))
+    mixed = [one for pair in zip(short, long, strict=True) for one in pair]
+    batches = Packer(22, PAD).pack(mixed)
+    assert [batch.advantages_B.tolist() for batch in batches] == [[4.0] * 3, [2.0] * 3]
+    assert len(Packer(37, PAD).pack(mixed)) == 2
+    assert len(Packer(38, PAD).pack(mixed)) == 1
+    assert [batch.advantages_B.tolist() for batch in Packer(30, PAD, flat=False).pack(mixed)] == [
+        [4, 4],
+        [4, 2],
+        [2, 2],
     ]
 
 
+def test_rows_pair_each_completion_with_its_own_advantage_and_prompt():
+    groups = [group([1, 0], lengths=[2, 4], prompt=(1, 1)), group([0, None, 1], lengths=[1, 2, 3], prompt=(9,))]
+    rows = [one for each in groups for one in rows_of(each, Algorithm(advantage="dr_grpo")).rows]
+    assert [(one.prompt, len(one.completion), one.advantage, one.reward) for one in rows] == [
+        ((1, 1), 2, 0.5, 1),
+        ((1, 1), 4, -0.5, 0),
+        ((9,), 1, -0.5, 0),
+        ((9,), 3, 0.5, 1),
+    ]
+
+
+def cut_off(scored, *indices):
+    """The group with some of its answers cut off at the longest."""
+    completions = [replace(one, truncated=index in indices) for index, one in enumerate(scored.completions)]
+    return replace(scored, completions=tuple(completions))
+
+
+def test_masked_answers_leave_the_loss_but_not_the_mean_of_their_group():
+    made = rows_of(cut_off(group([1, 0, 0], lengths=[2, 3, 4]), 1), Algorithm(advantage="dr_grpo", truncated="mask"))
+    assert [(len(one.completion), one.advantage) for one in made.rows] == [
+        (2, pytest.approx(2 / 3)),
+        (4, pytest.approx(-1 / 3)),
+    ]
+    assert made.size == 6  # the tokens of those that are left
+    assert len(rows_of(cut_off(group([1, 0]), 1), Algorithm()).rows) == 2
+    assert rows_of(cut_off(group([1, 0]), 0, 1), Algorithm(truncated="mask")) == GroupRows([], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "weights", "size"),
+    [("dapo", [1, 1], 6), ("dr_grpo", [1, 1], 6), ("grpo", [1 / 2, 1 / 4], 2), ("bnpo", [1 / 6, 1 / 6], 1)],
+)
+def test_a_row_has_the_weight_that_its_aggregation_gives_it(aggregation, weights, size):
+    made = rows_of(group([1, 0], lengths=[2, 4]), Algorithm(aggregation=aggregation))
+    assert [one.weight for one in made.rows] == pytest.approx(weights)
+    assert made.size == size
+
+
+IDLE = row(1, 1, 0.0, weight=0.0)
+
+
+def test_the_groups_of_a_pass_are_dealt_out_whole():
+    config = resolve("nano", None, ["algorithm.minibatches=2"])
+    groups = [GroupRows([row(2, 3, 1.0, first=10 * number)] * 2, 6.0) for number in range(3)]
+    first, second = minibatches(groups, IDLE, config, PACKER)
+    assert (first.tokens, first.divisor, second.tokens) == (12, 12, 6)
+    assert sorted(set(first.batches[0].inputs_BT[:, 0].tolist())) == [10 * 0, 10 * 2]
+    assert set(second.batches[0].inputs_BT[:, 0].tolist()) == {10}
+
+
+def test_nothing_to_train_on_is_no_batch_at_all():
+    (made,) = minibatches([], IDLE, resolve("nano"), PACKER)
+    assert (made.batches, made.tokens) == ([], 0)
+
+
+def test_a_rank_with_fewer_micro_batches_fills_up_with_rows_without_weight(monkeypatch):
+    """The other rank has three."""
+    monkeypatch.setattr("trainer.batches.distributed.gather", lambda mine: [mine, [(3, 30.0, 30)]])
+    (made,) = minibatches([GroupRows([row(2, 3, 1.0)], 3.0)], IDLE, resolve("nano"), PACKER)
+    assert [batch.weights_B.tolist() for batch in made.batches] == [[1.0], [0.0], [0.0]]
+    assert (made.divisor, made.tokens) == (33.0, 33.0)
+
+
 def test_an_idle_row_has_no_weight():
-    assert idle_row(group([1, 1], lengths=[5, 3])).advantage == 0
+    assert idle_row(group([1, 1], lengths=[5, 3])).weight == 0
     assert len(idle_row(group([1, 1], lengths=[5, 3])).completion) == 3
 
 
 def test_a_batch_moves_as_a_whole():
     moved = to_tensors([row(2, 3, 1.0)], PAD).to(torch.device("meta"))
-    assert {str(getattr(moved, name).device) for name in moved.__slots__} == {"meta"}
+    values = [getattr(moved, name) for name in moved.__slots__]
+    values += [getattr(moved.tree, name) for name in moved.tree.__slots__]
+    assert {str(value.device) for value in values if isinstance(value, torch.Tensor)} == {"meta"}
+
+
+def test_what_is_padding_can_be_told_from_the_rest():
+    batch = to_tensors([TrainingRow([5, 6], [PAD, 2], [0.0, 0.0], 1.0), TrainingRow([5], [8], [0.0], 1.0)], PAD)
+    assert batch.present_BT.tolist() == [[True, True, True], [True, False, False]]
 
 
 @pytest.mark.parametrize("width", [1, 2])

@@ -21,12 +21,9 @@ class FilePolicy:
     def load(self, folder):
         self.state = (folder / "engine.txt").read_text()
 
-    def save_adapter(self, folder):
-        folder.mkdir()
-
 
 class Learned:
-    """A curriculum that remembers one number."""
+    """Something that remembers one number."""
 
     def __init__(self, number=0):
         self.number = number
@@ -39,19 +36,19 @@ class Learned:
 
 
 def save(policy, folder, step, keep=2):
-    checkpoints.save(policy, folder, step, keep, Learned(step))
+    checkpoints.save(policy, folder, step, keep, {"curriculum": Learned(step), "kl": Learned(2 * step)})
 
 
 def resume(policy, folder):
-    return checkpoints.resume(policy, folder, Learned())
+    return checkpoints.resume(policy, folder, {"curriculum": Learned(), "kl": Learned()})
 
 
 def test_the_latest_whole_one_is_loaded(tmp_path):
     for step in (5, 10):
         save(FilePolicy(f"after {step}"), tmp_path, step, keep=2)
-    policy, curriculum = FilePolicy("fresh"), Learned()
-    assert checkpoints.resume(policy, tmp_path, curriculum) == 10
-    assert (policy.state, curriculum.number) == ("after 10", 10)
+    policy, curriculum, kl = FilePolicy("fresh"), Learned(), Learned()
+    assert checkpoints.resume(policy, tmp_path, {"curriculum": curriculum, "kl": kl}) == 10
+    assert (policy.state, curriculum.number, kl.number) == ("after 10", 10, 20)
 
 
 def test_a_run_without_one_starts_at_zero(tmp_path):

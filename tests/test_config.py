@@ -77,9 +77,15 @@ def test_a_resolved_configuration_is_frozen():
         ("algorithm.lr=nan", "algorithm.lr='nan' cannot be used. It should be a finite number"),
         ("algorithm.lr=0", "algorithm.lr=0 cannot be used. It should be greater than 0"),
         (
-            "rollout.dead_groups=refil",
-            "rollout.dead_groups='refil' cannot be used. Write one of 'drop', 'keep' or 'refill'",
+            "rollout.dead_groups=fill",
+            "rollout.dead_groups='fill' cannot be used. Write one of 'drop', 'keep' or 'refill'",
         ),
+        ("algorithm.kl.target=0.1", "algorithm.kl: target has no effect while coef is 0. Write algorithm.kl.coef=0.04"),
+        (
+            "algorithm.dual_clip=1.1",
+            "algorithm: dual_clip=1.1 is inside the first bound, .* = 1.2. Write .*dual_clip=3",
+        ),
+        ("algorithm.minibatches=17", "algorithm.minibatches=17: groups stay whole, .* rollout.problems=16. Write "),
         ("lora.dropout=0.05", "lora.dropout=0.05: dropout makes .* Write 0."),
         ("run.steps=null", "run: a run has either steps or epochs. Write one of them"),
         ("group_size", "group_size: expected key=value, such as rollout.group_size=16."),
@@ -209,3 +215,13 @@ def test_help_names_the_presets_and_the_recipes():
 
 def test_yaml_of_a_run_is_plain():
     assert yaml.safe_load(resolve("nano").to_yaml())["model"]["name"] == "nano"
+
+
+def test_raw_rewards_know_no_dead_groups():
+    with pytest.raises(
+        ConfigError, match=r"^rollout.dead_groups=refill: algorithm.loss=reinforce learns from the raw reward.*keep"
+    ):
+        resolve("nano", None, ["algorithm.loss=reinforce", "rollout.dead_groups=refill"])
+    assert not resolve("nano", None, ["algorithm.loss=reinforce"]).drops_dead_groups
+    assert resolve("nano").drops_dead_groups
+    assert not resolve("nano", None, ["rollout.dead_groups=keep"]).drops_dead_groups

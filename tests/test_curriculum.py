@@ -46,6 +46,24 @@ def test_without_a_curriculum_every_problem_comes_once_in_a_pass():
     assert (plain.state(), plain.draw(11)) == ({}, draw(PROBLEMS, 11, 8, 0))
 
 
+@pytest.mark.parametrize("name", CURRICULA)
+def test_spare_problems_are_others_and_follow_from_the_seed_too(name):
+    one, same = (CURRICULA[name](PROBLEMS, 8, 3, 10) for _ in range(2))
+    spare = ids(one.spare(2, 1))
+    assert len(set(spare)) == 8
+    assert not set(spare) & set(ids(one.draw(2)))
+    assert spare == ids(same.spare(2, 1)) != ids(one.spare(2, 2))
+
+
+def test_spare_problems_are_as_easy_as_the_others_of_their_step():
+    easy = EasyFirst(PROBLEMS, 10, 0, total_steps=100)
+    assert max(problem.extra["level"] for problem in easy.spare(0, 1)) <= 9
+
+
+def test_with_no_other_problems_the_same_ones_come_again():
+    assert len(Curriculum(PROBLEMS[:5], 5, 0, 10).spare(0, 1)) == 5
+
+
 # --- difficulty
 
 
@@ -135,7 +153,8 @@ class NoPolicy:
     def save(self, folder):
         (folder / "engine").mkdir()
 
-    load = save_adapter = lambda self, folder: None
+    def load(self, folder):
+        pass
 
 
 @pytest.mark.parametrize("name", CURRICULA)
@@ -146,9 +165,9 @@ def test_a_resumed_run_draws_what_the_undisturbed_one_drew(tmp_path, name):
     undisturbed = steps(fresh(), 0, 40)
     first = fresh()
     begun = steps(first, 0, 17)
-    checkpoints.save(NoPolicy(), tmp_path, 17, 2, first)
+    checkpoints.save(NoPolicy(), tmp_path, 17, 2, {"curriculum": first})
     resumed = fresh()
-    assert checkpoints.resume(NoPolicy(), tmp_path, resumed) == 17
+    assert checkpoints.resume(NoPolicy(), tmp_path, {"curriculum": resumed}) == 17
     assert begun + steps(resumed, 17, 40) == undisturbed
     assert resumed.state() == first.state() or name == "solve_rate"
 
@@ -156,7 +175,7 @@ def test_a_resumed_run_draws_what_the_undisturbed_one_drew(tmp_path, name):
 def test_the_checkpoint_holds_what_was_learned(tmp_path):
     learned = BySolveRate(PROBLEMS, 8, 5, 40)
     learned.observe([("p/3", 1 / 3)])
-    checkpoints.save(NoPolicy(), tmp_path, 1, 2, learned)
+    checkpoints.save(NoPolicy(), tmp_path, 1, 2, {"curriculum": learned})
     state = json.loads((tmp_path / "checkpoints/latest/state.json").read_text())
     assert state["curriculum"] == {"solve_rates": {"p/3": 1 / 3}}
 
@@ -166,7 +185,7 @@ def test_ranks_that_see_different_groups_draw_the_same_problems(monkeypatch):
     config = resolve("nano", None, ["task.curriculum=solve_rate"])
 
     class Rank:
-        observe = loop.Parts.observe
+        _observe = loop.Parts._observe
 
         def __init__(self):
             self.config, self.curriculum = config, BySolveRate(PROBLEMS, 8, 0, 30)
@@ -179,6 +198,6 @@ def test_ranks_that_see_different_groups_draw_the_same_problems(monkeypatch):
         rates = [solve_rates(groups, lenient=False) for groups in mine]
         for rank, groups in zip(ranks, mine):
             monkeypatch.setattr(distributed, "gather", lambda own, all_of=rates: all_of if own in all_of else None)
-            rank.observe(groups)
+            rank._observe(groups)
     assert ranks[0].curriculum.state() == ranks[1].curriculum.state()
     assert len(ranks[0].curriculum.rates) > 100

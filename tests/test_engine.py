@@ -5,12 +5,13 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.e2e.updates import ROWS, UPDATES, deterministic, settings
+from tests.e2e.updates import ROWS, UPDATES, Case, deterministic, make_model, settings
 
 GOLDEN = ROOT / "tests/golden/one_step.json"
 HOW_TO_DECIDE = (
@@ -20,11 +21,78 @@ HOW_TO_DECIDE = (
 )
 
 
-def launch(model, out, world: int, *cases: str) -> dict:
+RICH = (
+    "algorithm.epochs=2",
+    "algorithm.correction.level=token",
+    "algorithm.kl.coef=0.1",
+    "algorithm.kl.refresh=2",
+    "algorithm.entropy_bonus=0.05",
+    "algorithm.top_entropy=0.5",
+    "algorithm.dual_clip=1.5",
+    "algorithm.clip_high=0.05",
+    "algorithm.clip_low=0.05",
+)
+EPS, STRENGTH = 0.01, 0.02
+GRADREG = (f"algorithm.gradreg.strength={STRENGTH}", f"algorithm.gradreg.eps={EPS}", "optim.max_grad_norm=100")
+OBJECTIVES = {
+    "dapo": ("algorithm.aggregation=dapo",),
+    "grpo": ("algorithm.aggregation=grpo", "algorithm.loss=gspo"),
+    "bnpo": ("algorithm.aggregation=bnpo", "algorithm.loss=cispo"),
+    "dr_grpo": ("algorithm.aggregation=dr_grpo", "algorithm.loss=reinforce_baseline"),
+    "rich": RICH,
+    "gradreg": GRADREG,
+}
+FULL = ("lora.enabled=false", "algorithm.lr=0.001")  # so that 3e-5 is a small share of a step
+VARIANTS = {
+    "full": FULL,
+    "dora": ("lora.dora=true",),
+    "plus": ("lora.plus_ratio=8",),
+    "pissa": ("lora.init=pissa", "lora.rslora=true"),
+    "pissa_dora": ("lora.init=pissa_niter_16", "lora.dora=true"),
+}
+RATES = {
+    "linear": ("optim.schedule=linear", "optim.warmup=0.34"),
+    "cosine": ("optim.schedule=cosine", "optim.warmup=0.34", "lora.plus_ratio=8"),
+}
+CLIPPED = {f"clipped at {norm}": (*FULL, f"optim.max_grad_norm={norm}") for norm in (1.0, 0.1)}
+EIGHT_BITS = {"adamw_8bit": ("optim.name=adamw_8bit",)}
+
+
+def cases(world: int) -> list[Case]:
+    """Every objective in one piece, in pieces, backwards, and over two ranks evenly, unevenly and with one idle."""
+    dealt = []
+    for name, chosen in OBJECTIVES.items():
+        if world == 1:
+            dealt += [
+                Case(f"{name} whole", [4], settings=chosen),
+                Case(f"{name} pieces", [4], budget=30, ds_config="zero2", backwards=True, settings=chosen),
+                Case(f"{name} rows", [4], budget=1, settings=chosen),
+            ]
+        else:
+            dealt += [
+                Case(f"{name} even", [2, 2], ds_config="zero2", settings=chosen),
+                Case(f"{name} uneven", [3, 1], budget=1, settings=chosen),
+                Case(f"{name} idle", [4, 0], budget=30, settings=chosen),
+            ]
+    return dealt + variants(world)
+
+
+def variants(world: int) -> list[Case]:
+    if world == 2:
+        return [Case(f"{name} uneven", [3, 1], budget=30, settings=chosen) for name, chosen in VARIANTS.items()]
+    alone = VARIANTS | RATES | CLIPPED | EIGHT_BITS
+    pieces = [
+        Case(f"{name} pieces", [4], budget=30, ds_config="zero2", settings=chosen) for name, chosen in VARIANTS.items()
+    ]
+    return pieces + [Case(f"{name} whole", [4], settings=chosen) for name, chosen in alone.items()]
+
+
+def launch(model, out, world: int, cases: list[Case]) -> dict:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "tests.e2e.updates", str(model), str(out), *cases]
+    what = json.dumps([asdict(case) for case in cases])
+    command = [sys.executable, "-m", "tests.e2e.updates", str(model), str(out), what]
     shared = os.environ | {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [
         subprocess.Popen(command, cwd=ROOT, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -36,19 +104,12 @@ def launch(model, out, world: int, *cases: str) -> dict:
 
 @pytest.fixture(scope="module")
 def one_rank(tiny_model, tmp_path_factory):
-    cases = ("whole:zero2_offload:10000:8", "pieces:zero2_offload:30:8", "rows:zero2_offload:1:8", "kept:zero2:30:8")
-    return launch(tiny_model, tmp_path_factory.mktemp("one") / "out.json", 1, *cases)
+    return launch(tiny_model, tmp_path_factory.mktemp("one") / "out.json", 1, cases(1))
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tiny_model, tmp_path_factory):
-    cases = (
-        "even:zero2_offload:10000:4,4",
-        "uneven:zero2_offload:1:6,2",
-        "idle:zero2_offload:30:8,0",
-        "kept:zero2:30:3,5",
-    )
-    return launch(tiny_model, tmp_path_factory.mktemp("two") / "out.json", 2, *cases)
+    return launch(tiny_model, tmp_path_factory.mktemp("two") / "out.json", 2, cases(2))
 
 
 def assert_same(one: dict, other: dict, tolerance: float) -> None:
@@ -58,26 +119,84 @@ def assert_same(one: dict, other: dict, tolerance: float) -> None:
         torch.testing.assert_close(torch.tensor(other["adapter"][name]), torch.tensor(values), atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("case", ["pieces", "rows", "kept"])
-def test_micro_batches_and_offload_change_nothing(one_rank, case):
-    assert_same(one_rank["whole"], one_rank[case], tolerance=1e-5)
+@pytest.mark.parametrize("dealt", ["pieces", "rows"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_micro_batches_order_and_offload_change_nothing(one_rank, objective, dealt):
+    assert_same(one_rank[f"{objective} whole"], one_rank[f"{objective} {dealt}"], tolerance=1e-5)
 
 
-@pytest.mark.parametrize("case", ["even", "uneven", "idle", "kept"])
-def test_two_ranks_give_the_update_of_one(one_rank, two_ranks, case):
-    assert_same(one_rank["whole"], two_ranks[case], tolerance=1e-5)
+@pytest.mark.parametrize("dealt", ["even", "uneven", "idle"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_two_ranks_give_the_update_of_one(one_rank, two_ranks, objective, dealt):
+    assert_same(one_rank[f"{objective} whole"], two_ranks[f"{objective} {dealt}"], tolerance=1e-5)
 
 
-def test_the_engine_equals_plain_pytorch(one_rank, tiny_model):
-    """No engine, no chunks, no padding: rows one by one, torch's AdamW and clipping."""
-    from trainer.policy.base import load_model
-    from trainer.policy.lora import add_adapter
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_gives_one_update_however_the_rows_are_dealt(one_rank, two_ranks, variant):
+    whole, tolerance = one_rank[f"{variant} whole"], 3e-5
+    assert_same(whole, one_rank[f"{variant} pieces"], tolerance)
+    assert_same(whole, two_ranks[f"{variant} uneven"], tolerance)
 
-    config = settings(str(tiny_model), "zero2")
-    model = add_adapter(load_model(config.model, "fp32", torch.device("cpu")), config.lora)
+
+@pytest.mark.parametrize(
+    ("case", "peaks", "shares"),
+    [
+        ("dapo", [0.01], [1, 1, 1]),
+        ("linear", [0.01], [1 / 2, 1, 1 / 2]),  # one step of warm-up, and two to fall
+        ("cosine", [0.01, 0.08], [1 / 2, 1, 1 / 2]),
+        ("plus", [0.01, 0.08], [1, 1, 1]),
+    ],
+)
+def test_the_rate_of_each_group_is_read_back_from_the_optimizer(one_rank, case, peaks, shares):
+    result = one_rank[f"{case} whole"]
+    for rates, share in zip(result["rates"], shares, strict=True):
+        assert rates == pytest.approx([peak * share for peak in peaks])
+    assert result["lr"] == pytest.approx([peaks[0] * share for share in shares])
+
+
+def test_8_bit_states_learn_nearly_what_32_bit_states_do(one_rank):
+    """The first step is the same, because nothing has been rounded yet."""
+    eight, full = (one_rank[f"{case} whole"]["grad_norms"] for case in ("adamw_8bit", "dapo"))
+    assert eight[:2] == pytest.approx(full[:2], abs=1e-5)
+    assert eight == pytest.approx(full, rel=1e-2)
+    assert eight[2] != full[2]
+
+
+def test_objectives_differ(one_rank):
+    """So that what is the same above is not the same for another reason."""
+    norms = [one_rank[f"{objective} whole"]["grad_norms"][0] for objective in OBJECTIVES]
+    assert len({round(norm, 3) for norm in norms}) >= len(norms) - 1  # the first gradient of gradreg is that of dapo
+
+
+def test_the_first_pass_is_on_policy_and_the_second_is_clipped(one_rank, two_ranks):
+    for result in (one_rank["rich whole"], two_ranks["rich uneven"]):
+        assert result["measured"][0]["kl"] > 0  # the second pass has moved away from the reference of the first
+        assert result["measured"][0]["clipped/high"] > 0
+    for measured in one_rank["dapo whole"]["measured"]:
+        assert measured["ratio"] == measured["ratio/max"] == 1.0
+
+
+@pytest.fixture
+def plain(tiny_model):
+    return without_engine(tiny_model)
+
+
+def without_engine(tiny_model, *chosen: str):
+    """The same model, what is trained of it, and its settings."""
+    config = settings(str(tiny_model), Case("plain", [4], settings=chosen))
+    model = make_model(config)
     deterministic(model)
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trainable, lr=config.algorithm.lr, betas=config.optim.betas, weight_decay=0.0)
+    return model, [parameter for parameter in model.parameters() if parameter.requires_grad], config
+
+
+PLAIN = {"dapo": (), "plus": VARIANTS["plus"], "dora": VARIANTS["dora"], "full": FULL} | CLIPPED
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_the_engine_equals_plain_pytorch(one_rank, tiny_model, case):
+    """No engine, no chunks, no padding: rows one by one, torch's AdamW and clipping."""
+    model, trainable, config = without_engine(tiny_model, *PLAIN[case])
+    optimizer = torch.optim.AdamW(groups(model, config), betas=config.optim.betas, weight_decay=0.0)
     norms = []
     for _ in range(UPDATES):
         optimizer.zero_grad()
@@ -85,26 +204,69 @@ def test_the_engine_equals_plain_pytorch(one_rank, tiny_model):
         norms.append(float(torch.nn.utils.clip_grad_norm_(trainable, config.optim.max_grad_norm)))
         optimizer.step()
     adapter = {name: value.flatten().tolist() for name, value in model.named_parameters() if value.requires_grad}
-    assert norms == pytest.approx(one_rank["whole"]["grad_norms"], abs=1e-5)
-    assert norms[0] > config.optim.max_grad_norm, "the clipping is part of what is compared"
+    assert norms == pytest.approx(one_rank[f"{case} whole"]["grad_norms"], abs=1e-5, rel=1e-4)
+    assert norms[0] > config.optim.max_grad_norm or case == "dora", "the clipping is part of what is compared"
     for name, values in adapter.items():
-        expected = torch.tensor(one_rank["whole"]["adapter"][name])
+        expected = torch.tensor(one_rank[f"{case} whole"]["adapter"][name])
         torch.testing.assert_close(torch.tensor(values), expected, atol=1e-4, rtol=0)
 
 
+def groups(model, config) -> list[dict]:
+    """LoRA+ by its definition: the B matrices learn faster."""
+    rates = {True: config.algorithm.lr * config.lora.plus_ratio, False: config.algorithm.lr}
+    named = list(model.named_parameters())
+    return [
+        {"params": [value for name, value in named if value.requires_grad and ("lora_B" in name) is fast], "lr": rate}
+        for fast, rate in rates.items()
+    ]
+
+
+def test_gradient_regularisation_equals_plain_pytorch(one_rank, two_ranks, plain):
+    """Two gradients of the ratio by autograd, the second with the weights moved by hand; the first update's norm."""
+    model, trainable, config = plain
+    old = completion_logprobs(model, config.rollout.temperature).detach()
+    first = gradient_of_ratio(model, trainable, config, old)
+    with torch.no_grad():
+        for parameter, part in zip(trainable, first, strict=True):
+            parameter.add_(part, alpha=EPS)
+    second = gradient_of_ratio(model, trainable, config, old)
+    mixed = [one + STRENGTH / EPS * (two - one) for one, two in zip(first, second, strict=True)]
+    for result in (one_rank["gradreg whole"], two_ranks["gradreg uneven"]):
+        assert result["grad_norms"][0] == pytest.approx(norm_of(mixed), rel=1e-4)
+        assert result["updates"][0]["gradreg/first_norm"] == pytest.approx(norm_of(first), rel=1e-4)
+        assert result["updates"][0]["gradreg/second_norm"] == pytest.approx(norm_of(second), rel=1e-4)
+    assert abs(norm_of(mixed) / norm_of(first) - 1) > 1e-2, "the term is large enough to be seen"
+
+
+def gradient_of_ratio(model, trainable, config, old) -> list[torch.Tensor]:
+    ratio = (completion_logprobs(model, config.rollout.temperature) - old).exp()
+    advantages = torch.tensor([one.advantage for one in ROWS for _ in one.completion])
+    return list(torch.autograd.grad(-(ratio * advantages).mean(), trainable))
+
+
+def norm_of(parts) -> float:
+    return float(torch.cat([part.flatten() for part in parts]).norm())
+
+
 def sum_of_losses(model, temperature: float) -> torch.Tensor:
-    losses, tokens = [], 0
+    advantages = torch.tensor([one.advantage for one in ROWS for _ in one.completion])
+    return -(completion_logprobs(model, temperature) * advantages).mean()
+
+
+def completion_logprobs(model, temperature: float) -> torch.Tensor:
+    """Of every completion token of every row, one row at a time."""
+    logprobs = []
     for one in ROWS:
-        text = torch.tensor([[*one.prompt, *one.completion]])
-        everything = torch.log_softmax(model(text).logits[0] / temperature, dim=-1)
+        everything = torch.log_softmax(
+            model(torch.tensor([[*one.prompt, *one.completion]])).logits[0] / temperature, -1
+        )
         for position, token in enumerate(one.completion, start=len(one.prompt)):
-            losses.append(-one.advantage * everything[position - 1, token])
-            tokens += 1
-    return torch.stack(losses).sum() / tokens
+            logprobs.append(everything[position - 1, token])
+    return torch.stack(logprobs)
 
 
 def test_golden_step(one_rank):
-    golden, now = json.loads(GOLDEN.read_text()), summary(one_rank["whole"])
+    golden, now = json.loads(GOLDEN.read_text()), summary(one_rank["dapo whole"])
     for name, expected in golden.items():
         assert now[name] == pytest.approx(expected, rel=1e-4), f"{name}: {HOW_TO_DECIDE}"
 

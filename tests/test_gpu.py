@@ -1,4 +1,4 @@
-"""What only a CUDA device shows: bf16 and fp16 through the engine, with and without pinned offload."""
+"""What only a CUDA device shows: bf16 and fp16 through the engine, pinned offload, decode steps captured as graphs."""
 
 import json
 import shutil
@@ -15,15 +15,71 @@ pytestmark = [
 ]
 
 
+def train(folder, *settings: str) -> list[float]:
+    """Accuracy of the base, the trained model and the merged one, if there is one."""
+    command = [sys.executable, str(ROOT / "train.py"), "--preset", "nano", *settings, "run.dir=it"]
+    command += ["run.steps=20", "eval.problems=128"]
+    answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert "on 1 x cuda" in answer.stdout
+    return [one["accuracy"] for one in json.loads((folder / "it/eval.json").read_text())["evaluations"]]
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("ds_config", ["zero2_offload", "zero2"])
 def test_the_embedded_model_trains_on_the_card(tmp_path, dtype, ds_config):
-    settings = [f"model.dtype={dtype}", f"engine.ds_config={ds_config}", "run.steps=20", "eval.problems=128"]
-    command = [sys.executable, str(ROOT / "train.py"), "--preset", "nano", *settings, "run.dir=it"]
-    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert answer.returncode == 0, answer.stderr
-    assert "on 1 x cuda" in answer.stdout
-    base, trained, _ = (one["accuracy"] for one in json.loads((tmp_path / "it/eval.json").read_text())["evaluations"])
+    base, trained, _ = train(tmp_path, f"model.dtype={dtype}", f"engine.ds_config={ds_config}")
     assert trained > base + 0.1
     metrics = [json.loads(line) for line in (tmp_path / "it/metrics.jsonl").read_text().splitlines()]
     assert all(record["sampler_difference"] < 0.05 for record in metrics if "sampler_difference" in record)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_8bit"])
+def test_8_bit_states_on_the_card(tmp_path, optimizer):
+    base, trained, _ = train(tmp_path, f"optim.name={optimizer}", "engine.ds_config=zero2")
+    assert trained > base + 0.1
+
+
+@pytest.mark.parametrize("variant", ["lora.dora=true", "lora.init=pissa", "lora.plus_ratio=4"])
+def test_adapters_of_each_kind_train_and_merge_on_the_card(tmp_path, variant):
+    base, trained, merged = train(tmp_path, "model.dtype=bf16", variant)
+    assert trained > base + 0.1
+    assert merged > base + 0.1
+
+
+@pytest.mark.parametrize("ds_config", ["zero2_offload", "zero2"])
+def test_the_whole_model_trains_on_the_card(tmp_path, ds_config):
+    base, trained = train(tmp_path, "model.dtype=bf16", "lora.enabled=false", f"engine.ds_config={ds_config}")
+    assert trained > base + 0.1
+
+
+@pytest.mark.parametrize("rows", [64, 12])
+def test_captured_steps_give_the_tokens_of_generate(rows, tokenizer):
+    import torch
+
+    from tests.test_samplers import SOME, adapted, family, prompts, sampling
+    from trainer.samplers.decode import DecodeSampler
+    from trainer.samplers.hf import HfSampler
+
+    model, asked, said = adapted(family()).cuda(), prompts(9, 3, 30, 4, 17, 11, 23, 6), []
+    fast = DecodeSampler(model, tokenizer, SOME, rows, said.append)
+    for new_tokens in (40, 20):  # the second finds other steps captured
+        greedy = sampling(group=8, temperature=0.0, max_new_tokens=new_tokens)
+        wanted = dict(HfSampler(model, tokenizer, SOME, 64).sample(asked, greedy))
+        got = dict(fast.sample(asked, greedy))
+        assert {n: [one.tokens for one in group] for n, group in got.items()} == {
+            n: [one.tokens for one in group] for n, group in wanted.items()
+        }
+    assert said == [], "the step could not be captured"
+    assert fast.batch.steps.captured > 0
+    once, again = (dict(fast.sample(asked, sampling(group=8, max_new_tokens=40))) for _ in range(2))
+    assert once == again
+    torch.cuda.synchronize()
+
+
+def test_the_bandwidth_table_can_be_filled(tmp_path):
+    command = [sys.executable, str(ROOT / "bench/decode.py"), "--device", "cuda", "--dtype", "bf16", "--rows", "64"]
+    command += ["--repetitions", "1", "--json", "--out", str(tmp_path / "decode.json")]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout)["speedup"]["64"] > 1

@@ -1,15 +1,17 @@
 """Chunked log-probs equal the plain ones, value and gradient, and padding changes nothing."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import row
 from trainer import logprobs
-from trainer.batches import pack, to_tensors
+from trainer.batches import Packer, to_tensors
 from trainer.errors import ModelError
-from trainer.logprobs import LogProbs, chunked
+from trainer.logprobs import Head, LogProbs, chunked
 
 
 @pytest.fixture
@@ -44,18 +46,28 @@ def test_a_padded_batch_equals_its_rows_one_by_one_in_float64(model, temperature
         model.float()
 
 
-def gradients(model, batches):
-    module = LogProbs(model, 0.7)
+def gradients(model, batches, flat):
+    module = LogProbs(model, 0.7, flat=flat)
     model.zero_grad()
     for batch in batches:
         (module(batch).logprobs_BT.sum(dim=1) * batch.advantages_B).sum().backward()
     return torch.cat([parameter.grad.flatten().clone() for parameter in model.parameters()])
 
 
+def test_the_entropy_has_a_gradient_only_where_it_is_trained(model):
+    batch = to_tensors(ROWS, pad_token=0)
+    assert not LogProbs(model, 1.0)(batch).entropy_BT.requires_grad
+    logits = torch.randn(2, 30, requires_grad=True, dtype=torch.float32)
+    _, entropy = chunked(Head(nn.Linear(30, 30)), logits, torch.tensor([1, 2]), 1.0, train_entropy=True)
+    assert entropy.requires_grad
+
+
 @pytest.mark.parametrize("budget", [10, 20, 1000])
-def test_any_micro_batching_has_one_gradient(model, budget):
-    whole = gradients(model, [to_tensors(ROWS, pad_token=0)])
-    torch.testing.assert_close(gradients(model, pack(ROWS, budget, pad_token=0)), whole, atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("flat", [True, False])
+def test_any_micro_batching_has_one_gradient(model, budget, flat):
+    whole = gradients(model, [to_tensors(ROWS, pad_token=0)], flat=False)
+    pieces = gradients(model, Packer(budget, 0, flat).pack(ROWS), flat)
+    torch.testing.assert_close(pieces, whole, atol=1e-5, rtol=1e-5)
 
 
 def test_chunks_change_neither_values_nor_gradients(monkeypatch):
@@ -67,8 +79,8 @@ def test_chunks_change_neither_values_nor_gradients(monkeypatch):
         monkeypatch.setattr(logprobs, "CHUNK_BYTES", chunk_bytes)
         hidden = torch.linspace(-1, 1, 50 * 16).reshape(50, 16).requires_grad_()
         head.zero_grad()
-        values, entropy = chunked(head, hidden, targets, 0.7)
-        (values * torch.arange(50)).sum().backward()
+        values, entropy = chunked(Head(head), hidden, targets, 0.7, train_entropy=True)
+        (values * torch.arange(50) + entropy * torch.arange(50).flip(0)).sum().backward()
         results.append((values, entropy, hidden.grad, head.weight.grad.clone()))
     for once, in_chunks in zip(*results, strict=True):
         torch.testing.assert_close(once, in_chunks, atol=1e-5, rtol=1e-5)
@@ -79,18 +91,54 @@ def test_no_tensor_of_tokens_by_vocabulary_stays_alive_for_backward(monkeypatch)
     monkeypatch.setattr(logprobs, "CHUNK_BYTES", 4 * 2000 * 8)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
-        chunked(nn.Linear(8, 2000), torch.randn(400, 8, requires_grad=True), torch.zeros(400, dtype=torch.long), 1.0)
+        chunked(
+            Head(nn.Linear(8, 2000)), torch.randn(400, 8, requires_grad=True), torch.zeros(400, dtype=torch.long), 1.0
+        )
     assert kept
     assert max(kept) < 400 * 2000 / 5
 
 
 def test_log_softmax_is_in_float32_for_a_bf16_model():
     head = nn.Linear(8, 50, dtype=torch.bfloat16)
-    values, entropy = chunked(head, torch.randn(3, 8, dtype=torch.bfloat16), torch.tensor([1, 2, 3]), 1.0)
+    values, entropy = chunked(Head(head), torch.randn(3, 8, dtype=torch.bfloat16), torch.tensor([1, 2, 3]), 1.0)
     assert values.dtype == entropy.dtype == torch.float32
 
 
-def test_a_head_that_caps_its_logits_is_refused_by_name(model):
-    model.config.final_logit_softcapping = 30.0
-    with pytest.raises(ModelError, match="final_logit_softcapping"):
+def shaped(family: str, **unusual):
+    """A tiny random model of a family."""
+    config = AutoConfig.for_model(
+        family, vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, pad_token_id=0, **unusual,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(30)  # so that a cap has something to cap
+    return model.eval()
+
+
+FAMILIES = {
+    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
+    "llama untied": ("llama", {"tie_word_embeddings": False}),
+    "gemma2 capped": ("gemma2", {"final_logit_softcapping": 3.0, "layer_types": ["full_attention"] * 2}),
+    "cohere scaled": ("cohere", {"logit_scale": 0.0625}),
+    "granite divided": ("granite", {"logits_scaling": 8.0}),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_heads_of_all_kinds_are_scored_as_the_model_does(name):
+    model = shaped(FAMILIES[name][0], **FAMILIES[name][1])
+    batch = to_tensors(ROWS, pad_token=0)
+    batch = replace(batch, inputs_BT=batch.inputs_BT % 97, targets_BT=batch.targets_BT % 97)
+    logits = model(batch.inputs_BT).logits / 0.7
+    expected = torch.log_softmax(logits, -1).gather(-1, batch.targets_BT[..., None])[..., 0] * batch.mask_BT
+    torch.testing.assert_close(LogProbs(model, 0.7)(batch).logprobs_BT, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gemma2 capped", "cohere scaled", "granite divided"])
+def test_a_head_that_does_more_than_is_known_is_refused_by_name(name, monkeypatch):
+    model = shaped(FAMILIES[name][0], **FAMILIES[name][1])
+    monkeypatch.setattr(logprobs, "head_of", lambda model: Head(model.get_output_embeddings()))
+    with pytest.raises(ModelError, match=f"{FAMILIES[name][0]} does more to its logits"):
         LogProbs(model, 1.0)

@@ -1,33 +1,46 @@
 """Losses by hand arithmetic, against float64 references, and gradients by finite differences."""
 
 import math
+from dataclasses import replace
 from typing import get_args
 
 import pytest
 import torch
 
+from tests.conftest import row
 from trainer.advantages import ADVANTAGES
-from trainer.config import Algorithm
-from trainer.losses import LOSSES, PolicyTerms, total
+from trainer.aggregation import AGGREGATIONS
+from trainer.batches import to_tensors
+from trainer.config import Algorithm, Correction, Kl
+from trainer.kl import ESTIMATORS
+from trainer.logprobs import Scores
+from trainer.losses import LOSSES, PolicyTerms, correction, mismatch, objective, total
 
 SETTINGS = Algorithm(clip_low=0.2, clip_high=0.3)
 
 
-def terms(logprobs, old, advantages) -> PolicyTerms:
-    return PolicyTerms(*(torch.tensor(part, dtype=torch.float64) for part in (logprobs, old, advantages)))
+def terms(logprobs, old, advantages, rewards=None, mask=None) -> PolicyTerms:
+    """Tensors pass through; lists become float64."""
+    mask = torch.tensor(mask) if mask else torch.ones(len(old), len(old[0]), dtype=torch.bool)
+    parts = [torch.as_tensor(part, dtype=torch.float64) for part in (logprobs, old, advantages, rewards or advantages)]
+    return PolicyTerms(parts[0], parts[1], mask, parts[2], parts[3])
 
 
 def test_every_choice_of_the_configuration_exists():
-    assert set(get_args(Algorithm.model_fields["loss"].annotation)) == set(LOSSES)
-    assert set(get_args(Algorithm.model_fields["advantage"].annotation)) == set(ADVANTAGES)
+    for field, known in (("loss", LOSSES), ("advantage", ADVANTAGES), ("aggregation", AGGREGATIONS)):
+        assert set(get_args(Algorithm.model_fields[field].annotation)) == set(known)
+    assert set(get_args(Kl.model_fields["estimator"].annotation)) == set(ESTIMATORS)
 
 
-def test_reinforce_with_baseline_by_hand():
+def test_reinforce_with_and_without_baseline_by_hand():
     # -2 * -0.5 = 1, -2 * -1 = 2; 0.5 * -3 = -1.5
-    loss = LOSSES["reinforce_baseline"](terms([[-0.5, -1.0], [-3.0, 0.0]], [[0, 0], [0, 0]], [2.0, -0.5]), SETTINGS)
-    assert loss.tolist() == [[1.0, 2.0], [-1.5, 0.0]]
+    given = terms([[-0.5, -1.0], [-3.0, 0.0]], [[0, 0], [0, 0]], [2.0, -0.5], rewards=[1.0, 0.5])
+    assert LOSSES["reinforce_baseline"](given, SETTINGS).tolist() == [[1.0, 2.0], [-1.5, 0.0]]
+    # -1 * -0.5 = 0.5, -1 * -1 = 1; -0.5 * -3 = 1.5
+    assert LOSSES["reinforce"](given, SETTINGS).tolist() == [[0.5, 1.0], [1.5, 0.0]]
 
 
+@pytest.mark.parametrize("name", ["grpo_clip", "gspo"])
 @pytest.mark.parametrize(
     ("ratio", "advantage", "expected"),
     [
@@ -38,43 +51,136 @@ def test_reinforce_with_baseline_by_hand():
         (1.5, -1.0, 1.5),  # bad answer that became more likely: not clipped
     ],
 )
-def test_clipped_ratio_by_hand(ratio, advantage, expected):
-    loss = LOSSES["grpo_clip"](terms([[math.log(ratio)]], [[0.0]], [advantage]), SETTINGS)
+def test_clipped_ratio_by_hand(name, ratio, advantage, expected):
+    loss = LOSSES[name](terms([[math.log(ratio)]], [[0.0]], [advantage]), SETTINGS)
     assert float(loss) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("ratio", "advantage", "expected"), [(5.0, -1.0, 3.0), (5.0, 1.0, -1.3), (2.0, -1.0, 2.0)])
+def test_dual_clip_bounds_what_a_bad_answer_costs(ratio, advantage, expected):
+    settings = SETTINGS.model_copy(update={"dual_clip": 3.0})
+    assert float(LOSSES["grpo_clip"](terms([[math.log(ratio)]], [[0.0]], [advantage]), settings)) == pytest.approx(
+        expected
+    )
+
+
+def test_gspo_has_one_ratio_for_an_answer():
+    # ratios 2 and 0.5 have the geometric mean 1, the third token is padding: -A everywhere
+    given = terms([[math.log(2), math.log(0.5), 5.0]], [[0.0, 0.0, 0.0]], [1.0], mask=[[True, True, False]])
+    assert LOSSES["gspo"](given, SETTINGS).tolist() == [[-1.0, -1.0, -1.0]]
+    # with 2 alone it is 2, clipped at 1.3
+    given = terms([[math.log(2), 9.0, 9.0]], [[0.0, 0.0, 0.0]], [1.0], mask=[[True, False, False]])
+    assert LOSSES["gspo"](given, SETTINGS)[0, 0] == pytest.approx(-1.3)
+
+
+def test_cispo_clips_the_weight_and_keeps_the_gradient():
+    # ratio 2 is clipped at 1.3: the loss is -1.3 * 1 * log 2, its gradient -1.3
+    logprobs = torch.tensor([[math.log(2)]], dtype=torch.float64, requires_grad=True)
+    loss = LOSSES["cispo"](terms(logprobs, [[0.0]], [1.0]), SETTINGS)
+    loss.sum().backward()
+    assert loss.item() == pytest.approx(-1.3 * math.log(2))
+    assert logprobs.grad.tolist() == [[-1.3]]
+
+
+@pytest.mark.parametrize("name", ["grpo_clip", "gspo"])
 @pytest.mark.parametrize(("ratio", "advantage"), [(1.5, 1.0), (0.5, -1.0)])
-def test_the_clipped_side_has_no_gradient(ratio, advantage):
-    logprobs = torch.tensor([[math.log(ratio)]], requires_grad=True)
-    LOSSES["grpo_clip"](PolicyTerms(logprobs, torch.zeros(1, 1), torch.tensor([advantage])), SETTINGS).sum().backward()
+def test_the_clipped_side_has_no_gradient(name, ratio, advantage):
+    logprobs = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
+    LOSSES[name](terms(logprobs, [[0.0]], [advantage]), SETTINGS).sum().backward()
     assert logprobs.grad.tolist() == [[0.0]]
 
 
+def reference(name, logprobs, old, advantages, rewards, lengths):
+    """Every loss of a few rows in plain Python, token by token."""
+    low, high, losses = 0.8, 1.3, []
+    for row_, before, advantage, reward, length in zip(logprobs, old, advantages, rewards, lengths, strict=True):
+        whole = math.exp(sum(now - then for now, then in zip(row_[:length], before, strict=False)) / length)
+        for now, then in zip(row_[:length], before, strict=False):
+            ratio = whole if name == "gspo" else math.exp(now - then)
+            kept = min(max(ratio, low), high)
+            losses.append({
+                "reinforce": -reward * now, "reinforce_baseline": -advantage * now, "cispo": -kept * advantage * now,
+            }.get(name, -min(ratio * advantage, kept * advantage)))  # fmt: skip
+    return losses
+
+
 @pytest.mark.parametrize("name", LOSSES)
+def test_against_a_plain_reference_in_float64(name):
+    torch.manual_seed(0)
+    old = torch.randn(4, 5, dtype=torch.float64)
+    logprobs = old + 0.4 * torch.randn(4, 5, dtype=torch.float64)
+    advantages, rewards, lengths = [1.0, -1.0, 0.3, -2.0], [1.0, 0.0, 0.5, 2.0], [5, 3, 1, 4]
+    mask = [[index < length for index in range(5)] for length in lengths]
+    loss = LOSSES[name](terms(logprobs, old.tolist(), advantages, rewards, mask), SETTINGS)[torch.tensor(mask)]
+    expected = reference(name, logprobs.tolist(), old.tolist(), advantages, rewards, lengths)
+    torch.testing.assert_close(loss, torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"cispo"}))  # its weight is meant to be a constant
 def test_gradients_equal_finite_differences(name):
     torch.manual_seed(0)
-    old, advantages = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    old, advantages = torch.randn(3, 4, dtype=torch.float64), [1.0, -0.5, 2.0]
     logprobs = (old + 0.1 * torch.randn(3, 4, dtype=torch.float64)).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: LOSSES[name](PolicyTerms(x, old, advantages), SETTINGS), logprobs)
+    assert torch.autograd.gradcheck(lambda x: LOSSES[name](terms(x, old, advantages), SETTINGS), logprobs)
 
 
-def test_on_policy_both_losses_have_one_gradient():
-    gradients = []
-    for loss in LOSSES.values():
-        logprobs = torch.tensor([[-0.5, -2.0], [-1.0, -0.1]], requires_grad=True)
-        loss(PolicyTerms(logprobs, logprobs.detach(), torch.tensor([1.0, -2.0])), SETTINGS).sum().backward()
-        gradients.append(logprobs.grad)
-    torch.testing.assert_close(gradients[0], gradients[1])
+def test_on_policy_all_losses_with_a_baseline_have_one_gradient():
+    gradients = {}
+    for name in ("reinforce_baseline", "grpo_clip", "gspo", "cispo"):
+        logprobs = torch.tensor([[-0.5, -2.0], [-1.0, -0.1]], dtype=torch.float64, requires_grad=True)
+        LOSSES[name](terms(logprobs, logprobs.detach(), [1.0, -2.0]), SETTINGS).sum().backward()
+        gradients[name] = logprobs.grad
+    for gradient in gradients.values():
+        torch.testing.assert_close(gradient, gradients["reinforce_baseline"])
 
 
-def test_the_sum_is_over_masked_tokens_and_the_denominator_comes_from_outside():
-    loss = torch.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]])
-    mask = torch.tensor([[True, True, False], [False, False, True]])
-    assert float(total(loss, mask, denominator=10)) == pytest.approx(3.5)  # (1 + 2 + 32) / 10
+# ---------------------------------------------------------------- what the sampler's log-probs do
 
 
-def test_one_step_in_pieces_has_the_same_loss():
-    loss, mask = torch.randn(6, 5), torch.rand(6, 5) > 0.4
-    whole = total(loss, mask, denominator=float(mask.sum()))
-    pieces = sum(total(part, m, float(mask.sum())) for part, m in zip(loss.split(4), mask.split(4), strict=True))
-    torch.testing.assert_close(whole, pieces)
+def test_the_mismatch_of_a_token_and_of_an_answer():
+    old, sampled = torch.tensor([[0.0, 0.0, 0.0]]), torch.tensor([[-math.log(4), 0.0, 7.0]])
+    mask = torch.tensor([[True, True, False]])
+    assert mismatch(old, sampled, mask, Correction(level="token"))[0, :2].tolist() == pytest.approx([4.0, 1.0])
+    # the geometric mean of 4 and 1 is 2
+    assert mismatch(old, sampled, mask, Correction(level="sequence")).tolist()[0] == pytest.approx([2.0, 2.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"level": "none"}, [1.0, 1.0, 1.0]),
+        ({"level": "token", "mode": "truncate", "cap": 2.0}, [0.5, 2.0, 2.0]),
+        ({"level": "token", "mode": "mask", "cap": 2.0}, [0.5, 2.0, 0.0]),
+    ],
+)
+def test_the_correction_by_hand(settings, expected):
+    assert correction(torch.tensor([[0.5, 2.0, 4.0]]), Correction(**settings)).tolist() == [expected]
+
+
+# ---------------------------------------------------------------- everything together
+
+
+def test_the_objective_by_hand():
+    """One answer of two tokens, ratio 1, everything switched on."""
+    settings = Algorithm(
+        loss="grpo_clip", entropy_bonus=0.5, kl=Kl(coef=0.1), correction=Correction(level="token", cap=2.0)
+    )
+    batch = to_tensors([row(1, 2, advantage=2.0)], pad_token=0)
+    batch = replace(
+        batch,
+        old_logprobs_BT=torch.tensor([[-1.0, -1.0]]),
+        sampled_logprobs_BT=torch.tensor([[-1.0 - math.log(1.5), -1.0 - math.log(3)]]),  # weights 1.5 and 2, capped
+        reference_logprobs_BT=torch.tensor([[-2.0, -1.0]]),  # d = 1 and 0: k3 = e^-1 + 1 - 1 = 0.3679 and 0
+        trained_BT=torch.tensor([[True, False]]),  # the second has no policy loss
+    )
+    scores = Scores(torch.tensor([[-1.0, -1.0]]), torch.tensor([[0.2, 0.4]]))
+    # -2 * 1.5 + 0.1 * 0.3679 - 0.5 * 0.2;  0 + 0 - 0.5 * 0.4
+    expected = [[-3.0 + 0.1 * math.exp(-1) - 0.1, -0.2]]
+    torch.testing.assert_close(objective(scores, batch, settings, kl_coef=0.1), torch.tensor(expected))
+
+
+def test_the_sum_is_over_masked_tokens_and_the_divisor_comes_from_outside():
+    batch = to_tensors([row(1, 2, 1.0), row(2, 1, 1.0, weight=0.5)], pad_token=0)
+    assert batch.mask_BT.tolist() == [[True, True], [False, True]]
+    assert float(total(torch.tensor([[1.0, 2.0], [8.0, 16.0]]), batch, divisor=10)) == pytest.approx(1.1)
+    # (1 + 2 + 0.5 * 16) / 10

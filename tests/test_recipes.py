@@ -15,8 +15,8 @@ from trainer.settings import PRESETS, RECIPES, names_in, resolve
 
 NAMES = names_in(RECIPES)
 # Decided by the card: a preset's business.
-HARDWARE = {"model.dtype", "model.gradient_checkpointing", "optim.tokens_per_micro_batch", "optim.packing"}
-HARDWARE |= {"optim.name", "rollout.rows", "rollout.engine", "run.threads", "engine.ds_config"}
+HARDWARE = {"model.dtype", "model.gradient_checkpointing", "optim.tokens_per_micro_batch"}
+HARDWARE |= {"optim.name", "optim.layout", "rollout.rows", "rollout.engine", "run.threads", "engine.ds_config"}
 
 
 def flat(settings: dict, prefix: str = "") -> dict:
@@ -49,6 +49,7 @@ def test_a_recipe_goes_over_every_preset(recipe, preset, tmp_path):
 
 @pytest.mark.parametrize("recipe", NAMES)
 def test_a_recipe_leaves_the_hardware_to_the_preset(recipe):
+    assert {*fields()} >= HARDWARE
     assert not HARDWARE & layer(recipe).keys()
 
 

@@ -248,6 +248,6 @@ def test_the_metrics_of_a_step_hold_what_the_rewards_measured():
         screen=SimpleNamespace(step=lambda step, metrics: None),
         course=SimpleNamespace(is_due=lambda step, total: False, has_stopped_rising=False),
     )  # fmt: skip
-    loop.record(parts, 1, groups, None, Tally(), Phases())
+    loop.record(parts, 1, groups, [], Tally(), Phases())
     assert written["reward/format"] == 1.0
     assert 0 < written["time/reward/format"] < 1

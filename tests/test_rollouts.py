@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from trainer.rollouts import collect
+from tests.conftest import group
+from trainer.rollouts import collect, refill
 from trainer.types import Completion, Problem, Prompt, Sampling, ScoredGroup
 
 SAMPLING = Sampling(group=2, temperature=1.0, max_new_tokens=8, seed=0)
@@ -56,3 +57,27 @@ def test_a_failing_reward_stops_the_sampling():
         collect(Waiting(), scorer, PROMPTS, SAMPLING)
     assert sampler.sampled < len(PROMPTS)
     assert scorer.calls <= 2
+
+
+def test_dead_groups_are_refilled_until_as_many_are_live():
+    asked, rounds = [], iter([[group([1, 1]), group([1, 0])], [group([0, 1])]])
+
+    def more(number, count):
+        asked.append((number, count))
+        return next(rounds)
+
+    groups = refill([group([1, 0]), group([0, 0]), group([1, 1])], more, rounds=5)
+    assert asked == [(1, 2), (2, 1)]
+    assert sum(not one.is_dead for one in groups) == 3
+    assert len(groups) == 6  # the dead ones are still seen by the log
+
+
+def test_refilling_has_a_bound():
+    asked = []
+    groups = refill([group([0, 0])], lambda number, count: asked.append(number) or [group([1, 1])], rounds=3)
+    assert asked == [1, 2, 3]
+    assert all(one.is_dead for one in groups)
+
+
+def test_nothing_is_refilled_where_all_are_live():
+    assert refill([group([1, 0])], lambda number, count: pytest.fail("not asked"), rounds=3) == [group([1, 0])]

@@ -20,7 +20,7 @@ import torch
 
 from tests.conftest import group
 from trainer.advantages import advantages_of
-from trainer.batches import idle_row, minibatches, rows_of
+from trainer.batches import Packer, idle_row, minibatches, rows_of
 from trainer.config import Config
 from trainer.logprobs import LogProbs
 from trainer.loop import gradient
@@ -68,22 +68,23 @@ CASES = {
 class Policies(NamedTuple):
     """Four of one family: each but the first has other weights, by a little."""
 
+    flat: bool  # whether ours works on a line of tokens, or on padded rows
     now: torch.nn.Module
     old: torch.nn.Module
     reference: torch.nn.Module
     sampler: torch.nn.Module
 
 
-@pytest.fixture(scope="module")
-def policies(tiny_model) -> Policies:
+@pytest.fixture(scope="module", params=[True, False], ids=["line", "rows"])
+def policies(tiny_model, request) -> Policies:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(1)
-    models = [AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32) for _ in Policies._fields]
+    models = [AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32) for _ in range(4)]
     with torch.no_grad():
         for parameter in (parameter for model in models[1:] for parameter in model.parameters()):
             parameter.add_(0.015 * torch.randn_like(parameter))
-    return Policies(*models)
+    return Policies(request.param, *models)
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +114,11 @@ class Plain:
     is_displaced = False
 
     def __init__(self, policies: Policies, train_entropy: bool) -> None:
-        self.score = LogProbs(policies.now, TEMPERATURE, train_entropy)
-        self.old, self.reference = (LogProbs(model, TEMPERATURE) for model in (policies.old, policies.reference))
+        self.score = LogProbs(policies.now, TEMPERATURE, train_entropy, policies.flat)
+        assert self.score.is_flat == policies.flat
+        self.old, self.reference = (
+            LogProbs(model, TEMPERATURE, flat=policies.flat) for model in (policies.old, policies.reference)
+        )
         self.measure = torch.no_grad()(self.score)
 
     def backward(self, loss) -> None:
@@ -135,7 +139,7 @@ class Outcome(NamedTuple):
 
 def settings(case: Case, groups, kl: float = 0.0, correction: str = "none") -> Config:
     sizes = [f"rollout.problems={len(groups)}", "rollout.group_size=4", f"rollout.max_new_tokens={LONGEST}"]
-    sizes += ["optim.tokens_per_micro_batch=40", f"rollout.temperature={TEMPERATURE}"]
+    sizes += ["optim.tokens_per_micro_batch=24", f"rollout.temperature={TEMPERATURE}"]
     objective = [f"algorithm.{setting}" for setting in case.ours.split()]
     objective += [f"algorithm.kl.coef={kl}", f"algorithm.correction={{level: {correction}, cap: {CAP}}}"]
     return resolve("nano", None, [*sizes, *objective])
@@ -144,8 +148,9 @@ def settings(case: Case, groups, kl: float = 0.0, correction: str = "none") -> C
 def ours(policies: Policies, groups, config: Config) -> Outcome:
     """The update of a run: everything from `rows_of` to the gradient."""
     algorithm, policy = config.algorithm, Plain(policies, bool(config.algorithm.entropy_bonus))
-    dealt = minibatches([rows_of(one, algorithm) for one in groups], idle_row(groups[0]), config, PAD)
-    (minibatch,) = Beforehand(policy, config, "cpu", PAD).prepare(dealt)
+    packer = Packer(config.optim.tokens_per_micro_batch, PAD, policies.flat)
+    dealt = minibatches([rows_of(one, algorithm) for one in groups], idle_row(groups[0]), config, packer)
+    (minibatch,) = Beforehand(policy, config, "cpu", packer).prepare(dealt)
     with torch.no_grad():
         old = [replace(batch, old_logprobs_BT=policy.old(batch).logprobs_BT) for batch in minibatch.batches]
     policies.now.zero_grad()

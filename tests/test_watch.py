@@ -1,15 +1,21 @@
 """Metrics are sums over sums; alarms end a run that would go on in vain."""
 
 import json
+from dataclasses import replace
+from math import exp, log
 
 import pytest
+import torch
 
 from tests.conftest import group, row
+from trainer.batches import to_tensors
+from trainer.config import Algorithm, Correction
 from trainer.errors import TrainingError
+from trainer.logprobs import Scores
 from trainer.watch.health import DEAD_STEPS_IN_A_ROW, Health
 from trainer.watch.journal import Journal
 from trainer.watch.live import Screen, progress_line
-from trainer.watch.metrics import Tally, tally_groups
+from trainer.watch.metrics import Tally, metrics_of_updates, tally_batch, tally_groups
 
 
 def test_ranks_with_different_weights_are_not_averaged_as_equals():
@@ -18,6 +24,67 @@ def test_ranks_with_different_weights_are_not_averaged_as_equals():
     one.add("loss", 3.0, weight=3)
     other.add("loss", 0.0, weight=7)
     assert one.means(lambda mine: [mine, other.sums]) == {"loss": 0.3}
+
+
+def test_maxima_are_maxima_over_ranks_too():
+    one, other = Tally(), Tally()
+    for tally, values in ((one, [0.5, 0.2]), (other, [0.9])):
+        for value in values:
+            tally.add("ratio/max", value, weight=7)
+    assert one.means(lambda mine: [mine, other.sums]) == {"ratio/max": 0.9}
+
+
+def scored_batch(**given):
+    """Two answers of two tokens and one token; the second row of padding has no weight."""
+    batch = to_tensors([row(1, 2, 1.0), row(2, 1, -1.0), row(1, 1, 0.0, weight=0.0)], pad_token=0)
+    zeros = torch.zeros(3, 2)
+    tensors = {"old_logprobs_BT": zeros, "sampled_logprobs_BT": zeros} | given
+    return replace(batch, **tensors)
+
+
+def test_a_batch_becomes_ratios_clips_and_distances():
+    """Ratios 1.5, 1 (A = 1) and 0.5 (A = -1); against the sampler e, 1, 1, in a row without weight e^9."""
+    batch = scored_batch(
+        old_logprobs_BT=torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]),
+        sampled_logprobs_BT=torch.tensor([[-1.0, 0.0], [0.0, 0.0], [-9.0, 0.0]]),
+        reference_logprobs_BT=torch.tensor([[log(1.5), 1.0], [0.0, log(0.5)], [0.0, 0.0]]),
+    )
+    scores = Scores(torch.tensor([[log(1.5), 0.0], [0.0, log(0.5)], [5.0, 0.0]]), torch.full((3, 2), 0.3))
+    tally = Tally()
+    tally_batch(tally, batch, scores, Algorithm(correction=Correction(cap=2.0)))
+    means = tally.means(lambda sums: [sums])
+    assert means["ratio"] == pytest.approx((1.5 + 1 + 0.5) / 3)
+    assert means["ratio/max"] == pytest.approx(1.5)
+    assert (means["clipped/high"], means["clipped/low"]) == pytest.approx((1 / 3, 1 / 3))
+    assert means["sampler_difference"] == pytest.approx(1 / 3)
+    assert means["sampler_difference/max"] == pytest.approx(1.0)
+    assert means["sampler_kl"] == pytest.approx((exp(1) - 1 - 1) / 3)
+    assert means["sampler_ratio/raw"] == pytest.approx((exp(1) + 2) / 3)
+    assert means["sampler_ratio/corrected"] == pytest.approx((2 + 2) / 3)
+    assert means["kl"] == pytest.approx((exp(1) - 2) / 3)  # d = -1 for the second token, 0 for the others
+    assert means["entropy"] == pytest.approx(0.3)
+    assert (means["advantage/mean"], means["advantage/std"]) == (0.0, 1.0)
+
+
+def test_gspo_is_judged_by_the_ratio_of_the_answer():
+    scores = Scores(torch.tensor([[log(2), log(0.5)], [0.0, 0.0], [0.0, 0.0]]), torch.zeros(3, 2))
+    tally = Tally()
+    tally_batch(tally, scored_batch(), scores, Algorithm(loss="gspo"))
+    assert tally.means(lambda sums: [sums])["ratio/max"] == pytest.approx(1.0)
+
+
+def test_a_batch_without_weight_is_not_logged():
+    batch = to_tensors([row(1, 2, 1.0, weight=0.0)], pad_token=0)
+    batch, tally = replace(batch, old_logprobs_BT=torch.zeros(1, 2)), Tally()
+    tally_batch(tally, batch, Scores(torch.zeros(1, 2), torch.zeros(1, 2)), Algorithm())
+    assert tally.sums == {}
+
+
+def test_several_updates_of_a_step_in_one_line():
+    updates = [Update(0.5, lr=1e-3), Update(7.0, skipped=True), Update(1.5, lr=2e-3)]
+    expected = {"lr": 2e-3, "skipped": 1.0, "grad_norm": 1.0, "gradreg/first_norm": 1.0}
+    assert metrics_of_updates(updates) == expected
+    assert metrics_of_updates([]) == {}
 
 
 def test_groups_become_reward_accuracy_and_length():
@@ -32,8 +99,9 @@ def test_groups_become_reward_accuracy_and_length():
 
 
 class Update:
-    def __init__(self, grad_norm=1.0, skipped=False):
-        self.grad_norm, self.lr, self.skipped = grad_norm, 1e-3, skipped
+    def __init__(self, grad_norm=1.0, skipped=False, lr=1e-3):
+        self.grad_norm, self.lr, self.skipped = grad_norm, lr, skipped
+        self.measured = {"gradreg/first_norm": grad_norm}
 
 
 class Policy:
@@ -52,29 +120,29 @@ def health(tmp_path, *fingerprints):
 
 def test_an_adapter_that_did_not_move_ends_the_run(tmp_path):
     with pytest.raises(TrainingError, match="changed no trainable parameter"):
-        health(tmp_path, 1.0, 1.0).check(1, Update(), [])
+        health(tmp_path, 1.0, 1.0).check(1, [Update()], [])
 
 
 def test_one_that_moved_is_looked_at_once(tmp_path):
     watch = health(tmp_path, 1.0, 2.0)  # a third look would raise StopIteration
     for step in range(1, 4):
-        watch.check(step, Update(), [])
+        watch.check(step, [Update()], [])
 
 
 def test_a_run_that_goes_on_may_stand_still_at_the_end_of_its_schedule(tmp_path):
-    Health(tmp_path, 0, Policy(1.0, 1.0), fresh=False).check(2801, Update(), [])
+    Health(tmp_path, 0, Policy(1.0, 1.0), fresh=False).check(2801, [Update()], [])
 
 
 def test_non_finite_gradients_are_kept_and_end_the_run_when_they_stay(tmp_path):
     watch = health(tmp_path, 1.0, 2.0)
     rows = [row(2, 3, 1.0)]
     for step in range(1, 3):
-        watch.check(step, Update(skipped=True), rows)
-    watch.check(9, Update(), rows)  # a good one starts the count anew
+        watch.check(step, [Update(skipped=True)], rows)
+    watch.check(9, [Update()], rows)  # a good one starts the count anew
     for step in range(10, 12):
-        watch.check(step, Update(skipped=True), rows)
+        watch.check(step, [Update(skipped=True)], rows)
     with pytest.raises(TrainingError, match=r"not finite 3 times in a row.*model\.dtype"):
-        watch.check(20, Update(skipped=True), rows)
+        watch.check(20, [Update(skipped=True)], rows)
     kept = json.loads((tmp_path / "bad_update_step_000020_rank_0.json").read_text())
     assert kept[0]["completion"] == list(rows[0].completion)
 
@@ -82,9 +150,9 @@ def test_non_finite_gradients_are_kept_and_end_the_run_when_they_stay(tmp_path):
 def test_a_night_of_dead_groups_ends_early(tmp_path):
     watch = health(tmp_path, 1.0)
     for step in range(1, DEAD_STEPS_IN_A_ROW):
-        watch.check(step, None, [])
+        watch.check(step, [], [])
     with pytest.raises(TrainingError, match="no problem of the last 50 steps"):
-        watch.check(DEAD_STEPS_IN_A_ROW, None, [])
+        watch.check(DEAD_STEPS_IN_A_ROW, [], [])
 
 
 def test_the_journal_drops_what_will_be_done_again(tmp_path):

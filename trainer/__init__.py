@@ -8,7 +8,7 @@ Read the files in the order in which a training step uses them:
     advantages.py advantage   how much better than the rest of its group
     batches.py    batch       rows of tokens, right-packed, by token budget
     losses.py     loss        log-probs times advantages, over the step's tokens
-    policy/       step        one update of the adapter by the DeepSpeed engine
+    policy/       step        one update of what is trained, by the DeepSpeed engine
 
 `loop.py` is these seven words in this order. `types.py` has the records that travel between them.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from trainer import checkpoints, distributed, run_folder
+from trainer.batches import Packer
 from trainer.config import Config
 from trainer.course import Course
 from trainer.errors import ConfigError
@@ -20,12 +21,13 @@ from trainer.kl import Coefficient
 from trainer.loop import Parts
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype, stop_tokens
 from trainer.rewards.graders import make_scorer, make_verifier, worked
-from trainer.samplers.hf import HfSampler
+from trainer.samplers.choose import make_sampler
+from trainer.samplers.limits import check_context
 from trainer.settings import Request
 from trainer.tasks.base import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.tasks.curriculum import CURRICULA
 from trainer.tasks.prompts import Prompter
-from trainer.types import Draws
+from trainer.types import Draws, Problem, Prompt
 from trainer.watch.journal import Journal
 from trainer.watch.live import Screen
 
@@ -53,7 +55,10 @@ def build(request: Request) -> Parts:
     folder = run_folder.claim(request)  # not before: bad data leaves no folder that refuses the mended settings
     dtype = resolve_dtype(config.model.dtype, device)
     torch.manual_seed(config.run.seed)  # the adapter's first values
-    model = add_adapter(load_model(config.model, dtype, device), config.lora)
+    model = load_model(config.model, dtype, device)
+    if config.lora.enabled:
+        model = add_adapter(model, config.lora)
+    check_context(model, [*held_out, longest_prompt(problems, prompter)], config.rollout.max_new_tokens)
     policy = DeepSpeedPolicy(model, config, dtype, total_steps)
     kl = Coefficient(config.algorithm.kl)
     first_step = checkpoints.resume(policy, folder, {"curriculum": curriculum, "kl": kl})
@@ -65,13 +70,13 @@ def build(request: Request) -> Parts:
         config=config,
         folder=folder,
         device=device,
-        pad_token=tokenizer.pad_token_id,
+        packer=Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat),
         problems=problems,
         curriculum=curriculum,
         kl=kl,
         held_out=held_out,
         prompter=prompter,
-        sampler=HfSampler(model, tokenizer, stop_tokens(tokenizer, model), config.rollout.rows),
+        sampler=make_sampler(config.rollout, model, tokenizer, stop_tokens(tokenizer, model), screen.say),
         scorer=scorer,
         policy=policy,
         journal=journal,
@@ -80,6 +85,11 @@ def build(request: Request) -> Parts:
         first_step=first_step,
         total_steps=total_steps,
     )
+
+
+def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:
+    """By the characters of its question: what is too long is answered now, not when its turn comes."""
+    return prompter.prompt(max(problems, key=lambda problem: len(problem.question)))
 
 
 def report_data(folder: Path, screen: Screen, task: Task, training: int, too_long: int, held_out: int) -> None:
@@ -104,7 +114,7 @@ def evaluate_model(name: str, model: Any, tokenizer: Any, config: Config, draws:
     """A model that is not being trained, on the held-out problems of the configuration."""
     task = make_task(config.task)
     prompter = Prompter(tokenizer, config.prompt, task)
-    sampler = HfSampler(model, tokenizer, stop_tokens(tokenizer, model), config.rollout.rows)
+    sampler = make_sampler(config.rollout, model, tokenizer, stop_tokens(tokenizer, model))
     scorer = make_verifier(config, task)
     prompts = held_out_prompts(config, task, prompter)
     return evaluate(name, sampler, scorer, prompts, config.rollout.max_new_tokens, draws)

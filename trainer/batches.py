@@ -7,6 +7,7 @@ A row is prompt + completion. Inputs are all but its last token, targets all but
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from trainer import distributed
 from trainer.advantages import advantages_of
 from trainer.aggregation import AGGREGATIONS
 from trainer.config import Algorithm, Config
-from trainer.types import MiniBatch, ScoredGroup, TrainingBatch, TrainingRow
+from trainer.types import MiniBatch, ScoredGroup, TrainingBatch, TrainingRow, Tree
 
 
 class GroupRows(NamedTuple):
@@ -46,19 +47,19 @@ def rows_of(group: ScoredGroup, settings: Algorithm, step_deviation: float = 0.0
     return GroupRows(rows, size)
 
 
-def minibatches(groups: Sequence[GroupRows], idle: TrainingRow, config: Config, pad_token: int) -> list[MiniBatch]:
+def minibatches(groups: Sequence[GroupRows], idle: TrainingRow, config: Config, packer: Packer) -> list[MiniBatch]:
     """The rows of this rank, dealt out over the updates of a pass; each update has as many micro-batches on all ranks.
 
     A rank with fewer than the others fills up with a row without weight: they wait for its part.
     """
     count = config.algorithm.minibatches
     dealt = [groups[index::count] for index in range(count)]
-    packed = [pack(all_rows(part), config.optim.tokens_per_micro_batch, pad_token) for part in dealt]
+    packed = [packer.pack(all_rows(part)) for part in dealt]
     facts = [_facts(part, len(batches)) for part, batches in zip(dealt, packed, strict=True)]
     made = []
     for batches, of_all_ranks in zip(packed, zip(*distributed.gather(facts), strict=True), strict=True):
         counts, sizes, tokens = zip(*of_all_ranks, strict=True)
-        fillers = [to_tensors([idle], pad_token)] * (max(counts) - len(batches))
+        fillers = packer.pack([idle]) * (max(counts) - len(batches))
         divisor = config.constant_divisor if config.algorithm.aggregation == "dr_grpo" else sum(sizes)
         made.append(MiniBatch([*batches, *fillers], divisor, float(sum(tokens))))
     return made
@@ -73,22 +74,50 @@ def all_rows(groups: Sequence[GroupRows]) -> list[TrainingRow]:
     return [row for group in groups for row in group.rows]
 
 
-def pack(rows: Sequence[TrainingRow], token_budget: int, pad_token: int) -> list[TrainingBatch]:
-    """Micro-batches of at most `token_budget` padded tokens (or one row), of rows of similar length."""
-    arranged = arrange([row.length for row in rows], token_budget)
-    return [to_tensors([rows[index] for index in indices], pad_token) for indices in arranged]
+@dataclass(frozen=True, slots=True)
+class Packer:
+    """Micro-batches of at most `token_budget` tokens (or one row), the longest rows first.
 
+    Where the model works on a line of tokens (`flat.py`), answers to the same prompt stay together, and the prompt
+    counts once. Else rows of similar length go together, and padding counts.
+    """
 
-def arrange(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Which rows go together, the longest first."""
-    batches: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        longest = lengths[batches[-1][0]] if batches else 0
-        if batches and (len(batches[-1]) + 1) * longest <= token_budget:
+    token_budget: int
+    pad_token: int
+    flat: bool = True
+
+    def pack(self, rows: Sequence[TrainingRow]) -> list[TrainingBatch]:
+        return [to_tensors([rows[index] for index in indices], self.pad_token) for indices in self.arrange(rows)]
+
+    def arrange(self, rows: Sequence[TrainingRow]) -> list[list[int]]:
+        """Which rows go together."""
+        batches: list[list[int]] = []
+        used = 0
+        for index in self._order(rows):
+            used = self._with_one_more(used, [rows[one] for one in batches[-1]], rows[index]) if batches else 0
+            if not batches or used > self.token_budget:
+                batches.append([])
+                used = rows[index].length
             batches[-1].append(index)
-        else:
-            batches.append([index])
-    return batches
+        return batches
+
+    def _order(self, rows: Sequence[TrainingRow]) -> list[int]:
+        longest: dict[tuple[int, ...], int] = {}
+        for row in rows:
+            longest[tuple(row.prompt)] = max(row.length, longest.get(tuple(row.prompt), 0))
+
+        def by_group(index: int) -> tuple[int, tuple[int, ...], int]:
+            row = rows[index]
+            return longest[tuple(row.prompt)], tuple(row.prompt), row.length
+
+        key = by_group if self.flat else lambda index: rows[index].length
+        return sorted(range(len(rows)), key=key, reverse=True)
+
+    def _with_one_more(self, used: int, batch: Sequence[TrainingRow], row: TrainingRow) -> int:
+        """Tokens of a batch with one more row; of rows with padding, those of its first and longest."""
+        if not self.flat:
+            return (len(batch) + 1) * batch[0].length
+        return used + (len(row.completion) if row.prompt == batch[-1].prompt else row.length)
 
 
 def to_tensors(rows: Sequence[TrainingRow], pad_token: int) -> TrainingBatch:
@@ -103,7 +132,47 @@ def to_tensors(rows: Sequence[TrainingRow], pad_token: int) -> TrainingBatch:
         advantages_B=torch.tensor([row.advantage for row in rows]),
         rewards_B=torch.tensor([row.reward for row in rows]),
         weights_B=torch.tensor([row.weight for row in rows]),
+        tree=tree_of(rows, width),
     )
+
+
+def tree_of(rows: Sequence[TrainingRow], width: int) -> Tree:
+    """Tokens are told apart by what stands before them, so the same number is the same beginning."""
+    numbers: dict[tuple[int, int], int] = {}  # (number of what stands before, token) -> number
+    prompts: dict[tuple[int, ...], int] = {}
+    line, edges = _Numbering(width), _Numbering(width)
+    for index, row in enumerate(rows):
+        prompts.setdefault(tuple(row.prompt), index)
+        path, before = [], -1
+        for token in (*row.prompt, *row.completion):
+            before = numbers.setdefault((before, token), len(numbers))
+            path.append(before)
+        line.add(index, 0, path[:-1])
+        edges.add(index, len(row.prompt) - 1, path[len(row.prompt) :])
+    first_B = torch.tensor([prompts[tuple(row.prompt)] for row in rows])
+    return Tree(line.index_BT(), torch.tensor(line.first), edges.index_BT(), torch.tensor(edges.first), first_B)
+
+
+class _Numbering:
+    """Numbers in the order in which they are seen first, row by row."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.first: list[int] = []  # of the B x T places
+        self._seen: dict[int, int] = {}
+        self._rows: list[list[int]] = []
+
+    def add(self, row: int, start: int, path: Sequence[int]) -> None:
+        places = [0] * start
+        for offset, number in enumerate(path, start):
+            if number not in self._seen:
+                self._seen[number] = len(self.first)
+                self.first.append(row * self.width + offset)
+            places.append(self._seen[number])
+        self._rows.append(places)
+
+    def index_BT(self) -> Tensor:
+        return _pad(self._rows, self.width, 0)
 
 
 def _pad(rows: Sequence[Sequence[float]], width: int, filler: float) -> Tensor:

@@ -1,7 +1,7 @@
 """Checkpoints: whole or not there at all.
 
-    checkpoints/step_000100/adapter/      PEFT format, usable by itself
-                            engine/       optimizer state and master weights of each rank
+    checkpoints/step_000100/adapter/      PEFT format, usable by itself; not when the whole model is trained
+                            engine/       what is trained, its master weights and optimizer state
                             state.json    the step to go on with, and what a run has learned beside the weights
     checkpoints/latest                    link to the last whole one
 
@@ -27,8 +27,6 @@ class Saveable(Protocol):
 
     def load(self, folder: Path) -> None: ...
 
-    def save_adapter(self, folder: Path) -> None: ...
-
 
 class Stateful(Protocol):
     """What a run has learned beside the weights, the same on every rank."""
@@ -48,7 +46,6 @@ def save(policy: Saveable, run_folder: Path, step: int, keep: int, learned: Mapp
     distributed.barrier()
     policy.save(partial)
     if distributed.is_main():
-        policy.save_adapter(partial / "adapter")
         state: dict[str, Any] = {"step": step, "ranks": distributed.world_size()}
         state |= {name: part.state() for name, part in learned.items()}
         (partial / "state.json").write_text(json.dumps(state))

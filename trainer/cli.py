@@ -165,11 +165,11 @@ def _draws(options: argparse.Namespace, seed: int) -> Draws | None:
 
 
 def _default_out(options: argparse.Namespace, config: Config) -> Path:
-    """A folder in the run of the adapter, beside the evaluation that the run made itself; else `eval-<name>` here."""
-    trained = options.adapter or options.merged
-    if trained and (trained.parent / "config.yaml").is_file():
-        return Path(trained.parent) / "eval"
-    return Path(f"eval-{(trained or Path(config.model.name)).resolve().name}")
+    """A folder in the run that is asked about, beside the evaluation that it made itself; else `eval-<name>` here."""
+    named = _named(options)
+    if named and _run_of(named):
+        return named.parent / "eval"
+    return Path(f"eval-{(named or Path(config.model.name)).resolve().name}")
 
 
 def _merge(options: argparse.Namespace) -> None:
@@ -222,7 +222,8 @@ def _settings(options: argparse.Namespace) -> Config:
     overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
     if options.adapter and not (options.adapter / "adapter_config.json").is_file():
         raise CheckpointError(
-            f"--adapter {options.adapter}: there is no adapter_config.json in it. Name the `adapter` folder of a run."
+            f"--adapter {options.adapter}: there is no adapter_config.json in it. Name the `adapter` folder of a run, "
+            "or a whole model with --model."
         )
     config = resolve(options.preset or _preset_for(options), None, [*overrides, *options.overrides])
     if not config.eval.problems:
@@ -233,14 +234,24 @@ def _settings(options: argparse.Namespace) -> Config:
 
 
 def _preset_for(options: argparse.Namespace) -> str | None:
-    trained = options.adapter or getattr(options, "merged", None)
-    run = trained.parent / "config.yaml" if trained else None
-    if run and run.is_file():
+    named = _named(options)
+    if named and (run := _run_of(named)):
         return str(run)
-    if trained and not options.model:
+    if named and not options.model:
         flag = "--adapter" if options.adapter else "--merged"
-        raise ConfigError(f"{flag} {trained}: it has no run's config.yaml beside it. Name its base: --model.")
+        raise ConfigError(f"{flag} {named}: it has no run's config.yaml beside it. Name its base: --model.")
     return "nano" if options.model in (None, "nano") else None
+
+
+def _named(options: argparse.Namespace) -> Path | None:
+    """What the question is about: an adapter, a merged model, or a model."""
+    return options.adapter or getattr(options, "merged", None) or (Path(options.model) if options.model else None)
+
+
+def _run_of(folder: Path) -> Path | None:
+    """The settings of the run that has this folder in it."""
+    settings = folder.parent / "config.yaml"
+    return settings if folder.is_dir() and settings.is_file() else None
 
 
 if __name__ == "__main__":

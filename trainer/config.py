@@ -40,14 +40,30 @@ class Model(Section):
 
 
 class Lora(Section):
+    enabled: bool = True
+    """`false` trains the whole model; the other settings of this section are then ignored."""
     r: int = Field(16, ge=1, le=512)
     """Rank of the adapter."""
     alpha: int = Field(32, ge=1)
     """The adapter is scaled by alpha / r."""
+    rslora: bool = False
+    """Scale it by alpha / sqrt(r) instead (rsLoRA), so that a higher rank learns as fast as a low one."""
+    dora: bool = False
+    """Train the length of each row of a weight apart from its direction (DoRA): better at low ranks, and slower."""
+    init: Literal["zero", "pissa", "pissa_niter_16"] = "zero"
+    """`zero`: it starts as nothing. `pissa`: it starts as the principal part of each weight, and the rest is frozen;
+    it is saved as a plain adapter of twice the rank. `pissa_niter_16` finds that part faster, and nearly."""
+    plus_ratio: float = Field(1.0, gt=0.0)
+    """LoRA+: the learning rate of the B matrices is this multiple of algorithm.lr. Try 16, with a lower lr."""
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
     """Must stay 0: with dropout the policy that is trained is not the one that sampled."""
     targets: Literal["attention", "all"] | tuple[str, ...] = "attention"
     """`attention` (q, k, v, o), `all` linear layers, or a list of module names."""
+
+    @property
+    def product(self) -> Literal["adapter", "model"]:
+        """What a run makes, and the name of its folder."""
+        return "adapter" if self.enabled else "model"
 
     @field_validator("dropout")
     @classmethod
@@ -258,8 +274,9 @@ def function_name(custom: str) -> str:
 
 
 class Rollout(Section):
-    engine: Literal["hf"] = "hf"
-    """`hf`: model.generate on the training device."""
+    engine: Literal["auto", "decode", "hf"] = "auto"
+    """`decode` is Octet's own fast decoder, for Qwen2, Qwen3, Llama and Mistral; `hf` is model.generate; `auto` takes
+    the first that can."""
     problems: int = Field(16, ge=1)
     """Problems a step, over all ranks."""
     group_size: int = 8
@@ -275,7 +292,7 @@ class Rollout(Section):
     refills: int = Field(3, ge=1)
     """Rounds of fresh problems that `refill` tries in a step at most."""
     rows: int = Field(128, ge=1)
-    """Completions that are generated side by side."""
+    """Completions that are decoded side by side; halved where they do not fit into memory."""
 
     @field_validator("group_size")
     @classmethod
@@ -301,7 +318,7 @@ class Kl(Section):
     def _needs_a_start(self) -> Kl:
         if self.coef == 0 and (self.target or self.refresh):
             name = "target" if self.target else "refresh"
-            raise ValueError(f"kl.{name} has no effect while kl.coef is 0. Write algorithm.kl.coef=0.04 as well")
+            raise ValueError(f"{name} has no effect while coef is 0. Write algorithm.kl.coef=0.04 as well")
         return self
 
 
@@ -373,8 +390,10 @@ class Algorithm(Section):
 
 
 class Optim(Section):
-    name: Literal["adamw", "cpu_adam"] = "adamw"
-    """`adamw` is torch's; `cpu_adam` is DeepSpeed's, which compiles for minutes at its first start."""
+    name: Literal["adamw", "cpu_adam", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
+    """`adamw` is torch's; `cpu_adam` is DeepSpeed's, which compiles for minutes at its first start. `adamw_8bit` and
+    `paged_adamw_8bit` are bitsandbytes's: a quarter of the state. Use them with engine.ds_config=zero2: in CPU memory
+    8 bits are 40 times slower than `adamw`, and pages are refused; on the card they give way when it is full."""
     betas: tuple[Share, Share] = (0.9, 0.999)
     """Adam's memory of the gradient and of its square."""
     weight_decay: float = Field(0.0, ge=0.0)
@@ -385,9 +404,10 @@ class Optim(Section):
     max_grad_norm: float = Field(1.0, gt=0.0)
     """Gradients are clipped to this norm over all parameters."""
     tokens_per_micro_batch: int = Field(16384, ge=1)
-    """Padded tokens of one forward and backward pass: the setting that decides the peak of memory."""
-    packing: Literal["auto", "always", "never"] = "auto"
-    """Rows of a micro-batch end to end, without padding. `auto`: with flash attention, which skips what is masked."""
+    """Tokens of one forward and backward pass: the setting that decides the peak of memory."""
+    layout: Literal["flat", "padded"] = "flat"
+    """`flat`: a prompt goes through the layers once for all its answers, and no padding does, where the model allows
+    it. `padded`: plain rows; slower, and the same numbers."""
 
 
 class Engine(Section):
@@ -412,7 +432,7 @@ class Run(Section):
     threads: int | None = Field(None, ge=1)
     """CPU threads of each rank; by default torch decides on a GPU machine, and cores / ranks on a CPU."""
     merge: bool = True
-    """At the end, write the model with the adapter merged in, and compare the two."""
+    """At the end, write the model with the adapter merged in, and compare the two. Without an adapter it is ignored."""
 
     @model_validator(mode="after")
     def _steps_or_epochs(self) -> Run:
@@ -427,7 +447,7 @@ class Eval(Section):
     every: int | None = Field(None, ge=1)
     """Steps between evaluations; by default only before the first step and after the last."""
     metric: Literal["accuracy", "lenient"] = "accuracy"
-    """What makes an adapter the best: answers in the format that was asked for, or in any."""
+    """What makes an adapter (or model) the best: answers in the format that was asked for, or in any."""
     patience: int | None = Field(None, ge=1)
     """Stop after so many evaluations in a row without a new best; by default never."""
 
@@ -453,6 +473,10 @@ class Config(Section):
     engine: Engine = Engine()
     run: Run = Run(steps=100)
     eval: Eval = Eval()
+
+    @property
+    def merges(self) -> bool:
+        return self.run.merge and self.lora.enabled
 
     def total_steps(self, train_problems: int) -> int:
         if self.run.steps is not None:

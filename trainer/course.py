@@ -1,6 +1,6 @@
-"""The course of a run: its evaluations so far, the best adapter among them, and whether the accuracy still rises.
+"""The course of a run: its evaluations so far, the best of them, and whether the accuracy still rises.
 
-    <run folder>/best/            the adapter with the highest `eval.metric` so far, in PEFT format
+    <run folder>/best/            the adapter (or model) with the highest `eval.metric` so far
                       best.json   its step and accuracy
 
 The evaluations are read back from `metrics.jsonl`, so a run that resumes counts on where the undisturbed one would be.
@@ -28,7 +28,7 @@ class Milestone:
 
 
 class Course:
-    """Sees every evaluation after a step. The base model's is no candidate: it has no adapter to keep."""
+    """Sees every evaluation after a step. The base model's is no candidate: nothing of it has to be kept."""
 
     def __init__(self, folder: Path, settings: Eval, problems: int, first_step: int) -> None:
         self.folder = folder
@@ -55,7 +55,7 @@ class Course:
 
     @property
     def kept(self) -> dict[str, Any] | None:
-        """What `best.json` says of the adapter beside it."""
+        """What `best.json` says of the adapter or model beside it."""
         path = self.folder / "best" / "best.json"
         return json.loads(path.read_text()) if path.is_file() else None
 
@@ -67,11 +67,11 @@ class Course:
             return False
         return len(self.milestones) - 1 - self.milestones.index(best) >= patience
 
-    def keep(self, save_adapter: Callable[[Path], None]) -> None:
-        """Put the adapter of the last evaluation into `best/`, whole or not at all. Rank 0 calls it."""
+    def keep(self, export: Callable[[Path], None]) -> None:
+        """Put what the last evaluation was of into `best/`, whole or not at all. Rank 0 calls it."""
         final, partial = self.folder / "best", self.folder / "best.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        save_adapter(partial)
+        export(partial)
         assert self.last is not None, "there was an evaluation"
         shares = {"accuracy": self.last.strict.value, "lenient": self.last.lenient.value}
         note = {"step": self.milestones[-1].step, **shares, "problems": self.problems}

@@ -19,13 +19,18 @@ from trainer.quiet import no_progress_bars
 from trainer.settings import Request
 from trainer.watch.live import Screen
 
+WHAT_IT_IS = {
+    "adapter": "  adapter/  the LoRA adapter (PEFT)",
+    "model": "  model/    the whole model, for any program that reads transformers models",
+}
+
 
 def run(request: Request) -> None:
     no_progress_bars()
     with assemble.process_group(request.config):
         folder, screen, evaluations = _train_and_evaluate(request)
         gc.collect()  # the training engine is gone, so the merged model fits where it was
-        if request.config.run.merge:
+        if request.config.merges:
             evaluations += _merge_and_evaluate(request.config, folder)
         if distributed.is_main():
             conclude(request, folder, screen, evaluations)
@@ -49,13 +54,13 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, list[Evaluation
     for line in _of_the_best(parts):
         parts.screen.say(line)
     if distributed.is_main():
-        parts.policy.save_adapter(parts.folder / "adapter")
+        parts.policy.export(parts.folder / parts.config.lora.product)
     distributed.barrier()
     return parts.folder, parts.screen, evaluations
 
 
 def _evaluate_base(parts: Parts) -> Evaluation:
-    """The same weights with the adapter off. It is step 0 of the curves."""
+    """What training starts from. It is step 0 of the curves."""
     with parts.policy.as_base():
         base = parts.evaluate("base")
     parts.screen.say(f"base model: {describe(base)}")
@@ -76,8 +81,8 @@ def _of_the_best(parts: Parts) -> Iterator[str]:
     if kept["step"] != last.step:
         yield (
             f"step {kept['step']} was best: {metric} {kept[metric]:.1%}, against {last.value:.1%} after step "
-            f"{last.step}. Its adapter is in {course.folder}/best; of {len(course.milestones)} evaluations on the same "
-            "problems the highest is partly luck"
+            f"{last.step}. Its {parts.config.lora.product} is in {course.folder}/best; "
+            f"of {len(course.milestones)} evaluations on the same problems the highest is partly luck"
         )
 
 
@@ -125,17 +130,18 @@ def conclude(request: Request, folder: Path, screen: Screen, evaluations: Sequen
 
 
 def _where_everything_is(config: Config, folder: Path) -> Iterator[str]:
+    product = config.lora.product
     yield f"\nrun folder  {folder}"
-    yield "  adapter/  the LoRA adapter (PEFT)"
+    yield WHAT_IT_IS[product]
     if (folder / "best").is_dir():
-        yield "  best/     the adapter of the best evaluation (PEFT)"
-    if config.run.merge:
+        yield f"  best/     the {product} of the best evaluation"
+    if config.merges:
         yield "  merged/   the whole model, for any program that reads transformers models"
     yield "  metrics.jsonl, samples.jsonl, tensorboard/, config.yaml, checkpoints/"
     if config.eval.problems:
         yield f"  {results.FILES}"
     yield "next"
     yield f"  tensorboard --logdir {folder}/tensorboard"
-    yield f"  octet eval --adapter {folder}/adapter --problems 1000 --samples 8"
+    yield f"  octet eval --{product} {folder}/{product} --problems 1000 --samples 8"
     if config.model.name == "nano":
         yield "  ./run_deepspeed.sh --preset 8gb     on a machine with a GPU"

@@ -32,10 +32,10 @@ def main() -> None:
         return
     if request.reason:
         print(f"octet: {request.reason}", file=sys.stderr if request.json else sys.stdout, flush=True)
-    ds_config.read(request.config.engine.ds_config)
+    machine = hardware.detect()
+    ds_config.check(request.config, has_gpu=bool(machine.gpus))
     hub.check(request.config)
     graders.check(request.config)
-    machine = hardware.detect()
     if not machine.gpus:
         os.environ["DS_ACCELERATOR"] = "cpu"
     launcher = shutil.which("deepspeed", path=str(Path(sys.executable).parent)) or "deepspeed"

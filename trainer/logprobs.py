@@ -7,6 +7,7 @@ backward pass computes the chunk's logits again instead of keeping them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.errors import ModelError
+from trainer.flat import last_hidden, make_flat
 from trainer.types import TrainingBatch
 
 CHUNK_BYTES = 64 * 2**20  # of fp32 logits alive at once
@@ -30,37 +32,35 @@ class Scores(NamedTuple):
 class LogProbs(nn.Module):
     """A causal language model as the training step sees it: a batch in, log-probs and entropies out."""
 
-    def __init__(self, model: Any, temperature: float, train_entropy: bool = False, packed: bool = False) -> None:
+    def __init__(self, model: Any, temperature: float, train_entropy: bool = False, flat: bool = True) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.train_entropy = train_entropy
-        self.packed = packed
-        _refuse_unknown_head(self.backbone, self.head, causal_lm(model))
+        self.is_flat = flat and make_flat(causal_lm_of(model))
+        _refuse_unknown_head(self.backbone, self.head, causal_lm_of(model))
 
     @property
     def backbone(self) -> Any:
-        return causal_lm(self.model).get_decoder()
+        return causal_lm_of(self.model).get_decoder()
 
     @property
     def head(self) -> Head:
-        return head_of(causal_lm(self.model))
+        return head_of(causal_lm_of(self.model))
 
     def forward(self, batch: TrainingBatch) -> Scores:
-        hidden_NH, targets_N = self._hidden(batch), batch.targets_BT[batch.mask_BT]
-        logprobs_N, entropy_N = chunked(self.head, hidden_NH, targets_N, self.temperature, self.train_entropy)
-        return Scores(_spread(logprobs_N, batch.mask_BT), _spread(entropy_N, batch.mask_BT))
+        return Scores(*(self._from_line(batch) if self.is_flat else self._from_rows(batch)))
 
-    def _hidden(self, batch: TrainingBatch) -> Tensor:
-        """The last hidden state where a completion token is predicted."""
-        if not self.packed:
-            return self.backbone(batch.inputs_BT, use_cache=False).last_hidden_state[batch.mask_BT]
-        present_BT = batch.present_BT
-        positions_BT = torch.arange(present_BT.shape[1], device=present_BT.device).expand_as(present_BT)
-        hidden_1NH = self.backbone(  # positions that start again at 0 say where a row ends
-            batch.inputs_BT[present_BT][None], position_ids=positions_BT[present_BT][None], use_cache=False
-        ).last_hidden_state
-        return hidden_1NH[0, batch.mask_BT[present_BT]]
+    def _from_line(self, batch: TrainingBatch) -> Iterator[Tensor]:
+        hidden_EH, targets_E = last_hidden(self.backbone, batch), batch.targets_BT.flatten()[batch.tree.edge_E]
+        for values_E in chunked(self.head, hidden_EH, targets_E, self.temperature, self.train_entropy):
+            yield values_E[batch.tree.edge_BT].where(batch.mask_BT, 0.0)
+
+    def _from_rows(self, batch: TrainingBatch) -> Iterator[Tensor]:
+        hidden_BTH = self.backbone(batch.inputs_BT, use_cache=False).last_hidden_state
+        hidden_NH, targets_N = hidden_BTH[batch.mask_BT], batch.targets_BT[batch.mask_BT]
+        for values_N in chunked(self.head, hidden_NH, targets_N, self.temperature, self.train_entropy):
+            yield torch.zeros_like(batch.mask_BT, dtype=values_N.dtype).masked_scatter(batch.mask_BT, values_N)
 
 
 class Head(NamedTuple):
@@ -77,7 +77,7 @@ class Head(NamedTuple):
         return logits_NV if self.cap is None else self.cap * torch.tanh(logits_NV / self.cap)
 
 
-def causal_lm(model: Any) -> Any:
+def causal_lm_of(model: Any) -> Any:
     """The transformers model, under an adapter or not."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -87,11 +87,6 @@ def head_of(model: Any) -> Head:
     scale = getattr(config, "logit_scale", None) or 1.0
     divisor = getattr(config, "logits_scaling", None) or 1.0
     return Head(model.get_output_embeddings(), scale / divisor, getattr(config, "final_logit_softcapping", None))
-
-
-def packs(model: Any, packing: str) -> bool:
-    """Whether rows are laid end to end: `auto` leaves it to flash attention, which skips what a mask would hide."""
-    return packing == "always" or (packing == "auto" and "flash" in causal_lm(model).config._attn_implementation)
 
 
 def chunked(
@@ -118,10 +113,6 @@ def token_logprobs(
         expected_N = ((logits_NV - normaliser_N[:, None]).exp() * logits_NV).sum(dim=-1)
         entropy_N = normaliser_N - expected_N
     return logprobs_N, entropy_N
-
-
-def _spread(values_N: Tensor, mask_BT: Tensor) -> Tensor:
-    return torch.zeros(mask_BT.shape, dtype=values_N.dtype, device=mask_BT.device).masked_scatter(mask_BT, values_N)
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from trainer import checkpoints, distributed
 from trainer.advantages import deviation, scored
-from trainer.batches import all_rows, idle_row, rows_of
+from trainer.batches import Packer, all_rows, idle_row, rows_of
 from trainer.batches import minibatches as deal
 from trainer.checkpoints import Stateful
 from trainer.config import Algorithm, Config
@@ -75,7 +75,7 @@ class Policy(Protocol):
 
     def load(self, folder: Path) -> None: ...
 
-    def save_adapter(self, folder: Path) -> None: ...
+    def export(self, folder: Path) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Parts:
     config: Config
     folder: Path
     device: Any
-    pad_token: int
+    packer: Packer
     problems: Sequence[Problem]
     curriculum: Curriculum
     kl: Coefficient
@@ -143,7 +143,7 @@ class Parts:
 def train(parts: Parts) -> None:
     settings, algorithm = parts.config, parts.config.algorithm
     health = Health(parts.folder, distributed.rank(), parts.policy, fresh=parts.first_step == 0)
-    beforehand = Beforehand(parts.policy, settings, parts.device, parts.pad_token)
+    beforehand = Beforehand(parts.policy, settings, parts.device, parts.packer)
     parts.screen.start()
     for step in range(parts.first_step, parts.total_steps):
         if parts.course.has_stopped_rising:
@@ -159,7 +159,7 @@ def train(parts: Parts) -> None:
             spread = step_deviation(groups, algorithm)
             rows = [rows_of(group, algorithm, spread) for group in live]
         with phases("batch"):
-            minibatches = beforehand.prepare(deal(rows, idle_row(groups[0]), settings, parts.pad_token))
+            minibatches = beforehand.prepare(deal(rows, idle_row(groups[0]), settings, parts.packer))
         with phases("step"):
             passes = minibatches * algorithm.epochs
             updates = [parts.update(minibatch, step, tally) for minibatch in passes if minibatch.tokens]
@@ -188,7 +188,7 @@ def gradient(policy: Policy, minibatch: MiniBatch, settings: Algorithm, kl_coef:
         policy.backward(loss)
         if not policy.is_displaced:
             tally_batch(tally, batch, scores, settings)
-            tally.add("loss", float(loss.detach()), float(batch.counted_BT.sum()) / minibatch.tokens)
+            tally.add("loss", loss.item(), float(batch.counted_BT.sum()) / minibatch.tokens)
 
 
 def remember(minibatch: MiniBatch, index: int, scores: Scores) -> TrainingBatch:
@@ -223,7 +223,7 @@ def record(
     if evaluation:
         parts.screen.say(f"after step {step}: {describe(evaluation)}{', the best so far' if is_best else ''}")
     if is_best and distributed.is_main():
-        course.keep(parts.policy.save_adapter)
+        course.keep(parts.policy.export)
     run, last = parts.config.run, step == parts.total_steps or course.has_stopped_rising
     if last or is_best or step % run.save_every == 0:  # with a new best, so that no run resumes before its best
         checkpoints.save(parts.policy, parts.folder, step, run.keep, parts.learned)

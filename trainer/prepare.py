@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trainer import distributed
-from trainer.batches import arrange, to_tensors
+from trainer.batches import Packer, to_tensors
 from trainer.config import Config
 from trainer.kl import ESTIMATORS
 from trainer.logprobs import Scores
@@ -44,7 +44,7 @@ class Beforehand:
     policy: Scoring
     config: Config
     device: Any
-    pad_token: int
+    packer: Packer
 
     def prepare(self, minibatches: Sequence[MiniBatch]) -> list[MiniBatch]:
         """The same with what the objective needs to know, on the device."""
@@ -95,8 +95,8 @@ class Beforehand:
     def _divergences(self, rows: Sequence[TrainingRow]) -> list[float]:
         """Of each row, the KL to the reference, summed over its tokens."""
         estimate, divergences = ESTIMATORS[self.config.algorithm.kl.estimator], [0.0] * len(rows)
-        for indices in arrange([row.length for row in rows], self.config.optim.tokens_per_micro_batch):
-            batch = to_tensors([rows[index] for index in indices], self.pad_token).to(self.device)
+        for indices in self.packer.arrange(rows):
+            batch = to_tensors([rows[index] for index in indices], self.packer.pad_token).to(self.device)
             ours_BT = self.policy.measure(batch).logprobs_BT
             with self.policy.as_reference():
                 theirs_BT = self.policy.measure(batch).logprobs_BT

@@ -207,6 +207,8 @@ def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str]) -> Ite
 def _explain(detail: Any) -> str:
     """One line of a validation error: key, value seen, why not, what to write instead."""
     key = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "value_error" and not key:  # of several sections: it names them itself
+        return f"{detail['ctx']['error']}."
     if detail["type"] == "value_error":
         seen = "" if isinstance(detail["input"], dict) else f"={detail['input']}"
         return f"{key}{seen}: {detail['ctx']['error']}."

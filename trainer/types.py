@@ -135,6 +135,26 @@ class TrainingRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Tree:
+    """What rows have in common: the same beginning is one path, and each token of it stands once in a line.
+
+    The answers 7 2 and 7 8 2 to the prompt 5 6, each shifted to inputs and targets:
+
+        inputs_BT   5 6 7 .   5 6 7 8      place_BT   0 1 2 .   0 1 2 3      line_N   0 1 2 7    where each is first
+        targets_BT  6 7 2 .   6 7 8 2      edge_BT    . 0 1 .   . 0 2 3      edge_E   1 2 6 7    of completion tokens
+    """
+
+    place_BT: Tensor  # of each input in the line; 0 for padding
+    line_N: Tensor  # for each place of the line, the first of the B x T inputs that stands there
+    edge_BT: Tensor  # the same for completion tokens as targets
+    edge_E: Tensor
+    first_B: Tensor  # for each row, the first one with the same prompt
+
+    def to(self, device: Any, non_blocking: bool = False) -> Tree:
+        return Tree(**_moved(self, device))
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingBatch:
     """A micro-batch, already shifted: position t of `inputs_BT` predicts position t of `targets_BT`.
 
@@ -155,14 +175,13 @@ class TrainingBatch:
     advantages_B: Tensor
     rewards_B: Tensor
     weights_B: Tensor  # 0 for a row that only keeps the ranks in step
+    tree: Tree
     old_logprobs_BT: Tensor | None = None  # the policy's when the answers were sampled
     reference_logprobs_BT: Tensor | None = None
     trained_BT: Tensor | None = None  # bool: this token is among those of the highest entropy
 
     def to(self, device: Any) -> TrainingBatch:
-        values = {part.name: getattr(self, part.name) for part in fields(self)}
-        present = {name: value for name, value in values.items() if value is not None}
-        return TrainingBatch(**{name: value.to(device, non_blocking=True) for name, value in present.items()})
+        return TrainingBatch(**_moved(self, device))
 
     @property
     def present_BT(self) -> Tensor:
@@ -185,3 +204,8 @@ class MiniBatch:
     batches: list[TrainingBatch]
     divisor: float
     tokens: float
+
+
+def _moved(record: Any, device: Any) -> dict[str, Any]:
+    values = {part.name: getattr(record, part.name) for part in fields(record)}
+    return {name: value.to(device, non_blocking=True) for name, value in values.items() if value is not None}

@@ -1,65 +1,105 @@
 """Runs updates of a tiny model through the real engine and writes down what came of them.
 
-    RANK=0 WORLD_SIZE=2 ... python -m tests.e2e.updates MODEL_FOLDER OUT.json CASE...
+    RANK=0 WORLD_SIZE=2 ... python -m tests.e2e.updates MODEL_FOLDER OUT.json '[{"name": "uneven", "groups": [3, 1]}]'
 
-A case is `name:ds_config:rows of rank 0,rows of rank 1`, such as `uneven:zero2:6,2`. All cases train on the same eight
-rows, however they are dealt out.
+A case says how many of the four groups each rank gets. All cases train on the same eight rows, however they are dealt.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import train
 from tests.conftest import row
-from trainer import distributed, quiet
-from trainer.batches import pack
+from trainer import distributed, loop, quiet
+from trainer.aggregation import AGGREGATIONS
+from trainer.batches import GroupRows, Packer, minibatches
 from trainer.config import Config
-from trainer.losses import LOSSES, PolicyTerms, total
+from trainer.prepare import Beforehand
 from trainer.settings import resolve
 from trainer.types import TrainingRow
+from trainer.watch.metrics import Tally
 
-# Different lengths, so that the token counts of two ranks differ as well as their rows.
+# Different lengths, so that the token counts of two ranks differ as well as their rows. Two rows are a group.
 ROWS = [row(3 + i % 3, 2 + 3 * (i % 4), advantage=[1.0, -1.0, 0.5, -0.25][i % 4], first=20 + 5 * i) for i in range(8)]
-IDLE = row(3, 1, advantage=0.0)
+IDLE = row(3, 1, advantage=0.0, weight=0.0)
 UPDATES = 3
 
 
-def settings(model: str, ds_config: str) -> Config:
-    overrides = [f"model.name={model}", f"engine.ds_config={ds_config}", "rollout.temperature=0.7", "algorithm.lr=0.01"]
+@dataclass(frozen=True)
+class Case:
+    name: str
+    groups: Sequence[int]  # of each rank
+    budget: int = 10_000
+    ds_config: str = "zero2_offload"
+    backwards: bool = False  # the groups in the opposite order
+    settings: Sequence[str] = ()
+
+
+def settings(model: str, case: Case) -> Config:
+    overrides = [f"model.name={model}", f"engine.ds_config={case.ds_config}", "rollout.temperature=0.7"]
     overrides += ["optim.warmup=0", "optim.schedule=constant", "lora.r=4", "lora.alpha=8", "optim.max_grad_norm=0.5"]
-    return resolve("nano", None, overrides)
+    overrides += [f"optim.tokens_per_micro_batch={case.budget}", "algorithm.lr=0.01"]
+    return resolve("nano", None, [*overrides, "algorithm.correction.level=none", *case.settings])
 
 
-def add_gradient(policy, batches, tokens, losses):
-    for batch in batches:
-        scores = policy.score(batch)
-        terms = PolicyTerms(scores.logprobs_BT, scores.logprobs_BT.detach(), batch.advantages_B)
-        loss = total(LOSSES["grpo_clip"](terms, policy.config.algorithm), batch.mask_BT, tokens)
-        losses.append(float(loss))
-        policy.backward(loss)
+def groups_of(rows: Sequence[TrainingRow], aggregation: str) -> list[GroupRows]:
+    """Rows in twos, with the weights that the aggregation gives them."""
+    made = []
+    for pair in zip(rows[::2], rows[1::2], strict=True):
+        weights, size = AGGREGATIONS[aggregation]([len(one.completion) for one in pair])
+        made.append(GroupRows([replace(one, weight=weight) for one, weight in zip(pair, weights, strict=True)], size))
+    return made
 
 
-def run(config: Config, mine: list[TrainingRow], budget: int) -> dict:
+def make_model(config: Config, dtype: str = "fp32") -> Any:
     from trainer.policy.base import load_model
-    from trainer.policy.engine import DeepSpeedPolicy
     from trainer.policy.lora import add_adapter
 
-    model = add_adapter(load_model(config.model, "fp32", torch.device("cpu")), config.lora)
-    deterministic(model)
+    torch.manual_seed(0)
+    model = load_model(config.model, dtype, torch.device("cpu"))
+    return add_adapter(model, config.lora) if config.lora.enabled else model
+
+
+def run(config: Config, mine: list[GroupRows]) -> dict:
+    from trainer.policy.engine import DeepSpeedPolicy
+
+    model = make_model(config)
+    if config.lora.init == "zero":  # PiSSA needs weights of full rank
+        deterministic(model)
     policy = DeepSpeedPolicy(model, config, "fp32", total_steps=UPDATES)
-    tokens = sum(len(one.completion) for one in ROWS)
-    batches, losses, norms = pack(mine or [IDLE], budget, pad_token=0), [], []
+    packer = Packer(config.optim.tokens_per_micro_batch, 0, policy.is_flat)
+    beforehand, kl_coef = Beforehand(policy, config, torch.device("cpu"), packer), config.algorithm.kl.coef
+    steps, measured, rates = [], [], []
     for step in range(UPDATES):
-        norms.append(policy.update(partial(add_gradient, policy, batches, tokens, losses), step).grad_norm)
-    first = sum(losses[: len(batches)])
+        policy.refresh_reference(step)
+        tally = Tally()
+        for minibatch in beforehand.prepare(minibatches(mine, IDLE, config, packer)) * config.algorithm.epochs:
+            steps.append(
+                policy.update(
+                    lambda batch=minibatch, t=tally: loop.gradient(policy, batch, config.algorithm, kl_coef, t), step
+                )
+            )
+        rates.append(policy.engine.get_lr())
+        measured.append(tally.means(distributed.gather))
     adapter = {name: value.flatten().tolist() for name, value in model.named_parameters() if value.requires_grad}
-    return {"loss": distributed.total(first), "grad_norms": norms, "adapter": adapter}
+    norms = [update.grad_norm for update in steps]
+    return {
+        "loss": measured[0]["loss"],
+        "grad_norms": norms,
+        "lr": [update.lr for update in steps],
+        "rates": rates,  # of each group
+        "adapter": adapter,  # or all of the model
+        "measured": measured,
+        "updates": [dict(update.measured) for update in steps],
+    }
 
 
 def deterministic(model: torch.nn.Module) -> None:
@@ -72,16 +112,15 @@ def deterministic(model: torch.nn.Module) -> None:
             value.copy_(wave * (0.0 if "lora_B" in name else 0.1) + (1.0 if "norm" in name else 0.0))
 
 
-def main(model: str, out: str, *cases: str) -> None:
+def main(model: str, out: str, cases: str) -> None:
     quiet.quiet()
     distributed.connect(timeout_s=60)
     results = {}
-    for case in cases:
-        name, ds_config, budget, shares = case.split(":")
-        counts = [int(count) for count in shares.split(",")]
-        start = sum(counts[: distributed.rank()])
-        mine = ROWS[start : start + counts[distributed.rank()]]
-        results[name] = run(settings(model, ds_config), mine, int(budget))
+    for case in (Case(**case) for case in json.loads(cases)):
+        config = settings(model, case)
+        groups = groups_of(ROWS, config.algorithm.aggregation)[:: -1 if case.backwards else 1]
+        start = sum(case.groups[: distributed.rank()])
+        results[case.name] = run(config, groups[start : start + case.groups[distributed.rank()]])
     if distributed.is_main():
         Path(out).write_text(json.dumps(results))
     distributed.barrier()

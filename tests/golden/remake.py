@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.updates import Case
 from tests.test_engine import GOLDEN, launch, summary
 
 
 def test_remake(tiny_model):
     with tempfile.TemporaryDirectory() as folder:
-        result = launch(tiny_model, Path(folder) / "out.json", 1, "whole:zero2_offload:10000:8")
+        result = launch(tiny_model, Path(folder) / "out.json", 1, [Case("whole", [4])])
     GOLDEN.write_text(json.dumps(summary(result["whole"]), indent=2) + "\n")
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trainer.config import Config
 from trainer.errors import ConfigError
 
 FOLDER = Path(__file__).parent.parent.parent / "ds_configs"
@@ -19,6 +20,24 @@ ELSEWHERE = {
     "optimizer": "optim.name",
     "scheduler": "optim.schedule",
 }
+
+
+def check(config: Config, has_gpu: bool) -> None:
+    """What the engine cannot do is answered before it is imported."""
+    name, optimizer = config.engine.ds_config, config.optim.name
+    is_offloaded = read(name).get("zero_optimization", {}).get("offload_optimizer", {}).get("device", "none") != "none"
+    if optimizer == "paged_adamw_8bit" and (is_offloaded or not has_gpu):
+        where = f"engine.ds_config={name} keeps the states" if has_gpu else "without a GPU the states are"
+        remedy = ", or engine.ds_config=zero2 to keep them on the card" if has_gpu else ""
+        raise ConfigError(
+            f"optim.name={optimizer}: its pages move between card and CPU memory, and {where} in CPU memory anyway. "
+            f"Write optim.name=adamw_8bit{remedy}."
+        )
+    if optimizer == "cpu_adam" and has_gpu and not is_offloaded:
+        raise ConfigError(
+            f"optim.name={optimizer}: it works in CPU memory, and engine.ds_config={name} keeps the states on the "
+            "card. Write engine.ds_config=zero2_offload, or optim.name=adamw."
+        )
 
 
 def read(name: str) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""step: one update of the trainable parameters by a DeepSpeed ZeRO engine. The only file that imports deepspeed."""
+"""step: one update of the trainable parameters by a DeepSpeed ZeRO engine."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,11 @@ from torch import Tensor
 from trainer import distributed
 from trainer.config import Config, Optim
 from trainer.errors import CheckpointError
-from trainer.logprobs import LogProbs, Scores, packs
+from trainer.logprobs import LogProbs, Scores
 from trainer.policy import ds_config, gradreg, lora
+from trainer.policy.optimizer import make_optimizer
 from trainer.policy.reference import Snapshot
+from trainer.policy.trained import make_trained
 from trainer.types import TrainingBatch
 
 
@@ -36,7 +38,7 @@ PATIENCE = {"fp16": 24}  # fp16 starts with a loss scale of 2 ** 16 and halves i
 
 
 class DeepSpeedPolicy:
-    """The model with its adapter inside the engine. One `update` is one reduction over the ranks and one step."""
+    """The model inside the engine. One `update` is one reduction over the ranks and one step."""
 
     def __init__(self, model: Any, config: Config, dtype: str, total_steps: int) -> None:
         self.model = model
@@ -45,19 +47,28 @@ class DeepSpeedPolicy:
         self.config = config
         self.dtype = dtype
         self.trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.reference = Snapshot(self.trainable) if config.algorithm.kl.refresh else None
         self.is_displaced = False  # the weights are not the policy's: nothing of this pass is logged
         self._collected: gradreg.Gradient | None = None
+        optimizer = make_optimizer(model, config)
+        self.peaks = [group["lr"] for group in optimizer.param_groups]
         settings = ds_config.fill(ds_config.read(config.engine.ds_config), dtype, config.optim.max_grad_norm)
         if not distributed.on_gpu():
             _use_gloo_as_it_is()
-        algorithm, packed = config.algorithm, packs(model, config.optim.packing)
+        algorithm, flat = config.algorithm, config.optim.layout == "flat"
         self.engine, *_ = deepspeed.initialize(
-            model=LogProbs(model, config.rollout.temperature, bool(algorithm.entropy_bonus), packed),
-            optimizer=_optimizer(self.trainable, config.optim, algorithm.lr),
+            model=LogProbs(model, config.rollout.temperature, bool(algorithm.entropy_bonus), flat),
+            optimizer=optimizer,
             config=settings,
             dist_init_required=False,
         )
+        # both with the values as the engine has rounded them
+        self.trained = make_trained(model, config, dtype)
+        self.reference = Snapshot(self.trainable) if _keeps_reference(config) else None
+
+    @property
+    def is_flat(self) -> bool:
+        """Each token goes through the layers once, see `flat.py`."""
+        return bool(self.engine.module.is_flat)
 
     def score(self, batch: TrainingBatch) -> Scores:
         beside_the_engine = self._collected is not None  # whose forward would hang its hooks on what comes back
@@ -78,9 +89,9 @@ class DeepSpeedPolicy:
 
     def update(self, gradient: Callable[[], None], step: int) -> Update:
         """One step on what `gradient` adds up by calling `backward`, reduced once, however often it does."""
-        rate = self.config.algorithm.lr * schedule(self.config.optim, step, self.total_steps)
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = rate
+        share = schedule(self.config.optim, step, self.total_steps)
+        for group, peak in zip(self.engine.optimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = peak * share
         self.engine.train()
         strength = gradreg.strength_at(self.config.algorithm.gradreg, step)
         if strength:
@@ -129,17 +140,13 @@ class DeepSpeedPolicy:
     def fingerprint(self) -> float:
         return lora.fingerprint(self.model)
 
-    @contextmanager
-    def as_base(self) -> Iterator[None]:
-        """The base model: the same weights with the adapter switched off."""
-        with self.model.disable_adapter():
-            yield
+    def as_base(self) -> AbstractContextManager[None]:
+        """The model as it was before the first update."""
+        return self.trained.as_base(self.engine.global_steps)
 
-    @contextmanager
-    def as_reference(self) -> Iterator[None]:
+    def as_reference(self) -> AbstractContextManager[None]:
         """What the KL is measured against."""
-        with self.reference.swapped_in() if self.reference else self.as_base():
-            yield
+        return self.reference.swapped_in() if self.reference else self.as_base()
 
     def refresh_reference(self, step: int) -> None:
         """At the start of a step: the policy becomes the reference, if it is time."""
@@ -147,17 +154,26 @@ class DeepSpeedPolicy:
         if self.reference and every and step % every == 0:
             self.reference.refresh()
 
-    def save_adapter(self, folder: Path) -> None:
-        lora.save_adapter(self.model, folder)
+    def export(self, folder: Path) -> None:
+        """What was trained, for other programs. Rank 0 calls it."""
+        self.trained.export(folder)
 
     def save(self, folder: Path) -> None:
-        """Optimizer state and trainable parameters; every rank calls it. The frozen base is not written."""
-        self.engine.save_checkpoint(str(folder), tag="engine", save_latest=False, exclude_frozen_parameters=True)
+        """Optimizer state and trainable parameters; every rank calls it. A frozen base is not written."""
+        moved = self.reference.values if self.reference and self.config.algorithm.kl.refresh else None
+        state = {"start": self.trained.start(), "reference": moved}
+        settings = {"tag": "engine", "save_latest": False}
+        self.engine.save_checkpoint(str(folder), client_state=state, exclude_frozen_parameters=True, **settings)
+        if self.config.lora.enabled and distributed.is_main():
+            self.export(folder / self.config.lora.product)
 
     def load(self, folder: Path) -> None:
-        path, _ = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
+        path, state = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
         if path is None:
             raise CheckpointError(f"{folder}: it holds no engine state. Delete it to go on from the one before.")
+        self.trained.restart(state["start"])
+        if self.reference and state["reference"]:
+            self.reference.take(state["reference"])
 
 
 def schedule(settings: Optim, step: int, total_steps: int) -> float:
@@ -170,11 +186,10 @@ def schedule(settings: Optim, step: int, total_steps: int) -> float:
     return descents[settings.schedule]
 
 
-def _optimizer(parameters: list[Any], settings: Optim, lr: float) -> Any:
-    options: dict[str, Any] = {"lr": lr, "betas": settings.betas, "weight_decay": settings.weight_decay}
-    if settings.name == "cpu_adam":
-        return deepspeed.ops.adam.DeepSpeedCPUAdam(parameters, **options)
-    return torch.optim.AdamW(parameters, fused=True, **options)
+def _keeps_reference(config: Config) -> bool:
+    """An adapter has its base at hand; the weights of a whole model would be read again at every step."""
+    kl = config.algorithm.kl
+    return kl.refresh is not None or (kl.coef > 0 and not config.lora.enabled)
 
 
 def _use_gloo_as_it_is() -> None:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
+
+
+@contextmanager
+def exchanged(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """Parameters with other values, of the same type on the same device, inside; the very same tensors outside."""
+    own = [parameter.data for parameter in parameters]
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.data = value
+    try:
+        yield
+    finally:
+        for parameter, tensor in zip(parameters, own, strict=True):
+            parameter.data = tensor
 
 
 class Snapshot:
@@ -16,20 +29,20 @@ class Snapshot:
         self._parameters = list(parameters)
         self._values = [parameter.detach().clone() for parameter in self._parameters]
 
-    @contextmanager
-    def swapped_in(self) -> Iterator[None]:
-        """The parameters have these values inside, and their own tensors again outside. Not around an update."""
-        own = [parameter.data for parameter in self._parameters]
-        for parameter, value in zip(self._parameters, self._values, strict=True):
-            parameter.data = value
-        try:
-            yield
-        finally:
-            for parameter, tensor in zip(self._parameters, own, strict=True):
-                parameter.data = tensor
+    @property
+    def values(self) -> list[Tensor]:
+        return self._values
 
-    @torch.no_grad()
+    def swapped_in(self) -> AbstractContextManager[None]:
+        """The parameters have these values inside, and their own tensors again outside. Not around an update."""
+        return exchanged(self._parameters, self._values)
+
     def refresh(self) -> None:
         """Take the present values instead."""
-        for parameter, value in zip(self._parameters, self._values, strict=True):
-            value.copy_(parameter)
+        self.take(self._parameters)
+
+    @torch.no_grad()
+    def take(self, values: Sequence[Tensor]) -> None:
+        """Other values instead, such as those of a checkpoint."""
+        for own, value in zip(self._values, values, strict=True):
+            own.copy_(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,39 +11,56 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from trainer.logprobs import causal_lm_of
+from trainer.samplers import limits
 from trainer.types import Completion, Prompt, Sampling
 
 
 class HfSampler:
-    """Samples with the model that is being trained. `rows` completions are generated side by side."""
+    """Samples with the model that is being trained. At most `rows` completions are generated side by side."""
 
-    def __init__(self, model: Any, tokenizer: Any, stop_tokens: Sequence[int], rows: int) -> None:
-        self.model = model
+    def __init__(
+        self, model: Any, tokenizer: Any, stop_tokens: Sequence[int], rows: int, say: limits.Say = limits.on_stderr
+    ) -> None:
+        # an adapter that does not say what kind of model it is for would not hand our settings on
+        self.model = causal_lm_of(model)
         self.tokenizer = tokenizer
         self.stop_tokens = sorted(stop_tokens)
-        self.rows = rows
+        self.rows = limits.Rows(rows, say)
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+        limits.check_context(self.model, prompts, sampling.max_new_tokens)
         torch.manual_seed(sampling.seed)
         by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index].tokens))
-        at_once = max(1, self.rows // sampling.group)
+        waiting = [index for index in by_length for _ in range(sampling.group)]
+        groups: defaultdict[int, list[Completion]] = defaultdict(list)
         with generating(self.model, self._settings(sampling)):
-            for start in range(0, len(by_length), at_once):
-                indices = by_length[start : start + at_once]
-                yield from zip(indices, self._groups([prompts[index] for index in indices], sampling), strict=True)
+            while waiting:
+                indices = waiting[: self.rows.limit]
+                completions = self._generate([prompts[index].tokens for index in indices], sampling)
+                if completions is None:
+                    self.rows.halve(len(indices))
+                    continue
+                del waiting[: len(indices)]
+                for index, completion in zip(indices, completions, strict=True):
+                    groups[index].append(completion)
+                    if len(groups[index]) == sampling.group:
+                        yield index, groups.pop(index)
 
     @torch.no_grad()
-    def _groups(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[list[Completion]]:
-        rows = [prompt.tokens for prompt in prompts for _ in range(sampling.group)]
+    def _generate(self, rows: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion] | None:
+        """A completion of each row; None when they do not fit into memory."""
         tokens_BT, attention_BT = self._left_padded(rows)
         recorder = TemperedRecorder(sampling.temperature or 1.0)
-        output_BT = self.model.generate(
-            input_ids=tokens_BT, attention_mask=attention_BT, logits_processor=LogitsProcessorList([recorder])
-        )
+        try:
+            output_BT = self.model.generate(
+                input_ids=tokens_BT, attention_mask=attention_BT, logits_processor=LogitsProcessorList([recorder])
+            )
+        except torch.OutOfMemoryError:
+            return None
         sampled_BT = output_BT[:, tokens_BT.shape[1] :]
         tokens, logprobs = sampled_BT.tolist(), recorder.logprobs_BT(sampled_BT).tolist()
-        completions = [self._completion(*row) for row in zip(tokens, logprobs, strict=True)]
-        return [completions[start : start + sampling.group] for start in range(0, len(rows), sampling.group)]
+        return [self._completion(*row) for row in zip(tokens, logprobs, strict=True)]
 
     def _completion(self, tokens: Sequence[int], logprobs: Sequence[float]) -> Completion:
         """The row up to its first stop token, inclusive: padding may be a stop token too, so position decides."""
@@ -105,16 +123,25 @@ class TemperedRecorder(LogitsProcessor):
 @contextmanager
 def generating(model: Any, settings: GenerationConfig) -> Iterator[None]:
     """The model in shape for sampling: eval mode, checkpointing off (it switches the cache off), our settings only."""
-    was_training, own_settings = model.training, model.generation_config
+    own_settings = model.generation_config
     checkpointed = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    with evaluating(model):
+        try:
+            for module in checkpointed:
+                module.gradient_checkpointing = False
+            model.generation_config = settings
+            yield
+        finally:
+            for module in checkpointed:
+                module.gradient_checkpointing = True
+            model.generation_config = own_settings
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    was_training = model.training
     try:
         model.eval()
-        for module in checkpointed:
-            module.gradient_checkpointing = False
-        model.generation_config = settings
         yield
     finally:
         model.train(was_training)
-        for module in checkpointed:
-            module.gradient_checkpointing = True
-        model.generation_config = own_settings

@@ -1,0 +1,220 @@
+"""How fast answers are sampled: Octet's decoder against `model.generate`, on the same model with the same adapter.
+
+python bench/decode.py [--rows 64 128] [--json]            the embedded model on one CPU thread
+python bench/decode.py --model smollm2-135m-shape          random weights of that shape, few tokens
+python bench/decode.py --model qwen2.5-1.5b-shape --device cuda --dtype bf16 --rows 32
+
+Useful tokens are those that a completion keeps. The two take turns, so that whatever else the machine does hits both;
+medians. Each run is written to bench/results/decode.json under the name of its model, device and type.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+
+from machine import describe
+from trainer import quiet
+from trainer.config import Lora, Model, PromptSettings, TaskSettings
+from trainer.policy.base import DTYPES, load_model, load_tokenizer, stop_tokens
+from trainer.policy.lora import add_adapter
+from trainer.samplers.decode import DecodeSampler
+from trainer.samplers.hf import HfSampler
+from trainer.tasks.base import make_task
+from trainer.tasks.prompts import Prompter
+from trainer.types import Problem, Prompt, Sampling
+
+RESULTS = Path(__file__).parent / "results/decode.json"
+GROUP = 8
+SAMPLERS = {"generate": HfSampler, "decode": DecodeSampler}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Random weights and random prompts."""
+
+    config: Any
+    prompt_tokens: int
+    new_tokens: int
+
+
+def smollm2_135m() -> LlamaConfig:
+    shape = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+    shape |= {"num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192}
+    return LlamaConfig(**shape, rope_theta=100000.0, tie_word_embeddings=True)
+
+
+def qwen25_15b() -> Qwen2Config:
+    shape = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
+    shape |= {"num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 32768}
+    return Qwen2Config(**shape, rope_theta=1e6, tie_word_embeddings=True)
+
+
+SHAPES = {
+    "smollm2-135m-shape": Shape(smollm2_135m(), prompt_tokens=48, new_tokens=16),
+    "qwen2.5-1.5b-shape": Shape(qwen25_15b(), prompt_tokens=256, new_tokens=512),
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    model: Any
+    tokenizer: Any
+    stops: list[int]
+    prompts: Callable[[int], list[Prompt]]
+    new_tokens: int
+
+
+def embedded(device: torch.device, dtype: str) -> Work:
+    tokenizer = load_tokenizer(Model())
+    model = load_model(Model(), dtype, device)
+    task = make_task(TaskSettings())
+    prompter = Prompter(tokenizer, PromptSettings(), task)
+    problems = list(itertools.islice(task.train(), 512))
+    asked = [prompter.prompt(problem) for problem in problems]
+    return Work(adapted(model), tokenizer, stop_tokens(tokenizer, model), lambda count: asked[:count], 40)
+
+
+def shaped(shape: Shape, device: torch.device, dtype: str) -> Work:
+    with device:
+        model = AutoModelForCausalLM.from_config(shape.config, dtype=DTYPES[dtype])
+    random = torch.Generator().manual_seed(0)
+
+    def prompts(count: int) -> list[Prompt]:
+        tokens = torch.randint(10, shape.config.vocab_size, (count, shape.prompt_tokens), generator=random).tolist()
+        return [Prompt(Problem(str(n), "", ""), "", tuple(row)) for n, row in enumerate(tokens)]
+
+    stops = [shape.config.vocab_size - 1]  # hardly ever drawn
+    return Work(adapted(model), load_tokenizer(Model()), stops, prompts, shape.new_tokens)
+
+
+def adapted(model: Any) -> Any:
+    """As in training: r=16 on all linear layers, and not zero any more, but too small to change what is written."""
+    model = add_adapter(model, Lora(r=16, targets="all")).eval()
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=1e-3)
+    return model
+
+
+def one_run(sampler: Any, prompts: list[Prompt], sampling: Sampling) -> dict[str, float]:
+    on_gpu = sampler.model.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize()
+    wall, cpu = time.perf_counter(), time.process_time()
+    groups = dict(sampler.sample(prompts, sampling))
+    if on_gpu:
+        torch.cuda.synchronize()
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    tokens = sum(len(one.tokens) for group in groups.values() for one in group)
+    steps = max(len(one.tokens) for group in groups.values() for one in group)
+    return {"per_cpu_s": tokens / cpu, "per_wall_s": tokens / wall, "wall_s": wall, "tokens": tokens, "steps": steps}
+
+
+def measure(work: Work, rows: int, repetitions: int) -> dict[str, Any]:
+    samplers = {name: kind(work.model, work.tokenizer, work.stops, rows) for name, kind in SAMPLERS.items()}
+    prompts = work.prompts(max(1, rows // GROUP))
+    group = rows // len(prompts)
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in samplers}
+    for seed in range(repetitions + 1):
+        for name, sampler in samplers.items():
+            runs[name].append(one_run(sampler, prompts, Sampling(group, 1.0, work.new_tokens, seed)))
+    timed = {name: each[1:] for name, each in runs.items()}  # the first of each warms up
+    result: dict[str, Any] = {
+        name: {key: round(median(run[key] for run in each), 3) for key in each[0]} for name, each in timed.items()
+    }
+    for key in ("per_cpu_s", "per_wall_s"):
+        ratios = [fast[key] / slow[key] for slow, fast in zip(timed["generate"], timed["decode"], strict=True)]
+        result[f"speedup_{key}"] = {"median": median(ratios), "least": min(ratios), "most": max(ratios)}
+    result["over_memory_floor"] = over_memory_floor(work, rows, prompts, timed["decode"])
+    return result
+
+
+def over_memory_floor(work: Work, rows: int, prompts: list[Prompt], runs: list[dict[str, float]]) -> dict[str, float]:
+    """Time of a step over the time that reading weights and caches once takes. Prompts are counted as steps, too."""
+    config = work.model.config
+    weights = sum(p.numel() * p.element_size() for name, p in work.model.named_parameters() if "lora_" not in name)
+    item = next(work.model.parameters()).element_size()
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head * item
+    prompt = sum(len(one.tokens) for one in prompts) / len(prompts)
+    steps = median(run["steps"] for run in runs)
+    caches = rows * per_token * (prompt + steps / 2)
+    bandwidth = copy_bandwidth(work.model.device)
+    floor = (weights + caches) / bandwidth
+    step = median(run["wall_s"] / run["steps"] for run in runs)
+    return {"copy_gb_per_s": bandwidth / 1e9, "floor_ms": floor * 1e3, "step_ms": step * 1e3, "ratio": step / floor}
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes read and written a second by a plain copy, the best of ten."""
+    source = torch.ones(2**28 if device.type == "cuda" else 2**25, device=device)
+    to, seconds = torch.empty_like(source), []
+    for _ in range(10):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        to.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return 2 * source.numel() * source.element_size() / min(seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[64, 128], help="completions side by side")
+    parser.add_argument("--model", choices=["nano", *SHAPES], default="nano")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", choices=list(DTYPES), default="fp32")
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--json", action="store_true", help="print the result instead of a table")
+    options = parser.parse_args()
+    quiet.quiet()
+    quiet.no_progress_bars()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    device = torch.device(options.device)
+    shape = SHAPES.get(options.model)
+    work = shaped(shape, device, options.dtype) if shape else embedded(device, options.dtype)
+    by_rows = {str(rows): measure(work, rows, options.repetitions) for rows in options.rows}
+    clock = "per_cpu_s" if options.device == "cpu" else "per_wall_s"
+    speedups = {rows: round(result[f"speedup_{clock}"]["median"], 2) for rows, result in by_rows.items()}
+    settings = {name: getattr(options, name) for name in ("model", "device", "dtype", "repetitions", "threads")}
+    write(options, {"machine": machine(device), **settings, "speedup": speedups, "results": by_rows})
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    return describe() | ({"gpu": torch.cuda.get_device_name()} if device.type == "cuda" else {})
+
+
+def write(options: argparse.Namespace, result: dict[str, Any]) -> None:
+    stored = json.loads(options.out.read_text()) if options.out.exists() else {}
+    stored[f"{options.model} {options.device} {options.dtype}"] = result
+    options.out.write_text(json.dumps(stored, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(result))
+        return
+    for rows, one in result["results"].items():
+        for name in SAMPLERS:
+            cpu, wall = one[name]["per_cpu_s"], one[name]["per_wall_s"]
+            print(f"{rows:>4} rows  {name:9} {cpu:9,.0f} tokens a CPU second {wall:9,.0f} a second")
+        floor = one["over_memory_floor"]
+        print(f"{rows:>4} rows  {result['speedup'][rows]:.2f}x, a step is {floor['ratio']:.1f}x its memory floor")
+    print(f"written to {options.out}")
+
+
+if __name__ == "__main__":
+    main()

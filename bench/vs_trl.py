@@ -1,0 +1,205 @@
+"""A whole training step against TRL's GRPOTrainer: the same model, adapter, prompts, groups, lengths and machine.
+
+python bench/vs_trl.py [--steps 40] [--repeats 3] [--json]        writes bench/results/vs_trl.json
+
+`octet` trains on every group, as TRL does; `octet, dropping` leaves out those that teach nothing, which is Octet's
+default. Each side is a process of its own, and they take turns. A step is the median over all steps but the first two
+of each process; accuracy is greedy, on the same held-out problems, by the same code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from machine import describe
+
+ROOT = Path(__file__).parent.parent
+SIDES = ("trl", "octet", "octet, dropping")
+WARM_UP = 2
+HELD_OUT = 256
+
+
+class Clock:
+    """CPU and wall seconds between ticks."""
+
+    def __init__(self) -> None:
+        self.ticks: list[tuple[float, float]] = []
+
+    def tick(self, *_: Any) -> None:
+        self.ticks.append((time.process_time(), time.perf_counter()))
+
+    def seconds(self, of_kind: int) -> list[float]:
+        """Of each step but the first two."""
+        times = [tick[of_kind] for tick in self.ticks]
+        return [after - before for before, after in zip(times[WARM_UP:-1], times[WARM_UP + 1 :])]
+
+
+def settings(steps: int, seed: int, folder: Path, *more: str) -> Any:
+    from trainer.settings import resolve
+
+    fixed = [f"run.steps={steps}", f"run.seed={seed}", f"run.dir={folder}", "run.merge=false", "run.threads=1"]
+    return resolve("nano", None, [*fixed, "eval.problems=0", "run.save_every=100000", *more])
+
+
+def octet(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None:
+    from trainer import assemble, quiet
+    from trainer.loop import train
+    from trainer.settings import Request
+    from trainer.watch.live import Screen
+
+    class Ticking(Screen):
+        def step(self, step: int, metrics: Any) -> None:
+            clock.tick()
+
+    quiet.quiet()
+    config = settings(steps, seed, folder, *more)
+    with assemble.process_group(config):
+        parts = replace(assemble.build(Request(config, "nano", "")), screen=Ticking(quiet=True))
+        train(parts)
+        parts.policy.export(folder / "adapter")
+
+
+def trl(steps: int, seed: int, folder: Path, clock: Clock) -> None:
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from trainer import answers
+    from trainer.policy.base import NANO, load_tokenizer
+    from trainer.tasks.base import draw, make_task, training_problems
+    from trainer.tasks.prompts import Prompter
+
+    class Ticking(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            clock.tick()
+
+    def correct(completions: list[str], gold: list[str], **_: Any) -> list[float]:
+        found = [answers.strict(text, "gsm8k") for text in completions]
+        return [float(one is not None and answers.equal(one, right)) for one, right in zip(found, gold)]
+
+    config = settings(steps, seed, folder)
+    rollout, task, tokenizer = config.rollout, make_task(config.task), load_tokenizer(config.model)
+    prompter, problems = Prompter(tokenizer, config.prompt, task), training_problems(task, config.task, seed)
+    drawn = [problem for step in range(steps) for problem in draw(problems, step, rollout.problems, seed)]
+    rows = [{"prompt": prompter.prompt(problem).text, "gold": problem.gold} for problem in drawn]
+    arguments = GRPOConfig(
+        output_dir=str(folder), use_cpu=True, bf16=False, seed=seed, report_to="none", disable_tqdm=True,
+        logging_steps=10**6, save_strategy="no", max_steps=steps, shuffle_dataset=False, gradient_checkpointing=False,
+        per_device_train_batch_size=rollout.problems * rollout.group_size, num_generations=rollout.group_size,
+        max_completion_length=rollout.max_new_tokens, temperature=rollout.temperature, top_p=1.0, top_k=0,
+        learning_rate=config.algorithm.lr, lr_scheduler_type="cosine", warmup_steps=round(0.1 * steps),
+        max_grad_norm=config.optim.max_grad_norm, beta=0.0, loss_type="dapo",
+    )  # fmt: skip
+    adapter = LoraConfig(r=config.lora.r, lora_alpha=config.lora.alpha, target_modules="all-linear")
+    trainer = GRPOTrainer(
+        str(NANO), correct, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer,
+        peft_config=adapter, callbacks=[Ticking()],
+    )  # fmt: skip
+    trainer.train()
+    trainer.model.save_pretrained(str(folder / "adapter"))
+
+
+RUNNERS: dict[str, Callable[[int, int, Path, Clock], None]] = {
+    "trl": trl,
+    "octet": lambda *given: octet(*given, "rollout.dead_groups=keep"),
+    "octet, dropping": octet,
+}
+
+
+def accuracy(folder: Path, steps: int) -> float:
+    """Greedy accuracy of the adapter in a folder."""
+    import torch
+
+    from trainer import assemble
+    from trainer.policy.base import load_model, load_tokenizer
+    from trainer.policy.lora import load_adapter
+
+    config = settings(steps, 0, folder, f"eval.problems={HELD_OUT}")
+    model = load_adapter(load_model(config.model, "fp32", torch.device("cpu")), folder / "adapter")
+    return assemble.evaluate_model("trained", model, load_tokenizer(config.model), config).accuracy
+
+
+def one_side(side: str, steps: int, seed: int) -> None:
+    """What a child process does; its last line is the result."""
+    import torch
+
+    torch.set_num_threads(1)
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as name:
+        RUNNERS[side](steps, seed, Path(name), clock)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps({
+            "cpu_s": median(clock.seconds(0)), "wall_s": median(clock.seconds(1)), "peak_mib": round(peak),
+            "accuracy": accuracy(Path(name), steps),
+        }))  # fmt: skip
+
+
+def run(side: str, steps: int, seed: int) -> dict[str, float]:
+    command = [sys.executable, __file__, "--side", side, "--steps", str(steps), "--seed", str(seed)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True)
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Medians over the repetitions; accuracy is the mean, because each has its own seed."""
+    sides = {}
+    for side, results in runs.items():
+        sides[side] = {name: median(one[name] for one in results) for name in ("cpu_s", "wall_s", "peak_mib")}
+        sides[side]["accuracy"] = fmean(one["accuracy"] for one in results)
+        sides[side]["accuracies"] = [one["accuracy"] for one in results]
+    theirs, ours, dropping = (sides[side] for side in SIDES)
+    return {
+        "speedup_cpu": theirs["cpu_s"] / ours["cpu_s"],
+        "speedup_wall": theirs["wall_s"] / ours["wall_s"],
+        "speedup_cpu_dropping": theirs["cpu_s"] / dropping["cpu_s"],
+        "speedup_wall_dropping": theirs["wall_s"] / dropping["wall_s"],
+        "sides": sides,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print the result instead of a table")
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        one_side(options.side, options.steps, options.seed)
+        return
+    runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    for seed in range(options.repeats):
+        for side in SIDES:
+            runs[side].append(run(side, options.steps, seed))
+    result = {"machine": describe(), "steps": options.steps, **summary(runs)}
+    out = ROOT / "bench/results/vs_trl.json"
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(result))
+        return
+    for side in SIDES:
+        one = result["sides"][side]
+        print(f"{side:16} {one['cpu_s']:.2f} CPU s, {one['wall_s']:.2f} s a step, {one['peak_mib']:.0f} MiB, "
+              f"{one['accuracy']:.1%} after {options.steps} steps")  # fmt: skip
+    print(f"like for like {result['speedup_cpu']:.1f} x CPU, {result['speedup_wall']:.1f} x wall; written to {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""A line of tokens gives what padded rows give, value and gradient, and nothing else is taken for one."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.conftest import row
+from trainer.batches import to_tensors
+from trainer.config import Lora
+from trainer.flat import PREFIX, layout_of, make_flat
+from trainer.logprobs import LogProbs
+from trainer.policy.lora import add_adapter
+from trainer.types import TrainingRow
+
+
+def answer(prompt: tuple[int, ...], *tokens: int, advantage: float = 1.0) -> TrainingRow:
+    return TrainingRow(prompt, tokens, (-1.0,) * len(tokens), advantage)
+
+
+# Answers to one prompt that begin alike, one that is the beginning of another, the same one twice; a prompt that begins
+# like the first; one that stands alone, and has one token.
+ROWS = [
+    answer((5, 6, 7, 8), 20, 21, 22, 23, 2),
+    answer((5, 6, 7, 8), 20, 21, 30, 2, advantage=-1.0),
+    answer((5, 6, 7, 8), 20, 21, 22, advantage=0.5),
+    answer((5, 6, 7, 8), 20, 21, 30, 2, advantage=-0.25),
+    answer((5, 6, 9), 40, 41, 2, advantage=2.0),
+    answer((5, 6, 9), 50, 2, advantage=-2.0),
+    row(1, 1, 2.0, first=60),
+]
+
+
+def test_the_tree_by_hand():
+    """The example in the docstring of `Tree`."""
+    tree = to_tensors([answer((5, 6), 7, 2), answer((5, 6), 7, 8, 2)], pad_token=0).tree
+    assert tree.place_BT.tolist() == [[0, 1, 2, 0], [0, 1, 2, 3]]
+    assert tree.line_N.tolist() == [0, 1, 2, 7]
+    assert tree.edge_BT.tolist() == [[0, 0, 1, 0], [0, 0, 2, 3]]
+    assert tree.edge_E.tolist() == [1, 2, 6, 7]
+    assert tree.first_B.tolist() == [0, 0]
+
+
+def test_the_layout_by_hand():
+    layout = layout_of(to_tensors([answer((5, 6), 7, 2), answer((5, 6), 7, 8, 2), answer((5, 6), 7, 2)], pad_token=0))
+    assert layout.prompts_PT.tolist() == [[0, 1]]
+    assert layout.answers_AC.tolist() == [[2, 0], [2, 3]]  # the third answer brings nothing new
+    assert layout.keys_AK.tolist() == [[0, 1, 2, 0], [0, 1, 2, 3]]
+    assert layout.mask_ACK[1].tolist() == [[True, True, True, False], [True, True, True, True]]
+    assert layout.source_N.tolist() == [0, 1, 2, 5]  # of 2 places of the prompt and 2 x 2 of answers
+
+
+FAMILIES = {"qwen2": {}, "qwen3": {}, "llama": {}, "mistral": {"sliding_window": None}, "gemma": {}}
+
+
+def tiny(family: str, dtype=torch.float32, **options):
+    config = AutoConfig.for_model(
+        family, vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, pad_token_id=0, **options,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def adapted(family: str, checkpointing: bool):
+    model = tiny(family, **FAMILIES[family])
+    if checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    model = add_adapter(model, Lora(targets="all", r=4))
+    with torch.no_grad():
+        for number, (name, value) in enumerate(model.named_parameters()):
+            if "lora_B" in name:
+                value.copy_(0.1 * torch.sin(torch.arange(value.numel()) * (1 + number)).view_as(value))
+    return model.train()
+
+
+def pass_over(module):
+    batch = to_tensors(ROWS, pad_token=0)
+    module.zero_grad()
+    scores = module(batch)
+    (scores.logprobs_BT.sum(dim=1) * batch.advantages_B + scores.entropy_BT.sum(dim=1)).sum().backward()
+    gradients = [value.grad.clone() for value in module.parameters() if value.requires_grad]
+    return [scores.logprobs_BT.detach(), scores.entropy_BT.detach(), *gradients]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_values_and_gradients_are_those_of_padded_rows(family, checkpointing):
+    plain = LogProbs(adapted(family, checkpointing), 0.7, train_entropy=True, flat=False)
+    flat = LogProbs(adapted(family, checkpointing), 0.7, train_entropy=True)
+    assert (plain.is_flat, flat.is_flat) == (False, True)
+    for expected, found in zip(pass_over(plain), pass_over(flat), strict=True):
+        largest = max(1.0, float(expected.abs().max()))  # these sums are not divided by anything
+        torch.testing.assert_close(found / largest, expected / largest, atol=1e-5, rtol=0)
+
+
+def test_the_layers_see_every_token_once():
+    module, seen = LogProbs(tiny("qwen2"), 1.0), []
+    module.model.model.layers[0].mlp.register_forward_hook(lambda layer, inputs, output: seen.append(inputs[0].shape))
+    module(to_tensors(ROWS, pad_token=0))
+    prompts = [5, 6, 7, 8, 9, 60]
+    answers = [20, 21, 22, 23, 30, 40, 41, 50]  # a last token is no input, but 22 is the last of one answer only
+    assert seen == [(1, len(prompts) + len(answers), 32)]
+
+
+def test_the_output_layer_sees_every_token_once():
+    module, seen = LogProbs(tiny("qwen2"), 1.0), []
+    module.model.lm_head.register_forward_hook(lambda layer, inputs, output: seen.append(len(output)))
+    module(to_tensors(ROWS, pad_token=0))
+    assert seen == [5 + 2 + 3 + 2 + 1]  # 20 21 22 23 2; 30 2; 40 41 2; 50 2; 67
+
+
+def test_sampling_is_not_disturbed():
+    plain, flat = tiny("qwen2").eval(), tiny("qwen2").eval()
+    assert make_flat(flat)
+    prompt = torch.tensor([[0, 5, 6], [7, 8, 9]])
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    answers = [
+        model.generate(prompt, attention_mask=mask, max_new_tokens=8, do_sample=False) for model in (plain, flat)
+    ]
+    assert torch.equal(*answers)
+
+
+def test_bf16_is_exact_enough():
+    assert make_flat(tiny("qwen2", dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("mistral", {"sliding_window": 8}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+        ("gemma2", {}),
+    ],
+)
+def test_attention_with_a_window_stays_as_it_is(family, options):
+    model = tiny(family, **options)
+    before = model.config._attn_implementation
+    assert not LogProbs(model, 1.0).is_flat
+    assert model.config._attn_implementation == before
+
+
+def test_a_family_that_does_not_hand_the_layout_on_stays_as_it_is():
+    config = AutoConfig.for_model("gpt2", vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    model = AutoModelForCausalLM.from_config(config)
+    assert not make_flat(model)
+    assert not model.config._attn_implementation.startswith(PREFIX)
+
+
+def test_an_attention_that_computes_something_else_is_found_out(monkeypatch):
+    from trainer import flat
+
+    right = flat.layout_of
+    wrong = lambda batch: right(batch)._replace(keys_AK=right(batch).keys_AK.roll(1, dims=1))  # noqa: E731
+    monkeypatch.setattr(flat, "layout_of", wrong)
+    assert not make_flat(tiny("qwen2"))
+
+
+def test_a_saved_model_says_nothing_of_it(tmp_path):
+    model = tiny("qwen2")
+    assert make_flat(model)
+    model.save_pretrained(tmp_path)
+    assert PREFIX not in (tmp_path / "config.json").read_text()
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
+
+
+def test_a_row_of_one_token_to_a_prompt_of_two():
+    batch = to_tensors([row(2, 1, 0.0, weight=0.0)], pad_token=0)
+    plain, flat = LogProbs(tiny("qwen2"), 1.0, flat=False), LogProbs(tiny("qwen2"), 1.0)
+    torch.testing.assert_close(flat(batch).logprobs_BT, plain(batch).logprobs_BT)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(1, 3), min_size=1, max_size=5)), min_size=1, max_size=8)
+)
+def test_any_rows_come_back_as_they_were(drawn):
+    """What stands at the place of each token in the line is that token, behind the same beginning."""
+    prompts = [(5,), (5, 1), (5, 1, 2)]
+    rows = [answer(prompts[which], *tokens) for which, tokens in drawn]
+    batch = to_tensors(rows, pad_token=0)
+    tree, inputs_N = batch.tree, batch.inputs_BT.flatten()
+    assert torch.equal(inputs_N[tree.line_N][tree.place_BT][batch.present_BT], batch.inputs_BT[batch.present_BT])
+    targets = batch.targets_BT.flatten()[tree.edge_E][tree.edge_BT]
+    assert torch.equal(targets[batch.mask_BT], batch.targets_BT[batch.mask_BT])
+    beginnings = {(*one.prompt, *one.completion)[:end] for one in rows for end in range(1, one.length)}
+    assert len(tree.line_N) == len(beginnings)
+    layout = layout_of(batch)
+    together = torch.cat([layout.prompts_PT.flatten(), layout.answers_AC.flatten()])
+    assert together[layout.source_N].tolist() == list(range(len(tree.line_N)))

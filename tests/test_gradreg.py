@@ -1,0 +1,58 @@
+"""Gradient regularisation on a quadratic, where it is known in closed form."""
+
+import pytest
+import torch
+
+from trainer.config import GradReg
+from trainer.policy.gradreg import LARGEST_NORM, clipped, displaced, in_fp32, regularised, strength_at
+
+HESSIAN = torch.tensor([[2.0, 0.5], [0.5, 1.0]])
+
+
+def test_a_quadratic_has_the_gradient_in_closed_form():
+    """L = x' H x / 2: g = H x, and the gradient of L + s/2 |g|^2 is g + s H g. The finite difference is exact."""
+    x = torch.tensor([0.3, -0.7])
+    found = regularised(lambda is_displaced: [HESSIAN @ x], [x], eps=0.01, strength=0.1)
+    g = HESSIAN @ torch.tensor([0.3, -0.7])
+    torch.testing.assert_close(found.gradient[0], g + 0.1 * HESSIAN @ g, atol=1e-6, rtol=0)
+    assert found.first_norm == pytest.approx(float(g.norm()))
+    assert found.second_norm == pytest.approx(float((g + 0.01 * HESSIAN @ g).norm()))
+
+
+def test_the_second_gradient_says_that_it_is_displaced():
+    seen = []
+    regularised(lambda is_displaced: seen.append(is_displaced) or [torch.ones(1)], [torch.zeros(1)], 0.1, 0.1)
+    assert seen == [False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_come_back_bit_for_bit_even_after_an_error(dtype):
+    weights = torch.nn.Parameter(torch.randn(50).to(dtype))
+    before, address = weights.detach().clone(), weights.data_ptr()
+    with pytest.raises(ZeroDivisionError), displaced([weights], [torch.ones(50)], eps=0.1):
+        1 / int(torch.equal(weights, before))  # they have moved, so this is a division by zero
+    assert torch.equal(weights, before)
+    assert weights.data_ptr() == address  # the engine keeps pointers into this memory
+
+
+def test_a_small_step_survives_in_full_precision_only():
+    weights, direction = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16)), [torch.ones(1)]
+    with displaced([weights], direction, eps=1e-3):
+        assert weights.item() == 1.0  # bf16 knows nothing between 1 and 1.0078
+    with in_fp32([weights]), displaced([weights], direction, eps=1e-3):
+        assert weights.item() == pytest.approx(1.001)
+    assert weights.dtype == torch.bfloat16
+
+
+def test_norms_are_bounded():
+    parts, norm = clipped([torch.full((4,), 20.0), torch.zeros(3)])
+    assert norm == pytest.approx(40.0)
+    assert float(parts[0].norm()) == pytest.approx(LARGEST_NORM)
+    parts, norm = clipped([torch.zeros(2)])
+    assert (norm, parts[0].tolist()) == (0.0, [0.0, 0.0])
+
+
+def test_the_strength_rises_over_the_warm_up():
+    settings = GradReg(strength=0.8, warmup=3)
+    assert [strength_at(settings, step) for step in (0, 1, 2, 3, 9)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8])
+    assert strength_at(GradReg(), 5) == 0.0

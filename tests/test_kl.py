@@ -1,0 +1,65 @@
+"""The KL estimators against the true KL of two distributions, and a coefficient that steers."""
+
+import math
+
+import pytest
+import torch
+
+from trainer.config import Kl
+from trainer.kl import ESTIMATORS, Coefficient
+
+POLICY, REFERENCE = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.2, 0.2, 0.6]).double()
+
+
+@pytest.mark.parametrize(("name", "expected"), [("k1", 1.0), ("k2", 0.5), ("k3", math.exp(-1))])
+def test_by_hand_where_the_difference_is_one(name, expected):
+    assert float(ESTIMATORS[name](torch.tensor(1.0))) == pytest.approx(expected)  # k3: e^-1 + 1 - 1
+
+
+@pytest.mark.parametrize("name", ["k1", "k3"])
+def test_unbiased(name):
+    """The expectation over the policy, token by token, is the true KL."""
+    true = float((POLICY * (POLICY / REFERENCE).log()).sum())
+    assert float((POLICY * ESTIMATORS[name]((POLICY / REFERENCE).log())).sum()) == pytest.approx(true)
+
+
+def test_zero_where_nothing_has_moved_and_k3_never_below():
+    for estimate in ESTIMATORS.values():
+        assert float(estimate(torch.tensor(0.0))) == 0.0
+    assert (ESTIMATORS["k3"](torch.linspace(-5, 5, 101)) >= 0).all()
+
+
+def gradient_of_mean(name: str) -> torch.Tensor:
+    """With respect to the logits, in expectation over samples of the policy (no gradient through the sampling)."""
+    logits = POLICY.log().requires_grad_()
+    difference = torch.log_softmax(logits, -1) - REFERENCE.log()
+    (POLICY * ESTIMATORS[name](difference)).sum().backward()
+    return logits.grad
+
+
+def test_the_gradient_of_k2_is_that_of_the_kl_and_that_of_k1_is_none():
+    logits = POLICY.log().requires_grad_()
+    policy = torch.softmax(logits, -1)
+    (policy * (policy.log() - REFERENCE.log())).sum().backward()
+    torch.testing.assert_close(gradient_of_mean("k2"), logits.grad)
+    torch.testing.assert_close(gradient_of_mean("k1"), torch.zeros(3).double())
+
+
+def test_a_fixed_coefficient_stays():
+    coefficient = Coefficient(Kl(coef=0.04))
+    coefficient.observe(100.0)
+    assert coefficient.value == 0.04
+
+
+@pytest.mark.parametrize(("measured", "factor"), [(1.0, 1.02), (0.0, 0.98), (0.105, 1.005), (0.1, 1.0)])
+def test_a_steered_coefficient_follows_the_error_by_two_percent_at_most(measured, factor):
+    coefficient = Coefficient(Kl(coef=0.04, target=0.1))
+    coefficient.observe(measured)
+    assert coefficient.value == pytest.approx(0.04 * factor)
+
+
+def test_a_resumed_run_goes_on_with_its_coefficient():
+    before, after = Coefficient(Kl(coef=0.04, target=0.1)), Coefficient(Kl(coef=0.04, target=0.1))
+    before.observe(5.0)
+    after.load(before.state())
+    assert after.value == before.value != 0.04

@@ -1,0 +1,166 @@
+"""What is scored before a step: only what cannot be had otherwise, and with the right weights."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.conftest import group, row
+from trainer import loop
+from trainer.batches import GroupRows, Packer, minibatches
+from trainer.logprobs import LogProbs
+from trainer.prepare import Beforehand, threshold
+from trainer.settings import resolve
+from trainer.watch.metrics import Tally
+
+IDLE = row(1, 1, 0.0, weight=0.0)
+GROUPS = [GroupRows([row(4, 6, 1.0, first=20 + 9 * n), row(2, 3, -1.0, first=50 + n)], 9.0) for n in range(4)]
+
+
+class Policy:
+    """A real model without an engine: counts its forward passes, and its reference is itself, moved."""
+
+    is_displaced = False
+
+    def __init__(self, folder, config) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder)
+        self.module = LogProbs(self.model, config.rollout.temperature)
+        self.passes: list[str] = []
+        self.name = "policy"
+
+    def score(self, batch):
+        self.passes.append("train")
+        return self.module(batch)
+
+    @torch.no_grad()
+    def measure(self, batch):
+        self.passes.append(self.name)
+        return self.module(batch)
+
+    def backward(self, loss):
+        loss.backward()
+
+    @contextmanager
+    def as_reference(self):
+        self.move(0.1)
+        self.name = "reference"
+        yield
+        self.name = "policy"
+        self.move(-0.1)
+
+    @torch.no_grad()
+    def move(self, amount):
+        self.model.get_output_embeddings().weight[:50] += amount
+
+
+def setting(tiny_model, *overrides):
+    config = resolve("nano", None, ["rollout.temperature=0.7", "optim.tokens_per_micro_batch=30", *overrides])
+    policy = Policy(tiny_model, config)
+    packer = Packer(config.optim.tokens_per_micro_batch, 0, policy.module.is_flat)
+    return (
+        policy,
+        Beforehand(policy, config, torch.device("cpu"), packer),
+        minibatches(GROUPS, IDLE, config, packer),
+        config,
+    )
+
+
+def test_one_update_on_policy_needs_no_pass_before_it(tiny_model):
+    policy, beforehand, dealt, config = setting(tiny_model)
+    (prepared,) = beforehand.prepare(dealt)
+    assert policy.passes == []
+    loop.gradient(policy, prepared, config.algorithm, 0.0, Tally())
+    assert policy.passes == ["train"] * len(prepared.batches)
+    assert all(batch.old_logprobs_BT is not None for batch in prepared.batches)
+
+
+def test_old_logprobs_are_stored_once_for_all_passes(tiny_model):
+    policy, beforehand, dealt, config = setting(tiny_model, "algorithm.epochs=3")
+    (prepared,) = beforehand.prepare(dealt)
+    loop.gradient(policy, prepared, config.algorithm, 0.0, Tally())
+    first = [batch.old_logprobs_BT for batch in prepared.batches]
+    policy.move(0.3)
+    tally = Tally()
+    loop.gradient(policy, prepared, config.algorithm, 0.0, tally)
+    assert [batch.old_logprobs_BT for batch in prepared.batches] == first  # the very same tensors
+    assert tally.means(lambda sums: [sums])["ratio/max"] != 1.0
+
+
+def test_only_batches_that_come_after_another_update_are_scored_before(tiny_model):
+    policy, beforehand, dealt, _ = setting(tiny_model, "algorithm.minibatches=2")
+    first, second = beforehand.prepare(dealt)
+    assert policy.passes == ["policy"] * len(second.batches)
+    assert all(batch.old_logprobs_BT is None for batch in first.batches)
+    with torch.no_grad():
+        for batch in second.batches:
+            torch.testing.assert_close(batch.old_logprobs_BT, policy.module(batch).logprobs_BT)
+
+
+def test_a_reference_is_scored_only_where_kl_has_a_price(tiny_model):
+    policy, beforehand, dealt, _ = setting(tiny_model, "algorithm.kl.coef=0.04")
+    (prepared,) = beforehand.prepare(dealt)
+    assert policy.passes == ["reference"] * len(prepared.batches)
+    for batch in prepared.batches:
+        difference = policy.module(batch).logprobs_BT - batch.reference_logprobs_BT
+        assert difference.detach().abs().max() > 1e-3
+
+
+def test_only_the_most_uncertain_tokens_of_the_step_are_trained_on(tiny_model):
+    policy, beforehand, dealt, config = setting(tiny_model, "algorithm.top_entropy=0.25")
+    (prepared,) = beforehand.prepare(dealt)
+    kept = torch.cat([batch.trained_BT[batch.mask_BT] for batch in prepared.batches])
+    entropies = torch.cat([policy.measure(batch).entropy_BT[batch.mask_BT] for batch in prepared.batches])
+    assert len(kept) == 36
+    assert kept.sum() == 9
+    assert entropies[kept].min() >= entropies[~kept].max()
+    loop.gradient(policy, prepared, config.algorithm, 0.0, Tally())  # with the old log-probs of the pass before
+    assert policy.passes.count("train") == len(prepared.batches)
+
+
+def test_the_threshold_is_that_of_all_ranks(monkeypatch):
+    monkeypatch.setattr("trainer.prepare.distributed.gather", lambda mine: [mine, torch.tensor([9.0, 8.0])])
+    assert threshold(torch.tensor([1.0, 2.0, 3.0, 7.0]), share=0.5) == 7.0
+    monkeypatch.setattr("trainer.prepare.distributed.gather", lambda mine: [mine])
+    assert threshold(torch.empty(0), share=0.5) == 0.0
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_kl_is_taken_off_each_reward(tiny_model, estimator):
+    overrides = ["algorithm.kl.coef=0.5", "algorithm.kl.where=reward", f"algorithm.kl.estimator={estimator}"]
+    policy, beforehand, dealt, _ = setting(tiny_model, *overrides)
+    groups = [group([1.0, 0.0], lengths=[4, 2]), group([None, 1.0], lengths=[1, 5], prompt=(9, 8))]
+    tally = Tally()
+    penalised = beforehand.penalised(groups, 0.5, tally)
+    for before, after in zip(groups, penalised, strict=True):
+        for completion, old, new in zip(before.completions, before.rewards_G, after.rewards_G, strict=True):
+            if old is None:
+                assert new is None
+            else:
+                assert new == pytest.approx(
+                    old - 0.5 * divergence(policy, before.prompt.tokens, completion.tokens, estimator), abs=1e-5
+                )
+    assert tally.sums["kl"][1] == 12  # tokens
+    (prepared,) = beforehand.prepare(dealt)
+    assert prepared.batches[0].reference_logprobs_BT is None, "it is paid for once"
+
+
+def divergence(policy, prompt, completion, estimator) -> float:
+    """One answer, without padding, by the definition."""
+    tokens, start = torch.tensor([[*prompt, *completion]]), len(prompt) - 1
+    logs = []
+    for amount in (0.0, 0.1):
+        policy.move(amount)
+        with torch.no_grad():
+            all_logs = torch.log_softmax(policy.model(tokens).logits[0] / 0.7, -1)
+        policy.move(-amount)
+        logs.append(torch.stack([all_logs[start + i, token] for i, token in enumerate(completion)]))
+    d = logs[0] - logs[1]
+    return float((d if estimator == "k1" else (-d).exp() + d - 1).sum())
+
+
+def test_without_a_price_groups_stay_what_they_are(tiny_model):
+    policy, beforehand, _, _ = setting(tiny_model, "algorithm.kl.coef=0.5")
+    groups = [group([1.0, 0.0])]
+    assert beforehand.penalised(groups, 0.5, Tally()) == groups
+    assert policy.passes == []

@@ -1,0 +1,534 @@
+"""What every sampler promises, held against `model.generate` and against a training forward."""
+
+import itertools
+import json
+import shutil
+
+import peft
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from trainer.batches import to_tensors
+from trainer.config import Lora, Model, Rollout
+from trainer.errors import ConfigError
+from trainer.logprobs import LogProbs
+from trainer.policy.base import load_tokenizer, stop_tokens
+from trainer.policy.lora import add_adapter
+from trainer.samplers import weights
+from trainer.samplers.choose import make_sampler
+from trainer.samplers.decode import DecodeSampler, draw
+from trainer.samplers.graphs import rounded
+from trainer.samplers.hf import HfSampler
+from trainer.types import Problem, Prompt, Sampling, TrainingRow
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 64}
+BIASED = {"mlp_bias": True, "attention_bias": True, "tie_word_embeddings": False}
+FAMILIES = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16}),
+    "llama": (LlamaConfig, LlamaForCausalLM, BIASED),
+    "llama3": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3, "num_key_value_heads": 4}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
+}
+PLAIN = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+
+
+def family(name="qwen2", **changed):
+    """A random model of two layers. Norms and biases are random too: at their usual 1 and 0 nobody would miss them."""
+    kind, model, own = FAMILIES[name]
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"num_key_value_heads": 2, "vocab_size": 480, "max_position_embeddings": 512, "initializer_range": 0.2}
+    shape |= {"tie_word_embeddings": True, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 2}
+    torch.manual_seed(0)
+    built = model(kind(**{**shape, **own, **changed})).eval()
+    for parameter in built.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
+    return built
+
+
+def adapted(model, **options):
+    """With an adapter that does something: a fresh one has a B of zero."""
+    model = peft.get_peft_model(model, peft.LoraConfig(**{**PLAIN, **options}))
+    move_adapter(model, seed=1)
+    return model.eval()
+
+
+def move_adapter(model, seed):
+    torch.manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+
+
+@pytest.fixture(params=[HfSampler, DecodeSampler], ids=["hf", "decode"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    return AutoModelForCausalLM.from_pretrained(tiny_model)
+
+
+def prompts(*lengths: int) -> list[Prompt]:
+    return [Prompt(Problem(f"p{n}", "q", "1"), "q", tuple(20 + (3 * i + n) % 90 for i in range(n))) for n in lengths]
+
+
+def sampling(**changed) -> Sampling:
+    return Sampling(**{"group": 4, "temperature": 1.0, "max_new_tokens": 12, "seed": 1, **changed})
+
+
+def sample(kind, model, tokenizer, asked, stops=(), rows=64, **changed):
+    sampler = kind(model, tokenizer, list(stops) or stop_tokens(tokenizer, model), rows)
+    return dict(sampler.sample(asked, sampling(**changed)))
+
+
+def generated(model, prompt, stops, new_tokens=12):
+    """The greedy answer of `model.generate` to one prompt alone, up to its stop token."""
+    settings = GenerationConfig(max_new_tokens=new_tokens, eos_token_id=sorted(stops), pad_token_id=0, do_sample=False)
+    with torch.no_grad():
+        tokens = model.generate(torch.tensor([prompt.tokens]), generation_config=settings)
+    return tuple(tokens[0, len(prompt.tokens) :].tolist())
+
+
+def assert_greedy_is_generate(groups, model, asked, stops, new_tokens=12):
+    for index, prompt in enumerate(asked):
+        assert {one.tokens for one in groups[index]} == {generated(model, prompt, stops, new_tokens)}
+
+
+SOME = set(range(0, 480, 6))  # stop tokens that end some rows early and leave others whole
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("group", [1, 8])
+def test_greedy_tokens_are_those_of_generate(kind, name, group, tokenizer):
+    model, asked = adapted(family(name)), prompts(9, 3, 30, 4, 17, 11, 23, 6)
+    groups = sample(kind, model, tokenizer, asked, stops=SOME, group=group, temperature=0.0)
+    assert {len(completions) for completions in groups.values()} == {group}
+    assert_greedy_is_generate(groups, model, asked, SOME)
+    lengths = {len(one.tokens) for completions in groups.values() for one in completions}
+    assert len(lengths) > 2, "the rows should end at different times"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_with_the_adapter_off_it_is_the_base(kind, name, tokenizer):
+    """One sampler, as in a run: adapter on, off, moved, on again."""
+    model, asked = adapted(family(name)), prompts(9, 3, 14)
+    sampler = kind(model, tokenizer, SOME, 64)
+    greedy = sampling(temperature=0.0)
+    before = dict(sampler.sample(asked, greedy))
+    with model.disable_adapter():
+        base = dict(sampler.sample(asked, greedy))
+        assert_greedy_is_generate(base, model, asked, SOME)
+    assert base != before
+    move_adapter(model, seed=2)
+    after = dict(sampler.sample(asked, greedy))
+    assert_greedy_is_generate(after, model, asked, SOME)
+    assert after != before
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 11])
+def test_neither_refill_nor_compaction_changes_greedy_tokens(kind, rows, tokenizer):
+    """Fewer rows than completions, and fewer than one group."""
+    model, asked = adapted(family()), prompts(9, 3, 30, 4, 17, 8, 21)
+    groups = sample(kind, model, tokenizer, asked, stops=SOME, group=4, temperature=0.0, rows=rows)
+    assert sorted(groups) == list(range(7))
+    assert {len(group) for group in groups.values()} == {4}
+    assert_greedy_is_generate(groups, model, asked, SOME)
+
+
+def test_sampled_groups_are_whole_whatever_the_batching(kind, model, tokenizer):
+    groups = sample(kind, model, tokenizer, prompts(9, 3, 6, 4, 12), rows=8)
+    assert sorted(groups) == [0, 1, 2, 3, 4]
+    assert {len(group) for group in groups.values()} == {4}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_returned_logprobs_equal_a_training_forward(kind, name, temperature, tokenizer):
+    model, asked = adapted(family(name)), prompts(9, 3, 30)
+    groups = sample(kind, model, tokenizer, asked, stops=SOME, temperature=temperature, rows=9)
+    rows = [
+        TrainingRow(asked[index].tokens, one.tokens, one.logprobs, 0.0)
+        for index, group in groups.items()
+        for one in group
+    ]
+    batch = to_tensors(rows, tokenizer.pad_token_id)
+    with torch.no_grad():
+        trained = LogProbs(model, temperature)(batch).logprobs_BT
+    torch.testing.assert_close(trained, batch.sampled_logprobs_BT, atol=1e-4, rtol=0)
+
+
+def test_a_completion_ends_with_its_first_stop_token(kind, model, tokenizer):
+    """Half of the vocabulary stops, so nearly every row ends early."""
+    stops = set(range(0, model.config.vocab_size, 2))
+    groups = sample(kind, model, tokenizer, prompts(5, 8), stops=stops, group=16)
+    for one in (one for group in groups.values() for one in group):
+        assert [token in stops for token in one.tokens] == [False] * (len(one.tokens) - 1) + [not one.truncated]
+        assert len(one.logprobs) == len(one.tokens)
+
+
+@pytest.mark.parametrize("new_tokens", [1, 4])
+def test_without_a_stop_token_it_is_truncated(kind, model, tokenizer, new_tokens):
+    unused = [model.config.vocab_size - 1]
+    group = sample(kind, model, tokenizer, prompts(5), stops=unused, max_new_tokens=new_tokens)[0]
+    assert [(len(one.tokens), one.truncated) for one in group] == [(new_tokens, True)] * 4
+
+
+def test_a_stop_token_in_the_last_place_is_not_truncated(kind, model, tokenizer):
+    every = range(model.config.vocab_size)
+    group = sample(kind, model, tokenizer, prompts(5), stops=every, max_new_tokens=1)[0]
+    assert [(len(one.tokens), one.truncated) for one in group] == [(1, False)] * 4
+
+
+def test_a_seed_repeats_and_another_does_not(kind, model, tokenizer):
+    one, same, other = (sample(kind, model, tokenizer, prompts(6, 9), seed=seed, rows=4) for seed in (1, 1, 2))
+    assert one == same
+    assert one != other
+
+
+def test_a_seed_repeats_after_other_work(kind, model, tokenizer):
+    """Memory that is kept from call to call carries nothing over."""
+    sampler = kind(model, tokenizer, stop_tokens(tokenizer, model), 64)
+    first = dict(sampler.sample(prompts(6, 9), sampling()))
+    list(sampler.sample(prompts(30, 9, 4), sampling(group=8, max_new_tokens=20, temperature=0.0)))
+    assert dict(sampler.sample(prompts(6, 9), sampling())) == first
+
+
+def test_the_models_own_generation_config_cannot_bend_the_distribution(kind, model, tokenizer):
+    plain = sample(kind, model, tokenizer, prompts(6))
+    own = model.generation_config
+    model.generation_config = GenerationConfig(do_sample=True, top_k=1, repetition_penalty=3.0, temperature=0.1)
+    try:
+        assert sample(kind, model, tokenizer, prompts(6)) == plain
+        assert model.generation_config.top_k == 1  # and it is put back
+    finally:
+        model.generation_config = own
+
+
+def chi_square(seen, expected):
+    """Over the cells that are expected at least ten times, and the rest as one; with the degrees of freedom."""
+    total = sum(expected.values())
+    large = {cell: count for cell, count in expected.items() if count >= 10}
+    cells = [(seen.get(cell, 0), count) for cell, count in large.items()]
+    rest = (sum(seen.values()) - sum(got for got, _ in cells), total - sum(large.values()))
+    return sum((got - want) ** 2 / want for got, want in [*cells, rest]), len(cells)
+
+
+def test_sampled_tokens_follow_the_distribution(kind, tokenizer):
+    """Chi-square of the first two tokens together, in a vocabulary of eight of which one stops."""
+    model, prompt, draws, temperature = family(vocab_size=8), Prompt(Problem("p", "q", "1"), "q", (3, 5, 4)), 4096, 0.8
+
+    def next_token(*tokens):
+        with torch.no_grad():
+            return (model(torch.tensor([[*prompt.tokens, *tokens]])).logits[0, -1] / temperature).softmax(-1).tolist()
+
+    first = next_token()
+    expected = {(7,): draws * first[7]}
+    for one in range(7):
+        expected |= {(one, two): draws * first[one] * share for two, share in enumerate(next_token(one))}
+    settings = {"group": draws, "rows": draws, "max_new_tokens": 2, "temperature": temperature}
+    group = sample(kind, model, tokenizer, [prompt], stops=[7], **settings)[0]
+    drawn = [one.tokens for one in group]
+    value, freedom = chi_square({cell: drawn.count(cell) for cell in set(drawn)}, expected)
+    assert freedom > 10
+    assert value < freedom + 3.1 * (2 * freedom) ** 0.5 + 5  # above the 0.1 % point
+
+
+def test_a_group_comes_as_soon_as_it_is_whole(kind, tokenizer):
+    """So its reward is computed beside the later ones."""
+    model, passes = family(), []
+    model.lm_head.register_forward_hook(lambda *_: passes.append(1))
+    groups = kind(model, tokenizer, SOME, 4).sample(prompts(9, 3, 6), sampling())
+    next(groups)
+    at_the_first = len(passes)
+    assert len(list(groups)) == 2
+    assert at_the_first < len(passes)
+
+
+def test_training_mode_is_restored(kind, tokenizer):
+    model = adapted(family()).train()
+    sample(kind, model, tokenizer, prompts(4))
+    assert model.training
+
+
+def test_the_model_is_not_written_to(kind, tokenizer):
+    model = adapted(family())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    sample(kind, model, tokenizer, prompts(4, 9))
+    torch.testing.assert_close(model.state_dict(), before, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "length, new_tokens, message",
+    [
+        (
+            512,
+            8,
+            "the prompt of p512 has 512 tokens, and the context of this model is 512. Write prompt.max_tokens=504",
+        ),
+        (500, 13, "rollout.max_new_tokens=13: with the 500 tokens of .* p500 .* 512. Write rollout.max_new_tokens=12 "),
+    ],
+)
+def test_nothing_is_sampled_beyond_the_context(kind, length, new_tokens, message, tokenizer):
+    with pytest.raises(ConfigError, match=message):
+        sample(kind, family(), tokenizer, prompts(3, length), max_new_tokens=new_tokens)
+
+
+def test_the_last_place_of_the_context_is_used(kind, tokenizer):
+    model, asked = family(), prompts(500)
+    groups = sample(kind, model, tokenizer, asked, group=1, stops=[479], max_new_tokens=12, temperature=0.0)
+    assert_greedy_is_generate(groups, model, asked, [479])
+
+
+class Card:
+    """Memory for so many rows: the output layer of a larger batch does not fit."""
+
+    def __init__(self, model, rows):
+        self.rows = rows
+        model.lm_head.register_forward_pre_hook(self.take)
+
+    def take(self, _, inputs):
+        if inputs[0].shape[0] > self.rows:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_a_batch_that_does_not_fit_is_halved_once_and_for_all(kind, tokenizer):
+    model, asked, said = family(), prompts(9, 3, 30, 4, 17), []
+    answers = {index: generated(model, prompt, SOME) for index, prompt in enumerate(asked)}
+    Card(model, rows=6)
+    sampler = kind(model, tokenizer, SOME, 64, said.append)
+    for _ in range(2):
+        groups = dict(sampler.sample(asked, sampling(temperature=0.0)))
+        assert {index: {one.tokens for one in group} for index, group in groups.items()} == {
+            index: {tokens} for index, tokens in answers.items()
+        }
+        assert [len(group) for group in groups.values()] == [4] * 5
+    assert sampler.rows.limit in range(3, 7)
+    assert [text.partition(";")[0] for text in said] == [
+        "rollout.rows=64: out of memory with 20 completions side by side"
+    ]
+
+
+def test_not_even_one_row_fits(kind, tokenizer):
+    model = family()
+    Card(model, rows=0)
+    with pytest.raises(ConfigError, match=r"rollout.rows=1: not even one completion fits .* Write a smaller"):
+        sample(kind, model, tokenizer, prompts(4))
+
+
+def test_a_tokenizer_without_a_pad_token(kind, tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "unpadded")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "pad_token": None}))
+    tokenizer = load_tokenizer(Model(name=str(folder)))
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id
+    model, asked = adapted(family()), prompts(9, 3, 14)
+    groups = sample(kind, model, tokenizer, asked, temperature=0.0)
+    assert_greedy_is_generate(groups, model, asked, stop_tokens(tokenizer, model))
+
+
+# What only the fast sampler has to promise.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"use_rslora": True}, {"use_dora": True}, {"target_modules": ["q_proj", "down_proj"]}, {"lora_bias": True}],
+    ids=lambda options: next(iter(options)),
+)
+def test_other_adapters_answer_as_in_generate(options, tokenizer):
+    model, asked = adapted(family("llama"), **options), prompts(9, 3, 14)
+    groups = sample(DecodeSampler, model, tokenizer, asked, stops=SOME, temperature=0.0)
+    assert_greedy_is_generate(groups, model, asked, SOME)
+
+
+def test_without_memory_for_copies_the_layers_are_called(monkeypatch, tokenizer):
+    monkeypatch.setattr(weights, "SPARE", 2**62)
+    model, asked = adapted(family()), prompts(9, 3, 14)
+    sampler = DecodeSampler(model, tokenizer, SOME, 64)
+    groups = dict(sampler.sample(asked, sampling(temperature=0.0)))
+    assert_greedy_is_generate(groups, model, asked, SOME)
+    assert not any(projection.is_a_copy for projection in sampler.forward.projections)
+    with model.disable_adapter():
+        base = dict(sampler.sample(asked, sampling(temperature=0.0)))
+        assert_greedy_is_generate(base, model, asked, SOME)
+
+
+def test_a_4_bit_base_is_never_copied(tiny_model, tokenizer):
+    pytest.importorskip("bitsandbytes")
+    from transformers import BitsAndBytesConfig
+
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32, bnb_4bit_quant_type="nf4")
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, quantization_config=settings, dtype=torch.float32)
+    model, asked = adapted(base), prompts(9, 3, 14)
+    sampler = DecodeSampler(model, tokenizer, SOME, 64)
+    groups = dict(sampler.sample(asked, sampling(temperature=0.0)))
+    assert not any(projection.is_a_copy for projection in sampler.forward.projections)
+    assert_greedy_is_generate(groups, model, asked, SOME)
+
+
+def test_copies_stay_where_they_are(tokenizer):
+    model = adapted(family())
+    sampler = DecodeSampler(model, tokenizer, SOME, 64)
+    places = []
+    for _ in range(2):
+        list(sampler.sample(prompts(9, 3), sampling()))
+        places.append([projection.address for projection in sampler.forward.projections])
+    assert places[0] == places[1]
+    assert sum(address is not None for address in places[0]) == 8  # four a layer; the head has no adapter
+
+
+def test_a_prompt_is_read_once_and_rows_leave_when_they_end(monkeypatch, tokenizer):
+    """Called as they are, the layers can be asked how many tokens came by: each prompt's, and all but the last of
+    each completion's."""
+    monkeypatch.setattr(weights, "SPARE", 2**62)
+    model, seen = adapted(family()), []
+    model.base_model.model.model.layers[0].self_attn.q_proj.register_forward_hook(
+        lambda _, inputs, __: seen.append(len(inputs[0]))
+    )
+    asked = prompts(9, 9, 9)
+    groups = sample(DecodeSampler, model, tokenizer, asked, stops=SOME, group=8)
+    completions = [one for group in groups.values() for one in group]
+    assert len({len(one.tokens) for one in completions}) > 3
+    assert sum(seen) == 27 + sum(len(one.tokens) - 1 for one in completions)
+
+
+def test_new_groups_begin_before_old_ones_are_whole(monkeypatch, tokenizer):
+    """Waves of six groups would take as many steps as the longest completion of each."""
+    monkeypatch.setattr(weights, "SPARE", 2**62)
+    model, seen = family(), []
+    model.model.layers[0].self_attn.q_proj.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    sampler = DecodeSampler(model, tokenizer, SOME, 12)
+    groups = dict(sampler.sample(prompts(*[50] * 24), sampling(group=2, max_new_tokens=40)))
+    longest = [max(len(one.tokens) for one in group) for _, group in sorted(groups.items())]
+    waves = [max(longest[start : start + 6]) for start in range(0, 24, 6)]
+    assert len([rows for rows in seen if rows <= 12]) < 0.8 * (sum(waves) - 4)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_token_of_probability_zero_is_drawn(temperature):
+    logits_BV = torch.full((4096, 6), float("-inf"))
+    logits_BV[:, 2:4] = torch.tensor([0.0, -15.0])
+    tokens_B, logprobs_B = draw(logits_BV, temperature, torch.Generator().manual_seed(0))
+    assert set(tokens_B.tolist()) <= {2, 3}
+    assert logprobs_B.isfinite().all()
+
+
+def test_logits_that_are_not_numbers_are_survived():
+    tokens_B, logprobs_B = draw(torch.full((3, 6), float("nan")), 1.0, torch.Generator().manual_seed(0))
+    assert all(0 <= token < 6 for token in tokens_B.tolist())
+    assert logprobs_B.isnan().all()
+
+
+def gpt2():
+    return GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=480, n_positions=64, eos_token_id=2))
+
+
+UNSUPPORTED = {
+    "unknown family": (gpt2, "GPT2LMHeadModel is not one of Qwen2ForCausalLM, "),
+    "sliding window": (lambda: family("mistral", sliding_window=64), "a sliding window of 64 tokens"),
+    "rope": (
+        lambda: family(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+        "its rope_type is dynamic, not one of default",
+    ),
+    "activation": (lambda: family("llama", hidden_act="gelu"), "its hidden_act is gelu, not silu"),
+    "adapter": (
+        lambda: peft.get_peft_model(family(), peft.IA3Config(task_type="CAUSAL_LM")),
+        "its adapter is IA3, not LoRA",
+    ),
+    "embedding": (
+        lambda: adapted(family(tie_word_embeddings=False), target_modules=["embed_tokens", "q_proj"]),
+        "its input embedding has an adapter",
+    ),
+}
+
+
+@pytest.mark.parametrize("build, reason", UNSUPPORTED.values(), ids=UNSUPPORTED.keys())
+def test_a_model_that_the_fast_path_does_not_know(build, reason, tokenizer):
+    model, said = build(), []
+    sampler = make_sampler(Rollout(), model, tokenizer, [2], said.append)
+    assert isinstance(sampler, HfSampler)
+    assert len(said) == 1
+    assert reason in said[0]
+    assert len(dict(sampler.sample(prompts(4), sampling()))[0]) == 4
+    with pytest.raises(ConfigError, match=r"rollout.engine=decode: .*Write rollout.engine=hf"):
+        make_sampler(Rollout(engine="decode"), model, tokenizer, [2])
+
+
+@pytest.mark.parametrize("engine, kind", [("auto", DecodeSampler), ("decode", DecodeSampler), ("hf", HfSampler)])
+def test_the_engine_is_the_one_that_was_asked_for(engine, kind, tokenizer):
+    said = []
+    assert type(make_sampler(Rollout(engine=engine), adapted(family()), tokenizer, [2], said.append)) is kind
+    assert said == []
+
+
+def test_a_window_wider_than_the_context_is_none(tokenizer):
+    model = family("mistral", sliding_window=512)
+    assert isinstance(make_sampler(Rollout(), model, tokenizer, [2]), DecodeSampler)
+
+
+def test_the_adapter_of_a_run_is_one_that_is_copied(tokenizer):
+    model = add_adapter(family(), Lora(targets="all"))
+    sampler = DecodeSampler(model, tokenizer, SOME, 8)
+    list(sampler.sample(prompts(4), sampling()))
+    layers = itertools.chain.from_iterable(layer.projections for layer in sampler.forward.layers)
+    assert all(projection.is_a_copy for projection in layers)
+
+
+@pytest.mark.parametrize("rows, width, sizes", [(1, 1, (1, 256)), (5, 256, (8, 256)), (33, 257, (48, 300))])
+def test_captured_steps_have_few_sizes(rows, width, sizes):
+    assert rounded(rows, 48, width, 300) == sizes
+
+
+def test_calls_that_take_turns_share_one_memory(tokenizer):
+    """Many short prompts, few long ones: as training and evaluation do."""
+    sampler = DecodeSampler(family(), tokenizer, SOME, 64)
+    batches = []
+    for _ in range(3):
+        for asked in (prompts(3, 4, 5, 6), prompts(60)):
+            list(sampler.sample(asked, sampling()))
+            batches.append(sampler.batch)
+    assert len(set(map(id, batches[1:]))) == 1
+
+
+class RoundedSteps:
+    """What a card does, without the graphs: more rows and places than are needed."""
+
+    kind = ()
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def __call__(self, rows, most_rows, width, most_places):
+        self.batch._step(*rounded(rows, most_rows, width, most_places))
+
+
+@pytest.mark.parametrize("rows", [64, 11, 3])
+def test_rows_beyond_those_alive_and_rare_looks_change_nothing(rows, tokenizer):
+    model, asked = adapted(family()), prompts(9, 3, 30, 4, 17, 8, 21)
+    sampler = DecodeSampler(model, tokenizer, SOME, rows)
+    greedy = sampling(temperature=0.0)
+    dict(sampler.sample(asked, greedy))
+    assert not sampler.batch.running_R.any(), "a row that was moved would run on where it had been, out of its cache"
+    sampler.batch.steps = RoundedSteps(sampler.batch)
+    sampler.batch.looks_every = 8
+    assert_greedy_is_generate(dict(sampler.sample(asked, greedy)), model, asked, SOME)
+    drawn = dict(sampler.sample(asked, sampling()))
+    assert {len(group) for group in drawn.values()} == {4}
+    assert all(len(one.tokens) == len(one.logprobs) <= 12 for group in drawn.values() for one in group)

@@ -1,0 +1,298 @@
+"""Each kind of adapter, and the whole model: trained by the engine, saved, read by others, resumed, and its base."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.conftest import ROOT
+from tests.e2e.updates import IDLE, ROWS, Case, groups_of, make_model, settings
+from trainer import cli, export, loop
+from trainer.batches import Packer, minibatches
+from trainer.config import Lora, Model
+from trainer.errors import ConfigError, ModelError
+from trainer.policy import ds_config, lora
+from trainer.policy.base import load_model
+from trainer.watch.metrics import Tally
+
+TOKENS = torch.tensor([[5, 6, 7, 30, 31, 32]])
+UPDATES = 3
+ADAPTERS = {
+    "lora": "",
+    "rslora": "lora.rslora=true",
+    "dora": "lora.dora=true lora.targets=attention",
+    "pissa": "lora.init=pissa",
+    "pissa_niter": "lora.init=pissa_niter_16",
+    "pissa_rslora": "lora.init=pissa lora.rslora=true",
+    "pissa_dora": "lora.init=pissa lora.dora=true",
+}
+FULL = "lora.enabled=false algorithm.lr=0.001"
+
+pytestmark = [
+    pytest.mark.usefixtures("alone"),
+    # DeepSpeed imports parts of torch that warn about themselves
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+def make_policy(model, more: str = "", dtype: str = "fp32"):
+    from trainer.policy.engine import DeepSpeedPolicy
+
+    config = settings(str(model), Case("one", [4], settings=more.split()))
+    return DeepSpeedPolicy(make_model(config, dtype), config, dtype, total_steps=UPDATES)
+
+
+def advance(policy, *steps: int):
+    algorithm = policy.config.algorithm
+    for step in steps:
+        packer = Packer(10_000, 0, policy.is_flat)
+        (batch,) = minibatches(groups_of(ROWS, algorithm.aggregation), IDLE, policy.config, packer)
+        policy.update(lambda batch=batch: loop.gradient(policy, batch, algorithm, 0.0, Tally()), step)
+    return policy
+
+
+def read(folder, dtype: str = "fp32"):
+    return load_model(Model(name=str(folder)), dtype, torch.device("cpu"))
+
+
+@torch.no_grad()
+def logits(model) -> torch.Tensor:
+    return model.eval()(TOKENS).logits.float()
+
+
+def assert_close(one: torch.Tensor, other: torch.Tensor, tolerance: float = 1e-4) -> None:
+    torch.testing.assert_close(one, other, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("more", ADAPTERS.values(), ids=ADAPTERS)
+def test_the_saved_and_the_merged_adapter_are_what_was_trained(tiny_model, tmp_path, more):
+    policy = advance(make_policy(tiny_model, more), 0, 1)
+    trained = logits(policy.model)
+    assert (trained - logits(read(tiny_model))).abs().max() > 0.1
+    policy.export(tmp_path / "adapter")
+    assert_close(logits(lora.load_adapter(read(tiny_model), tmp_path / "adapter")), trained)
+    export.merge(policy.config.model, tmp_path / "adapter", tmp_path / "merged", "fp32")
+    assert_close(logits(read(tmp_path / "merged")), trained)
+    assert torch.equal(logits(policy.model), trained), "saving changes nothing"
+
+
+@pytest.mark.parametrize("more", [*ADAPTERS.values(), FULL], ids=[*ADAPTERS, "full"])
+def test_the_base_is_the_model_before_the_first_update(tiny_model, more):
+    policy = make_policy(tiny_model, more)
+    original = logits(read(tiny_model))
+    assert_close(logits(policy.model), original)
+    trained = logits(advance(policy, 0).model)
+    with policy.as_base():
+        assert_close(logits(policy.model), original)
+    assert torch.equal(logits(policy.model), trained)
+    advance(policy, 1)
+    assert (logits(policy.model) - trained).abs().max() > 0.01, "and it goes on learning"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [ADAPTERS["pissa"], ADAPTERS["pissa_dora"], ADAPTERS["dora"], "lora.plus_ratio=8", FULL, "optim.name=adamw_8bit"],
+)
+def test_a_resumed_run_is_the_undisturbed_run(tiny_model, tmp_path, more):
+    undisturbed = advance(make_policy(tiny_model, more), 0, 1, 2)
+    advance(make_policy(tiny_model, more), 0, 1).save(tmp_path)
+    resumed = make_policy(tiny_model, more)
+    resumed.load(tmp_path)
+    with resumed.as_base():
+        assert_close(logits(resumed.model), logits(read(tiny_model)))
+    advance(resumed, 2)
+    for name, value in lora.trainable(undisturbed.model).items():
+        assert torch.equal(lora.trainable(resumed.model)[name], value), name
+
+
+def test_a_reference_that_has_moved_comes_back_with_the_checkpoint(tiny_model, tmp_path):
+    moving = "algorithm.kl.coef=0.1 algorithm.kl.refresh=2"
+    before = advance(make_policy(tiny_model, moving), 0, 1)
+    before.refresh_reference(2)
+    advance(before, 2).save(tmp_path)
+    resumed = make_policy(tiny_model, moving)
+    resumed.load(tmp_path)
+    with before.as_reference(), resumed.as_reference():
+        assert torch.equal(logits(resumed.model), logits(before.model))
+        assert (logits(resumed.model) - logits(read(tiny_model))).abs().max() > 0.01
+    resumed.refresh_reference(3)  # not yet
+    with before.as_reference(), resumed.as_reference():
+        assert torch.equal(logits(resumed.model), logits(before.model))
+
+
+def test_a_machine_that_finds_another_principal_part_resumes_with_the_first(tiny_model, tmp_path):
+    """As other versions of a library may; here it differs grossly."""
+    before = advance(make_policy(tiny_model, ADAPTERS["pissa"]), 0, 1)
+    before.save(tmp_path)
+    resumed = make_policy(tiny_model, ADAPTERS["pissa"])
+    other = {name: value + 0.1 * torch.randn_like(value) for name, value in lora.trainable(resumed.model).items()}
+    resumed.trained.restart(other)
+    original = logits(read(tiny_model))
+    with resumed.as_base():
+        assert_close(logits(resumed.model), original)
+    resumed.load(tmp_path)
+    assert_close(logits(resumed.model), logits(before.model))
+    with resumed.as_base():
+        assert_close(logits(resumed.model), original)
+
+
+def test_dora_trains_the_length_of_each_row(tiny_model):
+    names = lora.trainable(lora.add_adapter(read(tiny_model), Lora(dora=True)))
+    layers = {name.partition(".lora_")[0] for name in names}
+    assert {f"{layer}.lora_magnitude_vector.default.weight" for layer in layers} <= set(names)
+
+
+@pytest.mark.parametrize(("init", "tolerance"), [("pissa", 1e-5), ("pissa_niter_16", 1e-2)])
+def test_pissa_leaves_what_comes_after_the_first_singular_values(tiny_model, init, tolerance):
+    whole = torch.linalg.svdvals(read(tiny_model).model.layers[0].self_attn.q_proj.weight.detach())
+    model = lora.add_adapter(read(tiny_model), Lora(r=4, init=init))
+    rest = torch.linalg.svdvals(model.base_model.model.model.layers[0].self_attn.q_proj.base_layer.weight.detach())
+    assert float(rest[0]) == pytest.approx(float(whole[4]), rel=tolerance)
+
+
+@pytest.mark.parametrize("init", ["pissa", "pissa_niter_16"])
+def test_in_bf16_the_principal_part_loses_nothing(tiny_model, init):
+    """The engine rounds the adapter to bf16. The rest of the weight is what is left then, rounded once."""
+    base = read(tiny_model, "bf16")
+    weights = {name: part.weight.detach().clone() for name, part in base.named_modules() if "_proj" in name}
+    model = lora.add_adapter(base, Lora(r=4, init=init, targets="all")).to(torch.bfloat16)
+    for name, layer in model.named_modules():
+        if isinstance(layer, lora.LoraLayer):
+            rest = layer.get_base_layer().weight.float()
+            whole = weights[name.removeprefix("base_model.model.")].float()
+            error = (rest + layer.float().get_delta_weight("default") - whole).abs()
+            assert (error <= rest.abs() * 2**-8 + 1e-6).all(), name
+
+
+def test_a_rank_above_that_of_a_weight_is_refused(tiny_model):
+    with pytest.raises(ConfigError, match=r"lora.r=17: with lora.init=pissa .*k_proj has 16 x 32 .* Write lora.r=16"):
+        lora.add_adapter(read(tiny_model), Lora(r=17, init="pissa"))
+
+
+def test_rslora_scales_by_the_root_of_the_rank(tiny_model):
+    for rslora, scale in ((False, 8 / 16), (True, 8 / 4)):
+        model = lora.add_adapter(read(tiny_model), Lora(r=16, alpha=8, rslora=rslora))
+        assert model.base_model.model.model.layers[0].self_attn.q_proj.scaling == {"default": scale}
+
+
+def test_a_fresh_whole_model_is_its_own_base_and_later_its_weights_are_read_again(tiny_model, tmp_path):
+    shutil.copytree(tiny_model, tmp_path / "model")
+    policy = make_policy(tmp_path / "model", FULL)
+    (tmp_path / "model").rename(tmp_path / "elsewhere")
+    with policy.as_base():
+        pass
+    advance(policy, 0)
+    with pytest.raises(ModelError, match="cannot be loaded"), policy.as_base():
+        pass
+
+
+def test_the_reference_of_a_whole_model_is_kept_and_not_read_at_every_step(tiny_model, tmp_path):
+    shutil.copytree(tiny_model, tmp_path / "model")
+    policy = make_policy(tmp_path / "model", f"{FULL} algorithm.kl.coef=0.1")
+    original = logits(policy.model)
+    (tmp_path / "model").rename(tmp_path / "elsewhere")
+    trained = logits(advance(policy, 0).model)
+    with policy.as_reference():
+        assert torch.equal(logits(policy.model), original)
+    assert torch.equal(logits(policy.model), trained)
+    assert not torch.equal(trained, original)
+
+
+def test_the_whole_model_is_exported_with_its_tokenizer(tiny_model, tmp_path, tokenizer):
+    policy = advance(make_policy(tiny_model, FULL), 0)
+    policy.export(tmp_path)
+    assert_close(logits(read(tmp_path)), logits(policy.model), 1e-6)
+    assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"] == tokenizer.get_vocab()
+
+
+def test_a_checkpoint_holds_the_whole_model_once_and_an_adapter_for_others(tiny_model, tmp_path):
+    for name, more in (("full", FULL), ("lora", "")):
+        advance(make_policy(tiny_model, more), 0).save(tmp_path / name)
+    assert not list(tmp_path.glob("full/**/*.safetensors"))
+    assert [path.parent.name for path in tmp_path.glob("lora/**/*.safetensors")] == ["adapter"]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Two steps in which everything is trained, and a third that goes on from the second."""
+    folder = tmp_path_factory.mktemp("full")
+    few = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.problems=16"]
+    few += ["lora.enabled=false", "optim.name=adamw_8bit", "eval.every=1"]
+    first = start(folder, "--preset", "nano", *few, "run.dir=it", "run.steps=2")
+    before = (folder / "it/eval_answers.jsonl").read_text().splitlines()
+    return folder / "it", first, before, start(folder, "--resume", "it", "run.steps=3")
+
+
+def start(folder, *arguments: str) -> str:
+    command = [sys.executable, str(ROOT / "train.py"), *arguments]
+    own_group = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
+    answer = subprocess.run(
+        command, cwd=folder, env=own_group, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert (answer.returncode, answer.stderr) == (0, "")
+    return answer.stdout
+
+
+def test_a_job_that_trains_everything_leaves_a_model(job):
+    folder, said = job[0], job[1]
+    assert (folder / "model/model.safetensors").is_file()
+    assert (folder / "best/model.safetensors").is_file()
+    assert not (folder / "adapter").exists()
+    assert not (folder / "merged").exists()
+    assert not list(folder.glob("checkpoints/**/*.safetensors"))
+    assert "  model/    the whole model" in said
+    assert "  best/     the model of the best evaluation" in said
+    assert "octet eval --model it/model" in said
+    assert "adapter" not in said
+    assert "merged" not in said
+    assert "warning" not in said.lower()
+
+
+def test_the_base_of_a_resumed_job_is_the_original_model(job):
+    folder, _, before, said = job
+    assert "going on after step 2" in said
+    now = (folder / "eval_answers.jsonl").read_text().splitlines()
+    base = [line for line in before if json.loads(line)["model"] == "base"]
+    assert len(base) == 16
+    assert [line for line in now if json.loads(line)["model"] == "base"] == base
+    assert [one["name"] for one in json.loads((folder / "eval.json").read_text())["evaluations"]] == ["base", "trained"]
+
+
+def test_the_model_of_a_job_is_evaluated_with_its_settings(job, monkeypatch, capsys):
+    folder = job[0]
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(SystemExit) as status:
+        cli.main(["eval", "--model", "it/model", "--json"])
+    assert status.value.code == 0
+    printed = json.loads(capsys.readouterr().out)
+    trained = json.loads((folder / "eval.json").read_text())["evaluations"][1]
+    assert printed["out"] == "it/eval"
+    assert printed["evaluations"][0]["accuracy"] == trained["accuracy"]
+    assert printed["evaluations"][0]["mean_tokens"] == trained["mean_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "engine", "has_gpu", "told"),
+    [
+        ("paged_adamw_8bit", "zero2_offload", True, r"keeps the states in CPU .* or engine.ds_config=zero2 to keep"),
+        ("paged_adamw_8bit", "zero2", False, r"without a GPU .* Write optim.name=adamw_8bit\.$"),
+        ("cpu_adam", "zero2", True, r"it works in CPU memory, .* Write engine.ds_config=zero2_offload"),
+    ],
+)
+def test_an_optimizer_that_cannot_work_there_is_refused(optimizer, engine, has_gpu, told):
+    with pytest.raises(ConfigError, match=f"optim.name={optimizer}: .*{told}"):
+        ds_config.check(
+            settings("nano", Case("one", [1], ds_config=engine, settings=[f"optim.name={optimizer}"])), has_gpu
+        )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "engine", "has_gpu"),
+    [("paged_adamw_8bit", "zero2", True), ("adamw_8bit", "zero2_offload", False), ("cpu_adam", "zero2", False)],
+)
+def test_an_optimizer_that_works_there_is_not_refused(optimizer, engine, has_gpu):
+    ds_config.check(settings("nano", Case("one", [1], ds_config=engine, settings=[f"optim.name={optimizer}"])), has_gpu)
