@@ -1,18 +1,28 @@
 """Layers, and what a person is told when a setting cannot be used."""
 
 import json
+import re
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import pytest
 import yaml
 
 from tests.conftest import ROOT
 from trainer import settings
-from trainer.config import fields
+from trainer.config import Algorithm, fields, is_section
 from trainer.errors import ConfigError
 from trainer.hardware import Gpu, Hardware
 from trainer.policy import ds_config
-from trainer.settings import PRESETS, argument_parser, choose_preset, parse_command_line, resolve
+from trainer.settings import (
+    PRESETS,
+    RECIPES,
+    argument_parser,
+    choose_preset,
+    names_in,
+    parse_command_line,
+    resolve,
+)
 
 
 def test_later_layers_win(tmp_path):
@@ -176,8 +186,31 @@ def test_every_setting_has_a_line_in_the_reference():
     assert set(fields()) <= set(page().split("`"))
 
 
-def test_help_names_the_presets():
-    assert "8gb, nano" in argument_parser().format_help()
+def choices(section=Algorithm, prefix="algorithm.") -> list[str]:
+    """Every `key=choice` of a section where the choices are named."""
+    found = []
+    for name, info in section.model_fields.items():
+        if is_section(info.annotation):
+            found += choices(info.annotation, f"{prefix}{name}.")
+        elif get_origin(info.annotation) is Literal:
+            found += [f"{prefix}{name}={choice}" for choice in get_args(info.annotation)]
+    return found
+
+
+def test_the_page_of_objectives_has_every_choice_setting_and_recipe():
+    words = re.split(r"[`,\s]+", (ROOT / "docs/objectives.md").read_text())
+    assert {"algorithm.loss=cispo", "algorithm.kl.estimator=k2"} <= set(choices())
+    assert sorted({*choices()} - {*words}) == []
+    settings = {name.rpartition(".")[2] for name in fields() if name.startswith("algorithm.")} - {"lr"}
+    mentioned = {part for word in words for part in re.split(r"[.=]", word)}
+    assert sorted(settings - mentioned) == []
+    assert sorted({*names_in(RECIPES)} - {*words}) == []
+
+
+def test_help_names_the_presets_and_the_recipes():
+    told = " ".join(argument_parser().format_help().split())
+    assert "8gb, nano" in told
+    assert "on top: cispo, dapo, dr_grpo" in told
 
 
 def test_yaml_of_a_run_is_plain():

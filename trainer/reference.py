@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainer.config import is_section, sections
-from trainer.settings import PRESETS, names_in
+from trainer.settings import PRESETS, RECIPES, names_in
 
 HEAD = f"""# Configuration
 
@@ -17,6 +17,9 @@ Every setting, its default, and what it does. Made by `python -m trainer.referen
 A later layer wins. Presets are `{"`, `".join(names_in(PRESETS))}` (`trainer/presets/`), or a YAML file of yours:
 `--preset mine.yaml`. `--dry-run` prints what comes out. Settings of the engine's memory and precision are in
 `ds_configs/`.
+
+Recipes hold an objective, not the hardware, and go over any preset, with `--recipe NAME` or a file of yours:
+`{"`, `".join(names_in(RECIPES))}` (`trainer/presets/recipes/`; see [objectives.md](objectives.md)).
 """
 
 

@@ -116,7 +116,7 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--preset", help=f"{', '.join(names_in(PRESETS))}, or a YAML file; by default the hardware chooses"
     )
-    parser.add_argument("--recipe", help="an objective on top of the preset, or a YAML file")
+    parser.add_argument("--recipe", help=f"an objective on top: {', '.join(names_in(RECIPES))}, or a YAML file")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
     parser.add_argument(
         "--resume", nargs="?", const="", metavar="DIR", help="go on with the run in DIR, or with the latest run"

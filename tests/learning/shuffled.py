@@ -11,8 +11,8 @@ import train  # noqa: E402
 from trainer.advantages import ADVANTAGES, normalised  # noqa: E402
 
 
-def shuffled(rewards_G):
-    values = normalised(rewards_G)
+def shuffled(rewards_G, settings, step_deviation):
+    values = normalised(rewards_G, settings, step_deviation)
     random.shuffle(values)
     return values
 

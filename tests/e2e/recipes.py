@@ -1,0 +1,46 @@
+"""Trains the embedded model for two steps with each recipe, through the real engine, in one process.
+
+    python -m tests.e2e.recipes FOLDER RECIPE...          each has its run folder FOLDER/RECIPE
+
+FOLDER/moved.json says how far the adapter went from where it started.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from trainer import assemble, quiet
+from trainer.config import Config
+from trainer.loop import train
+from trainer.settings import Request, resolve
+
+# What a write-up says about the model, the task and the size of things makes room for what two cores can do.
+SMALL = ["model.name=nano", "task.name=nano", "prompt.style=auto", "eval.problems=0", "run.steps=2", "run.threads=1"]
+SMALL += ["rollout.problems=8", "rollout.group_size=4", "rollout.max_new_tokens=40"]
+
+
+def small(recipe: str, *more: str) -> Config:
+    return resolve("nano", recipe, [*SMALL, *more])
+
+
+def run(recipe: str, folder: Path) -> float:
+    config = small(recipe, f"run.dir={folder / recipe}")
+    parts = assemble.build(Request(config, recipe, ""))
+    before = [parameter.detach().clone() for parameter in parts.policy.trainable]
+    train(parts)
+    parts.journal.close()
+    pairs = zip(before, parts.policy.trainable, strict=True)
+    return sum(float((after.detach() - start).norm()) for start, after in pairs)
+
+
+def main(folder: str, *recipes: str) -> None:
+    quiet.quiet()
+    with assemble.process_group(small(recipes[0])):
+        moved = {recipe: run(recipe, Path(folder)) for recipe in recipes}
+    (Path(folder) / "moved.json").write_text(json.dumps(moved))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,288 @@
+"""Our objectives against TRL's: the same answers, one loss, one gradient, from a real GRPOTrainer.
+
+The answers come from another policy, so ratios are clipped on both sides, and they are of uneven length; TRL pads
+prompts on the left. Ours goes the way of a run: groups, rows, micro-batches, and the loop's own gradient. Where the two
+differ by design:
+
+- `epsilon_high` of TRL's CISPO is the cap itself, ours is 1 + clip_high; TRL's has no lower bound.
+- TRL's `bnpo` is a mean over the tokens of a batch; ours over those of a group, and then over groups.
+- TRL weighs the KL by the ratio, unless `use_bias_correction_kl` is off.
+- TRL's entropy bonus is a mean over tokens always; ours follows the aggregation.
+"""
+
+import random
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from tests.conftest import group
+from trainer.advantages import advantages_of
+from trainer.batches import Packer, idle_row, minibatches, rows_of
+from trainer.config import Config
+from trainer.logprobs import LogProbs
+from trainer.loop import gradient
+from trainer.prepare import Beforehand
+from trainer.settings import resolve
+from trainer.types import Completion, ScoredGroup
+from trainer.watch.metrics import Tally
+
+# TRL itself sets it by its old name
+pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")
+
+PAD, TEMPERATURE, LONGEST, CAP = 0, 0.7, 12, 1.5
+EVERY = slice(None)
+SHAPES = [  # rewards, lengths, prompt
+    ([1.0, 0.0, 0.25, 0.0], [3, 9, 1, LONGEST], (30, 31, 32, 33, 34)),
+    ([0.0, 1.0, 1.0, 0.0], [7, 2, LONGEST, 5], (40, 41)),
+]
+
+
+class Case(NamedTuple):
+    ours: str  # settings of the algorithm
+    theirs: dict
+
+
+def of_trl(loss_type: str, low: float = 0.2, high: float | None = None, **more) -> dict:
+    return {"loss_type": loss_type, "epsilon": low, "epsilon_high": high, **more}
+
+
+CASES = {
+    "grpo": Case("aggregation=grpo", of_trl("grpo")),
+    "dr_grpo": Case("aggregation=dr_grpo advantage=dr_grpo", of_trl("dr_grpo")),
+    "dapo": Case("clip_high=0.28", of_trl("dapo", 0.2, 0.28)),
+    "gspo": Case(
+        "loss=gspo aggregation=grpo clip_low=0.03 clip_high=0.04",
+        of_trl("grpo", 0.03, 0.04, importance_sampling_level="sequence"),
+    ),
+    "cispo": Case("loss=cispo clip_low=1.0 clip_high=0.2", of_trl("cispo", high=1.2)),
+    "clip higher": Case("clip_low=0.1 clip_high=0.3 aggregation=grpo", of_trl("grpo", 0.1, 0.3)),
+    "dual clip": Case("dual_clip=1.3", of_trl("dapo", delta=1.3)),
+    "top entropy": Case("top_entropy=0.5", of_trl("dapo", top_entropy_quantile=0.5)),
+    "entropy bonus": Case("entropy_bonus=0.1", of_trl("dapo", entropy_coef=0.1)),
+}
+
+
+class Policies(NamedTuple):
+    """Four of one family: each but the first has other weights, by a little."""
+
+    flat: bool  # whether ours works on a line of tokens, or on padded rows
+    now: torch.nn.Module
+    old: torch.nn.Module
+    reference: torch.nn.Module
+    sampler: torch.nn.Module
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["line", "rows"])
+def policies(tiny_model, request) -> Policies:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(1)
+    models = [AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32) for _ in range(4)]
+    with torch.no_grad():
+        for parameter in (parameter for model in models[1:] for parameter in model.parameters()):
+            parameter.add_(0.015 * torch.randn_like(parameter))
+    return Policies(request.param, *models)
+
+
+@pytest.fixture(scope="module")
+def groups(policies) -> list[ScoredGroup]:
+    """Answers of random tokens, with the log-probs of the sampler."""
+    draw, made = random.Random(0), []
+    for rewards, lengths, prompt in SHAPES:
+        answers = [tuple(draw.randrange(4, 400) for _ in range(length)) for length in lengths]
+        said = [spoken(policies.sampler, prompt, answer) for answer in answers]
+        completions = (
+            Completion(tokens, tuple(logprobs.tolist()), "", False) for tokens, logprobs in zip(answers, said)
+        )
+        made.append(replace(group(rewards, lengths, prompt), completions=tuple(completions)))
+    return made
+
+
+@torch.no_grad()
+def spoken(model, prompt, answer) -> torch.Tensor:
+    """Log-probs of an answer, by the plainest way."""
+    logits_TV = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+    return (logits_TV / TEMPERATURE).log_softmax(dim=-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
+
+
+class Plain:
+    """A policy as the loop sees it, without an engine."""
+
+    is_displaced = False
+
+    def __init__(self, policies: Policies, train_entropy: bool) -> None:
+        self.score = LogProbs(policies.now, TEMPERATURE, train_entropy, policies.flat)
+        assert self.score.is_flat == policies.flat
+        self.old, self.reference = (
+            LogProbs(model, TEMPERATURE, flat=policies.flat) for model in (policies.old, policies.reference)
+        )
+        self.measure = torch.no_grad()(self.score)
+
+    def backward(self, loss) -> None:
+        loss.backward()
+
+    @contextmanager
+    def as_reference(self):
+        own, self.measure = self.measure, torch.no_grad()(self.reference)
+        yield
+        self.measure = own
+
+
+class Outcome(NamedTuple):
+    loss: float
+    gradient: dict[str, torch.Tensor]
+    metrics: dict[str, float]
+
+
+def settings(case: Case, groups, kl: float = 0.0, correction: str = "none") -> Config:
+    sizes = [f"rollout.problems={len(groups)}", "rollout.group_size=4", f"rollout.max_new_tokens={LONGEST}"]
+    sizes += ["optim.tokens_per_micro_batch=24", f"rollout.temperature={TEMPERATURE}"]
+    objective = [f"algorithm.{setting}" for setting in case.ours.split()]
+    objective += [f"algorithm.kl.coef={kl}", f"algorithm.correction={{level: {correction}, cap: {CAP}}}"]
+    return resolve("nano", None, [*sizes, *objective])
+
+
+def ours(policies: Policies, groups, config: Config) -> Outcome:
+    """The update of a run: everything from `rows_of` to the gradient."""
+    algorithm, policy = config.algorithm, Plain(policies, bool(config.algorithm.entropy_bonus))
+    packer = Packer(config.optim.tokens_per_micro_batch, PAD, policies.flat)
+    dealt = minibatches([rows_of(one, algorithm) for one in groups], idle_row(groups[0]), config, packer)
+    (minibatch,) = Beforehand(policy, config, "cpu", packer).prepare(dealt)
+    with torch.no_grad():
+        old = [replace(batch, old_logprobs_BT=policy.old(batch).logprobs_BT) for batch in minibatch.batches]
+    policies.now.zero_grad()
+    tally = Tally()
+    gradient(policy, replace(minibatch, batches=old), algorithm, algorithm.kl.coef, tally)
+    assert len(old) > 1, "several micro-batches are part of what is compared"
+    metrics = tally.means(lambda sums: [sums])
+    return Outcome(metrics["loss"], gradients(policies.now), metrics)
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.fixture
+def theirs(tiny_model, tokenizer, tmp_path):
+    """TRL's loss of the inputs, with the options of its configuration."""
+
+    def outcome(inputs: dict, options: dict, corrected: bool = False) -> Outcome:
+        trainer = make_trainer(tiny_model, tokenizer, tmp_path, len(inputs["advantages"]), options)
+        trainer.current_gradient_accumulation_steps = 1  # what `train` would have set
+        trainer.use_vllm = corrected  # at this point it only says that the ratio to the sampler is a factor
+        model = trainer.model.train()
+        loss = trainer.compute_loss(model, inputs)
+        loss.backward()
+        metrics = {name: values[-1] for name, values in trainer._metrics["train"].items()}
+        return Outcome(loss.item(), gradients(model), metrics)
+
+    return outcome
+
+
+def make_trainer(model, tokenizer, folder, rows: int, options: dict):
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    machine = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
+    sizes = {"per_device_train_batch_size": rows, "num_generations": 4, "max_completion_length": LONGEST}
+    alike = {"temperature": TEMPERATURE, "use_bias_correction_kl": False}
+    return GRPOTrainer(
+        model=str(model),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=GRPOConfig(str(folder), **machine, **sizes, **alike, **options),
+        train_dataset=Dataset.from_dict({"prompt": ["1"] * rows}),
+        processing_class=tokenizer,
+    )
+
+
+@pytest.fixture(scope="module")
+def rollouts(policies, groups) -> dict:
+    """What TRL's trainer makes of its rollouts: prompts padded on the left, completions on the right."""
+    answers = [(one.prompt.tokens, completion) for one in groups for completion in one.completions]
+    prompts = [torch.tensor(prompt) for prompt, _ in answers]
+    tokens = [torch.tensor(completion.tokens) for _, completion in answers]
+    old, reference = (
+        padded([spoken(model, prompt, completion.tokens) for prompt, completion in answers])
+        for model in (policies.old, policies.reference)
+    )
+    sampled = padded([torch.tensor(completion.logprobs) for _, completion in answers])
+    return {
+        "prompt_ids": padded(prompts, "left"),
+        "prompt_mask": padded([torch.ones_like(one) for one in prompts], "left"),
+        "completion_ids": padded(tokens),
+        "completion_mask": padded([torch.ones_like(one) for one in tokens]),
+        "old_per_token_logps": old,
+        "ref_per_token_logps": reference,
+        "importance_sampling_ratio": (old - sampled).exp().clamp(max=CAP),
+    }
+
+
+def padded(rows, side: str = "right") -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD, padding_side=side)
+
+
+def inputs_of(rollouts: dict, groups, config: Config, rows: slice = EVERY) -> dict:
+    """The chosen rows, with the advantages of these settings."""
+    advantages = torch.tensor([value for one in groups for value in advantages_of(one.rewards_G, config.algorithm)])
+    chosen = {name: values[rows] for name, values in rollouts.items()}
+    return {**chosen, "advantages": advantages[rows], "num_items_in_batch": chosen["completion_mask"].sum()}
+
+
+def assert_same(one: Outcome, loss: float, gradient: dict[str, torch.Tensor]) -> None:
+    assert one.loss == pytest.approx(loss, abs=1e-5)
+    assert one.gradient.keys() == gradient.keys()
+    assert max(float(part.abs().max()) for part in one.gradient.values()) > 0.01, "there is something to compare"
+    for name, part in one.gradient.items():
+        torch.testing.assert_close(part, gradient[name], atol=1e-5, rtol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def assert_same_metrics(mine: dict[str, float], trl: dict[str, float]) -> None:
+    """Where both log the same thing; with one ratio for an answer TRL takes the mean over answers."""
+    names = {
+        "entropy": "entropy",
+        "kl": "kl",
+        "clipped/low": "clip_ratio/low_mean",
+        "clipped/high": "clip_ratio/high_mean",
+    }
+    for own, name in names.items():
+        if name in trl:
+            assert mine[own] == pytest.approx(trl[name], abs=1e-5), own
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.3])
+@pytest.mark.parametrize("name", CASES)
+def test_loss_gradient_and_metrics_are_those_of_trl(name, kl, policies, groups, rollouts, theirs):
+    case = CASES[name]
+    config = settings(case, groups, kl)
+    mine, trl = ours(policies, groups, config), theirs(inputs_of(rollouts, groups, config), case.theirs | {"beta": kl})
+    assert_same(mine, trl.loss, trl.gradient)
+    if "importance_sampling_level" not in case.theirs:
+        assert_same_metrics(mine.metrics, trl.metrics)
+    assert mine.metrics["clipped/high"] > 0, "the answers are off policy"
+    assert mine.metrics["clipped/low"] > 0 or name == "cispo", "the answers are off policy"
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.3])
+def test_truncated_correction_is_a_factor_of_the_policy_term_alone(kl, policies, groups, rollouts, theirs):
+    config = settings(CASES["dapo"], groups, kl, correction="token")
+    options = CASES["dapo"].theirs | {"beta": kl}
+    trl = theirs(inputs_of(rollouts, groups, config), options, corrected=True)
+    mine = ours(policies, groups, config)
+    assert_same(mine, trl.loss, trl.gradient)
+    assert mine.metrics["sampler_ratio/corrected"] < mine.metrics["sampler_ratio/raw"], "the cap has acted"
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.3])
+@pytest.mark.parametrize("count", [1, 2])
+def test_bnpo_is_the_mean_of_what_trl_gives_each_group(count, kl, policies, groups, rollouts, theirs):
+    groups = groups[:count]
+    config = settings(Case("aggregation=bnpo", {}), groups, kl)
+    each = [
+        theirs(inputs_of(rollouts, groups, config, slice(4 * index, 4 * index + 4)), of_trl("bnpo", beta=kl))
+        for index in range(count)
+    ]
+    mean = {name: sum(one.gradient[name] for one in each) / count for name in each[0].gradient}
+    assert_same(ours(policies, groups, config), sum(one.loss for one in each) / count, mean)
