@@ -112,13 +112,17 @@ def test_chunks_change_neither_values_nor_gradients(monkeypatch):
         torch.testing.assert_close(once, in_chunks, atol=1e-5, rtol=1e-5)
 
 
-def test_no_tensor_of_tokens_by_vocabulary_stays_alive_for_backward(monkeypatch):
+@pytest.mark.parametrize("trained", [True, False])
+def test_no_tensor_of_tokens_by_vocabulary_stays_alive_for_backward(monkeypatch, trained):
     """Autograd keeps only what is smaller than a fifth of the logits."""
     monkeypatch.setattr(logprobs, "CHUNK_BYTES", 4 * 2000 * 8)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
         chunked(
-            Head(nn.Linear(8, 2000)), torch.randn(400, 8, requires_grad=True), torch.zeros(400, dtype=torch.long), 1.0
+            Head(nn.Linear(8, 2000).requires_grad_(trained)),
+            torch.randn(400, 8, requires_grad=True),
+            torch.zeros(400, dtype=torch.long),
+            1.0,
         )
     assert kept
     assert max(kept) < 400 * 2000 / 5
