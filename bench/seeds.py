@@ -18,6 +18,7 @@ from typing import Any
 from machine import describe
 
 ROOT = Path(__file__).parent.parent
+PHASES = ("problem", "rollout", "advantage", "batch", "step")
 
 
 def one_run(seed: int, folder: Path) -> dict[str, Any]:
@@ -28,8 +29,7 @@ def one_run(seed: int, folder: Path) -> dict[str, Any]:
     base, trained, merged = (one["accuracy"] for one in json.loads((folder / "eval.json").read_text())["evaluations"])
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     metrics = [record for record in metrics if record["step"] > 0]  # step 0 is the evaluation of the base
-    phases = ("problem", "rollout", "batch", "step")
-    training = sum(record[f"time/{phase}"] for record in metrics for phase in phases)
+    phases = {phase: sum(record[f"time/{phase}"] for record in metrics) for phase in PHASES}
     return {
         "seed": seed,
         "base": base,
@@ -37,7 +37,8 @@ def one_run(seed: int, folder: Path) -> dict[str, Any]:
         "merged": merged,
         "gain": trained - base,
         "wall_s": round(wall, 1),
-        "training_s": round(training, 1),
+        "training_s": round(sum(phases.values()), 1),
+        "phases_s": {phase: round(seconds, 2) for phase, seconds in phases.items()},
         "sampled_accuracy": [round(record["accuracy/strict"], 3) for record in metrics],
     }
 

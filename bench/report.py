@@ -1,0 +1,102 @@
+"""docs/performance.md from what was measured: python bench/report.py > docs/performance.md"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+HEAD = """# Performance
+
+Every number was measured, side by side in one run, and is a median unless it says otherwise. This page is made by
+`python bench/report.py > docs/performance.md` from `bench/results/`, where each file has the machine, the versions and
+the command.
+
+No GPU has been measured yet. The scripts are ready: `python bench/decode.py --model qwen2.5-1.5b-shape --device cuda
+--dtype bf16 --rows 32` needs no download.
+"""
+
+
+def page() -> str:
+    return "\n".join([HEAD, *_vs_trl(), *_decode(), *_logprobs(), *_seeds(), *_answers()])
+
+
+def _read(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def _on(machine: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    return f"`{machine['command']}` on {machine['cores']} cores of {machine['processor']}; {versions}.\n"
+
+
+def _vs_trl() -> Iterator[str]:
+    result = _read("vs_trl")
+    yield "## A training step against TRL's GRPOTrainer\n"
+    yield "The embedded model with LoRA r=16 on all layers, 16 x 8 answers of at most 40 tokens, one CPU thread, the"
+    yield "same problems in the same order. Accuracy is greedy on 256 held-out problems, the mean over seeds. `octet`"
+    yield "trains on every group, as TRL does; by default it drops those that teach nothing.\n"
+    yield f"| | CPU s a step | wall s a step | peak MiB | accuracy after {result['steps']} steps |"
+    yield "| --- | --- | --- | --- | --- |"
+    for side, one in result["sides"].items():
+        times = f"{one['cpu_s']:.2f} | {one['wall_s']:.2f}"
+        yield f"| {side} | {times} | {one['peak_mib']:.0f} | {one['accuracy']:.1%} |"
+    like, dropping = (
+        f"{result[f'speedup_cpu{kind}']:.1f} x CPU, {result[f'speedup_wall{kind}']:.1f} x wall"
+        for kind in ("", "_dropping")
+    )
+    yield f"\nLike for like **{like}**; dropping {dropping}. {_on(result['machine'])}"
+
+
+def _decode() -> Iterator[str]:
+    yield "## Sampling against model.generate\n"
+    yield "Useful tokens a CPU second, with LoRA r=16 on all layers; the greedy ones are identical.\n"
+    yield "| model | rows | generate | decode | speedup (least to most) |\n| --- | --- | --- | --- | --- |"
+    measured = _read("decode")
+    for name, run in measured.items():
+        for rows, one in run["results"].items():
+            spread = one["speedup_per_cpu_s"]
+            tokens = f"{one['generate']['per_cpu_s']:,.0f} | {one['decode']['per_cpu_s']:,.0f}"
+            speedup = f"**{spread['median']:.1f}** ({spread['least']:.1f} to {spread['most']:.1f})"
+            yield f"| {name} | {rows} | {tokens} | {speedup} |"
+    yield f"\n{_on(next(iter(measured.values()))['machine'])}"
+
+
+def _logprobs() -> Iterator[str]:
+    result = _read("logprobs")
+    yield "## Log-probs chunk by chunk\n"
+    yield f"Forward and backward through an output layer of {result['vocabulary']:,} x {result['hidden']:,}, against"
+    yield "logits that are there all at once. Memory is what the pass adds at its peak.\n"
+    yield "| tokens | chunked | whole | memory | time |\n| --- | --- | --- | --- | --- |"
+    for size in result["sizes"]:
+        chunked, whole = (f"{size[way]['peak_mib']:,.0f} MiB" for way in ("chunked", "whole"))
+        yield f"| {size['tokens']:,} | {chunked} | {whole} | {size['memory']:.0%} | {size['time']:.0%} |"
+    yield f"\n{_on(result['machine'])}"
+
+
+def _seeds() -> Iterator[str]:
+    result = _read("seeds")
+    yield "## The shipped default, start to end\n"
+    yield "| seed | greedy before | after | whole command | training |\n| --- | --- | --- | --- | --- |"
+    for run in result["runs"]:
+        accuracy = f"{run['base']:.1%} | {run['trained']:.1%}"
+        yield f"| {run['seed']} | {accuracy} | {run['wall_s']:.0f} s | {run['training_s']:.0f} s |"
+    phases = {name: fmean(run["phases_s"][name] for run in result["runs"]) for name in result["runs"][0]["phases_s"]}
+    shares = ", ".join(f"{name} {seconds / sum(phases.values()):.0%}" for name, seconds in phases.items())
+    yield f"\nWhere the time of training goes: {shares}. {_on(result['machine'])}"
+
+
+def _answers() -> Iterator[str]:
+    result = _read("answers")
+    yield "## Answers read and compared\n"
+    yield f"{result['what']}.\n\n| text | a second |\n| --- | --- |"
+    for shape, one in result["results"].items():
+        yield f"| `{shape}` | {one['per_second']:,} |"
+    yield f"\n`{result['command']}` on {result['machine']['cores']} cores of {result['machine']['processor']}.\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
