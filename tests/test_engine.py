@@ -74,6 +74,8 @@ def cases(world: int) -> list[Case]:
                 Case(f"{name} uneven", [3, 1], budget=1, settings=chosen),
                 Case(f"{name} idle", [4, 0], budget=30, settings=chosen),
             ]
+    if world == 1:
+        dealt += [Case("kl whole", [4], settings=("algorithm.kl.coef=0.1",))]
     return dealt + variants(world)
 
 
@@ -174,6 +176,12 @@ def test_the_first_pass_is_on_policy_and_the_second_is_clipped(one_rank, two_ran
         assert result["measured"][0]["clipped/high"] > 0
     for measured in one_rank["dapo whole"]["measured"]:
         assert measured["ratio"] == measured["ratio/max"] == 1.0
+
+
+def test_kl_is_zero_until_something_has_moved(one_rank):
+    first, second, third = (measured["kl"] for measured in one_rank["kl whole"]["measured"])
+    assert first == 0.0
+    assert 0.0 < second < third
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ import pytest
 from tests.conftest import ROOT
 
 LIGHT = [
+    "aggregation",
+    "kl",
     "errors",
     "config",
     "settings",

@@ -24,14 +24,14 @@ SEEDS = (0, 1, 2)
 EDGE = 3  # steps at the beginning and at the end that are compared
 LEARNED, DRIFTED = 0.2, 0.15
 COMMON = ["run.steps=12", "optim.schedule=constant", "eval.problems=0", "run.merge=false", "run.save_every=1000"]
-# Two updates a step: with one the ratio is 1, and all but `reinforce` are the same loss.
-TWO_UPDATES = "algorithm.minibatches=2"
+# With one update a step the ratio is 1, and all but `reinforce` are the same loss.
+COMMON += ["algorithm.minibatches=2"]
 SETTINGS = {
     "reinforce": [],
     "reinforce_baseline": [],
-    "grpo_clip": [TWO_UPDATES],
-    "gspo": [TWO_UPDATES, "algorithm.aggregation=grpo", "algorithm.clip_low=3e-3", "algorithm.clip_high=4e-3"],
-    "cispo": [TWO_UPDATES, "algorithm.clip_low=1", "algorithm.clip_high=4"],
+    "grpo_clip": [],
+    "gspo": ["algorithm.aggregation=grpo", "algorithm.clip_low=3e-3", "algorithm.clip_high=4e-3"],
+    "cispo": ["algorithm.clip_low=1", "algorithm.clip_high=4"],
 }
 
 
@@ -67,7 +67,7 @@ def gains(tmp_path_factory) -> dict[Job, float]:
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_reward_rises_with_every_loss_and_seed(gains, loss):
-    """It rose by 0.28 or more, and by 0.43 on average, when the bound was set."""
+    """It rose by 0.32 or more, and by 0.46 on average, when the bound was set."""
     rose = {seed: gains[Job("train.py", loss, seed)] for seed in SEEDS}
     assert min(rose.values()) > LEARNED, rose
 

@@ -109,6 +109,28 @@ def test_a_resumed_run_is_the_undisturbed_run(tiny_model, tmp_path, more):
         assert torch.equal(lora.trainable(resumed.model)[name], value), name
 
 
+def test_gradient_regularisation_over_a_4_bit_base(tiny_model):
+    """Only the adapter is displaced and moves; the quantised base stays as it is."""
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    from trainer.policy.engine import DeepSpeedPolicy
+
+    config = settings(str(tiny_model), Case("one", [4], settings=["algorithm.gradreg.strength=0.01"]))
+    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, quantization_config=nf4, device_map="cpu")
+    quantised = base.model.layers[0].self_attn.q_proj.weight
+    policy = DeepSpeedPolicy(lora.add_adapter(base, config.lora), config, "fp32", total_steps=UPDATES)
+    before, bytes_before = lora.fingerprint(policy.model), quantised.detach().clone()
+    (batch,) = minibatches(groups_of(ROWS, "dapo"), IDLE, config, Packer(10_000, 0, policy.is_flat))
+    update = policy.update(lambda: loop.gradient(policy, batch, config.algorithm, 0.0, Tally()), 0)
+    assert quantised.dtype == torch.uint8
+    assert torch.equal(quantised, bytes_before)
+    assert lora.fingerprint(policy.model) != before
+    norms = [update.measured[f"gradreg/{name}_norm"] for name in ("first", "second")]
+    assert norms[0] > 0
+    assert norms[0] != norms[1]
+
+
 def test_a_reference_that_has_moved_comes_back_with_the_checkpoint(tiny_model, tmp_path):
     moving = "algorithm.kl.coef=0.1 algorithm.kl.refresh=2"
     before = advance(make_policy(tiny_model, moving), 0, 1)
