@@ -1,6 +1,7 @@
 """A whole training step against TRL's GRPOTrainer: the same model, adapter, prompts, groups, lengths and machine.
 
 python bench/vs_trl.py [--steps 40] [--repeats 3] [--json]        writes bench/results/vs_trl.json
+python bench/vs_trl.py --device cuda                               writes bench/results/vs_trl_cuda.json
 
 `octet` trains on every group, as TRL does; `octet, dropping` leaves out those that teach nothing, which is Octet's
 default. Each side is a process of its own, and they take turns. A step is the median over all steps but the first two
@@ -49,7 +50,14 @@ class Clock:
 def settings(steps: int, seed: int, folder: Path, *more: str) -> Any:
     from trainer.settings import resolve
 
-    fixed = [f"run.steps={steps}", f"run.seed={seed}", f"run.dir={folder}", "run.merge=false", "run.threads=1"]
+    fixed = [
+        "model.dtype=fp32",
+        f"run.steps={steps}",
+        f"run.seed={seed}",
+        f"run.dir={folder}",
+        "run.merge=false",
+        "run.threads=1",
+    ]
     return resolve("nano", None, [*fixed, "eval.problems=0", "run.save_every=100000", *more])
 
 
@@ -77,7 +85,7 @@ def trl(steps: int, seed: int, folder: Path, clock: Clock) -> None:
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from trainer import answers
+    from trainer import answers, distributed
     from trainer.policy.base import NANO, load_tokenizer
     from trainer.tasks.base import draw, make_task, training_problems
     from trainer.tasks.prompts import Prompter
@@ -96,8 +104,9 @@ def trl(steps: int, seed: int, folder: Path, clock: Clock) -> None:
     drawn = [problem for step in range(steps) for problem in draw(problems, step, rollout.problems, seed)]
     rows = [{"prompt": prompter.prompt(problem).text, "gold": problem.gold} for problem in drawn]
     arguments = GRPOConfig(
-        output_dir=str(folder), use_cpu=True, bf16=False, seed=seed, report_to="none", disable_tqdm=True,
-        logging_steps=10**6, save_strategy="no", max_steps=steps, shuffle_dataset=False, gradient_checkpointing=False,
+        output_dir=str(folder), use_cpu=not distributed.on_gpu(), bf16=False, seed=seed, report_to="none",
+        disable_tqdm=True, logging_steps=10**6, save_strategy="no", max_steps=steps, shuffle_dataset=False,
+        gradient_checkpointing=False,
         per_device_train_batch_size=rollout.problems * rollout.group_size, num_generations=rollout.group_size,
         max_completion_length=rollout.max_new_tokens, temperature=rollout.temperature, top_p=1.0, top_k=0,
         learning_rate=config.algorithm.lr, lr_scheduler_type="cosine", warmup_steps=round(0.1 * steps),
@@ -121,14 +130,12 @@ RUNNERS: dict[str, Callable[[int, int, Path, Clock], None]] = {
 
 def accuracy(folder: Path, steps: int) -> float:
     """Greedy accuracy of the adapter in a folder."""
-    import torch
-
-    from trainer import assemble
+    from trainer import assemble, distributed
     from trainer.policy.base import load_model, load_tokenizer
     from trainer.policy.lora import load_adapter
 
     config = settings(steps, 0, folder, f"eval.problems={HELD_OUT}")
-    model = load_adapter(load_model(config.model, "fp32", torch.device("cpu")), folder / "adapter")
+    model = load_adapter(load_model(config.model, "fp32", distributed.device()), folder / "adapter")
     return assemble.evaluate_model("trained", model, load_tokenizer(config.model), config).accuracy
 
 
@@ -141,16 +148,18 @@ def one_side(side: str, steps: int, seed: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         RUNNERS[side](steps, seed, Path(name), clock)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        if torch.cuda.is_available():  # what matters there
+            peak = torch.cuda.max_memory_reserved() / 2**20
         print(json.dumps({
             "cpu_s": median(clock.seconds(0)), "wall_s": median(clock.seconds(1)), "peak_mib": round(peak),
             "accuracy": accuracy(Path(name), steps),
         }))  # fmt: skip
 
 
-def run(side: str, steps: int, seed: int) -> dict[str, float]:
+def run(side: str, steps: int, seed: int, device: str) -> dict[str, float]:
     command = [sys.executable, __file__, "--side", side, "--steps", str(steps), "--seed", str(seed)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     done = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -177,6 +186,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", action="store_true", help="print the result instead of a table")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
@@ -187,9 +197,9 @@ def main() -> None:
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     for seed in range(options.repeats):
         for side in SIDES:
-            runs[side].append(run(side, options.steps, seed))
+            runs[side].append(run(side, options.steps, seed, options.device))
     result = {"machine": describe(), "steps": options.steps, **summary(runs)}
-    out = ROOT / "bench/results/vs_trl.json"
+    out = ROOT / f"bench/results/vs_trl{'' if options.device == 'cpu' else '_cuda'}.json"
     out.write_text(json.dumps(result, indent=1) + "\n")
     if options.json:
         print(json.dumps(result))

@@ -286,8 +286,8 @@ class Rollout(Section):
     max_new_tokens: int = Field(256, ge=1)
     """Longer completions are cut and count as truncated."""
     dead_groups: Literal["drop", "keep", "refill"] = "drop"
-    """A group whose rewards are all the same has no gradient. `drop` saves its forward and backward pass, and the loss
-    is the mean over the tokens that are left; with `keep` its tokens count in that mean, so the rest weighs less;
+    """A group whose rewards are all the same has no advantage. `drop` saves its forward and backward pass, and the loss
+    is the mean over the tokens that are left (a KL or entropy term, too, is then of live groups alone); with `keep` its tokens count in that mean, so the rest weighs less;
     `refill` samples fresh problems in its place (dynamic sampling)."""
     refills: int = Field(3, ge=1)
     """Rounds of fresh problems that `refill` tries in a step at most."""
@@ -369,7 +369,7 @@ class Algorithm(Section):
     entropy_bonus: float = 0.0
     """Coefficient of the entropy that is added to the objective."""
     top_entropy: float = Field(1.0, gt=0.0, le=1.0)
-    """Train only on this share of the step's tokens, those of the highest entropy."""
+    """Train only on this share of an update's tokens, those of the highest entropy."""
     kl: Kl = Kl()
     """A penalty on the distance to a reference model."""
     correction: Correction = Correction()

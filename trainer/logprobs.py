@@ -21,7 +21,7 @@ from trainer.errors import ModelError
 from trainer.flat import last_hidden, make_flat
 from trainer.types import TrainingBatch
 
-CHUNK_BYTES = 64 * 2**20  # of fp32 logits alive at once
+CHUNK_BYTES = 64 * 2**20  # of fp32 logits at once; about three such tensors are alive
 
 
 class Scores(NamedTuple):

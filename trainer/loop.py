@@ -210,6 +210,7 @@ def record(
             evaluation = parts.evaluate(f"step {step}")
     is_best = evaluation is not None and course.add(step, evaluation)
     tally_groups(tally, groups)
+    tally.add("groups", len(groups) * distributed.world_size())  # more than rollout.problems after a refill
     tally.merge(parts.scorer.measured())
     metrics = tally.means(distributed.gather) | metrics_of_updates(updates)
     if "kl" in metrics:

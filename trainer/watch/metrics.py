@@ -127,7 +127,7 @@ def _of_the_sampler(apart_N: Tensor) -> dict[str, Tensor]:
 
 
 def _of_the_update(ratio_N: Tensor, advantages_N: Tensor, settings: Algorithm) -> dict[str, Tensor]:
-    """The policy now against the one that answered: where it is clipped there is no gradient."""
+    """The policy now against the one that answered, and how often the clip on the side of the advantage is passed."""
     low_N = (ratio_N < 1 - settings.clip_low) & (advantages_N < 0)
     high_N = (ratio_N > 1 + settings.clip_high) & (advantages_N > 0)
     return {"ratio": ratio_N, f"ratio{LARGEST}": ratio_N, "clipped/low": low_N, "clipped/high": high_N}
