@@ -287,8 +287,9 @@ class Rollout(Section):
     """Longer completions are cut and count as truncated."""
     dead_groups: Literal["drop", "keep", "refill"] = "drop"
     """A group whose rewards are all the same has no advantage. `drop` saves its forward and backward pass, and the loss
-    is the mean over the tokens that are left (a KL or entropy term, too, is then of live groups alone); with `keep` its tokens count in that mean, so the rest weighs less;
-    `refill` samples fresh problems in its place (dynamic sampling)."""
+    is the mean over the tokens that are left (a KL or entropy term is then of live groups alone, too); with `keep` its
+    tokens count in that mean, so the rest weighs less; `refill` samples fresh problems in its place (dynamic
+    sampling)."""
     refills: int = Field(3, ge=1)
     """Rounds of fresh problems that `refill` tries in a step at most."""
     rows: int = Field(128, ge=1)
