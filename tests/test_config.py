@@ -158,11 +158,19 @@ def test_every_preset_resolves_and_comes_back_from_its_own_yaml(path, tmp_path):
 @pytest.mark.parametrize("path", sorted((ROOT / "ds_configs").glob("*.json")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_every_ds_config_is_filled(path, dtype):
-    filled = ds_config.fill(ds_config.read(path.stem), dtype, max_grad_norm=0.7)
+    filled = ds_config.fill(ds_config.read(path.stem), dtype, max_grad_norm=0.7, trained=1000)
+    assert filled["zero_optimization"]["reduce_bucket_size"] == 1000
     assert filled["bf16"]["enabled"] is (dtype == "bf16")
     assert filled["fp16"]["enabled"] is (dtype == "fp16")
     assert filled["gradient_clipping"] == 0.7
     assert not [key for key in filled if key.startswith("//")]
+
+
+def test_buffers_are_as_large_as_what_is_trained_unless_somebody_says_otherwise():
+    asked = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 7}}
+    assert ds_config.fill(asked, "fp32", 1.0, trained=1000)["zero_optimization"] == asked["zero_optimization"]
+    whole = ds_config.fill({"zero_optimization": {"stage": 2}}, "fp32", 1.0, trained=1_500_000_000)
+    assert whole["zero_optimization"]["reduce_bucket_size"] == ds_config.LARGEST_BUCKET
 
 
 @pytest.mark.parametrize("key", ds_config.ELSEWHERE)

@@ -56,12 +56,17 @@ def read(name: str) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if not key.startswith("//")}
 
 
-def fill(settings: dict[str, Any], dtype: str, max_grad_norm: float) -> dict[str, Any]:
+LARGEST_BUCKET = 50_000_000  # numbers that are reduced at once
+
+
+def fill(settings: dict[str, Any], dtype: str, max_grad_norm: float, trained: int) -> dict[str, Any]:
     """What the engine gets: `auto` precision resolved, batch sizes and clipping from the configuration.
 
-    One accumulation step always: Octet says itself when an update is complete.
+    One accumulation step always: Octet says itself when an update is complete. The buffers of the reduction are as
+    large as what is trained, so many numbers: DeepSpeed's own default is two of 1 GB, however small the adapter.
     """
-    filled = dict(settings)
+    bucket = {"reduce_bucket_size": min(trained, LARGEST_BUCKET)}
+    filled = settings | {"zero_optimization": bucket | settings.get("zero_optimization", {})}
     for precision in ("bf16", "fp16"):
         section = settings.get(precision, {"enabled": "auto"})
         enabled = dtype == precision if section.get("enabled", "auto") == "auto" else section["enabled"]

@@ -51,7 +51,12 @@ class DeepSpeedPolicy:
         self._collected: gradreg.Gradient | None = None
         optimizer = make_optimizer(model, config)
         self.peaks = [group["lr"] for group in optimizer.param_groups]
-        settings = ds_config.fill(ds_config.read(config.engine.ds_config), dtype, config.optim.max_grad_norm)
+        settings = ds_config.fill(
+            ds_config.read(config.engine.ds_config),
+            dtype,
+            config.optim.max_grad_norm,
+            trained=sum(parameter.numel() for parameter in self.trainable),
+        )
         if not distributed.on_gpu():
             _use_gloo_as_it_is()
         algorithm, flat = config.algorithm, config.optim.layout == "flat"
