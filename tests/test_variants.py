@@ -109,6 +109,13 @@ def test_a_resumed_run_is_the_undisturbed_run(tiny_model, tmp_path, more):
         assert torch.equal(lora.trainable(resumed.model)[name], value), name
 
 
+def test_a_policy_that_is_released_holds_no_memory(tiny_model):
+    policy = advance(make_policy(tiny_model), 0)
+    assert sum(value.numel() for value in policy.model.parameters()) > 1000
+    policy.release()
+    assert not any(value.numel() for value in (*policy.model.parameters(), *policy.model.buffers()))
+
+
 def test_gradient_regularisation_over_a_4_bit_base(tiny_model):
     """Only the adapter is displaced and moves; the quantised base stays as it is."""
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig

@@ -29,7 +29,7 @@ def run(request: Request) -> None:
     no_progress_bars()
     with assemble.process_group(request.config):
         folder, screen, evaluations = _train_and_evaluate(request)
-        gc.collect()  # the training engine is gone, so the merged model fits where it was
+        gc.collect()
         if request.config.merges:
             evaluations += _merge_and_evaluate(request.config, folder)
         if distributed.is_main():
@@ -56,6 +56,7 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, list[Evaluation
     if distributed.is_main():
         parts.policy.export(parts.folder / parts.config.lora.product)
     distributed.barrier()
+    parts.policy.release()  # so that the merged model fits where it was
     return parts.folder, parts.screen, evaluations
 
 

@@ -163,6 +163,15 @@ class DeepSpeedPolicy:
         """What was trained, for other programs. Rank 0 calls it."""
         self.trained.export(folder)
 
+    def release(self) -> None:
+        """Give the memory back; the end of this policy. The engine has hooks that keep it alive, so that asking for it
+        to be forgotten would not do."""
+        self.engine.destroy()
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            tensor.data = tensor.data.new_empty(0)
+        if distributed.on_gpu():
+            torch.cuda.empty_cache()
+
     def save(self, folder: Path) -> None:
         """Optimizer state and trainable parameters; every rank calls it. A frozen base is not written."""
         moved = self.reference.values if self.reference and self.config.algorithm.kl.refresh else None
