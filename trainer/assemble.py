@@ -35,15 +35,8 @@ from trainer.watch.live import Screen
 
 
 def build(request: Request) -> Parts:
-    from trainer.policy.engine import DeepSpeedPolicy
-    from trainer.policy.lora import add_adapter
-
-    config, device = request.config, distributed.device()
-    if config.rollout.problems < distributed.world_size():
-        raise ConfigError(
-            f"rollout.problems={config.rollout.problems}: each of the {distributed.world_size()} ranks needs one. "
-            f"Write rollout.problems={distributed.world_size()} or more, or start fewer ranks."
-        )
+    config = request.config
+    _refuse_idle_ranks(config)
     task = make_task(config.task)
     training = training_problems(task, config.task, config.run.seed)  # bad data is answered before a model loads
     tokenizer = load_tokenizer(config.model)
@@ -55,12 +48,9 @@ def build(request: Request) -> Parts:
     curriculum = CURRICULA[config.task.curriculum](problems, config.rollout.problems, config.run.seed, total_steps)
     held_out = held_out_prompts(config, task, prompter)
     folder = run_folder.claim(request)  # not before: bad data leaves no folder that refuses the mended settings
-    dtype = resolve_dtype(config.model.dtype, device)
-    torch.manual_seed(config.run.seed)  # the adapter's first values
-    model = load_model(config.model, dtype, device)
-    model = add_adapter(model, config.lora) if config.lora.enabled else model
+    policy = make_policy(config, total_steps)
+    model = policy.model
     check_context(model, [*held_out, longest_prompt(problems, prompter)], config.rollout.max_new_tokens)
-    policy = DeepSpeedPolicy(model, config, dtype, total_steps)
     kl = Coefficient(config.algorithm.kl)
     first_step = checkpoints.resume(policy, folder, {"curriculum": curriculum, "kl": kl})
     run_folder.describe(folder, config)
@@ -73,7 +63,7 @@ def build(request: Request) -> Parts:
     return Parts(
         config=config,
         folder=folder,
-        device=device,
+        device=distributed.device(),
         packer=Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat),
         problems=problems,
         curriculum=curriculum,
@@ -90,6 +80,26 @@ def build(request: Request) -> Parts:
         first_step=first_step,
         total_steps=total_steps,
     )
+
+
+def _refuse_idle_ranks(config: Config) -> None:
+    if config.rollout.problems < distributed.world_size():
+        raise ConfigError(
+            f"rollout.problems={config.rollout.problems}: each of the {distributed.world_size()} ranks needs one. "
+            f"Write rollout.problems={distributed.world_size()} or more, or start fewer ranks."
+        )
+
+
+def make_policy(config: Config, total_steps: int) -> Any:
+    """What is trained, inside its engine."""
+    from trainer.policy.engine import DeepSpeedPolicy
+    from trainer.policy.lora import add_adapter
+
+    dtype = resolve_dtype(config.model.dtype, distributed.device())
+    torch.manual_seed(config.run.seed)  # the adapter's first values
+    model = load_model(config.model, dtype, distributed.device())
+    model = add_adapter(model, config.lora) if config.lora.enabled else model
+    return DeepSpeedPolicy(model, config, dtype, total_steps)
 
 
 def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:
