@@ -43,7 +43,7 @@ def step_loss(aggregation: str, budget: int) -> float:
     for group in LOSSES:
         weights, size = AGGREGATIONS[aggregation]([len(answer) for answer in group])
         rows = [TrainingRow([5] * 3, [6] * len(a), a, 0.0, 0.0, w) for a, w in zip(group, weights, strict=True)]
-        groups.append(GroupRows(rows, size))
+        groups.append(GroupRows(rows, size, len(groups)))
     settings = config(aggregation)
     (minibatch,) = minibatches(groups, TrainingRow([5], [6], [0.0], 0.0, weight=0.0), settings, Packer(budget, 0))
     assert minibatch.tokens == 8

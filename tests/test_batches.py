@@ -54,10 +54,11 @@ def test_answers_to_one_prompt_stay_together_and_the_prompt_counts_once():
     """Two prompts of ten tokens with three answers of two and four tokens: 16 and 22 in a line."""
     short, long = ([row(10, tokens, float(tokens), first=first)] * 3 for tokens, first in ((2, 20), (4, 60)))
     mixed = [one for pair in zip(short, long, strict=True) for one in pair]
-    batches = Packer(22, PAD).pack(mixed)
+    # and an eighth of each row for its keys: 3 x 12 // 8 and 3 x 14 // 8
+    batches = Packer(25, PAD).pack(mixed)
     assert [batch.advantages_B.tolist() for batch in batches] == [[4.0] * 3, [2.0] * 3]
-    assert len(Packer(37, PAD).pack(mixed)) == 2
-    assert len(Packer(38, PAD).pack(mixed)) == 1
+    assert len(Packer(43, PAD).pack(mixed)) == 2
+    assert len(Packer(44, PAD).pack(mixed)) == 1
     assert [batch.advantages_B.tolist() for batch in Packer(30, PAD, flat=False).pack(mixed)] == [
         [4, 4],
         [4, 2],
@@ -90,7 +91,7 @@ def test_masked_answers_leave_the_loss_but_not_the_mean_of_their_group():
     ]
     assert made.size == 6  # the tokens of those that are left
     assert len(rows_of(cut_off(group([1, 0]), 1), Algorithm()).rows) == 2
-    assert rows_of(cut_off(group([1, 0]), 0, 1), Algorithm(truncated="mask")) == GroupRows([], 0.0)
+    assert rows_of(cut_off(group([1, 0]), 0, 1), Algorithm(truncated="mask")) == GroupRows([], 0.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -108,11 +109,28 @@ IDLE = row(1, 1, 0.0, weight=0.0)
 
 def test_the_groups_of_a_pass_are_dealt_out_whole():
     config = resolve("nano", None, ["algorithm.minibatches=2"])
-    groups = [GroupRows([row(2, 3, 1.0, first=10 * number)] * 2, 6.0) for number in range(3)]
+    groups = [GroupRows([row(2, 3, 1.0, first=10 * number)] * 2, 6.0, number) for number in range(3)]
     first, second = minibatches(groups, IDLE, config, PACKER)
     assert (first.tokens, first.divisor, second.tokens) == (12, 12, 6)
     assert sorted(set(first.batches[0].inputs_BT[:, 0].tolist())) == [10 * 0, 10 * 2]
     assert set(second.batches[0].inputs_BT[:, 0].tolist()) == {10}
+
+
+def test_an_update_has_the_same_groups_on_any_number_of_ranks(monkeypatch):
+    """Seven live groups of eight; three ranks have every third. Whatever the rank, a group is in the same update."""
+    config, live = resolve("nano", None, ["algorithm.minibatches=3"]), [0, 1, 2, 4, 5, 6, 7]
+    groups = {place: GroupRows([row(2, 3, 1.0, first=9 * place)], 3.0, place) for place in live}
+
+    def updates(mine: list[int]) -> list[set[int]]:
+        made = minibatches([groups[place] for place in mine], IDLE, config, PACKER)
+        return [{int(t) // 9 for b in one.batches for t in b.inputs_BT[b.weights_B > 0][:, 0]} for one in made]
+
+    alone, shares = updates(live), [[place for place in live if place % 3 == rank] for rank in range(3)]
+    for share in shares:
+        others = {int: [p for p in live if p not in share], tuple: [(0, 0.0, 0)] * 3}
+        monkeypatch.setattr("trainer.batches.distributed.gather", lambda mine, o=others: [mine, o[type(mine[0])]])
+        assert updates(share) == [update & set(share) for update in alone]
+    assert [len(update) for update in alone] == [3, 2, 2]
 
 
 def test_nothing_to_train_on_is_no_batch_at_all():
@@ -122,8 +140,9 @@ def test_nothing_to_train_on_is_no_batch_at_all():
 
 def test_a_rank_with_fewer_micro_batches_fills_up_with_rows_without_weight(monkeypatch):
     """The other rank has three."""
-    monkeypatch.setattr("trainer.batches.distributed.gather", lambda mine: [mine, [(3, 30.0, 30)]])
-    (made,) = minibatches([GroupRows([row(2, 3, 1.0)], 3.0)], IDLE, resolve("nano"), PACKER)
+    theirs = {int: [1], tuple: [(3, 30.0, 30)]}  # places of groups, then what they have in each update
+    monkeypatch.setattr("trainer.batches.distributed.gather", lambda mine: [mine, theirs[type(mine[0])]])
+    (made,) = minibatches([GroupRows([row(2, 3, 1.0)], 3.0, 0)], IDLE, resolve("nano"), PACKER)
     assert [batch.weights_B.tolist() for batch in made.batches] == [[1.0], [0.0], [0.0]]
     assert (made.divisor, made.tokens) == (33.0, 33.0)
 

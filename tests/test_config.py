@@ -85,6 +85,7 @@ def test_a_resolved_configuration_is_frozen():
             "algorithm.dual_clip=1.1",
             "algorithm: dual_clip=1.1 is inside the first bound, .* = 1.2. Write .*dual_clip=3",
         ),
+        ("algorithm.advantage_eps=0", "algorithm.advantage_eps=0 cannot be used. It should be greater than 0"),
         ("algorithm.minibatches=17", "algorithm.minibatches=17: groups stay whole, .* rollout.problems=16. Write "),
         ("lora.dropout=0.05", "lora.dropout=0.05: dropout makes .* Write 0."),
         ("run.steps=null", "run: a run has either steps or epochs. Write one of them"),
@@ -233,3 +234,14 @@ def test_raw_rewards_know_no_dead_groups():
     assert not resolve("nano", None, ["algorithm.loss=reinforce"]).drops_dead_groups
     assert resolve("nano").drops_dead_groups
     assert not resolve("nano", None, ["rollout.dead_groups=keep"]).drops_dead_groups
+
+
+def test_settings_of_an_objective_that_do_nothing_together_are_refused():
+    with pytest.raises(ConfigError, match=r"dual_clip=3.0 has no effect on loss=cispo"):
+        resolve("nano", None, ["algorithm.loss=cispo", "algorithm.dual_clip=3"])
+    with pytest.raises(ConfigError, match=r"1 \+ clip_high = 5. Write algorithm.dual_clip=10"):
+        resolve("nano", None, ["algorithm.clip_high=4", "algorithm.dual_clip=3"])
+    for more in ([], ["algorithm.kl.where=reward", "algorithm.epochs=2"]):
+        with pytest.raises(ConfigError, match="makes the policy its own reference"):
+            resolve("nano", None, ["algorithm.kl.coef=0.1", "algorithm.kl.refresh=1", *more])
+    assert resolve("nano", None, ["algorithm.kl.coef=0.1", "algorithm.kl.refresh=1", "algorithm.epochs=2"])

@@ -40,6 +40,7 @@ OBJECTIVES = {
     "bnpo": ("algorithm.aggregation=bnpo", "algorithm.loss=cispo"),
     "dr_grpo": ("algorithm.aggregation=dr_grpo", "algorithm.loss=reinforce_baseline"),
     "rich": RICH,
+    "minibatches": ("algorithm.minibatches=2", "algorithm.clip_high=0.05", "algorithm.lr=0.003"),
     "gradreg": GRADREG,
 }
 FULL = ("lora.enabled=false", "algorithm.lr=0.001")  # so that 3e-5 is a small share of a step

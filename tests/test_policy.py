@@ -1,5 +1,8 @@
 """The learning rate, the adapter, and what they say when they cannot be."""
 
+import json
+import shutil
+
 import peft
 import pytest
 import torch
@@ -83,3 +86,17 @@ def test_a_folder_without_weights_is_a_clear_error(tmp_path):
 def test_the_processor_computes_in_fp32():
     assert resolve_dtype("auto", torch.device("cpu")) == "fp32"
     assert resolve_dtype("bf16", torch.device("cpu")) == "bf16"
+
+
+def test_dropout_of_the_model_is_off_whatever_its_configuration_says(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "dropping")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "attention_dropout": 0.3}))
+    model = load_model(Model(name=str(folder)), "fp32", torch.device("cpu")).train()
+    tokens = torch.arange(5, 15)[None]
+    assert torch.equal(model(tokens).logits, model(tokens).logits)
+
+
+def test_a_cpu_does_not_train_in_fp16():
+    with pytest.raises(ConfigError, match=r"model.dtype=fp16: a CPU cannot.*fp32"):
+        resolve_dtype("fp16", torch.device("cpu"))

@@ -15,7 +15,7 @@ from trainer.settings import resolve
 from trainer.watch.metrics import Tally
 
 IDLE = row(1, 1, 0.0, weight=0.0)
-GROUPS = [GroupRows([row(4, 6, 1.0, first=20 + 9 * n), row(2, 3, -1.0, first=50 + n)], 9.0) for n in range(4)]
+GROUPS = [GroupRows([row(4, 6, 1.0, first=20 + 9 * n), row(2, 3, -1.0, first=50 + n)], 9.0, n) for n in range(4)]
 
 
 class Policy:

@@ -231,7 +231,7 @@ def test_evaluation_in_the_loop_uses_the_verifier(monkeypatch):
 
     monkeypatch.setattr(loop, "evaluate", lambda name, sampler, scorer, prompts, tokens: scorer)
     config = resolve(None)
-    parts = SimpleNamespace(scorer=Scorer(scorer_of().rules, [Meeting()]), sampler=None, held_out=[], config=config)
+    parts = SimpleNamespace(scorer=Scorer(scorer_of().rules, [Meeting()]), evaluator=None, held_out=[], config=config)
     assert loop.Parts.evaluate(parts, "step 1").graders == ()
 
 

@@ -28,12 +28,13 @@ from trainer.errors import ConfigError
 from trainer.logprobs import LogProbs
 from trainer.policy.base import load_tokenizer, stop_tokens
 from trainer.policy.lora import add_adapter
+from trainer.policy.reference import Snapshot
 from trainer.samplers import weights
 from trainer.samplers.choose import make_sampler
-from trainer.samplers.decode import DecodeSampler, draw
+from trainer.samplers.decode import DecodeSampler, Work, draw
 from trainer.samplers.graphs import rounded
 from trainer.samplers.hf import HfSampler
-from trainer.types import Problem, Prompt, Sampling, TrainingRow
+from trainer.types import Completion, Problem, Prompt, Sampling, TrainingRow
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 64}
@@ -344,7 +345,62 @@ def test_a_tokenizer_without_a_pad_token(kind, tiny_model, tmp_path):
     assert_greedy_is_generate(groups, model, asked, stop_tokens(tokenizer, model))
 
 
+def test_a_tokenizer_with_neither_pad_nor_end(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "endless")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "pad_token": None, "eos_token": None}))
+    assert load_tokenizer(Model(name=str(folder))).pad_token_id is not None
+
+
+def test_a_stop_token_that_the_model_does_not_have(kind, tokenizer):
+    model, asked = family(), prompts(9, 3)
+    groups = sample(kind, model, tokenizer, asked, stops=[*SOME, model.config.vocab_size + 7], temperature=0.0)
+    assert_greedy_is_generate(groups, model, asked, SOME)
+
+
 # What only the fast sampler has to promise.
+
+
+def test_what_is_torn_by_memory_begins_anew_as_a_whole():
+    """The completions that a torn group has are its short ones: kept, they would make answers shorter."""
+    work, done = Work([(5,), (6,)], group=2), Completion((2,), (-0.1,), "", truncated=False)
+    assert [one.prompt for one in work.begin(4, 4)] == [0, 1]
+    assert work.finish(0, done) is None
+    assert work.finish(1, done) is None
+    assert work.finish(1, done) == [done, done]
+    work.restart()
+    assert [(one.prompt, one.completions) for one in work.begin(4, 4)] == [(0, 2)]
+    assert work.finish(0, done) is None
+    assert work.finish(0, done) == [done, done]
+    assert work.is_done
+
+
+def test_a_large_group_begins_in_parts_and_leaves_few_rows_idle():
+    work = Work([(5,), (6,)], group=8)
+    assert [(one.prompt, one.completions) for one in work.begin(8, 8)] == [(0, 8)]
+    assert work.begin(1, 8) == []
+    assert [(one.prompt, one.completions) for one in work.begin(2, 8)] == [(1, 2)]
+    assert [(one.prompt, one.completions) for one in work.begin(6, 8)] == [(1, 6)]
+
+
+def test_what_is_not_a_number_in_one_row_does_not_stay_in_its_place(tokenizer):
+    model, asked = family(), prompts(9, 3, 14)
+    sampler, greedy = DecodeSampler(model, tokenizer, SOME, 64), sampling(temperature=0.0)
+    wanted = dict(sampler.sample(asked, greedy))
+    with torch.inference_mode():
+        sampler.batch.cache_LRKTD.fill_(float("nan"))
+    assert dict(sampler.sample(asked, greedy)) == wanted
+
+
+def test_other_values_swapped_in_are_read_from_elsewhere(tokenizer):
+    """A captured step reads weights where they were: it must not stand for one with other values."""
+    model = adapted(family())
+    sampler = DecodeSampler(model, tokenizer, SOME, 64, copies=False)
+    dict(sampler.sample(prompts(3), sampling()))
+    before = sampler.forward.addresses
+    with Snapshot(model.parameters()).swapped_in():
+        assert sampler.forward.addresses != before
+    assert sampler.forward.addresses == before
 
 
 @pytest.mark.parametrize(

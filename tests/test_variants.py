@@ -17,6 +17,7 @@ from trainer.config import Lora, Model
 from trainer.errors import ConfigError, ModelError
 from trainer.policy import ds_config, lora
 from trainer.policy.base import load_model
+from trainer.prepare import Beforehand
 from trainer.watch.metrics import Tally
 
 TOKENS = torch.tensor([[5, 6, 7, 30, 31, 32]])
@@ -136,6 +137,25 @@ def test_gradient_regularisation_over_a_4_bit_base(tiny_model):
     norms = [update.measured[f"gradreg/{name}_norm"] for name in ("first", "second")]
     assert norms[0] > 0
     assert norms[0] != norms[1]
+
+
+def test_what_is_scored_before_an_update_has_the_precision_of_the_update(tiny_model):
+    """In bf16 the regularised gradient is taken in fp32: what it is compared with has to be, too."""
+    from trainer.policy.engine import DeepSpeedPolicy
+
+    regularised = ["algorithm.gradreg.strength=0.01", "algorithm.top_entropy=0.5"]
+    config = settings(str(tiny_model), Case("one", [4], settings=regularised))
+    policy = DeepSpeedPolicy(make_model(config, "bf16"), config, "bf16", total_steps=UPDATES)
+    packer, tally = Packer(10_000, 0, policy.is_flat), Tally()
+    advance_prepared(policy, config, packer, tally)
+    assert tally.means(lambda sums: [sums])["ratio/max"] == 1.0
+
+
+def advance_prepared(policy, config, packer, tally):
+    beforehand = Beforehand(policy, config, torch.device("cpu"), packer)
+    for step in range(2):  # at first B is zero, and so is what rounding could change
+        (batch,) = beforehand.prepare(minibatches(groups_of(ROWS, "dapo"), IDLE, config, packer))
+        policy.update(lambda b=batch: loop.gradient(policy, b, config.algorithm, 0.0, tally), step)
 
 
 def test_a_reference_that_has_moved_comes_back_with_the_checkpoint(tiny_model, tmp_path):

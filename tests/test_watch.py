@@ -151,7 +151,7 @@ def test_a_night_of_dead_groups_ends_early(tmp_path):
     watch = health(tmp_path, 1.0)
     for step in range(1, DEAD_STEPS_IN_A_ROW):
         watch.check(step, [], [])
-    with pytest.raises(TrainingError, match="no problem of the last 50 steps"):
+    with pytest.raises(TrainingError, match="no problem of the last 50 steps had answers to learn from"):
         watch.check(DEAD_STEPS_IN_A_ROW, [], [])
 
 

@@ -56,6 +56,8 @@ def build(request: Request) -> Parts:
     run_folder.describe(folder, config)
     journal = Journal(folder, first_step) if distributed.is_main() else None
     screen = Screen(total_steps, first_step, quiet=not distributed.is_main(), stderr=request.json)
+    if config.optim.layout == "flat" and not policy.is_flat:
+        screen.say("training: with padded rows, which is slower, because this model has an attention of another kind")
     report_data(folder, screen, task, len(problems), len(training) - len(problems), len(held_out))
     stops = stop_tokens(tokenizer, model)
     choose = partial(make_sampler, config.rollout, model, tokenizer, stops, screen.say)

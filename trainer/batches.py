@@ -21,13 +21,14 @@ from trainer.types import MiniBatch, ScoredGroup, TrainingBatch, TrainingRow, Tr
 
 
 class GroupRows(NamedTuple):
-    """The rows of one group, and its part of the divisor."""
+    """The rows of one group, its part of the divisor, and its place among the groups of all ranks."""
 
     rows: list[TrainingRow]
     size: float
+    place: int
 
 
-def rows_of(group: ScoredGroup, settings: Algorithm, step_deviation: float = 0.0) -> GroupRows:
+def rows_of(group: ScoredGroup, settings: Algorithm, step_deviation: float = 0.0, place: int = 0) -> GroupRows:
     """The completions of a group with their advantages, without those that have no reward or are masked."""
     advantages = advantages_of(group.rewards_G, settings, step_deviation)
     kept = [
@@ -38,22 +39,22 @@ def rows_of(group: ScoredGroup, settings: Algorithm, step_deviation: float = 0.0
         and not (completion.truncated and settings.truncated == "mask")
     ]
     if not kept:
-        return GroupRows([], 0.0)
+        return GroupRows([], 0.0, place)
     weights_G, size = AGGREGATIONS[settings.aggregation]([len(completion.tokens) for completion, *_ in kept])
     rows = [
         TrainingRow(group.prompt.tokens, completion.tokens, completion.logprobs, advantage, reward, weight)
         for (completion, reward, advantage), weight in zip(kept, weights_G, strict=True)
     ]
-    return GroupRows(rows, size)
+    return GroupRows(rows, size, place)
 
 
 def minibatches(groups: Sequence[GroupRows], idle: TrainingRow, config: Config, packer: Packer) -> list[MiniBatch]:
     """The rows of this rank, dealt out over the updates of a pass; each update has as many micro-batches on all ranks.
 
-    A rank with fewer than the others fills up with a row without weight: they wait for its part.
+    A rank with fewer than the others fills up with a row without weight: they wait for its part. The groups of all
+    ranks are dealt in turn, by their place, so an update has the same groups however many ranks there are.
     """
-    count = config.algorithm.minibatches
-    dealt = [groups[index::count] for index in range(count)]
+    dealt = _dealt([group for group in groups if group.rows], config.algorithm.minibatches)
     packed = [packer.pack(all_rows(part)) for part in dealt]
     facts = [_facts(part, len(batches)) for part, batches in zip(dealt, packed, strict=True)]
     made = []
@@ -63,6 +64,15 @@ def minibatches(groups: Sequence[GroupRows], idle: TrainingRow, config: Config, 
         divisor = config.constant_divisor if config.algorithm.aggregation == "dr_grpo" else sum(sizes)
         made.append(MiniBatch([*batches, *fillers], divisor, float(sum(tokens))))
     return made
+
+
+def _dealt(groups: Sequence[GroupRows], count: int) -> list[list[GroupRows]]:
+    """Those of this rank in each of so many updates."""
+    places = distributed.gather([group.place for group in groups])
+    turn = {
+        place: index % count for index, place in enumerate(sorted(place for of_rank in places for place in of_rank))
+    }
+    return [[group for group in groups if turn[group.place] == update] for update in range(count)]
 
 
 def _facts(groups: Sequence[GroupRows], batches: int) -> tuple[int, float, int]:
@@ -79,7 +89,8 @@ class Packer:
     """Micro-batches of at most `token_budget` tokens (or one row), the longest rows first.
 
     Where the model works on a line of tokens (`flat.py`), answers to the same prompt stay together, and the prompt
-    counts once. Else rows of similar length go together, and padding counts.
+    counts once; but inside the attention each answer has the keys and values of its whole row, which is an eighth of
+    the memory of a token in all layers. Else rows of similar length go together, and padding counts.
     """
 
     token_budget: int
@@ -97,7 +108,7 @@ class Packer:
             used = self._with_one_more(used, [rows[one] for one in batches[-1]], rows[index]) if batches else 0
             if not batches or used > self.token_budget:
                 batches.append([])
-                used = rows[index].length
+                used = rows[index].length + self._keys(rows[index])
             batches[-1].append(index)
         return batches
 
@@ -117,7 +128,11 @@ class Packer:
         """Tokens of a batch with one more row; of rows with padding, those of its first and longest."""
         if not self.flat:
             return (len(batch) + 1) * batch[0].length
-        return used + (len(row.completion) if row.prompt == batch[-1].prompt else row.length)
+        new = len(row.completion) if row.prompt == batch[-1].prompt else row.length
+        return used + new + self._keys(row)
+
+    def _keys(self, row: TrainingRow) -> int:
+        return row.length // 8 if self.flat else 0
 
 
 def to_tensors(rows: Sequence[TrainingRow], pad_token: int) -> TrainingBatch:

@@ -351,7 +351,7 @@ class Algorithm(Section):
     advantage: Literal["grpo", "dr_grpo", "rloo", "batch_std"] = "grpo"
     """`grpo` divides by the standard deviation of the group, `dr_grpo` does not, `rloo` leaves the answer itself out
     of the mean, `batch_std` divides by the deviation of the whole step."""
-    advantage_eps: float = Field(1e-6, ge=0.0)
+    advantage_eps: float = Field(1e-6, gt=0.0)
     """Added to the standard deviation."""
     advantage_ddof: Literal[0, 1] = 0
     """Standard deviation over G (0) or over G - 1 (1)."""
@@ -382,10 +382,23 @@ class Algorithm(Section):
 
     @model_validator(mode="after")
     def _second_bound_behind_the_first(self) -> Algorithm:
+        if self.dual_clip is not None and self.loss not in ("grpo_clip", "gspo"):
+            raise ValueError(
+                f"dual_clip={self.dual_clip} has no effect on loss={self.loss}. Write algorithm.dual_clip=null"
+            )
         if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
             raise ValueError(
                 f"dual_clip={self.dual_clip} is inside the first bound, 1 + clip_high = {1 + self.clip_high:g}. "
-                "Write algorithm.dual_clip=3"
+                f"Write algorithm.dual_clip={max(3.0, 2 * (1 + self.clip_high)):g}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _something_moves_between_refreshes(self) -> Algorithm:
+        if self.kl.refresh == 1 and (self.kl.where == "reward" or self.epochs * self.minibatches == 1):
+            raise ValueError(
+                "kl.refresh=1 makes the policy its own reference, so the KL is always 0. "
+                "Write algorithm.kl.refresh=50, or with kl.where=loss algorithm.epochs=2"
             )
         return self
 

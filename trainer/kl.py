@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda difference: difference,
     "k2": lambda difference: difference.square() / 2,
-    "k3": lambda difference: (-difference).exp() + difference - 1,
+    "k3": lambda difference: (-difference).expm1() + difference,
 }
 
 

@@ -158,9 +158,10 @@ def train(parts: Parts) -> None:
             groups = parts.roll_out(prompts, step)
         with phases("advantage"):
             parts.policy.refresh_reference(step)
-            live = beforehand.penalised(worth_training_on(groups, settings), parts.kl.value, tally)
+            places = worth_training_on(groups, settings)
+            live = beforehand.penalised([groups[place] for place in places], parts.kl.value, tally)
             spread = step_deviation(groups, algorithm)
-            rows = [rows_of(group, algorithm, spread) for group in live]
+            rows = [rows_of(group, algorithm, spread, of_all_ranks(place)) for group, place in zip(live, places)]
         with phases("batch"):
             minibatches = beforehand.prepare(deal(rows, idle_row(groups[0]), settings, parts.packer))
         with phases("step"):
@@ -170,8 +171,14 @@ def train(parts: Parts) -> None:
         record(parts, step + 1, groups, updates, tally, phases)
 
 
-def worth_training_on(groups: Sequence[ScoredGroup], settings: Config) -> list[ScoredGroup]:
-    return [group for group in groups if not (group.is_dead and settings.drops_dead_groups)]
+def worth_training_on(groups: Sequence[ScoredGroup], settings: Config) -> list[int]:
+    """The places of those that are not dropped."""
+    return [place for place, group in enumerate(groups) if not (group.is_dead and settings.drops_dead_groups)]
+
+
+def of_all_ranks(place: int) -> int:
+    """A place among the groups of this rank as one among those of all: problems are dealt to ranks in turn."""
+    return place * distributed.world_size() + distributed.rank()
 
 
 def step_deviation(groups: Sequence[ScoredGroup], settings: Algorithm) -> float:

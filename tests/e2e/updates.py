@@ -53,9 +53,11 @@ def settings(model: str, case: Case) -> Config:
 def groups_of(rows: Sequence[TrainingRow], aggregation: str) -> list[GroupRows]:
     """Rows in twos, with the weights that the aggregation gives them."""
     made = []
-    for pair in zip(rows[::2], rows[1::2], strict=True):
+    for place, pair in enumerate(zip(rows[::2], rows[1::2], strict=True)):
         weights, size = AGGREGATIONS[aggregation]([len(one.completion) for one in pair])
-        made.append(GroupRows([replace(one, weight=weight) for one, weight in zip(pair, weights, strict=True)], size))
+        made.append(
+            GroupRows([replace(one, weight=weight) for one, weight in zip(pair, weights, strict=True)], size, place)
+        )
     return made
 
 

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.config import Model
-from trainer.errors import ModelError
+from trainer.errors import ConfigError, ModelError
 
 NANO = Path(__file__).parent.parent / "nano"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -22,6 +22,8 @@ def location(settings: Model) -> str:
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> str:
+    if dtype == "fp16" and device.type == "cpu":
+        raise ConfigError("model.dtype=fp16: a CPU cannot train in it. Write model.dtype=fp32, or bf16.")
     if dtype != "auto":
         return dtype
     if device.type == "cpu":
@@ -34,7 +36,8 @@ def load_tokenizer(settings: Model) -> Any:
     if not tokenizer("1")["input_ids"]:
         raise ModelError(f"model.name={settings.name}: its tokenizer knows no words. Is tokenizer.json missing?")
     if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
+        # any token does: what is padding is known by its place
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     return tokenizer
 
 
@@ -44,7 +47,18 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
         # the second name is that of transformers before 5.21
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
+    _switch_dropout_off(model)
     return model.to(device)
+
+
+def _switch_dropout_off(model: Any) -> None:
+    """Whatever its configuration says: with dropout the policy that is trained is not the one that sampled."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout", "resid_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
 
 
 def stop_tokens(tokenizer: Any, model: Any) -> list[int]:

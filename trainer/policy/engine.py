@@ -82,8 +82,9 @@ class DeepSpeedPolicy:
 
     @torch.no_grad()
     def measure(self, batch: TrainingBatch) -> Scores:
-        """Scores without gradient."""
-        return self.score(batch)
+        """Scores without gradient, in the precision of the pass that they are compared with."""
+        with gradreg.in_fp32(self.trainable if self.config.algorithm.gradreg.strength else []):
+            return self.score(batch)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a share of the step's loss. The engine averages over ranks, the loss wants the sum."""

@@ -142,6 +142,8 @@ class Work:
             index, missing = self._waiting[0]
             count, tokens = min(missing, room), self._prompts[index]
             width = max(len(tokens), *(len(one.tokens) for one in begun), 0)
+            if free < count and free * 4 >= room:  # a part of it, so that a large group does not leave rows idle
+                count = free
             if count > free or (begun and (len(begun) + 1) * width > PREFILL_TOKENS):
                 break
             self._waiting.popleft()
@@ -160,8 +162,13 @@ class Work:
         return group if len(group) == self._group else None
 
     def restart(self) -> None:
-        """What was under way is lost and waits again."""
-        self._waiting.extendleft((+self._under_way).items())
+        """Groups that are torn begin anew as a whole: what they have would be the short ones of their answers."""
+        torn = [index for index, group in self._completions.items() if len(group) < self._group]
+        torn += [index for index, count in self._under_way.items() if count and index not in torn]
+        self._waiting = deque((index, missing) for index, missing in self._waiting if index not in torn)
+        self._waiting.extendleft((index, self._group) for index in torn)
+        for index in torn:
+            self._completions.pop(index, None)
         self._under_way.clear()
 
 
@@ -188,7 +195,8 @@ class Batch:
         self.sampled_RN = torch.zeros(rows, new_tokens + 1, dtype=torch.long, device=device)
         self.logprobs_RN = torch.zeros(rows, new_tokens + 1, device=device)
         self.goes_on_V = torch.ones(forward.config.vocab_size, dtype=torch.bool, device=device)
-        self.goes_on_V[torch.tensor(stop_tokens, dtype=torch.long, device=device)] = False
+        known = [token for token in stop_tokens if token < forward.config.vocab_size]  # a tokenizer may know more
+        self.goes_on_V[torch.tensor(known, dtype=torch.long, device=device)] = False
         self.generator = torch.Generator(device)
         self.steps = Steps(self._step, self.generator, device, say)
         self.looks_every = STEPS_BETWEEN_LOOKS.get(device.type, 1)
@@ -205,7 +213,7 @@ class Batch:
         self.owners: list[int] = []
         self.reach = 0  # the last place that any row has come to
         self.temperature, self.limit = sampling.temperature, sampling.max_new_tokens
-        self.steps.kind = (sampling.temperature, sampling.max_new_tokens, self.forward.adapters)
+        self.steps.kind = (sampling.temperature, sampling.max_new_tokens, self.forward.adapters, self.forward.addresses)
         self.generator.manual_seed(sampling.seed)
 
     @property
@@ -225,6 +233,7 @@ class Batch:
         tokens_PT = torch.tensor([[*one.tokens, *[0] * (width - len(one.tokens))] for one in begun], device=device)
         lengths_P, counts_P = torch.tensor(lengths, device=device), torch.tensor(counts, device=device)
         rows = slice(self.alive, self.alive + sum(counts))
+        self.cache_LRKTD[:, rows, :, width:].zero_()  # an earlier row may have left what is not a number
         logits_PV = self.forward.prefill(tokens_PT, lengths_P, self.cache_LRKTD[:, rows], counts_P)
         places_B = lengths_P.repeat_interleave(counts_P)
         self.places_R[rows], self.counts_R[rows], self.running_R[rows] = places_B, 0, True

@@ -42,7 +42,7 @@ class Layer:
 class Forward:
     def __init__(self, model: Any, copies: bool = True) -> None:
         causal_lm = causal_lm_of(model)
-        self.config = causal_lm.config
+        self.model, self.config = causal_lm, causal_lm.config
         self.decoder = causal_lm.get_decoder()
         attention = self.decoder.layers[0].self_attn
         self.head_size, self.scale = attention.head_dim, attention.scaling
@@ -56,6 +56,11 @@ class Forward:
         self.projections = [projection for layer in self.layers for projection in layer.projections] + [self.head]
         if copies:
             copy_what_fits(self.projections, self.device)
+
+    @property
+    def addresses(self) -> int:
+        """Where the live weights are: captured steps read them there, and other values may be swapped in."""
+        return hash(tuple(parameter.data_ptr() for parameter in self.model.parameters()))
 
     def cache(self, rows: int, places: int) -> Tensor:
         """Room for the keys and values of so many rows, each as long as `places`."""

@@ -43,9 +43,10 @@ class Health:
             self._keep(step, rows)
         if self.dead_steps >= DEAD_STEPS_IN_A_ROW:
             raise TrainingError(
-                f"step {step}: no problem of the last {self.dead_steps} steps had answers of different worth, so "
-                "nothing was learned. Read samples.jsonl: are all answers wrong (easier problems, prompt.style, "
-                "reward.answer=lenient) or all alike (higher rollout.temperature, larger rollout.group_size)?"
+                f"step {step}: no problem of the last {self.dead_steps} steps had answers to learn from. "
+                "Read samples.jsonl: are all wrong (easier problems, prompt.style, reward.answer=lenient), all alike "
+                "(higher rollout.temperature, larger rollout.group_size), all cut off and masked "
+                "(algorithm.truncated=mask: larger rollout.max_new_tokens), or without a reward (a failing judge)?"
             )
         if self.bad_updates >= self.policy.bad_updates_allowed:
             raise TrainingError(

@@ -122,7 +122,7 @@ def tally_batch(tally: Tally, batch: TrainingBatch, scores: Scores, settings: Al
 def _of_the_sampler(apart_N: Tensor) -> dict[str, Tensor]:
     """The policy that answered against the log-probs that came with the answers; the KL is the k3 estimate."""
     size_N = apart_N.abs()
-    divergence_N = apart_N.exp() - apart_N - 1
+    divergence_N = apart_N.expm1() - apart_N
     return {"sampler_difference": size_N, f"sampler_difference{LARGEST}": size_N, "sampler_kl": divergence_N}
 
 
