@@ -23,9 +23,7 @@ NO_GPU = """No GPU has been measured yet. The scripts are ready and need no down
 
 
 def page() -> str:
-    sides = [
-        line for name in ("vs_trl", "vs_trl_cuda") if (RESULTS / f"{name}.json").exists() for line in _vs_trl(name)
-    ]
+    sides = [line for path in sorted(RESULTS.glob("vs_trl*.json")) for line in _vs_trl(path.stem)]
     without = [] if any(run["device"] == "cuda" for run in _read("decode").values()) else [NO_GPU]
     return "\n".join([HEAD, *without, *sides, *_decode(), *_logprobs(), *_seeds(), *_answers()])
 
@@ -41,7 +39,8 @@ def _on(machine: dict[str, Any]) -> str:
 
 def _vs_trl(name: str) -> Iterator[str]:
     result = _read(name)
-    yield f"## A training step against TRL's GRPOTrainer{', on a GPU' if name.endswith('cuda') else ''}\n"
+    what = name.removeprefix("vs_trl").replace("_", " ")
+    yield f"## A training step against TRL's GRPOTrainer{',' if what else ''}{what}\n"
     yield "The embedded model with LoRA r=16 on all layers, 16 x 8 answers of at most 40 tokens, one CPU thread, the"
     yield "same problems in the same order. Accuracy is greedy on 256 held-out problems, the mean over seeds. `octet`"
     yield "trains on every group, as TRL does; by default it drops those that teach nothing.\n"
@@ -49,7 +48,8 @@ def _vs_trl(name: str) -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- |"
     for side, one in result["sides"].items():
         times = f"{one['cpu_s']:.2f} | {one['wall_s']:.2f}"
-        yield f"| {side} | {times} | {one['peak_mib']:.0f} | {one['accuracy']:.1%} |"
+        right = f"{one['accuracy']:.1%}" if "accuracy" in one else "random weights"
+        yield f"| {side} | {times} | {one['peak_mib']:.0f} | {right} |"
     like, dropping = (
         f"{result[f'speedup_cpu{kind}']:.1f} x CPU, {result[f'speedup_wall{kind}']:.1f} x wall"
         for kind in ("", "_dropping")

@@ -2,6 +2,8 @@
 
 python bench/vs_trl.py [--steps 40] [--repeats 3] [--json]        writes bench/results/vs_trl.json
 python bench/vs_trl.py --device cuda                               writes bench/results/vs_trl_cuda.json
+python bench/vs_trl.py --device cuda --shape qwen2.5-1.5b-shape --steps 6 model.dtype=bf16 rollout.problems=4
+    rollout.max_new_tokens=512 prompt.style=few_shot               random weights: time and memory, no accuracy
 
 `octet` trains on every group, as TRL does; `octet, dropping` leaves out those that teach nothing, which is Octet's
 default. Each side is a process of its own, and they take turns. A step is the median over all steps but the first two
@@ -47,6 +49,19 @@ class Clock:
         return [after - before for before, after in zip(times[WARM_UP:-1], times[WARM_UP + 1 :])]
 
 
+def with_random_weights(shape: str, folder: Path) -> str:
+    """A model of that shape, with the tokenizer of the embedded one."""
+    from decode import SHAPES
+    from transformers import AutoModelForCausalLM
+
+    from trainer.config import Model
+    from trainer.policy.base import load_tokenizer
+
+    AutoModelForCausalLM.from_config(SHAPES[shape].config).save_pretrained(str(folder))
+    load_tokenizer(Model()).save_pretrained(str(folder))
+    return f"model.name={folder}"
+
+
 def settings(steps: int, seed: int, folder: Path, *more: str) -> Any:
     from trainer.settings import resolve
 
@@ -79,14 +94,14 @@ def octet(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None
         parts.policy.export(folder / "adapter")
 
 
-def trl(steps: int, seed: int, folder: Path, clock: Clock) -> None:
+def trl(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None:
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     from trainer import answers, distributed
-    from trainer.policy.base import NANO, load_tokenizer
+    from trainer.policy.base import DTYPES, load_tokenizer, location
     from trainer.tasks.base import draw, make_task, training_problems
     from trainer.tasks.prompts import Prompter
 
@@ -98,15 +113,15 @@ def trl(steps: int, seed: int, folder: Path, clock: Clock) -> None:
         found = [answers.strict(text, "gsm8k") for text in completions]
         return [float(one is not None and answers.equal(one, right)) for one, right in zip(found, gold)]
 
-    config = settings(steps, seed, folder)
+    config = settings(steps, seed, folder, *more)
     rollout, task, tokenizer = config.rollout, make_task(config.task), load_tokenizer(config.model)
     prompter, problems = Prompter(tokenizer, config.prompt, task), training_problems(task, config.task, seed)
     drawn = [problem for step in range(steps) for problem in draw(problems, step, rollout.problems, seed)]
     rows = [{"prompt": prompter.prompt(problem).text, "gold": problem.gold} for problem in drawn]
     arguments = GRPOConfig(
-        output_dir=str(folder), use_cpu=not distributed.on_gpu(), bf16=False, seed=seed, report_to="none",
-        disable_tqdm=True, logging_steps=10**6, save_strategy="no", max_steps=steps, shuffle_dataset=False,
-        gradient_checkpointing=False,
+        output_dir=str(folder), use_cpu=not distributed.on_gpu(), bf16=config.model.dtype == "bf16", seed=seed,
+        report_to="none", disable_tqdm=True, logging_steps=10**6, save_strategy="no", max_steps=steps,
+        shuffle_dataset=False, gradient_checkpointing=False, model_init_kwargs={"dtype": DTYPES[config.model.dtype]},
         per_device_train_batch_size=rollout.problems * rollout.group_size, num_generations=rollout.group_size,
         max_completion_length=rollout.max_new_tokens, temperature=rollout.temperature, top_p=1.0, top_k=0,
         learning_rate=config.algorithm.lr, lr_scheduler_type="cosine", warmup_steps=round(0.1 * steps),
@@ -114,14 +129,14 @@ def trl(steps: int, seed: int, folder: Path, clock: Clock) -> None:
     )  # fmt: skip
     adapter = LoraConfig(r=config.lora.r, lora_alpha=config.lora.alpha, target_modules="all-linear")
     trainer = GRPOTrainer(
-        str(NANO), correct, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer,
-        peft_config=adapter, callbacks=[Ticking()],
+        location(config.model), correct, args=arguments, train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer, peft_config=adapter, callbacks=[Ticking()],
     )  # fmt: skip
     trainer.train()
     trainer.model.save_pretrained(str(folder / "adapter"))
 
 
-RUNNERS: dict[str, Callable[[int, int, Path, Clock], None]] = {
+RUNNERS: dict[str, Callable[..., None]] = {
     "trl": trl,
     "octet": lambda *given: octet(*given, "rollout.dead_groups=keep"),
     "octet, dropping": octet,
@@ -139,27 +154,26 @@ def accuracy(folder: Path, steps: int) -> float:
     return assemble.evaluate_model("trained", model, load_tokenizer(config.model), config).accuracy
 
 
-def one_side(side: str, steps: int, seed: int) -> None:
+def one_side(side: str, steps: int, seed: int, more: list[str]) -> None:
     """What a child process does; its last line is the result."""
     import torch
 
     torch.set_num_threads(1)
     clock = Clock()
     with tempfile.TemporaryDirectory() as name:
-        RUNNERS[side](steps, seed, Path(name), clock)
+        RUNNERS[side](steps, seed, Path(name), clock, *more)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         if torch.cuda.is_available():  # what matters there
             peak = torch.cuda.max_memory_reserved() / 2**20
-        print(json.dumps({
-            "cpu_s": median(clock.seconds(0)), "wall_s": median(clock.seconds(1)), "peak_mib": round(peak),
-            "accuracy": accuracy(Path(name), steps),
-        }))  # fmt: skip
+        timed = {"cpu_s": median(clock.seconds(0)), "wall_s": median(clock.seconds(1)), "peak_mib": round(peak)}
+        right = {} if any(one.startswith("model.name=") for one in more) else {"accuracy": accuracy(Path(name), steps)}
+        print(json.dumps(timed | right))
 
 
-def run(side: str, steps: int, seed: int, device: str) -> dict[str, float]:
-    command = [sys.executable, __file__, "--side", side, "--steps", str(steps), "--seed", str(seed)]
+def run(side: str, seed: int, options: argparse.Namespace, more: list[str]) -> dict[str, float]:
+    command = [sys.executable, __file__, "--side", side, "--steps", str(options.steps), "--seed", str(seed), *more]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+    environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if options.device == "cpu" else {}
     done = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -170,8 +184,9 @@ def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     sides = {}
     for side, results in runs.items():
         sides[side] = {name: median(one[name] for one in results) for name in ("cpu_s", "wall_s", "peak_mib")}
-        sides[side]["accuracy"] = fmean(one["accuracy"] for one in results)
-        sides[side]["accuracies"] = [one["accuracy"] for one in results]
+        if "accuracy" in results[0]:
+            sides[side]["accuracy"] = fmean(one["accuracy"] for one in results)
+            sides[side]["accuracies"] = [one["accuracy"] for one in results]
     theirs, ours, dropping = (sides[side] for side in SIDES)
     return {
         "speedup_cpu": theirs["cpu_s"] / ours["cpu_s"],
@@ -187,27 +202,43 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--shape", help="random weights of a shape that bench/decode.py knows, in place of the embedded"
+    )
+    parser.add_argument("--out", type=Path, help="in place of the file in bench/results/")
+    parser.add_argument("more", nargs="*", metavar="key=value", help="settings, for both sides")
     parser.add_argument("--json", action="store_true", help="print the result instead of a table")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.side:
-        one_side(options.side, options.steps, options.seed)
+        one_side(options.side, options.steps, options.seed, options.more)
         return
+    with tempfile.TemporaryDirectory() as folder:
+        more = [*options.more, *([with_random_weights(options.shape, Path(folder))] if options.shape else [])]
+        result = measured(options, more)
+    conclude(result, options)
+
+
+def measured(options: argparse.Namespace, more: list[str]) -> dict[str, Any]:
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     for seed in range(options.repeats):
         for side in SIDES:
-            runs[side].append(run(side, options.steps, seed, options.device))
-    result = {"machine": describe(), "steps": options.steps, **summary(runs)}
-    out = ROOT / f"bench/results/vs_trl{'' if options.device == 'cpu' else '_cuda'}.json"
+            runs[side].append(run(side, seed, options, more))
+    return {"machine": describe(), "steps": options.steps, **summary(runs)}
+
+
+def conclude(result: dict[str, Any], options: argparse.Namespace) -> None:
+    name = "_".join(["vs_trl", *([options.shape] if options.shape else []), *(["cuda"] * (options.device == "cuda"))])
+    out = options.out or ROOT / f"bench/results/{name}.json"
     out.write_text(json.dumps(result, indent=1) + "\n")
     if options.json:
         print(json.dumps(result))
         return
     for side in SIDES:
         one = result["sides"][side]
-        print(f"{side:16} {one['cpu_s']:.2f} CPU s, {one['wall_s']:.2f} s a step, {one['peak_mib']:.0f} MiB, "
-              f"{one['accuracy']:.1%} after {options.steps} steps")  # fmt: skip
+        right = f", {one['accuracy']:.1%} after {options.steps} steps" if "accuracy" in one else ""
+        print(f"{side:16} {one['cpu_s']:.2f} CPU s, {one['wall_s']:.2f} s a step, {one['peak_mib']:.0f} MiB{right}")
     print(f"like for like {result['speedup_cpu']:.1f} x CPU, {result['speedup_wall']:.1f} x wall; written to {out}")
 
 

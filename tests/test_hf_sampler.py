@@ -1,13 +1,15 @@
 """What only the reference sampler has to do: `model.generate` in shape for sampling, and put back."""
 
 import contextlib
+from types import SimpleNamespace
 
 import peft
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 
 from trainer.config import Model
 from trainer.policy.base import load_model, stop_tokens
+from trainer.samplers import limits
 from trainer.samplers.hf import HfSampler, generating
 from trainer.types import Problem, Prompt, Sampling
 
@@ -45,3 +47,20 @@ def test_stop_tokens_are_a_set_of_all_that_end_an_answer(tiny_model, tokenizer):
     ids = {tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>")}
     assert ids <= set(stops)
     assert stops == sorted(set(stops))
+
+
+def test_rows_are_as_many_as_half_of_the_free_memory_holds(monkeypatch):
+    """Qwen2.5-1.5B in bf16: 28 KiB of cache a token (2 x 28 layers x 2 heads x 128 x 2 bytes), 1.8 MB of logits."""
+    config = Qwen2Config(
+        hidden_size=1536, num_hidden_layers=28, num_attention_heads=12, num_key_value_heads=2, vocab_size=151936
+    )
+    each = limits.row_bytes(config, places=768, item=2)
+    assert each == 28 * 1024 * 768 + 3 * 4 * 151936
+    model = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, config=config)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * each)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: each)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * each, 80 * each))
+    assert limits.rows_that_fit(model, 768, wanted=64) == 6  # half of ten, and of the two that torch has to spare
+    assert limits.rows_that_fit(model, 768, wanted=4) == 4
+    model.device = torch.device("cpu")
+    assert limits.rows_that_fit(model, 768, wanted=64) == 64

@@ -34,9 +34,11 @@ class HfSampler:
         by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index].tokens))
         waiting = [index for index in by_length for _ in range(sampling.group)]
         groups: defaultdict[int, list[Completion]] = defaultdict(list)
+        longest = max((len(prompt.tokens) for prompt in prompts), default=0) + sampling.max_new_tokens
+        at_once = limits.rows_that_fit(self.model, longest, self.rows.limit)
         with generating(self.model, self._settings(sampling)):
             while waiting:
-                indices = waiting[: self.rows.limit]
+                indices = waiting[: min(at_once, self.rows.limit)]
                 completions = self._generate([prompts[index].tokens for index in indices], sampling)
                 if completions is None:
                     self.rows.halve(len(indices))

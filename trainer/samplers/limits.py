@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from trainer.errors import ConfigError
 from trainer.types import Prompt
 
@@ -39,6 +41,22 @@ def check_context(model: Any, prompts: Sequence[Prompt], new_tokens: int) -> Non
 def context_of(model: Any) -> int | None:
     context = getattr(model.config, "max_position_embeddings", None)
     return int(context) if context else None
+
+
+def rows_that_fit(model: Any, places: int, wanted: int) -> int:
+    """At most so many completions, as far as half of the free memory of a card holds their caches and logits."""
+    if model.device.type != "cuda":
+        return wanted
+    cached = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    free = torch.cuda.mem_get_info(model.device)[0] + cached
+    return max(1, min(wanted, free // 2 // row_bytes(model.config, places, model.dtype.itemsize)))
+
+
+def row_bytes(config: Any, places: int, item: int) -> int:
+    """Of one completion: keys and values in all layers, and logits with their probabilities in fp32."""
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    keys = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return 2 * config.num_hidden_layers * keys * head * item * places + 3 * 4 * config.vocab_size
 
 
 class Rows:
