@@ -3,19 +3,20 @@
     g1 = gradient at theta            g2 = gradient at theta + eps g1            both clipped to norm 10
     gradient of L + strength/2 |grad L|^2  =  g1 + strength H g1  ~  g1 + strength / eps (g2 - g1)
 
-Everything here is local to this file: a gradient comes in as a function, so a quadratic can stand in for a model.
+A gradient comes in as a function, so a quadratic can stand in for a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from trainer.config import GradReg
+from trainer.policy.reference import exchanged
 
 LARGEST_NORM = 10.0
 Gradient = list[Tensor]  # one tensor for each parameter, in fp32
@@ -38,30 +39,15 @@ def regularised(
     return Regularised(mixed, first_norm, second_norm)
 
 
-@contextmanager
-def displaced(parameters: Sequence[Tensor], direction: Gradient, eps: float) -> Iterator[None]:
+def displaced(parameters: Sequence[Tensor], direction: Gradient, eps: float) -> AbstractContextManager[None]:
     """The parameters moved along a direction, in their own precision; the very same tensors again afterwards."""
-    own = [parameter.data for parameter in parameters]
-    for parameter, part in zip(parameters, direction, strict=True):
-        parameter.data = (parameter.data.float() + eps * part).to(parameter.dtype)
-    try:
-        yield
-    finally:
-        for parameter, tensor in zip(parameters, own, strict=True):
-            parameter.data = tensor
+    moves = zip(parameters, direction, strict=True)
+    return exchanged(parameters, [(one.data.float() + eps * part).to(one.dtype) for one, part in moves])
 
 
-@contextmanager
-def in_fp32(parameters: Sequence[Tensor]) -> Iterator[None]:
+def in_fp32(parameters: Sequence[Tensor]) -> AbstractContextManager[None]:
     """The parameters in full precision: a step of 1e-3 along a gradient is lost in the eight bits of bf16."""
-    own = [parameter.data for parameter in parameters]
-    for parameter in parameters:
-        parameter.data = parameter.data.float()
-    try:
-        yield
-    finally:
-        for parameter, tensor in zip(parameters, own, strict=True):
-            parameter.data = tensor
+    return exchanged(parameters, [parameter.data.float() for parameter in parameters])
 
 
 def clipped(gradient: Gradient) -> tuple[Gradient, float]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @contextmanager
 def exchanged(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """Parameters with other values, of the same type on the same device, inside; the very same tensors outside."""
+    """Parameters with other values on the same device inside; the very same tensors outside."""
     own = [parameter.data for parameter in parameters]
     for parameter, value in zip(parameters, values, strict=True):
         parameter.data = value
