@@ -25,6 +25,7 @@ def main() -> None:
     hub.check(request.config)
     graders.check(request.config)
     quiet.quiet()
+    hardware.let_memory_grow()
 
     from trainer import job  # torch, deepspeed, transformers
 

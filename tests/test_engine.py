@@ -43,6 +43,7 @@ OBJECTIVES = {
     "minibatches": ("algorithm.minibatches=2", "algorithm.clip_high=0.05", "algorithm.lr=0.003"),
     "gradreg": GRADREG,
 }
+SHORT = ("dapo", "rich", "gradreg")
 FULL = ("lora.enabled=false", "algorithm.lr=0.001")  # so that 3e-5 is a small share of a step
 VARIANTS = {
     "full": FULL,
@@ -75,6 +76,11 @@ def cases(world: int) -> list[Case]:
                 Case(f"{name} uneven", [3, 1], budget=1, settings=chosen),
                 Case(f"{name} idle", [4, 0], budget=30, settings=chosen),
             ]
+    for name in SHORT:
+        short: dict = {"memory": [16, None], "settings": OBJECTIVES[name]}  # the first rank has less
+        groups = [4] if world == 1 else [3, 1]
+        dealt += [Case(f"{name} short of memory", groups, **short)]
+        dealt += [Case(f"{name} short of memory late", groups, breaks="backward", ds_config="zero2", **short)]
     if world == 1:
         dealt += [Case("kl whole", [4], settings=("algorithm.kl.coef=0.1",))]
     return dealt + variants(world)
@@ -132,6 +138,19 @@ def test_micro_batches_order_and_offload_change_nothing(one_rank, objective, dea
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_two_ranks_give_the_update_of_one(one_rank, two_ranks, objective, dealt):
     assert_same(one_rank[f"{objective} whole"], two_ranks[f"{objective} {dealt}"], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("late", ["", " late"])
+@pytest.mark.parametrize("objective", SHORT)
+def test_out_of_memory_goes_on_in_smaller_pieces_to_the_same_update(one_rank, two_ranks, objective, late):
+    """In the middle of the forward pass, or of the backward pass, which leaves a part of its gradient behind."""
+    whole, name = one_rank[f"{objective} whole"], f"{objective} short of memory{late}"
+    for results in (one_rank, two_ranks):
+        assert_same(whole, results[name], tolerance=1e-5)
+        assert "out of memory" in results[name]["told"][0]
+        assert 1 < len(results[name]["told"]) < 5  # what fits is remembered from step to step
+        for seen, expected in zip(results[name]["measured"], whole["measured"], strict=True):
+            assert seen == pytest.approx(expected, abs=1e-5)  # nothing is counted twice
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -92,3 +92,16 @@ def test_what_the_launcher_has_chosen_is_what_train_py_reads(tmp_path, monkeypat
         again = parse_command_line(launch.settled(chosen, start))
         assert (again.config, again.resumes) == (chosen.config, chosen.resumes)
     assert parse_command_line(["--resume", "run.steps=9"]).config.run.steps == 9
+
+
+@pytest.mark.parametrize("own", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_memory_may_grow_unless_the_user_has_a_setting(monkeypatch, own):
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    hardware.let_memory_grow()
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    monkeypatch.setenv(own, "max_split_size_mb:64")
+    hardware.let_memory_grow()
+    assert [os.environ[name] for name in names if name in os.environ] == ["max_split_size_mb:64"]

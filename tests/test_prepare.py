@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from tests.conftest import group, row
 from trainer import loop
 from trainer.batches import GroupRows, Packer, minibatches
+from trainer.fitting import Room
 from trainer.logprobs import LogProbs
 from trainer.prepare import Beforehand, threshold
 from trainer.settings import resolve
@@ -60,7 +61,7 @@ def setting(tiny_model, *overrides):
     packer = Packer(config.optim.tokens_per_micro_batch, 0, policy.module.is_flat)
     return (
         policy,
-        Beforehand(policy, config, torch.device("cpu"), packer),
+        Beforehand(policy, config, torch.device("cpu"), packer, Room(policy, (), packer, print)),
         minibatches(GROUPS, IDLE, config, packer),
         config,
     )

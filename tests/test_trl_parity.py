@@ -22,6 +22,7 @@ from tests.conftest import group
 from trainer.advantages import advantages_of
 from trainer.batches import Packer, idle_row, minibatches, rows_of
 from trainer.config import Config
+from trainer.fitting import Room
 from trainer.logprobs import LogProbs
 from trainer.loop import gradient
 from trainer.prepare import Beforehand
@@ -150,7 +151,7 @@ def ours(policies: Policies, groups, config: Config) -> Outcome:
     algorithm, policy = config.algorithm, Plain(policies, bool(config.algorithm.entropy_bonus))
     packer = Packer(config.optim.tokens_per_micro_batch, PAD, policies.flat)
     dealt = minibatches([rows_of(one, algorithm) for one in groups], idle_row(groups[0]), config, packer)
-    (minibatch,) = Beforehand(policy, config, "cpu", packer).prepare(dealt)
+    (minibatch,) = Beforehand(policy, config, "cpu", packer, Room(policy, (), packer, print)).prepare(dealt)
     with torch.no_grad():
         old = [replace(batch, old_logprobs_BT=policy.old(batch).logprobs_BT) for batch in minibatch.batches]
     policies.now.zero_grad()

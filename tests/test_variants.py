@@ -15,6 +15,7 @@ from trainer import cli, export, loop
 from trainer.batches import Packer, minibatches
 from trainer.config import Lora, Model
 from trainer.errors import ConfigError, ModelError
+from trainer.fitting import Room
 from trainer.policy import ds_config, lora
 from trainer.policy.base import load_model
 from trainer.prepare import Beforehand
@@ -152,7 +153,7 @@ def test_what_is_scored_before_an_update_has_the_precision_of_the_update(tiny_mo
 
 
 def advance_prepared(policy, config, packer, tally):
-    beforehand = Beforehand(policy, config, torch.device("cpu"), packer)
+    beforehand = Beforehand(policy, config, torch.device("cpu"), packer, Room(policy, (), packer, print))
     for step in range(2):  # at first B is zero, and so is what rounding could change
         (batch,) = beforehand.prepare(minibatches(groups_of(ROWS, "dapo"), IDLE, config, packer))
         policy.update(lambda b=batch: loop.gradient(policy, b, config.algorithm, 0.0, tally), step)

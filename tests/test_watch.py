@@ -115,7 +115,7 @@ class Policy:
 
 
 def health(tmp_path, *fingerprints):
-    return Health(tmp_path, 0, Policy(*fingerprints), fresh=True)
+    return Health(tmp_path, Policy(*fingerprints), print, fresh=True)
 
 
 def test_an_adapter_that_did_not_move_ends_the_run(tmp_path):
@@ -130,7 +130,7 @@ def test_one_that_moved_is_looked_at_once(tmp_path):
 
 
 def test_a_run_that_goes_on_may_stand_still_at_the_end_of_its_schedule(tmp_path):
-    Health(tmp_path, 0, Policy(1.0, 1.0), fresh=False).check(2801, [Update()], [])
+    Health(tmp_path, Policy(1.0, 1.0), print, fresh=False).check(2801, [Update()], [])
 
 
 def test_non_finite_gradients_are_kept_and_end_the_run_when_they_stay(tmp_path):

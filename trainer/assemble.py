@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -50,7 +51,8 @@ def build(request: Request) -> Parts:
     folder = run_folder.claim(request)  # not before: bad data leaves no folder that refuses the mended settings
     policy = make_policy(config, total_steps)
     model = policy.model
-    check_context(model, [*held_out, longest_prompt(problems, prompter)], config.rollout.max_new_tokens)
+    longest = longest_prompt(problems, prompter)
+    check_context(model, [*held_out, longest], config.rollout.max_new_tokens)
     kl = Coefficient(config.algorithm.kl)
     first_step = checkpoints.resume(policy, folder, {"curriculum": curriculum, "kl": kl})
     run_folder.describe(folder, config)
@@ -60,7 +62,7 @@ def build(request: Request) -> Parts:
         screen.say("training: with padded rows, which is slower, because this model has an attention of another kind")
     report_data(folder, screen, task, len(problems), len(training) - len(problems), len(held_out))
     stops = stop_tokens(tokenizer, model)
-    choose = partial(make_sampler, config.rollout, model, tokenizer, stops, screen.say)
+    choose = partial(make_sampler, config.rollout, model, tokenizer, stops, screen.warn)
     sampler = choose()
     return Parts(
         config=config,
@@ -70,6 +72,7 @@ def build(request: Request) -> Parts:
         problems=problems,
         curriculum=curriculum,
         kl=kl,
+        longest=longest,
         held_out=held_out,
         prompter=prompter,
         sampler=sampler,
@@ -105,8 +108,9 @@ def make_policy(config: Config, total_steps: int) -> Any:
 
 
 def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:
-    """By the characters of its question: what is too long is answered now, not when its turn comes."""
-    return prompter.prompt(max(problems, key=lambda problem: len(problem.question)))
+    """What is too long is answered now, not when its turn comes. Only the longest in characters are counted."""
+    candidates = heapq.nlargest(64, problems, key=lambda problem: len(problem.question))
+    return max(map(prompter.prompt, candidates), key=lambda prompt: len(prompt.tokens))
 
 
 def report_data(folder: Path, screen: Screen, task: Task, training: int, too_long: int, held_out: int) -> None:

@@ -7,7 +7,7 @@ A row is prompt + completion. Inputs are all but its last token, targets all but
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -84,9 +84,10 @@ def all_rows(groups: Sequence[GroupRows]) -> list[TrainingRow]:
     return [row for group in groups for row in group.rows]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Packer:
-    """Micro-batches of at most `token_budget` tokens (or one row), the longest rows first.
+    """Micro-batches of at most `token_budget` tokens (or one row), the longest rows first. The budget falls where
+    memory is short, see `fitting.py`.
 
     Where the model works on a line of tokens (`flat.py`), answers to the same prompt stay together, and the prompt
     counts once; but inside the attention each answer has the keys and values of its whole row, which is an eighth of
@@ -111,6 +112,14 @@ class Packer:
                 used = rows[index].length + self._keys(rows[index])
             batches[-1].append(index)
         return batches
+
+    def cost_of(self, batch: TrainingBatch) -> int:
+        """What it takes of the budget."""
+        rows = rows_in(batch)
+        used = rows[0].length + self._keys(rows[0])
+        for index, row in enumerate(rows[1:], 1):
+            used = self._with_one_more(used, rows[:index], row)
+        return used
 
     def _order(self, rows: Sequence[TrainingRow]) -> list[int]:
         longest: dict[tuple[int, ...], int] = {}
@@ -188,6 +197,33 @@ class _Numbering:
 
     def index_BT(self) -> Tensor:
         return _pad(self._rows, self.width, 0)
+
+
+def halves(batch: TrainingBatch) -> list[TrainingBatch]:
+    """Its rows in two batches, with all that has been measured of them."""
+    rows = rows_in(batch)
+    middle = len(rows) // 2
+    assert middle, "one row is not divided"
+    return [_part(batch, rows[part], part) for part in (slice(0, middle), slice(middle, None))]
+
+
+def rows_in(batch: TrainingBatch) -> list[TrainingRow]:
+    """The tokens of each row; what is known of them beside stays in the batch."""
+    rows = []
+    for inputs, targets, mask in zip(batch.inputs_BT.tolist(), batch.targets_BT.tolist(), batch.mask_BT.tolist()):
+        before = mask.index(True)
+        completion = [token for token, is_there in zip(targets, mask) if is_there]
+        rows.append(TrainingRow(inputs[: before + 1], completion, [], advantage=0.0))
+    return rows
+
+
+def _part(batch: TrainingBatch, rows: Sequence[TrainingRow], part: slice) -> TrainingBatch:
+    width = max(row.length for row in rows) - 1
+    cut = {field.name: getattr(batch, field.name) for field in fields(batch) if field.name != "tree"}
+    for name, value in cut.items():
+        if value is not None:
+            cut[name] = value[part, :width] if name.endswith("_BT") else value[part]
+    return TrainingBatch(**cut, tree=tree_of(rows, width).to(batch.inputs_BT.device))
 
 
 def _pad(rows: Sequence[Sequence[float]], width: int, filler: float) -> Tensor:

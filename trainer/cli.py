@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 
-from trainer import hub, quiet
+from trainer import hardware, hub, quiet
 from trainer.config import Config
 from trainer.errors import CheckpointError, ConfigError, OctetError
 from trainer.settings import resolve
@@ -44,6 +44,7 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    hardware.let_memory_grow()
     parsers = {"eval": _eval_parser, "merge": _merge_parser, "task": _task_parser}
     parsers |= {"score": _score_parser, "play": _play_parser}
     if not arguments or arguments[0] not in parsers:

@@ -36,6 +36,12 @@ def detect() -> Hardware:
     return Hardware(gpus=_visible(_nvidia_gpus()), cores=len(os.sched_getaffinity(0)))
 
 
+def let_memory_grow() -> None:
+    """Before torch is imported: pieces of memory that can grow leave no holes between batches of many lengths."""
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
 def _nvidia_gpus() -> list[Gpu]:
     if shutil.which("nvidia-smi") is None:
         return []

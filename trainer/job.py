@@ -16,6 +16,7 @@ from trainer.evaluate import Evaluation
 from trainer.loop import Parts, train
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype
 from trainer.quiet import no_progress_bars
+from trainer.rehearsal import rehearse
 from trainer.settings import Request
 from trainer.watch.live import Screen
 
@@ -39,6 +40,8 @@ def run(request: Request) -> None:
 def _train_and_evaluate(request: Request) -> tuple[Path, Screen, list[Evaluation]]:
     parts = assemble.build(request)
     _introduce(parts, request)
+    if parts.first_step < parts.total_steps:
+        rehearse(parts)
     evaluations: list[Evaluation] = []
     if parts.held_out:
         evaluations.append(_evaluate_base(parts))

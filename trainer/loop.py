@@ -29,6 +29,7 @@ from trainer.checkpoints import Stateful
 from trainer.config import Algorithm, Config
 from trainer.course import Course, describe, metrics_of
 from trainer.evaluate import Evaluation, evaluate
+from trainer.fitting import Room, until_it_fits
 from trainer.kl import Coefficient
 from trainer.logprobs import Scores
 from trainer.losses import objective, total
@@ -38,6 +39,7 @@ from trainer.rollouts import Sampler, collect, refill
 from trainer.tasks.curriculum import Curriculum, solve_rates
 from trainer.tasks.prompts import Prompter
 from trainer.types import MiniBatch, Problem, Prompt, Sampling, ScoredGroup, TrainingBatch
+from trainer.watch import memory
 from trainer.watch.health import Health
 from trainer.watch.journal import Journal
 from trainer.watch.live import Screen
@@ -62,6 +64,11 @@ class Policy(Protocol):
         """The weights are not the policy's for the moment, so what is scored is not to be logged."""
 
     def update(self, gradient: Callable[[], None], step: int) -> Measured: ...
+
+    def rehearse(self, gradient: Callable[[], None]) -> None:
+        """All of an update but its step: nothing has changed afterwards."""
+
+    def start_over(self) -> None: ...
 
     def fingerprint(self) -> float: ...
 
@@ -91,6 +98,7 @@ class Parts:
     problems: Sequence[Problem]
     curriculum: Curriculum
     kl: Coefficient
+    longest: Prompt  # of the training problems
     held_out: Sequence[Prompt]
     prompter: Prompter
     sampler: Sampler
@@ -102,6 +110,14 @@ class Parts:
     course: Course
     first_step: int
     total_steps: int
+
+    @property
+    def room(self) -> Room:
+        return Room(self.policy, (self.sampler, self.evaluator), self.packer, self.screen.warn)
+
+    @property
+    def beforehand(self) -> Beforehand:
+        return Beforehand(self.policy, self.config, self.device, self.packer, self.room)
 
     @property
     def learned(self) -> dict[str, Stateful]:
@@ -125,8 +141,12 @@ class Parts:
         return collect(self.sampler, self.scorer, prompts, self.sampling_of(step, number))
 
     def update(self, minibatch: MiniBatch, step: int, tally: Tally) -> Measured:
-        settings, kl_coef = self.config.algorithm, self.kl.value
-        return self.policy.update(partial(gradient, self.policy, minibatch, settings, kl_coef, tally), step)
+        return self.policy.update(self.gradient(minibatch, tally), step)
+
+    def gradient(self, minibatch: MiniBatch, tally: Tally) -> Callable[[], None]:
+        return partial(
+            gradient_that_fits, self.policy, minibatch, self.config.algorithm, self.kl.value, tally, self.room
+        )
 
     def _observe(self, groups: Sequence[ScoredGroup]) -> None:
         """Tell the curriculum how every rank did, so that all of them go on drawing the same problems."""
@@ -145,8 +165,8 @@ class Parts:
 
 def train(parts: Parts) -> None:
     settings, algorithm = parts.config, parts.config.algorithm
-    health = Health(parts.folder, distributed.rank(), parts.policy, fresh=parts.first_step == 0)
-    beforehand = Beforehand(parts.policy, settings, parts.device, parts.packer)
+    health = Health(parts.folder, parts.policy, parts.screen.warn, fresh=parts.first_step == 0)
+    beforehand = parts.beforehand
     parts.screen.start()
     for step in range(parts.first_step, parts.total_steps):
         if parts.course.has_stopped_rising:
@@ -189,6 +209,19 @@ def step_deviation(groups: Sequence[ScoredGroup], settings: Algorithm) -> float:
     return deviation([reward for of_rank in rewards for reward in of_rank], settings.advantage_ddof)
 
 
+def gradient_that_fits(
+    policy: Policy, minibatch: MiniBatch, settings: Algorithm, kl_coef: float, tally: Tally, room: Room
+) -> None:
+    """The gradient, in smaller pieces where memory runs out; what is tallied is of the attempt that succeeds."""
+
+    def attempt() -> Tally:
+        seen = Tally()
+        gradient(policy, minibatch, settings, kl_coef, seen)
+        return seen
+
+    tally.merge(until_it_fits(attempt, partial(room.make, [minibatch])).sums)
+
+
 def gradient(policy: Policy, minibatch: MiniBatch, settings: Algorithm, kl_coef: float, tally: Tally) -> None:
     """The gradient of the loss of one update, micro-batch by micro-batch."""
     for index in range(len(minibatch.batches)):
@@ -225,7 +258,7 @@ def record(
     if "kl" in metrics:
         metrics["kl_coef"] = parts.kl.value
         parts.kl.observe(metrics["kl"])
-    metrics |= {f"time/{name}": seconds for name, seconds in phases.seconds.items()}
+    metrics |= {f"time/{name}": seconds for name, seconds in phases.seconds.items()} | memory.metrics(phases.peaks)
     metrics |= metrics_of(evaluation) if evaluation else {}
     if parts.journal:
         parts.journal.metrics(step, metrics)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from trainer import distributed
 from trainer.batches import Packer, to_tensors
 from trainer.config import Config
+from trainer.fitting import Room, until_it_fits
 from trainer.kl import ESTIMATORS
 from trainer.logprobs import Scores
 from trainer.types import MiniBatch, Score, ScoredGroup, TrainingBatch, TrainingRow
@@ -45,20 +47,25 @@ class Beforehand:
     config: Config
     device: Any
     packer: Packer
+    room: Room
 
     def prepare(self, minibatches: Sequence[MiniBatch]) -> list[MiniBatch]:
         """The same with what the objective needs to know, on the device."""
-        prepared = []
-        for index, minibatch in enumerate(minibatches):
-            batches = [batch.to(self.device) for batch in minibatch.batches]
-            if self.config.algorithm.kl.coef and self.config.algorithm.kl.where == "loss":
-                batches = list(self._with_reference(batches))
-            if self.config.algorithm.top_entropy < 1:
-                batches = self._with_uncertain_tokens(batches)
-            elif index > 0:
-                batches = [replace(batch, old_logprobs_BT=self.policy.measure(batch).logprobs_BT) for batch in batches]
-            prepared.append(replace(minibatch, batches=batches))
-        return prepared
+        return [
+            until_it_fits(partial(self._prepared, one, index == 0), partial(self.room.make, [one]))
+            for index, one in enumerate(minibatches)
+        ]
+
+    def _prepared(self, minibatch: MiniBatch, is_first: bool) -> MiniBatch:
+        """Ranks meet after the last pass, so that one may be short of memory and begin again."""
+        batches = [batch.to(self.device) for batch in minibatch.batches]
+        if self.config.algorithm.kl.coef and self.config.algorithm.kl.where == "loss":
+            batches = list(self._with_reference(batches))
+        if self.config.algorithm.top_entropy < 1:
+            batches = self._with_uncertain_tokens(batches)
+        elif not is_first:
+            batches = [replace(batch, old_logprobs_BT=self.policy.measure(batch).logprobs_BT) for batch in batches]
+        return replace(minibatch, batches=batches)
 
     def _with_reference(self, batches: Sequence[TrainingBatch]) -> Iterator[TrainingBatch]:
         with self.policy.as_reference():
@@ -83,7 +90,7 @@ class Beforehand:
             for group in groups
             for completion in group.completions
         ]
-        divergences = iter(self._divergences(rows))
+        divergences = iter(until_it_fits(partial(self._divergences, rows), self.room.make))
         taken_off = []
         for group in groups:
             kl_G = [next(divergences) for _ in group.completions]

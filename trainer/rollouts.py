@@ -15,6 +15,12 @@ class Sampler(Protocol):
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]: ...
 
+    def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        """Find out how much fits with prompts and answers as long as these can be."""
+
+    def give_back(self) -> bool:
+        """Free what is kept between rollouts, from now on after each of them. False where nothing was left to free."""
+
 
 def collect(sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:
     """The scored group of each prompt, in the order of the prompts."""

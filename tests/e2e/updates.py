@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from trainer import distributed, loop, quiet
 from trainer.aggregation import AGGREGATIONS
 from trainer.batches import GroupRows, Packer, minibatches
 from trainer.config import Config
+from trainer.fitting import Room
+from trainer.logprobs import causal_lm_of
 from trainer.prepare import Beforehand
 from trainer.settings import resolve
 from trainer.types import TrainingRow
@@ -41,6 +44,8 @@ class Case:
     ds_config: str = "zero2_offload"
     backwards: bool = False  # the groups in the opposite order
     settings: Sequence[str] = ()
+    memory: Sequence[int | None] = (None, None)  # of each rank: tokens of one training pass that there is memory for
+    breaks: str = "forward"  # where a pass with more breaks off
 
 
 def settings(model: str, case: Case) -> Config:
@@ -70,15 +75,36 @@ def make_model(config: Config, dtype: str = "fp32") -> Any:
     return add_adapter(model, config.lora) if config.lora.enabled else model
 
 
-def run(config: Config, mine: list[GroupRows]) -> dict:
+def limit(model: torch.nn.Module, tokens: int, breaks: str) -> None:
+    """A card on which a training pass over more tokens than these runs out of memory in the middle of the layers."""
+
+    def out_of_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def check(_: Any, __: Any, hidden_BTH: torch.Tensor) -> None:
+        if hidden_BTH.shape[:2].numel() <= tokens:
+            return
+        if breaks == "forward":
+            out_of_memory()
+        elif hidden_BTH.requires_grad:
+            hidden_BTH.register_hook(out_of_memory)
+
+    causal_lm_of(model).get_decoder().layers[0].register_forward_hook(check)
+
+
+def run(config: Config, mine: list[GroupRows], memory: int | None, breaks: str) -> dict:
     from trainer.policy.engine import DeepSpeedPolicy
 
     model = make_model(config)
     if config.lora.init == "zero":  # PiSSA needs weights of full rank
         deterministic(model)
+    if memory is not None:
+        limit(model, memory, breaks)
     policy = DeepSpeedPolicy(model, config, "fp32", total_steps=UPDATES)
     packer = Packer(config.optim.tokens_per_micro_batch, 0, policy.is_flat)
-    beforehand, kl_coef = Beforehand(policy, config, torch.device("cpu"), packer), config.algorithm.kl.coef
+    told: list[str] = []
+    room = Room(policy, (), packer, told.append)
+    beforehand, kl_coef = Beforehand(policy, config, torch.device("cpu"), packer, room), config.algorithm.kl.coef
     steps, measured, rates = [], [], []
     for step in range(UPDATES):
         policy.refresh_reference(step)
@@ -86,7 +112,7 @@ def run(config: Config, mine: list[GroupRows]) -> dict:
         for minibatch in beforehand.prepare(minibatches(mine, IDLE, config, packer)) * config.algorithm.epochs:
             steps.append(
                 policy.update(
-                    lambda batch=minibatch, t=tally: loop.gradient(policy, batch, config.algorithm, kl_coef, t), step
+                    partial(loop.gradient_that_fits, policy, minibatch, config.algorithm, kl_coef, tally, room), step
                 )
             )
         rates.append(policy.engine.get_lr())
@@ -100,6 +126,7 @@ def run(config: Config, mine: list[GroupRows]) -> dict:
         "rates": rates,  # of each group
         "adapter": adapter,  # or all of the model
         "measured": measured,
+        "told": told,
         "updates": [dict(update.measured) for update in steps],
     }
 
@@ -122,7 +149,12 @@ def main(model: str, out: str, cases: str) -> None:
         config = settings(model, case)
         groups = groups_of(ROWS, config.algorithm.aggregation)[:: -1 if case.backwards else 1]
         start = sum(case.groups[: distributed.rank()])
-        results[case.name] = run(config, groups[start : start + case.groups[distributed.rank()]])
+        results[case.name] = run(
+            config,
+            groups[start : start + case.groups[distributed.rank()]],
+            case.memory[distributed.rank()],
+            case.breaks,
+        )
     if distributed.is_main():
         Path(out).write_text(json.dumps(results))
     distributed.barrier()

@@ -110,6 +110,23 @@ class DeepSpeedPolicy:
         norm, rate = float(self.engine.get_global_grad_norm()), self.engine.get_lr()[0]
         return Update(norm, rate, self.engine.optimizer.overflow, measured)
 
+    def rehearse(self, gradient: Callable[[], None]) -> None:
+        """All of an update but its step: nothing has changed afterwards. Every rank calls it."""
+        if self.config.algorithm.gradreg.strength:
+            with gradreg.in_fp32(self.trainable):
+                self._whole_gradient(gradient, displaced=False)
+            return
+        with self.engine.coalesce_grad_reduction():
+            gradient()
+            self.start_over()
+
+    def start_over(self) -> None:
+        """Forget what backward passes have added up since the update began, one that broke off included."""
+        for part in self._collected or ():
+            part.zero_()
+        self.engine.optimizer.exit_backward()
+        self.engine.optimizer.zero_grad()
+
     def _regularised_gradient(self, gradient: Callable[[], None], strength: float) -> dict[str, float]:
         """Work the gradient out beside the engine, and hand it over as that of a linear function."""
         eps = self.config.algorithm.gradreg.eps

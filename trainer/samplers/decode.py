@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from trainer.fitting import is_out_of_memory, until_it_fits
 from trainer.samplers import limits
 from trainer.samplers.forward import Forward
 from trainer.samplers.graphs import Steps, rounded_up
@@ -44,6 +45,7 @@ class DecodeSampler:
         self.stop_tokens = sorted(stop_tokens)
         self.rows = limits.Rows(rows, say)
         self._say = say
+        self._keeps = True
         self.forward: Forward | None = None
         self.batch: Batch | None = None
 
@@ -55,13 +57,39 @@ class DecodeSampler:
                 rows = min(self.rows.limit, len(prompts) * sampling.group)
                 try:
                     yield from self._decode(self._begin(rows, work.longest, replace(sampling, seed=seed)), work)
-                except torch.OutOfMemoryError:
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error):
+                        raise
                     self.batch = None
                 if not work.is_done:  # not in the handler: its traceback keeps the tensors alive
                     work.restart()
                     self.rows.halve(rows)
                     seed += 1  # the same numbers again would repeat completions that are done
         self._put_away()
+
+    def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        """The first tokens of as many rows as there may be, in a cache as long as it may become."""
+
+        def begin() -> None:
+            work = Work([prompt.tokens for prompt in prompts], sampling.group)
+            batch = self._begin(min(self.rows.limit, len(prompts) * sampling.group), work.longest, sampling)
+            while begun := work.begin(batch.free, batch.room):
+                batch.admit(begun)
+            batch.advance()
+
+        def make_room() -> None:
+            self.batch = None
+            self.rows.halve(min(self.rows.limit, len(prompts) * sampling.group))
+
+        with evaluating(self.model):
+            until_it_fits(begin, make_room)
+        self._put_away()
+
+    def give_back(self) -> bool:
+        had = self.forward is not None
+        self._keeps = False
+        self._put_away()
+        return had
 
     def _begin(self, rows: int, longest_prompt: int, sampling: Sampling) -> Batch:
         """The batch of the last call if it is large enough: memory that stays where it is, and captured graphs."""
@@ -98,7 +126,9 @@ class DecodeSampler:
         return Completion(tuple(ended.tokens), tuple(ended.logprobs), text, truncated)
 
     def _put_away(self) -> None:
-        if self.batch is not None and self.batch.bytes > spare_bytes(self.batch.forward.device):
+        if not self._keeps:
+            self.forward = self.batch = None
+        elif self.batch is not None and self.batch.bytes > spare_bytes(self.batch.forward.device):
             self.batch = None
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from trainer.fitting import is_out_of_memory
 from trainer.logprobs import causal_lm_of
 from trainer.samplers import limits
 from trainer.types import Completion, Prompt, Sampling
@@ -49,6 +50,12 @@ class HfSampler:
                     if len(groups[index]) == sampling.group:
                         yield index, groups.pop(index)
 
+    def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        """Nothing to find out: rows are counted by what they will have grown to."""
+
+    def give_back(self) -> bool:
+        return False
+
     @torch.no_grad()
     def _generate(self, rows: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion] | None:
         """A completion of each row; None when they do not fit into memory."""
@@ -58,7 +65,9 @@ class HfSampler:
             output_BT = self.model.generate(
                 input_ids=tokens_BT, attention_mask=attention_BT, logits_processor=LogitsProcessorList([recorder])
             )
-        except torch.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             return None
         sampled_BT = output_BT[:, tokens_BT.shape[1] :]
         tokens, logprobs = sampled_BT.tolist(), recorder.logprobs_BT(sampled_BT).tolist()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from trainer import distributed
 from trainer.errors import TrainingError
 from trainer.types import TrainingRow
+from trainer.watch import memory
 
 DEAD_STEPS_IN_A_ROW = 50  # steps without a live group on any rank
 
@@ -25,10 +27,11 @@ class Watched(Protocol):
 class Health:
     """Sees each step once."""
 
-    def __init__(self, folder: Path, rank: int, policy: Watched, fresh: bool) -> None:
+    def __init__(self, folder: Path, policy: Watched, warn: Callable[[str], None], fresh: bool) -> None:
         self.folder = folder
-        self.rank = rank
         self.policy = policy
+        self.warn = warn
+        self.creep = memory.Creep(memory.total())
         # In a run that goes on, the rate may have fallen below what bf16 can show, rightly.
         self.before_first_update = policy.fingerprint() if fresh else None
         self.bad_updates = 0
@@ -36,6 +39,8 @@ class Health:
 
     def check(self, step: int, updates: Sequence[Any], rows: Sequence[TrainingRow]) -> None:
         """`updates` is empty for a step without a live group."""
+        if text := self.creep.seen(step, memory.held()):
+            self.warn(text)
         self.dead_steps = 0 if updates else self.dead_steps + 1
         for update in updates:
             self.bad_updates = self.bad_updates + 1 if update.skipped else 0
@@ -58,7 +63,7 @@ class Health:
 
     def _keep(self, step: int, rows: Sequence[TrainingRow]) -> None:
         """What this rank trained on when the gradient was not finite."""
-        path = self.folder / f"bad_update_step_{step:06d}_rank_{self.rank}.json"
+        path = self.folder / f"bad_update_step_{step:06d}_rank_{distributed.rank()}.json"
         path.write_text(json.dumps([asdict(row) for row in rows]))
 
     def _must_have_moved(self, step: int) -> None:

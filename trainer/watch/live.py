@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
@@ -11,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from trainer import results
+from trainer import distributed, results
 from trainer.evaluate import Evaluation
 
 PERMANENT_LINES = 12  # lines of progress that stay on the screen in the course of a run
@@ -34,6 +35,13 @@ class Screen:
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
+
+    def warn(self, text: str) -> None:
+        """From whichever rank."""
+        if self.console.quiet:
+            print(f"rank {distributed.rank()}: {text}", file=sys.stderr)
+        else:
+            self.say(text)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         line = progress_line(step, self.total_steps, metrics, self._remaining(step))

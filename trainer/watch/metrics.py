@@ -18,6 +18,7 @@ from trainer.kl import ESTIMATORS
 from trainer.logprobs import Scores
 from trainer.losses import correction, mean_over_row, mismatch
 from trainer.types import ScoredGroup, TrainingBatch
+from trainer.watch import memory
 
 Sums = dict[str, tuple[float, float]]  # name -> (sum, weight)
 LARGEST = "/max"  # names that end so are maxima
@@ -144,15 +145,18 @@ def metrics_of_updates(updates: Sequence[Measured]) -> dict[str, float]:
 
 
 class Phases:
-    """Seconds spent in each word of the loop."""
+    """Seconds spent in each word of the loop, and the most memory that was used at once."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
+        self.peaks: dict[str, memory.Peak] = {}
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         began = perf_counter()
+        memory.forget_peak()
         try:
             yield
         finally:
             self.seconds[name] += perf_counter() - began
+            self.peaks[name] = memory.peak()

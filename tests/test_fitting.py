@@ -1,0 +1,165 @@
+"""What happens when memory runs out, and before it can: halves, room, the rehearsal, the creep."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.conftest import row
+from tests.e2e.updates import limit
+from trainer.batches import Packer, halves, rows_in, to_tensors
+from trainer.errors import TrainingError
+from trainer.fitting import Room, is_out_of_memory, until_it_fits
+from trainer.logprobs import LogProbs
+from trainer.settings import Request, resolve
+from trainer.types import MiniBatch
+from trainer.watch.memory import STEPS, Creep, forget_peak, peak
+
+# DeepSpeed imports parts of torch that warn about themselves
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+ROWS = [row(3 + i // 2, 2 + 3 * (i % 4), advantage=float(i), first=20 + 5 * (i // 2)) for i in range(7)]
+GB = 10**9
+
+
+def test_the_allocator_of_a_cpu_is_understood():
+    with pytest.raises(RuntimeError) as failure:
+        torch.empty(1 << 50, dtype=torch.uint8)
+    assert is_out_of_memory(failure.value)
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
+def test_another_error_is_not_tried_again():
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        until_it_fits(lambda: torch.ones(2) + torch.ones(3), lambda: pytest.fail("there is no lack of room"))
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_halves_have_the_rows_and_all_that_was_measured_of_them(tiny_model, flat):
+    from transformers import AutoModelForCausalLM
+
+    batch = to_tensors(ROWS, 0)
+    score = LogProbs(AutoModelForCausalLM.from_pretrained(tiny_model), temperature=0.7, flat=flat)
+    parts = halves(replace(batch, old_logprobs_BT=score(batch).logprobs_BT.detach()))
+    assert [len(part.weights_B) for part in parts] == [3, 4]
+    assert [one for part in parts for one in part.advantages_B.tolist()] == [one.advantage for one in ROWS]
+    assert [tokens(one) for part in parts for one in rows_in(part)] == [tokens(one) for one in ROWS]
+    for part in parts:
+        assert part.inputs_BT.shape[1] == max(one.length for one in rows_in(part)) - 1
+        torch.testing.assert_close(score(part).logprobs_BT, part.old_logprobs_BT, atol=1e-5, rtol=0)
+
+
+def tokens(one):
+    return [*one.prompt], [*one.completion]
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("budget", [20, 45, 1000])
+def test_what_a_batch_costs_is_what_the_packer_reckoned(flat, budget):
+    packer = Packer(budget, 0, flat)
+    for batch in packer.pack(ROWS):
+        cost, rows = packer.cost_of(batch), rows_in(batch)
+        assert cost <= budget
+        assert len(Packer(cost, 0, flat).arrange(rows)) == 1
+        assert len(rows) == 1 or len(Packer(cost - 1, 0, flat).arrange(rows)) > 1
+
+
+class Kept:
+    """A sampler that has something to give back, once."""
+
+    def __init__(self):
+        self.things = 1
+
+    def give_back(self):
+        had, self.things = bool(self.things), 0
+        return had
+
+
+def test_what_sampling_keeps_is_given_back_before_a_batch_is_halved():
+    packer, said, forgotten = Packer(1000, 0), [], []
+    policy = SimpleNamespace(start_over=lambda: forgotten.append(1))
+    room, minibatch = Room(policy, (Kept(), Kept()), packer, said.append), MiniBatch(packer.pack(ROWS), 1.0, 1.0)
+    cost = packer.cost_of(minibatch.batches[0])
+    room.make([minibatch])
+    assert len(minibatch.batches) == 1
+    assert packer.token_budget == 1000
+    room.make([minibatch])
+    assert len(minibatch.batches) == 2
+    assert packer.token_budget == cost // 2
+    assert f"Write optim.tokens_per_micro_batch={cost // 2}" in said[1]
+    while any(len(batch.weights_B) > 1 for batch in minibatch.batches):
+        room.make([minibatch])
+    with pytest.raises(TrainingError, match=r"not even one answer fits.*rollout.max_new_tokens"):
+        room.make([minibatch])
+    assert len(forgotten) == len(said) + 1
+
+
+@pytest.fixture
+def run(tiny_model, tmp_path, alone):
+    """The parts of a run of a tiny model."""
+    from trainer import assemble, run_folder
+
+    overrides = [f"model.name={tiny_model}", f"run.dir={tmp_path / 'run'}", "rollout.problems=2", "run.merge=false"]
+    overrides += ["rollout.group_size=4", "rollout.max_new_tokens=12", "optim.warmup=0", "eval.problems=0"]
+    config = resolve("nano", None, [*overrides, "rollout.temperature=0.5", "algorithm.entropy_bonus=0.1"])
+    parts = assemble.build(Request(config, "nano", ""))
+    yield parts
+    parts.journal.close()
+    run_folder._locks.pop().close()
+
+
+def test_the_rehearsal_is_of_the_worst_step_and_changes_nothing(run):
+    from trainer.rehearsal import rehearse
+
+    passes = []
+    run.policy.engine.module.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0]))
+    before, moments = run.policy.fingerprint(), len(run.policy.engine.optimizer.state)
+    state = torch.random.get_rng_state()
+    found = rehearse(run)
+    (batch,) = passes
+    assert batch.mask_BT.sum(dim=1).tolist() == [run.config.rollout.max_new_tokens] * 8
+    assert rows_in(batch)[0].prompt == list(run.longest.tokens)
+    assert set(found) == {"rollout", "batch", "step"}
+    assert all(one.allocated > 0 for one in found.values())
+    assert run.policy.fingerprint() == before
+    assert len(run.policy.engine.optimizer.state) == moments
+    assert all(value.grad is None for value in run.policy.trainable)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_step_that_will_not_fit_shows_before_the_first(run, capsys):
+    from trainer.rehearsal import rehearse
+
+    longest = len(run.longest.tokens) + run.config.rollout.max_new_tokens
+    limit(run.policy.model, longest + 20, "backward")
+    rehearse(run)
+    said = capsys.readouterr().out
+    assert "out of memory in training: what sampling kept" in said
+    assert "optim.tokens_per_micro_batch=16384: out of memory with" in said
+    assert run.packer.token_budget < 3 * longest
+
+
+def test_peaks_are_of_their_time():
+    forget_peak()
+    before = peak().allocated
+    assert torch.ones(GB // 8).sum() > 0  # half a GB for a moment
+    assert peak().allocated - before > 0.4 * GB
+    forget_peak()
+    assert peak().allocated - before < 0.2 * GB
+
+
+@pytest.mark.parametrize(
+    ("held", "alarms"),
+    [
+        (lambda step: 3 * GB + step * GB // 100, True),  # 10 MB a step
+        (lambda step: 3 * GB + step * GB // 2000, False),  # half a MB: 2,000 steps to a GB
+        (lambda step: 3 * GB + (step > 30) * GB, False),  # one longer prompt, and a larger cache
+        (lambda step: 3 * GB + (step % 7) * GB // 10, False),
+    ],
+)
+def test_memory_that_rises_from_step_to_step_raises_an_alarm_once(held, alarms):
+    creep = Creep(total=8 * GB)
+    said = [text for step in range(1, 2 * STEPS) if (text := creep.seen(step, held(step)))]
+    assert len(said) == alarms
+    assert all(text.startswith(f"step {STEPS}: ") and "reward.custom" in text for text in said)
