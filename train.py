@@ -8,7 +8,7 @@ import signal
 import sys
 from types import FrameType
 
-from trainer import hardware, hub, quiet
+from trainer import hardware, preflight, quiet
 from trainer.cli import answering_errors
 from trainer.policy import ds_config
 from trainer.rewards import graders
@@ -22,8 +22,8 @@ def main() -> None:
         print(request.config.to_yaml(), end="")
         return
     ds_config.check(request.config, has_gpu=bool(hardware.detect().gpus))
-    hub.check(request.config)
     graders.check(request.config)
+    preflight.check(request.config)
     quiet.quiet()
     hardware.let_memory_grow()
 

@@ -32,6 +32,16 @@ class Hardware:
         return f"{len(self.gpus)} x {self.gpus[0].name}, {self.memory_gb:.0f} GB"
 
 
+@dataclass(frozen=True, slots=True)
+class CardState:
+    """What changes, and what older tools cannot say."""
+
+    used_gb: float
+    free_gb: float
+    capability: float
+    driver: str
+
+
 def detect() -> Hardware:
     return Hardware(gpus=_visible(_nvidia_gpus()), cores=len(os.sched_getaffinity(0)))
 
@@ -45,12 +55,33 @@ def let_memory_grow() -> None:
 def _nvidia_gpus() -> list[Gpu]:
     if shutil.which("nvidia-smi") is None:
         return []
-    query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
+    rows = _ask("index,uuid,name,memory.total")
+    return [Gpu(int(index), uuid, name, _gigabytes(mebibytes)) for index, uuid, name, mebibytes in rows]
+
+
+def states() -> dict[str, CardState]:
+    """Of each card by its UUID, as nvidia-smi sees it now; none of those that it cannot tell."""
+    if shutil.which("nvidia-smi") is None:
+        return {}
+    rows = _ask("uuid,memory.used,memory.free,compute_cap,driver_version")
+    return {
+        uuid: CardState(_gigabytes(used), _gigabytes(free), float(capability), driver)
+        for uuid, used, free, capability, driver in rows
+        if all(part.replace(".", "").isdigit() for part in (used, free, capability))  # [N/A] on a card in parts
+    }
+
+
+def _ask(columns: str) -> list[list[str]]:
+    query = ["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader,nounits"]
     answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     if answer.returncode != 0:  # the tool is there, the driver is not: as good as no GPU
         return []
-    rows = [[part.strip() for part in line.split(",")] for line in answer.stdout.splitlines() if line.count(",") == 3]
-    return [Gpu(int(index), uuid, name, float(mebibytes) * 2**20 / 1e9) for index, uuid, name, mebibytes in rows]
+    lines = [line for line in answer.stdout.splitlines() if line.count(",") == columns.count(",")]
+    return [[part.strip() for part in line.split(",")] for line in lines]
+
+
+def _gigabytes(mebibytes: str) -> float:
+    return float(mebibytes) * 2**20 / 1e9
 
 
 def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:

@@ -36,14 +36,17 @@ def make_scorer(config: Config, task: Task, ranks: int = 1) -> Scorer:
 def make_verifier(config: Config, task: Task) -> Scorer:
     """Built-in rewards only: what evaluation needs, at no cost."""
     rules = Rules(config.reward, answer_style(config.prompt, task), config.rollout.max_new_tokens)
-    symbolic = config.reward.symbolic
-    if symbolic is None:
-        symbolic = getattr(task, "symbolic", False)
-    if not symbolic:
+    if not compares_as_mathematics(config, task):
         return Scorer(rules)
     pool = SymbolicPool(deadline_s=config.reward.symbolic_s)
     atexit.register(pool.close)
     return Scorer(rules, symbolic=pool)
+
+
+def compares_as_mathematics(config: Config, task: Task) -> bool:
+    """As the setting says, else as the task does."""
+    asked = config.reward.symbolic
+    return bool(getattr(task, "symbolic", False)) if asked is None else asked
 
 
 def worked(problem: Problem) -> Completion:

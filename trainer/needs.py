@@ -1,0 +1,127 @@
+"""What a run needs of disk and RAM at the least, by arithmetic on the files of its model. No torch is imported.
+
+These are lower bounds: what falls below them cannot end well, so it is an error before the run begins.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Config, Lora
+from trainer.hub import Found
+from trainer.policy import ds_config
+
+# Of a number that is trained: itself, its copy for other programs, fp32 master and two moments.
+CHECKPOINT_BYTES = 20
+# In CPU memory, of a number whose optimizer state is offloaded: fp32 master, gradient, and two moments.
+OFFLOAD_BYTES = {"adamw": 16, "cpu_adam": 16, "adamw_8bit": 10, "paged_adamw_8bit": 10}
+PROCESS_BYTES = 1_000_000_000  # torch, transformers and DeepSpeed, once they are imported
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes."""
+
+    download: int  # in the cache of the hub
+    run: int  # in the run folder: checkpoints and the result
+    ram: int
+
+
+def of(config: Config, found: Found, cards: int) -> Needs:
+    shape = _shape(found)
+    numbers = found.weights // (4 if _stored_dtype(shape) == "float32" else 2)
+    in_use = numbers * (4 if _is_fp32(config, cards) else 2)
+    trained = _adapter(config.lora, shape) if config.lora.enabled else numbers
+    return Needs(
+        download=found.download,
+        run=(config.run.keep + 1) * trained * CHECKPOINT_BYTES + in_use * (config.merges + (not config.lora.enabled)),
+        ram=max(1, cards) * (PROCESS_BYTES + in_use) + _offloaded(config) * trained,
+    )
+
+
+def _is_fp32(config: Config, cards: int) -> bool:
+    return config.model.dtype == "fp32" or (config.model.dtype == "auto" and not cards)
+
+
+def _offloaded(config: Config) -> int:
+    offload = ds_config.read(config.engine.ds_config).get("zero_optimization", {}).get("offload_optimizer", {})
+    return OFFLOAD_BYTES[config.optim.name] if offload.get("device") == "cpu" else 0
+
+
+def _shape(found: Found) -> Mapping[str, Any]:
+    """The model's own configuration; empty while it is still on the hub."""
+    if found.folder is None:
+        return {}
+    shape: dict[str, Any] = json.loads((found.folder / "config.json").read_text())
+    return shape
+
+
+def _stored_dtype(shape: Mapping[str, Any]) -> str:
+    return str(shape.get("dtype") or shape.get("torch_dtype") or "")
+
+
+def _adapter(lora: Lora, shape: Mapping[str, Any]) -> int:
+    """Numbers of the adapter; 0 for a model whose layers are described in other words."""
+    try:
+        hidden, inner, heads = (shape[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
+        layers = shape["num_hidden_layers"]
+    except KeyError:
+        return 0
+    head = shape.get("head_dim") or hidden // heads
+    keys = head * shape.get("num_key_value_heads", heads)
+    ends = {"q_proj": hidden + heads * head, "k_proj": hidden + keys, "v_proj": hidden + keys}
+    ends |= {"o_proj": heads * head + hidden} | dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + inner)
+    names = {"attention": ATTENTION, "all": tuple(ends)}.get(str(lora.targets), lora.targets)
+    return int(lora.r * layers * sum(ends.get(name, 0) for name in names))
+
+
+# ---------------------------------------------------------------- what is there
+
+
+def free_disk(folder: Path) -> int:
+    return shutil.disk_usage(existing(folder)).free
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there already."""
+    folder = folder.expanduser().absolute()
+    return folder if folder.is_dir() else existing(folder.parent)
+
+
+def used(folder: Path) -> int:
+    files = [file.lstat() for file in folder.rglob("*") if not file.is_dir()]
+    return sum(file.st_size for file in files)
+
+
+def free_ram(meminfo: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """What programs can still get, swap included, and no more than the limit of a container or a cluster's job."""
+    kilobytes = {}
+    for line in meminfo.read_text().splitlines():
+        name, _, rest = line.partition(":")
+        kilobytes[name] = int(rest.split()[0])
+    free = (kilobytes["MemAvailable"] + kilobytes.get("SwapFree", 0)) * 1024
+    return min([free, *_limits(groups)])
+
+
+def _limits(groups: Path) -> list[int]:
+    """Of this process's control group (version 2) and of those above it: the limit, less what is taken for good."""
+    own = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::/")]
+    folder, limits = groups / own[0][len("0::/") :] if own else groups, []
+    for group in (folder, *folder.parents):
+        limit = group / "memory.max"
+        if groups in (group, *group.parents) and limit.is_file() and limit.read_text().strip().isdigit():
+            taken = int((group / "memory.current").read_text()) - _file_cache(group)
+            limits.append(max(0, int(limit.read_text()) - taken))
+    return limits
+
+
+def _file_cache(group: Path) -> int:
+    """Read files that are kept only as long as nobody needs the room."""
+    rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return int(rows.get("inactive_file", 0)) + int(rows.get("active_file", 0))
