@@ -1,5 +1,7 @@
 """The command `octet`, and how every command ends.
 
+octet doctor what this machine has for a run, and what it lacks
+octet fetch  model, data and packages for a machine without internet
 octet eval   how good a model is, with or without an adapter
 octet merge  the adapter of a run, merged into its base
 octet task   the problems of a task, and what a model sees of them
@@ -20,7 +22,7 @@ from pathlib import Path
 from trainer import hardware, hub, quiet
 from trainer.config import Config
 from trainer.errors import CheckpointError, ConfigError, OctetError
-from trainer.settings import resolve
+from trainer.settings import choose_preset, resolve
 from trainer.types import Draws
 
 SAMPLE_TEMPERATURE = 0.7
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     hardware.let_memory_grow()
     parsers = {"eval": _eval_parser, "merge": _merge_parser, "task": _task_parser}
-    parsers |= {"score": _score_parser, "play": _play_parser}
+    parsers |= {"score": _score_parser, "play": _play_parser, "doctor": _doctor_parser, "fetch": _fetch_parser}
     if not arguments or arguments[0] not in parsers:
         print(f"{(__doc__ or '').strip()}\n\nEach has --help. Training is ./run_deepspeed.sh.")
         sys.exit(0 if arguments in (["-h"], ["--help"]) else 2)
@@ -102,6 +104,35 @@ def _score_parser() -> argparse.ArgumentParser:
 def _play_parser() -> argparse.ArgumentParser:
     parser = _light_parser("play", "Answer problems yourself and see what each reward makes of it.", _play)
     parser.add_argument("--data-dir", type=Path, help="a folder with train.jsonl and test.jsonl")
+    return _with_overrides(parser)
+
+
+def _doctor_parser() -> argparse.ArgumentParser:
+    parser = _run_parser(
+        "doctor", "Look at this machine: can a run of these settings start, and get to its end?", _doctor
+    )
+    parser.epilog = "Exit status: 0 when it can, 1 when something stands in its way, 2 for a mistake in the settings."
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _fetch_parser() -> argparse.ArgumentParser:
+    parser = _run_parser("fetch", "Bring model, data and packages of a run to a machine without internet.", _fetch)
+    parser.add_argument("--to", type=Path, metavar="DIR", help="the folder to fill, or to go on filling")
+    parser.add_argument("--no-wheels", action="store_true", help="leave the packages out")
+    parser.add_argument(
+        "--verify", type=Path, metavar="DIR", help="compare a copied folder with its manifest, and stop"
+    )
+    return parser
+
+
+def _run_parser(name: str, description: str, command: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
+    """For commands about a run that has not begun."""
+    parser = argparse.ArgumentParser(prog=f"octet {name}", description=description, allow_abbrev=False)
+    parser.set_defaults(command=command)
+    parser.add_argument("--preset", help="by default the one that the hardware chooses")
+    parser.add_argument("--recipe", help="an objective on top")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return _with_overrides(parser)
 
 
@@ -208,6 +239,30 @@ def _play(options: argparse.Namespace) -> None:
     from trainer import play
 
     play.play(config)
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    preset, why = (options.preset, "") if options.preset else choose_preset(hardware.detect())
+    config = resolve(preset, options.recipe, options.overrides)
+    from trainer import doctor
+
+    title = " ".join([f"preset {preset}", *([options.recipe] if options.recipe else []), *options.overrides])
+    if doctor.examine(config, f"{title} ({why})" if why else title, options.json):
+        sys.exit(1)
+
+
+def _fetch(options: argparse.Namespace) -> None:
+    from trainer import fetch
+
+    if options.verify:
+        fetch.verify(options.verify)
+        return
+    if options.to is None:
+        raise ConfigError("--to: it names the folder to fill. Write --to DIR.")
+    preset = options.preset or choose_preset(hardware.detect())[0]
+    config = resolve(preset, options.recipe, options.overrides)
+    chosen = ["--preset", preset, *(["--recipe", options.recipe] if options.recipe else []), *options.overrides]
+    fetch.fetch(config, chosen, options.to, wheels=not options.no_wheels)
 
 
 def _light_settings(options: argparse.Namespace) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -69,6 +70,13 @@ def states() -> dict[str, CardState]:
         for uuid, used, free, capability, driver in rows
         if all(part.replace(".", "").isdigit() for part in (used, free, capability))  # [N/A] on a card in parts
     }
+
+
+def driver_cuda() -> str | None:
+    """The newest CUDA that the driver runs programs of; it stands above the table that nvidia-smi prints."""
+    answer = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=30, check=False)
+    found = re.search(r"CUDA[ \w]*Version: *([\d.]+)", answer.stdout)
+    return found[1] if found else None
 
 
 def _ask(columns: str) -> list[list[str]]:

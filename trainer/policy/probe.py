@@ -1,0 +1,79 @@
+"""What torch, bitsandbytes and DeepSpeed find here, as JSON: `octet doctor` starts it beside its own checks."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+WORST_NF4_ERROR = 0.2  # of weights between -1 and 1; a kernel for another card returns noise or nothing
+SIZE = 4096
+
+
+def main(asked: Sequence[str]) -> None:
+    """`asked`: `cpu_adam`, where that is to be tried too. A line as soon as something is known."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    say(
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        gpu=device.type == "cuda",
+        bf16=device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False),
+        trouble=trouble(torch.cuda.init if device.type == "cpu" else _multiply) if torch.version.cuda else "",
+    )
+    if "cpu_adam" in asked:
+        say(cpu_adam=True, trouble=trouble(lambda: _cpu_adam(device)))
+    say(bitsandbytes=True, trouble=trouble(lambda: _quantise(device)))  # last: its import takes longest
+
+
+def say(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def trouble(attempt: Callable[[], None]) -> str:
+    """What went wrong in it, in a line; nothing if nothing did. Libraries raise whatever they like."""
+    try:
+        attempt()
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:200]
+    return ""
+
+
+def _multiply() -> None:
+    """A kernel of this build on every card: an older or a newer card than it was built for refuses here."""
+    for index in range(torch.cuda.device_count()):
+        ones = torch.ones(8, 8, device=f"cuda:{index}")
+        if float((ones @ ones).sum()) != 512:
+            raise RuntimeError(f"card {index} multiplies wrongly")
+
+
+def _quantise(device: torch.device) -> None:
+    """Weights to 4 bits and back, and one step of the 8-bit optimizer."""
+    import bitsandbytes
+
+    weights = torch.linspace(-1, 1, SIZE, device=device).reshape(64, 64)
+    packed, state = bitsandbytes.functional.quantize_4bit(weights, quant_type="nf4")
+    error = (bitsandbytes.functional.dequantize_4bit(packed, state) - weights).abs().max()
+    if not error < WORST_NF4_ERROR:
+        raise RuntimeError(f"4-bit weights come back with an error of {float(error):g}")
+    moved = torch.nn.Parameter(torch.zeros(SIZE, device=device))
+    moved.grad = torch.ones_like(moved)
+    bitsandbytes.optim.AdamW8bit([moved], lr=0.1).step()
+    if not (moved < 0).all():
+        raise RuntimeError("a step of the 8-bit optimizer moved nothing")
+
+
+def _cpu_adam(device: torch.device) -> None:
+    if device.type == "cpu":  # DeepSpeed would warn that it found nothing better
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    if not CPUAdamBuilder().is_compatible(verbose=False):
+        raise RuntimeError("DeepSpeed cannot build its CPU Adam here; `ds_report` says why")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
