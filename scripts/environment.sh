@@ -37,8 +37,11 @@ _install_once() {
     echo "$wanted" | tee "$stamp" >"$stamp${extra:+-$extra}"
 }
 
+# OCTET_WHEELS is the `wheels` folder of `octet fetch`: with it nothing is asked of the internet.
 _pip() {
-    python -m pip install --quiet --disable-pip-version-check "$@" || {
+    local offline=()
+    [ -z "${OCTET_WHEELS:-}" ] || offline=(--no-index --find-links "$OCTET_WHEELS")
+    python -m pip install --quiet --disable-pip-version-check ${offline[@]+"${offline[@]}"} "$@" || {
         echo "octet: pip could not install the dependencies; its message is above." >&2
         exit 2
     }

@@ -443,9 +443,10 @@ def test_what_a_task_reads_from_the_hub_is_known_beforehand(name, settings, sets
 
 def test_a_missing_data_set_is_answered_before_anything_heavy(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(DataError, match=r"task.name=math: DigitalLearningGmbH/MATH-lighteval is not in the cache"):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    with pytest.raises(DataError, match=r"task.name=math: DigitalLearningGmbH/MATH-lighteval train is not in the cach"):
         hub.check(resolve("nano", None, ["task.name=math"]))
-    for name in ("DigitalLearningGmbH--MATH-lighteval", "HuggingFaceH4--MATH-500"):
-        (tmp_path / f"datasets--{name}" / "snapshots").mkdir(parents=True)
+    for name in ("DigitalLearningGmbH___math-lighteval/math-train.arrow", "HuggingFaceH4___math-500/math-test.arrow"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
     hub.check(resolve("nano", None, ["task.name=math"]))

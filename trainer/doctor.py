@@ -30,8 +30,8 @@ from trainer.rewards import graders
 from trainer.tasks.base import hub_sets
 
 CONSTRAINTS = Path(__file__).parent.parent / "constraints.txt"
-REQUIRED = ("torch", "deepspeed", "transformers", "peft", "accelerate", "datasets", "bitsandbytes", "tensorboard")
-REQUIRED += ("safetensors", "pydantic", "PyYAML", "rich")
+REQUIRED = ["torch", "deepspeed", "transformers", "peft", "accelerate", "datasets", "bitsandbytes", "tensorboard"]
+REQUIRED += ["safetensors", "pydantic", "PyYAML", "rich"]
 MARKS = {"ok": "✓", "warning": "!", "problem": "✗"}
 COLOURS = {"ok": "32", "warning": "33", "problem": "31"}
 NAME, WIDTH = 14, 100
@@ -158,7 +158,7 @@ def compiler(config: Config, has_gpu: bool) -> Finding:
 
 def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
     """Model, data and settings as `train.py` asks for them, and what follows from the model's size: disk and RAM."""
-    found, errors = hub.Found(None), []
+    found, errors = hub.Found(None), list[tuple[str, OctetError]]()
     try:
         found = hub.find_model(config.model)
         yield Finding("ok", "model", f"{config.model.name}: {_where(found)}")
@@ -175,8 +175,8 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
         yield from room(config, found, len(machine.gpus))
     except OctetError as error:
         errors.append(("settings", error))
-    for name, error in errors:
-        text, *remedy = re.split(r"\. (?=[A-Z`])", str(error), maxsplit=1)
+    for name, why in errors:
+        text, *remedy = re.split(r"\. (?=[A-Z`])", str(why), maxsplit=1)
         yield Finding("problem", name, text, *remedy)
 
 

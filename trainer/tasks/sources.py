@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -101,6 +102,8 @@ class HubSet:
     def records(self) -> Iterator[Record]:
         import datasets
 
+        for name in ("load", "packaged_modules.cache.cache"):  # that the cache is read while offline: it is meant to be
+            logging.getLogger(f"datasets.{name}").setLevel(logging.ERROR)
         try:
             rows = datasets.load_dataset(self.name, self.subset, split=self.split)
         # ConnectionError is an OSError; not in the cache while offline, or no such split, a ValueError
