@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer import distributed
+from trainer import disk, distributed
 from trainer.errors import CheckpointError
 
 
@@ -39,7 +39,18 @@ class Stateful(Protocol):
 def save(policy: Saveable, run_folder: Path, step: int, keep: int, learned: Mapping[str, Stateful]) -> None:
     """Every rank calls it, after `step` updates."""
     final = run_folder / "checkpoints" / f"step_{step:06d}"
-    partial = final.with_name(f"{final.name}.partial")
+    partial, before = final.with_name(f"{final.name}.partial"), _whole(final.parent)[-1:]
+    goes_on = f"goes on from {before[0].name}" if before else "begins anew"
+    remedy = f"Make room, or write run.keep=1; the same command then {goes_on}."
+    with disk.writing(partial, f"the checkpoint of step {step}", remedy, sum(map(disk.size, before))):
+        _write(policy, partial, step, learned)
+    if distributed.is_main():
+        _publish(partial, final)
+        _prune(final.parent, keep)
+    distributed.barrier()
+
+
+def _write(policy: Saveable, partial: Path, step: int, learned: Mapping[str, Stateful]) -> None:
     if distributed.is_main():
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -49,10 +60,6 @@ def save(policy: Saveable, run_folder: Path, step: int, keep: int, learned: Mapp
         state: dict[str, Any] = {"step": step, "ranks": distributed.world_size()}
         state |= {name: part.state() for name, part in learned.items()}
         (partial / "state.json").write_text(json.dumps(state))
-    distributed.barrier()
-    if distributed.is_main():
-        _publish(partial, final)
-        _prune(final.parent, keep)
     distributed.barrier()
 
 

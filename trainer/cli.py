@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 
-from trainer import hardware, hub, quiet
+from trainer import disk, hardware, hub, quiet
 from trainer.config import Config
 from trainer.errors import CheckpointError, ConfigError, OctetError
 from trainer.settings import choose_preset, resolve
@@ -36,6 +36,13 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
         if debug:
             raise
         print(f"octet: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if debug or error.errno not in disk.FULL:
+            raise
+        print(
+            f"octet: {error.filename or 'while writing'}: the disk is full. Make room and repeat it.", file=sys.stderr
+        )
         return 2
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer import distributed
+from trainer import disk, distributed
 from trainer.config import Eval
 from trainer.evaluate import Evaluation
 from trainer.results import percent
@@ -71,7 +71,8 @@ class Course:
         """Put what the last evaluation was of into `best/`, whole or not at all. Rank 0 calls it."""
         final, partial = self.folder / "best", self.folder / "best.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        export(partial)
+        with disk.writing(partial, "the best of the run", "Make room; the same command then goes on."):
+            export(partial)
         assert self.last is not None, "there was an evaluation"
         shares = {"accuracy": self.last.strict.value, "lenient": self.last.lenient.value}
         note = {"step": self.milestones[-1].step, **shares, "problems": self.problems}

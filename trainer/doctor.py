@@ -23,6 +23,7 @@ from typing import Any
 
 from trainer import hardware, hub, needs, preflight
 from trainer.config import RUNS, Config
+from trainer.disk import amount
 from trainer.errors import OctetError
 from trainer.policy import ds_config
 from trainer.preflight import Finding
@@ -183,8 +184,8 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
 def room(config: Config, found: hub.Found, cards: int) -> Iterator[Finding]:
     folder, free = config.run.dir or RUNS, needs.free_ram()
     if not found.sizes:  # of a model that is not there, so nobody knows what it takes
-        yield Finding("ok", "disk", f"{preflight.amount(needs.free_disk(folder))} free for run.dir={folder}")
-        yield Finding("ok", "RAM", f"{preflight.amount(free)} free")
+        yield Finding("ok", "disk", f"{amount(needs.free_disk(folder))} free for run.dir={folder}")
+        yield Finding("ok", "RAM", f"{amount(free)} free")
         return
     wanted = needs.of(config, found, cards)
     yield from preflight.disk(wanted, folder)
@@ -193,8 +194,8 @@ def room(config: Config, found: hub.Found, cards: int) -> Iterator[Finding]:
 
 def _where(found: hub.Found) -> str:
     if found.folder is None:
-        return f"on the hub, {preflight.amount(found.download)} to download"
-    return f"{preflight.amount(found.weights)} of weights in {found.folder}"
+        return f"on the hub, {amount(found.download)} to download"
+    return f"{amount(found.weights)} of weights in {found.folder}"
 
 
 def _place(config: Config) -> str:

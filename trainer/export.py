@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from trainer import disk
 from trainer.config import Model
 from trainer.policy import lora
 from trainer.policy.base import load_model, load_tokenizer
@@ -14,5 +15,7 @@ from trainer.policy.base import load_model, load_tokenizer
 def merge(settings: Model, adapter: Path, out: Path, dtype: str) -> None:
     """Merge on the CPU, into the clean base and once, and write the model with its tokenizer."""
     model = lora.merged(load_model(settings, dtype, torch.device("cpu")), adapter)
-    model.save_pretrained(str(out))
-    load_tokenizer(settings).save_pretrained(str(out))
+    remedy = f"The adapter is whole: make room, or octet merge --adapter {adapter} --out FOLDER, on another disk."
+    with disk.writing(out, "the merged model", remedy, needed=model.get_memory_footprint()):
+        model.save_pretrained(str(out))
+        load_tokenizer(settings).save_pretrained(str(out))

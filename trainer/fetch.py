@@ -26,8 +26,8 @@ from typing import Any
 
 from trainer import hub, needs
 from trainer.config import Config, Model
+from trainer.disk import amount
 from trainer.errors import ConfigError, DataError, ModelError
-from trainer.preflight import amount
 from trainer.tasks.base import hub_sets
 
 ROOT = Path(__file__).parent.parent

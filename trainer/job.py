@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainer import assemble, distributed, export, results
+from trainer import assemble, disk, distributed, export, results
 from trainer.comparison import agreement
 from trainer.config import Config
 from trainer.course import describe, metrics_of
@@ -57,7 +57,9 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, list[Evaluation
     for line in _of_the_best(parts):
         parts.screen.say(line)
     if distributed.is_main():
-        parts.policy.export(parts.folder / parts.config.lora.product)
+        product = parts.folder / parts.config.lora.product
+        with disk.writing(product, "the result", "Make room; the same command then goes on to its end."):
+            parts.policy.export(product)
     distributed.barrier()
     parts.policy.release()  # so that the merged model fits where it was
     return parts.folder, parts.screen, evaluations

@@ -94,11 +94,6 @@ def existing(folder: Path) -> Path:
     return folder if folder.is_dir() else existing(folder.parent)
 
 
-def used(folder: Path) -> int:
-    files = [file.lstat() for file in folder.rglob("*") if not file.is_dir()]
-    return sum(file.st_size for file in files)
-
-
 def free_ram(meminfo: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> int:
     """What programs can still get, swap included, and no more than the limit of a container or a cluster's job."""
     kilobytes = {}

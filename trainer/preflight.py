@@ -15,6 +15,8 @@ from typing import Literal
 
 from trainer import hardware, hub, needs
 from trainer.config import RUNS, Config
+from trainer.disk import amount
+from trainer.disk import size as size_of
 from trainer.errors import ConfigError
 from trainer.rewards.graders import compares_as_mathematics
 from trainer.tasks.base import make_task
@@ -65,7 +67,7 @@ def findings(config: Config, found: hub.Found) -> list[Finding]:
 
 def disk(wanted: needs.Needs, folder: Path) -> Iterator[Finding]:
     """The cache of the hub and the run folder may share a disk, and then need their room together."""
-    run = wanted.run if folder == RUNS else max(0, wanted.run - needs.used(folder))  # a run that goes on
+    run = wanted.run if folder == RUNS else max(0, wanted.run - size_of(folder))  # a run that goes on
     demands = [(f"run.dir={folder}", folder, run, "checkpoints and the result")]
     if wanted.download:
         demands.append((f"HF_HUB_CACHE={hub.cache()}", hub.cache(), wanted.download, "the model"))
@@ -135,9 +137,3 @@ def _optional(config: Config) -> Iterator[tuple[str, str, str, str]]:
 
 def needs_bitsandbytes(config: Config) -> bool:
     return config.optim.name.endswith("8bit")
-
-
-def amount(count: float) -> str:
-    """Bytes for a person."""
-    unit, size = ("GB", 1e9) if count >= 1e9 else ("MB", 1e6)
-    return f"{count / size:.1f} {unit}"
