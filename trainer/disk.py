@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -33,9 +34,11 @@ def writing(folder: Path, what: str, remedy: str, needed: int = 0) -> Iterator[N
 
 
 def _is_full(error: BaseException, folder: Path) -> bool:
-    """torch and safetensors say it in words of their own, so their errors are checked by trying to write."""
+    """safetensors says it in its text, and takes its file away; torch does not say it, so it is tried."""
     if isinstance(error, OSError):
         return error.errno in FULL
+    if any(os.strerror(number) in str(error) for number in FULL):
+        return True
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0" * PROBE_BYTES)

@@ -196,6 +196,7 @@ def listing(kind: str, name: str, revision: str) -> dict[str, int]:
     try:
         return {entry["path"]: entry.get("size", 0) for entry in json.loads(_get(path)) if entry["type"] == "file"}
     except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
         if error.code in REFUSED:
             raise Refused(f"{error.code} {error.reason}") from None
         return {}

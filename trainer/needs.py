@@ -37,7 +37,7 @@ def of(config: Config, found: Found, cards: int) -> Needs:
     shape = _shape(found)
     numbers = found.weights // (4 if _stored_dtype(shape) == "float32" else 2)
     in_use = numbers * (4 if _is_fp32(config, cards) else 2)
-    trained = _adapter(config.lora, shape) if config.lora.enabled else numbers
+    trained = adapter(config.lora, shape) if config.lora.enabled else numbers
     return Needs(
         download=found.download,
         run=(config.run.keep + 1) * trained * CHECKPOINT_BYTES + in_use * (config.merges + (not config.lora.enabled)),
@@ -66,7 +66,7 @@ def _stored_dtype(shape: Mapping[str, Any]) -> str:
     return str(shape.get("dtype") or shape.get("torch_dtype") or "")
 
 
-def _adapter(lora: Lora, shape: Mapping[str, Any]) -> int:
+def adapter(lora: Lora, shape: Mapping[str, Any]) -> int:
     """Numbers of the adapter; 0 for a model whose layers are described in other words."""
     try:
         hidden, inner, heads = (shape[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads"))

@@ -1,0 +1,415 @@
+"""What is known to go wrong before a run begins, and a disk that fills up while it goes on."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from trainer import disk, doctor, hardware, hub, launch, needs, preflight
+from trainer.config import Config
+from trainer.doctor import Finding
+from trainer.errors import CheckpointError, ConfigError, DataError, ModelError
+from trainer.settings import resolve
+
+MEGABYTE = 1 << 20
+NANO = resolve("nano")
+NO_CARDS = hardware.Hardware(gpus=(), cores=2)
+CARD = hardware.Gpu(0, "GPU-aa11", "NVIDIA GeForce RTX 2070", 8.6)
+ONE_CARD = hardware.Hardware(gpus=(CARD,), cores=2)
+
+
+def python(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
+    everything = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=everything, capture_output=True, text=True, check=False
+    )
+
+
+def train(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    return python(str(ROOT / "train.py"), "--preset", "nano", *arguments, folder=folder, **environment)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mounts a file system of so many bytes."""
+    mounted = []
+
+    def mount(size: int) -> Path:
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        if answer.returncode != 0:
+            pytest.skip(f"a small file system cannot be mounted here: {answer.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder: Path, leave: int) -> Path:
+    ballast = folder / "ballast"
+    ballast.write_bytes(b"\0" * (shutil.disk_usage(folder).free - leave))
+    return ballast
+
+
+# ---------------------------------------------------------------- disk
+
+
+def test_a_disk_that_is_too_small_is_answered_before_the_run(small_disk, tmp_path):
+    folder = small_disk(MEGABYTE)
+    answer = train(tmp_path, f"run.dir={folder}/run")
+    assert answer.returncode == 2
+    assert f"octet: run.dir={folder}/run: checkpoints and the result need 9.6 MB, and 1.0 MB are free" in answer.stderr
+    assert "Make room, or write another run.dir=FOLDER." in answer.stderr
+    assert list(folder.iterdir()) == []
+
+
+def test_download_and_run_folder_share_the_room_of_one_disk(small_disk, monkeypatch):
+    folder = small_disk(10 * MEGABYTE)
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder / "cache/hub"))
+    each = needs.Needs(download=6_000_000, run=6_000_000, ram=0)
+    (finding,) = preflight.disk(each, folder / "runs/it")
+    assert finding.mark == "problem"
+    assert f"run.dir={folder}/runs/it, HF_HUB_CACHE={folder}/cache/hub: " in finding.text
+    assert "need 12.0 MB, and 10.5 MB are free" in finding.text
+    monkeypatch.setenv("HF_HUB_CACHE", str(small_disk(10 * MEGABYTE)))
+    assert [finding.mark for finding in preflight.disk(each, folder / "runs/it")] == ["ok", "ok"]
+
+
+def test_a_run_that_goes_on_has_its_room_already(small_disk):
+    folder = small_disk(10 * MEGABYTE)
+    (folder / "run").mkdir()
+    (folder / "run/merged.bin").write_bytes(b"\0" * 8_000_000)
+    (finding,) = preflight.disk(needs.Needs(download=0, run=9_600_000, ram=0), folder / "run")
+    assert finding.mark == "ok"
+
+
+def test_a_disk_that_fills_up_leaves_the_last_checkpoint_and_the_run_goes_on(small_disk, tmp_path):
+    folder = small_disk(16 * MEGABYTE)
+    few = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "eval.problems=0"]
+    arguments = [*few, f"run.dir={folder}/run", "run.steps=400", "run.save_every=2", "run.keep=1", "run.merge=false"]
+    command = [sys.executable, str(ROOT / "train.py"), "--preset", "nano", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)
+    while not (folder / "run/checkpoints/latest").exists() and process.poll() is None:
+        time.sleep(0.01)
+    ballast = fill(folder, leave=MEGABYTE)
+    complaint = process.communicate(timeout=120)[1]
+    assert process.returncode == 2
+    assert re.fullmatch(
+        rf"octet: {folder}/run/checkpoints: the disk is full: the checkpoint of step \d+ needs 2\.7 MB, and \d\.\d MB "
+        r"were free\. Make room, or write run\.keep=1; the same command then goes on from step_\d+\.\n",
+        complaint,
+    )
+    (last,) = (folder / "run/checkpoints").glob("step_*")  # nothing half-written
+    step = int(last.name.removeprefix("step_"))
+    ballast.unlink()
+    arguments[arguments.index("run.steps=400")] = f"run.steps={step + 1}"
+    answer = train(tmp_path, *arguments)
+    assert answer.returncode == 0, answer.stderr
+    assert f"going on after step {step}" in answer.stdout
+
+
+def _plain(folder: Path) -> None:
+    (folder / "file").write_bytes(b"\0" * 2 * MEGABYTE)
+
+
+def _torch(folder: Path) -> None:
+    import torch
+
+    torch.save(torch.zeros(MEGABYTE), folder / "file")
+
+
+def _safetensors(folder: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    save_file({"weights": torch.zeros(MEGABYTE)}, folder / "file")
+
+
+@pytest.mark.parametrize("write", [_plain, _torch, _safetensors])
+def test_whoever_writes_a_full_disk_is_one_error(small_disk, write):
+    folder = small_disk(MEGABYTE) / "new"
+    folder.mkdir()
+    with (
+        pytest.raises(CheckpointError, match=r"the disk is full: it needs 4\.2 MB, and 1\.0 MB were free\. Do that\."),
+        disk.writing(folder, "it", "Do that.", needed=4 * MEGABYTE),
+    ):
+        write(folder)
+    assert not folder.exists()
+
+
+def test_another_error_stays_what_it_is(tmp_path):
+    folder = tmp_path / "new"
+    folder.mkdir()
+    with pytest.raises(RuntimeError, match="of another kind"), disk.writing(folder, "it", "Do that."):
+        raise RuntimeError("of another kind")
+    assert folder.exists()
+
+
+# ---------------------------------------------------------------- RAM
+
+
+def meminfo(folder: Path, available: int, swap: int) -> Path:
+    file = folder / "meminfo"
+    file.write_text(f"MemTotal: 99999999 kB\nMemAvailable: {available} kB\nSwapFree: {swap} kB\nHugePages_Total: 0\n")
+    return file
+
+
+def test_too_little_ram_is_an_error_that_says_how_much(tmp_path):
+    free = needs.free_ram(meminfo(tmp_path, available=600_000, swap=100_000), groups=tmp_path)
+    assert free == 700_000 * 1024
+    finding = preflight.ram(NANO, needs.of(NANO, hub.find_model(NANO.model), cards=0), free)
+    with pytest.raises(
+        ConfigError, match=r"model.name=nano: it needs 1\.0 GB of RAM or more, and 716\.8 MB are free\. "
+    ):
+        preflight.complain([finding])
+
+
+def test_the_limit_of_a_container_or_a_job_counts(tmp_path):
+    """The process is in the root group of this tree, or in one below it that has no limit."""
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("700000\n")
+    (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 150000\nactive_file 50000\n")
+    assert needs.free_ram(meminfo(tmp_path, 9_999_999, 0), groups=tmp_path) == 1_000_000 - 500_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert needs.free_ram(meminfo(tmp_path, 9_999_999, 0), groups=tmp_path) == 9_999_999 * 1024
+
+
+def test_what_this_machine_says_is_read():
+    assert 0 < needs.free_ram() < 1 << 50
+
+
+def test_the_whole_model_with_its_optimizer_in_ram_needs_ten_times_the_weights(tiny_model):
+    """bf16 weights of 2 bytes, and 16 for each number in CPU memory; an adapter has next to nothing there."""
+    base = [f"model.name={tiny_model}", "model.dtype=bf16"]
+    whole, adapter = resolve("8gb", None, [*base, "lora.enabled=false"]), resolve("8gb", None, base)
+    found = hub.find_model(whole.model)
+    numbers = found.weights // 4  # stored in fp32
+    wanted = needs.of(whole, found, cards=1)
+    assert wanted.ram - needs.PROCESS_BYTES == pytest.approx(18 * numbers, rel=0.02)
+    assert wanted.run == pytest.approx((3 * 20 + 2) * numbers, rel=0.02)
+    assert needs.of(adapter, found, cards=1).ram < wanted.ram
+
+
+def test_numbers_of_the_adapter_are_those_of_its_file():
+    """Counted in adapter_model.safetensors of a run with the preset nano: r=16 on all linear layers."""
+    shape = json.loads((hub.NANO / "config.json").read_text())
+    assert needs.adapter(NANO.lora, shape) == 116_736
+    named = NANO.lora.model_copy(update={"targets": ("q_proj", "k_proj", "v_proj", "o_proj")})
+    assert needs.adapter(named, shape) == needs.adapter(NANO.lora.model_copy(update={"targets": "attention"}), shape)
+    assert needs.adapter(NANO.lora, {}) == 0  # of another family, or not here yet
+
+
+# ---------------------------------------------------------------- cards and packages
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """A program of that name on the PATH: one card with so much used, of this capability."""
+
+    def install(used: int, capability: str, cuda: str = "12.4") -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(
+            f"""#!/bin/sh
+case "$1" in
+  *memory.total*) echo "0, GPU-aa11, NVIDIA GeForce RTX 2070, 8192" ;;
+  *compute_cap*) echo "GPU-aa11, {used}, {8192 - used if capability != "[N/A]" else "[N/A]"}, {capability}, 550.54" ;;
+  *) echo "| NVIDIA-SMI 550.54    Driver Version: 550.54    CUDA Version: {cuda}  |" ;;
+esac
+"""
+        )
+        program.chmod(0o755)
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return install
+
+
+def card_findings(config: Config) -> list[Finding]:
+    return list(doctor.cards(config, hardware.detect()))
+
+
+def test_a_card_that_another_program_uses_is_a_warning(nvidia_smi, capsys):
+    nvidia_smi(used=5000, capability="8.6")
+    (busy,) = [one for one in card_findings(NANO) if one.mark == "warning"]
+    preflight.complain([busy])
+    assert capsys.readouterr().err == (
+        "octet: warning: another program holds 5.2 GB of NVIDIA GeForce RTX 2070 0: 3.3 of 8.6 GB free. "
+        "`nvidia-smi` shows which; the run may not fit beside it.\n"
+    )
+    nvidia_smi(used=400, capability="8.6")  # a desktop
+    assert [one.mark for one in card_findings(NANO)] == ["ok", "ok", "ok"]
+
+
+def test_bf16_on_a_card_without_it_is_refused_only_where_it_is_asked_for(nvidia_smi):
+    nvidia_smi(used=10, capability="7.5")
+    assert [one.mark for one in card_findings(NANO)] == ["ok", "ok", "ok"]
+    assert "compute capability 7.5, no bf16: model.dtype=auto takes fp16" in card_findings(NANO)[1].text
+    asked = resolve("nano", None, ["model.dtype=bf16"])
+    with pytest.raises(ConfigError, match=r"model.dtype=bf16: .*7\.5\) has no bf16. Write model.dtype=auto, or fp16\."):
+        preflight.complain(card_findings(asked))
+
+
+def test_a_card_that_is_shared_out_in_parts_is_no_trouble(nvidia_smi):
+    nvidia_smi(used=0, capability="[N/A]")
+    assert [one.mark for one in card_findings(NANO)] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "mark", "text"),
+    [
+        ({}, "ok", "computes on the card"),
+        ({"cuda": "12.9"}, "ok", "computes on the card"),  # a driver runs all programs of its major version
+        ({"cuda": "13.0"}, "problem", "built for CUDA 13.0, and the driver runs CUDA 12.4"),
+        ({"cuda": None, "gpu": False}, "problem", "is built without CUDA"),
+        ({"trouble": "no kernel image"}, "problem", "does not compute on the card: no kernel image"),
+        ({"gpu": False}, "problem", "it sees none"),
+    ],
+)
+def test_torch_has_to_fit_the_driver_and_the_card(nvidia_smi, facts, mark, text):
+    nvidia_smi(used=10, capability="8.6", cuda="12.4")
+    usual = {"torch": "2.13.0", "cuda": "12.4", "gpu": True, "bf16": True, "trouble": ""}
+    finding = doctor.build(usual | facts, ONE_CARD, hardware.driver_cuda())
+    assert finding.mark == mark
+    assert text in finding.text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["optim.name=adamw_8bit"], "optim.name=adamw_8bit: it needs bitsandbytes, which is not installed"),
+        (["reward.symbolic=true"], "reward.symbolic=true: it needs math-verify, which is not installed"),
+    ],
+)
+def test_a_package_is_missed_only_by_settings_that_need_it(monkeypatch, overrides, told):
+    """Without the folder of the packages on the path nothing is installed."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("bitsandbytes", "math_verify")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if "site-packages" not in place])
+    assert list(preflight.packages(NANO)) == []
+    with pytest.raises(ConfigError, match=told):
+        preflight.complain(list(preflight.packages(resolve("nano", None, overrides))))
+
+
+def test_nvcc_is_missed_only_by_the_optimizer_that_is_compiled(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    compiled = resolve("nano", None, ["optim.name=cpu_adam"])
+    assert [doctor.compiler(config, has_gpu=True).mark for config in (NANO, compiled)] == ["ok", "problem"]
+    assert doctor.compiler(compiled, has_gpu=False).mark == "ok"
+
+
+def test_bitsandbytes_that_does_not_work_is_a_problem_only_where_it_is_needed():
+    needed = resolve("nano", None, ["optim.name=adamw_8bit"])
+    assert [doctor.bitsandbytes("no kernel", config).mark for config in (NANO, needed)] == ["ok", "problem"]
+
+
+# ---------------------------------------------------------------- the hub
+
+
+@pytest.fixture
+def nobody(monkeypatch, tmp_path):
+    """A machine that has downloaded nothing, and a port at which nobody ever answers."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    for name in ("HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_DATASETS_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        yield
+
+
+@pytest.mark.usefixtures("nobody")
+def test_a_hub_that_is_silent_is_given_up_in_seconds():
+    begin = time.monotonic()
+    with pytest.raises(ModelError, match=r"the hub cannot be reached \(.*\)\. Write the path .* `octet fetch`"):
+        hub.check(resolve("8gb"))
+    assert time.monotonic() - begin < 2 * hub.DEADLINE_S
+
+
+def test_without_a_network_the_run_ends_before_it_imports(tmp_path):
+    """Port 9 of this machine: nobody listens."""
+    environment = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+    answer = train(tmp_path, "model.name=Qwen/Qwen2.5-1.5B-Instruct", **environment)
+    assert answer.returncode == 2
+    assert "the hub cannot be reached (Connection refused). Write the path of a local folder" in answer.stderr
+    assert "`octet fetch`, on a machine with internet, brings what is missing" in answer.stderr
+    answer = train(tmp_path, "task.name=gsm8k", **environment)
+    assert "task.name=gsm8k: openai/gsm8k train is not in the cache" in answer.stderr
+    assert "Write task.data_dir=FOLDER" in answer.stderr
+
+
+def test_offline_by_its_own_word_it_is_not_asked(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", "no address at all")
+    with pytest.raises(DataError, match="HF_HUB_OFFLINE forbids to ask the hub"):
+        hub.check(resolve("nano", None, ["task.name=gsm8k"]))
+
+
+# ---------------------------------------------------------------- the commands
+
+
+def test_a_run_of_the_embedded_model_hears_nothing(capsys):
+    preflight.check(NANO)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_the_launcher_has_asked_is_not_asked_again(monkeypatch, nobody):
+    monkeypatch.setenv(preflight.CHECKED, "1")
+    preflight.check(resolve("8gb"))
+    assert "preflight.CHECKED" in Path(launch.__file__).read_text()
+
+
+def test_octet_doctor_finds_nothing_wrong_with_the_embedded_model(tmp_path):
+    answer = python("-m", "trainer.cli", "doctor", "--preset", "nano", "--json", folder=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    told = json.loads(answer.stdout)
+    assert (told["for"], told["problem"]) == ("preset nano", 0)
+    names = [finding["name"] for finding in told["findings"]]
+    assert {"packages", "card", "nvcc", "model", "data", "disk", "RAM", "vLLM", "Slurm", "torch"} < set(names)
+    assert names[-1] == "bitsandbytes"
+    assert told["findings"][-1]["text"] == "4-bit weights and 8-bit optimizer work"
+    assert [finding["remedy"] for finding in told["findings"] if finding["mark"] == "ok"] == [""] * told["ok"]
+
+
+def test_octet_doctor_says_what_to_do_about_each_problem(tmp_path):
+    asked = ["--preset", "8gb", "optim.name=paged_adamw_8bit"]
+    answer = python("-m", "trainer.cli", "doctor", *asked, folder=tmp_path, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
+    assert answer.returncode == 1
+    assert answer.stdout.startswith("octet doctor: preset 8gb optim.name=paged_adamw_8bit\n\n")
+    assert max(map(len, answer.stdout.splitlines())) <= 100
+    problems = re.findall(r"^✗ (\w+) .*\n(?: .*\n)*?\s+> ", answer.stdout, re.MULTILINE)
+    assert problems == ["model", "data", "settings"]
+    assert answer.stdout.splitlines()[-1].startswith("3 problems, ")
+
+
+def test_a_long_finding_is_wrapped_and_what_to_do_stands_below():
+    finding = Finding("problem", "model", "word " * 30, "Do this. " * 12)
+    rows = doctor.line(finding).splitlines()
+    assert rows[0].startswith("✗ model          word word")
+    assert all(row.startswith(" " * 17) and len(row) <= 100 for row in rows[1:])
+    assert sum("> Do this." in row for row in rows) == 1
+
+
+def test_other_versions_than_those_that_were_tried_are_seen(tmp_path):
+    file = tmp_path / "constraints.txt"
+    file.write_text(
+        "# a comment\ntorch==2.13.0\nrich==1.0; python_version < '3'\nrich==15.0.0; python_version >= '3'\n"
+    )
+    assert doctor.pinned(file) == {"torch": "2.13.0", "rich": "15.0.0"}
+    installed = doctor.pinned(doctor.CONSTRAINTS)
+    assert not doctor.differs("pydantic", installed["pydantic"])
+    assert doctor.differs("pydantic", "1.0")

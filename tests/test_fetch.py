@@ -1,0 +1,306 @@
+"""octet fetch, from a hub on this machine, with the real client; then the run without any hub."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import NANO, ROOT
+from tests.hub_server import Hub, serving
+from tests.test_doctor import python
+from trainer import fetch, hub
+from trainer.config import Model
+from trainer.errors import ConfigError, DataError, ModelError
+from trainer.settings import resolve
+from trainer.tasks.sources import HubSet
+
+TOKEN = "hf_a_token_that_stays_here"
+FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=8", "eval.problems=4"]
+ARGUMENTS = ["--preset", "8gb", "model.name=octet/nano", *FEW, "run.steps=2", "run.merge=false"]
+CARD = """---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: main/train-*}
+  - {split: test, path: main/test-*}
+---
+"""
+
+
+@pytest.fixture(scope="module")
+def gsm8k(tmp_path_factory) -> Path:
+    """A repository in the form of openai/gsm8k."""
+    import pyarrow
+    import pyarrow.parquet
+
+    folder = tmp_path_factory.mktemp("gsm8k")
+    (folder / "README.md").write_text(CARD)
+    (folder / "main").mkdir()
+    for split, first, count in (("train", 0, 40), ("test", 100, 12)):
+        rows = [
+            {"question": f"Anna has {n} apples and buys 2. How many has she?", "answer": f"{n} + 2\n#### {n + 2}"}
+            for n in range(first, first + count)
+        ]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"main/{split}-00000-of-00001.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """The embedded model as a repository, with much beside it that no run reads."""
+    folder = tmp_path_factory.mktemp("model") / "nano"
+    shutil.copytree(NANO, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    for name in ("pytorch_model.bin", "onnx/model.onnx", "consolidated.safetensors", "modeling_it.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"not wanted")
+    return folder
+
+
+def octet(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
+    return python("-m", "trainer.cli", *arguments, folder=folder, **environment)
+
+
+@pytest.fixture(scope="module")
+def fetched(tmp_path_factory, model, gsm8k) -> tuple[Path, list[subprocess.CompletedProcess], list[list[str]]]:
+    """Fetched in three attempts: the data are missing, the connection breaks off once, all is there. And what was
+    downloaded in each."""
+    folder = tmp_path_factory.mktemp("connected")
+    answers, downloads = [], []
+    with serving({"models/octet/nano": model}, token=TOKEN) as hub_of_model:
+        environment = {"HF_ENDPOINT": hub_of_model.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0"}
+        for attempt in range(3):
+            hub_of_model.cut_after = 500_000 if attempt == 0 else None
+            if attempt == 1:
+                hub_of_model.repositories["datasets/openai/gsm8k"] = gsm8k
+            command = ["fetch", *ARGUMENTS, "--to", "it", "--no-wheels"]
+            answers.append(octet(*command, folder=folder, **environment))
+            downloads.append([name for name, _ in hub_of_model.downloads])
+            hub_of_model.downloads.clear()
+    return folder / "it", answers, downloads
+
+
+def test_it_goes_on_where_it_stopped_and_fetches_nothing_twice(fetched):
+    _, (first, second, third), downloads = fetched
+    assert first.returncode == 2
+    assert "octet: openai/gsm8k train: it cannot be had from the hub (DatasetNotFoundError: " in first.stderr
+    assert "Traceback" not in first.stderr
+    assert second.returncode == third.returncode == 0, second.stderr
+    assert downloads[0].count("model.safetensors") == 2  # it broke off once
+    assert set(downloads[1]) == {"README.md", "main/train-00000-of-00001.parquet", "main/test-00000-of-00001.parquet"}
+    assert downloads[2] == []
+    assert second.stdout.splitlines()[:2] == [
+        "model   octet/nano: 2.6 MB in 5 files",
+        "data    openai/gsm8k: train 40, test 12 problems",
+    ]
+
+
+def test_only_what_a_run_reads_is_fetched(fetched):
+    files = {file.name for file in (fetched[0] / "hub/models--octet--nano/snapshots").rglob("*") if file.is_file()}
+    usual = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert files == usual | {"model.safetensors"}
+
+
+def test_the_login_reaches_no_file(fetched):
+    for file in fetched[0].rglob("*"):
+        assert not file.is_file() or TOKEN.encode() not in file.read_bytes(), file
+
+
+def test_the_printed_command_runs_without_a_hub_from_wherever_the_folder_is(fetched, tmp_path):
+    """As README.txt has it, with the folder's new place, and train.py for the script that makes an environment."""
+    here = tmp_path / "carried over"
+    shutil.copytree(fetched[0], here, symlinks=True)
+    answer = octet("fetch", "--verify", str(here), folder=tmp_path)
+    assert re.fullmatch(r".*: all \d+ files are as they were fetched\n", answer.stdout), answer.stderr
+    command = json.loads((here / "manifest.json").read_text())["run"]
+    assert f"  {command}\n" in (here / "README.txt").read_text()
+    assert command in fetched[1][2].stdout
+    words = [word.replace(str(fetched[0]), str(here)) for word in shlex.split(command)]
+    environment = dict(word.split("=", 1) for word in words[: words.index("./run_deepspeed.sh")])
+    assert environment == {"HF_HOME": str(here), "HF_HUB_OFFLINE": "1"}
+    arguments = [*words[words.index("./run_deepspeed.sh") + 1 :], "run.dir=it"]
+    environment["HF_ENDPOINT"] = "http://127.0.0.1:9"  # nobody listens there
+    answer = python(str(ROOT / "train.py"), *arguments, folder=tmp_path, **environment)
+    assert answer.returncode == 0, answer.stderr
+    assert "octet/nano on gsm8k (40 problems): 2 steps" in answer.stdout
+    assert answer.stderr == ""  # the libraries have nothing to say about it
+    named = json.loads((tmp_path / "it/adapter/adapter_config.json").read_text())["base_model_name_or_path"]
+    assert named == "octet/nano"  # and no path of this machine
+
+
+def test_a_hub_that_is_away_is_said_once_and_the_cache_is_used(fetched, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_HOME", str(fetched[0]))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    found = hub.check(resolve("8gb", None, ["model.name=octet/nano"]))
+    assert found.folder is not None
+    assert found.weights == (NANO / "model.safetensors").stat().st_size
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    said = "octet: the hub cannot be reached (Connection refused): going on with what is in the cache\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda file: file.unlink(), "1 of {count} files are not as they were fetched: {name} is missing. Copy"),
+        (lambda file: file.write_bytes(b"x" + file.read_bytes()[1:]), "{name} has changed. Copy the folder again"),
+    ],
+)
+def test_a_copy_that_is_not_whole_is_found_out(fetched, tmp_path, change, told):
+    here = tmp_path / "copy"
+    shutil.copytree(fetched[0], here, symlinks=False)  # a stick without links
+    fetch.verify(here)
+    listed = json.loads((here / "manifest.json").read_text())["files"]
+    name = next(name for name in listed if name.endswith("/model.safetensors"))
+    change(here / name)
+    with pytest.raises(DataError, match=re.escape(told.format(count=len(listed), name=name))):
+        fetch.verify(here)
+
+
+def test_a_folder_that_was_not_fetched_cannot_be_verified(tmp_path):
+    with pytest.raises(ConfigError, match=r"--verify .*: there is no whole manifest.json in it"):
+        fetch.verify(tmp_path)
+
+
+def test_a_model_of_which_a_part_is_missing_is_not_taken_for_cached(fetched, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    shutil.copytree(fetched[0] / "hub", tmp_path, symlinks=True, dirs_exist_ok=True)
+    folder = hub.snapshot(Model(name="octet/nano"))
+    assert folder is not None
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert hub.snapshot(Model(name="octet/nano")) is None
+    (folder / "model-00002-of-00002.safetensors").touch()
+    assert hub.snapshot(Model(name="octet/nano")) == folder
+    assert hub.snapshot(Model(name="octet/nano", revision="other")) is None
+
+
+# ---------------------------------------------------------------- what the hub refuses
+
+
+@pytest.fixture
+def strict_hub(model, monkeypatch, tmp_path) -> Iterator[Hub]:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    for name in ("HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with serving({"models/octet/nano": model}, token=TOKEN) as it:
+        monkeypatch.setenv("HF_ENDPOINT", it.url)
+        yield it
+
+
+def test_a_stored_login_is_used_and_without_one_the_answer_is_clear(strict_hub, tmp_path):
+    with pytest.raises(ModelError, match=r"model.name=octet/nano: the hub does not give it \(401 .*`hf auth login`"):
+        hub.find_model(Model(name="octet/nano"))
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    found = hub.find_model(Model(name="octet/nano"))
+    assert found.folder is None
+    assert found.download == sum((NANO / name).stat().st_size for name in found.sizes)
+    assert "model.safetensors" in found.sizes
+
+
+def test_a_revision_and_a_data_set_that_do_not_exist_are_refused(strict_hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with pytest.raises(ModelError, match=r"the hub does not give it \(404"):
+        hub.find_model(Model(name="octet/nano", revision="typo"))
+    with pytest.raises(DataError, match=r"the hub does not give no/body \(401 .*or write task.data_dir=FOLDER"):
+        hub.find_data(HubSet("no/body", None, "train"), resolve("nano").task)
+
+
+def test_a_folder_that_is_too_small_is_refused_before_the_download(strict_hub, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        with pytest.raises(ConfigError, match=r"octet/nano needs 2\.6 MB, and 1\.0 MB are free there\. Make room"):
+            fetch.fetch_model(Model(name="octet/nano"), folder)
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+    assert strict_hub.downloads == []
+
+
+def test_nothing_is_fetched_offline(tmp_path):
+    answer = octet("fetch", *ARGUMENTS, "--to", "it", folder=tmp_path, HF_HUB_OFFLINE="1")
+    assert answer.returncode == 2
+    assert "HF_HUB_OFFLINE=1: nothing can be fetched with it. Unset it." in answer.stderr
+    assert not (tmp_path / "it").exists()
+
+
+SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "others", "kept"),
+    [
+        (["model.safetensors"], ["pytorch_model.bin", "tf_model.h5", "onnx/model.onnx"], []),
+        (SHARDS, ["consolidated.safetensors"], ["model.safetensors.index.json"]),
+        (SHARDS, ["pytorch_model-1.bin", "pytorch_model.bin.index.json"], ["model.safetensors.index.json"]),
+        (["pytorch_model.bin"], ["flax_model.msgpack", "rust_model.ot"], []),
+        (["model.safetensors"], ["original/params.json", "README.md", "modeling.py"], ["tokenizer.model", "vocab.txt"]),
+    ],
+)
+def test_of_a_model_the_weights_come_once(weights, others, kept):
+    names = {"config.json", "tokenizer.json", *weights, *kept}
+    assert set(hub.wanted([*names, *others])) == names
+    assert set(hub.wanted([*names, *others], code=True)) - names <= {"modeling.py"}
+
+
+# ---------------------------------------------------------------- packages
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory) -> Path:
+    """Two small packages, from whatever index pip asks here."""
+    folder = tmp_path_factory.mktemp("wheels")
+    probe = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder / "probe"), "idna"]
+    if subprocess.run(probe, capture_output=True, check=False).returncode != 0:
+        pytest.skip("no package index can be reached from here")
+    said = fetch.fetch_wheels(["idna", "mdurl"], fetch.CONSTRAINTS, folder / "it")
+    assert re.fullmatch(r"wheels  2 packages, 0\.\d MB", said)
+    return folder / "it"
+
+
+@pytest.fixture
+def no_index(wheels, monkeypatch):
+    """After the packages have come, pip knows of no place where there are any."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    nowhere = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0"}
+    for name, value in nowhere.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("no_index")
+def test_the_packages_are_those_of_the_constraints_and_come_once(wheels):
+    assert {file.name.rsplit("-", 3)[0] for file in wheels.glob("*.whl")} == {"idna-3.20", "mdurl-0.1.2"}
+    fetch.fetch_wheels(["idna", "mdurl"], fetch.CONSTRAINTS, wheels)  # asks nobody
+    with pytest.raises(ConfigError, match="pip could not bring the packages"):
+        fetch.fetch_wheels(["idna", "sniffio"], fetch.CONSTRAINTS, wheels)
+
+
+@pytest.mark.usefixtures("no_index")
+def test_the_environment_is_made_from_them_without_an_index(wheels, tmp_path):
+    script = f'source "{ROOT}/scripts/environment.sh"; _pip --target "{tmp_path}/it" "$@"'
+    environment = os.environ | {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", "OCTET_WHEELS": str(wheels)}
+    command = ["bash", "-c", script, "bash", "-c", str(fetch.CONSTRAINTS)]
+    subprocess.run([*command, "idna", "mdurl"], env=environment, check=True)
+    assert (tmp_path / "it/idna/__init__.py").is_file()
+    answer = subprocess.run([*command, "sniffio"], env=environment, capture_output=True, text=True, check=False)
+    assert answer.returncode == 2
+    assert "octet: pip could not install the dependencies; its message is above." in answer.stderr
+
+
+def test_every_package_that_octet_needs_is_on_the_list():
+    wanted = fetch.requirements()
+    assert {"torch", "deepspeed", "transformers", "math-verify", "setuptools"} <= set(wanted)
+    assert "pytest" not in wanted
