@@ -16,10 +16,8 @@ from trainer.config import Config, Lora
 from trainer.hub import Found
 from trainer.policy import ds_config
 
-# Of a number that is trained: itself, its copy for other programs, fp32 master and two moments.
-CHECKPOINT_BYTES = 20
-# In CPU memory, of a number whose optimizer state is offloaded: fp32 master, gradient, and two moments.
-OFFLOAD_BYTES = {"adamw": 16, "cpu_adam": 16, "adamw_8bit": 10, "paged_adamw_8bit": 10}
+# Of a number that is trained: its fp32 master and two moments. In a checkpoint, and in CPU memory if it is offloaded.
+STATE_BYTES = {"adamw": 12, "cpu_adam": 12, "adamw_8bit": 6, "paged_adamw_8bit": 6}
 PROCESS_BYTES = 1_000_000_000  # torch, transformers and DeepSpeed, once they are imported
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -34,14 +32,17 @@ class Needs:
 
 
 def of(config: Config, found: Found, cards: int) -> Needs:
-    shape = _shape(found)
+    shape, is_adapter = _shape(found), config.lora.enabled
     numbers = found.weights // (4 if _stored_dtype(shape) == "float32" else 2)
-    in_use = numbers * (4 if _is_fp32(config, cards) else 2)
-    trained = adapter(config.lora, shape) if config.lora.enabled else numbers
+    width = 4 if _is_fp32(config, cards) else 2
+    trained = adapter(config.lora, shape) if is_adapter else numbers
+    state = STATE_BYTES[config.optim.name]
+    checkpoint = trained * (state + width * (2 if is_adapter else 1))  # an adapter is there for other programs, too
+    results = config.merges or not is_adapter
     return Needs(
         download=found.download,
-        run=(config.run.keep + 1) * trained * CHECKPOINT_BYTES + in_use * (config.merges + (not config.lora.enabled)),
-        ram=max(1, cards) * (PROCESS_BYTES + in_use) + _offloaded(config) * trained,
+        run=(config.run.keep + 1) * checkpoint + numbers * width * results,
+        ram=max(1, cards) * (PROCESS_BYTES + numbers * width) + trained * state * _is_offloaded(config),
     )
 
 
@@ -49,9 +50,9 @@ def _is_fp32(config: Config, cards: int) -> bool:
     return config.model.dtype == "fp32" or (config.model.dtype == "auto" and not cards)
 
 
-def _offloaded(config: Config) -> int:
+def _is_offloaded(config: Config) -> bool:
     offload = ds_config.read(config.engine.ds_config).get("zero_optimization", {}).get("offload_optimizer", {})
-    return OFFLOAD_BYTES[config.optim.name] if offload.get("device") == "cpu" else 0
+    return offload.get("device") == "cpu"
 
 
 def _shape(found: Found) -> Mapping[str, Any]:

@@ -88,8 +88,7 @@ def disk(wanted: needs.Needs, folder: Path) -> Iterator[Finding]:
 def ram(config: Config, wanted: needs.Needs, free: int) -> Finding:
     if free >= wanted.ram:
         return Finding("ok", "RAM", f"{amount(free)} free; this run needs {amount(wanted.ram)} or more")
-    is_offloaded = not config.lora.enabled and "offload" in config.engine.ds_config
-    less = "engine.ds_config=zero2 keeps the optimizer on the card" if is_offloaded else "take a smaller model.name"
+    less = "take a smaller model.name" if config.lora.enabled else "train an adapter: lora.enabled=true"
     text = f"model.name={config.model.name}: it needs {amount(wanted.ram)} of RAM or more, and {amount(free)} are free"
     return Finding("problem", "RAM", text, f"End other programs, or {less}.")
 
