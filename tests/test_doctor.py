@@ -191,9 +191,9 @@ def test_what_this_machine_says_is_read():
     assert 0 < needs.free_ram() < 1 << 50
 
 
-def test_the_whole_model_with_its_optimizer_in_ram_needs_seven_times_the_weights(tiny_model):
+def test_the_whole_model_with_its_optimizer_in_ram_needs_seven_times_the_weights():
     """bf16 weights of 2 bytes, and 12 for each number in CPU memory; an adapter has next to nothing there."""
-    base = [f"model.name={tiny_model}", "model.dtype=bf16"]
+    base = ["model.name=nano", "model.dtype=bf16"]
     whole, adapter = resolve("8gb", None, [*base, "lora.enabled=false"]), resolve("8gb", None, base)
     found = hub.find_model(whole.model)
     numbers = found.weights // 4  # stored in fp32
