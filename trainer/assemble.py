@@ -63,7 +63,9 @@ def build(request: Request) -> Parts:
     report_data(folder, screen, task, len(problems), len(training) - len(problems), len(held_out))
     stops = stop_tokens(tokenizer, model)
     choose = partial(make_sampler, config.rollout, model, tokenizer, stops, screen.warn)
-    sampler = choose()
+    with policy.gathered():
+        sampler = choose()
+        evaluator = sampler if isinstance(sampler, HfSampler) else choose(copies=False)
     return Parts(
         config=config,
         folder=folder,
@@ -76,7 +78,7 @@ def build(request: Request) -> Parts:
         held_out=held_out,
         prompter=prompter,
         sampler=sampler,
-        evaluator=sampler if isinstance(sampler, HfSampler) else choose(copies=False),
+        evaluator=evaluator,
         scorer=scorer,
         policy=policy,
         journal=journal,

@@ -33,10 +33,32 @@ class Model(Section):
     """Branch, tag or commit on the hub."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """`auto` is bf16 on a card that has it, fp16 on an older one, fp32 on the CPU."""
+    quantize: Literal["none", "nf4", "int8"] = "none"
+    """Keep the frozen base of an adapter in 4 bits (NF4, doubly quantised) or 8 bits (LLM.int8), both of bitsandbytes.
+    Embeddings and output layer stay in model.dtype, and the adapter is merged into the clean base."""
+    attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"
+    """`auto` is `sdpa`, torch's own, the only one that optim.layout=flat works with. `flash` needs the package
+    flash_attn and a card, and trains with padded rows, as `eager` does."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    activation_offload: bool = False
+    """Keep what gradient_checkpointing keeps, the input of each layer, in CPU memory."""
     trust_remote_code: bool = False
     """Run Python that came with the model. Only for authors you trust."""
+
+    @model_validator(mode="after")
+    def _something_to_offload(self) -> Model:
+        if self.activation_offload and not self.gradient_checkpointing:
+            raise ValueError(
+                "activation_offload=true moves what gradient checkpointing keeps, and that is switched off. "
+                "Write model.gradient_checkpointing=true as well"
+            )
+        return self
+
+    @property
+    def clean(self) -> Model:
+        """The same as it was published: what an adapter is merged into."""
+        return self.model_copy(update={"quantize": "none"})
 
 
 class Lora(Section):
@@ -497,6 +519,26 @@ class Config(Section):
             return self.run.steps
         assert self.run.epochs is not None, "validated: one of the two is set"
         return max(1, round(self.run.epochs * train_problems / self.rollout.problems))
+
+    @model_validator(mode="after")
+    def _quantised_bases_are_frozen_and_whole(self) -> Config:
+        kind = self.model.quantize
+        if kind != "none" and not self.lora.enabled:
+            raise ValueError(
+                f"model.quantize={kind}: quantised weights cannot be trained, only an adapter over them. Write "
+                "lora.enabled=true, or model.quantize=none"
+            )
+        if kind != "none" and self.lora.init != "zero":
+            raise ValueError(
+                f"lora.init={self.lora.init}: it takes its part out of the weights, and those of model.quantize={kind} "
+                "cannot be rewritten. Write lora.init=zero, or model.quantize=none"
+            )
+        if kind == "int8" and self.lora.dora:
+            raise ValueError(
+                "lora.dora=true: PEFT cannot measure the rows of model.quantize=int8 reliably. Write "
+                "model.quantize=nf4, or lora.dora=false"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:

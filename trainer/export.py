@@ -14,7 +14,7 @@ from trainer.policy.base import load_model, load_tokenizer
 
 def merge(settings: Model, adapter: Path, out: Path, dtype: str) -> None:
     """Merge on the CPU, into the clean base and once, and write the model with its tokenizer."""
-    model = lora.merged(load_model(settings, dtype, torch.device("cpu")), adapter)
+    model = lora.merged(load_model(settings.clean, dtype, torch.device("cpu")), adapter)
     remedy = f"The adapter is whole: make room, or octet merge --adapter {adapter} --out FOLDER, on another disk."
     with disk.writing(out, "the merged model", remedy, needed=model.get_memory_footprint()):
         model.save_pretrained(str(out))

@@ -56,11 +56,12 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, list[Evaluation
         evaluations.append(replace(last, name="trained"))
     for line in _of_the_best(parts):
         parts.screen.say(line)
-    if distributed.is_main():
-        product = parts.folder / parts.config.lora.product
-        with disk.writing(product, "the result", "Make room; the same command then goes on to its end."):
-            parts.policy.export(product)
-    distributed.barrier()
+    with parts.policy.gathered():
+        if distributed.is_main():
+            product = parts.folder / parts.config.lora.product
+            with disk.writing(product, "the result", "Make room; the same command then goes on to its end."):
+                parts.policy.export(product)
+        distributed.barrier()
     parts.policy.release()  # so that the merged model fits where it was
     return parts.folder, parts.screen, evaluations
 

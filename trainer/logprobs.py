@@ -10,11 +10,12 @@ too, the backward pass computes the logits of a chunk again instead.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from trainer.errors import ModelError
@@ -34,11 +35,14 @@ class Scores(NamedTuple):
 class LogProbs(nn.Module):
     """A causal language model as the training step sees it: a batch in, log-probs and entropies out."""
 
-    def __init__(self, model: Any, temperature: float, train_entropy: bool = False, flat: bool = True) -> None:
+    def __init__(
+        self, model: Any, temperature: float, train_entropy: bool = False, flat: bool = True, offload: bool = False
+    ) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.train_entropy = train_entropy
+        self.offload = offload
         self.is_flat = flat and make_flat(causal_lm_of(model))
         _refuse_unknown_head(self.backbone, self.head, causal_lm_of(model))
 
@@ -53,16 +57,42 @@ class LogProbs(nn.Module):
     def forward(self, batch: TrainingBatch) -> Scores:
         return Scores(*(self._from_line(batch) if self.is_flat else self._from_rows(batch)))
 
+    def _kept(self) -> AbstractContextManager[Any]:
+        """Where the layers leave what the backward pass needs: under checkpointing, the input of each."""
+        return saved_tensors_hooks(_to_cpu, _back_again) if self.offload else nullcontext()
+
     def _from_line(self, batch: TrainingBatch) -> Iterator[Tensor]:
-        hidden_EH, targets_E = last_hidden(self.backbone, batch), batch.targets_BT.flatten()[batch.tree.edge_E]
+        with self._kept():
+            hidden_EH = last_hidden(self.backbone, batch)
+        targets_E = batch.targets_BT.flatten()[batch.tree.edge_E]
         for values_E in chunked(self.head, hidden_EH, targets_E, self.temperature, self.train_entropy):
             yield values_E[batch.tree.edge_BT].where(batch.mask_BT, 0.0)
 
     def _from_rows(self, batch: TrainingBatch) -> Iterator[Tensor]:
-        hidden_BTH = self.backbone(batch.inputs_BT, use_cache=False).last_hidden_state
+        with self._kept():
+            hidden_BTH = self.backbone(batch.inputs_BT, use_cache=False).last_hidden_state
         hidden_NH, targets_N = hidden_BTH[batch.mask_BT], batch.targets_BT[batch.mask_BT]
         for values_N in chunked(self.head, hidden_NH, targets_N, self.temperature, self.train_entropy):
             yield torch.zeros_like(batch.mask_BT, dtype=values_N.dtype).masked_scatter(batch.mask_BT, values_N)
+
+
+class Kept(NamedTuple):
+    """A tensor that waits for the backward pass, and where it came from."""
+
+    tensor: Tensor
+    device: torch.device
+
+
+def _to_cpu(tensor: Tensor) -> Kept:
+    """A copy in CPU memory. Parameters stay where they are: they are there anyway."""
+    if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
+        return Kept(tensor, tensor.device)
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return Kept(copy.copy_(tensor), tensor.device)
+
+
+def _back_again(kept: Kept) -> Tensor:
+    return kept.tensor.to(kept.device, non_blocking=True)
 
 
 class Head(NamedTuple):
@@ -105,7 +135,7 @@ def chunked(
 
 
 def _chunks(head: Head, hidden_NH: Tensor, targets_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    rows = max(1, CHUNK_BYTES // (4 * head.layer.weight.shape[0]))
+    rows = max(1, CHUNK_BYTES // (4 * head.layer.out_features))  # the weight itself may be split over the ranks
     return zip(hidden_NH.split(rows), targets_N.split(rows))
 
 

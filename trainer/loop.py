@@ -76,6 +76,9 @@ class Policy(Protocol):
 
     def as_reference(self) -> AbstractContextManager[None]: ...
 
+    def gathered(self) -> AbstractContextManager[None]:
+        """All weights are on every rank, for work that differs from rank to rank."""
+
     def refresh_reference(self, step: int) -> None: ...
 
     def release(self) -> None: ...
@@ -160,7 +163,9 @@ class Parts:
         return Sampling(rollout.group_size, rollout.temperature, rollout.max_new_tokens, seed)
 
     def evaluate(self, name: str) -> Evaluation:
-        return evaluate(name, self.evaluator, self.scorer.verifier(), self.held_out, self.config.rollout.max_new_tokens)
+        with self.policy.gathered():
+            limit = self.config.rollout.max_new_tokens
+            return evaluate(name, self.evaluator, self.scorer.verifier(), self.held_out, limit)
 
 
 def train(parts: Parts) -> None:
@@ -174,7 +179,7 @@ def train(parts: Parts) -> None:
         tally, phases = Tally(), Phases()
         with phases("problem"):
             prompts = parts.prompts_of(step)
-        with phases("rollout"):  # the reward is computed beside it
+        with phases("rollout"), parts.policy.gathered():  # the reward is computed beside it
             groups = parts.roll_out(prompts, step)
         with phases("advantage"):
             parts.policy.refresh_reference(step)
@@ -266,8 +271,10 @@ def record(
     parts.screen.step(step, metrics)
     if evaluation:
         parts.screen.say(f"after step {step}: {describe(evaluation)}{', the best so far' if is_best else ''}")
-    if is_best and distributed.is_main():
-        course.keep(parts.policy.export)
+    if is_best:
+        with parts.policy.gathered():
+            if distributed.is_main():
+                course.keep(parts.policy.export)
     run, last = parts.config.run, step == parts.total_steps or course.has_stopped_rising
     if last or is_best or step % run.save_every == 0:  # with a new best, so that no run resumes before its best
         checkpoints.save(parts.policy, parts.folder, step, run.keep, parts.learned)

@@ -38,6 +38,9 @@ class Scoring(Protocol):
 
     def as_reference(self) -> AbstractContextManager[None]: ...
 
+    def gathered(self) -> AbstractContextManager[None]:
+        """For work that differs from rank to rank."""
+
 
 @dataclass(frozen=True, slots=True)
 class Beforehand:
@@ -90,7 +93,8 @@ class Beforehand:
             for group in groups
             for completion in group.completions
         ]
-        divergences = iter(until_it_fits(partial(self._divergences, rows), self.room.make))
+        with self.policy.gathered():  # ranks have more or fewer rows
+            divergences = iter(until_it_fits(partial(self._divergences, rows), self.room.make))
         taken_off = []
         for group in groups:
             kl_G = [next(divergences) for _ in group.completions]

@@ -16,6 +16,9 @@ def quiet() -> None:
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     # DeepSpeed has tested none of bitsandbytes's optimizers; tests/test_engine.py has
     logging.getLogger("DeepSpeed").addFilter(_is_no_untested_optimizer)
+    # DeepSpeed's ZeRO-3 calls torch by old names
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+        warnings.filterwarnings("ignore", message=f"`torch.distributed.{name}` is deprecated", category=FutureWarning)
     # PEFT asks transformers by an old name
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
 

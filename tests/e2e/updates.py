@@ -117,7 +117,8 @@ def run(config: Config, mine: list[GroupRows], memory: int | None, breaks: str) 
             )
         rates.append(policy.engine.get_lr())
         measured.append(tally.means(distributed.gather))
-    adapter = {name: value.flatten().tolist() for name, value in model.named_parameters() if value.requires_grad}
+    with policy.gathered():
+        adapter = {name: value.flatten().tolist() for name, value in model.named_parameters() if value.requires_grad}
     norms = [update.grad_norm for update in steps]
     return {
         "loss": measured[0]["loss"],

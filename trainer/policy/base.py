@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from trainer.config import Model
 from trainer.errors import ConfigError, ModelError
+from trainer.policy import quantised
 
 NANO = Path(__file__).parent.parent / "nano"
+ATTENTION = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}  # None: the best there is
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>")
 
@@ -42,13 +44,28 @@ def load_tokenizer(settings: Model) -> Any:
 
 
 def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
-    model = _load(AutoModelForCausalLM, settings, dtype=DTYPES[dtype])
+    _refuse_quantised_on_disk(settings)
+    options: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": ATTENTION[settings.attention]}
+    if settings.quantize != "none":
+        options |= quantised.options(settings.quantize, DTYPES[dtype], device)
+    model = _load(AutoModelForCausalLM, settings, **options)
     if settings.gradient_checkpointing:
         # the second name is that of transformers before 5.21
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
     _switch_dropout_off(model)
-    return model.to(device)
+    return model.to(device) if settings.quantize == "none" else quantised.as_it_is_trained(model)
+
+
+def _refuse_quantised_on_disk(settings: Model) -> None:
+    """From its config alone, before the weights are read. There would be nothing clean to merge an adapter into."""
+    found = getattr(_load(AutoConfig, settings), "quantization_config", None)
+    if found:
+        method = found.get("quant_method", "unknown") if isinstance(found, dict) else found.quant_method
+        raise ModelError(
+            f"model.name={settings.name}: it is quantised already ({method}), so an adapter could not be merged into "
+            "its base. Name the model that it was made from, and write model.quantize=nf4 or int8."
+        )
 
 
 def _switch_dropout_off(model: Any) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Config
+from trainer.config import Config, Model
 from trainer.errors import ConfigError
 
 FOLDER = Path(__file__).parent.parent.parent / "ds_configs"
@@ -24,8 +26,15 @@ ELSEWHERE = {
 
 def check(config: Config, has_gpu: bool) -> None:
     """What the engine cannot do is answered before it is imported."""
+    zero = read(config.engine.ds_config).get("zero_optimization", {})
+    _check_optimizer(config, has_gpu, zero.get("offload_optimizer", {}).get("device", "none") != "none")
+    _check_attention(config.model, has_gpu)
+    if splits_weights(zero):
+        _check_split_weights(config)
+
+
+def _check_optimizer(config: Config, has_gpu: bool, is_offloaded: bool) -> None:
     name, optimizer = config.engine.ds_config, config.optim.name
-    is_offloaded = read(name).get("zero_optimization", {}).get("offload_optimizer", {}).get("device", "none") != "none"
     if optimizer == "paged_adamw_8bit" and (is_offloaded or not has_gpu):
         where = f"engine.ds_config={name} keeps the states" if has_gpu else "without a GPU the states are"
         remedy = ", or engine.ds_config=zero2 to keep them on the card" if has_gpu else ""
@@ -37,6 +46,45 @@ def check(config: Config, has_gpu: bool) -> None:
         raise ConfigError(
             f"optim.name={optimizer}: it works in CPU memory, and engine.ds_config={name} keeps the states on the "
             "card. Write engine.ds_config=zero2_offload, or optim.name=adamw."
+        )
+
+
+def _check_attention(model: Model, has_gpu: bool) -> None:
+    if model.attention != "flash":
+        return
+    if not has_gpu:
+        raise ConfigError("model.attention=flash: it needs a card, and there is none. Write model.attention=auto.")
+    if model.dtype == "fp32":
+        raise ConfigError("model.attention=flash: it computes in bf16 or fp16. Write model.dtype=auto.")
+    if importlib.util.find_spec("flash_attn") is None:
+        raise ConfigError(
+            "model.attention=flash: the package flash_attn is not installed. Write model.attention=auto, or "
+            "install it with `pip install flash-attn --no-build-isolation`, which compiles for a long time."
+        )
+
+
+def splits_weights(zero: Mapping[str, Any]) -> bool:
+    """ZeRO-3: a rank has its part of the weights, and gathers a layer when it is needed."""
+    return zero.get("stage", 0) == 3
+
+
+def _check_split_weights(config: Config) -> None:
+    """It is there for the training of a whole model: a frozen base is made smaller in other ways."""
+    where = f"engine.ds_config={config.engine.ds_config} splits the weights over the ranks (ZeRO-3)"
+    if config.model.quantize != "none":
+        raise ConfigError(
+            f"{where}, and those of model.quantize={config.model.quantize} cannot be split. "
+            "Write engine.ds_config=zero2_offload."
+        )
+    if config.lora.enabled:
+        raise ConfigError(
+            f"{where}, which helps where all of them are trained. For an adapter write engine.ds_config=zero2_offload, "
+            "with model.quantize=nf4 if the base is too large; to train the whole model, lora.enabled=false."
+        )
+    if config.algorithm.gradreg.strength:
+        raise ConfigError(
+            f"{where}, and algorithm.gradreg takes gradients of whole weights. Write engine.ds_config=zero2_offload, "
+            "or algorithm.gradreg.strength=0."
         )
 
 

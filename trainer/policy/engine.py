@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,13 +12,14 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime.zero.stage3 import unwrap_model_for_generation
 from torch import Tensor
 
 from trainer import distributed
 from trainer.config import Config, Optim
 from trainer.errors import CheckpointError
 from trainer.logprobs import LogProbs, Scores
-from trainer.policy import ds_config, gradreg, lora
+from trainer.policy import ds_config, gradreg, lora, quantised
 from trainer.policy.optimizer import make_optimizer
 from trainer.policy.reference import Snapshot
 from trainer.policy.trained import make_trained
@@ -59,24 +60,45 @@ class DeepSpeedPolicy:
         )
         if not distributed.on_gpu():
             _use_gloo_as_it_is()
+        self.splits_weights = ds_config.splits_weights(settings["zero_optimization"])
+        self.is_gathered = False
         algorithm, flat = config.algorithm, config.optim.layout == "flat"
+        scoring = LogProbs(
+            model, config.rollout.temperature, bool(algorithm.entropy_bonus), flat, config.model.activation_offload
+        )
         self.engine, *_ = deepspeed.initialize(
-            model=LogProbs(model, config.rollout.temperature, bool(algorithm.entropy_bonus), flat),
+            model=scoring,
             optimizer=optimizer,
             config=settings,
             dist_init_required=False,
         )
         # both with the values as the engine has rounded them
-        self.trained = make_trained(model, config, dtype)
-        self.reference = Snapshot(self.trainable) if _keeps_reference(config) else None
+        with self.gathered():
+            self.trained = make_trained(model, config, dtype)
+            self.reference = Snapshot(self.trainable) if _keeps_reference(config) else None
 
     @property
     def is_flat(self) -> bool:
         """Each token goes through the layers once, see `flat.py`."""
         return bool(self.engine.module.is_flat)
 
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Where weights are split over the ranks: all of them on each rank, for work that differs from rank to rank,
+        such as sampling. Every rank enters and leaves, and nothing is trained inside."""
+        if not self.splits_weights or self.is_gathered:
+            yield
+            return
+        with unwrap_model_for_generation(self.engine):
+            self.is_gathered = True
+            try:
+                yield
+            finally:
+                self.is_gathered = False
+
     def score(self, batch: TrainingBatch) -> Scores:
-        beside_the_engine = self._collected is not None  # whose forward would hang its hooks on what comes back
+        # whose forward would hang its hooks on what comes back, or gather what is there
+        beside_the_engine = self._collected is not None or self.is_gathered
         scores: Scores = self.engine.module(batch) if beside_the_engine else self.engine(batch)
         return scores
 
@@ -161,30 +183,37 @@ class DeepSpeedPolicy:
                 self._collected[index] += part.float() / scale
 
     def fingerprint(self) -> float:
-        return lora.fingerprint(self.model)
+        with self.gathered():
+            return lora.fingerprint(self.model)
 
-    def as_base(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def as_base(self) -> Iterator[None]:
         """The model as it was before the first update."""
-        return self.trained.as_base(self.engine.global_steps)
+        with self.gathered(), self.trained.as_base(self.engine.global_steps):
+            yield
 
-    def as_reference(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def as_reference(self) -> Iterator[None]:
         """What the KL is measured against."""
-        return self.reference.swapped_in() if self.reference else self.as_base()
+        with self.gathered(), self.reference.swapped_in() if self.reference else self.as_base():
+            yield
 
     def refresh_reference(self, step: int) -> None:
         """At the start of a step: the policy becomes the reference, if it is time."""
         every = self.config.algorithm.kl.refresh
         if self.reference and every and step % every == 0:
-            self.reference.refresh()
+            with self.gathered():
+                self.reference.refresh()
 
     def export(self, folder: Path) -> None:
-        """What was trained, for other programs. Rank 0 calls it."""
+        """What was trained, for other programs. Rank 0 calls it, while the weights are gathered."""
         self.trained.export(folder)
 
     def release(self) -> None:
         """Give the memory back; the end of this policy. The engine has hooks that keep it alive, so that asking for it
         to be forgotten would not do."""
         self.engine.destroy()
+        quantised.release(self.model)
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             tensor.data = tensor.data.new_empty(0)
         if distributed.on_gpu():
