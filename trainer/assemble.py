@@ -64,7 +64,7 @@ def build(request: Request) -> Parts:
     stops = stop_tokens(tokenizer, model)
     choose = partial(make_sampler, config.rollout, model, tokenizer, stops, screen.warn)
     with policy.gathered():
-        sampler = choose()
+        sampler = choose(copies=not policy.splits_weights)  # they would be as large as what splitting saves
         evaluator = sampler if isinstance(sampler, HfSampler) else choose(copies=False)
     return Parts(
         config=config,

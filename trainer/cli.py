@@ -288,7 +288,8 @@ def _settings(options: argparse.Namespace) -> Config:
             f"--adapter {options.adapter}: there is no adapter_config.json in it. Name the `adapter` folder of a run, "
             "or a whole model with --model."
         )
-    config = resolve(options.preset or _preset_for(options), None, [*overrides, *options.overrides])
+    clean = "model.quantize=none"  # whatever the run had: an adapter fits the original base
+    config = resolve(options.preset or _preset_for(options), None, [clean, *overrides, *options.overrides])
     if not config.eval.problems:
         raise ConfigError("eval.problems=0: there is nothing to evaluate. Try --problems 256.")
     hub.check(config)

@@ -38,7 +38,7 @@ def evaluate(config: Config, models: Models, draws: Draws | None, out: Path, as_
     flips = [line for pair in pairwise(evaluations) for line in flip_lines(Comparison(*pair))]
     said = [*results.verdicts(evaluations), *flips, f"written to {out}: {results.FILES}"]
     if models.adapter and models.merged:
-        said.insert(0, f"merged against adapter: {agreement(evaluations[1], evaluations[2])}")
+        said.insert(0, f"{results.merged_against('adapter', config)}: {agreement(evaluations[1], evaluations[2])}")
     _answer({**results.document(settings, evaluations), "out": str(out), "said": said}, evaluations, as_json)
 
 
@@ -65,14 +65,14 @@ def merge(config: Config, adapter: Path, out: Path, as_json: bool) -> None:
     model, tokenizer = _load(config, str(out))
     merged = assemble.evaluate_model("merged", model, tokenizer, config)
     alike = agreement(adapted, merged)
-    said = [f"merged against adapter: {alike}", f"written to {out}"]
+    said = [f"{results.merged_against('adapter', config)}: {alike}", f"written to {out}"]
     facts = {"out": str(out), "identical": alike.identical, "problems": alike.problems}
     _answer({**facts, "largest_difference": alike.largest_difference, "said": said}, [adapted, merged], as_json)
 
 
 def _load(config: Config, name: str | None = None) -> tuple[Any, Any]:
     no_progress_bars()
-    settings = config.model.model_copy(update={"name": name, "revision": None}) if name else config.model
+    settings = config.model.clean.model_copy(update={"name": name, "revision": None}) if name else config.model
     device = distributed.device()
     model = load_model(settings, resolve_dtype(settings.dtype, device), device)
     return model, load_tokenizer(settings)

@@ -14,7 +14,7 @@ from trainer.config import Config
 from trainer.course import describe, metrics_of
 from trainer.evaluate import Evaluation
 from trainer.loop import Parts, train
-from trainer.policy.base import load_model, load_tokenizer, resolve_dtype
+from trainer.policy.base import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.quiet import no_progress_bars
 from trainer.rehearsal import rehearse
 from trainer.settings import Request
@@ -32,7 +32,7 @@ def run(request: Request) -> None:
         folder, screen, evaluations = _train_and_evaluate(request)
         gc.collect()
         if request.config.merges:
-            evaluations += _merge_and_evaluate(request.config, folder)
+            evaluations += _merge_and_evaluate(request.config, folder, screen)
         if distributed.is_main():
             conclude(request, folder, screen, evaluations)
 
@@ -93,7 +93,8 @@ def _of_the_best(parts: Parts) -> Iterator[str]:
         )
 
 
-def _merge_and_evaluate(config: Config, folder: Path) -> list[Evaluation]:
+def _merge_and_evaluate(config: Config, folder: Path, screen: Screen) -> list[Evaluation]:
+    """The merged model has the clean base, so it may be larger than a quantised one that was trained over."""
     device = distributed.device()
     dtype = resolve_dtype(config.model.dtype, device)
     if distributed.is_main():
@@ -101,7 +102,10 @@ def _merge_and_evaluate(config: Config, folder: Path) -> list[Evaluation]:
     distributed.barrier()
     if not config.eval.problems:
         return []
-    merged = config.model.model_copy(update={"name": str(folder / "merged"), "revision": None})
+    if not fits(folder / "merged", device):
+        screen.say("merged/ was not evaluated: with its clean base it does not fit on this card")
+        return []
+    merged = config.model.clean.model_copy(update={"name": str(folder / "merged"), "revision": None})
     model = load_model(merged, dtype, device)
     return [assemble.evaluate_model("merged", model, load_tokenizer(merged), config)]
 
@@ -111,12 +115,13 @@ def _introduce(parts: Parts, request: Request) -> None:
     rollout, resumed = config.rollout, f", going on after step {parts.first_step}" if parts.first_step else ""
     if parts.first_step >= parts.total_steps:
         resumed = f", all done: {parts.first_step} steps were made. run.steps={2 * parts.first_step} would go on"
+    base = f", base in {config.model.quantize}" if config.model.quantize != "none" else ""
     if request.reason and not request.resumes:
         parts.screen.say(f"octet: {request.reason}")
     parts.screen.say(
         f"{config.model.name} on {config.task.name} ({len(parts.problems)} problems): {parts.total_steps} steps of "
         f"{rollout.problems} x {rollout.group_size} answers on {distributed.world_size()} x {parts.device.type}, "
-        f"engine {config.engine.ds_config}{resumed}\nrun folder: {parts.folder}"
+        f"engine {config.engine.ds_config}{base}{resumed}\nrun folder: {parts.folder}"
     )
 
 
@@ -128,7 +133,7 @@ def conclude(request: Request, folder: Path, screen: Screen, evaluations: Sequen
         screen.evaluations(evaluations)
         said += results.verdicts(evaluations)[:1]
     if len(evaluations) == 3:
-        said.append(f"merged against trained: {agreement(evaluations[1], evaluations[2])}")
+        said.append(f"{results.merged_against('trained', request.config)}: {agreement(evaluations[1], evaluations[2])}")
     for line in [*said, *_where_everything_is(request.config, folder)]:
         screen.say(line)
     if request.json:
@@ -149,6 +154,7 @@ def _where_everything_is(config: Config, folder: Path) -> Iterator[str]:
         yield f"  {results.FILES}"
     yield "next"
     yield f"  tensorboard --logdir {folder}/tensorboard"
-    yield f"  octet eval --{product} {folder}/{product} --problems 1000 --samples 8"
+    base = f" model.quantize={config.model.quantize}" if config.model.quantize != "none" else ""
+    yield f"  octet eval --{product} {folder}/{product} --problems 1000 --samples 8{base}"
     if config.model.name == "nano":
         yield "  ./run_deepspeed.sh --preset 8gb     on a machine with a GPU"

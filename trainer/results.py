@@ -20,12 +20,20 @@ FILES = "eval.json, eval.md, eval_answers.jsonl, eval_flips.jsonl"
 
 def settings_of(config: Config) -> dict[str, Any]:
     """Under which the numbers hold."""
+    quantised = {"quantize": config.model.quantize} if config.model.quantize != "none" else {}
     return {
         "model": config.model.name,
+        **quantised,
         "task": config.task.name,
         "prompt_style": config.prompt.style,
         "max_new_tokens": config.rollout.max_new_tokens,
     }
+
+
+def merged_against(other: str, config: Config) -> str:
+    """What is compared: a merged model always has the clean base."""
+    kind = config.model.quantize
+    return f"merged against {other}" + (f" (clean base against {kind} base)" if kind != "none" else "")
 
 
 def document(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class Case:
     settings: Sequence[str] = ()
     memory: Sequence[int | None] = (None, None)  # of each rank: tokens of one training pass that there is memory for
     breaks: str = "forward"  # where a pass with more breaks off
+    as_it_is: bool = False  # the base as it is in its folder; only the adapter is given its values
 
 
 def settings(model: str, case: Case) -> Config:
@@ -92,12 +93,12 @@ def limit(model: torch.nn.Module, tokens: int, breaks: str) -> None:
     causal_lm_of(model).get_decoder().layers[0].register_forward_hook(check)
 
 
-def run(config: Config, mine: list[GroupRows], memory: int | None, breaks: str) -> dict:
+def run(config: Config, mine: list[GroupRows], memory: int | None, breaks: str, as_it_is: bool) -> dict:
     from trainer.policy.engine import DeepSpeedPolicy
 
     model = make_model(config)
     if config.lora.init == "zero":  # PiSSA needs weights of full rank
-        deterministic(model)
+        deterministic(model, only_trained=as_it_is)
     if memory is not None:
         limit(model, memory, breaks)
     policy = DeepSpeedPolicy(model, config, "fp32", total_steps=UPDATES)
@@ -132,10 +133,12 @@ def run(config: Config, mine: list[GroupRows], memory: int | None, breaks: str) 
     }
 
 
-def deterministic(model: torch.nn.Module) -> None:
+def deterministic(model: torch.nn.Module, only_trained: bool = False) -> None:
     """The same weights whatever the generator of this torch: a wave, differently fast in each tensor."""
     with torch.no_grad():
         for number, (name, value) in enumerate(sorted(model.named_parameters())):
+            if only_trained and not value.requires_grad:
+                continue
             wave = torch.sin(torch.arange(value.numel(), dtype=torch.float64) * (1.0 + 0.37 * number)).reshape(
                 value.shape
             )
@@ -155,6 +158,7 @@ def main(model: str, out: str, cases: str) -> None:
             groups[start : start + case.groups[distributed.rank()]],
             case.memory[distributed.rank()],
             case.breaks,
+            case.as_it_is,
         )
     if distributed.is_main():
         Path(out).write_text(json.dumps(results))

@@ -78,6 +78,14 @@ def _switch_dropout_off(model: Any) -> None:
                 setattr(module, name, 0.0)
 
 
+def fits(folder: Path, device: torch.device) -> bool:
+    """Whether there is room for the weights in a folder, and a little to compute with."""
+    if device.type != "cuda":
+        return True
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return weights * 1.2 < torch.cuda.mem_get_info(device)[0]
+
+
 def stop_tokens(tokenizer: Any, model: Any) -> list[int]:
     """All tokens that end an answer: the tokenizer's, the generation config's, and the ends of a turn that it knows."""
     configured = model.generation_config.eos_token_id

@@ -72,6 +72,7 @@ class DeepSpeedPolicy:
             config=settings,
             dist_init_required=False,
         )
+        self.engine.module.register_state_dict_post_hook(_only_what_is_trained)
         # both with the values as the engine has rounded them
         with self.gathered():
             self.trained = make_trained(model, config, dtype)
@@ -251,6 +252,13 @@ def _keeps_reference(config: Config) -> bool:
     """An adapter has its base at hand; the weights of a whole model would be read again at every step."""
     kl = config.algorithm.kl
     return kl.refresh is not None or (kl.coef > 0 and not config.lora.enabled)
+
+
+def _only_what_is_trained(module: Any, state: dict[str, Any], *_: Any) -> None:
+    """DeepSpeed would write an output layer that is tied to the embedding, and the scales of quantised weights."""
+    trained = {name for name, value in module.named_parameters(remove_duplicate=False) if value.requires_grad}
+    for name in set(state) - trained:
+        del state[name]
 
 
 def _use_gloo_as_it_is() -> None:

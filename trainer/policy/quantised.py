@@ -28,29 +28,20 @@ def options(kind: str, dtype: torch.dtype, device: torch.device) -> dict[str, An
 
 
 def as_it_is_trained(model: Any) -> Any:
-    """The same arithmetic while sampling and while training, and nothing of the base in a checkpoint."""
+    """The same arithmetic while sampling and while training.
+
+    On a CPU bitsandbytes computes differently in eval mode: it rounds what goes into an 8-bit layer as well, and packs
+    a 4-bit weight for instructions of some processors, after which there is no gradient through it.
+    """
     for layer in layers(model):
         if layer.weight.device.type == "cpu":
-            _compute_alike(layer)
-        layer.register_state_dict_post_hook(_leave_out)
+            layer.support_avx512bf16_for_cpu = False
+            layer.register_forward_pre_hook(_in_training_mode)
     return model
-
-
-def _compute_alike(layer: Any) -> None:
-    """On a CPU bitsandbytes computes differently in eval mode: it rounds what goes into an 8-bit layer as well, and
-    packs a 4-bit weight for instructions of some processors, after which it has no gradient."""
-    layer.support_avx512bf16_for_cpu = False
-    layer.register_forward_pre_hook(_in_training_mode)
 
 
 def _in_training_mode(layer: Any, _: Any) -> None:
     layer.training = True
-
-
-def _leave_out(layer: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Weights and what belongs to them: `weight.absmax`, `weight_format`, `SCB` ..."""
-    for name in [name for name in state if name.startswith(f"{prefix}weight") or name == f"{prefix}SCB"]:
-        del state[name]
 
 
 def release(model: Any) -> None:

@@ -18,7 +18,7 @@ class Steps:
     def __init__(
         self, step: Callable[[int, int], None], generator: torch.Generator, device: torch.device, say: Say
     ) -> None:
-        self.kind: tuple[Any, ...] = ()  # whatever else a captured step depends on
+        self.kind: tuple[Any, ...] = ()  # whatever else a captured step depends on; where the weights are comes last
         self._step = step
         self._generator = generator
         self._say = say
@@ -44,6 +44,8 @@ class Steps:
         return self._step(rows, width)
 
     def _capture(self, key: tuple[Any, ...], rows: int, width: int) -> None:
+        *_, addresses = key
+        self._graphs = {old: graph for old, graph in self._graphs.items() if old[-1] == addresses}  # weights have moved
         graph = torch.cuda.CUDAGraph()
         try:
             graph.register_generator_state(self._generator)
