@@ -18,7 +18,7 @@ from tests.test_variants import advance, assert_close, logits, make_policy, read
 from trainer import cli, distributed, export, logprobs, loop
 from trainer.batches import Packer, minibatches, to_tensors
 from trainer.config import Lora, Model
-from trainer.errors import ConfigError, ModelError
+from trainer.errors import ConfigError, ModelError, TrainingError
 from trainer.logprobs import LogProbs
 from trainer.policy import ds_config, lora, quantised
 from trainer.policy.base import load_model
@@ -347,6 +347,20 @@ def test_split_weights_are_exported_and_resumed(split_policy, tmp_path):
         resumed.export(tmp_path / "model")
     assert_close(logits(read(tmp_path / "model")), gathered_logits(resumed), 1e-6)
     resumed.release()
+
+
+def test_a_rehearsal_with_split_weights_leaves_nothing_behind(split_policy):
+    plain, rehearsed = split_policy(), split_policy()
+    (batch,) = minibatches(groups_of(ROWS, "dapo"), IDLE, plain.config, Packer(10_000, 0, plain.is_flat))
+    rehearsed.rehearse(lambda: loop.gradient(rehearsed, batch, plain.config.algorithm, 0.0, Tally()))
+    for policy in (plain, rehearsed):
+        advance(policy, 0, 1)
+    assert torch.equal(gathered_logits(rehearsed), gathered_logits(plain))
+
+
+def test_a_pass_over_split_weights_that_breaks_off_ends_the_run(split_policy):
+    with pytest.raises(TrainingError, match=r"optim.tokens_per_micro_batch=10000: .*Write .*_micro_batch=5000\."):
+        split_policy().start_over()
 
 
 # Activation offload.

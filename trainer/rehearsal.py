@@ -16,7 +16,7 @@ def rehearse(parts: Parts) -> dict[str, Peak]:
     """
     phases, rollout = Phases(), parts.config.rollout
     problems = -(-rollout.problems // distributed.world_size())
-    with phases("rollout"):
+    with phases("rollout"), parts.policy.gathered():
         parts.sampler.rehearse([parts.longest] * problems, parts.sampling_of(0))
     rows = [_row(parts, index) for index in range(problems * rollout.group_size)]
     largest = [rows[index] for index in parts.packer.arrange(rows)[0]]

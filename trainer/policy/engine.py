@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trainer import distributed
 from trainer.config import Config, Optim
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, TrainingError
 from trainer.logprobs import LogProbs, Scores
 from trainer.policy import ds_config, gradreg, lora, quantised
 from trainer.policy.optimizer import make_optimizer
@@ -141,13 +141,24 @@ class DeepSpeedPolicy:
             return
         with self.engine.coalesce_grad_reduction():
             gradient()
-            self.start_over()
+            self._forget()
 
     def start_over(self) -> None:
         """Forget what backward passes have added up since the update began, one that broke off included."""
+        if self.splits_weights:  # the other ranks are in the middle of gathering a layer
+            budget = self.config.optim.tokens_per_micro_batch
+            raise TrainingError(
+                f"optim.tokens_per_micro_batch={budget}: out of memory in a training pass, and with split weights "
+                f"(ZeRO-3) it cannot begin again. Write optim.tokens_per_micro_batch={max(1, budget // 2)}."
+            )
+        self._forget()
+
+    def _forget(self) -> None:
         for part in self._collected or ():
             part.zero_()
         self.engine.optimizer.exit_backward()
+        for parameter in self.trainable:  # on a CPU, ZeRO-3 stumbles over those that are there
+            parameter.grad = None
         self.engine.optimizer.zero_grad()
 
     def _regularised_gradient(self, gradient: Callable[[], None], strength: float) -> dict[str, float]:
