@@ -1,6 +1,6 @@
 """What is scored before a step: only what cannot be had otherwise, and with the right weights."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -41,6 +41,9 @@ class Policy:
 
     def backward(self, loss):
         loss.backward()
+
+    def gathered(self):
+        return nullcontext()
 
     @contextmanager
     def as_reference(self):
