@@ -290,6 +290,7 @@ def test_torch_has_to_fit_the_driver_and_the_card(nvidia_smi, facts, mark, text)
     ("overrides", "told"),
     [
         (["optim.name=adamw_8bit"], "optim.name=adamw_8bit: it needs bitsandbytes, which is not installed"),
+        (["model.quantize=nf4"], "model.quantize=nf4: it needs bitsandbytes, which is not installed"),
         (["reward.symbolic=true"], "reward.symbolic=true: it needs math-verify, which is not installed"),
     ],
 )

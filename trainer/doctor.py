@@ -260,7 +260,7 @@ def cpu_adam(trouble: str) -> Finding:
 def bitsandbytes(trouble: str, config: Config) -> Finding:
     if not trouble:
         return Finding("ok", "bitsandbytes", "4-bit weights and 8-bit optimizer work")
-    if preflight.needs_bitsandbytes(config):
-        text = f"optim.name={config.optim.name}: bitsandbytes does not work here: {trouble}"
-        return Finding("problem", "bitsandbytes", text, "Write optim.name=adamw.")
+    for setting, other in preflight.needs_bitsandbytes(config):
+        text = f"{setting}: bitsandbytes does not work here: {trouble}"
+        return Finding("problem", "bitsandbytes", text, f"Write {other}.")
     return Finding("ok", "bitsandbytes", f"does not work here, and these settings do not need it: {trouble}")

@@ -129,10 +129,13 @@ def _optional(config: Config) -> Iterator[tuple[str, str, str, str]]:
         setting = "reward.symbolic=true" if config.reward.symbolic else f"task.name={config.task.name}"
         remedy = "Run: pip install 'octet-grpo[math]', or write reward.symbolic=false."
         yield setting, "math-verify", "math_verify", remedy
-    if needs_bitsandbytes(config):
-        remedy = "Run: pip install bitsandbytes, or write optim.name=adamw."
-        yield f"optim.name={config.optim.name}", "bitsandbytes", "bitsandbytes", remedy
+    for setting, other in needs_bitsandbytes(config):
+        yield setting, "bitsandbytes", "bitsandbytes", f"Run: pip install bitsandbytes, or write {other}."
 
 
-def needs_bitsandbytes(config: Config) -> bool:
-    return config.optim.name.endswith("8bit")
+def needs_bitsandbytes(config: Config) -> Iterator[tuple[str, str]]:
+    """The setting, and the one that does without."""
+    if config.optim.name.endswith("8bit"):
+        yield f"optim.name={config.optim.name}", "optim.name=adamw"
+    if config.model.quantize != "none":
+        yield f"model.quantize={config.model.quantize}", "model.quantize=none"
