@@ -108,7 +108,7 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint_and_the_run_goes_on(sma
     complaint = process.communicate(timeout=120)[1]
     assert process.returncode == 2
     assert re.fullmatch(
-        rf"octet: {folder}/run/checkpoints: the disk is full: the checkpoint of step \d+ needs 2\.7 MB, and \d\.\d MB "
+        rf"octet: {folder}/run/checkpoints: the disk is full: the checkpoint of step \d+ needs 2\.4 MB, and \d\.\d MB "
         r"were free\. Make room, or write run\.keep=1; the same command then goes on from step_\d+\.\n",
         complaint,
     )
