@@ -8,7 +8,7 @@ import signal
 import sys
 from types import FrameType
 
-from trainer import hardware, preflight, quiet
+from trainer import hardware, levers, preflight, quiet
 from trainer.cli import answering_errors
 from trainer.policy import ds_config
 from trainer.rewards import graders
@@ -21,7 +21,9 @@ def main() -> None:
     if request.dry_run:
         print(request.config.to_yaml(), end="")
         return
-    ds_config.check(request.config, has_gpu=bool(hardware.detect().gpus))
+    machine = hardware.detect()
+    ds_config.check(request.config, has_gpu=bool(machine.gpus))
+    levers.check(request.config, machine)
     graders.check(request.config)
     preflight.check(request.config)
     quiet.quiet()

@@ -110,6 +110,10 @@ def test_an_unknown_preset_names_the_real_ones():
         (Hardware(gpus=(Gpu(0, "GPU-a", "GTX 1650", 4.3),), cores=8), "nano"),
         (Hardware(gpus=(Gpu(0, "GPU-a", "RTX 3070", 8.6),), cores=8), "8gb"),
         (Hardware(gpus=(Gpu(0, "GPU-a", "RTX 3090", 25.8), Gpu(1, "GPU-b", "RTX 3070", 8.6)), cores=8), "8gb"),
+        (Hardware(gpus=(Gpu(0, "GPU-a", "RTX 3060", 12.9),), cores=8), "12gb"),
+        (Hardware(gpus=(Gpu(0, "GPU-a", "T4", 16.1),), cores=8), "16gb"),
+        (Hardware(gpus=(Gpu(0, "GPU-a", "A10G", 24.1),), cores=8), "24gb"),
+        (Hardware(gpus=(Gpu(0, "GPU-a", "H100", 85.5),), cores=8), "80gb"),
     ],
 )
 def test_the_hardware_chooses_and_says_why(machine, preset):

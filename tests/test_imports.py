@@ -29,6 +29,11 @@ LIGHT = [
     "launch",
     "cli",
     "quiet",
+    "shapes",
+    "activations",
+    "memory",
+    "levers",
+    "plan_command",
 ]
 LIGHT += [f"tasks.{path.stem}" for path in (ROOT / "trainer/tasks").glob("*.py")]
 LIGHT += [f"rewards.{path.stem}" for path in (ROOT / "trainer/rewards").glob("*.py")]

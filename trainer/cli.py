@@ -7,6 +7,7 @@ octet merge  the adapter of a run, merged into its base
 octet task   the problems of a task, and what a model sees of them
 octet score  the rewards of completions from a file
 octet play   write an answer yourself and see its rewards
+octet plan   what fits the memory of a card, before anything is loaded
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     hardware.let_memory_grow()
     parsers = {"eval": _eval_parser, "merge": _merge_parser, "task": _task_parser}
     parsers |= {"score": _score_parser, "play": _play_parser, "doctor": _doctor_parser, "fetch": _fetch_parser}
+    parsers["plan"] = _plan_parser
     if not arguments or arguments[0] not in parsers:
         print(f"{(__doc__ or '').strip()}\n\nEach has --help. Training is ./run_deepspeed.sh.")
         sys.exit(0 if arguments in (["-h"], ["--help"]) else 2)
@@ -140,6 +142,18 @@ def _run_parser(name: str, description: str, command: Callable[[argparse.Namespa
     parser.add_argument("--preset", help="by default the one that the hardware chooses")
     parser.add_argument("--recipe", help="an objective on top")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
+
+
+def _plan_parser() -> argparse.ArgumentParser:
+    parser = _light_parser("plan", "The memory that a run needs, phase by phase; see docs/memory.md.", _plan)
+    parser.add_argument("--model", help="a hub id, a folder, or nano; by default that of the preset")
+    parser.add_argument("--vram", type=float, metavar="GB", help="of the card; by default that of this machine, else 8")
+    parser.add_argument("--gpus", type=int, metavar="N", help="cards that share the work; by default those here")
+    parser.add_argument("--group", type=int, metavar="G", help="the same as rollout.group_size=G")
+    parser.add_argument("--completion", type=int, metavar="N", help="the same as rollout.max_new_tokens=N")
+    parser.add_argument("--prompt", type=int, metavar="N", help="the same as prompt.max_tokens=N")
+    parser.add_argument("--search", action="store_true", help="propose settings that fit, and use the card")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return _with_overrides(parser)
 
 
@@ -270,6 +284,12 @@ def _fetch(options: argparse.Namespace) -> None:
     config = resolve(preset, options.recipe, options.overrides)
     chosen = ["--preset", preset, *(["--recipe", options.recipe] if options.recipe else []), *options.overrides]
     fetch.fetch(config, chosen, options.to, wheels=not options.no_wheels)
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from trainer import plan_command
+
+    plan_command.show(options)
 
 
 def _light_settings(options: argparse.Namespace) -> Config:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +107,13 @@ def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
             break
         visible.append(known[0])
     return tuple(visible)
+
+
+def available_memory() -> float:
+    """Bytes of this machine's memory that programs can still get; infinite where nobody says."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return math.inf
+    kibibytes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return float(kibibytes[0]) * 1024 if kibibytes else math.inf

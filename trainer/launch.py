@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from trainer import hardware, preflight
+from trainer import hardware, levers, preflight
 from trainer.cli import answering_errors
 from trainer.policy import ds_config
 from trainer.rewards import graders
@@ -34,6 +34,7 @@ def main() -> None:
         print(f"octet: {request.reason}", file=sys.stderr if request.json else sys.stdout, flush=True)
     machine = hardware.detect()
     ds_config.check(request.config, has_gpu=bool(machine.gpus))
+    levers.check(request.config, machine)
     graders.check(request.config)
     preflight.check(request.config)
     os.environ[preflight.CHECKED] = "1"

@@ -22,6 +22,7 @@ from trainer.errors import ConfigError, did_you_mean
 
 PRESETS = Path(__file__).parent / "presets"
 RECIPES = PRESETS / "recipes"
+GPU_PRESETS = {"8gb": 8, "12gb": 12, "16gb": 16, "24gb": 24, "80gb": 80}  # and the GB of the card that each is for
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,16 @@ def choose_preset(machine: hardware.Hardware) -> tuple[str, str]:
     """The preset for this hardware, and why."""
     if not machine.gpus:
         return "nano", f"{machine}: the embedded model trains in minutes without one"
-    if machine.memory_gb < 7.5:
+    preset = preset_for(machine.memory_gb)
+    if preset is None:
         return "nano", f"{machine}: the 8gb preset needs a card of 8 GB"
-    return "8gb", f"{machine}: it fits a card of 8 GB or more"
+    return preset, f"{machine}: it fits a card of {GPU_PRESETS[preset]} GB or more"
+
+
+def preset_for(memory_gb: float) -> str | None:
+    """The largest preset for a card; one that is sold as 8 GB may show a little less."""
+    fitting = [name for name, size in GPU_PRESETS.items() if memory_gb >= 0.94 * size]
+    return fitting[-1] if fitting else None
 
 
 def parse_command_line(arguments: Sequence[str]) -> Request:

@@ -1,0 +1,367 @@
+"""The plan: shapes to the last parameter, terms to the last byte, presets held to their cards."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+import torch
+from accelerate import init_empty_weights
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.conftest import NANO, ROOT
+from trainer import hardware, launch, levers, memory, shapes
+from trainer.config import Lora
+from trainer.errors import ConfigError, ModelError
+from trainer.hardware import Gpu, Hardware
+from trainer.levers import Placement, changed, refusal
+from trainer.memory import GB
+from trainer.policy import lora
+from trainer.samplers.decode import PLACES, PREFILL_TOKENS
+from trainer.samplers.forward import FAMILIES
+from trainer.samplers.limits import row_bytes
+from trainer.samplers.weights import SPARE
+from trainer.settings import GPU_PRESETS, PRESETS, names_in, resolve
+
+SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL |= {"intermediate_size": 160, "vocab_size": 320, "head_dim": 16, "max_position_embeddings": 512}
+
+
+def settings_of(shape: shapes.Shape) -> dict:
+    """A config.json of this shape."""
+    names = {"qwen2": "qwen2", "llama": "llama"}
+    return {
+        "model_type": names.get(shape.family, shape.family),
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_size,
+        "intermediate_size": shape.intermediate,
+        "vocab_size": shape.vocabulary,
+        "tie_word_embeddings": shape.tied,
+        "max_position_embeddings": shape.context,
+    }
+
+
+def without_weights(settings: dict, dtype: torch.dtype = torch.bfloat16):
+    with init_empty_weights(include_buffers=True):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=dtype)
+
+
+def bytes_of(tensors) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@pytest.mark.parametrize("name", shapes.SHIPPED)
+def test_a_shipped_shape_has_the_parameters_that_transformers_makes(name):
+    shape = shapes.SHIPPED[name]
+    model = without_weights(settings_of(shape))
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert shapes.from_config(name, settings_of(shape)) == shape
+
+
+PUBLISHED = {
+    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+    "Qwen/Qwen2.5-1.5B-Instruct": 1_543_714_304,
+    "qwen/qwen2.5-3b-instruct": 3_085_938_688,
+    "Qwen/Qwen2.5-7B": 7_615_616_512,
+    "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
+    "google/gemma-2-2b-it": 2_614_341_888,
+    "google/gemma-3-1b-it": 999_885_952,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_variants_have_the_published_size_without_the_network(name):
+    assert shapes.known_shape(name).parameters == PUBLISHED[name]
+
+
+def test_a_name_of_somebody_else_is_not_taken_for_a_shipped_one():
+    assert shapes.known_shape("somebody/Qwen2.5-1.5B") is None
+    with pytest.raises(ModelError, match=r"config.json cannot be had .*Qwen/Qwen2.5-0.5B, Qwen/Qwen2.5-1.5B"):
+        shapes.shape_of("somebody/Qwen2.5-1.5B")
+
+
+@pytest.mark.parametrize("family", shapes.FAMILIES)
+def test_a_folder_is_read_with_all_that_its_family_has(tmp_path, family):
+    biases = {"attention_bias": True, "mlp_bias": True} if family in ("llama", "qwen3") else {}
+    model = without_weights({"model_type": family, "tie_word_embeddings": False, **SMALL, **biases})
+    model.config.save_pretrained(tmp_path)
+    shape = shapes.shape_of(str(tmp_path))
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert shape.windowed == (family in ("mistral", "gemma2", "gemma3_text"))
+
+
+def test_a_folder_that_cannot_be_read_is_answered(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    with pytest.raises(ModelError, match="its family is mamba, and memory is planned for qwen2"):
+        shapes.shape_of(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_attention_heads": 4}')
+    with pytest.raises(ModelError, match="no 'hidden_size'"):
+        shapes.shape_of(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be read"):
+        shapes.shape_of(str(tmp_path))
+
+
+def planner(name: str, *overrides: str, vram: int = 100 * GB, world: int = 1) -> memory.Planner:
+    config = resolve("8gb", None, [f"model.name={name}", *overrides])
+    return memory.Planner(shapes.shape_of(name), config, world, vram)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [Lora(), Lora(targets="all", r=8), Lora(targets=("q_proj", "down_proj"), r=3), Lora(dora=True)],
+    ids=["attention", "all", "two", "dora"],
+)
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-1.5B", "meta-llama/Llama-3.2-1B"])
+def test_weights_and_adapter_to_the_byte(name, settings):
+    overrides = [f"lora.{key}={json.dumps(value)}" for key, value in settings.model_dump(mode="json").items()]
+    planned = planner(name, *overrides)
+    model = without_weights(settings_of(planned.shape))
+    assert planned.weights == bytes_of(model.parameters())
+    with init_empty_weights():
+        adapted = lora.add_adapter(model, settings)
+    assert planned.trained == sum(value.numel() for value in adapted.parameters() if value.requires_grad)
+
+
+def test_the_cache_to_the_byte():
+    planned = planner("Qwen/Qwen2.5-1.5B", "prompt.max_tokens=100", "rollout.max_new_tokens=60")
+    shape, config = planned.shape, AutoConfig.for_model(**settings_of(planned.shape))
+    from trainer.samplers.forward import Forward
+
+    decoder = type("Decoder", (), {"cache": Forward.cache, "_make_angles": lambda self, places: None})()
+    decoder.layers, decoder.kv_heads, decoder.head_size = range(shape.layers), shape.kv_heads, shape.head_size
+    decoder.dtype, decoder.device = torch.bfloat16, torch.device("meta")
+    assert planned.places == 160
+    assert planned._cache(32) == bytes_of([decoder.cache(32, 160)])
+    assert planned._cache(1) == row_bytes(config, 160, 2) - 12 * shape.vocabulary
+
+
+def test_constants_are_those_of_the_files_that_import_torch():
+    from trainer import activations, logprobs
+
+    assert (memory.PLACES, memory.PREFILL_TOKENS, memory.SPARE) == (PLACES, PREFILL_TOKENS, SPARE)
+    assert activations.CHUNK == logprobs.CHUNK_BYTES
+    assert len(memory.DECODES) == len(FAMILIES)
+    assert all(any(known.lower().startswith(family) for known in FAMILIES) for family in memory.DECODES)
+
+
+def test_four_bits_are_what_bitsandbytes_makes_of_a_weight():
+    from bitsandbytes.functional import quantize_4bit
+
+    weight = torch.randn(512, 1024, dtype=torch.bfloat16)
+    packed, state = quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+    found = bytes_of([packed, state.absmax, state.state2.absmax])
+    linear = shapes.Linear("x", 1024, 512, bias=False)
+    planned = planner("Qwen/Qwen2.5-0.5B", "model.quantize=nf4")
+    assert planned._linear_bytes(linear) == found
+
+
+MEASURED = ("normed, checkpointed", "small, whole model", "small, all layers")
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict:
+    """Live tensors of the real decoder and engine, from a process of its own."""
+    command = [sys.executable, "bench/plan.py", "--json", "--only", *MEASURED]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return {case["case"]: case["bytes"] for case in json.loads(answer.stdout)["cases"]}
+
+
+@pytest.mark.parametrize("phase", ["load", "rollout", "score", "backward", "step"])
+@pytest.mark.parametrize("name", MEASURED)
+def test_every_phase_of_the_real_code_is_as_planned(measured, name, phase):
+    found = measured[name][phase]
+    assert found["live"] == pytest.approx(found["plan"], rel=0.05)
+
+
+def test_offload_takes_the_state_off_the_card_and_no_more_than_that():
+    name = "Qwen/Qwen2.5-1.5B"
+    on_card = planner(name, "lora.enabled=false", "engine.ds_config=zero2").plan()
+    offloaded = planner(name, "lora.enabled=false", "engine.ds_config=zero2_offload").plan()
+    state = on_card.phases["rollout"]["optimizer state"]
+    assert state == 12 * 1_543_714_304
+    assert memory.offload_saves(on_card.shape, on_card.config) == state
+    assert offloaded.phases["rollout"]["optimizer state"] == 2 * 151_936 * 1_536  # a buffer for the largest gradient
+    assert offloaded.ram["run"]["optimizer state"] > state
+    assert "optimizer state" not in on_card.ram["run"]
+
+
+def test_more_cards_share_the_state_and_only_that():
+    one, four = (planner("Qwen/Qwen2.5-1.5B", "engine.ds_config=zero2", world=world) for world in (1, 4))
+    assert four.state == one.state / 4
+    assert four.weights == one.weights
+
+
+def peak(*overrides: str) -> int:
+    return planner("Qwen/Qwen2.5-1.5B", *overrides).plan().peak
+
+
+@pytest.mark.parametrize(
+    ("more", "less"),
+    [
+        (
+            ["model.gradient_checkpointing=false", "optim.tokens_per_micro_batch=16384"],
+            ["optim.tokens_per_micro_batch=16384"],
+        ),
+        (["optim.tokens_per_micro_batch=16384"], ["optim.tokens_per_micro_batch=8192"]),
+        (["rollout.rows=64"], ["rollout.rows=16"]),
+        (["rollout.max_new_tokens=1024"], ["rollout.max_new_tokens=256"]),
+        ([], ["model.quantize=int8"]),
+        (["model.quantize=int8"], ["model.quantize=nf4"]),
+        (
+            ["optim.tokens_per_micro_batch=32768", "rollout.rows=8"],
+            ["optim.tokens_per_micro_batch=32768", "rollout.rows=8", "model.activation_offload=true"],
+        ),
+        (["lora.enabled=false", "engine.ds_config=zero2"], ["lora.enabled=false", "engine.ds_config=zero2_offload"]),
+        (["lora.enabled=false"], ["lora.enabled=false", "optim.name=adamw_8bit", "engine.ds_config=zero2"]),
+        (["model.attention=flash", "optim.layout=padded", "optim.tokens_per_micro_batch=16384"], []),
+    ],
+)
+def test_every_lever_takes_bytes_away(more, less):
+    if "optim.name=adamw_8bit" in less:
+        more = [*more, "engine.ds_config=zero2"]
+    assert peak(*less) < peak(*more)
+
+
+def test_what_is_scored_before_the_update_is_a_phase_only_where_something_is():
+    assert "score" not in planner("Qwen/Qwen2.5-0.5B").plan().phases
+    assert "score" in planner("Qwen/Qwen2.5-0.5B", "algorithm.kl.coef=0.1").plan().phases
+
+
+# presets
+
+
+@pytest.mark.parametrize("preset", GPU_PRESETS)
+def test_a_preset_fits_its_card_and_uses_it(preset):
+    config = resolve(preset)
+    planned = memory.plan(shapes.shape_of(config.model.name), config, vram=GPU_PRESETS[preset] * GB)
+    assert planned.fits
+    assert planned.peak > 0.6 * planned.vram
+    assert planned.ram_peak < 2 * planned.vram
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/memory.md"])
+def test_the_pages_say_what_is_planned(page):
+    lines = (ROOT / page).read_text().splitlines()
+    for preset, size in GPU_PRESETS.items():
+        config = resolve(preset)
+        planned = memory.plan(shapes.shape_of(config.model.name), config, vram=size * GB)
+        (line,) = (line for line in lines if line.startswith(f"| `{preset}` |"))
+        for fact in (config.model.name.partition("/")[2], f"{config.rollout.max_new_tokens:,}"):
+            assert fact in line
+        assert f"| {planned.peak / GB:.1f} GB" in line
+
+
+def test_every_preset_for_a_card_is_planned():
+    assert {*GPU_PRESETS, "nano"} == {*names_in(PRESETS)}
+    assert all(small < large for small, large in pairwise(GPU_PRESETS.values()))
+
+
+# what to change, and what is refused
+
+
+def machine(gigabytes: float | None, count: int = 1) -> Hardware:
+    gpus = () if gigabytes is None else tuple(Gpu(i, f"GPU-{i}", "a card", gigabytes) for i in range(count))
+    return Hardware(gpus=gpus, cores=4)
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-3B", "Qwen/Qwen2.5-7B", "google/gemma-2-2b"])
+@pytest.mark.parametrize("gigabytes", [8, 12, 24])
+def test_what_the_search_proposes_fits_and_can_be_written(name, gigabytes):
+    config = resolve("8gb", None, [f"model.name={name}", "rollout.max_new_tokens=1024"])
+    found = Placement(shapes.shape_of(name), config, 1, gigabytes * GB).search()
+    written = resolve(
+        "8gb", None, [f"model.name={name}", "rollout.max_new_tokens=1024", *levers.difference(config, found)]
+    )
+    assert written == found
+    assert memory.plan(shapes.shape_of(name), written, vram=gigabytes * GB).fits
+    assert (found.model.quantize == "none") is (gigabytes >= {"3B": 12, "7B": 24}.get(name[-2:], 8))
+
+
+def test_the_search_leaves_alone_what_fits():
+    config = resolve("8gb")
+    assert Placement(shapes.shape_of(config.model.name), config, 1, 8 * GB).search() == config
+
+
+def test_a_whole_model_is_offloaded_and_never_quantised():
+    config = resolve("8gb", None, ["lora.enabled=false", "engine.ds_config=zero2", "model.name=Qwen/Qwen2.5-3B"])
+    found = Placement(shapes.shape_of("Qwen/Qwen2.5-3B"), config, 1, 24 * GB).search()
+    assert (found.model.quantize, found.engine.ds_config) == ("none", "zero2_offload")
+
+
+def test_the_largest_values_fit_and_one_more_does_not():
+    config = resolve("8gb", None, ["rollout.max_new_tokens=512"])
+    placement = Placement(shapes.shape_of(config.model.name), config, 1, 7 * GB)
+    tokens, length = placement.largest_micro_batch(), placement.longest_completion()
+    for key, value in (("optim.tokens_per_micro_batch", tokens), ("rollout.max_new_tokens", length)):
+        assert placement.fits(changed(config, {key: value}))
+        assert not placement.fits(changed(config, {key: value + 1}))
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "overrides", "told"),
+    [
+        (8.6, ["model.name=Qwen/Qwen2.5-7B-Instruct"], "17.0 GB.* card has 8.6 GB. What fits: model.quantize=nf4"),
+        (8.6, ["model.name=Qwen/Qwen2.5-14B-Instruct"], "What fits: model.name=Qwen/Qwen2.5-7B-Instruct model.quan"),
+        (8.6, ["lora.enabled=false", "engine.ds_config=zero2"], "What fits: engine.ds_config=zero3_offload$"),
+        (1.0, [], "Write --preset nano"),
+    ],
+)
+def test_a_model_that_cannot_fit_is_refused_with_what_does(gigabytes, overrides, told):
+    with pytest.raises(ConfigError, match=told):
+        levers.check(resolve("8gb", None, overrides), machine(gigabytes))
+
+
+def test_a_model_that_may_fit_is_tried_with_a_warning(monkeypatch, capsys):
+    monkeypatch.setattr(hardware, "available_memory", lambda: 64.0 * GB)
+    config = resolve("8gb", None, ["rollout.max_new_tokens=1024", "rollout.rows=64"])
+    levers.check(config, machine(8.6))
+    assert "memory will be short: " in (told := capsys.readouterr().err)
+    assert "What fits: rollout.rows=" in told
+    levers.check(resolve("8gb"), machine(8.6))
+    assert capsys.readouterr().err == ""
+
+
+def test_too_little_ram_for_the_optimizer_state_is_said(monkeypatch):
+    monkeypatch.setattr(hardware, "available_memory", lambda: 16.0 * GB)
+    config = resolve("8gb", None, ["lora.enabled=false"])
+    told = refusal(config, machine(24), shapes.shape_of(config.model.name))
+    assert told.startswith("engine.ds_config=zero2_offload: ")
+    assert told.endswith("16.0 GB are free. Write lora.enabled=true, or a smaller model.name.")
+    told = refusal(config, machine(80), shapes.shape_of(config.model.name))
+    assert "Write lora.enabled=true, engine.ds_config=zero2, which keeps the optimizer state on the card, or" in told
+    assert refusal(resolve("8gb"), machine(24), shapes.shape_of(config.model.name)) is None
+
+
+def test_without_a_gpu_a_large_model_is_refused_unless_it_is_meant(monkeypatch, tiny_model):
+    monkeypatch.setattr(hardware, "available_memory", lambda: 16.0 * GB)
+    with pytest.raises(
+        ConfigError, match=r"no GPU was found, and with 1.5 B parameters on 4 CPU cores .*--preset nano"
+    ):
+        levers.check(resolve("8gb"), machine(None))
+    levers.check(resolve("8gb", None, ["model.dtype=bf16"]), machine(None))
+    levers.check(resolve("8gb", None, [f"model.name={tiny_model}"]), machine(None))
+    levers.check(resolve("8gb", None, ["model.name=somebody/else"]), machine(None))
+    with pytest.raises(ConfigError, match=r"on the CPU the weights take .* of which 16.0 GB are free"):
+        levers.check(resolve("24gb", None, ["model.dtype=fp32"]), machine(None))
+
+
+def test_the_launcher_refuses_before_it_asks_the_hub(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["launch", "--preset", "8gb", "model.name=Qwen/Qwen2.5-14B"])
+    monkeypatch.setattr(hardware, "detect", lambda: machine(8.6))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="even one answer at a time"):
+        launch.main()
+
+
+def test_free_memory_is_that_of_this_machine():
+    assert 10**8 < hardware.available_memory() < 10**14
+
+
+def test_the_embedded_model_is_planned_from_its_folder():
+    assert shapes.shape_of("nano") == shapes.from_config("nano", json.loads((NANO / "config.json").read_text()))

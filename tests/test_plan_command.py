@@ -1,0 +1,125 @@
+"""octet plan, as a person calls it."""
+
+import json
+import sys
+from time import process_time
+
+import pytest
+
+from tests.test_job import run
+from trainer import cli, hardware
+from trainer.hardware import Gpu, Hardware
+
+
+def octet_plan(capsys, *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["plan", *arguments])
+    told = capsys.readouterr()
+    return ended.value.code, told.out, told.err
+
+
+def planned(capsys, *arguments: str) -> dict:
+    status, out, err = octet_plan(capsys, *arguments, "--json")
+    assert status == 0, err
+    return json.loads(out)
+
+
+def test_the_table_says_what_where_and_whether(capsys):
+    status, out, _ = octet_plan(capsys, "--preset", "8gb")
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 120
+    words = " ".join(out.split())
+    assert "1.54 B parameters in bf16, 4.36 M trained (LoRA r=16)" in words
+    for term in ("weights 3.09 3.09", "KV cache", "merged copies", "allocator slack", "CUDA context", "peak"):
+        assert term in words
+    assert "it fits: " in words
+    assert "most of it is weights, 3.09 GB" in words
+    assert "optimizer offload saves 0.05 GB here: with LoRA it is no lever" in words
+    assert "it would save 18.5 GB, 6.0 x the weights" in words
+    assert "the most that fits" in words
+
+
+def test_on_all_layers_offload_is_what_the_readme_says(capsys):
+    assert planned(capsys, "--preset", "8gb", "lora.targets=all")["optimizer_offload_saves"] == 12 * 18_464_768
+
+
+def test_the_options_are_settings(capsys):
+    asked = ("--model", "Qwen/Qwen2.5-3B", "--vram", "12", "--group", "4", "--completion", "1024", "--prompt", "256")
+    named = planned(capsys, *asked)
+    written = ("model.name=Qwen/Qwen2.5-3B", "rollout.group_size=4", "rollout.max_new_tokens=1024")
+    plain = planned(capsys, "--preset", "12gb", "--vram", "12", *written, "prompt.max_tokens=256")
+    assert named["phases"] == plain["phases"]
+    assert named["vram_bytes"] == 12 * 10**9
+
+
+def test_terms_add_up_to_the_peak(capsys):
+    found = planned(capsys, "--preset", "24gb", "--gpus", "2")
+    assert found["gpus"] == 2
+    assert {name: sum(terms.values()) for name, terms in found["phases"].items()} == found["peaks"]
+    assert found["peak_bytes"] == max(found["peaks"].values()) == found["peaks"][found["peak_phase"]]
+    assert found["vram_bytes"] == 24 * 10**9
+
+
+def test_the_search_prints_a_command_that_fits(capsys):
+    found = planned(capsys, "--model", "Qwen/Qwen2.5-7B-Instruct", "--vram", "8", "--completion", "1024", "--search")
+    assert found["verdict"] == "fits"
+    assert "model.quantize=nf4" in found["proposal"]
+    _, _, _, *settings = found["command"].split()
+    again = planned(capsys, "--preset", "8gb", "--vram", "8", *settings)
+    assert again["phases"] == found["phases"]
+    status, out, _ = octet_plan(capsys, "--model", "Qwen/Qwen2.5-7B-Instruct", "--vram", "8", "--search")
+    assert status == 0
+    assert "./run_deepspeed.sh --preset 8gb model.name=Qwen/Qwen2.5-7B-Instruct" in out
+
+
+def test_the_search_fills_the_card_with_a_small_model(capsys):
+    without = planned(capsys, "--model", "Qwen/Qwen2.5-0.5B", "--vram", "24", "--preset", "8gb")
+    found = planned(capsys, "--model", "Qwen/Qwen2.5-0.5B", "--vram", "24", "--preset", "8gb", "--search")
+    assert found["peak_bytes"] > without["peak_bytes"]
+    assert "optim.tokens_per_micro_batch=16384" in found["proposal"]
+
+
+def test_a_whole_model_and_what_is_too_large_are_said(capsys):
+    _, out, _ = octet_plan(capsys, "--preset", "24gb", "lora.enabled=false")
+    assert "it does not fit" in out
+    assert "--search proposes settings that do" in out
+    assert "of the card here, 6.0 x the weights" in out
+
+
+def test_the_card_of_this_machine_is_taken(capsys, monkeypatch):
+    cards = tuple(Gpu(index, f"GPU-{index}", "RTX 3090", 25.8) for index in range(2))
+    monkeypatch.setattr(hardware, "detect", lambda: Hardware(cards, cores=8))
+    found = planned(capsys)
+    assert (found["model"], found["gpus"], found["vram_bytes"]) == ("Qwen/Qwen2.5-7B-Instruct", 2, 25_800_000_000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--vram", "0"], "--vram 0: a card has more than that"),
+        (["--gpus", "0"], "--gpus 0: at least one card is needed"),
+        (["--model", "nobody/nothing"], "model.name=nobody/nothing: its config.json cannot be had"),
+        (["--completion", "40000"], "rollout.max_new_tokens=40000: the context of this model is 32768"),
+        (["--model", "Qwen/Qwen2.5-14B", "--vram", "4", "--search"], "nothing makes Qwen/Qwen2.5-14B fit 4 GB"),
+        (["rollout.grup=1"], "Did you mean"),
+        (["model.quantize=int4"], "Write one of 'none', 'nf4' or 'int8'"),
+    ],
+)
+def test_mistakes_are_answered(capsys, arguments, told):
+    status, _, err = octet_plan(capsys, *arguments)
+    assert status == 2
+    assert told in err
+
+
+def test_it_takes_less_than_a_second_of_the_processor(capsys):
+    octet_plan(capsys, "--preset", "8gb")
+    began = process_time()
+    octet_plan(capsys, "--preset", "80gb", "--search")
+    assert process_time() - began < 1
+
+
+def test_the_command_works_without_torch(tmp_path):
+    code = "import sys; sys.modules['torch'] = None; from trainer import cli; cli.main(['plan', '--model', 'nano'])"
+    answer = run(sys.executable, "-c", code, folder=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert "nano" in answer.stdout
