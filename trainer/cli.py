@@ -142,6 +142,7 @@ def _run_parser(name: str, description: str, command: Callable[[argparse.Namespa
     parser.add_argument("--preset", help="by default the one that the hardware chooses")
     parser.add_argument("--recipe", help="an objective on top")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return _with_overrides(parser)
 
 
 def _plan_parser() -> argparse.ArgumentParser:
