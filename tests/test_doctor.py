@@ -343,7 +343,7 @@ def test_a_hub_that_is_silent_is_given_up_in_seconds():
 def test_without_a_network_the_run_ends_before_it_imports(tmp_path):
     """Port 9 of this machine: nobody listens."""
     environment = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
-    answer = train(tmp_path, "model.name=Qwen/Qwen2.5-1.5B-Instruct", **environment)
+    answer = train(tmp_path, "model.name=Qwen/Qwen2.5-0.5B-Instruct", **environment)
     assert answer.returncode == 2
     assert "the hub cannot be reached (Connection refused). Write the path of a local folder" in answer.stderr
     assert "`octet fetch`, on a machine with internet, brings what is missing" in answer.stderr
