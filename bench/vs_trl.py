@@ -101,7 +101,7 @@ def trl(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     from trainer import answers, distributed
-    from trainer.policy.base import DTYPES, load_tokenizer, location
+    from trainer.policy.base import load_tokenizer, location
     from trainer.tasks.base import draw, make_task, training_problems
     from trainer.tasks.prompts import Prompter
 
@@ -117,12 +117,17 @@ def trl(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None:
     rollout, task, tokenizer = config.rollout, make_task(config.task), load_tokenizer(config.model)
     prompter, problems = Prompter(tokenizer, config.prompt, task), training_problems(task, config.task, seed)
     drawn = [problem for step in range(steps) for problem in draw(problems, step, rollout.problems, seed)]
-    rows = [{"prompt": prompter.prompt(problem).text, "gold": problem.gold} for problem in drawn]
+    asked = [prompter.prompt(problem) for problem in drawn]
+    rows = [{"prompt": prompt.text, "gold": prompt.problem.gold} for prompt in asked]
+    answers_of_a_step = rollout.problems * rollout.group_size
+    longest = max(len(prompt.tokens) for prompt in asked) + rollout.max_new_tokens
+    at_once = side_by_side(answers_of_a_step, config.optim.tokens_per_micro_batch // longest)
     arguments = GRPOConfig(
         output_dir=str(folder), use_cpu=not distributed.on_gpu(), bf16=config.model.dtype == "bf16", seed=seed,
         report_to="none", disable_tqdm=True, logging_steps=10**6, save_strategy="no", max_steps=steps,
-        shuffle_dataset=False, gradient_checkpointing=False, model_init_kwargs={"dtype": DTYPES[config.model.dtype]},
-        per_device_train_batch_size=rollout.problems * rollout.group_size, num_generations=rollout.group_size,
+        shuffle_dataset=False, gradient_checkpointing=config.model.gradient_checkpointing,
+        model_init_kwargs=loaded_as(config.model), num_generations=rollout.group_size,
+        per_device_train_batch_size=at_once, gradient_accumulation_steps=answers_of_a_step // at_once,
         max_completion_length=rollout.max_new_tokens, temperature=rollout.temperature, top_p=1.0, top_k=0,
         learning_rate=config.algorithm.lr, lr_scheduler_type="cosine", warmup_steps=round(0.1 * steps),
         max_grad_norm=config.optim.max_grad_norm, beta=0.0, loss_type="dapo",
@@ -134,6 +139,23 @@ def trl(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None:
     )  # fmt: skip
     trainer.train()
     trainer.model.save_pretrained(str(folder / "adapter"))
+
+
+def side_by_side(rows: int, fitting: int) -> int:
+    """As many of them as Octet's token budget would hold with padding, and as go evenly into all."""
+    return max(count for count in range(1, max(1, min(rows, fitting)) + 1) if rows % count == 0)
+
+
+def loaded_as(settings: Any) -> dict[str, Any]:
+    from transformers import BitsAndBytesConfig
+
+    from trainer.policy.base import DTYPES
+
+    dtype = DTYPES[settings.dtype]
+    if settings.quantize == "none":
+        return {"dtype": dtype}
+    four_bits = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": dtype}
+    return {"dtype": dtype, "quantization_config": BitsAndBytesConfig(load_in_4bit=True, **four_bits)}
 
 
 RUNNERS: dict[str, Callable[..., None]] = {

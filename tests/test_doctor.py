@@ -168,7 +168,7 @@ def meminfo(folder: Path, available: int, swap: int) -> Path:
 
 
 def test_too_little_ram_is_an_error_that_says_how_much(tmp_path):
-    free = needs.free_ram(meminfo(tmp_path, available=600_000, swap=100_000), groups=tmp_path)
+    free = hardware.free_ram(meminfo(tmp_path, available=600_000, swap=100_000), groups=tmp_path)
     assert free == 700_000 * 1024
     finding = preflight.ram(NANO, needs.of(NANO, hub.find_model(NANO.model), cards=0), free)
     with pytest.raises(
@@ -182,13 +182,13 @@ def test_the_limit_of_a_container_or_a_job_counts(tmp_path):
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("700000\n")
     (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 150000\nactive_file 50000\n")
-    assert needs.free_ram(meminfo(tmp_path, 9_999_999, 0), groups=tmp_path) == 1_000_000 - 500_000
+    assert hardware.free_ram(meminfo(tmp_path, 9_999_999, 0), groups=tmp_path) == 1_000_000 - 500_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert needs.free_ram(meminfo(tmp_path, 9_999_999, 0), groups=tmp_path) == 9_999_999 * 1024
+    assert hardware.free_ram(meminfo(tmp_path, 9_999_999, 0), groups=tmp_path) == 9_999_999 * 1024
 
 
 def test_what_this_machine_says_is_read():
-    assert 0 < needs.free_ram() < 1 << 50
+    assert 0 < hardware.free_ram() < 1 << 50
 
 
 def test_the_whole_model_with_its_optimizer_in_ram_needs_seven_times_the_weights():

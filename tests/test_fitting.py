@@ -1,5 +1,6 @@
 """What happens when memory runs out, and before it can: halves, room, the rehearsal, the creep."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from trainer.fitting import Room, is_out_of_memory, until_it_fits
 from trainer.logprobs import LogProbs
 from trainer.settings import Request, resolve
 from trainer.types import MiniBatch
-from trainer.watch.memory import STEPS, Creep, forget_peak, peak
+from trainer.watch.memory import STEPS, Creep, Peak, forget_peak, peak
 
 # DeepSpeed imports parts of torch that warn about themselves
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -138,6 +139,19 @@ def test_a_step_that_will_not_fit_shows_before_the_first(run, capsys):
     assert "out of memory in training: what sampling kept" in said
     assert "optim.tokens_per_micro_batch=16384: out of memory with" in said
     assert run.packer.token_budget < 3 * longest
+
+
+def test_what_was_measured_stands_beside_the_plan():
+    from trainer.rehearsal import report
+
+    peaks = {name: Peak(GB // 2, 6 * GB // 10) for name in ("rollout", "batch", "step")}
+    text = report(resolve("8gb"), 300, peaks, 8 * GB)
+    assert re.fullmatch(
+        r"memory in GB, measured \(planned\): rollout 0\.50 \(5\.\d\d\), backward 0\.50 \(5\.\d\d\); "
+        r"0\.60 reserved of 8\.0",
+        text,
+    )
+    assert "score 0.50 (" in report(resolve("8gb", None, ["algorithm.kl.coef=0.1"]), 300, peaks, 8 * GB)
 
 
 def test_peaks_are_of_their_time():

@@ -318,7 +318,7 @@ def test_a_model_that_cannot_fit_is_refused_with_what_does(gigabytes, overrides,
 
 
 def test_a_model_that_may_fit_is_tried_with_a_warning(monkeypatch, capsys):
-    monkeypatch.setattr(hardware, "available_memory", lambda: 64.0 * GB)
+    monkeypatch.setattr(hardware, "free_ram", lambda: 64 * GB)
     config = resolve("8gb", None, ["rollout.max_new_tokens=1024", "rollout.rows=64"])
     levers.check(config, machine(8.6))
     assert "memory will be short: " in (told := capsys.readouterr().err)
@@ -328,7 +328,7 @@ def test_a_model_that_may_fit_is_tried_with_a_warning(monkeypatch, capsys):
 
 
 def test_too_little_ram_for_the_optimizer_state_is_said(monkeypatch):
-    monkeypatch.setattr(hardware, "available_memory", lambda: 16.0 * GB)
+    monkeypatch.setattr(hardware, "free_ram", lambda: 16 * GB)
     config = resolve("8gb", None, ["lora.enabled=false"])
     told = refusal(config, machine(24), shapes.shape_of(config.model.name))
     assert told.startswith("engine.ds_config=zero2_offload: ")
@@ -339,7 +339,7 @@ def test_too_little_ram_for_the_optimizer_state_is_said(monkeypatch):
 
 
 def test_without_a_gpu_a_large_model_is_refused_unless_it_is_meant(monkeypatch, tiny_model):
-    monkeypatch.setattr(hardware, "available_memory", lambda: 16.0 * GB)
+    monkeypatch.setattr(hardware, "free_ram", lambda: 16 * GB)
     with pytest.raises(
         ConfigError, match=r"no GPU was found, and with 1.5 B parameters on 4 CPU cores .*--preset nano"
     ):
@@ -360,7 +360,7 @@ def test_the_launcher_refuses_before_it_asks_the_hub(monkeypatch):
 
 
 def test_free_memory_is_that_of_this_machine():
-    assert 10**8 < hardware.available_memory() < 10**14
+    assert 10**8 < hardware.free_ram() < 10**14
 
 
 def test_the_embedded_model_is_planned_from_its_folder():

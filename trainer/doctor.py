@@ -182,7 +182,7 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
 
 
 def room(config: Config, found: hub.Found, cards: int) -> Iterator[Finding]:
-    folder, free = config.run.dir or RUNS, needs.free_ram()
+    folder, free = config.run.dir or RUNS, hardware.free_ram()
     if not found.sizes:  # of a model that is not there, so nobody knows what it takes
         yield Finding("ok", "disk", f"{amount(needs.free_disk(folder))} free for run.dir={folder}")
         yield Finding("ok", "RAM", f"{amount(free)} free")

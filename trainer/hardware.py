@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shutil
@@ -109,11 +108,29 @@ def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
     return tuple(visible)
 
 
-def available_memory() -> float:
-    """Bytes of this machine's memory that programs can still get; infinite where nobody says."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return math.inf
-    kibibytes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return float(kibibytes[0]) * 1024 if kibibytes else math.inf
+def free_ram(meminfo: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """What programs can still get, swap included, and no more than the limit of a container or a cluster's job."""
+    kilobytes = {}
+    for line in meminfo.read_text().splitlines():
+        name, _, rest = line.partition(":")
+        kilobytes[name] = int(rest.split()[0])
+    free = (kilobytes["MemAvailable"] + kilobytes.get("SwapFree", 0)) * 1024
+    return min([free, *_limits(groups)])
+
+
+def _limits(groups: Path) -> list[int]:
+    """Of this process's control group (version 2) and of those above it: the limit, less what is taken for good."""
+    own = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::/")]
+    folder, limits = groups / own[0][len("0::/") :] if own else groups, []
+    for group in (folder, *folder.parents):
+        limit = group / "memory.max"
+        if groups in (group, *group.parents) and limit.is_file() and limit.read_text().strip().isdigit():
+            taken = int((group / "memory.current").read_text()) - _file_cache(group)
+            limits.append(max(0, int(limit.read_text()) - taken))
+    return limits
+
+
+def _file_cache(group: Path) -> int:
+    """Read files that are kept only as long as nobody needs the room."""
+    rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return int(rows.get("inactive_file", 0)) + int(rows.get("active_file", 0))

@@ -16,9 +16,10 @@ from trainer.evaluate import Evaluation
 from trainer.loop import Parts, train
 from trainer.policy.base import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.quiet import no_progress_bars
-from trainer.rehearsal import rehearse
+from trainer.rehearsal import rehearse, report
 from trainer.settings import Request
 from trainer.watch.live import Screen
+from trainer.watch.memory import total
 
 WHAT_IT_IS = {
     "adapter": "  adapter/  the LoRA adapter (PEFT)",
@@ -41,7 +42,9 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, list[Evaluation
     parts = assemble.build(request)
     _introduce(parts, request)
     if parts.first_step < parts.total_steps:
-        rehearse(parts)
+        peaks = rehearse(parts)
+        if distributed.on_gpu() and (text := report(parts.config, len(parts.longest.tokens), peaks, total())):
+            parts.screen.say(text)
     evaluations: list[Evaluation] = []
     if parts.held_out:
         evaluations.append(_evaluate_base(parts))

@@ -228,7 +228,7 @@ def _remedy(placement: Placement) -> str:
 
 
 def _too_large_for_ram(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
-    placement, available = _placement(config, machine, shape), hardware.available_memory()
+    placement, available = _placement(config, machine, shape), hardware.free_ram()
     if placement.plan.ram_peak <= available:
         return None
     phase = max(placement.plan.ram.values(), key=lambda terms: sum(terms.values()))
@@ -246,7 +246,7 @@ def _too_large_for_ram(config: Config, machine: hardware.Hardware, shape: Shape)
 def _too_large_for_a_cpu(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
     name, size = config.model.name, shape.parameters
     needed = size * (2 if config.model.dtype == "bf16" else 4) + PROCESS
-    available = hardware.available_memory()
+    available = hardware.free_ram()
     if needed > available:
         return (
             f"model.name={name}: no GPU was found, and on the CPU the weights take {needed / GB:.1f} GB of memory, of "

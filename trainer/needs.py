@@ -35,6 +35,7 @@ def of(config: Config, found: Found, cards: int) -> Needs:
     shape, is_adapter = _shape(found), config.lora.enabled
     numbers = found.weights // (4 if _stored_dtype(shape) == "float32" else 2)
     width = 4 if _is_fp32(config, cards) else 2
+    in_ram = width if config.model.quantize == "none" else 1
     trained = adapter(config.lora, shape) if is_adapter else numbers
     state = STATE_BYTES[config.optim.name]
     checkpoint = trained * (state + width * (2 if is_adapter else 1))  # an adapter is there for other programs, too
@@ -42,7 +43,7 @@ def of(config: Config, found: Found, cards: int) -> Needs:
     return Needs(
         download=found.download,
         run=(config.run.keep + 1) * checkpoint + numbers * width * results,
-        ram=max(1, cards) * (PROCESS_BYTES + numbers * width) + trained * state * _is_offloaded(config),
+        ram=max(1, cards) * (PROCESS_BYTES + numbers * in_ram) + trained * state * _is_offloaded(config),
     )
 
 
@@ -93,31 +94,3 @@ def existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that is there already."""
     folder = folder.expanduser().absolute()
     return folder if folder.is_dir() else existing(folder.parent)
-
-
-def free_ram(meminfo: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """What programs can still get, swap included, and no more than the limit of a container or a cluster's job."""
-    kilobytes = {}
-    for line in meminfo.read_text().splitlines():
-        name, _, rest = line.partition(":")
-        kilobytes[name] = int(rest.split()[0])
-    free = (kilobytes["MemAvailable"] + kilobytes.get("SwapFree", 0)) * 1024
-    return min([free, *_limits(groups)])
-
-
-def _limits(groups: Path) -> list[int]:
-    """Of this process's control group (version 2) and of those above it: the limit, less what is taken for good."""
-    own = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::/")]
-    folder, limits = groups / own[0][len("0::/") :] if own else groups, []
-    for group in (folder, *folder.parents):
-        limit = group / "memory.max"
-        if groups in (group, *group.parents) and limit.is_file() and limit.read_text().strip().isdigit():
-            taken = int((group / "memory.current").read_text()) - _file_cache(group)
-            limits.append(max(0, int(limit.read_text()) - taken))
-    return limits
-
-
-def _file_cache(group: Path) -> int:
-    """Read files that are kept only as long as nobody needs the room."""
-    rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    return int(rows.get("inactive_file", 0)) + int(rows.get("active_file", 0))

@@ -59,7 +59,7 @@ def findings(config: Config, found: hub.Found) -> list[Finding]:
     gpus = hardware.detect().gpus
     wanted, folder = needs.of(config, found, len(gpus)), config.run.dir or RUNS
     cards = [of_card for gpu in gpus for of_card in card(config, gpu, hardware.states().get(gpu.uuid))]
-    return [*disk(wanted, folder), ram(config, wanted, needs.free_ram()), *cards, *packages(config)]
+    return [*disk(wanted, folder), ram(config, wanted, hardware.free_ram()), *cards, *packages(config)]
 
 
 # ---------------------------------------------------------------- the checks

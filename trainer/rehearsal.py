@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
-from trainer import distributed
+from collections.abc import Mapping
+
+from trainer import distributed, memory
+from trainer.config import Config
+from trainer.errors import ModelError
+from trainer.levers import changed
 from trainer.loop import Parts
+from trainer.shapes import shape_of
 from trainer.types import MiniBatch, TrainingRow
-from trainer.watch.memory import Peak
+from trainer.watch.memory import GB, Peak
 from trainer.watch.metrics import Phases, Tally
+
+# Of a step, as the planner calls what it does there. A rehearsal does not go as far as the optimizer.
+PLANNED = {"rollout": "rollout", "batch": "score", "step": "backward"}
+
+
+def report(config: Config, longest_prompt: int, peaks: Mapping[str, Peak], card: int) -> str | None:
+    """What was measured on a card of so many bytes beside its plan; None for a family that is not planned for."""
+    try:
+        shape = shape_of(config.model.name, config.model.revision)
+    except ModelError:
+        return None
+    settings = changed(config, {"prompt.max_tokens": longest_prompt})
+    plan = memory.plan(shape, settings, distributed.world_size(), card)
+    parts = [
+        f"{planned} {peaks[name].allocated / GB:.2f} ({plan.allocated_of(planned) / GB:.2f})"
+        for name, planned in PLANNED.items()
+        if planned in plan.phases
+    ]
+    reserved = max(peak.reserved for peak in peaks.values()) / GB
+    return f"memory in GB, measured (planned): {', '.join(parts)}; {reserved:.2f} reserved of {card / GB:.1f}"
 
 
 def rehearse(parts: Parts) -> dict[str, Peak]:

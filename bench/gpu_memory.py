@@ -1,0 +1,235 @@
+"""Real training steps of large models on a small card: the plan of `octet plan` against what the card gave away.
+
+python bench/gpu_memory.py [--cap 8] [--only 1.5b] [--json]      writes bench/results/gpu_memory.json
+python bench/gpu_memory.py --only tiny                           without a card: whether all of this runs
+
+A larger card is made as small as that: this process takes the rest of its memory, so that each run, a process of its
+own, finds so much of it free, its context included. Weights are random, because neither memory nor speed depends on
+them, and answers run to their full length. TRL's GRPOTrainer is beside it, on the same shape, rows and lengths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import vs_trl
+
+from machine import describe
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench/results/gpu_memory.json"
+GB, GIB = 10**9, 2**30
+STEPS = 4
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a Qwen2.5."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocabulary: int = 151936
+    tied: bool = True
+
+    def save(self, folder: Path) -> None:
+        """Random weights, with the tokenizer of the embedded model."""
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        from trainer.config import Model
+        from trainer.policy.base import load_tokenizer
+
+        sizes = {"hidden_size": self.hidden, "num_hidden_layers": self.layers, "num_attention_heads": self.heads}
+        sizes |= {"num_key_value_heads": self.kv_heads, "intermediate_size": self.intermediate}
+        sizes |= {"vocab_size": self.vocabulary, "tie_word_embeddings": self.tied, "max_position_embeddings": 32768}
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes), dtype=torch.bfloat16)
+        model.save_pretrained(str(folder))
+        load_tokenizer(Model()).save_pretrained(str(folder))
+        del model
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+SIZES = {
+    "0.5b": Size(896, 24, 14, 2, 4864),
+    "1.5b": Size(1536, 28, 12, 2, 8960),
+    "3b": Size(2048, 36, 16, 2, 11008),
+    "7b": Size(3584, 28, 28, 4, 18944, 152064, tied=False),
+    "tiny": Size(64, 2, 4, 2, 128, 1024),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    size: str
+    quantize: str
+    completion: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.size} {'bf16' if self.quantize == 'none' else self.quantize} {self.completion}"
+
+    def settings(self, folder: Path) -> list[str]:
+        fixed = ["model.dtype=bf16", "model.gradient_checkpointing=true", "lora.targets=all", "prompt.style=few_shot"]
+        fixed += ["rollout.problems=4", "rollout.group_size=8", "rollout.rows=32", "optim.tokens_per_micro_batch=4096"]
+        fixed += ["engine.ds_config=zero2_offload", "run.threads=null", f"model.name={folder}"]
+        return [*fixed, f"model.quantize={self.quantize}", f"rollout.max_new_tokens={self.completion}"]
+
+
+CASES = [
+    *[Case(size, "none", completion) for size in ("0.5b", "1.5b", "3b") for completion in (512, 1024)],
+    *[Case(size, "nf4", completion) for size in ("0.5b", "1.5b", "3b", "7b") for completion in (512, 1024)],
+    Case("tiny", "none", 32),
+    Case("tiny", "nf4", 32),
+]
+
+
+def octet(folder: Path, cap: int, more: list[str]) -> dict[str, Any]:
+    """Steps of the real program: what its log and its plan say."""
+    from trainer import assemble, quiet
+    from trainer.loop import train
+    from trainer.rehearsal import rehearse
+    from trainer.settings import Request
+    from trainer.watch.live import Screen
+
+    said: list[str] = []
+
+    class Listening(Screen):
+        def warn(self, text: str) -> None:
+            said.append(text)
+
+    quiet.quiet()
+    config = vs_trl.settings(STEPS, 0, folder, "rollout.dead_groups=keep", *more)
+    with assemble.process_group(config):
+        parts = replace(assemble.build(Request(config, "nano", "")), screen=Listening(quiet=True))
+        rehearse(parts)
+        train(parts)
+        longest = len(parts.longest.tokens)
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    names = [name for name in steps[0] if name.startswith(("memory/", "time/")) and name.count("/") == 1]
+    return {
+        "measured": {name: max(step[name] for step in steps) for name in names if name.startswith("memory/")},
+        "seconds": {name: median(step[name] for step in steps[1:]) for name in names if name.startswith("time/")},
+        "planned": planned([*more, f"prompt.max_tokens={longest}"], cap),
+        "prompt": longest,
+        "said": said,
+    }
+
+
+def planned(more: list[str], cap: int) -> dict[str, float]:
+    """GB of each phase: what the allocator will say, and with context and slack."""
+    from trainer import memory
+    from trainer.shapes import shape_of
+
+    config = vs_trl.settings(STEPS, 0, Path("none"), *more)
+    plan = memory.plan(shape_of(config.model.name), config, vram=cap)
+    allocated = {phase: plan.allocated_of(phase) / GB for phase in plan.phases}
+    return {**allocated, "peak": plan.peak / GB}
+
+
+def trl(folder: Path, cap: int, more: list[str]) -> dict[str, Any]:
+    clock = vs_trl.Clock()
+    vs_trl.trl(STEPS, 0, folder, clock, *more)
+    return {"seconds": {"step": median(clock.seconds(1))}}
+
+
+SIDES: dict[str, Callable[[Path, int, list[str]], dict[str, Any]]] = {"octet": octet, "trl": trl}
+
+
+def one_side(side: str, cap: int, more: list[str]) -> dict[str, Any]:
+    """What a child process does. Its context is what is gone from the card before it has allocated anything."""
+    on_card = torch.cuda.is_available()
+    context = cap - torch.cuda.mem_get_info()[0] if on_card else 0
+    with tempfile.TemporaryDirectory() as folder:
+        found = SIDES[side](Path(folder), cap, more)
+    reserved = torch.cuda.max_memory_reserved() if on_card else 0
+    return {**found, "context": context / GB, "peak": (reserved + context) / GB}
+
+
+def run(side: str, cap: int, more: list[str]) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--side", side, "--bytes", str(cap), *more]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environment |= {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        return {"failed": done.stderr.strip().splitlines()[-1][:300]}
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+@contextmanager
+def small_card(cap: int) -> Iterator[None]:
+    """All but so many bytes of the card are taken."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    torch.cuda.empty_cache()
+    ballast = [torch.empty(1, device="cuda")]  # the context of this process
+    ballast.append(torch.empty(torch.cuda.mem_get_info()[0] - cap, dtype=torch.uint8, device="cuda"))
+    yield
+    ballast.clear()
+    torch.cuda.empty_cache()
+
+
+def compared(case: Case, cap: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        SIZES[case.size].save(Path(folder))
+        with small_card(cap):
+            found = {side: run(side, cap, case.settings(Path(folder))) for side in SIDES}
+    print(line(case.name, found), file=sys.stderr, flush=True)
+    return {"case": case.name, **found}
+
+
+def line(name: str, found: dict[str, Any]) -> str:
+    parts = [f"{name:18}"]
+    for side, one in found.items():
+        parts.append(f"{side}: {one['failed'][:60]}" if "failed" in one else f"{side}: {one['peak']:.2f} GB")
+    if "planned" in found["octet"]:
+        parts.append(f"planned {found['octet']['planned']['peak']:.2f} GB")
+    return "  ".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cap", type=float, default=8.0, help="GiB of the card that the runs see (default 8)")
+    parser.add_argument("--only", default="", help="cases whose name begins so; with it, nothing is written")
+    parser.add_argument("--json", action="store_true", help="print the result")
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--bytes", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("more", nargs="*", help=argparse.SUPPRESS)
+    options = parser.parse_intermixed_args()
+    if options.side:
+        print(json.dumps(one_side(options.side, options.bytes, options.more)))
+        return
+    if not torch.cuda.is_available() and options.only != "tiny":
+        sys.exit("there is no card: --only tiny tries the script without one")
+    cases = [case for case in CASES if case.name.startswith(options.only) and (options.only or case.size != "tiny")]
+    found = [compared(case, int(options.cap * GIB)) for case in cases]
+    result = {"machine": describe(), "card": card(), "cap_gib": options.cap, "cases": found}
+    if not options.only:
+        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(result))
+
+
+def card() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+
+
+if __name__ == "__main__":
+    main()
