@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
+from trainer import web
 from trainer.errors import ConfigError, RewardError
 from trainer.rewards import endpoint
-from trainer.rewards.endpoint import seconds_of
 from trainer.rewards.graders import check, worked
 from trainer.rewards.judge import load_rubric, user_message
 from trainer.rewards.scorer import Scorer
 from trainer.settings import resolve
+from trainer.web import seconds_of
 
 GOOD = {"factual_accuracy": 1.0, "conciseness": 0.5, "formatting": 0}
 GOOD_REWARD = 0.5 * 1.0 + 0.35 * 0.5 + 0.15 * 0
@@ -242,7 +243,7 @@ def test_a_grader_that_drips_is_left_at_the_timeout(monkeypatch):
 
     began = time.monotonic()
     with pytest.raises(TimeoutError):
-        endpoint._read(Dripping(), time.monotonic() + 0.1)
+        web._read(Dripping(), time.monotonic() + 0.1, largest=1 << 20)
     assert time.monotonic() - began < 2
 
 

@@ -8,43 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.client
 import json
-import math
 import os
 import random
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.config import Judge as JudgeSettings
 from trainer.errors import ConfigError
 from trainer.rewards.scorer import Meter
+from trainer.web import NoReply, exchange, read_key
 
 T = TypeVar("T")
 
-LONGEST_WAIT_S = 120.0  # an endpoint that asks for more patience has its question given up
 LONGEST_BACKOFF_S = 60.0
 CHARACTERS_A_TOKEN = 4
 LARGEST_REPLY = 4 << 20  # bytes
-WORTH_RETRYING = (408, 409, 425, 429)  # and everything from 500 on
-
-
-class NoReply(Exception):
-    """One try that failed. `wait_s` is what the endpoint asked for."""
-
-    def __init__(self, reason: str, again: bool = True, wait_s: float = 0.0) -> None:
-        super().__init__(reason)
-        self.again = again and wait_s <= LONGEST_WAIT_S
-        self.wait_s = wait_s
 
 
 class Client:
@@ -59,7 +43,6 @@ class Client:
         self.cache = Cache(settings.cache.expanduser()) if settings.cache else None
         self.last_failure = ""
         self._key = read_key(settings.key_env)
-        self._opener = urllib.request.build_opener(_NoRedirects)
         self._not_before = 0.0  # when the endpoint is busy, all threads wait
 
     def ask(
@@ -120,78 +103,12 @@ class Client:
         return text
 
     def _post(self, body: Mapping[str, Any]) -> bytes:
-        headers = {"Content-Type": "application/json", "User-Agent": "octet-grpo"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        request = urllib.request.Request(self.url, json.dumps(body).encode(), headers, method="POST")
-        deadline = time.monotonic() + self.settings.timeout_s
-        try:
-            with self._opener.open(request, timeout=self.settings.timeout_s) as response:
-                return _read(response, deadline)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise _refusal(error) from None
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            raise NoReply(f"{type(reason).__name__}: {reason}") from None
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        return exchange(self.url, body, self.settings.timeout_s, LARGEST_REPLY, headers)
 
     def _without_key(self, text: str) -> str:
         """An endpoint may quote the key in its complaint."""
         return text.replace(self._key, "***") if self._key else text
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the key to another host."""
-
-    def redirect_request(self, *arguments: Any) -> None:
-        return None
-
-
-def _refusal(error: urllib.error.HTTPError) -> NoReply:
-    try:
-        said = " ".join(error.read(1000).decode("utf-8", "replace").split())
-    except (OSError, http.client.HTTPException):
-        said = ""
-    again = error.code in WORTH_RETRYING or error.code >= 500
-    return NoReply(f"HTTP {error.code} {said}".strip(), again, seconds_of(error.headers.get("Retry-After")))
-
-
-def _read(response: http.client.HTTPResponse, deadline: float) -> bytes:
-    """The body; the timeout of the socket alone would allow a byte a minute for ever."""
-    parts, size = [], 0
-    while part := response.read1(1 << 16):
-        parts.append(part)
-        size += len(part)
-        if time.monotonic() > deadline:
-            raise TimeoutError("the reply did not end in time")
-        if size > LARGEST_REPLY:
-            raise NoReply("the reply is longer than 4 MiB")
-    return b"".join(parts)
-
-
-def seconds_of(retry_after: str | None) -> float:
-    """`Retry-After` is a number of seconds or a date; 0 where it is neither."""
-    try:
-        seconds = float(retry_after or 0)
-    except ValueError:
-        seconds = _seconds_until(retry_after or "")
-    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
-
-
-def _seconds_until(date: str) -> float:
-    try:
-        then = parsedate_to_datetime(date)
-    except ValueError:
-        return 0.0
-    return (then if then.tzinfo else then.replace(tzinfo=timezone.utc)).timestamp() - datetime.now().timestamp()
-
-
-def read_key(variable: str) -> str:
-    """The key, which is in no message: http.client would quote a bad one in its error."""
-    key = os.environ.get(variable, "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"{variable}: the key has characters that cannot stand in a header. Set the variable again.")
-    return key
 
 
 def _share(limit: int | None, ranks: int) -> int | None:

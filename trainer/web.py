@@ -1,0 +1,107 @@
+"""One HTTP exchange with a program that may be slow, busy, wrong or away. Standard library only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from trainer.errors import ConfigError
+
+LONGEST_WAIT_S = 120.0  # an endpoint that asks for more patience has its question given up
+WORTH_RETRYING = (408, 409, 425, 429)  # and everything from 500 on
+
+
+class NoReply(Exception):
+    """One try that failed. `wait_s` is what the endpoint asked for, `status` that of HTTP if there was one."""
+
+    def __init__(self, reason: str, again: bool = True, wait_s: float = 0.0, status: int | None = None) -> None:
+        super().__init__(reason)
+        self.again = again and wait_s <= LONGEST_WAIT_S
+        self.wait_s = wait_s
+        self.status = status
+
+
+def exchange(
+    url: str, body: Mapping[str, Any] | None, timeout_s: float, largest: int, headers: Mapping[str, str] | None = None
+) -> bytes:
+    """What is there, or the answer to a body; `NoReply` for whatever goes wrong."""
+    sent = {"Content-Type": "application/json", "User-Agent": "octet-grpo", **(headers or {})}
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, sent, method="GET" if body is None else "POST")
+    deadline = time.monotonic() + timeout_s
+    try:
+        with _OPENER.open(request, timeout=timeout_s) as response:
+            return _read(response, deadline, largest)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _refusal(error) from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise NoReply(f"{type(reason).__name__}: {reason}") from None
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry a key to another host."""
+
+    def redirect_request(self, *arguments: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
+
+def _refusal(error: urllib.error.HTTPError) -> NoReply:
+    try:
+        said = " ".join(error.read(1000).decode("utf-8", "replace").split())
+    except (OSError, http.client.HTTPException):
+        said = ""
+    again = error.code in WORTH_RETRYING or error.code >= 500
+    wait_s = seconds_of(error.headers.get("Retry-After"))
+    return NoReply(f"HTTP {error.code} {said}".strip(), again, wait_s, error.code)
+
+
+def _read(response: http.client.HTTPResponse, deadline: float, largest: int) -> bytes:
+    """The body; the timeout of the socket alone would allow a byte a minute for ever."""
+    parts, size = [], 0
+    while part := response.read1(1 << 16):
+        parts.append(part)
+        size += len(part)
+        if time.monotonic() > deadline:
+            raise TimeoutError("the reply did not end in time")
+        if size > largest:
+            raise NoReply(f"the reply is longer than {largest >> 20} MiB")
+    return b"".join(parts)
+
+
+def seconds_of(retry_after: str | None) -> float:
+    """`Retry-After` is a number of seconds or a date; 0 where it is neither."""
+    try:
+        seconds = float(retry_after or 0)
+    except ValueError:
+        seconds = _seconds_until(retry_after or "")
+    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
+
+
+def _seconds_until(date: str) -> float:
+    try:
+        then = parsedate_to_datetime(date)
+    except ValueError:
+        return 0.0
+    return (then if then.tzinfo else then.replace(tzinfo=timezone.utc)).timestamp() - datetime.now().timestamp()
+
+
+def read_key(variable: str) -> str:
+    """The key, which is in no message: http.client would quote a bad one in its error."""
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"{variable}: the key has characters that cannot stand in a header. Set the variable again.")
+    return key
