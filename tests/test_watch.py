@@ -181,3 +181,19 @@ def test_the_line_of_a_step_without_an_update():
     assert progress_line(3, 80, metrics, seconds_left=75) == (
         " 3/80  rollout 0.5s 20 tokens  reward 0.000  correct 0%  dead 100%  1:15 left"
     )
+
+
+def test_a_sampler_that_drifts_is_named_and_one_that_is_elsewhere_ends_the_run(tmp_path):
+    said = []
+    watching = Health(tmp_path, Policy(1.0), said.append, fresh=True)
+    for step, apart in enumerate([0.2, 0.2, 0.01, 0.2, 0.2, 0.2, 0.2], 1):
+        watching.compare(step, {"sampler_difference": apart})
+    assert len(said) == 1
+    assert said[0].startswith("step 6: the log-probs of sampler and trainer differ by 0.20")
+    for cause in ("raw_logprobs", "temperature", "adapter of an earlier step"):
+        assert cause in said[0]
+    watching.compare(8, {})  # a step without a live group
+    with pytest.raises(
+        TrainingError, match=r"differ by 1.50 .* more than rollout.vllm.max_difference=1\. .*raw_logprobs"
+    ):
+        watching.compare(9, {"sampler_difference": 1.5})

@@ -21,11 +21,14 @@ from trainer.errors import ConfigError
 from trainer.evaluate import Evaluation, evaluate
 from trainer.kl import Coefficient
 from trainer.loop import Parts
-from trainer.policy.base import load_model, load_tokenizer, resolve_dtype, stop_tokens
+from trainer.policy.base import load_model, load_tokenizer, location, resolve_dtype, stop_tokens
 from trainer.rewards.graders import make_scorer, make_verifier, worked
-from trainer.samplers.choose import make_sampler
+from trainer.rollouts import Sampler
+from trainer.samplers.choose import make_outside, make_sampler
+from trainer.samplers.decode import DecodeSampler
 from trainer.samplers.hf import HfSampler
-from trainer.samplers.limits import check_context
+from trainer.samplers.limits import Say, check_context, context_of
+from trainer.samplers.publish import Outside, Source
 from trainer.settings import Request
 from trainer.tasks.base import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.tasks.curriculum import CURRICULA
@@ -61,11 +64,9 @@ def build(request: Request) -> Parts:
     if config.optim.layout == "flat" and not policy.is_flat:
         screen.say("training: with padded rows, which is slower, because this model has an attention of another kind")
     report_data(folder, screen, task, len(problems), len(training) - len(problems), len(held_out))
-    stops = stop_tokens(tokenizer, model)
-    choose = partial(make_sampler, config.rollout, model, tokenizer, stops, screen.warn)
     with policy.gathered():
-        sampler = choose(copies=not policy.splits_weights)  # they would be as large as what splitting saves
-        evaluator = sampler if isinstance(sampler, HfSampler) else choose(copies=False)
+        outside = around(config, policy, model, tokenizer, folder, screen.say)
+        sampler, evaluator = make_samplers(outside, model, screen.warn, copies=not policy.splits_weights)
     return Parts(
         config=config,
         folder=folder,
@@ -109,6 +110,37 @@ def make_policy(config: Config, total_steps: int) -> Any:
     return DeepSpeedPolicy(model, config, dtype, total_steps)
 
 
+def around(config: Config, source: Source, model: Any, tokenizer: Any, folder: Path, say: Say) -> Outside:
+    """What an engine outside needs to know of this model."""
+    context = context_of(model) or config.prompt.max_tokens + config.rollout.max_new_tokens
+    return Outside(
+        config,
+        source,
+        location(config.model),
+        resolve_dtype(config.model.dtype, distributed.device()),
+        min(context, config.prompt.max_tokens + config.rollout.max_new_tokens),
+        tokenizer,
+        stop_tokens(tokenizer, model),
+        folder,
+        say,
+    )
+
+
+def make_samplers(run: Outside, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
+    """For training and for evaluation: the same without shortcuts. Copies of weights that are split over the ranks
+    would be as large as what splitting saves."""
+    if outside := make_outside(run, model):
+        return outside, outside
+    choose = partial(make_sampler, run.config.rollout, model, run.tokenizer, run.stop_tokens, warn)
+    sampler = choose(copies=copies)
+    return sampler, sampler if isinstance(sampler, HfSampler) else choose(copies=False)
+
+
+def samples_outside(sampler: Sampler) -> bool:
+    """With a copy of the model, which may differ from the one that is trained."""
+    return not isinstance(sampler, (DecodeSampler, HfSampler))
+
+
 def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:
     """What is too long is answered now, not when its turn comes. Only the longest in characters are counted."""
     candidates = heapq.nlargest(64, problems, key=lambda problem: len(problem.question))
@@ -133,11 +165,19 @@ def held_out_prompts(config: Config, task: Task, prompter: Prompter) -> list[Any
     return [prompter.prompt(problem) for problem in prompter.fitting(evaluation_problems(task, config.eval.problems))]
 
 
-def evaluate_model(name: str, model: Any, tokenizer: Any, config: Config, draws: Draws | None = None) -> Evaluation:
-    """A model that is not being trained, on the held-out problems of the configuration."""
+def evaluate_model(
+    name: str,
+    model: Any,
+    tokenizer: Any,
+    config: Config,
+    draws: Draws | None = None,
+    outside: Sampler | None = None,
+) -> Evaluation:
+    """A model that is not being trained, on the held-out problems of the configuration; `outside` has it, too."""
     task = make_task(config.task)
     prompter = Prompter(tokenizer, config.prompt, task)
-    sampler = make_sampler(config.rollout, model, tokenizer, stop_tokens(tokenizer, model), copies=False)
+    stops = stop_tokens(tokenizer, model)
+    sampler = outside or make_sampler(config.rollout, model, tokenizer, stops, copies=False)
     scorer = make_verifier(config, task)
     prompts = held_out_prompts(config, task, prompter)
     return evaluate(name, sampler, scorer, prompts, config.rollout.max_new_tokens, draws)

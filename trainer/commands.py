@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from trainer import assemble, distributed, export, results
+from trainer import assemble, distributed, export, parity, results
+from trainer.batches import Packer
 from trainer.comparison import Comparison, agreement
 from trainer.config import Config
 from trainer.evaluate import Evaluation
+from trainer.logprobs import LogProbs
 from trainer.policy.base import load_model, load_tokenizer, resolve_dtype
 from trainer.policy.lora import load_adapter
 from trainer.quiet import no_progress_bars
 from trainer.results import flip_lines
-from trainer.types import Draws
+from trainer.rollouts import Sampler
+from trainer.samplers import limits
+from trainer.samplers.choose import make_outside
+from trainer.samplers.publish import Fixed
+from trainer.tasks.base import make_task
+from trainer.tasks.prompts import Prompter
+from trainer.types import Draws, Prompt, Sampling
 from trainer.watch.live import Screen
 
 
@@ -31,7 +40,7 @@ class Models:
 
 def evaluate(config: Config, models: Models, draws: Draws | None, out: Path, as_json: bool) -> None:
     """The model of the configuration; the same with an adapter and a merged model, if there are such, beside it."""
-    evaluations = list(_evaluations(config, models, draws))
+    evaluations = list(_evaluations(config, models, draws, out))
     named = {name: str(path) for name, path in asdict(models).items() if path}
     settings = {**results.settings_of(config), **named}
     results.write(out, settings, evaluations)
@@ -42,17 +51,51 @@ def evaluate(config: Config, models: Models, draws: Draws | None, out: Path, as_
     _answer({**results.document(settings, evaluations), "out": str(out), "said": said}, evaluations, as_json)
 
 
-def _evaluations(config: Config, models: Models, draws: Draws | None) -> Iterator[Evaluation]:
-    """One model after the other, so that only one is in memory."""
+def _evaluations(config: Config, models: Models, draws: Draws | None, out: Path) -> Iterator[Evaluation]:
+    """One model after the other, so that only one is in memory. vLLM has the base, and the adapter if there is one."""
     model, tokenizer = _load(config)
     alone = models.adapter is None and models.merged is None
-    yield assemble.evaluate_model("model" if alone else "base", model, tokenizer, config, draws)
-    if models.adapter:
-        yield assemble.evaluate_model("adapter", load_adapter(model, models.adapter), tokenizer, config, draws)
+    with _outside(config, model, tokenizer, out) as (sampler, shown):
+        yield assemble.evaluate_model("model" if alone else "base", model, tokenizer, config, draws, sampler)
+        if models.adapter:
+            adapted = load_adapter(model, models.adapter)
+            shown.adapter = models.adapter
+            yield assemble.evaluate_model("adapter", adapted, tokenizer, config, draws, sampler)
+            del adapted
     del model
     if models.merged:
         model, tokenizer = _load(config, str(models.merged))
         yield assemble.evaluate_model("merged", model, tokenizer, config, draws)
+
+
+@contextmanager
+def _outside(config: Config, model: Any, tokenizer: Any, out: Path) -> Iterator[tuple[Sampler | None, Fixed]]:
+    """vLLM, if the settings mean it, and what it is to show: the base at first."""
+    shown = Fixed()
+    out.mkdir(parents=True, exist_ok=True)
+    sampler = make_outside(assemble.around(config, shown, model, tokenizer, out, limits.on_stderr), model)
+    try:
+        if sampler:
+            _must_be(model, tokenizer, config, sampler)
+        yield sampler, shown
+    finally:
+        if sampler:
+            sampler.close()
+
+
+def _some_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
+    task = make_task(config.task)
+    return assemble.held_out_prompts(config, task, Prompter(tokenizer, config.prompt, task))[:4]
+
+
+def _must_be(model: Any, tokenizer: Any, config: Config, sampler: Sampler) -> None:
+    """An error when vLLM has another model than the one that was asked about."""
+    prompts = _some_prompts(config, tokenizer)
+    sampling = Sampling(4, 1.0, config.rollout.max_new_tokens, config.run.seed)
+    packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, flat=False)
+    measure = LogProbs(model, sampling.temperature, flat=False)
+    apart = parity.differences(measure, packer, model.device, sampler, prompts, sampling)
+    parity.judge(apart, config.rollout.vllm.max_difference, limits.on_stderr)
 
 
 def merge(config: Config, adapter: Path, out: Path, as_json: bool) -> None:

@@ -87,6 +87,11 @@ class Lora(Section):
         """What a run makes, and the name of its folder."""
         return "adapter" if self.enabled else "model"
 
+    @property
+    def served_rank(self) -> int:
+        """Of the adapter as it is exported: PiSSA is written as a plain one of twice the rank."""
+        return self.r if self.init == "zero" else 2 * self.r
+
     @field_validator("dropout")
     @classmethod
     def _no_dropout(cls, value: float) -> float:
@@ -295,10 +300,78 @@ def function_name(custom: str) -> str:
     return custom.rpartition(":")[2]
 
 
+COLOCATED_MEMORY = 0.3  # share of a card that vLLM takes beside the policy
+SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of an adapter, as vLLM reserves memory for it
+
+
+class Vllm(Section):
+    """Where and how vLLM samples: docs/vllm.md."""
+
+    urls: tuple[str, ...] = ()
+    """Servers that are running, such as `http://127.0.0.1:8000`; several share the load."""
+    start: bool = False
+    """Start servers of the run's own, and stop them with it. They listen on this machine only."""
+    python: Path | None = None
+    """Interpreter of the environment that vLLM is installed in; by default that of the trainer."""
+    devices: tuple[int, ...] = ()
+    """CUDA devices of the servers that the run starts, such as `0` or `0,1`; the policy is trained on the others."""
+    tensor_parallel: int = Field(1, ge=1)
+    """Devices that share one copy of the model. A server is started for every so many of `devices`."""
+    memory: float | None = Field(None, gt=0.0, lt=1.0)
+    """Share of a device's memory for vLLM; by default 0.9 of devices of its own, and 0.3 of one that it shares."""
+    sleep: Literal[0, 1] = 1
+    """Of `vllm_colocate`, while the policy trains: 0 keeps everything on the card, 1 moves the weights into CPU memory
+    and gives the cache back."""
+    arguments: tuple[str, ...] = ()
+    """More arguments for the servers that the run starts, such as `--quantization,fp8`."""
+    wait_s: float = Field(600.0, gt=0.0)
+    """How long a server may be away, at the start and later, before the run ends."""
+    timeout_s: float = Field(600.0, gt=0.0)
+    """Seconds for the answers to one problem."""
+    max_difference: float = Field(1.0, gt=0.0)
+    """Mean difference of a token's log-prob between sampler and trainer from which on the run is refused, or ended."""
+
+    @field_validator("urls", "arguments", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return tuple(value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _by_comma(cls, value: Any) -> Any:
+        return str(value).split(",") if isinstance(value, (str, int)) else value
+
+    @field_validator("urls")
+    @classmethod
+    def _base_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            parts = urllib.parse.urlsplit(url)
+            if not url.isascii() or parts.scheme not in ("http", "https") or not parts.netloc or parts.query:
+                raise ValueError(f"{url} is not the address of a server. Write one like http://127.0.0.1:8000")
+        return tuple(url.rstrip("/").removesuffix("/v1") for url in value)
+
+    @model_validator(mode="after")
+    def _running_or_started(self) -> Vllm:
+        if self.urls and self.start:
+            raise ValueError("urls name servers that are running, and start makes others. Write one of the two")
+        if len(self.devices) % self.tensor_parallel:
+            raise ValueError(
+                f"devices={','.join(map(str, self.devices))} cannot be dealt out by "
+                f"tensor_parallel={self.tensor_parallel}. Name a multiple of it"
+            )
+        return self
+
+
 class Rollout(Section):
-    engine: Literal["auto", "decode", "hf"] = "auto"
-    """`decode` is Octet's own fast decoder, for Qwen2, Qwen3, Llama and Mistral; `hf` is model.generate; `auto` takes
-    the first that can."""
+    engine: Literal["auto", "decode", "hf", "vllm_server", "vllm_colocate"] = "auto"
+    """`decode` is Octet's own fast decoder, for Qwen2, Qwen3, Llama and Mistral; `hf` is model.generate; `vllm_server`
+    asks servers, `vllm_colocate` has vLLM in the trainer's process. `auto` takes servers where rollout.vllm names or
+    starts some, vLLM where it is installed on a card that has room for both, else `decode`, else `hf`."""
+    vllm: Vllm = Vllm()
+    """For the two engines of vLLM."""
+    ahead: Literal[0, 1] = 0
+    """1: the answers of the next step are sampled while this one trains, by the policy before the update. Only with
+    `vllm_server`."""
     problems: int = Field(16, ge=1)
     """Problems a step, over all ranks."""
     group_size: int = 8
@@ -323,6 +396,11 @@ class Rollout(Section):
         if value < 2:
             raise ValueError("GRPO compares answers to the same problem, so it needs at least 2. Try 8")
         return value
+
+    @property
+    def asks_servers(self) -> bool:
+        named = bool(self.vllm.urls) or self.vllm.start
+        return self.engine == "vllm_server" or (self.engine == "auto" and named)
 
 
 class Kl(Section):
@@ -553,6 +631,51 @@ class Config(Section):
                 f"rollout.problems={self.rollout.problems}. Write algorithm.minibatches={self.rollout.problems} or less"
             )
         return self
+
+    @model_validator(mode="after")
+    def _vllm_can(self) -> Config:
+        rollout = self.rollout
+        if rollout.engine == "vllm_server" and not (rollout.vllm.urls or rollout.vllm.start):
+            raise ValueError(
+                "rollout.engine=vllm_server: no server is named. Write rollout.vllm.urls=http://127.0.0.1:8000, or "
+                "rollout.vllm.start=true"
+            )
+        if rollout.engine not in ("auto", "vllm_server") and (rollout.vllm.urls or rollout.vllm.start):
+            raise ValueError(
+                f"rollout.engine={rollout.engine}: it asks no server, and rollout.vllm has one. "
+                "Write rollout.engine=vllm_server"
+            )
+        if rollout.ahead and not rollout.asks_servers:
+            raise ValueError(
+                "rollout.ahead=1: only a server samples while the policy trains. Write rollout.engine=vllm_server"
+            )
+        if rollout.ahead and self.algorithm.correction.level == "none":
+            raise ValueError(
+                "rollout.ahead=1: the answers are of the policy before, and algorithm.correction.level=none does not "
+                "make up for that. Write algorithm.correction.level=token"
+            )
+        if rollout.asks_servers or rollout.engine == "vllm_colocate":
+            self._vllm_serves_the_adapter()
+        return self
+
+    def _vllm_serves_the_adapter(self) -> None:
+        if not self.lora.enabled:
+            if self.rollout.vllm.urls:
+                raise ValueError(
+                    "rollout.vllm.urls: the weights of a whole model (lora.enabled=false) go only to servers that the "
+                    "run started. Write rollout.vllm.start=true"
+                )
+        elif self.lora.dora:
+            raise ValueError(
+                f"rollout.engine={self.rollout.engine}: vLLM serves no DoRA. Write lora.dora=false, or "
+                "rollout.engine=decode"
+            )
+        elif self.lora.served_rank > SERVED_RANKS[-1]:
+            most = SERVED_RANKS[-1]
+            raise ValueError(
+                f"lora.r={self.lora.r}: vLLM serves a rank of at most {most}, and this adapter leaves the run with "
+                f"{self.lora.served_rank}. Write lora.r={most * self.lora.r // self.lora.served_rank} or less"
+            )
 
     @property
     def drops_dead_groups(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 Item = TypeVar("Item")
+
+_farewells: list[Callable[[], None]] = []
 
 
 def rank() -> int:
@@ -42,7 +44,7 @@ def device() -> torch.device:
 def connect(timeout_s: float) -> None:
     """Join the process group; a lone `python train.py` is a group of one."""
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", str(_free_port()))
+    os.environ.setdefault("MASTER_PORT", str(free_port()))
     for name, alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, alone)
     if on_gpu():
@@ -50,7 +52,14 @@ def connect(timeout_s: float) -> None:
     dist.init_process_group("nccl" if on_gpu() else "gloo", timeout=timedelta(seconds=timeout_s))
 
 
+def before_disconnect(work: Callable[[], None]) -> None:
+    """For what lives inside the process group, and would end the group with itself."""
+    _farewells.append(work)
+
+
 def disconnect() -> None:
+    while _farewells:
+        _farewells.pop()()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -85,7 +94,7 @@ def mine(items: Sequence[Item]) -> list[Item]:
     return list(items[rank() :: world_size()])
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

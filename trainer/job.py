@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainer import assemble, disk, distributed, export, results
+from trainer import assemble, disk, distributed, export, parity, results
 from trainer.comparison import agreement
 from trainer.config import Config
 from trainer.course import describe, metrics_of
@@ -40,23 +40,19 @@ def run(request: Request) -> None:
 
 def _train_and_evaluate(request: Request) -> tuple[Path, Screen, list[Evaluation]]:
     parts = assemble.build(request)
-    _introduce(parts, request)
-    if parts.first_step < parts.total_steps:
-        peaks = rehearse(parts)
-        if distributed.on_gpu() and (text := report(parts.config, len(parts.longest.tokens), peaks, total())):
-            parts.screen.say(text)
     evaluations: list[Evaluation] = []
-    if parts.held_out:
-        evaluations.append(_evaluate_base(parts))
     try:
+        _introduce(parts, request)
+        _look_ahead(parts)
+        if parts.held_out:
+            evaluations.append(_evaluate_base(parts))
         train(parts)
-    finally:
         parts.screen.close()
-        if parts.journal:
-            parts.journal.close()
-    if parts.held_out:
-        last = parts.course.last or parts.evaluate("trained")  # a finished run that is resumed has done no step
-        evaluations.append(replace(last, name="trained"))
+        if parts.held_out:
+            last = parts.course.last or parts.evaluate("trained")  # a finished run that is resumed has done no step
+            evaluations.append(replace(last, name="trained"))
+    finally:
+        parts.close()
     for line in _of_the_best(parts):
         parts.screen.say(line)
     with parts.policy.gathered():
@@ -67,6 +63,16 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, list[Evaluation
         distributed.barrier()
     parts.policy.release()  # so that the merged model fits where it was
     return parts.folder, parts.screen, evaluations
+
+
+def _look_ahead(parts: Parts) -> None:
+    """What would go wrong later, now: memory, and a sampler that has another model."""
+    if parts.first_step < parts.total_steps:
+        peaks = rehearse(parts)
+        if distributed.on_gpu() and (text := report(parts.config, len(parts.longest.tokens), peaks, total())):
+            parts.screen.say(text)
+    if assemble.samples_outside(parts.sampler):
+        parity.check(parts)
 
 
 def _evaluate_base(parts: Parts) -> Evaluation:

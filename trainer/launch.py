@@ -13,11 +13,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from trainer import hardware, levers, preflight
 from trainer.cli import answering_errors
+from trainer.config import Vllm
+from trainer.errors import ConfigError
 from trainer.policy import ds_config
 from trainer.rewards import graders
 from trainer.settings import Request, parse_command_line
@@ -32,7 +35,7 @@ def main() -> None:
         return
     if request.reason:
         print(f"octet: {request.reason}", file=sys.stderr if request.json else sys.stdout, flush=True)
-    machine = hardware.detect()
+    machine = training_cards(hardware.detect(), request.config.rollout.vllm)
     ds_config.check(request.config, has_gpu=bool(machine.gpus))
     levers.check(request.config, machine)
     graders.check(request.config)
@@ -44,6 +47,20 @@ def main() -> None:
     sys.exit(run(command(launcher, machine, settled(request, sys.argv[1:]))))
 
 
+def training_cards(machine: hardware.Hardware, vllm: Vllm) -> hardware.Hardware:
+    """The machine without the cards of the servers that the run starts."""
+    if not vllm.start or not vllm.devices:
+        return machine
+    left = tuple(gpu for gpu in machine.gpus if gpu.index not in vllm.devices)
+    if not left:
+        taken, all_cards = (",".join(map(str, cards)) for cards in (vllm.devices, [gpu.index for gpu in machine.gpus]))
+        raise ConfigError(
+            f"rollout.vllm.devices={taken}: no card is left to train on, of {all_cards or 'none'}. Name fewer, or "
+            "write rollout.engine=vllm_colocate, which shares a card."
+        )
+    return replace(machine, gpus=left)
+
+
 def settled(request: Request, arguments: Sequence[str]) -> list[str]:
     """The arguments, with what has been chosen here written out, so that every rank chooses the same."""
     if request.resumes:
@@ -52,10 +69,11 @@ def settled(request: Request, arguments: Sequence[str]) -> list[str]:
 
 
 def command(launcher: str, machine: hardware.Hardware, arguments: Sequence[str]) -> list[str]:
-    """A free port, so that two runs can share a machine; `--include` where the user has chosen cards, because the
+    """A free port, so that two runs can share a machine; `--include` where only some cards are meant, because the
     launcher ignores CUDA_VISIBLE_DEVICES beside `--num_gpus`. The launcher's own errors only repeat ours."""
     devices = f"--num_gpus={max(1, len(machine.gpus))}"
-    if machine.gpus and os.environ.get("CUDA_VISIBLE_DEVICES"):
+    some = [gpu.index for gpu in machine.gpus] != list(range(len(machine.gpus)))
+    if machine.gpus and (some or os.environ.get("CUDA_VISIBLE_DEVICES")):
         devices = f"--include=localhost:{','.join(str(gpu.index) for gpu in machine.gpus)}"
     quiet = ["--log_level=critical", f"--master_port={_free_port()}"]
     return [launcher, *quiet, devices, "--no_local_rank", str(TRAIN), *arguments]

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from trainer import checkpoints, distributed
 from trainer.advantages import deviation, scored
+from trainer.ahead import Ahead
 from trainer.batches import Packer, all_rows, idle_row, rows_of
 from trainer.batches import minibatches as deal
 from trainer.checkpoints import Stateful
@@ -113,6 +114,7 @@ class Parts:
     course: Course
     first_step: int
     total_steps: int
+    ahead: Ahead = field(default_factory=Ahead)
 
     @property
     def room(self) -> Room:
@@ -131,17 +133,41 @@ class Parts:
         return [self.prompter.prompt(problem) for problem in distributed.mine(self.curriculum.draw(step))]
 
     def roll_out(self, prompts: Sequence[Prompt], step: int) -> list[ScoredGroup]:
-        rollout = self.config.rollout
-        groups = collect(self.sampler, self.scorer, prompts, self.sampling_of(step))
-        if rollout.dead_groups == "refill":
-            groups = refill(groups, partial(self._fresh, step), rollout.refills)
+        """The scored groups of a step. With `rollout.ahead` they may be there, and those of the next one are begun."""
+        groups = self.ahead.take(step) or self._sampled(self.sampler, prompts, step)
         self._observe(groups)
+        if self.config.rollout.ahead and not self._is_saved_after(step):
+            following, frozen = self.prompts_of(step + 1), self.sampler.frozen()
+            self.ahead.begin(step + 1, partial(self._sampled, frozen, following, step + 1))
         return groups
 
-    def _fresh(self, step: int, number: int, count: int) -> list[ScoredGroup]:
+    def _is_saved_after(self, step: int) -> bool:
+        """A run that resumes there has only the policy of that moment, so the undisturbed one samples with it, too."""
+        done = step + 1
+        return self.is_checkpoint(done) or self.course.is_due(done, self.total_steps)
+
+    def is_checkpoint(self, done: int) -> bool:
+        return done == self.total_steps or done % self.config.run.save_every == 0
+
+    def _sampled(self, sampler: Sampler, prompts: Sequence[Prompt], step: int) -> list[ScoredGroup]:
+        rollout = self.config.rollout
+        groups = collect(sampler, self.scorer, prompts, self.sampling_of(step))
+        if rollout.dead_groups == "refill":
+            groups = refill(groups, partial(self._fresh, sampler, step), rollout.refills)
+        return groups
+
+    def _fresh(self, sampler: Sampler, step: int, number: int, count: int) -> list[ScoredGroup]:
         problems = distributed.mine(self.curriculum.spare(step, number))[:count]
         prompts = [self.prompter.prompt(problem) for problem in problems]
-        return collect(self.sampler, self.scorer, prompts, self.sampling_of(step, number))
+        return collect(sampler, self.scorer, prompts, self.sampling_of(step, number))
+
+    def close(self) -> None:
+        """End what goes on beside the loop."""
+        self.ahead.close()
+        self.sampler.close()
+        self.screen.close()
+        if self.journal:
+            self.journal.close()
 
     def update(self, minibatch: MiniBatch, step: int, tally: Tally) -> Measured:
         return self.policy.update(self.gradient(minibatch, tally), step)
@@ -170,7 +196,13 @@ class Parts:
 
 def train(parts: Parts) -> None:
     settings, algorithm = parts.config, parts.config.algorithm
-    health = Health(parts.folder, parts.policy, parts.screen.warn, fresh=parts.first_step == 0)
+    health = Health(
+        parts.folder,
+        parts.policy,
+        parts.screen.warn,
+        fresh=parts.first_step == 0,
+        max_difference=settings.rollout.vllm.max_difference,
+    )
     beforehand = parts.beforehand
     parts.screen.start()
     for step in range(parts.first_step, parts.total_steps):
@@ -193,7 +225,8 @@ def train(parts: Parts) -> None:
             passes = minibatches * algorithm.epochs
             updates = [parts.update(minibatch, step, tally) for minibatch in passes if minibatch.tokens]
         health.check(step + 1, updates, all_rows(rows))
-        record(parts, step + 1, groups, updates, tally, phases)
+        metrics = record(parts, step + 1, groups, updates, tally, phases)
+        health.compare(step + 1, metrics)
 
 
 def worth_training_on(groups: Sequence[ScoredGroup], settings: Config) -> list[int]:
@@ -249,8 +282,8 @@ def remember(minibatch: MiniBatch, index: int, scores: Scores) -> TrainingBatch:
 
 def record(
     parts: Parts, step: int, groups: Sequence[ScoredGroup], updates: Sequence[Measured], tally: Tally, phases: Phases
-) -> None:
-    """Write the step down, and do what is due after it: an evaluation, a checkpoint."""
+) -> dict[str, float]:
+    """Write the step down, and do what is due after it: an evaluation, a checkpoint. The metrics of the step."""
     course, evaluation = parts.course, None
     if course.is_due(step, parts.total_steps):
         with phases("evaluation"):
@@ -275,6 +308,6 @@ def record(
         with parts.policy.gathered():
             if distributed.is_main():
                 course.keep(parts.policy.export)
-    run, last = parts.config.run, step == parts.total_steps or course.has_stopped_rising
-    if last or is_best or step % run.save_every == 0:  # with a new best, so that no run resumes before its best
-        checkpoints.save(parts.policy, parts.folder, step, run.keep, parts.learned)
+    if is_best or course.has_stopped_rising or parts.is_checkpoint(step):  # no run resumes before its best
+        checkpoints.save(parts.policy, parts.folder, step, parts.config.run.keep, parts.learned)
+    return metrics

@@ -16,7 +16,7 @@ from math import ceil
 from typing import Any
 
 from trainer.activations import FLOAT, Work, forward_bytes, head_bytes, kept_bytes, layer_bytes, saved_bytes
-from trainer.config import Config
+from trainer.config import COLOCATED_MEMORY, Config
 from trainer.policy import ds_config
 from trainer.shapes import Linear, Shape
 
@@ -224,7 +224,19 @@ class Planner:
     def decodes(self) -> bool:
         """With the decoder, not with model.generate."""
         known = self.shape.family in DECODES and not self.shape.windowed and not self.streams
-        return known and self.config.rollout.engine != "hf"
+        return known and self.config.rollout.engine != "hf" and not self._is_outside
+
+    @property
+    def _is_outside(self) -> bool:
+        """Another program samples, or an engine with a share of the card."""
+        return self.config.rollout.asks_servers or bool(self._engine_of_vllm)
+
+    @property
+    def _engine_of_vllm(self) -> dict[str, float]:
+        """It takes its share whole, as soon as it samples."""
+        rollout = self.config.rollout
+        is_here = rollout.engine == "vllm_colocate"
+        return {"vLLM": (rollout.vllm.memory or COLOCATED_MEMORY) * self.vram} if is_here else {}
 
     @cached_property
     def copies(self) -> float:
@@ -253,7 +265,7 @@ class Planner:
         """The decoder keeps its copies, its captured steps, and its caches where a quarter of the free memory holds
         them: one for training and one for evaluations, which have a decoder of their own."""
         if not self.decodes:
-            return {}
+            return {} if self.config.rollout.vllm.sleep else self._engine_of_vllm
         kept = {"merged copies": self.copies, "KV cache": 0.0, "cache of evaluations": 0.0, "captured steps": 0.0}
         free = self._free - self.copies
         for name, rows in (("cache of evaluations", self._evaluated), ("KV cache", self.rows)):
@@ -276,6 +288,8 @@ class Planner:
         return tokens * live * self.item
 
     def _rollout(self) -> dict[str, float]:
+        if self._is_outside:
+            return self._engine_of_vllm
         if not self.decodes:
             return self._generated()
         kept = dict(self._kept_by_rollout)
@@ -426,6 +440,8 @@ class Planner:
             phases["run"]["optimizer state"] = ranks * self._offloaded
         if self.streams:
             phases["run"]["weights"] = pinned(self.shape.parameters * self.item / ranks) * ranks
+        if self._engine_of_vllm and self.config.rollout.vllm.sleep:
+            phases["run"]["sleeping weights of vLLM"] = ranks * self.shape.parameters * self.item
         if self.config.model.activation_offload and self.config.model.gradient_checkpointing:
             inputs = self.shape.layers * self.work.tokens * self.shape.hidden * self.item
             phases["run"]["activations"] = ranks * inputs

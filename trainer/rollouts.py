@@ -17,9 +17,20 @@ class Sampler(Protocol):
 
     def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         """Find out how much fits with prompts and answers as long as these can be."""
+        return
 
     def give_back(self) -> bool:
         """Free what is kept between rollouts, from now on after each of them. False where nothing was left to free."""
+        return False
+
+    def frozen(self) -> Sampler:
+        """The same, from the policy of this moment, whatever becomes of it. Every rank calls it, in the main thread.
+        The model that is being trained cannot be frozen, and never samples ahead."""
+        return self
+
+    def close(self) -> None:
+        """End what it has started."""
+        return
 
 
 def collect(sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:

@@ -13,7 +13,7 @@ from typing import IO, Any
 import yaml
 
 from trainer import distributed
-from trainer.config import RUNS, Config, fields
+from trainer.config import RUNS, Config, Vllm, fields
 from trainer.errors import ConfigError
 from trainer.settings import Request
 
@@ -23,6 +23,7 @@ FREE_TO_CHANGE = {"run.dir", "run.steps", "run.epochs", "run.save_every", "run.k
 FREE_TO_CHANGE |= {"eval.problems", "eval.every", "eval.metric", "eval.patience", "engine.timeout_s"}
 FREE_TO_CHANGE |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "timeout_s", "retries", "backoff_s")}
 FREE_TO_CHANGE |= {"reward.judge.max_requests", "reward.judge.max_tokens", "reward.judge.cache", "reward.timeout"}
+FREE_TO_CHANGE |= {f"rollout.vllm.{key}" for key in Vllm.model_fields}  # where the same policy samples
 PACKAGES = ("octet-grpo", "torch", "deepspeed", "transformers", "peft")
 
 _locks: list[IO[str]] = []  # open for as long as this process lives

@@ -71,12 +71,14 @@ class Completion:
 
     `tokens` ends with the stop token, unless the completion is `truncated`.
     `logprobs` are those of the distribution sampled from, so the temperature is inside them.
+    `version` is that of the policy that sampled, as a program outside reports it: the updates behind it.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str
     truncated: bool
+    version: int | None = None  # of the model that is being trained: the policy of that moment
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class DeepSpeedPolicy:
         self.trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.is_displaced = False  # the weights are not the policy's: nothing of this pass is logged
         self._collected: gradreg.Gradient | None = None
+        self._is_base = False
         optimizer = make_optimizer(model, config)
         self.peaks = [group["lr"] for group in optimizer.param_groups]
         settings = ds_config.fill(
@@ -198,11 +199,20 @@ class DeepSpeedPolicy:
         with self.gathered():
             return lora.fingerprint(self.model)
 
+    @property
+    def version(self) -> int | None:
+        """Updates behind what the model computes now; None while that is the base."""
+        return None if self._is_base else int(self.engine.global_steps)
+
     @contextmanager
     def as_base(self) -> Iterator[None]:
         """The model as it was before the first update."""
-        with self.gathered(), self.trained.as_base(self.engine.global_steps):
-            yield
+        self._is_base = True
+        try:
+            with self.gathered(), self.trained.as_base(self.engine.global_steps):
+                yield
+        finally:
+            self._is_base = False
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:

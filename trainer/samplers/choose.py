@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
-from trainer.config import Rollout
+import torch
+
+from trainer import distributed
+from trainer.config import COLOCATED_MEMORY, SERVED_RANKS, Rollout
 from trainer.errors import ConfigError
 from trainer.rollouts import Sampler
-from trainer.samplers import forward, limits
+from trainer.samplers import forward, limits, vllm_check
 from trainer.samplers.decode import DecodeSampler
 from trainer.samplers.hf import HfSampler
+from trainer.samplers.publish import Outside
+
+COLOCATED_SPARE = 2 << 30  # bytes for vLLM's activations and graphs; arithmetic, not measured
 
 
 def make_sampler(
@@ -26,7 +33,7 @@ def make_sampler(
     Without `copies` it samples with the layers as they are: slower, and no adapter is merged on the way, which is what
     an evaluation is compared with when the adapter has been merged for good.
     """
-    reason = None if settings.engine == "hf" else forward.why_not(model)
+    reason = None if settings.engine == "hf" else forward.why_not(model)  # vLLM has none of this model: as `auto`
     if reason and settings.engine == "decode":
         raise ConfigError(
             f"rollout.engine=decode: it cannot sample from this model: {reason}. Write rollout.engine=hf."
@@ -36,3 +43,45 @@ def make_sampler(
     if reason or settings.engine == "hf":
         return HfSampler(model, tokenizer, stop_tokens, settings.rows, say)
     return DecodeSampler(model, tokenizer, stop_tokens, settings.rows, say, copies)
+
+
+def make_outside(run: Outside, model: Any) -> Sampler | None:
+    """vLLM, where the settings mean it or `auto` finds it."""
+    if run.config.rollout.asks_servers:
+        from trainer.samplers import vllm_server
+
+        return vllm_server.connect(run)
+    reason = "rollout.engine" if run.config.rollout.engine == "vllm_colocate" else found_by_auto(run, model)
+    if reason is None:
+        return None
+    from trainer.samplers.vllm_colocate import VllmColocateSampler
+
+    run.say(f"rollout: vLLM in this process ({reason})")
+    return VllmColocateSampler(run)
+
+
+def found_by_auto(run: Outside, model: Any) -> str | None:
+    """Why `auto` takes the vLLM of this environment; None where it does not. It is not imported to find out."""
+    if run.config.rollout.engine != "auto" or not distributed.on_gpu() or find_spec("vllm") is None:
+        return None
+    if why_not := _why_not_colocated(run, model):
+        run.say(f"rollout: not with the vLLM of this environment: {why_not}")
+        return None
+    return f"vLLM {vllm_check.installed()} is installed, and the card has room for it"
+
+
+def _why_not_colocated(run: Outside, model: Any) -> str | None:
+    lora = run.config.lora
+    if not lora.enabled or lora.dora or lora.served_rank > SERVED_RANKS[-1]:
+        return "it serves plain LoRA adapters only"
+    if any(getattr(parameter, "quant_state", None) is not None for parameter in model.parameters()):
+        return "the base is quantised, and would be held a second time as it came"
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    rows = run.config.rollout.rows * limits.row_bytes(model.config, run.context, model.dtype.itemsize)
+    wanted = weights + rows + COLOCATED_SPARE
+    card = torch.cuda.get_device_properties(model.device).total_memory
+    free = limits.free_bytes(model.device)
+    share = (run.config.rollout.vllm.memory or COLOCATED_MEMORY) * card
+    if wanted > min(share, free / 2):  # the other half is for training
+        return f"it wants {wanted / 1e9:.1f} GB, of {free / 1e9:.1f} GB that are free"
+    return None

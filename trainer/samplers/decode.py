@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.fitting import is_out_of_memory, until_it_fits
+from trainer.rollouts import Sampler
 from trainer.samplers import limits
 from trainer.samplers.forward import Forward
 from trainer.samplers.graphs import Steps, rounded_up
@@ -27,7 +28,7 @@ PLACES = 16  # of a row come in multiples: what attention masks want on a card, 
 STEPS_BETWEEN_LOOKS = {"cuda": 8}  # at a CPU looking is free
 
 
-class DecodeSampler:
+class DecodeSampler(Sampler):
     """Samples with the weights of the model that is being trained. At most `rows` completions are alive at a time."""
 
     def __init__(

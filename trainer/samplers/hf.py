@@ -13,11 +13,12 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from trainer.fitting import is_out_of_memory
 from trainer.logprobs import causal_lm_of
+from trainer.rollouts import Sampler
 from trainer.samplers import limits
 from trainer.types import Completion, Prompt, Sampling
 
 
-class HfSampler:
+class HfSampler(Sampler):
     """Samples with the model that is being trained. At most `rows` completions are generated side by side."""
 
     def __init__(

@@ -47,9 +47,14 @@ def rows_that_fit(model: Any, places: int, wanted: int) -> int:
     """At most so many completions, as far as half of the free memory of a card holds their caches and logits."""
     if model.device.type != "cuda":
         return wanted
-    cached = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
-    free = torch.cuda.mem_get_info(model.device)[0] + cached
+    free = free_bytes(model.device)
     return max(1, min(wanted, free // 2 // row_bytes(model.config, places, model.dtype.itemsize)))
+
+
+def free_bytes(card: torch.device) -> int:
+    """With what torch has reserved and does not use."""
+    cached = torch.cuda.memory_reserved(card) - torch.cuda.memory_allocated(card)
+    return int(torch.cuda.mem_get_info(card)[0]) + cached
 
 
 def row_bytes(config: Any, places: int, item: int) -> int:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainer.samplers.limits import free_bytes
+
 SPARE = 4  # of the free memory, one part in so many: the training pass needs the rest
 
 
@@ -91,8 +93,7 @@ def copy_what_fits(projections: Iterable[Projection], device: torch.device) -> N
 def spare_bytes(device: torch.device) -> int:
     """What sampling may hold on to between two steps."""
     if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return (torch.cuda.mem_get_info(device)[0] + cached) // SPARE
+        return free_bytes(device) // SPARE
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // SPARE
 
 

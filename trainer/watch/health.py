@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,13 @@ from trainer.types import TrainingRow
 from trainer.watch import memory
 
 DEAD_STEPS_IN_A_ROW = 50  # steps without a live group on any rank
+APART = 0.1  # mean difference of a token's log-prob between the sampler and the trainer that is worth a warning
+APART_IN_A_ROW = 3  # steps
+WHY_APART = (
+    "Likely reasons: the temperature is missing from the sampler's log-probs (vLLM with --logprobs-mode raw_logprobs), "
+    "the sampler has an adapter of an earlier step, or another base, precision or quantisation. With rollout.ahead=1 "
+    "one update is part of the difference: is algorithm.lr too high?"
+)
 
 
 class Watched(Protocol):
@@ -27,11 +34,15 @@ class Watched(Protocol):
 class Health:
     """Sees each step once."""
 
-    def __init__(self, folder: Path, policy: Watched, warn: Callable[[str], None], fresh: bool) -> None:
+    def __init__(
+        self, folder: Path, policy: Watched, warn: Callable[[str], None], fresh: bool, max_difference: float = 1.0
+    ) -> None:
         self.folder = folder
         self.policy = policy
         self.warn = warn
         self.creep = memory.Creep(memory.total())
+        self.max_difference = max_difference
+        self.steps_apart = 0
         # In a run that goes on, the rate may have fallen below what bf16 can show, rightly.
         self.before_first_update = policy.fingerprint() if fresh else None
         self.bad_updates = 0
@@ -60,6 +71,16 @@ class Health:
             )
         if any(not update.skipped and update.grad_norm > 0 for update in updates):
             self._must_have_moved(step)
+
+    def compare(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Does the sampler sample from the policy that is trained? Metrics are of all ranks, so all say the same."""
+        apart = metrics.get("sampler_difference", 0.0)
+        self.steps_apart = self.steps_apart + 1 if apart > APART else 0
+        found = f"step {step}: the log-probs of sampler and trainer differ by {apart:.2f} in the mean of its tokens"
+        if apart > self.max_difference:
+            raise TrainingError(f"{found}, more than rollout.vllm.max_difference={self.max_difference:g}. {WHY_APART}")
+        if self.steps_apart == APART_IN_A_ROW:
+            self.warn(f"{found}, as in the {APART_IN_A_ROW - 1} steps before. {WHY_APART}")
 
     def _keep(self, step: int, rows: Sequence[TrainingRow]) -> None:
         """What this rank trained on when the gradient was not finite."""

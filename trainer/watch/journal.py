@@ -38,6 +38,7 @@ class Journal:
                         "gold": group.prompt.problem.gold,
                         "completion": completion.text,
                         "truncated": completion.truncated,
+                        "version": completion.version,
                         "strict": score.strict,
                         "lenient": score.lenient,
                         "reward": score.reward,

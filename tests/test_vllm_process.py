@@ -1,0 +1,185 @@
+"""Settings of vLLM, the servers that a run starts, and the process that keeps them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainer import memory, shapes
+from trainer.config import COLOCATED_MEMORY
+from trainer.errors import ConfigError, TrainingError
+from trainer.hardware import Gpu, Hardware
+from trainer.launch import training_cards
+from trainer.samplers import choose, vllm_check, vllm_process
+from trainer.samplers.keeper import GRACE_S
+from trainer.samplers.publish import Fixed, Outside
+from trainer.settings import resolve
+
+REFUSED = {
+    "no server": (["rollout.engine=vllm_server"], "no server is named"),
+    "not an address": (["rollout.vllm.urls=localhost"], "not the address of a server"),
+    "both": (["rollout.vllm.urls=http://a", "rollout.vllm.start=true"], "one of the two"),
+    "not asked": (["rollout.engine=decode", "rollout.vllm.urls=http://a"], "rollout.engine=vllm_server"),
+    "ahead of itself": (["rollout.ahead=1"], "only a server samples while the policy trains"),
+    "uncorrected": (
+        ["rollout.ahead=1", "rollout.vllm.urls=http://a", "algorithm.correction.level=none"],
+        "algorithm.correction.level=token",
+    ),
+    "DoRA": (["rollout.vllm.urls=http://a", "lora.dora=true"], "vLLM serves no DoRA"),
+    "DoRA, colocated": (["rollout.engine=vllm_colocate", "lora.dora=true"], "vLLM serves no DoRA"),
+    "rank": (["rollout.vllm.urls=http://a", "lora.r=300", "lora.init=pissa"], "leaves the run with 600.* lora.r=256"),
+    "parallel": (["rollout.vllm.devices=0,1,2", "rollout.vllm.tensor_parallel=2"], "a multiple of it"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settings_that_cannot_work_are_refused_before_anything_loads(name):
+    overrides, reason = REFUSED[name]
+    with pytest.raises(ConfigError, match=reason):
+        resolve("nano", None, overrides)
+
+
+def test_several_addresses_and_devices_are_lists():
+    vllm = resolve("nano", None, ["rollout.vllm.urls=http://a:1/v1,http://b:2/"]).rollout.vllm
+    assert vllm.urls == ("http://a:1", "http://b:2")
+    assert resolve("nano", None, ["rollout.vllm.devices=3"]).rollout.vllm.devices == (3,)
+    assert resolve("nano", None, ["rollout.vllm.devices=0,1"]).rollout.vllm.devices == (0, 1)
+
+
+def test_the_policy_is_trained_on_the_cards_that_the_servers_leave():
+    machine = Hardware(tuple(Gpu(index, f"GPU-{index}", "card", 24.0) for index in range(4)), 8)
+
+    def left(*overrides):
+        return [gpu.index for gpu in training_cards(machine, resolve("nano", None, overrides).rollout.vllm).gpus]
+
+    assert left() == [0, 1, 2, 3]
+    assert left("rollout.vllm.start=true", "rollout.vllm.devices=0,1") == [2, 3]
+    with pytest.raises(ConfigError, match=r"devices=0,1,2,3: no card is left to train on, of 0,1,2,3"):
+        left("rollout.vllm.start=true", "rollout.vllm.devices=0,1,2,3")
+
+
+def of_server(*overrides: str) -> list[str]:
+    config = resolve("nano", None, ["rollout.vllm.start=true", *overrides])
+    return vllm_process.arguments(config, "some/model", "bf16", 512)
+
+
+def test_a_server_is_started_with_what_a_run_needs():
+    words = " ".join(of_server("lora.r=24", "rollout.vllm.arguments=--quantization,fp8"))
+    for wanted in (
+        "--model some/model --served-model-name base --dtype bfloat16 --max-model-len 512",
+        "--logprobs-mode processed_logprobs --generation-config vllm",
+        "--max-lora-rank 32 --max-loras 2 --enable-lora",
+    ):
+        assert wanted in words
+    assert words.endswith("--quantization fp8")
+    assert "--max-lora-rank 64" in " ".join(of_server("lora.r=24", "lora.init=pissa"))
+    on_cards = " ".join(of_server("rollout.vllm.devices=0,1", "rollout.vllm.tensor_parallel=2"))
+    assert "--tensor-parallel-size 2" in on_cards
+    assert "--gpu-memory-utilization 0.9" in on_cards
+    assert "--enforce-eager" not in on_cards
+
+
+def test_a_server_is_not_told_of_our_ranks(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    around = vllm_process._environment([2, 3])
+    assert not {"RANK", "WORLD_SIZE", "MASTER_PORT"} & set(around)
+    assert around["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert around["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+
+
+def outside(folder: Path, *overrides: str) -> Outside:
+    config = resolve("nano", None, overrides)
+    return Outside(config, Fixed(), "nano", "fp32", 64, None, [2], folder, lambda text: None)
+
+
+def test_an_environment_without_vllm_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"rollout.vllm.python=/nowhere/python: it cannot be run"):
+        vllm_process.start(outside(tmp_path, "rollout.vllm.start=true", "rollout.vllm.python=/nowhere/python"))
+    bare = f"rollout.vllm.python={sys.executable}"
+    if vllm_check.installed() is None:
+        with pytest.raises(ConfigError, match="there is no vLLM in its environment"):
+            vllm_process.start(outside(tmp_path, "rollout.vllm.start=true", bare))
+        with pytest.raises(ConfigError, match=r"rollout.engine=vllm_colocate: vLLM is not in this environment"):
+            choose.make_outside(outside(tmp_path, "rollout.engine=vllm_colocate"), None)
+
+
+def test_a_server_that_ends_by_itself_is_an_error_with_its_last_words(tmp_path):
+    dying = [sys.executable, "-c", "raise SystemExit('no room on this card')"]
+    started = vllm_process._start(dying, [], tmp_path / "log")
+    started.keeper.wait(timeout=30)
+    with pytest.raises(TrainingError, match=r"vLLM has ended \(status 1\)(.|\n)*no room on this card"):
+        started.check()
+    started.stop()
+
+
+PARENT = """
+import subprocess, sys, os, time
+keeper = subprocess.Popen([sys.executable, sys.argv[1], str(os.getpid()), sys.executable, "-c", sys.argv[2]])
+time.sleep(600)
+"""
+SERVER = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(os.environ["NOTE"], "w").write(f"{os.getpid()} {child.pid}\\n")
+time.sleep(600)
+"""
+
+
+def test_a_killed_trainer_leaves_no_server_behind(tmp_path):
+    note = tmp_path / "note"
+    keeper = str(vllm_process.KEEPER)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, keeper, SERVER], env=os.environ | {"NOTE": str(note)})
+    wait_for(lambda: note.is_file() and note.read_text().endswith("\n"))
+    processes = [int(number) for number in note.read_text().split()]
+    assert all(map(is_alive, processes))
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_for(lambda: not any(map(is_alive, processes)))
+
+
+def test_a_server_is_asked_to_leave_and_its_children_go_with_it(tmp_path):
+    note = tmp_path / "note"
+    os.environ["NOTE"] = str(note)
+    try:
+        started = vllm_process._start([sys.executable, "-c", SERVER], [], tmp_path / "log")
+        wait_for(lambda: note.is_file() and note.read_text().endswith("\n"))
+    finally:
+        del os.environ["NOTE"]
+    started.stop()
+    wait_for(lambda: not any(map(is_alive, map(int, note.read_text().split()))))
+
+
+def is_alive(process: int) -> bool:
+    """Dead children that nobody has asked after do not count."""
+    stat = Path(f"/proc/{process}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + GRACE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_the_plan_gives_vllm_its_share_of_the_card():
+    shape, vram = shapes.shape_of("Qwen/Qwen2.5-1.5B-Instruct"), 24 * 10**9
+
+    def planned(*overrides: str) -> memory.Plan:
+        return memory.plan(shape, resolve("8gb", None, overrides), 1, vram)
+
+    asleep = planned("rollout.engine=vllm_colocate", "rollout.vllm.memory=0.4")
+    assert asleep.phases["rollout"]["vLLM"] == round(0.4 * vram)
+    assert "KV cache" not in asleep.phases["rollout"]
+    assert "vLLM" not in asleep.phases["backward"]
+    assert asleep.ram["run"]["sleeping weights of vLLM"] == 2 * shape.parameters
+    awake = planned("rollout.engine=vllm_colocate", "rollout.vllm.sleep=0")
+    assert awake.phases["backward"]["vLLM"] == round(COLOCATED_MEMORY * vram)
+    served = planned("rollout.vllm.urls=http://127.0.0.1:8000")
+    assert not {"KV cache", "vLLM"} & {*served.phases["rollout"], *served.phases["backward"]}
+    assert "KV cache" in planned().phases["rollout"]

@@ -1,0 +1,415 @@
+"""The client of vLLM servers, against a server that speaks the protocol well, badly, slowly, or not at all.
+
+What a real vLLM does is in tests/vllm/.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer import distributed
+from trainer.config import Lora
+from trainer.errors import ConfigError, TrainingError
+from trainer.samplers.publish import Fixed, Outside
+from trainer.samplers.vllm_check import check_server
+from trainer.samplers.vllm_server import Server, VllmServerSampler, connect
+from trainer.settings import resolve
+from trainer.types import Problem, Prompt, Sampling
+
+STOP = 2
+SAMPLING = Sampling(group=3, temperature=1.0, max_new_tokens=8, seed=1)
+PROMPTS = [Prompt(Problem(f"p{n}", "q", "1"), "q", tuple(range(20, 25 + n))) for n in range(4)]
+
+Reply = tuple[int, bytes]
+
+
+class Double(ThreadingHTTPServer):
+    """Keeps adapters by name, as vLLM does. `faults` are answers to requests for completions, in turn, before the good
+    ones."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
+        self.adapters: dict[str, str] = {}
+        self.history: list[tuple[str, str]] = []  # every name and path that was ever loaded
+        self.faults: list[Callable[[dict[str, Any]], Reply]] = []
+        self.asked: list[dict[str, Any]] = []
+        self.facts: dict[str, Any] = {"logprobs_mode": "processed_logprobs", "max_loras": 2, "version": "0.32.0"}
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def get(self, path: str) -> Reply:
+        cards = [{"id": "base", "parent": None, "max_model_len": 64}]
+        cards += [{"id": name, "parent": "base"} for name in self.adapters]
+        settings = {"model_config": {"logprobs_mode": self.facts["logprobs_mode"]}}
+        settings["lora_config"] = {"max_loras": self.facts["max_loras"]}
+        known = {"/v1/models": {"data": cards}, "/version": {"version": self.facts["version"]}}
+        known["/server_info?config_format=json"] = {"vllm_config": settings}
+        return (200, json.dumps(known[path]).encode()) if path in known else (404, b'{"detail":"Not Found"}')
+
+    def post(self, path: str, body: dict[str, Any]) -> Reply:
+        if path == "/v1/load_lora_adapter":
+            return self._load(**body)
+        if path == "/v1/unload_lora_adapter":
+            return (200, b"removed") if self.adapters.pop(body["lora_name"], None) else (404, b"cannot be found")
+        self.asked.append(body)
+        return self.faults.pop(0)(body) if self.faults else good(body, self)
+
+    def _load(self, lora_name: str, lora_path: str) -> Reply:
+        if lora_name in self.adapters:
+            return 400, b"has already been loaded"
+        if not Path(lora_path, "adapter").is_file():
+            return 404, b"Loading lora failed: No adapter found for"
+        self.adapters[lora_name] = lora_path
+        self.history.append((lora_name, lora_path))
+        return 200, b"added"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Double
+
+    def do_GET(self) -> None:
+        self._say(*self.server.get(self.path))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            status, said = self.server.post(self.path, body)
+        self._say(status, said)
+
+    def _say(self, status: int, said: bytes) -> None:
+        try:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(said)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the client did not wait
+
+    def log_message(self, *arguments: Any) -> None: ...
+
+
+def good(body: dict[str, Any], server: Double | None = None, **changed: Any) -> Reply:
+    """Answers that tell from which version they are: its number is their first token."""
+    name = body["model"]
+    if server is not None and name != "base" and name not in server.adapters:
+        return 404, json.dumps({"error": {"message": f"The model `{name}` does not exist."}}).encode()
+    version = 0 if name == "base" else int(name.rpartition("v")[2])
+    tokens = [100 + version, body["prompt"][-1], STOP]
+    answer = {"token_ids": tokens, "logprobs": {"token_logprobs": [-0.5, -0.25, -1.0]}, **changed}
+    choices = [{"index": index, **answer} for index in range(body["n"])]
+    return 200, json.dumps({"model": name, "choices": choices}).encode()
+
+
+class Policy:
+    """A policy whose weights are its version."""
+
+    def __init__(self) -> None:
+        self.version: int | None = 0
+
+    def export(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "adapter").write_text(str(self.version))
+
+
+class Tokenizer:
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [20, 21]}
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+        return " ".join(map(str, tokens))
+
+
+@pytest.fixture
+def double() -> Iterator[Double]:
+    yield from serving(Double())
+
+
+def serving(double: Double) -> Iterator[Double]:
+    with double:
+        thread = threading.Thread(target=double.serve_forever, args=(0.01,))
+        thread.start()
+        yield double
+        double.shutdown()
+        thread.join()
+
+
+def around(folder: Path, policy: Any, *urls: str, settings: tuple[str, ...] = ()) -> Outside:
+    named = [f"rollout.vllm.urls={','.join(urls)}", "rollout.vllm.wait_s=5", "rollout.vllm.timeout_s=5", *settings]
+    said: list[str] = []
+    return Outside(resolve("nano", None, named), policy, "nano", "fp32", 64, Tokenizer(), [STOP], folder, said.append)
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return Policy()
+
+
+@pytest.fixture
+def sampler(double, policy, tmp_path):
+    sampler = sampler_of(tmp_path, policy, double)
+    yield sampler
+    sampler.close()
+
+
+def sampler_of(folder: Path, policy: Any, *doubles: Double, settings: tuple[str, ...] = ()) -> VllmServerSampler:
+    run = around(folder, policy, *[double.url for double in doubles], settings=settings)
+    return VllmServerSampler(run, [Server(double.url) for double in doubles])
+
+
+def sample(sampler, sampling=SAMPLING):
+    return dict(sampler.sample(PROMPTS, sampling))
+
+
+def first_tokens(groups) -> set[int]:
+    return {one.tokens[0] for group in groups.values() for one in group}
+
+
+def test_groups_are_whole_and_of_the_version_of_the_moment(sampler, policy):
+    for policy.version in (0, 1, 5):
+        groups = sample(sampler)
+        assert sorted(groups) == [0, 1, 2, 3]
+        assert {len(group) for group in groups.values()} == {3}
+        assert first_tokens(groups) == {100 + policy.version}
+        assert {one.version for group in groups.values() for one in group} == {policy.version}
+    one = groups[2][0]
+    assert (one.tokens, one.logprobs, one.truncated) == ((105, 26, STOP), (-0.5, -0.25, -1.0), False)
+
+
+def test_nothing_that_bends_the_distribution_is_left_to_the_server(sampler, double):
+    sample(sampler)
+    neutral = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
+    neutral |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "temperature": 1.0, "n": 3, "max_tokens": 8}
+    assert all(neutral.items() <= body.items() for body in double.asked)
+    assert len({body["seed"] for body in double.asked}) == 4
+    seeds = sorted(body["seed"] for body in double.asked)
+    assert min(b - a for a, b in pairwise(seeds)) > 1000, "vLLM counts on from the seed of a group"
+
+
+def test_the_base_is_asked_for_by_its_own_name(sampler, policy, double):
+    sample(sampler)
+    policy.version = None
+    assert {one.version for group in sample(sampler).values() for one in group} == {None}
+    assert {body["model"] for body in double.asked[-4:]} == {"base"}
+
+
+def test_a_name_and_a_path_never_come_again(policy, double, tmp_path):
+    """Not in a run, and not in the one that follows it in the same folder at the same server."""
+    for _ in range(2):
+        sampler = sampler_of(tmp_path, policy, double)
+        for policy.version in range(3):
+            sample(sampler)
+            sample(sampler)
+        sampler.close()
+    assert len(double.history) == 6
+    assert max(Counter(names for names, _ in double.history).values()) == 1
+    assert max(Counter(paths for _, paths in double.history).values()) == 1
+    assert double.adapters == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_deleted_one_version_late(sampler, policy, double, tmp_path):
+    for policy.version in range(4):
+        sample(sampler)
+        assert list(double.adapters) == [sampler.adapter.name], "one at a time"
+    kept = sorted(path.name.rpartition("-")[2] for path in (tmp_path / "published").iterdir())
+    assert kept == ["v2", "v3"]
+    assert (sampler.adapter.path / "adapter").read_text() == "3"
+
+
+def test_what_is_frozen_stays_the_version_of_its_moment(sampler, policy):
+    frozen = sampler.frozen()
+    policy.version = 1
+    assert first_tokens(dict(frozen.sample(PROMPTS, SAMPLING))) == {100}
+
+
+FAULTS = {
+    "500": lambda body: (500, b"EngineCore encountered an issue"),
+    "429": lambda body: (429, b"busy"),
+    "truncated": lambda body: (200, good(body)[1][:60]),
+    "no token ids": lambda body: good(body, token_ids=None),
+    "no log-probs": lambda body: good(body, logprobs=None),
+    "unequal": lambda body: good(body, token_ids=[7, STOP]),
+    "not a number": lambda body: good(body, logprobs={"token_logprobs": [float("nan"), -1.0, -1.0]}),
+    "too few": lambda body: good({**body, "n": 2}),
+    "cut off": lambda body: good(body, token_ids=[7, 7, 7]),
+    "empty": lambda body: (200, b""),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_asked_again_and_nothing_is_counted_twice(sampler, double, name):
+    double.faults = [FAULTS[name]] * 2
+    groups = sample(sampler)
+    assert [len(groups[index]) for index in range(4)] == [3] * 4
+    assert len(double.asked) == 6
+
+
+@pytest.mark.parametrize("name", ["truncated", "too few", "cut off"])
+def test_answers_that_stay_wrong_end_the_run(sampler, double, name):
+    double.faults = [FAULTS[name]] * 99
+    began = time.monotonic()
+    with pytest.raises(TrainingError, match="So were 3 answers"):
+        sample(sampler)
+    assert time.monotonic() - began < 4
+
+
+def test_an_answer_of_another_version_ends_the_run(sampler, double):
+    double.faults = [lambda body: good({**body, "model": "octet-12345678-v9"})] * 9
+    with pytest.raises(TrainingError, match=r"asked for octet-\w+-1-v0, it answered as octet-12345678-v9"):
+        sample(sampler)
+
+
+def test_a_refusal_is_not_asked_again(sampler, double):
+    double.faults = [lambda body: (400, b"maximum context length")] * 9
+    with pytest.raises(TrainingError, match="HTTP 400 maximum context length"):
+        sample(sampler)
+    assert len(double.asked) <= 4
+
+
+def test_a_server_that_forgot_the_adapter_gets_it_again(sampler, double):
+    sampler.sync()
+    double.adapters.clear()  # as one that was started again
+    assert first_tokens(sample(sampler)) == {100}
+    assert double.history == [double.history[0]] * 2, "the same version, so the same name and path"
+
+
+def test_a_slow_server_is_left_at_the_timeout(policy, double, tmp_path):
+    sampler = sampler_of(tmp_path, policy, double, settings=("rollout.vllm.timeout_s=0.2", "rollout.vllm.wait_s=0.5"))
+    release = threading.Event()
+    double.faults = [lambda body: (release.wait(10), good(body))[1]]  # holds the lock, so the others wait, too
+    began = time.monotonic()
+    with pytest.raises(TrainingError, match=r"TimeoutError.* It was waited for .* \(rollout.vllm.wait_s=0.5\)"):
+        sample(sampler)
+    assert time.monotonic() - began < 5
+    release.set()
+    sampler.close()
+
+
+def test_a_server_that_is_not_up_yet_is_waited_for(policy, tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.samplers.vllm_server.SAYS_EVERY_S", 0.1)
+    port = distributed.free_port()
+    run = around(tmp_path, policy, f"http://127.0.0.1:{port}")
+    with ThreadPoolExecutor() as pool:
+        connecting = pool.submit(connect, run)
+        assert not wait([connecting], timeout=0.5).done
+        for _ in serving(Double(port)):
+            sampler = connecting.result()
+            assert first_tokens(sample(sampler)) == {100}
+            sampler.close()
+    assert any("waiting for vLLM since" in text for text in run.say.__self__)
+
+
+def test_many_groups_that_wait_are_one_message(policy, double, tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.samplers.vllm_server.SAYS_EVERY_S", 0.2)
+    run = around(tmp_path, policy, double.url, settings=("rollout.vllm.wait_s=0.9",))
+    sampler = VllmServerSampler(run, [Server(double.url)])
+    double.faults = [FAULTS["500"]] * 99
+    with pytest.raises(TrainingError):
+        sample(sampler)
+    sampler.close()
+    assert 1 <= len(run.say.__self__) <= 4
+
+
+def test_a_server_that_never_comes_is_a_clear_error(tmp_path, policy):
+    run = around(tmp_path, policy, "http://127.0.0.1:9", settings=("rollout.vllm.wait_s=0.3",))
+    with pytest.raises(TrainingError, match=r"refused. It was waited for .* log of the server"):
+        connect(run)
+
+
+def test_several_servers_share_the_groups_and_one_stands_in_for_another(policy, double, tmp_path):
+    for other in serving(Double()):
+        sampler = sampler_of(tmp_path, policy, double, other)
+        sample(sampler)
+        assert (len(double.asked), len(other.asked)) == (2, 2)
+        assert list(double.adapters) == list(other.adapters)
+        other.faults = [FAULTS["500"]] * 2
+        assert len(sample(sampler)) == 4
+        assert (len(double.asked), len(other.asked)) == (6, 4)
+        sampler.close()
+
+
+def test_beyond_the_servers_context_nothing_is_asked(sampler, double):
+    with pytest.raises(ConfigError, match=r"rollout.max_new_tokens=60: with a prompt of 8 tokens .* 64\."):
+        sample(sampler, Sampling(3, 1.0, 60, 1))
+    assert double.asked == []
+
+
+def test_a_closed_sampler_does_not_wait(sampler, double):
+    double.faults = [FAULTS["500"]] * 99
+    closing = threading.Timer(0.3, sampler.close)
+    closing.start()
+    with pytest.raises(TrainingError, match="Sampling was stopped"):
+        sample(sampler)
+    closing.join()
+
+
+REFUSED = {
+    "raw_logprobs": ({"logprobs_mode": "raw_logprobs"}, "--logprobs-mode processed_logprobs"),
+    "one slot": ({"max_loras": 1}, "--max-loras 2"),
+    "too old": ({"version": "0.10.1"}, r"too old: .* Install 0.11 or newer; tested: 0\.32\.0"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_server_that_cannot_work_is_refused_before_the_first_step(double, name):
+    changed, remedy = REFUSED[name]
+    double.facts |= changed
+    with pytest.raises(ConfigError, match=remedy):
+        check_server(Server(double.url), "base", [20], Lora(), print)
+
+
+def test_a_version_that_nobody_tested_is_said_so(double):
+    said: list[str] = []
+    double.facts["version"] = "0.99.0+cu130"
+    check_server(Server(double.url), "base", [20], Lora(), said.append)
+    assert "0.99.0+cu130 has not been tested" in said[0]
+    double.facts["version"] = "0.32.0+cpu"
+    check_server(Server(double.url), "base", [20], Lora(), said.append)
+    assert len(said) == 1
+
+
+def test_an_adapter_in_a_folder_is_served_under_a_new_name(double, tmp_path):
+    """What `octet eval` does."""
+    adapter = tmp_path / "adapter"
+    Policy().export(adapter)
+    (tmp_path / "out").mkdir()
+    sampler = sampler_of(tmp_path / "out", Fixed(adapter), double)
+    assert first_tokens(sample(sampler)) == {100}
+    assert double.history[0][1] != str(adapter)
+    sampler.close()
+    assert (adapter / "adapter").is_file()
+
+
+def test_the_key_of_the_server_goes_with_every_request(double, monkeypatch, tmp_path, policy):
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    seen: list[str | None] = []
+    monkeypatch.setattr(Handler, "parse_request", _noting(Handler.parse_request, seen))
+    sampler = sampler_of(tmp_path, policy, double)
+    sample(sampler)
+    sampler.close()
+    assert set(seen) == {"Bearer secret"}
+
+
+def _noting(parse: Callable[[Any], bool], seen: list[str | None]) -> Callable[[Any], bool]:
+    def parse_request(handler: Any) -> bool:
+        parsed = parse(handler)
+        seen.append(handler.headers.get("Authorization"))
+        return parsed
+
+    return parse_request

@@ -1,0 +1,54 @@
+"""Keeps a server alive as long as the trainer lives, and no longer: `python keeper.py PID COMMAND ...`
+
+The trainer may be killed without a chance to clean up, so it is not the one that cleans up. This process is told who
+its parent is; when that is gone, or asks for the end, it ends the whole session of the server. No imports of Octet: it
+runs in a fresh interpreter that should start at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+
+GRACE_S = 20.0  # for the server to leave by itself
+LOOKS_EVERY_S = 0.3
+
+
+def main() -> int:
+    trainer, command = int(sys.argv[1]), sys.argv[2:]
+    asked = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+    server = subprocess.Popen(command, start_new_session=True)
+    while server.poll() is None and not asked and os.getppid() == trainer:
+        time.sleep(LOOKS_EVERY_S)
+    _end(server)
+    return server.returncode or 0
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """The server and all that it started, which is what its session is."""
+    _signal(server, signal.SIGINT)
+    deadline = time.monotonic() + GRACE_S
+    while server.poll() is None and time.monotonic() < deadline:
+        time.sleep(LOOKS_EVERY_S)
+    _signal(server, signal.SIGKILL)
+    server.wait()
+
+
+def _signal(server: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # all gone
+        os.killpg(server.pid, number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
