@@ -4,16 +4,23 @@
 #   bash tests/run.sh                 the default tier, under ten minutes on two cores
 #   bash tests/run.sh slow            minutes: learning, the shipped default to its end
 #   bash tests/run.sh gpu             needs a CUDA device
+#   bash tests/run.sh vllm            a real vLLM on the CPU, in an environment of its own that is made here
 #   bash tests/run.sh all             everything that this machine can run
 #   bash tests/run.sh -k losses -x    anything else goes to pytest
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 source "$root/scripts/environment.sh"
-use_environment "$root" dev
+if [ "${1:-}" = vllm ]; then
+    source "$root/tests/vllm/environment.sh"
+    use_vllm_environment "$root" || { echo "SKIPPED: the tests against the real vLLM" && exit 0; }
+else
+    use_environment "$root" dev
+fi
 cd "$root"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # the test models are too small to share between threads
 case "${1:-}" in
 slow | gpu) exec python -m pytest -m "$@" ;;
-all) shift && exec python -m pytest -m "" "$@" ;;
-*) exec python -m pytest -m "not slow and not gpu" "$@" ;;
+vllm) shift && exec python -m pytest -m vllm tests/vllm "$@" ;;
+all) shift && exec python -m pytest -m "not vllm" "$@" ;;
+*) exec python -m pytest -m "not slow and not gpu and not vllm" "$@" ;;
 esac

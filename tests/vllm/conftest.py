@@ -1,0 +1,37 @@
+"""The real vLLM is in its own environment: `bash tests/run.sh vllm` makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.vllm.serving import ALLOWED, ARGUMENTS, PROCESSED, RealServer
+
+HERE = Path(__file__).parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Of the environment: without triton, torch takes a way to its compiler that warns of itself."""
+    config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+    config.addinivalue_line("filterwarnings", "ignore:unclosed file.*lock:ResourceWarning")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = pytest.mark.skip(reason="there is no vLLM in this environment: bash tests/run.sh vllm")
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.vllm)
+            if find_spec("vllm") is None:
+                item.add_marker(missing)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    server = RealServer(tmp_path_factory.mktemp("server") / "log", [*ARGUMENTS, *PROCESSED], ALLOWED)
+    try:
+        yield server.start().ready()
+    finally:
+        server.end()

@@ -1,0 +1,132 @@
+"""What the tests against the real vLLM share: a server that can be killed and started again, and runs that use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import NANO, ROOT
+from trainer import distributed
+from trainer.samplers.vllm_process import LAUNCHER
+from trainer.web import NoReply, exchange
+
+# A cache block is 32 tokens here, and prompts are longer than two of them: in a shorter one a stale cache stays hidden.
+LONG = "Think it through: " + "read the story, write down what is known, and work towards what is asked. " * 3
+ARGUMENTS = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "64", "--enforce-eager"]
+ARGUMENTS += ["--max-num-batched-tokens", "16384"]  # no prompt in parts; see vllm_process.tokens_at_once
+ARGUMENTS += [
+    "--no-enable-chunked-prefill",
+    "--block-size",
+    "32",
+    "--enable-lora",
+    "--max-lora-rank",
+    "16",
+    "--generation-config",
+    "vllm",
+]
+PROCESSED = ["--logprobs-mode", "processed_logprobs", "--max-loras", "2"]
+QUICK = {  # one process, no compiler, one thread, a small cache
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_CI_ENV": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TORCHDYNAMO_DISABLE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+ALLOWED = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1"}
+
+
+def surroundings(**more: str) -> dict[str, str]:
+    """For a process of its own: this one may be a group of one, which is not for others to join."""
+    return {name: value for name, value in os.environ.items() if name not in LAUNCHER} | QUICK | more
+
+
+class RealServer:
+    """vLLM with the embedded model, always on the same port."""
+
+    def __init__(self, log: Path, arguments: list[str], environment: dict[str, str]) -> None:
+        self.port = distributed.free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        self.arguments = arguments
+        self.environment = environment
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> RealServer:
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(NANO)]
+        command += ["--served-model-name", "base", "--host", "127.0.0.1", "--port", str(self.port), *self.arguments]
+        with self.log.open("ab") as log:
+            around = surroundings(**self.environment)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=around, cwd=ROOT, start_new_session=True
+            )
+        return self
+
+    def ready(self) -> RealServer:
+        assert self.process is not None, "start it first"
+        deadline = time.monotonic() + 240
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                exchange(f"{self.url}/v1/models", None, 5, 1 << 20)
+            except NoReply:
+                time.sleep(0.2)
+            else:
+                return self
+        raise AssertionError(f"vLLM does not answer:\n{self.log.read_text()[-3000:]}")
+
+    def end(self, number: int = signal.SIGINT) -> None:
+        if self.process is not None:
+            os.killpg(self.process.pid, number)
+            self.process.wait()
+
+    def loaded(self) -> list[str]:
+        models = json.loads(exchange(f"{self.url}/v1/models", None, 5, 1 << 20))["data"]
+        return [model["id"] for model in models if model["parent"]]
+
+
+def overrides(folder: Path, *more: str) -> list[str]:
+    """A small run whose prompts are long."""
+    small = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.problems=0"]
+    small += ["reward.weights={repetition: 1.0}", "reward.repetition_words=1"]  # the model babbles, and differs in that
+    return [f"run.dir={folder}", f"prompt.system={json.dumps(LONG)}", "run.merge=false", *small, *more]
+
+
+def command(folder: Path, *more: str, ranks: int = 1) -> list[str]:
+    launched = [f"{Path(sys.executable).parent}/deepspeed", f"--num_gpus={ranks}", "--no_local_rank"]
+    launched += [f"--master_port={distributed.free_port()}"]
+    start = [sys.executable] if ranks == 1 else launched
+    return [*start, str(ROOT / "train.py"), "--preset", "nano", *overrides(folder, *more)]
+
+
+def start(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+    environment = surroundings(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command(*arguments, **options), env=environment, cwd=ROOT, **pipes)
+
+
+def train(*arguments: Any, **options: Any) -> str:
+    """The whole output of a run that has to end well."""
+    process = start(*arguments, **options)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said[-4000:]
+    return said
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def largest(folder: Path, name: str) -> float:
+    """Over the steps that trained on something."""
+    return max(one[name] for one in metrics(folder) if name in one)
+
+
+def samples(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]

@@ -1,0 +1,76 @@
+"""rollout.engine=vllm_colocate: the real vLLM and the real DeepSpeed engine in one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import NANO, ROOT
+from tests.vllm.serving import largest, metrics, samples, surroundings, train
+
+SAME = """
+import json, os, random, numpy, torch
+from pathlib import Path
+from trainer import distributed
+from trainer.samplers.publish import Fixed, Outside
+from trainer.samplers.vllm_colocate import VllmColocateSampler
+from trainer.policy.base import load_tokenizer
+from trainer.settings import resolve
+
+def drawn():
+    return [random.random(), float(numpy.random.rand()), float(torch.rand(1))]
+
+distributed.connect(60)
+config = resolve("nano", None, ["rollout.engine=vllm_colocate"])
+tokenizer = load_tokenizer(config.model)
+for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+    seed(7)
+expected = drawn()
+for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+    seed(7)
+before = dict(os.environ), torch.get_num_threads()
+said = []
+run = Outside(config, Fixed(), NANO, "fp32", 128, tokenizer, [2], Path("."), said.append)
+sampler = VllmColocateSampler(run)
+print("FOUND", json.dumps([drawn() == expected, (dict(os.environ), torch.get_num_threads()) == before, said]))
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_samples_is_what_is_trained_at_every_step(tmp_path, ranks):
+    """In the program that also trains: each step begins with the adapter of the step before."""
+    folder = tmp_path / "run"
+    said = train(folder, "rollout.engine=vllm_colocate", "run.steps=4", "eval.problems=4", ranks=ranks)
+    assert "log-probs of sampler and trainer differ by" in said
+    assert "Traceback" not in said
+    assert largest(folder, "sampler_difference/max") < 1e-4
+    assert [one["version"] for one in samples(folder)][::8] == [0, 1, 2, 3]
+    assert {one["groups"] for one in metrics(folder) if "groups" in one} == {4.0}
+    assert not (folder / "published").exists()
+
+
+def test_a_whole_model_is_sampled_as_it_is_trained(tmp_path):
+    folder = tmp_path / "run"
+    whole = ["rollout.engine=vllm_colocate", "lora.enabled=false", "algorithm.lr=0.001"]
+    train(folder, *whole, "run.steps=3", "eval.problems=4")
+    assert largest(folder, "sampler_difference/max") < 1e-4
+    assert [one["version"] for one in samples(folder)][::8] == [0, 1, 2]
+
+
+def test_building_the_engine_leaves_random_numbers_and_environment_alone():
+    code = f"NANO = {str(NANO)!r}\n{SAME}"
+    answer = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=surroundings(),
+        cwd=ROOT,
+        check=False,
+    )
+    found = [line for line in answer.stdout.splitlines() if line.startswith("FOUND ")]
+    assert found, answer.stderr[-3000:]
+    assert json.loads(found[0].removeprefix("FOUND ")) == [True, True, []]

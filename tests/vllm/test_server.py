@@ -1,0 +1,271 @@
+"""rollout.engine=vllm_server against the real vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import ROOT
+from tests.vllm.serving import ARGUMENTS, RealServer, largest, metrics, overrides, samples, start, surroundings, train
+from trainer import assemble, parity
+from trainer.config import Lora, Model
+from trainer.errors import ConfigError, TrainingError
+from trainer.loop import train as train_parts
+from trainer.policy.base import load_model
+from trainer.policy.lora import add_adapter, save_adapter
+from trainer.samplers.hf import HfSampler
+from trainer.samplers.publish import Published
+from trainer.samplers.vllm_check import check_server, probed_mode
+from trainer.samplers.vllm_server import Server, VllmServerSampler
+from trainer.settings import Request, resolve
+from trainer.types import Sampling
+
+DTYPE = "fp32"
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+@contextmanager
+def built(folder: Path, *more: str):
+    """The parts of a run, with the real engine and the real server."""
+    parts = assemble.build(Request(resolve("nano", None, overrides(folder, *more)), "nano", ""))
+    try:
+        yield parts
+    finally:
+        parts.close()
+
+
+@pytest.fixture
+def parts(server, tmp_path):
+    with built(tmp_path / "run", f"rollout.vllm.urls={server.url}", "run.steps=3", "algorithm.lr=0.01") as parts:
+        yield parts
+
+
+def apart(parts) -> float:
+    """The largest difference of a log-prob between what samples and what is trained."""
+    return max(parity.differences_of(parts))
+
+
+def test_greedy_tokens_are_those_of_generate(parts):
+    """Of the trained adapter: a fresh one computes what the base does."""
+    train_parts(parts)
+    prompts, greedy = parts.prompts_of(7), Sampling(1, 0.0, 24, 0)
+    assert min(len(prompt.tokens) for prompt in prompts) > 64
+    sampler = parts.sampler
+    local = HfSampler(parts.policy.model, sampler.tokenizer, sampler.stop_tokens, 8)
+    served, expected = (dict(one.sample(prompts, greedy)) for one in (sampler, local))
+    assert {i: group[0].tokens for i, group in served.items()} == {i: g[0].tokens for i, g in expected.items()}
+    assert {group[0].version for group in served.values()} == {3}
+    with parts.policy.as_base():
+        base, expected = (dict(one.sample(prompts, greedy)) for one in (sampler, local))
+    assert {i: group[0].tokens for i, group in base.items()} == {i: g[0].tokens for i, g in expected.items()}
+    assert base[0][0].version is None
+    assert any(served[i][0].tokens != base[i][0].tokens for i in base), "three updates should change something"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_a_training_forward(server, tmp_path, temperature):
+    at = [f"rollout.temperature={temperature}", f"rollout.vllm.urls={server.url}", "algorithm.lr=0.01", "run.steps=1"]
+    with built(tmp_path / "run", *at) as parts:
+        train_parts(parts)
+        assert apart(parts) < 1e-4
+
+
+def test_after_three_updates_the_served_policy_is_the_trained_one(parts, server):
+    """And a sampler that misses the update is seen by the same look, which is what makes it worth something."""
+    train_parts(parts)
+    assert apart(parts) < 1e-4
+    name = parts.sampler.adapter.name
+    assert server.loaded() == [name]
+    assert name.endswith("-v3")
+
+
+def test_a_sampler_that_misses_the_updates_is_found_out(parts, monkeypatch):
+    first = parts.sampler.sync()
+    monkeypatch.setattr(VllmServerSampler, "sync", lambda self: first)
+    with pytest.raises(TrainingError, match=r"differ by .* has an adapter of an earlier step"):
+        train_parts(replaced(parts, max_difference=1e-3))
+    assert apart(parts) > 1e-2
+
+
+def replaced(parts, **changed):
+    """The same parts with other settings of vLLM."""
+    rollout = parts.config.rollout
+    vllm = rollout.vllm.model_copy(update=changed)
+    return replace(parts, config=parts.config.model_copy(update={"rollout": rollout.model_copy(update={"vllm": vllm})}))
+
+
+def test_a_seed_repeats_and_answers_differ(parts):
+    prompts = parts.prompts_of(0)
+    one, same, other = (dict(parts.sampler.sample(prompts, Sampling(4, 1.0, 24, seed))) for seed in (1, 1, 2))
+    assert {i: [c.tokens for c in g] for i, g in one.items()} == {i: [c.tokens for c in g] for i, g in same.items()}
+    assert one != other
+    assert len({c.tokens for c in one[0]}) > 1
+
+
+def test_an_adapter_above_the_servers_rank_is_refused(server, tmp_path):
+    with (
+        pytest.raises(ConfigError, match=r"rank 32 is greater than max_lora_rank 16.* smaller lora\.r"),
+        built(tmp_path / "run", f"rollout.vllm.urls={server.url}", "run.steps=1", "lora.r=32") as parts,
+    ):
+        parts.sampler.sync()
+
+
+def test_a_pissa_adapter_is_served_as_a_plain_one_of_twice_the_rank(server, tmp_path):
+    more = [f"rollout.vllm.urls={server.url}", "run.steps=2", "lora.r=8", "lora.init=pissa", "algorithm.lr=0.002"]
+    with built(tmp_path / "run", *more) as parts:
+        train_parts(parts)
+        assert apart(parts) < 1e-4
+
+
+def test_what_is_beyond_the_servers_context_is_refused(parts):
+    with pytest.raises(ConfigError, match=r"max_new_tokens=200.* has room for, 256"):
+        list(parts.sampler.sample(parts.prompts_of(0), Sampling(2, 1.0, 200, 0)))
+
+
+def test_a_folder_that_the_server_cannot_see_is_said_so(server, tmp_path):
+    with pytest.raises(ConfigError, match="cannot see"):
+        Server(server.url).load(Published("octet-x-v1", tmp_path / "nowhere", 1))
+
+
+def test_a_server_that_says_nothing_is_asked_for_its_logprobs(tmp_path):
+    """One without development mode and without runtime adapters, as somebody might start it."""
+    plain = RealServer(tmp_path / "log", ARGUMENTS, {}).start()
+    adapter = tmp_path / "octet-x-v1"
+    model = load_model(Model(), DTYPE, assemble.distributed.device())
+    save_adapter(add_adapter(model, Lora(r=8)), adapter)
+    try:
+        server = Server(plain.ready().url)
+        prompt = list(range(20, 60))
+        assert probed_mode(server, "base", prompt) == "raw_logprobs"
+        with pytest.raises(ConfigError, match=r"its log-probs are raw_logprobs.* --logprobs-mode processed_logprobs"):
+            check_server(server, "base", prompt, Lora(), print)
+        with pytest.raises(ConfigError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
+            server.load(Published("octet-x-v1", adapter, 1))
+    finally:
+        plain.end()
+
+
+def test_a_server_that_reports_processed_logprobs_shows_them_too(server):
+    assert probed_mode(Server(server.url), "base", list(range(20, 60))) == "processed_logprobs"
+    check_server(Server(server.url), "base", [20, 30], Lora(), print)
+
+
+def test_a_server_that_is_killed_and_started_again_in_the_middle_of_a_run(server, tmp_path):
+    """The run waits, hands the adapter over again, and counts each group once; ahead, in two threads at once."""
+    folder = tmp_path / "run"
+
+    def disturb() -> None:
+        wait_for(lambda: len(samples_so_far(folder)) >= 3 * 8)
+        server.end(signal.SIGKILL)
+        server.start()
+
+    more = [f"rollout.vllm.urls={server.url}", "run.steps=12", "run.save_every=4", "rollout.ahead=1"]
+    with built(folder, *more, "algorithm.lr=0.0003") as parts, ThreadPoolExecutor() as pool:
+        disturbed = pool.submit(disturb)
+        train_parts(parts)
+        disturbed.result()
+        assert apart(parts) < 1e-4
+    steps = metrics(folder)
+    assert [one["step"] for one in steps] == list(range(1, 13))
+    assert {one["groups"] for one in steps} == {4.0}
+    assert largest(folder, "sampler_difference") < 0.1
+    stale = [one["step"] - 1 - one["version"] for one in samples(folder)][::8]
+    assert stale == [0, 1, 1, 1] * 3, "of this policy where a checkpoint was before, else of the one before"
+
+
+def test_a_run_ahead_goes_on_as_if_it_had_not_been_cut_off(server, tmp_path):
+    """What was under way is sampled again, by the policy that the undisturbed run sampled with."""
+    more = [f"rollout.vllm.urls={server.url}", "run.save_every=3", "rollout.ahead=1", "run.steps=6"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    with built(whole, *more) as parts:
+        train_parts(parts)
+    shutil.copytree(whole, cut, symlinks=True)
+    shutil.rmtree(cut / "checkpoints/step_000006")
+    (cut / "checkpoints/latest").unlink()
+    with built(cut, *more) as parts:
+        assert parts.first_step == 3
+        train_parts(parts)
+    assert [(one["step"], one["completion"]) for one in samples(cut)] == [
+        (one["step"], one["completion"]) for one in samples(whole)
+    ]
+    assert metrics(cut)[-1]["loss"] == pytest.approx(metrics(whole)[-1]["loss"], abs=1e-4)
+
+
+def test_two_ranks_share_a_server(server, tmp_path):
+    folder = tmp_path / "run"
+    train(folder, f"rollout.vllm.urls={server.url}", "run.steps=3", "algorithm.lr=0.01", ranks=2)
+    assert largest(folder, "sampler_difference/max") < 1e-4
+    assert [one["version"] for one in samples(folder)][::8] == [0, 1, 2]
+    assert server.loaded() == []
+    assert not (folder / "published").exists()
+
+
+def test_octet_eval_asks_the_server_for_base_and_adapter(server, tmp_path):
+    """And has the same greedy answers as the local sampler."""
+    adapter = tmp_path / "adapter"
+    model = add_adapter(load_model(Model(), DTYPE, assemble.distributed.device()), Lora(r=8, targets="all"))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    save_adapter(model, adapter)
+    found = {}
+    for name, more in (("server", [f"rollout.vllm.urls={server.url}"]), ("local", [])):
+        settings = [f"--adapter={adapter}", "--model=nano", "--problems=16", f"--out={tmp_path / name}"]
+        command = [sys.executable, "-m", "trainer.cli", "eval", *settings, *more]
+        subprocess.run(command, check=True, env=surroundings(), cwd=ROOT, stdout=subprocess.DEVNULL)
+        answers = (tmp_path / name / "eval_answers.jsonl").read_text().splitlines()
+        found[name] = [(one["model"], one["problem"], one["completion"]) for one in map(json.loads, answers)]
+    assert found["server"] == found["local"]
+    assert server.loaded() == []
+
+
+def test_the_run_starts_a_server_and_takes_it_with_it_when_it_is_killed(tmp_path):
+    """And trains a whole model, whose weights go to such a server only."""
+    folder = tmp_path / "run"
+    more = ["rollout.vllm.start=true", "rollout.vllm.arguments=--block-size,32"]
+    run = start(folder, *more, "lora.enabled=false", "algorithm.lr=0.0003", "run.steps=500", "run.save_every=500")
+    try:
+        wait_for(lambda: len(samples_so_far(folder)) >= 4 * 8)
+        log = (folder / "vllm-0.log").read_text()
+        servers = [int(number) for number in set(re.findall(r"pid=(\d+)", log))]
+        assert servers
+        assert all(map(is_alive, servers))
+        assert largest(folder, "sampler_difference/max") < 1e-4
+        assert [one["version"] for one in samples(folder)][:32:8] == [0, 1, 2, 3]
+    finally:
+        run.kill()  # SIGKILL: nothing of the trainer can clean up
+        run.communicate()
+    wait_for(lambda: not any(map(is_alive, servers)), seconds=40)
+
+
+def samples_so_far(folder: Path) -> list[str]:
+    path = folder / "samples.jsonl"
+    return path.read_text().splitlines() if path.is_file() else []
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_for(condition, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
