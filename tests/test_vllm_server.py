@@ -289,6 +289,12 @@ def test_a_server_that_forgot_the_adapter_gets_it_again(sampler, double):
     assert double.history == [double.history[0]] * 2, "the same version, so the same name and path"
 
 
+def test_a_server_that_takes_the_adapter_and_does_not_know_it_ends_the_run(sampler, double):
+    double.faults = [lambda body: (404, b"The model does not exist")] * 99
+    with pytest.raises(TrainingError, match=r"does not exist\. So were 3 answers"):
+        sample(sampler)
+
+
 def test_a_slow_server_is_left_at_the_timeout(policy, double, tmp_path):
     sampler = sampler_of(tmp_path, policy, double, settings=("rollout.vllm.timeout_s=0.2", "rollout.vllm.wait_s=0.5"))
     release = threading.Event()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from trainer import distributed
@@ -216,11 +217,8 @@ class VllmServerSampler(Sampler):
         """What the servers say of themselves. Every rank calls it; rank 0 asks."""
         tokens = run.tokenizer("What is 12 + 30?")["input_ids"]
         for server in self.servers:
-            self._on_main(
-                lambda server=server: self._patiently(  # type: ignore[misc]
-                    lambda: check_server(server, self.base, tokens, run.config.lora, run.say)
-                )
-            )
+            look = partial(check_server, server, self.base, tokens, run.config.lora, run.say)
+            self._on_main(partial(self._patiently, look))
 
     def close(self) -> None:
         self._stop.set()
@@ -234,9 +232,9 @@ class VllmServerSampler(Sampler):
 
     def _hand_over(self, adapter: Published, before: Published | None) -> None:
         for server in self.servers:
-            self._patiently(lambda server=server: server.load(adapter))  # type: ignore[misc]
+            self._patiently(partial(server.load, adapter))
             if before is not None:
-                self._patiently(lambda server=server: server.unload(before))  # type: ignore[misc]
+                self._patiently(partial(server.unload, before))
 
     def _on_main(self, work: Callable[[], None]) -> None:
         """On rank 0; what goes wrong there ends all ranks."""
@@ -280,9 +278,9 @@ class VllmServerSampler(Sampler):
             except NoReply as failure:
                 tries += 1
                 if failure.status == 404 and adapter is not None:  # it was started again
-                    patience.until_it_works(lambda server=server: server.load(adapter))  # type: ignore[misc]
-                else:
-                    patience.after(failure)
+                    patience.until_it_works(partial(server.load, adapter))
+                    failure = Lie(str(failure))  # not for ever
+                patience.after(failure)
 
     def _body(self, index: int, prompt: Prompt, adapter: Published | None, sampling: Sampling) -> dict[str, Any]:
         return NEUTRAL | {
