@@ -18,8 +18,8 @@ the command.
 """
 NO_GPU = """No GPU has been measured yet. The scripts are ready and need no download:
 `python bench/decode.py --model qwen2.5-1.5b-shape --device cuda --dtype bf16 --rows 32`,
-`python bench/vs_trl.py --device cuda` and `python bench/gpu_memory.py` (large models on a card of 8 GB, or on a larger one
-that is made as small, against the plan and TRL).
+`python bench/vs_trl.py --device cuda` and `python bench/gpu_memory.py` (large models on a card of 8 GB, or on a larger
+one that is made as small, against the plan and TRL).
 """
 
 
