@@ -128,6 +128,7 @@ def octet(folder: Path, cap: int, more: list[str]) -> dict[str, Any]:
         "planned": planned([*more, f"prompt.max_tokens={longest}"], cap),
         "prompt": longest,
         "said": said,
+        "reserved": max((step[name] for step in steps for name in names if name.endswith("_reserved")), default=0.0),
     }
 
 
@@ -157,8 +158,8 @@ def one_side(side: str, cap: int, more: list[str]) -> dict[str, Any]:
     context = cap - torch.cuda.mem_get_info()[0] if on_card else 0
     with tempfile.TemporaryDirectory() as folder:
         found = SIDES[side](Path(folder), cap, more)
-    reserved = torch.cuda.max_memory_reserved() if on_card else 0
-    return {**found, "context": context / GB, "peak": (reserved + context) / GB}
+    reserved = found.get("reserved") or (torch.cuda.max_memory_reserved() / GB if on_card else 0.0)
+    return {**found, "context": context / GB, "peak": reserved + context / GB}
 
 
 def run(side: str, cap: int, more: list[str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from tests.conftest import row
 from tests.e2e.updates import limit
 from trainer.batches import Packer, halves, rows_in, to_tensors
 from trainer.errors import TrainingError
-from trainer.fitting import Room, is_out_of_memory, until_it_fits
+from trainer.fitting import Room, explained, is_out_of_memory, until_it_fits
 from trainer.logprobs import LogProbs
 from trainer.settings import Request, resolve
 from trainer.types import MiniBatch
@@ -177,3 +177,18 @@ def test_memory_that_rises_from_step_to_step_raises_an_alarm_once(held, alarms):
     said = [text for step in range(1, 2 * STEPS) if (text := creep.seen(step, held(step)))]
     assert len(said) == alarms
     assert all(text.startswith(f"step {STEPS}: ") and "reward.custom" in text for text in said)
+
+
+def test_out_of_memory_elsewhere_is_a_message():
+    with pytest.raises(TrainingError, match=r"out of memory \(CUDA out of memory. Tried .*octet plan"), explained():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB.\nand much more")
+
+
+def test_answers_of_the_rehearsal_have_little_in_common():
+    from trainer.rehearsal import _row
+
+    prompt = SimpleNamespace(tokens=tuple(range(30, 60)))
+    parts = SimpleNamespace(longest=prompt, config=resolve("nano", None, ["rollout.max_new_tokens=64"]))
+    rows = [_row(parts, index) for index in range(200)]
+    batch = to_tensors(rows, 0)
+    assert len(batch.tree.line_N) > 0.95 * 200 * 64

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from trainer import hardware, launch
+from trainer.errors import ConfigError
 from trainer.hardware import Gpu, Hardware
 from trainer.settings import parse_command_line, resolve
 
@@ -105,3 +106,13 @@ def test_memory_may_grow_unless_the_user_has_a_setting(monkeypatch, own):
     monkeypatch.setenv(own, "max_split_size_mb:64")
     hardware.let_memory_grow()
     assert [os.environ[name] for name in names if name in os.environ] == ["max_split_size_mb:64"]
+
+
+def test_a_card_that_torch_cannot_use_is_not_passed_over(nvidia_smi, monkeypatch):
+    from trainer import distributed
+
+    nvidia_smi(TWO_CARDS)
+    distributed.refuse_an_idle_card()  # the tests say that they mean the CPU
+    monkeypatch.delenv("DS_ACCELERATOR")
+    with pytest.raises(ConfigError, match=r"NVIDIA GeForce RTX 3070: torch .* cannot use this card"):
+        distributed.refuse_an_idle_card()

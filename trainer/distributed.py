@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from trainer import hardware
+from trainer.errors import ConfigError
+
 Item = TypeVar("Item")
 
 _farewells: list[Callable[[], None]] = []
@@ -35,6 +38,16 @@ def is_main() -> bool:
 def on_gpu() -> bool:
     """Torch and DeepSpeed have to agree: a user who hides the cards gets the CPU from both."""
     return torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
+
+
+def refuse_an_idle_card() -> None:
+    """A card that torch cannot use would be passed over in silence, for days on the CPU."""
+    gpus = [] if os.environ.get("DS_ACCELERATOR") == "cpu" else hardware.detect().gpus
+    if gpus and not torch.cuda.is_available():
+        raise ConfigError(
+            f"{gpus[0].name}: torch {torch.__version__} cannot use this card. `octet doctor` says why; "
+            "DS_ACCELERATOR=cpu in the environment trains on the CPU all the same."
+        )
 
 
 def device() -> torch.device:

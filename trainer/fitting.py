@@ -6,7 +6,8 @@ ran out is forgotten: a backward pass that broke off has left a part of its grad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -36,6 +37,21 @@ def until_it_fits(do: Callable[[], Result], make_room: Callable[[], None]) -> Re
         make_room()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # pieces that are free, but too small
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Where nothing can be made smaller, such as while a model loads, the end is a message and no traceback."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TrainingError(
+            f"out of memory ({str(error).partition(chr(10))[0]}), where it cannot go on with less. `octet plan` says "
+            "what fits: a smaller or quantised model, a smaller lora.r, or another engine.ds_config. `octet doctor` "
+            "says whether another program holds memory."
+        ) from error
 
 
 class GivesBack(Protocol):

@@ -13,6 +13,7 @@ from trainer.comparison import agreement
 from trainer.config import Config
 from trainer.course import describe, metrics_of
 from trainer.evaluate import Evaluation
+from trainer.fitting import explained
 from trainer.loop import Parts, train
 from trainer.policy.base import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.quiet import no_progress_bars
@@ -29,7 +30,8 @@ WHAT_IT_IS = {
 
 def run(request: Request) -> None:
     no_progress_bars()
-    with assemble.process_group(request.config):
+    distributed.refuse_an_idle_card()
+    with explained(), assemble.process_group(request.config):
         folder, screen, evaluations = _train_and_evaluate(request)
         gc.collect()
         if request.config.merges:

@@ -14,6 +14,7 @@ from trainer.types import MiniBatch, TrainingRow
 from trainer.watch.memory import GB, Peak
 from trainer.watch.metrics import Phases, Tally
 
+DIGITS = 6
 # Of a step, as the planner calls what it does there. A rehearsal does not go as far as the optimizer.
 PLANNED = {"rollout": "rollout", "batch": "score", "step": "backward"}
 
@@ -55,7 +56,9 @@ def rehearse(parts: Parts) -> dict[str, Peak]:
 
 
 def _row(parts: Parts, index: int) -> TrainingRow:
-    """An answer of full length that begins unlike the others, of tokens that the model knows."""
+    """An answer of full length with a beginning of its own, its number written in tokens that the model knows."""
     prompt, length = parts.longest.tokens, parts.config.rollout.max_new_tokens
-    completion = [prompt[(index + offset) % len(prompt)] for offset in range(length)]
+    known = sorted(set(prompt))
+    digits = [known[index // len(known) ** place % len(known)] for place in range(min(DIGITS, length))]
+    completion = [*digits, *[known[0]] * (length - len(digits))]
     return TrainingRow(prompt, completion, [0.0] * length, advantage=1.0)

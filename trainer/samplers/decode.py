@@ -61,10 +61,9 @@ class DecodeSampler(Sampler):
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
                         raise
-                    self.batch = None
                 if not work.is_done:  # not in the handler: its traceback keeps the tensors alive
                     work.restart()
-                    self.rows.halve(rows)
+                    self._make_room(rows)
                     seed += 1  # the same numbers again would repeat completions that are done
         self._put_away()
 
@@ -79,12 +78,20 @@ class DecodeSampler(Sampler):
             batch.advance()
 
         def make_room() -> None:
-            self.batch = None
-            self.rows.halve(min(self.rows.limit, len(prompts) * sampling.group))
+            self._make_room(min(self.rows.limit, len(prompts) * sampling.group))
 
         with evaluating(self.model):
             until_it_fits(begin, make_room)
         self._put_away()
+
+    def _make_room(self, rows: int) -> None:
+        """Half of the rows; where one is too many, the copies of the weights go."""
+        self.batch = None
+        if rows == 1 and self.copies:
+            self.copies, self.forward = False, None
+            self._say("out of memory with one completion: the rollout goes on without merged copies of the weights")
+        else:
+            self.rows.halve(rows)
 
     def give_back(self) -> bool:
         had = self.forward is not None
