@@ -8,7 +8,7 @@ import signal
 import sys
 from types import FrameType
 
-from trainer import hardware, levers, preflight, quiet
+from trainer import cluster, hardware, levers, preflight, quiet
 from trainer.cli import answering_errors
 from trainer.policy import ds_config
 from trainer.rewards import graders
@@ -17,6 +17,7 @@ from trainer.settings import parse_command_line
 
 def main() -> None:
     signal.signal(signal.SIGTERM, stop)
+    cluster.adopt_ranks()
     request = parse_command_line(sys.argv[1:])
     if request.dry_run:
         print(request.config.to_yaml(), end="")

@@ -27,6 +27,7 @@ LIGHT = [
     "doctor",
     "fetch",
     "launch",
+    "cluster",
     "cli",
     "quiet",
     "shapes",

@@ -185,12 +185,13 @@ def evaluate_model(
 
 @contextmanager
 def process_group(config: Config) -> Iterator[None]:
-    shared = None if distributed.on_gpu() else max(1, len(os.sched_getaffinity(0)) // distributed.world_size())
+    distributed.connect(config.engine.timeout_s, config.engine.connect_s)
+    shared = None if distributed.on_gpu() else max(1, len(os.sched_getaffinity(0)) // distributed.ranks_here())
     if threads := config.run.threads or shared:
         torch.set_num_threads(threads)
-    distributed.connect(config.engine.timeout_s)
     try:
-        yield
-        distributed.barrier()  # nobody hangs up while another one is still talking
+        with distributed.naming_the_missing(config.engine.timeout_s):
+            yield
+            distributed.barrier()  # nobody hangs up while another one is still talking
     finally:
         distributed.disconnect()

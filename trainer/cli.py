@@ -22,7 +22,7 @@ from pathlib import Path
 
 from trainer import disk, hardware, hub, quiet
 from trainer.config import Config
-from trainer.errors import CheckpointError, ConfigError, OctetError
+from trainer.errors import CheckpointError, ConfigError, Interrupted, OctetError
 from trainer.settings import choose_preset, resolve
 from trainer.types import Draws
 
@@ -30,14 +30,14 @@ SAMPLE_TEMPERATURE = 0.7
 
 
 def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
-    """Run a command. What went wrong is one clear message and status 2; the traceback is for `--debug`."""
+    """Run a command. What went wrong is one clear message and a status of its own; the traceback is for `--debug`."""
     try:
         command()
     except OctetError as error:
-        if debug:
+        if debug and not isinstance(error, Interrupted):
             raise
-        print(f"octet: {error}", file=sys.stderr)
-        return 2
+        _complain(error)
+        return error.status
     except OSError as error:
         if debug or error.errno not in disk.FULL:
             raise
@@ -50,6 +50,15 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
             print("octet: stopped. A run goes on from its last checkpoint with --resume.", file=sys.stderr)
         return 130
     return 0
+
+
+def _complain(error: OctetError) -> None:
+    """From every rank, because what is wrong may be wrong on one node only; but all of them stop together."""
+    rank = os.environ.get("RANK", "0")
+    if rank == "0":
+        print(f"octet: {error}", file=sys.stderr)
+    elif not isinstance(error, Interrupted):
+        print(f"octet: rank {rank}: {error}", file=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -528,7 +528,9 @@ class Engine(Section):
     ds_config: str = "zero2_offload"
     """Name of a file in `ds_configs/`, or a path to one."""
     timeout_s: float = Field(1800.0, gt=0.0)
-    """How long a rank waits for the others before the run ends with an error."""
+    """How long a rank waits for the others in the course of the run, before it ends with an error that names them."""
+    connect_s: float = Field(60.0, gt=0.0)
+    """How long the ranks have to find each other at the start, before any weights load."""
 
 
 class Run(Section):

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from trainer import hardware
+from trainer import hardware, rendezvous
 from trainer.errors import ConfigError
 
 Item = TypeVar("Item")
+CONNECT_S = 60.0
+
+_ranks: list[rendezvous.Ranks] = []  # of this run, while it is connected to others
 
 _farewells: list[Callable[[], None]] = []
 
@@ -51,18 +55,38 @@ def refuse_an_idle_card() -> None:
 
 
 def device() -> torch.device:
-    return torch.device("cuda", local_rank()) if on_gpu() else torch.device("cpu")
+    """A task of srun may see one card only, whatever its number."""
+    return torch.device("cuda", local_rank() % torch.cuda.device_count()) if on_gpu() else torch.device("cpu")
 
 
-def connect(timeout_s: float) -> None:
+def connect(timeout_s: float, connect_s: float = CONNECT_S) -> None:
     """Join the process group; a lone `python train.py` is a group of one."""
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", str(free_port()))
     for name, alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, alone)
     if on_gpu():
-        torch.cuda.set_device(local_rank())
-    dist.init_process_group("nccl" if on_gpu() else "gloo", timeout=timedelta(seconds=timeout_s))
+        torch.cuda.set_device(device())
+    # Python objects and barriers go over gloo, also beside NCCL: its errors can be caught and say what is missing
+    backend, timeout = "cpu:gloo,cuda:nccl" if on_gpu() else "gloo", timedelta(seconds=timeout_s)
+    if world_size() == 1:
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    ranks = rendezvous.meet(rank(), world_size(), connect_s)
+    store = dist.PrefixStore("group", ranks.store)
+    dist.init_process_group(backend, store=store, rank=rank(), world_size=world_size(), timeout=timeout)
+    rendezvous.smoke_test(ranks, device(), connect_s)
+    _ranks[:] = [ranks]
+
+
+def naming_the_missing(timeout_s: float) -> AbstractContextManager[None]:
+    """An error of a collective says which rank was not there."""
+    return _ranks[0].naming_the_missing(f"{timeout_s:g} s (engine.timeout_s)") if _ranks else nullcontext()
+
+
+def ranks_here() -> int:
+    """Ranks on this node."""
+    return _ranks[0].here if _ranks else 1
 
 
 def before_disconnect(work: Callable[[], None]) -> None:
@@ -73,6 +97,7 @@ def before_disconnect(work: Callable[[], None]) -> None:
 def disconnect() -> None:
     while _farewells:
         _farewells.pop()()
+    _ranks.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -89,6 +114,11 @@ def gather(item: Item) -> list[Item]:
     items: list[Any] = [None] * world_size()
     dist.all_gather_object(items, item)
     return items
+
+
+def any_of(flag: bool) -> bool:
+    """Whether it is so on any rank; the same answer on all of them."""
+    return any(gather(flag))
 
 
 def total(number: float) -> float:

@@ -6,9 +6,11 @@
     ├── RewardError      (ValueError)  a reward function that a user wrote
     ├── ModelError       (ValueError)  a model or tokenizer that cannot be had or cannot be used
     ├── CheckpointError                a checkpoint that is missing, half-written or of another run
-    └── TrainingError                  training that must not go on: non-finite loss, adapter that never moved
+    ├── TrainingError                  training that must not go on: non-finite loss, adapter that never moved
+    ├── ClusterError                   ranks that do not find or answer each other, a job that Slurm refuses
+    └── Interrupted                    no error: the run was told to stop, has saved everything, and can go on
 
-The command line prints the message and ends with status 2; `--debug` adds the traceback.
+The command line prints the message and ends with the error's status, 2; `--debug` adds the traceback.
 What a *model* wrote never raises: it scores 0 and is counted.
 """
 
@@ -20,6 +22,8 @@ from collections.abc import Sequence
 
 class OctetError(Exception):
     """Base of all of them: the message is meant for the person who started the run."""
+
+    status = 2  # of the process that ends with it
 
 
 class ConfigError(OctetError, ValueError):
@@ -44,6 +48,14 @@ class CheckpointError(OctetError):
 
 class TrainingError(OctetError):
     pass
+
+
+class ClusterError(OctetError):
+    pass
+
+
+class Interrupted(OctetError):
+    status = 75  # "try again later" of sysexits.h: job scripts ask for another start when they see it
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:

@@ -1,4 +1,5 @@
-"""Start `deepspeed train.py` on the devices that are here; the arguments go on to train.py.
+"""Start `deepspeed train.py` on the devices that are here; the arguments go on to train.py. Under `srun`, which has
+started a process for each device already, this one becomes train.py.
 
 The settings are read first, so a typo or a model that cannot be had is answered in a second, not after three imports
 of torch.
@@ -17,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from trainer import hardware, levers, preflight
+from trainer import cluster, hardware, levers, preflight
 from trainer.cli import answering_errors
 from trainer.config import Vllm
 from trainer.errors import ConfigError
@@ -29,13 +30,16 @@ TRAIN = Path(__file__).parent.parent / "train.py"
 
 
 def main() -> None:
+    machine = hardware.detect()
+    if cluster.is_one_of_several() or (cluster.is_step() and len(machine.gpus) <= 1):
+        os.execv(sys.executable, [sys.executable, str(TRAIN), *sys.argv[1:]])  # the same process: signals reach it
     request = parse_command_line(sys.argv[1:])
     if request.dry_run:
         print(request.config.to_yaml(), end="")
         return
     if request.reason:
         print(f"octet: {request.reason}", file=sys.stderr if request.json else sys.stdout, flush=True)
-    machine = training_cards(hardware.detect(), request.config.rollout.vllm)
+    machine = training_cards(machine, request.config.rollout.vllm)
     ds_config.check(request.config, has_gpu=bool(machine.gpus))
     levers.check(request.config, machine)
     graders.check(request.config)

@@ -19,6 +19,8 @@ def quiet() -> None:
     # DeepSpeed's ZeRO-3 calls torch by old names
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
         warnings.filterwarnings("ignore", message=f"`torch.distributed.{name}` is deprecated", category=FutureWarning)
+    # twenty lines of C++ frames when a rank is gone; rendezvous.py says which one
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # PEFT asks transformers by an old name
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
 

@@ -20,7 +20,14 @@ from trainer.settings import Request
 # Settings that may differ when a run goes on: they change nothing that has been done. Another length of the run gives
 # its rest another schedule.
 FREE_TO_CHANGE = {"run.dir", "run.steps", "run.epochs", "run.save_every", "run.keep", "run.threads", "run.merge"}
-FREE_TO_CHANGE |= {"eval.problems", "eval.every", "eval.metric", "eval.patience", "engine.timeout_s"}
+FREE_TO_CHANGE |= {
+    "eval.problems",
+    "eval.every",
+    "eval.metric",
+    "eval.patience",
+    "engine.timeout_s",
+    "engine.connect_s",
+}
 FREE_TO_CHANGE |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "timeout_s", "retries", "backoff_s")}
 FREE_TO_CHANGE |= {"reward.judge.max_requests", "reward.judge.max_tokens", "reward.judge.cache", "reward.timeout"}
 FREE_TO_CHANGE |= {f"rollout.vllm.{key}" for key in Vllm.model_fields}  # where the same policy samples

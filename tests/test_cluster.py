@@ -1,0 +1,74 @@
+"""Who this process is, from what srun leaves in the environment."""
+
+import os
+
+import pytest
+
+from trainer import cluster
+from trainer.errors import ClusterError
+
+
+@pytest.fixture
+def task(monkeypatch):
+    """The environment of one task of a step."""
+    for name in list(os.environ):
+        if name.startswith("SLURM") or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            monkeypatch.delenv(name)
+
+    def make(**values: str) -> None:
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    yield make
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+
+
+STEP = {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "77", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "node[1-2]"}
+STEP |= {"SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
+
+
+def test_a_task_of_srun_takes_its_rank_from_it(task):
+    task(**STEP, MASTER_ADDR="node1")
+    cluster.adopt_ranks()
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
+    assert [os.environ[name] for name in names] == ["3", "1", "4", "10539"]
+
+
+def test_what_a_launcher_says_goes_before(task):
+    task(**STEP, RANK="0", WORLD_SIZE="1")
+    cluster.adopt_ranks()
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1")
+
+
+@pytest.mark.parametrize("alone", [{"SLURM_STEP_NUM_TASKS": "1"}, {}])
+def test_the_shell_of_a_job_and_a_lone_task_are_no_ranks(task, alone):
+    """The first has SLURM_PROCID, too."""
+    step = STEP | alone if alone else {key: value for key, value in STEP.items() if key != "SLURM_STEP_ID"}
+    task(**step)
+    cluster.adopt_ranks()
+    assert "RANK" not in os.environ
+
+
+def test_without_scontrol_it_says_what_to_export(task, monkeypatch):
+    task(**STEP)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ClusterError, match="write export MASTER_ADDR"):
+        cluster.adopt_ranks()
+
+
+def test_jobs_and_their_steps_have_ports_of_their_own(task):
+    ports = []
+    for job, step in (("1", "0"), ("1", "1"), ("2", "0"), ("4000000", "0")):
+        task(SLURM_JOB_ID=job, SLURM_STEP_ID=step)
+        ports.append(cluster.port())
+    assert len(set(ports)) == 4
+    assert all(10_000 <= port < 30_000 for port in ports)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1:30", 90), ("2:00:05", 7205), ("1-00:00:01", 86_401), ("UNLIMITED", None), ("INVALID", None), ("", None)],
+)
+def test_the_time_that_is_left_is_read(text, seconds):
+    assert cluster.seconds_of(text) == seconds

@@ -1,0 +1,127 @@
+"""The ranks find each other, and one that is missing is named: ranks as threads, and once as processes over gloo."""
+
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.conftest import ROOT
+from trainer import rendezvous
+from trainer.errors import ClusterError
+
+
+@pytest.fixture
+def address(monkeypatch) -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", port)
+    return port
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(rendezvous, "ANSWER_S", 0.5)
+
+
+def together(rank_does, ranks=(0, 1, 2)) -> list:
+    """What each rank comes back with, or raises."""
+
+    def caught(rank: int):
+        try:
+            return rank_does(rank)
+        except Exception as error:  # noqa: BLE001 - it is what is looked at
+            return error
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(caught, ranks))
+
+
+def meet(rank: int) -> rendezvous.Ranks:
+    return rendezvous.meet(rank, 3, seconds=3.0)
+
+
+def test_every_rank_learns_where_all_are(address, monkeypatch):
+    names = iter(["node1", "node1", "node2"])
+    monkeypatch.setattr(rendezvous, "host", lambda: next(names))
+    met = together(meet)
+    assert {tuple(sorted(ranks.hosts)) for ranks in met} == {("node1", "node1", "node2")}
+    assert sorted(ranks.here for ranks in met) == [1, 2, 2]
+
+
+def test_a_rank_that_does_not_come_is_named_to_all_the_others(address, quick):
+    for error in together(lambda rank: rendezvous.meet(rank, 3, seconds=1.0), ranks=(0, 2)):
+        assert isinstance(error, ClusterError)
+        assert "rank 1 of 3 did not answer within 1 s (engine.connect_s)" in str(error)
+        assert "Those that did: rank 0 on " in str(error)
+
+
+def test_a_main_rank_that_does_not_come_is_named_with_its_address(address):
+    with pytest.raises(ClusterError, match=rf"rank 0 did not answer within 0.5 s at .*MASTER_PORT={address}"):
+        rendezvous.meet(1, 2, seconds=0.5)
+
+
+def fails_at(rank: int, silent: int | None = None, raises: int | None = None):
+    ranks = meet(rank)
+    if rank == silent:
+        return
+    with ranks.naming_the_missing("9 s"):
+        if rank == raises:
+            raise ValueError("out of cheese")
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Timed out waiting 9000ms")
+
+
+def test_a_silent_rank_is_named_when_a_collective_fails(address, quick):
+    first, _, last = together(lambda rank: fails_at(rank, silent=1))
+    for error in (first, last):
+        assert isinstance(error, ClusterError)
+        assert "rank 1 on " in str(error)
+        assert "it died, or did not answer within 9 s (RuntimeError: Timed out waiting 9000ms)" in str(error)
+        assert "rank 0" not in str(error)
+
+
+def test_a_rank_that_ended_is_named_with_its_reason(address, quick):
+    first, failed, _ = together(lambda rank: fails_at(rank, raises=1))
+    assert isinstance(failed, ValueError)
+    assert "it ended with ValueError: out of cheese" in str(first)
+
+
+def test_when_all_are_there_the_network_is_named(address, quick, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    for error in together(fails_at):
+        assert "all ranks are there" in str(error)
+        assert "GLOO_SOCKET_IFNAME=ib0" in str(error)
+
+
+RANK = """
+import os, sys
+from trainer import distributed, errors
+distributed.connect(timeout_s=60, connect_s=20)
+assert distributed.gather(distributed.rank()) == [0, 1]
+if distributed.rank() == 1:
+    os._exit(9)
+try:
+    with distributed.naming_the_missing(60):
+        distributed.barrier()
+        distributed.gather("never")
+except errors.ClusterError as error:
+    print(error)
+os._exit(0)
+"""
+
+
+def test_a_rank_that_dies_is_named_over_gloo(address):
+    command = [sys.executable, "-c", RANK]
+    environment = os.environ | {"WORLD_SIZE": "2", "SLURMD_NODENAME": "far"}
+    first, second = (
+        subprocess.Popen(command, cwd=ROOT, env=environment | {"RANK": rank}, stdout=subprocess.PIPE, text=True)
+        for rank in "01"
+    )
+    assert second.communicate(timeout=60)[0] == ""
+    said = first.communicate(timeout=60)[0]
+    assert second.returncode == 9
+    assert "rank 1 on far: it died, or did not answer within 60 s (engine.timeout_s)" in said

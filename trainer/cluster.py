@@ -1,0 +1,100 @@
+"""What Slurm says about this process and its job. Without Slurm everything here says nothing. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+
+from trainer.errors import ClusterError
+
+PORTS = range(10_000, 30_000)  # below those that systems hand out by themselves
+
+
+def adopt_ranks() -> None:
+    """Under plain srun: the names that deepspeed and torchrun use, so that the rest of the program knows only these."""
+    if "RANK" in os.environ or not is_one_of_several():
+        return
+    os.environ["RANK"] = os.environ["SLURM_PROCID"]
+    os.environ["LOCAL_RANK"] = os.environ["SLURM_LOCALID"]
+    os.environ["WORLD_SIZE"] = os.environ["SLURM_STEP_NUM_TASKS"]
+    if "MASTER_ADDR" not in os.environ:
+        os.environ["MASTER_ADDR"] = nodes()[0]
+    os.environ.setdefault("MASTER_PORT", str(port()))
+
+
+def is_step() -> bool:
+    """srun started this, and not the shell of a batch script."""
+    return "SLURM_STEP_ID" in os.environ
+
+
+def is_one_of_several() -> bool:
+    """srun started other tasks beside this one."""
+    return is_step() and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+
+
+def nodes() -> list[str]:
+    """The nodes of this step, in the order of their ranks; empty outside of one."""
+    listed = os.environ.get("SLURM_STEP_NODELIST")
+    if not is_step() or not listed:
+        return []
+    try:
+        answer = subprocess.run(
+            ["scontrol", "show", "hostnames", listed], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ClusterError(
+            f"SLURM_STEP_NODELIST={listed}: `scontrol show hostnames` cannot be asked for the nodes ({error}). "
+            "Before srun, write export MASTER_ADDR=$(scontrol show hostnames | head -n 1)."
+        ) from None
+    return answer.stdout.split()
+
+
+def port() -> int:
+    """From the job and its step, so that every rank finds the same one and two jobs on a node have different ones."""
+    number = 7 * int(os.environ.get("SLURM_JOB_ID", "0")) + int(os.environ.get("SLURM_STEP_ID", "0"))
+    return PORTS[number % len(PORTS)]
+
+
+def restarts() -> int:
+    """How often Slurm has started this job again."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+def describe() -> str:
+    """The job in a few words; nothing outside of one."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        return ""
+    where = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
+    return f"Slurm job {job} on {where}, restart {restarts()} (SLURM_RESTART_COUNT)"
+
+
+def seconds_left() -> float | None:
+    """Until the time limit of the job; None where there is no job, no limit, or nobody to ask."""
+    if end := os.environ.get("SLURM_JOB_END_TIME"):  # since Slurm 23.02
+        return float(end) - time.time()
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None or shutil.which("squeue") is None:
+        return None
+    answer = subprocess.run(
+        ["squeue", "--noheader", f"--jobs={job}", "--format=%L"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return seconds_of(answer.stdout.strip())
+
+
+def seconds_of(text: str) -> float | None:
+    """`1-02:03:04`, `2:03:04` or `3:04` in seconds; None for `UNLIMITED` and its like."""
+    days, dash, clock = text.rpartition("-")
+    parts = clock.split(":")
+    if len(parts) < 2 or not all(part.isdigit() for part in parts):
+        return None
+    seconds = 0
+    for part in parts:
+        seconds = 60 * seconds + int(part)
+    return float(86_400 * int(days) + seconds) if dash else float(seconds)

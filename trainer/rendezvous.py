@@ -1,0 +1,183 @@
+"""The ranks of a run find each other, and a rank that is missing is called by its name and node.
+
+Before any weights load, every rank writes its host into a small store at rank 0, and all of them add up a number.
+Later, when a collective fails, they say in the same store that they are still there: who does not is the one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainer import cluster
+from trainer.errors import ClusterError
+
+WAITS = "waits"
+SOURCE = re.compile(r"^\[[^]]*gloo[^]]*\] ")  # a file and a line of gloo's
+ANSWER_S = 10.0  # what a rank that has failed waits for the others to say that they are there
+
+
+def host() -> str:
+    """As Slurm calls it, if Slurm is there."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Where every rank is, and the store they share."""
+
+    store: Any
+    mine: int
+    hosts: Sequence[str]
+
+    @property
+    def here(self) -> int:
+        """Ranks on this node."""
+        return self.hosts.count(self.hosts[self.mine])
+
+    @contextmanager
+    def naming_the_missing(self, waited: str) -> Iterator[None]:
+        """An error of a collective becomes one that says which rank was not there."""
+        try:
+            yield
+        except BaseException as error:
+            if not _is_of_a_collective(error):
+                self._say("state", f"it ended with {_short(error)}")
+                raise
+            self._say("state", WAITS)
+            reason = self._who(waited)
+            self._say("knows", "yes")
+            if self.mine == 0:  # the store goes with this process
+                absent(self.store, self._keys("knows"), ANSWER_S)
+            raise ClusterError(f"{reason} ({_short(error)})") from error
+
+    def _keys(self, word: str) -> list[str]:
+        return [f"{word}/{rank}" for rank in range(len(self.hosts))]
+
+    def _say(self, word: str, text: str) -> None:
+        with suppress(dist.DistError):  # rank 0 is gone and the store with it: there is nobody left to tell
+            self.store.set(f"{word}/{self.mine}", text)
+
+    def _who(self, waited: str) -> str:
+        """Asked by a rank whose collective has failed. All that are alive fail at about the same time."""
+        try:
+            silent = absent(self.store, self._keys("state"), ANSWER_S)
+            states = {rank: self.store.get(f"state/{rank}").decode() for rank in self._all() if rank not in silent}
+        except dist.DistError:
+            return f"rank 0 on {self.hosts[0]} is gone. What it said last is in the log"
+        others = [f"rank {rank} on {self.hosts[rank]}: {state}" for rank, state in states.items() if state != WAITS]
+        others += [f"rank {rank} on {self.hosts[rank]}: it died, or did not answer within {waited}" for rank in silent]
+        if others:
+            return "; ".join(others)
+        return f"all ranks are there: one was late, or what they send does not arrive within {waited}. {interfaces()}"
+
+    def _all(self) -> range:
+        return range(len(self.hosts))
+
+
+def meet(rank: int, world_size: int, seconds: float) -> Ranks:
+    """The store, and the host of every rank; an error that names those that did not come within the time."""
+    where = f"MASTER_ADDR={os.environ['MASTER_ADDR']}, MASTER_PORT={os.environ['MASTER_PORT']}"
+    try:
+        store = _store(rank, seconds)
+        store.set(f"host/{rank}", host())
+        if rank == 0:
+            store.set("hosts", _roll_call(store, world_size, seconds))
+        store.wait(["hosts"], timedelta(seconds=seconds + ANSWER_S))
+        found = json.loads(store.get("hosts"))
+        store.set(f"read/{rank}", "yes")
+        if rank == 0 and isinstance(found, str):  # the store goes with this process
+            absent(store, [f"read/{reader}" for reader in range(world_size)], 1.0)
+    except (dist.DistError, OSError) as error:
+        raise ClusterError(
+            f"rank {rank} on {host()}: rank 0 did not answer within {seconds:g} s at {where} ({_short(error)}). "
+            f"Is it running, and is its port free? {interfaces()}"
+        ) from None
+    if isinstance(found, str):
+        raise ClusterError(found)
+    return Ranks(store, rank, found)
+
+
+def smoke_test(ranks: Ranks, device: torch.device, seconds: float) -> None:
+    """One number from every rank, added up, over the network that training will use."""
+    count = torch.ones(1, device=device)
+    with ranks.naming_the_missing(f"{seconds:g} s (engine.connect_s), in the first all-reduce"):
+        dist.all_reduce(count, async_op=True).wait(timedelta(seconds=seconds))
+    assert count.item() == len(ranks.hosts), f"{count.item()} of {len(ranks.hosts)} ranks were added up"
+
+
+def absent(store: Any, keys: Sequence[str], seconds: float) -> list[int]:
+    """The places of the keys that nobody has written when the time is over."""
+    deadline = time.monotonic() + seconds
+    missing = [place for place, key in enumerate(keys) if not store.check([key])]
+    while missing and time.monotonic() < deadline:
+        time.sleep(0.05)
+        missing = [place for place in missing if not store.check([keys[place]])]
+    return missing
+
+
+def interfaces() -> str:
+    """What to look at when packets do not arrive."""
+    names = ", ".join(name for _, name in socket.if_nameindex())
+    chosen = ", ".join(f"{key}={os.environ[key]}" for key in SETTINGS if key in os.environ) or "none is chosen"
+    return (
+        f"Network interfaces of {host()}: {names} ({chosen}). Choose the fast one with NCCL_SOCKET_IFNAME and "
+        "GLOO_SOCKET_IFNAME, in slurm/site.env under Slurm; NCCL_DEBUG=INFO shows what NCCL does"
+    )
+
+
+SETTINGS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE")
+
+
+def _store(rank: int, seconds: float) -> Any:
+    """At rank 0; torchrun has one already."""
+    is_server = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    timeout = timedelta(seconds=seconds)
+    store = dist.TCPStore(address, port, is_master=is_server, timeout=timeout, wait_for_workers=False)
+    return dist.PrefixStore(f"octet-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def _roll_call(store: Any, world_size: int, seconds: float) -> str:
+    """The hosts as JSON, or a text that says who is missing."""
+    keys = [f"host/{rank}" for rank in range(world_size)]
+    missing = absent(store, keys, seconds)
+    hosts = {rank: store.get(key).decode() for rank, key in enumerate(keys) if rank not in missing}
+    if not missing:
+        return json.dumps(list(hosts.values()))
+    silent = [node for node in cluster.nodes() if node not in hosts.values()]
+    nodes = f" Nothing was heard of {', '.join(silent)}." if silent else ""
+    return json.dumps(
+        f"rank {', '.join(map(str, missing))} of {world_size} did not answer within {seconds:g} s "
+        f"(engine.connect_s).{nodes} Those that did: {_listed(hosts)}. If they are only slow to start, write a larger "
+        f"engine.connect_s. {interfaces()}"
+    )
+
+
+def _listed(hosts: dict[int, str]) -> str:
+    return ", ".join(f"rank {rank} on {name}" for rank, name in hosts.items())
+
+
+def _is_of_a_collective(error: BaseException) -> bool:
+    """NCCL and the store have a class of their own; gloo raises RuntimeError and says so in the text."""
+    words = ("gloo", "timed out")
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
+    )
+
+
+def _short(error: BaseException) -> str:
+    """Kind and first line, without the source file that gloo begins with."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {SOURCE.sub('', text)[:120]}"
