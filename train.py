@@ -3,13 +3,12 @@
 The configuration comes first: a typo is answered before torch is imported.
 """
 
-import os
 import signal
 import sys
 from types import FrameType
 
 from trainer import cluster, hardware, levers, preflight, quiet
-from trainer.cli import answering_errors
+from trainer.cli import answering_errors, leave
 from trainer.policy import ds_config
 from trainer.rewards import graders
 from trainer.settings import parse_command_line
@@ -17,6 +16,7 @@ from trainer.settings import parse_command_line
 
 def main() -> None:
     signal.signal(signal.SIGTERM, stop)
+    cluster.listen()
     cluster.adopt_ranks()
     request = parse_command_line(sys.argv[1:])
     if request.dry_run:
@@ -40,15 +40,6 @@ def stop(number: int, frame: FrameType | None) -> None:
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, signal.SIG_IGN)
     raise KeyboardInterrupt
-
-
-def leave(status: int) -> None:
-    """With several ranks, at once: gloo's threads can abort an orderly exit (status 134) when all work is done."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
 
 
 if __name__ == "__main__":

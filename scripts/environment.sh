@@ -1,8 +1,15 @@
+# shellcheck shell=bash
 # Sourced, not run: use_environment ROOT [EXTRA] leaves a `python` on the PATH that has Octet and its dependencies.
-# An active virtual environment (or conda) is used as it is; without one it is ROOT/.venv.
+# An active virtual environment (or conda) is used as it is; without one it is ROOT/.venv. OCTET_PYTHON names a `python`
+# that has everything, of a container or of a module: it is taken, and nothing is installed.
 
 use_environment() {
     local root="$1" extra="${2:-}"
+    if [ -n "${OCTET_PYTHON:-}" ]; then
+        PATH="$(dirname "$OCTET_PYTHON"):$PATH"
+        export PATH PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+        return
+    fi
     if [ -z "${VIRTUAL_ENV:-}" ] && [ -z "${CONDA_PREFIX:-}" ]; then
         [ -x "$root/.venv/bin/python" ] || _make_environment "$root/.venv"
         export VIRTUAL_ENV="$root/.venv" PATH="$root/.venv/bin:$PATH"

@@ -30,6 +30,7 @@ from trainer.samplers.hf import HfSampler
 from trainer.samplers.limits import Say, check_context, context_of
 from trainer.samplers.publish import Outside, Source
 from trainer.settings import Request
+from trainer.stopping import Stopping
 from trainer.tasks.base import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.tasks.curriculum import CURRICULA
 from trainer.tasks.prompts import Prompter
@@ -85,6 +86,7 @@ def build(request: Request) -> Parts:
         journal=journal,
         screen=screen,
         course=Course(folder, config.eval, len(held_out), first_step),
+        stopping=Stopping(),
         first_step=first_step,
         total_steps=total_steps,
     )

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 
-from trainer import disk, hardware, hub, quiet
+from trainer import cluster, disk, hardware, hub, quiet
 from trainer.config import Config
 from trainer.errors import CheckpointError, ConfigError, Interrupted, OctetError
 from trainer.settings import choose_preset, resolve
@@ -52,6 +52,15 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
     return 0
 
 
+def leave(status: int) -> None:
+    """With several ranks, at once: gloo's threads can abort an orderly exit (status 134) when all work is done."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 def _complain(error: OctetError) -> None:
     """From every rank, because what is wrong may be wrong on one node only; but all of them stop together."""
     rank = os.environ.get("RANK", "0")
@@ -71,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{(__doc__ or '').strip()}\n\nEach has --help. Training is ./run_deepspeed.sh.")
         sys.exit(0 if arguments in (["-h"], ["--help"]) else 2)
     options = parsers[arguments[0]]().parse_intermixed_args(arguments[1:])
-    sys.exit(answering_errors(lambda: options.command(options), options.debug))
+    cluster.adopt_ranks()
+    leave(answering_errors(lambda: options.command(options), options.debug))
 
 
 def _eval_parser() -> argparse.ArgumentParser:

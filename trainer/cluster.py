@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
+from types import FrameType
 
 from trainer.errors import ClusterError
 
 PORTS = range(10_000, 30_000)  # below those that systems hand out by themselves
+
+_signals: list[int] = []  # that have arrived
 
 
 def adopt_ranks() -> None:
@@ -98,3 +102,16 @@ def seconds_of(text: str) -> float | None:
     for part in parts:
         seconds = 60 * seconds + int(part)
     return float(86_400 * int(days) + seconds) if dash else float(seconds)
+
+
+def listen() -> None:
+    """For the signal that `#SBATCH --signal=USR1@120` sends some time before the end; see stopping.py."""
+    signal.signal(signal.SIGUSR1, _remember)
+
+
+def is_told_to_stop() -> bool:
+    return bool(_signals)
+
+
+def _remember(number: int, frame: FrameType | None) -> None:
+    _signals.append(number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -39,8 +39,13 @@ class Models:
 
 
 def evaluate(config: Config, models: Models, draws: Draws | None, out: Path, as_json: bool) -> None:
-    """The model of the configuration; the same with an adapter and a merged model, if there are such, beside it."""
-    evaluations = list(_evaluations(config, models, draws, out))
+    """The model of the configuration; the same with an adapter and a merged model, if there are such, beside it.
+
+    Under srun or torchrun the problems are split over the ranks."""
+    with assemble.process_group(config) if distributed.world_size() > 1 else nullcontext():
+        evaluations = list(_evaluations(config, models, draws, out))
+    if not distributed.is_main():
+        return
     named = {name: str(path) for name, path in asdict(models).items() if path}
     settings = {**results.settings_of(config), **named}
     results.write(out, settings, evaluations)

@@ -116,11 +116,6 @@ def gather(item: Item) -> list[Item]:
     return items
 
 
-def any_of(flag: bool) -> bool:
-    """Whether it is so on any rank; the same answer on all of them."""
-    return any(gather(flag))
-
-
 def total(number: float) -> float:
     """The sum of a number over all ranks."""
     return sum(gather(number))

@@ -7,8 +7,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
-from trainer import assemble, disk, distributed, export, parity, results
+from trainer import assemble, cluster, disk, distributed, export, parity, results
 from trainer.comparison import agreement
 from trainer.config import Config
 from trainer.course import describe, metrics_of
@@ -46,9 +47,12 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, list[Evaluation
     try:
         _introduce(parts, request)
         _look_ahead(parts)
+        began = perf_counter()
         if parts.held_out:
             evaluations.append(_evaluate_base(parts))
+        evaluation_s = perf_counter() - began
         train(parts)
+        parts.stopping.before_evaluating(3 * evaluation_s)  # of trained and merged, and the merge
         parts.screen.close()
         if parts.held_out:
             last = parts.course.last or parts.evaluate("trained")  # a finished run that is resumed has done no step
@@ -127,6 +131,8 @@ def _introduce(parts: Parts, request: Request) -> None:
     if parts.first_step >= parts.total_steps:
         resumed = f", all done: {parts.first_step} steps were made. run.steps={2 * parts.first_step} would go on"
     base = f", base in {config.model.quantize}" if config.model.quantize != "none" else ""
+    if job := cluster.describe():
+        parts.screen.say(f"octet: {job}{parts.stopping.limit}")
     if request.reason and not request.resumes:
         parts.screen.say(f"octet: {request.reason}")
     parts.screen.say(

@@ -37,6 +37,7 @@ from trainer.losses import objective, total
 from trainer.prepare import Beforehand
 from trainer.rewards.scorer import Scorer
 from trainer.rollouts import Sampler, collect, refill
+from trainer.stopping import Stopping
 from trainer.tasks.curriculum import Curriculum, solve_rates
 from trainer.tasks.prompts import Prompter
 from trainer.types import MiniBatch, Problem, Prompt, Sampling, ScoredGroup, TrainingBatch
@@ -112,6 +113,7 @@ class Parts:
     journal: Journal | None  # on rank 0
     screen: Screen
     course: Course
+    stopping: Stopping
     first_step: int
     total_steps: int
     ahead: Ahead = field(default_factory=Ahead)
@@ -308,6 +310,9 @@ def record(
         with parts.policy.gathered():
             if distributed.is_main():
                 course.keep(parts.policy.export)
-    if is_best or course.has_stopped_rising or parts.is_checkpoint(step):  # no run resumes before its best
+    last, stops = step == parts.total_steps or course.has_stopped_rising, parts.stopping.is_due()
+    if is_best or last or stops or parts.is_checkpoint(step):  # no run resumes before its best
         checkpoints.save(parts.policy, parts.folder, step, parts.config.run.keep, parts.learned)
+    if stops and not last:
+        parts.stopping.stop(step)
     return metrics

@@ -25,7 +25,7 @@ from trainer.errors import ClusterError
 
 WAITS = "waits"
 SOURCE = re.compile(r"^\[[^]]*gloo[^]]*\] ")  # a file and a line of gloo's
-ANSWER_S = 10.0  # what a rank that has failed waits for the others to say that they are there
+ANSWER_S = 5.0  # what a rank that has failed waits for the others to say that they are there
 
 
 def host() -> str:
@@ -59,8 +59,11 @@ class Ranks:
             reason = self._who(waited)
             self._say("knows", "yes")
             if self.mine == 0:  # the store goes with this process
-                absent(self.store, self._keys("knows"), ANSWER_S)
+                absent(self.store, [f"knows/{rank}" for rank in self._all() if self._waits(rank)], ANSWER_S)
             raise ClusterError(f"{reason} ({_short(error)})") from error
+
+    def _waits(self, rank: int) -> bool:
+        return self.store.check([f"state/{rank}"]) and self.store.get(f"state/{rank}").decode() == WAITS
 
     def _keys(self, word: str) -> list[str]:
         return [f"{word}/{rank}" for rank in range(len(self.hosts))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import subprocess
+import time
 from datetime import datetime
 from functools import reduce
 from importlib.metadata import version
@@ -12,7 +13,7 @@ from typing import IO, Any
 
 import yaml
 
-from trainer import distributed
+from trainer import cluster, distributed
 from trainer.config import RUNS, Config, Vllm, fields
 from trainer.errors import ConfigError
 from trainer.settings import Request
@@ -32,6 +33,7 @@ FREE_TO_CHANGE |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "
 FREE_TO_CHANGE |= {"reward.judge.max_requests", "reward.judge.max_tokens", "reward.judge.cache", "reward.timeout"}
 FREE_TO_CHANGE |= {f"rollout.vllm.{key}" for key in Vllm.model_fields}  # where the same policy samples
 PACKAGES = ("octet-grpo", "torch", "deepspeed", "transformers", "peft")
+LEFTOVER_S = 120.0  # how long a job that Slurm started again waits for what is left of its last start to end
 
 _locks: list[IO[str]] = []  # open for as long as this process lives
 
@@ -62,13 +64,20 @@ def _lock(folder: Path) -> None:
         raise ConfigError(
             f"run.dir={folder}: it cannot be written ({error.strerror}). Choose another folder."
         ) from None
+    deadline = time.monotonic() + (LEFTOVER_S if cluster.restarts() else 0)
+    while not _is_free(lock):
+        if time.monotonic() > deadline:
+            raise ConfigError(f"run.dir={folder}: another run is writing it. Wait for it, or choose another folder.")
+        time.sleep(0.5)
+    _locks.append(lock)
+
+
+def _is_free(lock: IO[str]) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(
-            f"run.dir={folder}: another run is writing it. Wait for it, or choose another folder."
-        ) from None
-    _locks.append(lock)
+        return False
+    return True
 
 
 def _refuse_other_settings(folder: Path, stored: dict[str, Any], config: Config) -> None:

@@ -1,0 +1,107 @@
+# shellcheck shell=bash
+# Sourced by the job scripts in this folder: what a job does before, around and after the run.
+# Site values come from slurm/site.env, or from the file that OCTET_SITE names.
+
+# prepare ROOT: the checkout as working directory, the site's values, the environment with Octet in it.
+prepare() {
+    cd "$1" || exit 2
+    read_site "${OCTET_SITE:-$PWD/slurm/site.env}"
+    load_modules
+    export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+    if [ -z "${OCTET_APPTAINER_IMAGE:-}${OCTET_PYXIS_IMAGE:-}" ]; then
+        source scripts/environment.sh
+        use_environment "$PWD" # once, here: not by every rank at the same time
+    fi
+    echo "octet: job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}"
+}
+
+read_site() {
+    [ -f "$1" ] || { echo "octet: there is no $1, so the cluster's own defaults are used" && return; }
+    # shellcheck source=slurm/site.env.example
+    source "$1"
+    drop_empty
+    if [ -n "${SBATCH_PARTITION:-}" ] && [ "$SBATCH_PARTITION" != "${SLURM_JOB_PARTITION:-}" ]; then
+        echo "octet: $1 says partition $SBATCH_PARTITION, and this job is in ${SLURM_JOB_PARTITION:-none}: sbatch" \
+            "reads no file, so write source $1 before it"
+    fi
+}
+
+# What was left empty in site.env is not set at all: NCCL and others take an empty value for a value.
+drop_empty() {
+    local name
+    for name in ${!SBATCH_@} ${!OCTET_@} ${!NCCL_@} ${!GLOO_@} ${!HF_@}; do
+        [ -n "${!name}" ] || unset "$name"
+    done
+}
+
+load_modules() {
+    local module
+    for module in ${OCTET_MODULES:-}; do
+        module load "$module"
+    done
+}
+
+# run_step SRUN_OPTION... -- COMMAND...: in the container, if there is one. A rank that ends gives the others a minute
+# to say what they miss, and to save.
+run_step() {
+    local options=(--kill-on-bad-exit=0 --wait=60) inside=()
+    while [ "$1" != -- ]; do options+=("$1") && shift; done
+    shift
+    if [ -n "${OCTET_PYXIS_IMAGE:-}" ]; then
+        options+=(--container-image="$OCTET_PYXIS_IMAGE" --container-mounts="$(mounts)" --container-workdir="$PWD")
+    elif [ -n "${OCTET_APPTAINER_IMAGE:-}" ]; then
+        inside=(apptainer exec --nv --bind "$(mounts)" --pwd "$PWD" "$OCTET_APPTAINER_IMAGE")
+        MASTER_ADDR="$(scontrol show hostnames | head -n 1)" # in there is no scontrol
+        export MASTER_ADDR
+    fi
+    srun "${options[@]}" ${inside[@]+"${inside[@]}"} "$@"
+}
+
+mounts() {
+    local mounted="$PWD:$PWD" place
+    for place in "${HF_HOME:-}" "${OCTET_SCRATCH:-}"; do
+        [ -z "$place" ] || mounted+=",$place:$place"
+    done
+    echo "$mounted"
+}
+
+gpus_of_node() {
+    echo "${SLURM_GPUS_ON_NODE:-1}"
+}
+
+# train_in FOLDER SETTINGS...: a rank for each GPU of each node. Started again, it goes on in the same run folder.
+train_in() {
+    local folder="$1" status=0
+    shift
+    if [ -n "${OCTET_CHAIN:-}" ] && [ -f "$folder/finished" ]; then
+        echo "octet: $folder is finished; the rest of the chain has nothing to do"
+        return
+    fi
+    run_step --ntasks-per-node="$(gpus_of_node)" ${OCTET_STEP_OPTIONS[@]+"${OCTET_STEP_OPTIONS[@]}"} -- \
+        ./run_deepspeed.sh "$@" run.dir="$folder" || status=$?
+    [ "$status" != 0 ] || [ ! -d "$folder" ] || touch "$folder/finished"
+    go_on_later "$status"
+}
+
+# The folder that the settings name, or one with the number of the job, which stays the same when it is started again.
+folder_of() {
+    local setting folder="runs/$SLURM_JOB_NAME-$SLURM_JOB_ID"
+    for setting in "$@"; do
+        case "$setting" in run.dir=*) folder="${setting#run.dir=}" ;; esac
+    done
+    echo "$folder"
+}
+
+# 75 is the status of a run that was told to stop and has saved everything; 138 of one whose signal came before it
+# could listen. Such a job asks to be started again; in a chain the next job goes on.
+go_on_later() {
+    case "$1" in
+    75 | 138)
+        [ -z "${OCTET_CHAIN:-}" ] || exit 75
+        echo "octet: asking for job $SLURM_JOB_ID to be started again"
+        scontrol requeue "$SLURM_JOB_ID" ||
+            echo "octet: this cluster does not start jobs again; submit the same command with the same run.dir" >&2
+        ;;
+    esac
+    exit "$1"
+}

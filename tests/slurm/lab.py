@@ -1,0 +1,213 @@
+"""A real Slurm on this machine for the tests: munge, a controller and two nodes with two GPUs each, all made up.
+
+Debian's packages, without systemd and without a file under /etc, /run or /var. Each slurmd lives in a UTS and mount
+namespace of its own, so that its host is called node1 or node2 and these names have an address.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PACKAGES = ("munge", "slurmctld", "slurmd", "slurm-client")
+NODES = ("node1", "node2")
+GPUS, CPUS = 2, 8  # of a node; nothing holds them to it
+CLIENT_S = 30  # no client of Slurm may take longer
+NAMESPACE = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
+
+CONF = """
+ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+AuthType=auth/munge
+CredType=cred/munge
+# a job that is started again waits for its old credential to expire: 120 s, if this line does not say 5, the least
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/slurmd.%n.log
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
+PriorityType=priority/basic
+MpiDefault=none
+MailProg=/bin/true
+ReturnToService=2
+KillWait=5
+InactiveLimit=0
+SlurmctldTimeout=10
+SlurmdTimeout=10
+GresTypes=gpu
+{nodes}
+PartitionName=gpu Nodes=node[1-2] Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def why_not() -> str:
+    """What stands in the way of a Slurm on this machine; nothing if it can be had."""
+    if os.geteuid() != 0:
+        return "only root can make the namespaces of its nodes"
+    if all(shutil.which(program, path=_path()) for program in ("munged", "slurmctld", "slurmd", "sbatch")):
+        return ""
+    if shutil.which("apt-get") is None:
+        return "there is no Slurm, and no apt-get to install it with"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "timeout": 300}
+    install = ["apt-get", "install", "-y", "--no-install-recommends", *PACKAGES]
+    for command in (["apt-get", "update"], install):
+        if subprocess.run(
+            command, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"}, check=False, **quiet
+        ).returncode:
+            return f"`{' '.join(command)}` fails"
+    return ""
+
+
+def _path() -> str:
+    return f"{os.environ['PATH']}:/usr/sbin:/sbin"
+
+
+@dataclass
+class Lab:
+    folder: Path  # a short path: sockets have at most 108 characters
+    daemons: list[Path] = field(default_factory=list)  # their pid files
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": _path()}
+
+    def start(self) -> None:
+        for name in ("state", "log", "dev", *(f"spool/{node}" for node in NODES)):
+            (self.folder / name).mkdir(parents=True)
+        self._write_files()
+        munge = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munged.pid"}
+        munge |= {"log-file": "log/munged.log", "seed-file": "munged.seed"}
+        self._daemon("munged", "munged", *(f"--{option}={self.folder / file}" for option, file in munge.items()))
+        self._daemon("slurmctld", "slurmctld", "-c")
+        for node in NODES:
+            self.start_node(node)
+        until(lambda: self.client("sinfo", "-hN", "-t", "idle", "-o", "%N").split() == list(NODES), 15, self.logs)
+
+    def start_node(self, node: str) -> None:
+        inside = ["unshare", "--uts", "--mount", "sh", "-c", NAMESPACE, "_", node, str(self.folder / "hosts")]
+        self._daemon(f"slurmd.{node}", *inside, "slurmd", "-N", node)
+
+    def kill_node(self, node: str) -> None:
+        """As when the power fails: the daemon and all that it has started."""
+        os.kill(self._pid(f"slurmd.{node}"), signal.SIGKILL)
+        for pid in self.processes(f"SLURMD_NODENAME={node}"):
+            _kill(pid)
+
+    def stop(self) -> None:
+        jobs = self.client("squeue", "-h", "-o", "%A").split()
+        if jobs:
+            self.client("scancel", "-Q", *jobs)
+            with suppress(AssertionError):
+                until(lambda: not self.client("squeue", "-h"), 15)
+        for pid in self.processes("SLURM_JOB_ID="):
+            _kill(pid)
+        for file in reversed(self.daemons):
+            if file.is_file() and file.read_text().strip():
+                _kill(int(file.read_text()))
+
+    def client(self, *command: str, **variables: str) -> str:
+        return self.ask(*command, **variables).stdout
+
+    def ask(self, *command: str, folder: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+        """One client of Slurm, which may not hang."""
+        return subprocess.run(
+            command,
+            env=self.environment | variables,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=CLIENT_S,
+            check=False,
+        )
+
+    def state(self, job: str) -> str:
+        """RUNNING, COMPLETED ..., with the exit status of the script."""
+        said = self.client("scontrol", "show", "job", "-o", job)
+        facts = dict(word.split("=", 1) for word in said.split() if "=" in word)
+        return f"{facts.get('JobState', 'GONE')} {facts.get('ExitCode', '')}".strip()
+
+    def processes(self, beginning: str) -> Iterator[int]:
+        """Those of this lab that have such a variable."""
+        ours = f"SLURM_CONF={self.folder / 'slurm.conf'}".encode()
+        for folder in Path("/proc").iterdir():
+            with suppress(OSError):
+                if folder.name.isdigit() and int(folder.name) != os.getpid():
+                    variables = (folder / "environ").read_bytes().split(b"\0")
+                    if ours in variables and any(one.startswith(beginning.encode()) for one in variables):
+                        yield int(folder.name)
+
+    def logs(self) -> str:
+        return "\n".join(f"== {file.name}\n{file.read_text()[-2000:]}" for file in (self.folder / "log").iterdir())
+
+    def _daemon(self, name: str, *command: str) -> None:
+        """All of them go to the background by themselves, when they are ready."""
+        subprocess.run(command, env=self.environment, check=True, timeout=CLIENT_S)
+        self.daemons.append(self.folder / f"{name}.pid")
+
+    def _pid(self, name: str) -> int:
+        return int((self.folder / f"{name}.pid").read_text())
+
+    def _write_files(self) -> None:
+        self.folder.chmod(0o755)  # munge refuses a folder that others can write to
+        (self.folder / "munge.key").write_bytes(os.urandom(1024))
+        (self.folder / "munge.key").chmod(0o400)
+        for number in range(GPUS):  # a GPU is a character device; this one is as /dev/null
+            os.mknod(self.folder / f"dev/gpu{number}", 0o20666, os.makedev(1, 3))
+        names = "".join(f"127.0.0.1 {node}\n" for node in NODES)
+        (self.folder / "hosts").write_text(Path("/etc/hosts").read_text() + names)
+        (self.folder / "gres.conf").write_text(
+            f"AutoDetect=off\nNodeName=node[1-2] Name=gpu File={self.folder}/dev/gpu[0-{GPUS - 1}]\n"
+        )
+        port, *ports = _free_ports(1 + len(NODES))
+        shape = f"CPUs={CPUS} Boards=1 SocketsPerBoard=1 CoresPerSocket={CPUS} ThreadsPerCore=1 RealMemory=64000"
+        nodes = "\n".join(
+            f"NodeName={node} NodeAddr=127.0.0.1 Port={its} {shape} Gres=gpu:{GPUS}"
+            for node, its in zip(NODES, ports, strict=True)
+        )
+        host = socket.gethostname().partition(".")[0]
+        conf = CONF.format(host=host, port=port, folder=self.folder, nodes=nodes)
+        (self.folder / "slurm.conf").write_text(conf.lstrip())
+
+
+def until(is_so: Callable[[], bool], seconds: float, say: Callable[[], str] = str) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s\n{say()}"
+        time.sleep(0.2)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _free_ports(count: int) -> Sequence[int]:
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports

@@ -1,0 +1,61 @@
+"""A run that has to stop before its last step: told to by SIGUSR1, or because the time of its job is up.
+
+It stops after a step, when everything is saved, with a status of its own (`errors.Interrupted`), and goes on from there
+at its next start. A signal may reach one rank before the others, so they agree on the step.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from trainer import cluster, distributed
+from trainer.errors import Interrupted
+
+SPARE_S = 30.0  # before the time limit: to save, and to leave in peace
+
+
+class Stopping:
+    """Asked after every step, by all ranks."""
+
+    def __init__(self) -> None:
+        left = cluster.seconds_left() if distributed.is_main() else None
+        self._ends = None if left is None else monotonic() + left
+        self._asked_last = monotonic()
+        self._longest = 0.0  # time from one question to the next: a step with its evaluation and checkpoint
+        self._why = ""
+        self.steps = 0  # of this start
+
+    @property
+    def limit(self) -> str:
+        """What is known of the time limit, in words."""
+        return "" if self._ends is None else f", {(self._ends - monotonic()) / 60:.0f} minutes until its time limit"
+
+    def is_due(self) -> bool:
+        """Whether this step is the last of this start: the same answer on all ranks."""
+        now = monotonic()
+        if self.steps:  # the first step has the start of the program before it
+            self._longest = max(self._longest, now - self._asked_last)
+        self._asked_last = now
+        self.steps += 1
+        return self._agree(2 * self._longest)
+
+    def before_evaluating(self, seconds: float) -> None:
+        """After the last step: what is left to do takes so long. A start that made no step tries it all the same, or
+        a time limit that is too short would start the run again for ever."""
+        if self.steps and self._agree(seconds):
+            raise Interrupted(f"all steps are done and saved, the evaluation is left to the next start: {self._why}.")
+
+    def stop(self, step: int) -> None:
+        raise Interrupted(f"stopped after step {step}, which is saved: {self._why}. The same command goes on from there.")
+
+    def _agree(self, seconds: float) -> bool:
+        """The first reason of any rank is that of all."""
+        reasons = distributed.gather(self._reason(seconds))
+        self._why = next((reason for reason in reasons if reason), "")
+        return bool(self._why)
+
+    def _reason(self, seconds: float) -> str:
+        if cluster.is_told_to_stop():
+            return "SIGUSR1 has come"
+        is_short = self._ends is not None and monotonic() + seconds + SPARE_S > self._ends
+        return "the time limit of the job is near" if is_short else ""
