@@ -85,7 +85,7 @@ train_in() {
 
 # The folder that the settings name, or one with the number of the job, which stays the same when it is started again.
 folder_of() {
-    local setting folder="runs/$SLURM_JOB_NAME-$SLURM_JOB_ID"
+    local setting folder="runs/$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
     for setting in "$@"; do
         case "$setting" in run.dir=*) folder="${setting#run.dir=}" ;; esac
     done
@@ -93,15 +93,19 @@ folder_of() {
 }
 
 # 75 is the status of a run that was told to stop and has saved everything; 138 of one whose signal came before it
-# could listen. Such a job asks to be started again; in a chain the next job goes on.
+# could listen. 76 is one that has lost a rank, and 137 the rank that was killed: a node may be to blame, so it is tried
+# again, a few times. Such a job asks to be started again; in a chain the next job goes on.
 go_on_later() {
     case "$1" in
-    75 | 138)
-        [ -z "${OCTET_CHAIN:-}" ] || exit 75
-        echo "octet: asking for job $SLURM_JOB_ID to be started again"
-        scontrol requeue "$SLURM_JOB_ID" ||
-            echo "octet: this cluster does not start jobs again; submit the same command with the same run.dir" >&2
-        ;;
+    75 | 138) ask_again "$1" ;;
+    76 | 137) [ "${SLURM_RESTART_COUNT:-0}" -ge 3 ] || ask_again "$1" ;;
     esac
     exit "$1"
+}
+
+ask_again() {
+    [ -z "${OCTET_CHAIN:-}" ] || exit "$1"
+    echo "octet: asking for job $SLURM_JOB_ID to be started again"
+    scontrol requeue "$SLURM_JOB_ID" ||
+        echo "octet: this cluster does not start jobs again; submit the same command with the same run.dir" >&2
 }

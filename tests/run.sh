@@ -5,6 +5,7 @@
 #   bash tests/run.sh slow            minutes: learning, the shipped default to its end
 #   bash tests/run.sh gpu             needs a CUDA device
 #   bash tests/run.sh vllm            a real vLLM on the CPU, in an environment of its own that is made here
+#   bash tests/run.sh slurm           jobs in a Slurm that the tests start (Debian, root); installs it
 #   bash tests/run.sh all             everything that this machine can run
 #   bash tests/run.sh -k losses -x    anything else goes to pytest
 set -euo pipefail
@@ -19,8 +20,8 @@ fi
 cd "$root"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # the test models are too small to share between threads
 case "${1:-}" in
-slow | gpu) exec python -m pytest -m "$@" ;;
+slow | gpu | slurm) exec python -m pytest -m "$@" ;;
 vllm) shift && exec python -m pytest -m vllm tests/vllm "$@" ;;
 all) shift && exec python -m pytest -m "not vllm" "$@" ;;
-*) exec python -m pytest -m "not slow and not gpu and not vllm" "$@" ;;
+*) exec python -m pytest -m "not slow and not gpu and not vllm and not slurm" "$@" ;;
 esac

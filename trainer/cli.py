@@ -8,6 +8,8 @@ octet task   the problems of a task, and what a model sees of them
 octet score  the rewards of completions from a file
 octet play   write an answer yourself and see its rewards
 octet plan   what fits the memory of a card, before anything is loaded
+octet slurm  a run as a job of a Slurm cluster
+octet compare  the runs of a sweep side by side
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 
-from trainer import cluster, disk, hardware, hub, quiet
+from trainer import cluster, compare_runs, disk, hardware, hub, quiet, submit
 from trainer.config import Config
 from trainer.errors import CheckpointError, ConfigError, Interrupted, OctetError
 from trainer.settings import choose_preset, resolve
@@ -76,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parsers = {"eval": _eval_parser, "merge": _merge_parser, "task": _task_parser}
     parsers |= {"score": _score_parser, "play": _play_parser, "doctor": _doctor_parser, "fetch": _fetch_parser}
     parsers["plan"] = _plan_parser
+    parsers |= {"slurm": _slurm_parser, "compare": _compare_parser}
     if not arguments or arguments[0] not in parsers:
         print(f"{(__doc__ or '').strip()}\n\nEach has --help. Training is ./run_deepspeed.sh.")
         sys.exit(0 if arguments in (["-h"], ["--help"]) else 2)
@@ -164,6 +167,23 @@ def _run_parser(name: str, description: str, command: Callable[[argparse.Namespa
     return _with_overrides(parser)
 
 
+def _slurm_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="octet slurm", description="Submit a run to a Slurm cluster; see docs/slurm.md.", allow_abbrev=False
+    )
+    parser.set_defaults(command=_slurm)
+    parser.add_argument("--preset", default="cluster", help="by default cluster")
+    parser.add_argument("--recipe", help="an objective on top")
+    parser.add_argument("--nodes", type=int, default=1, help="how many (default 1)")
+    parser.add_argument("--gpus", type=int, default=1, help="of each node (default 1): a rank each")
+    parser.add_argument("--time", help="limit, as sbatch reads it; by default that of slurm/site.env")
+    parser.add_argument("--sweep", type=Path, metavar="GRID", help="a run for each line of this file")
+    parser.add_argument("--chain", type=int, default=1, metavar="N", help="N jobs that go on one after the other")
+    parser.add_argument("--dry-run", action="store_true", help="write script and configuration, and submit nothing")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return _with_overrides(parser)
+
+
 def _plan_parser() -> argparse.ArgumentParser:
     parser = _light_parser("plan", "The memory that a run needs, phase by phase; see docs/memory.md.", _plan)
     parser.add_argument("--model", help="a hub id, a folder, or nano; by default that of the preset")
@@ -175,6 +195,19 @@ def _plan_parser() -> argparse.ArgumentParser:
     parser.add_argument("--search", action="store_true", help="propose settings that fit, and use the card")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return _with_overrides(parser)
+
+
+def _compare_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="octet compare",
+        description="Runs side by side: where they differ, and what came of it.",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(command=_compare)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    return parser
 
 
 def _light_parser(
@@ -310,6 +343,16 @@ def _plan(options: argparse.Namespace) -> None:
     from trainer import plan_command
 
     plan_command.show(options)
+
+
+def _slurm(options: argparse.Namespace) -> None:
+    config = resolve(options.preset, options.recipe, options.overrides)
+    order = submit.Order(options.nodes, options.gpus, options.time, options.sweep, options.chain)
+    submit.slurm(config, options.preset, order, options.dry_run)
+
+
+def _compare(options: argparse.Namespace) -> None:
+    compare_runs.compare(options.runs, options.json)
 
 
 def _light_settings(options: argparse.Namespace) -> Config:

@@ -7,7 +7,8 @@
     ├── ModelError       (ValueError)  a model or tokenizer that cannot be had or cannot be used
     ├── CheckpointError                a checkpoint that is missing, half-written or of another run
     ├── TrainingError                  training that must not go on: non-finite loss, adapter that never moved
-    ├── ClusterError                   ranks that do not find or answer each other, a job that Slurm refuses
+    ├── ClusterError                   ranks that do not find each other, a job that Slurm refuses
+    │   └── LostRank                   a rank that died or stopped to answer in the course of a run
     └── Interrupted                    no error: the run was told to stop, has saved everything, and can go on
 
 The command line prints the message and ends with the error's status, 2; `--debug` adds the traceback.
@@ -52,6 +53,10 @@ class TrainingError(OctetError):
 
 class ClusterError(OctetError):
     pass
+
+
+class LostRank(ClusterError):
+    status = 76  # job scripts try again, because a node may be to blame
 
 
 class Interrupted(OctetError):

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from trainer import cluster
-from trainer.errors import ClusterError
+from trainer.errors import ClusterError, LostRank
 
 WAITS = "waits"
 SOURCE = re.compile(r"^\[[^]]*gloo[^]]*\] ")  # a file and a line of gloo's
@@ -60,7 +60,7 @@ class Ranks:
             self._say("knows", "yes")
             if self.mine == 0:  # the store goes with this process
                 absent(self.store, [f"knows/{rank}" for rank in self._all() if self._waits(rank)], ANSWER_S)
-            raise ClusterError(f"{reason} ({_short(error)})") from error
+            raise LostRank(f"{reason} ({_short(error)})") from error
 
     def _waits(self, rank: int) -> bool:
         return self.store.check([f"state/{rank}"]) and self.store.get(f"state/{rank}").decode() == WAITS

@@ -6,7 +6,6 @@ import fcntl
 import subprocess
 import time
 from datetime import datetime
-from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -14,9 +13,9 @@ from typing import IO, Any
 import yaml
 
 from trainer import cluster, distributed
-from trainer.config import RUNS, Config, Vllm, fields
+from trainer.config import RUNS, Config, Vllm
 from trainer.errors import ConfigError
-from trainer.settings import Request
+from trainer.settings import Request, flat
 
 # Settings that may differ when a run goes on: they change nothing that has been done. Another length of the run gives
 # its rest another schedule.
@@ -81,20 +80,11 @@ def _is_free(lock: IO[str]) -> bool:
 
 
 def _refuse_other_settings(folder: Path, stored: dict[str, Any], config: Config) -> None:
-    before, now = _flat(stored), _flat(config.model_dump(mode="json"))
+    before, now = flat(stored), flat(config.model_dump(mode="json"))
     changed = [key for key in now if before.get(key) != now[key] and key not in FREE_TO_CHANGE]
     if changed:
         what = ", ".join(f"{key}={now[key]} (it has {before.get(key)})" for key in changed)
         raise ConfigError(f"run.dir={folder}: it holds a run with other settings: {what}. Choose another folder.")
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Every setting as `section.key`; None where an older version did not have it."""
-
-    def inside(part: Any, name: str) -> Any:
-        return part.get(name) if part else None
-
-    return {key: reduce(inside, key.split("."), settings) for key in fields()}
 
 
 def provenance() -> str:

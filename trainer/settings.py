@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -223,3 +224,12 @@ def _explain(detail: Any) -> str:
     choices = detail.get("ctx", {}).get("expected", "")
     remedy = f"Write one of {choices}" if choices else detail["msg"].replace("Input should", "It should")
     return f"{key}={detail['input']!r} cannot be used. {remedy}."
+
+
+def flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Every setting as `section.key`; None where an older version did not have it."""
+
+    def inside(part: Any, name: str) -> Any:
+        return part.get(name) if part else None
+
+    return {key: reduce(inside, key.split("."), settings) for key in fields()}

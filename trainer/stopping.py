@@ -6,11 +6,13 @@ at its next start. A signal may reach one rank before the others, so they agree 
 
 from __future__ import annotations
 
+from math import inf
 from time import monotonic
 
 from trainer import cluster, distributed
 from trainer.errors import Interrupted
 
+A_WEEK = 7 * 24 * 60.0  # in minutes: what is further away is no limit
 SPARE_S = 30.0  # before the time limit: to save, and to leave in peace
 
 
@@ -28,7 +30,8 @@ class Stopping:
     @property
     def limit(self) -> str:
         """What is known of the time limit, in words."""
-        return "" if self._ends is None else f", {(self._ends - monotonic()) / 60:.0f} minutes until its time limit"
+        left = (self._ends - monotonic()) / 60 if self._ends is not None else inf
+        return f", {left:.0f} minutes until its time limit" if left < A_WEEK else ""
 
     def is_due(self) -> bool:
         """Whether this step is the last of this start: the same answer on all ranks."""
@@ -46,7 +49,9 @@ class Stopping:
             raise Interrupted(f"all steps are done and saved, the evaluation is left to the next start: {self._why}.")
 
     def stop(self, step: int) -> None:
-        raise Interrupted(f"stopped after step {step}, which is saved: {self._why}. The same command goes on from there.")
+        raise Interrupted(
+            f"stopped after step {step}, which is saved: {self._why}. The same command goes on from there."
+        )
 
     def _agree(self, seconds: float) -> bool:
         """The first reason of any rank is that of all."""

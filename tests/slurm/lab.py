@@ -110,9 +110,10 @@ class Lab:
         self._daemon(f"slurmd.{node}", *inside, "slurmd", "-N", node)
 
     def kill_node(self, node: str) -> None:
-        """As when the power fails: the daemon and all that it has started."""
-        os.kill(self._pid(f"slurmd.{node}"), signal.SIGKILL)
-        for pid in self.processes(f"SLURMD_NODENAME={node}"):
+        """As when the power fails: all that runs in its namespace at once, and what could still report it first."""
+        home = os.readlink(f"/proc/{self._pid(f'slurmd.{node}')}/ns/uts")
+        running = [pid for pid in self.processes("SLURM_CONF=") if _link(f"/proc/{pid}/ns/uts") == home]
+        for pid in sorted(running, key=lambda pid: not _name(pid).startswith("slurm")):
             _kill(pid)
 
     def stop(self) -> None:
@@ -196,6 +197,18 @@ def until(is_so: Callable[[], bool], seconds: float, say: Callable[[], str] = st
     while not is_so():
         assert time.monotonic() < deadline, f"not within {seconds:g} s\n{say()}"
         time.sleep(0.2)
+
+
+def _link(path: str) -> str:
+    with suppress(OSError):
+        return os.readlink(path)
+    return ""
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text()
+    return ""
 
 
 def _kill(pid: int) -> None:

@@ -1,0 +1,171 @@
+"""The shipped job scripts in a real Slurm: to the end, interrupted, killed, out of time, cancelled."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.slurm.conftest import SMALL
+from tests.slurm.lab import until
+
+pytestmark = pytest.mark.slurm
+
+STEPS = 30
+RUN = [*SMALL, f"run.steps={STEPS}"]
+TWO_NODES = ("--nodes=2", "--gpus-per-node=1", "--cpus-per-gpu=1")
+SHORT = ("--time=1", "--signal=USR1@1")
+EXACT = ("loss", "reward/mean", "accuracy/strict", "grad_norm", "length", "entropy", "eval/accuracy")
+
+
+def adapter(folder: Path) -> bytes:
+    return (folder / "adapter/adapter_model.safetensors").read_bytes()
+
+
+def metrics(folder: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: line[name] for name in ("step", *EXACT) if name in line} for line in lines]
+
+
+def steps_done(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return len(path.read_text().splitlines()) - 1 if path.is_file() else 0  # the first line is of the base model
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster, tmp_path_factory):
+    """Two nodes, a rank on each, to the end."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    job = cluster.submit("multi_node.sbatch", *RUN, f"run.dir={folder}", options=TWO_NODES)
+    assert job.wait() == "COMPLETED 0:0", job.output
+    return folder, job
+
+
+def test_the_lab_is_up_in_time(lab):
+    assert lab.seconds < 20
+
+
+def test_two_nodes_come_to_the_end(undisturbed):
+    folder, job = undisturbed
+    assert "2 x cpu" in job.output
+    assert re.search(r"octet: Slurm job \d+ on node\[1-2\], restart 0 \(SLURM_RESTART_COUNT\)", job.output)
+    assert job.output.count("after step 30: ") == 1  # of two ranks one speaks
+    assert steps_done(folder) == STEPS
+
+
+def test_the_result_is_that_of_two_ranks_without_slurm(undisturbed, tmp_path):
+    """Started by torchrun, which is one more way to start it."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    command = [*launch, str(ROOT / "train.py"), *RUN, f"run.dir={tmp_path / 'run'}"]
+    answer = subprocess.run(
+        command, env=clean | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert adapter(tmp_path / "run") == adapter(undisturbed[0])
+    assert metrics(tmp_path / "run") == metrics(undisturbed[0])
+
+
+def test_a_signal_saves_starts_again_and_changes_nothing(undisturbed, cluster, tmp_path):
+    folder = tmp_path / "run"
+    job = cluster.submit("multi_node.sbatch", *RUN, f"run.dir={folder}", options=TWO_NODES)
+    job.until(lambda: steps_done(folder) >= 2)
+    cluster.lab.client("scancel", "--signal=USR1", job.number)
+    assert job.wait() == "COMPLETED 0:0", job.output
+    stopped = re.search(r"stopped after step (\d+), which is saved: SIGUSR1 has come", job.output)
+    assert stopped, job.output
+    assert f"going on after step {stopped[1]}" in job.output
+    assert "restart 1 (SLURM_RESTART_COUNT)" in job.output
+    assert adapter(folder) == adapter(undisturbed[0])
+    assert metrics(folder) == metrics(undisturbed[0])
+
+
+def test_a_node_that_dies_is_survived(undisturbed, cluster, tmp_path):
+    folder = tmp_path / "run"
+    job = cluster.submit("multi_node.sbatch", *RUN, f"run.dir={folder}", "run.save_every=2", options=TWO_NODES)
+    job.until((folder / "checkpoints/latest").exists)
+    cluster.lab.kill_node("node2")
+    job.until(lambda: not job.state.startswith("RUNNING"), 60)
+    cluster.lab.start_node("node2")
+    assert job.wait() == "COMPLETED 0:0", job.output
+    assert "restart 1 (SLURM_RESTART_COUNT)" in job.output
+    assert re.search(r"going on after step \d+", job.output)
+    assert adapter(folder) == adapter(undisturbed[0])
+    assert metrics(folder) == metrics(undisturbed[0])
+
+
+def test_a_rank_that_is_killed_is_named_and_tried_again(cluster, tmp_path):
+    """As when the system runs out of memory. Two ranks on one node."""
+    folder = tmp_path / "run"
+    settings = [*SMALL, "run.steps=12", "run.save_every=2", f"run.dir={folder}"]
+    job = cluster.submit("single_node.sbatch", *settings, options=("--gpus-per-node=2", "--cpus-per-gpu=1"))
+    job.until((folder / "checkpoints/latest").exists)
+    (second,) = set(cluster.lab.processes("SLURM_PROCID=1")) & set(cluster.lab.processes(f"SLURM_JOB_ID={job.number}"))
+    os.kill(second, signal.SIGKILL)
+    assert job.wait() == "COMPLETED 0:0", job.output
+    assert re.search(r"rank 1 on node\d: it died, or did not answer", job.output)
+    assert re.search(r"restart 1 .*\n(.*\n)*.*going on after step \d+", job.output)
+    assert steps_done(folder) == 12
+
+
+def test_a_run_saves_before_its_time_is_up_and_the_chain_goes_on(cluster, tmp_path):
+    """Then the second job is cancelled, and leaves nothing behind."""
+    folder = tmp_path / "run"
+    # no signal: the run itself looks at the clock
+    long = [*SMALL, "run.steps=2000", f"run.dir={folder}"]
+    first = cluster.submit("single_node.sbatch", *long, options=SHORT, OCTET_CHAIN="1")
+    second = cluster.submit(
+        "single_node.sbatch", *long, options=(f"--dependency=afterany:{first.number}",), OCTET_CHAIN="1"
+    )
+    assert first.wait() == "FAILED 75:0", first.output
+    stopped = re.search(r"stopped after step (\d+), which is saved: the time limit of the job is near", first.output)
+    assert stopped, first.output
+    second.until(lambda: steps_done(folder) > int(stopped[1]))
+    assert f"going on after step {stopped[1]}" in second.output
+    second.cancel()
+    assert second.wait(30).startswith("CANCELLED")
+    until(lambda: not list(cluster.lab.processes(f"SLURM_JOB_ID={second.number}")), 15)
+
+
+def test_a_sweep_is_a_run_for_each_line(cluster, tmp_path):
+    grid = tmp_path / "grid"
+    grid.write_text("# two\nalgorithm.lr=1e-3\n\nalgorithm.lr=2e-3 'reward.weights={correct: 1.0, format: 0.1}'\n")
+    settings = [*SMALL, "run.steps=2", f"run.dir={tmp_path}"]
+    job = cluster.submit("sweep.sbatch", str(grid), *settings, options=("--array=1-2",))
+    tasks = [f"{job.number}_{task}" for task in (1, 2)]
+    for task in tasks:
+        until(lambda task=task: cluster.lab.state(task).startswith(("COMPLETED", "FAILED")), 120)
+    runs = [tmp_path / name for name in ("001", "002")]
+    assert [steps_done(run) for run in runs] == [2, 2]
+    assert "format: 0.1" in (runs[1] / "config.yaml").read_text()
+    command = [sys.executable, "-m", "trainer.cli", "compare", *map(str, runs)]
+    table = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "algorithm.lr" in table
+
+
+def test_an_evaluation_is_split_over_the_ranks_and_gathered(undisturbed, cluster):
+    folder = undisturbed[0]
+    job = cluster.submit(
+        "eval.sbatch", "--adapter", str(folder / "adapter"), "--json", options=("--gpus-per-node=2", "--cpus-per-gpu=1")
+    )
+    assert job.wait(90) == "COMPLETED 0:0", job.output
+    said = json.loads(job.output[job.output.index("{") :])  # from one of the two ranks
+    accuracies = [one["accuracy"] for one in said["evaluations"]]
+    run = json.loads((folder / "eval.json").read_text())
+    assert accuracies == [one["accuracy"] for one in run["evaluations"][:2]]
+
+
+def test_a_node_that_does_not_answer_is_named(cluster, tmp_path):
+    """The second task never starts to train."""
+    script = tmp_path / "silent.sh"
+    train = f"{sys.executable} {ROOT}/train.py {' '.join(RUN)} engine.connect_s=2 run.dir={tmp_path}/run"
+    script.write_text(f"#!/bin/sh\n[ $SLURM_PROCID = 0 ] && exec {train}\nsleep 600\n")
+    script.chmod(0o755)
+    answer = cluster.lab.ask("srun", "--nodes=2", "--ntasks-per-node=1", "--wait=1", str(script))
+    assert "rank 1 of 2 did not answer within 2 s (engine.connect_s). Nothing was heard of node2." in answer.stderr
+    assert answer.returncode != 0

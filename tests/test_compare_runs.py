@@ -1,0 +1,53 @@
+"""Runs side by side, from the files that a run leaves."""
+
+import json
+
+import pytest
+
+from trainer import compare_runs
+from trainer.errors import DataError
+from trainer.settings import resolve
+
+
+def run_in(folder, accuracies: dict[int, float], *overrides: str):
+    folder.mkdir()
+    (folder / "config.yaml").write_text(resolve("nano", None, overrides).to_yaml())
+    lines = [{"step": 0, "eval/accuracy": 0.9, "eval/low": 0.8, "eval/high": 0.95, "eval/problems": 64}]
+    for step in range(1, 5):
+        line = {"step": step, "time/rollout": 10.0, "time/step": 5.5}
+        if value := accuracies.get(step):
+            line |= {"eval/accuracy": value, "eval/low": value - 0.1, "eval/high": value + 0.1, "eval/problems": 64}
+        lines.append(line)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 5, "cut')
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    worse = run_in(tmp_path / "a", {2: 0.55, 4: 0.5}, "algorithm.lr=1e-3", "run.dir=a")
+    better = run_in(tmp_path / "b", {4: 0.75}, "algorithm.lr=2e-3", "run.dir=b", "run.threads=2")
+    return [worse, better]
+
+
+def test_the_better_run_comes_first_with_what_differs(runs, capsys):
+    compare_runs.compare(runs, as_json=True)
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["run"], first["settings"]) == (str(runs[1]), {"algorithm.lr": 0.002})
+    assert first["settings"].keys() == {"algorithm.lr"}  # folder and threads change nothing that is learned
+    assert (first["accuracy"], first["interval"]) == (0.75, [0.65, 0.85])
+    assert (second["accuracy"], second["best"]) == (0.5, 0.55)  # the base model's 0.9 is nobody's result
+    assert (second["steps"], second["training_s"]) == (4, 62.0)
+
+
+def test_the_table_has_a_line_for_each_run(runs, capsys):
+    (runs[0] / "metrics.jsonl").unlink()
+    compare_runs.compare(runs, as_json=False)
+    said = capsys.readouterr().out
+    assert "75.0% (65.0-85.0)" in said
+    assert "none yet" in said
+    assert "1:02" in said
+
+
+def test_a_folder_that_is_no_run_is_named(runs, tmp_path):
+    with pytest.raises(DataError, match="no config"):
+        compare_runs.compare([*runs, tmp_path / "empty"], as_json=False)

@@ -1,0 +1,76 @@
+"""When a run stops before its last step: the signal, the time limit, and what makes it go on all the same."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from trainer import cluster, stopping
+from trainer.errors import Interrupted
+
+
+@pytest.fixture(autouse=True)
+def quiet_before(monkeypatch):
+    monkeypatch.setattr(cluster, "_signals", [])
+    for name in ("SLURM_JOB_ID", "SLURM_JOB_END_TIME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def signalled():
+    before = signal.getsignal(signal.SIGUSR1)
+    cluster.listen()
+    yield lambda: os.kill(os.getpid(), signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def ends_in(seconds: float, monkeypatch) -> stopping.Stopping:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(time.time() + seconds))
+    return stopping.Stopping()
+
+
+def test_without_a_job_a_run_goes_on():
+    assert not stopping.Stopping().is_due()
+    assert stopping.Stopping().limit == ""
+
+
+def test_a_signal_stops_it_with_a_status_of_its_own(signalled):
+    run = stopping.Stopping()
+    assert not run.is_due()
+    signalled()
+    assert run.is_due()
+    with pytest.raises(Interrupted, match="stopped after step 7, which is saved: SIGUSR1 has come") as caught:
+        run.stop(7)
+    assert caught.value.status == 75
+
+
+def test_the_time_limit_is_known_and_kept(monkeypatch):
+    run = ends_in(3600, monkeypatch)
+    assert run.limit == ", 60 minutes until its time limit"
+    assert not run.is_due()
+    run = ends_in(stopping.SPARE_S - 1, monkeypatch)
+    assert run.is_due()
+    with pytest.raises(Interrupted, match="time limit"):
+        run.stop(1)
+
+
+def test_a_step_that_takes_long_stops_it_earlier(monkeypatch):
+    """There has to be time for one more, and to save."""
+    run = ends_in(stopping.SPARE_S + 100, monkeypatch)
+    clock = time.monotonic()
+    waits = iter(clock + seconds for seconds in (0, 0, 10, 10, 50, 50))
+    monkeypatch.setattr(stopping, "monotonic", lambda: next(waits))
+    assert [run.is_due() for _ in range(3)] == [False, False, True]
+
+
+def test_after_the_last_step_the_evaluation_waits_for_the_next_start(monkeypatch):
+    run = ends_in(stopping.SPARE_S + 100, monkeypatch)
+    run.is_due()
+    run.before_evaluating(90)
+    with pytest.raises(Interrupted, match="all steps are done and saved"):
+        run.before_evaluating(110)
+
+
+def test_a_start_that_made_no_step_evaluates_all_the_same(monkeypatch):
+    ends_in(1, monkeypatch).before_evaluating(1000)

@@ -1,0 +1,102 @@
+"""octet slurm without Slurm: the script, the configuration, and mistakes. tests/slurm submits them."""
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+from trainer import submit
+from trainer.errors import ConfigError
+from trainer.settings import resolve
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    path = tmp_path / "site.env"
+    path.write_text('export SBATCH_PARTITION="h100,a100"\nexport SBATCH_ACCOUNT=\nexport SBATCH_TIMELIMIT=01:00:00\n')
+    monkeypatch.setenv("OCTET_SITE", str(path))
+    return path
+
+
+def made(folder, **order) -> tuple[list[str], str]:
+    """The #SBATCH lines, and the rest."""
+    config = resolve("nano", None, ["run.steps=5"])
+    text = submit.write(config, folder, submit.Order(**order)).read_text()
+    lines = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    return lines, text[text.rindex(lines[-1]) + len(lines[-1]) :]
+
+
+def test_the_script_has_what_was_asked_and_what_the_site_says(site, tmp_path):
+    lines, body = made(tmp_path / "run", nodes=2, gpus=4)
+    for line in ("--nodes=2", "--gpus-per-node=4", "--partition=h100,a100", "--time=01:00:00", "--signal=USR1@120"):
+        assert f"#SBATCH {line}" in lines
+    assert "#SBATCH --requeue" in lines
+    assert not [line for line in lines if "account" in line]
+    assert f"export OCTET_ROOT={ROOT} OCTET_SITE={site}" in body
+    assert f"set -- --preset {tmp_path}/run/job.yaml run.dir={tmp_path}/run" in body
+    assert (ROOT / "slurm/multi_node.sbatch").read_text().splitlines()[-1] in body
+    stored = yaml.safe_load((tmp_path / "run/job.yaml").read_text())
+    assert (stored["run"]["steps"], stored["run"]["dir"]) == (5, str(tmp_path / "run"))
+
+
+def test_the_command_line_goes_before_the_site(site, tmp_path):
+    assert "#SBATCH --time=10:00" in made(tmp_path / "run", nodes=1, gpus=1, time="10:00")[0]
+
+
+def test_a_sweep_has_a_task_for_each_line_of_settings(site, tmp_path):
+    grid = tmp_path / "my grid"
+    grid.write_text("# learning rates\nalgorithm.lr=1e-3\n\nalgorithm.lr=2e-3\n")
+    lines, body = made(tmp_path / "run", nodes=1, gpus=1, grid=grid)
+    assert "#SBATCH --array=1-2" in lines
+    assert f"set -- {shlex.quote(str(grid))} --preset" in body
+    with pytest.raises(ConfigError, match="there is no such file"):
+        made(tmp_path / "other", nodes=1, gpus=1, grid=tmp_path / "none")
+
+
+def test_the_example_of_a_site_is_read_and_chooses_nothing_by_accident():
+    found = submit.read_site(ROOT / "slurm/site.env.example")
+    assert found["SBATCH_PARTITION"] == "gpu"
+    assert not any(
+        found[name] for name in ("SBATCH_ACCOUNT", "OCTET_SCRATCH", "OCTET_PYXIS_IMAGE", "NCCL_SOCKET_IFNAME")
+    )
+
+
+def test_a_broken_site_is_a_clear_error(site):
+    site.write_text("export SBATCH_PARTITION='h100\n")
+    with pytest.raises(ConfigError, match=r"bash cannot read it: .* Mend that line"):
+        submit.read_site(site)
+
+
+def octet(folder, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "trainer.cli", *arguments]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": str(folder)}  # no sbatch on it
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_dry_run_prints_the_script_and_submits_nothing(tmp_path):
+    answer = octet(tmp_path, "slurm", "--preset", "cluster", "--nodes", "2", "--gpus", "4", "--dry-run")
+    assert answer.returncode == 0, answer.stderr
+    assert "#SBATCH --nodes=2" in answer.stdout
+    assert "# written, not submitted:" in answer.stdout
+    (settings,) = tmp_path.glob("runs/cluster-*/job.yaml")
+    assert yaml.safe_load(settings.read_text())["engine"]["ds_config"] == "zero2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--nodes", "20", "--gpus", "8"], "each of the 20 x 8 ranks needs one. Write rollout.problems=160 or more"),
+        (["--gpus", "0"], "--gpus 0: it must be at least 1"),
+        (["rollout.grup_size=2"], "Did you mean rollout.group_size?"),
+        (["--sweep", "none"], "--sweep none: there is no such file"),
+        ([], "sbatch is not here"),
+    ],
+)
+def test_mistakes_are_answered(tmp_path, arguments, told):
+    answer = octet(tmp_path, "slurm", *arguments)
+    assert answer.returncode == 2
+    assert told in answer.stderr
+    assert "Traceback" not in answer.stderr
