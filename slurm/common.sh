@@ -69,16 +69,25 @@ gpus_of_node() {
     echo "${SLURM_GPUS_ON_NODE:-1}"
 }
 
-# train_in FOLDER SETTINGS...: a rank for each GPU of each node. Started again, it goes on in the same run folder.
+# The model that the settings name; the embedded one by its folder.
+model_of() {
+    local name
+    name="$("${OCTET_PYTHON:-python}" train.py --dry-run "$@" | sed -n '/^model:/,/^  name:/s/^  name: //p')"
+    [ "$name" != nano ] || name="$PWD/trainer/nano"
+    echo "$name"
+}
+
+# train_in FOLDER SETTINGS...: a rank for each GPU of each node, or where step_options say. Started again, it goes on in
+# the same run folder.
 train_in() {
-    local folder="$1" status=0
+    local folder="$1" status=0 options=(--ntasks-per-node="$(gpus_of_node)")
+    [ -z "${step_options[*]:-}" ] || options=("${step_options[@]}")
     shift
     if [ -n "${OCTET_CHAIN:-}" ] && [ -f "$folder/finished" ]; then
         echo "octet: $folder is finished; the rest of the chain has nothing to do"
         return
     fi
-    run_step --ntasks-per-node="$(gpus_of_node)" ${OCTET_STEP_OPTIONS[@]+"${OCTET_STEP_OPTIONS[@]}"} -- \
-        ./run_deepspeed.sh "$@" run.dir="$folder" || status=$?
+    run_step "${options[@]}" -- ./run_deepspeed.sh "$@" run.dir="$folder" || status=$?
     [ "$status" != 0 ] || [ ! -d "$folder" ] || touch "$folder/finished"
     go_on_later "$status"
 }

@@ -30,6 +30,7 @@ from trainer.samplers.hf import HfSampler
 from trainer.samplers.limits import Say, check_context, context_of
 from trainer.samplers.publish import Outside, Source
 from trainer.settings import Request
+from trainer.staging import stage
 from trainer.stopping import Stopping
 from trainer.tasks.base import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.tasks.curriculum import CURRICULA
@@ -44,6 +45,7 @@ def build(request: Request) -> Parts:
     _refuse_idle_ranks(config)
     task = make_task(config.task)
     training = training_problems(task, config.task, config.run.seed)  # bad data is answered before a model loads
+    stage(config.model)
     tokenizer = load_tokenizer(config.model)
     prompter = Prompter(tokenizer, config.prompt, task)
     problems = prompter.fitting(training)

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trainer.config import Model
 from trainer.errors import ConfigError, ModelError
 from trainer.policy import quantised
+from trainer.staging import copy_of
 
 NANO = Path(__file__).parent.parent / "nano"
 ATTENTION = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}  # None: the best there is
@@ -20,7 +21,8 @@ END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoft
 
 
 def location(settings: Model) -> str:
-    return str(NANO) if settings.name == "nano" else settings.name
+    """Where it is read from: the package, a disk of this node, or what its name says."""
+    return str(NANO) if settings.name == "nano" else str(copy_of(settings) or settings.name)
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> str:

@@ -1,0 +1,87 @@
+"""Three steps of the real loop, engine and evaluation, with answers that follow from the problem and not from the rank.
+
+    RANK=0 WORLD_SIZE=2 ... python -m tests.e2e.loops FOLDER zero1 zero2
+
+Of the problems of a step every second one, which are those of rank 1 of two, has answers twice as long; in the second
+step all answers to these are wrong, so that rank 1 has nothing to train on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import train
+from trainer import assemble, distributed, loop, quiet
+from trainer.settings import Request, resolve
+from trainer.types import Completion, Prompt, Sampling
+
+STEPS, PROBLEMS, DEAD_STEP = 3, 4, 1
+SETTINGS = [f"run.steps={STEPS}", f"rollout.problems={PROBLEMS}", "rollout.group_size=4", "eval.problems=7"]
+SETTINGS += ["algorithm.lr=1e-4", "optim.warmup=0", "optim.tokens_per_micro_batch=256", "lora.r=4"]
+
+
+class Told:
+    """A sampler that has the answers by heart."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.places: dict[str, tuple[int, int]] = {}  # problem -> its step, and its place there
+
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+        for index, prompt in enumerate(prompts):
+            yield index, [self._answer(prompt, number) for number in range(sampling.group)]
+
+    def _answer(self, prompt: Prompt, number: int) -> Completion:
+        step, place = self.places.get(prompt.problem.id, (0, 0))
+        is_right = (number + place) % 3 == 0 and not (step == DEAD_STEP and place % 2)
+        words = " 7 + 2" * (1 + number + step) * (1 + place % 2)
+        text = f"{words} #### {prompt.problem.gold if is_right else 'none'}"
+        tokens = tuple(self.tokenizer(text)["input_ids"])
+        return Completion(tokens, (-1.0,) * len(tokens), text, truncated=False)
+
+
+def run(folder: Path, ds_config: str) -> dict[str, Any]:
+    told: list[Told] = []
+
+    def by_heart(rollout: Any, model: Any, tokenizer: Any, *_: Any, **__: Any) -> Told:
+        told.append(Told(tokenizer))
+        return told[-1]
+
+    assemble.make_sampler = by_heart
+    own = [f"engine.ds_config={ds_config}", f"run.dir={folder / ds_config}-{distributed.world_size()}"]
+    parts = assemble.build(Request(resolve("nano", None, [*SETTINGS, *own]), "nano", ""))
+    places = {problem.id: (step, i) for step in range(STEPS) for i, problem in enumerate(parts.curriculum.draw(step))}
+    for sampler in told:
+        sampler.places.update(places)
+    loop.train(parts)
+    result = {name: value.flatten().tolist() for name, value in parts.policy.model.named_parameters()}
+    return {"adapter": {name: values for name, values in result.items() if "lora_" in name}, "metrics": metrics(parts)}
+
+
+def metrics(parts: loop.Parts) -> list[dict[str, float]]:
+    """What was logged, but for what a clock and the memory say."""
+    if not distributed.is_main():
+        return []
+    lines = [json.loads(line) for line in (parts.folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in line.items() if not name.startswith(("time/", "memory/"))} for line in lines
+    ]
+
+
+def main(folder: str, *ds_configs: str) -> None:
+    quiet.quiet()
+    distributed.connect(timeout_s=60)
+    results = {ds_config: run(Path(folder), ds_config) for ds_config in ds_configs}
+    if distributed.is_main():
+        Path(folder, f"{distributed.world_size()}.json").write_text(json.dumps(results))
+    distributed.barrier()
+    distributed.disconnect()
+    train.leave(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,67 @@
+"""The model on a disk of the node: copied once, whole or not at all, and its name stays what it is."""
+
+import shutil
+
+import pytest
+
+from trainer import distributed, staging
+from trainer.config import Model
+from trainer.policy.base import load_tokenizer, location
+
+
+@pytest.fixture
+def scratch(tmp_path, monkeypatch):
+    monkeypatch.setenv("OCTET_SCRATCH", str(tmp_path / "disk"))
+    return tmp_path / "disk"
+
+
+@pytest.fixture
+def model(tiny_model, tmp_path):
+    shutil.copytree(tiny_model, tmp_path / "model")
+    return Model(name=str(tmp_path / "model"))
+
+
+def test_it_is_copied_and_read_from_there(scratch, model):
+    staging.stage(model)
+    (copy,) = scratch.glob("octet-models/model-*")
+    assert location(model) == str(copy)
+    assert sorted(file.name for file in copy.iterdir()) == sorted(
+        file.name for file in staging._source(model).iterdir()
+    )
+    load_tokenizer(model)
+
+
+def test_only_the_first_rank_of_a_node_copies_and_only_once(scratch, model, monkeypatch):
+    monkeypatch.setattr(distributed, "local_rank", lambda: 1)
+    staging.stage(model)
+    assert location(model) == model.name
+    monkeypatch.undo()
+    monkeypatch.setenv("OCTET_SCRATCH", str(scratch))
+    staging.stage(model)
+    before = (staging.copy_of(model) / "config.json").stat().st_ino
+    staging.stage(model)
+    assert (staging.copy_of(model) / "config.json").stat().st_ino == before
+
+
+def test_a_changed_model_is_another_copy(scratch, model, tmp_path):
+    staging.stage(model)
+    (tmp_path / "model/config.json").write_text("{}")
+    assert location(model) == model.name
+    staging.stage(model)
+    assert len(list(scratch.glob("octet-models/*"))) == 2
+
+
+def test_a_disk_that_cannot_be_written_is_no_error(model, tmp_path, monkeypatch, capsys):
+    (tmp_path / "full").write_text("a file")
+    monkeypatch.setenv("OCTET_SCRATCH", str(tmp_path / "full"))
+    staging.stage(model)
+    assert "It is read from where it is" in capsys.readouterr().err
+    assert location(model) == model.name
+
+
+def test_without_a_disk_and_for_the_embedded_model_nothing_happens(model, scratch, monkeypatch):
+    staging.stage(Model(name="nano"))
+    monkeypatch.delenv("OCTET_SCRATCH")
+    staging.stage(model)
+    assert not scratch.exists()
+    assert location(model) == model.name
