@@ -12,7 +12,12 @@ prepare() {
         source scripts/environment.sh
         use_environment "$PWD" # once, here: not by every rank at the same time
     fi
-    echo "octet: job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}"
+    echo "octet: job $(job_number) on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}"
+}
+
+# A task of an array has to be called by both of its numbers: the last one has that of the whole array.
+job_number() {
+    if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then echo "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"; else echo "$SLURM_JOB_ID"; fi
 }
 
 read_site() {
@@ -114,7 +119,7 @@ go_on_later() {
 
 ask_again() {
     [ -z "${OCTET_CHAIN:-}" ] || exit "$1"
-    echo "octet: asking for job $SLURM_JOB_ID to be started again"
-    scontrol requeue "$SLURM_JOB_ID" ||
+    echo "octet: asking for job $(job_number) to be started again"
+    scontrol requeue "$(job_number)" ||
         echo "octet: this cluster does not start jobs again; submit the same command with the same run.dir" >&2
 }

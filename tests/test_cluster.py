@@ -72,3 +72,11 @@ def test_jobs_and_their_steps_have_ports_of_their_own(task):
 )
 def test_the_time_that_is_left_is_read(text, seconds):
     assert cluster.seconds_of(text) == seconds
+
+
+def test_a_task_of_an_array_is_called_by_both_numbers(task):
+    assert cluster.job_number() == cluster.describe() == ""
+    task(SLURM_JOB_ID="12", SLURM_JOB_NODELIST="node3")
+    assert cluster.describe() == "Slurm job 12 on node3, restart 0 (SLURM_RESTART_COUNT)"
+    task(SLURM_ARRAY_JOB_ID="10", SLURM_ARRAY_TASK_ID="2", SLURM_RESTART_COUNT="1")
+    assert cluster.describe() == "Slurm job 10_2 on node3, restart 1 (SLURM_RESTART_COUNT)"

@@ -66,10 +66,16 @@ def restarts() -> int:
     return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
 
+def job_number() -> str:
+    """Empty outside of a job. A task of an array is asked for by both of its numbers: the last one has that of all."""
+    if task := os.environ.get("SLURM_ARRAY_TASK_ID"):
+        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
+    return os.environ.get("SLURM_JOB_ID", "")
+
+
 def describe() -> str:
     """The job in a few words; nothing outside of one."""
-    job = os.environ.get("SLURM_JOB_ID")
-    if job is None:
+    if not (job := job_number()):
         return ""
     where = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
     return f"Slurm job {job} on {where}, restart {restarts()} (SLURM_RESTART_COUNT)"
@@ -79,8 +85,8 @@ def seconds_left() -> float | None:
     """Until the time limit of the job; None where there is no job, no limit, or nobody to ask."""
     if end := os.environ.get("SLURM_JOB_END_TIME"):  # since Slurm 23.02
         return float(end) - time.time()
-    job = os.environ.get("SLURM_JOB_ID")
-    if job is None or shutil.which("squeue") is None:
+    job = job_number()
+    if not job or shutil.which("squeue") is None:
         return None
     answer = subprocess.run(
         ["squeue", "--noheader", f"--jobs={job}", "--format=%L"],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.slurm.conftest import SMALL
+from tests.slurm.conftest import ENDED, SMALL
 from tests.slurm.lab import until
 
 pytestmark = pytest.mark.slurm
@@ -139,7 +139,8 @@ def test_a_sweep_is_a_run_for_each_line(cluster, tmp_path):
     job = cluster.submit("sweep.sbatch", str(grid), *settings, options=("--array=1-2",))
     tasks = [f"{job.number}_{task}" for task in (1, 2)]
     for task in tasks:
-        until(lambda task=task: cluster.lab.state(task).startswith(("COMPLETED", "FAILED")), 120)
+        until(lambda task=task: cluster.lab.state(task).startswith(ENDED), 120)
+        assert cluster.lab.state(task) == "COMPLETED 0:0", (cluster.folder / f"octet-sweep-{task}.out").read_text()
     runs = [tmp_path / name for name in ("001", "002")]
     assert [steps_done(run) for run in runs] == [2, 2]
     assert "format: 0.1" in (runs[1] / "config.yaml").read_text()
