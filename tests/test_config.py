@@ -187,7 +187,7 @@ def test_a_ds_config_must_not_set_what_has_another_home(tmp_path, key):
 
 
 def test_an_unknown_ds_config_names_the_real_ones():
-    with pytest.raises(ConfigError, match=r"engine.ds_config=zero9: there is no .* Known: zero2, zero2_offload"):
+    with pytest.raises(ConfigError, match=r"engine.ds_config=zero9: there is no .* Known: zero1, zero2, zero2_offload"):
         ds_config.read("zero9")
 
 
@@ -222,7 +222,7 @@ def test_the_page_of_objectives_has_every_choice_setting_and_recipe():
 
 def test_help_names_the_presets_and_the_recipes():
     told = " ".join(argument_parser().format_help().split())
-    assert "8gb, nano" in told
+    assert "8gb, cluster, nano" in told
     assert "on top: cispo, dapo, dr_grpo" in told
 
 
