@@ -161,6 +161,26 @@ def test_an_evaluation_is_split_over_the_ranks_and_gathered(undisturbed, cluster
     assert accuracies == [one["accuracy"] for one in run["evaluations"][:2]]
 
 
+def test_vllm_samples_on_one_gpu_for_a_run_on_the_other(cluster, tmp_path):
+    """A real vLLM on the CPU, in the environment that `bash tests/run.sh vllm` makes."""
+    python = Path(os.environ.get("OCTET_VLLM_PYTHON", ROOT / ".venv-vllm/bin/python"))
+    if not python.is_file():
+        pytest.skip(f"there is no vLLM: {python} is not there")
+    small = "OCTET_VLLM_ARGUMENTS='--enforce-eager --dtype float32'\nexport VLLM_CPU_KVCACHE_SPACE=1"
+    quick = "VLLM_CPU_OMP_THREADS_BIND=nobind TORCHDYNAMO_DISABLE=1"
+    site = tmp_path / "site.env"
+    shared = (cluster.folder / "site.env").read_text()
+    site.write_text(f"{shared}export OCTET_VLLM_PYTHON={python}\nexport {small}\nexport {quick}\n")
+    folder, settings = tmp_path / "run", [*SMALL, "run.steps=2"]
+    options = ("--gpus-per-node=2", "--cpus-per-gpu=1")
+    job = cluster.submit("vllm.sbatch", *settings, f"run.dir={folder}", options=options, OCTET_SITE=str(site))
+    assert job.wait(240) == "COMPLETED 0:0", job.output
+    assert "octet: 1 vLLM servers on node1, ranks on node1" in job.output
+    assert "vllm_server" in (folder / "config.yaml").read_text()
+    assert "/v1/completions" in (folder / "vllm-0.log").read_text()
+    until(lambda: not list(cluster.lab.processes(f"SLURM_JOB_ID={job.number}")), 15)
+
+
 def test_a_node_that_does_not_answer_is_named(cluster, tmp_path):
     """The second task never starts to train."""
     script = tmp_path / "silent.sh"
