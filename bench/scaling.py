@@ -1,10 +1,11 @@
-"""How much of a second core two ranks make use of: one rank on one core against two ranks on two, the same steps.
+"""How much two ranks make of a second core: one rank on one core against two ranks on two, the same global batch.
 
-python bench/scaling.py [--steps 20] [--rounds 3] [--json]
+python bench/scaling.py [--steps 15] [--rounds 3]
 
-The embedded model, a global batch that stays the same. The two take turns, so that whatever else the machine does hits
-both; medians over the rounds. A rank is held to one core. Besides the whole step, each phase of it is timed: a phase
-with much waiting for the other rank shows as one that does not get faster.
+The embedded model, every rank held to one core. What two ranks lose is told apart with two more kinds of run: one rank
+with half of the problems (small batches are less efficient), and two such runs at the same time that know nothing of
+each other (cores share memory and caches). What then is left of the loss is waiting for the other rank, and sending.
+All kinds take turns, so that whatever else the machine does hits all of them; medians over the rounds.
 """
 
 from __future__ import annotations
@@ -26,64 +27,82 @@ ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results/scaling.json"
 PHASES = ("rollout", "advantage", "batch", "step")
 WARM = 2  # steps that are not counted
+PROBLEMS = 16
+KINDS = ("one rank", "half the problems", "two apart", "two ranks")
 
 
-def run(ranks: int, steps: int, folder: Path) -> dict[str, float]:
-    """Mean seconds of a step and of its phases, on rank 0, which waits for the others in all of them."""
+def measure_once(kind: str, steps: int, folder: Path) -> dict[str, float]:
+    """Mean seconds of a step and of its phases."""
+    if kind == "two ranks":
+        ranks, copies, problems = 2, 1, PROBLEMS
+    else:
+        ranks, copies, problems = 1, 2 if kind == "two apart" else 1, PROBLEMS if kind == "one rank" else PROBLEMS // 2
+    started = [
+        process
+        for copy in range(copies)
+        for process in start(ranks, problems, steps, folder / str(copy), first_core=copy)
+    ]
+    assert [process.wait() for process in started] == [0] * len(started), f"{kind}: a run failed"
+    return mean_of([seconds_of(folder / str(copy)) for copy in range(copies)])
+
+
+def start(ranks: int, problems: int, steps: int, folder: Path, first_core: int) -> list[subprocess.Popen[bytes]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
     settings = ["--preset", "nano", f"run.steps={steps + WARM}", "eval.problems=0", "run.merge=false"]
-    settings += ["rollout.dead_groups=keep", f"run.dir={folder}"]
-    started = [
+    settings += [f"rollout.problems={problems}", "rollout.dead_groups=keep", f"run.dir={folder}"]
+    return [
         subprocess.Popen(
-            ["taskset", "-c", str(core), sys.executable, str(ROOT / "train.py"), *settings],
-            env=os.environ | shared | {"RANK": str(core), "LOCAL_RANK": str(core), "OMP_NUM_THREADS": "1"},
+            ["taskset", "-c", str(first_core + rank), sys.executable, str(ROOT / "train.py"), *settings],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.DEVNULL,
         )
-        for core in range(ranks)
+        for rank in range(ranks)
     ]
-    assert [one.wait() for one in started] == [0] * ranks, "a run failed"
+
+
+def seconds_of(folder: Path) -> dict[str, float]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][WARM:]
     seconds = {name: mean(line[f"time/{name}"] for line in lines) for name in PHASES}
     return {**seconds, "whole": sum(seconds.values())}
 
 
+def mean_of(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {name: mean(run[name] for run in runs) for name in runs[0]}
+
+
 def measure(steps: int, rounds: int) -> dict[str, Any]:
-    measured: dict[int, list[dict[str, float]]] = {1: [], 2: []}
+    runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     for number in range(rounds):
-        for ranks in (1, 2) if number % 2 == 0 else (2, 1):
+        for kind in KINDS[:: 1 if number % 2 == 0 else -1]:
             with tempfile.TemporaryDirectory() as folder:
-                measured[ranks].append(run(ranks, steps, Path(folder) / "run"))
-    seconds = {ranks: {name: median(one[name] for one in runs) for name in runs[0]} for ranks, runs in measured.items()}
-    one, two = seconds[1], seconds[2]
-    lost = {name: two[name] - one[name] / 2 for name in PHASES}
+                runs[kind].append(measure_once(kind, steps, Path(folder)))
+    seconds = {kind: {name: median(run[name] for run in done) for name in done[0]} for kind, done in runs.items()}
+    one, half, apart, two = (seconds[kind] for kind in KINDS)
+    each = [first["whole"] / (2 * second["whole"]) for first, second in zip(runs["one rank"], runs["two ranks"])]
     return {
-        "machine": describe(),
         "steps": steps,
         "rounds": rounds,
-        "one_rank_s": one,
-        "two_ranks_s": two,
+        "seconds": seconds,
         "efficiency": {name: one[name] / (2 * two[name]) for name in (*PHASES, "whole")},
-        "least_and_most": [
-            pick(a["whole"] / (2 * b["whole"]) for a, b in zip(*measured.values())) for pick in (min, max)
-        ],
-        "lost_s": lost,
+        "least_and_most": [min(each), max(each)],
+        "lost_s": {
+            "smaller batches": half["whole"] - one["whole"] / 2,
+            "cores that share memory": apart["whole"] - half["whole"],
+            "waiting and sending": two["whole"] - apart["whole"],
+        },
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print what is written")
     options = parser.parse_args()
-    load = os.getloadavg()
-    result = measure(options.steps, options.rounds) | {"load_before": load}
+    before = {"machine": describe(), "load_before": os.getloadavg()[0]}
+    result = before | measure(options.steps, options.rounds)
     RESULTS.write_text(json.dumps(result, indent=2) + "\n")
-    if options.json:
-        print(RESULTS.read_text())
-        return
     print(f"efficiency of two ranks: {result['efficiency']['whole']:.0%}, written to {RESULTS}")
 
 

@@ -2,15 +2,17 @@
 # Sourced by the job scripts in this folder: what a job does before, around and after the run.
 # Site values come from slurm/site.env, or from the file that OCTET_SITE names.
 
-# prepare ROOT: the checkout as working directory, the site's values, the environment with Octet in it.
+# prepare ROOT: the site's values, and the environment with Octet in it. The job works where it was submitted, so that
+# paths in settings mean what they mean on a command line there.
 prepare() {
-    cd "$1" || exit 2
-    read_site "${OCTET_SITE:-$PWD/slurm/site.env}"
+    root="$1"
+    read_site "${OCTET_SITE:-$root/slurm/site.env}"
     load_modules
-    export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+    export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
     if [ -z "${OCTET_APPTAINER_IMAGE:-}${OCTET_PYXIS_IMAGE:-}" ]; then
-        source scripts/environment.sh
-        use_environment "$PWD" # once, here: not by every rank at the same time
+        # shellcheck source=scripts/environment.sh
+        source "$root/scripts/environment.sh"
+        use_environment "$root" # once, here: not by every rank at the same time
     fi
     echo "octet: job $(job_number) on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}"
 }
@@ -64,7 +66,8 @@ run_step() {
 
 mounts() {
     local mounted="$PWD:$PWD" place
-    for place in "${HF_HOME:-}" "${OCTET_SCRATCH:-}"; do
+    for place in "$root" "${HF_HOME:-}" "${OCTET_SCRATCH:-}"; do
+        case ",$mounted," in *",$place:$place,"*) continue ;; esac
         [ -z "$place" ] || mounted+=",$place:$place"
     done
     echo "$mounted"
@@ -77,8 +80,8 @@ gpus_of_node() {
 # The model that the settings name; the embedded one by its folder.
 model_of() {
     local name
-    name="$("${OCTET_PYTHON:-python}" train.py --dry-run "$@" | sed -n '/^model:/,/^  name:/s/^  name: //p')"
-    [ "$name" != nano ] || name="$PWD/trainer/nano"
+    name="$("${OCTET_PYTHON:-python}" "$root/train.py" --dry-run "$@" | sed -n '/^model:/,/^  name:/s/^  name: //p')"
+    [ "$name" != nano ] || name="$root/trainer/nano"
     echo "$name"
 }
 
@@ -92,7 +95,7 @@ train_in() {
         echo "octet: $folder is finished; the rest of the chain has nothing to do"
         return
     fi
-    run_step "${options[@]}" -- ./run_deepspeed.sh "$@" run.dir="$folder" || status=$?
+    run_step "${options[@]}" -- "$root/run_deepspeed.sh" "$@" run.dir="$folder" || status=$?
     [ "$status" != 0 ] || [ ! -d "$folder" ] || touch "$folder/finished"
     go_on_later "$status"
 }

@@ -28,6 +28,8 @@ LIGHT = [
     "fetch",
     "launch",
     "cluster",
+    "submit",
+    "compare_runs",
     "cli",
     "quiet",
     "shapes",

@@ -60,6 +60,27 @@ def test_what_is_logged_is_of_all_ranks(results, engine):
         assert other == pytest.approx(line, rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.slow
+def test_a_hostfile_starts_a_rank_on_each_node(tmp_path):
+    """Without ssh: the launcher is started on both nodes by hand."""
+    (tmp_path / "hosts").write_text("127.0.0.1 slots=1\n127.0.0.2 slots=1\n")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        where = ["--master_addr=127.0.0.1", f"--master_port={probe.getsockname()[1]}"]
+    few = ["run.steps=1", "rollout.problems=2", "rollout.group_size=2", "eval.problems=0", "run.merge=false"]
+    run = [str(ROOT / "train.py"), "--preset", "nano", *few, f"run.dir={tmp_path / 'run'}"]
+    nodes = []
+    for node in "01":
+        launch = [f"{sys.prefix}/bin/deepspeed", f"--hostfile={tmp_path / 'hosts'}", "--no_ssh", f"--node_rank={node}"]
+        command = [*launch, *where, "--no_local_rank", *run]
+        own = os.environ | {"VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
+        nodes.append(subprocess.Popen(command, cwd=tmp_path, env=own, stdout=subprocess.PIPE, text=True))
+    said = [node.communicate(timeout=240)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0]
+    assert "1 steps of 2 x 2 answers on 2 x cpu" in said[0]
+    assert "answers on" not in said[1]  # of two ranks one speaks
+
+
 def test_the_second_rank_had_nothing_to_train_on_in_one_step(results):
     """So that what is compared above has the cases in it that go wrong."""
     lines = results[2]["zero2"]["metrics"]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 
-from trainer import cluster, compare_runs, disk, hardware, hub, quiet, submit
+from trainer import cluster, disk, hardware, hub, quiet
 from trainer.config import Config
 from trainer.errors import CheckpointError, ConfigError, Interrupted, OctetError
 from trainer.settings import choose_preset, resolve
@@ -347,11 +347,15 @@ def _plan(options: argparse.Namespace) -> None:
 
 def _slurm(options: argparse.Namespace) -> None:
     config = resolve(options.preset, options.recipe, options.overrides)
+    from trainer import submit
+
     order = submit.Order(options.nodes, options.gpus, options.time, options.sweep, options.chain)
     submit.slurm(config, options.preset, order, options.dry_run)
 
 
 def _compare(options: argparse.Namespace) -> None:
+    from trainer import compare_runs
+
     compare_runs.compare(options.runs, options.json)
 
 

@@ -88,6 +88,7 @@ def _options(folder: Path, order: Order) -> dict[str, str]:
     site = read_site(site_file())
     options = {option: site[f"SBATCH_{name}"] for name, option in SITE.items() if site.get(f"SBATCH_{name}")}
     options |= {"nodes": str(order.nodes), "gpus-per-node": str(order.gpus), "job-name": folder.name}
+    options["chdir"] = str(Path.cwd())  # what paths in the settings are relative to
     options["output"] = str(folder / ("slurm-%A_%a.out" if order.grid else "slurm-%j.out"))
     if order.time:
         options["time"] = order.time
