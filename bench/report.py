@@ -26,7 +26,7 @@ one that is made as small, against the plan and TRL).
 def page() -> str:
     sides = [line for path in sorted(RESULTS.glob("vs_trl*.json")) for line in _vs_trl(path.stem)]
     without = [] if any(run["device"] == "cuda" for run in _read("decode").values()) else [NO_GPU]
-    return "\n".join([HEAD, *without, *sides, *_decode(), *_vllm(), *_logprobs(), *_seeds(), *_answers()])
+    return "\n".join([HEAD, *without, *sides, *_decode(), *_vllm(), *_logprobs(), *_seeds(), *_scaling(), *_answers()])
 
 
 def _read(name: str) -> Any:
@@ -116,6 +116,21 @@ def _seeds() -> Iterator[str]:
     phases = {name: fmean(run["phases_s"][name] for run in result["runs"]) for name in result["runs"][0]["phases_s"]}
     shares = ", ".join(f"{name} {seconds / sum(phases.values()):.0%}" for name, seconds in phases.items())
     yield f"\nWhere the time of training goes: {shares}. {_on(result['machine'])}"
+
+
+def _scaling() -> Iterator[str]:
+    result = _read("scaling")
+    yield "## A second rank\n"
+    yield "The embedded model, the same 16 x 8 answers a step, every group trained, each rank held to one core: one"
+    yield "rank against two. Efficiency is the time of one over twice the time of two.\n"
+    yield "| | one rank | two ranks | efficiency |\n| --- | --- | --- | --- |"
+    one, two = result["seconds"]["one rank"], result["seconds"]["two ranks"]
+    for name in ("rollout", "advantage", "batch", "step", "whole"):
+        yield f"| {name} | {one[name]:.3f} s | {two[name]:.3f} s | {result['efficiency'][name]:.0%} |"
+    lost = ", ".join(f"{name} {1000 * seconds:+.0f} ms" for name, seconds in result["lost_s"].items())
+    least, most = result["least_and_most"]
+    yield f"\nBetween rounds {least:.0%} to {most:.0%}. Where a step of two ranks loses against half of one: {lost}."
+    yield f"The machine was not idle: a load of {result['load_before']:.1f} before. {_on(result['machine'])}"
 
 
 def _answers() -> Iterator[str]:

