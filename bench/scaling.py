@@ -4,7 +4,8 @@ python bench/scaling.py [--steps 15] [--rounds 3]
 
 The embedded model, every rank held to one core. What two ranks lose is told apart with two more kinds of run: one rank
 with half of the problems (small batches are less efficient), and two such runs at the same time that know nothing of
-each other (cores share memory and caches). What then is left of the loss is waiting for the other rank, and sending.
+each other (cores share memory, and other programs use them). What is left of the loss is waiting for the other rank,
+and sending.
 All kinds take turns, so that whatever else the machine does hits all of them; medians over the rounds.
 """
 
@@ -87,9 +88,10 @@ def measure(steps: int, rounds: int) -> dict[str, Any]:
         "seconds": seconds,
         "efficiency": {name: one[name] / (2 * two[name]) for name in (*PHASES, "whole")},
         "least_and_most": [min(each), max(each)],
+        "against_two_apart": apart["whole"] / two["whole"],
         "lost_s": {
             "smaller batches": half["whole"] - one["whole"] / 2,
-            "cores that share memory": apart["whole"] - half["whole"],
+            "a second core that is not free": apart["whole"] - half["whole"],
             "waiting and sending": two["whole"] - apart["whole"],
         },
     }
