@@ -3,10 +3,12 @@
 import shutil
 
 import pytest
+import torch
 
 from trainer import distributed, staging
-from trainer.config import Model
-from trainer.policy.base import load_tokenizer, location
+from trainer.config import Lora, Model
+from trainer.policy.base import load_model, load_tokenizer, location
+from trainer.policy.lora import add_adapter
 
 
 @pytest.fixture
@@ -29,6 +31,12 @@ def test_it_is_copied_and_read_from_there(scratch, model):
         file.name for file in staging._source(model).iterdir()
     )
     load_tokenizer(model)
+
+
+def test_an_adapter_names_the_model_and_not_the_copy(scratch, model, tmp_path):
+    staging.stage(model)
+    adapted = add_adapter(load_model(model, "fp32", torch.device("cpu")), Lora())
+    assert adapted.peft_config["default"].base_model_name_or_path == model.name
 
 
 def test_only_the_first_rank_of_a_node_copies_and_only_once(scratch, model, monkeypatch):

@@ -55,6 +55,8 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
         # the second name is that of transformers before 5.21
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
+    if copy_of(settings):  # what is saved names the model, and not this node's copy of it
+        model.name_or_path = model.config._name_or_path = settings.name
     _switch_dropout_off(model)
     return model.to(device) if settings.quantize == "none" else quantised.as_it_is_trained(model)
 
