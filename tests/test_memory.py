@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,7 @@ from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import NANO, ROOT
+from tests.hub_server import serving
 from trainer import hardware, launch, levers, memory, shapes
 from trainer.config import Lora
 from trainer.errors import ConfigError, ModelError
@@ -67,6 +69,13 @@ PUBLISHED = {
     "Qwen/Qwen2.5-1.5B-Instruct": 1_543_714_304,
     "qwen/qwen2.5-3b-instruct": 3_085_938_688,
     "Qwen/Qwen2.5-7B": 7_615_616_512,
+    "Qwen/Qwen2.5-Coder-7B-Instruct": 7_615_616_512,
+    "Qwen/Qwen2.5-Coder-32B-Instruct": 32_763_876_352,
+    "Qwen/Qwen2.5-72B-Instruct": 72_706_203_648,
+    "Qwen/Qwen3-4B-Instruct-2507": 4_022_468_096,
+    "Qwen/Qwen3-14B": 14_768_307_200,
+    "Qwen/Qwen3-32B": 32_762_123_264,
+    "meta-llama/Meta-Llama-3-8B-Instruct": 8_030_261_248,
     "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
     "HuggingFaceTB/SmolLM2-135M-Instruct": 134_515_008,
     "google/gemma-2-2b-it": 2_614_341_888,
@@ -81,7 +90,7 @@ def test_variants_have_the_published_size_without_the_network(name):
 
 def test_a_name_of_somebody_else_is_not_taken_for_a_shipped_one():
     assert shapes.known_shape("somebody/Qwen2.5-1.5B") is None
-    with pytest.raises(ModelError, match=r"config.json cannot be had .*Qwen/Qwen2.5-0.5B, Qwen/Qwen2.5-1.5B"):
+    with pytest.raises(ModelError, match=r"config.json cannot be had .*of Qwen2.5, Qwen3, Llama 3, SmolLM2 or Gemma"):
         shapes.shape_of("somebody/Qwen2.5-1.5B")
 
 
@@ -102,9 +111,43 @@ def test_a_folder_that_cannot_be_read_is_answered(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama", "num_attention_heads": 4}')
     with pytest.raises(ModelError, match="no 'hidden_size'"):
         shapes.shape_of(str(tmp_path))
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ModelError, match="cannot be read"):
+
+
+WHOLE = settings_of(shapes.SHIPPED["Qwen/Qwen2.5-0.5B"])
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "is no configuration of a model, but a list"),
+        (json.dumps(WHOLE | {"num_attention_heads": 0}), "num_attention_heads is 0 in its config.json"),
+        (json.dumps(WHOLE | {"num_attention_heads": "x"}), "num_attention_heads is 'x' in its config.json"),
+        (json.dumps(WHOLE | {"vocab_size": "x"}), "vocab_size is 'x' in its config.json"),
+        (json.dumps(WHOLE | {"head_dim": 0.5}), "head_dim is 0.5 in its config.json"),
+        (json.dumps(WHOLE | {"quantization_config": {"quant_method": "gptq"}}), r"quantised already \(gptq\)"),
+    ],
+)
+def test_a_broken_configuration_is_answered_by_the_plan_and_by_a_run(tmp_path, written, told):
+    (tmp_path / "config.json").write_text(written)
+    with pytest.raises(ModelError, match=told):
         shapes.shape_of(str(tmp_path))
+    with pytest.raises(ModelError, match=told):
+        levers.check(resolve("8gb", None, [f"model.name={tmp_path}"]), machine(24))
+
+
+def test_a_snapshot_of_another_revision_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--some--body"
+    for revision, layers in (("main", 2), ("later", 3)):
+        snapshot = folder / "snapshots" / f"commit-of-{revision}"
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_text(json.dumps(WHOLE | {"num_hidden_layers": layers}))
+        (snapshot / "model.safetensors").touch()
+        (folder / "refs").mkdir(exist_ok=True)
+        (folder / "refs" / revision).write_text(snapshot.name)
+    found = [shapes.known_shape("some/body", revision) for revision in (None, "later", "other")]
+    assert [shape and shape.layers for shape in found] == [2, 3, None]
 
 
 def planner(name: str, *overrides: str, vram: int = 100 * GB, world: int = 1) -> memory.Planner:
@@ -303,16 +346,22 @@ def test_the_largest_values_fit_and_one_more_does_not():
         assert not placement.fits(changed(config, {key: value + 1}))
 
 
+WHOLE_3B = ["model.name=Qwen/Qwen2.5-3B-Instruct", "lora.enabled=false"]
+
+
 @pytest.mark.parametrize(
     ("gigabytes", "overrides", "told"),
     [
         (8.6, ["model.name=Qwen/Qwen2.5-7B-Instruct"], "17.0 GB.* card has 8.6 GB. What fits: model.quantize=nf4"),
         (8.6, ["model.name=Qwen/Qwen2.5-14B-Instruct"], "What fits: model.name=Qwen/Qwen2.5-7B-Instruct model.quan"),
         (8.6, ["lora.enabled=false", "engine.ds_config=zero2"], "What fits: engine.ds_config=zero3_offload$"),
+        (8.6, WHOLE_3B, "What fits: lora.enabled=true model.activ"),  # ZeRO-3 would need 77.7 GB of RAM
         (1.0, [], "Write --preset nano"),
+        (8.6, ["lora.targets=[q, kv]"], "lora.targets=q,kv: this model has no such layers"),
     ],
 )
-def test_a_model_that_cannot_fit_is_refused_with_what_does(gigabytes, overrides, told):
+def test_a_model_that_cannot_fit_is_refused_with_what_does(monkeypatch, gigabytes, overrides, told):
+    monkeypatch.setattr(hardware, "free_ram", lambda: 64 * GB)
     with pytest.raises(ConfigError, match=told):
         levers.check(resolve("8gb", None, overrides), machine(gigabytes))
 
@@ -332,10 +381,73 @@ def test_too_little_ram_for_the_optimizer_state_is_said(monkeypatch):
     config = resolve("8gb", None, ["lora.enabled=false"])
     told = refusal(config, machine(24), shapes.shape_of(config.model.name))
     assert told.startswith("engine.ds_config=zero2_offload: ")
-    assert told.endswith("16.0 GB are free. Write lora.enabled=true, or a smaller model.name.")
+    assert told.endswith("16.0 GB are free. What fits: lora.enabled=true")
     told = refusal(config, machine(80), shapes.shape_of(config.model.name))
-    assert "Write lora.enabled=true, engine.ds_config=zero2, which keeps the optimizer state on the card, or" in told
+    assert told.endswith("16.0 GB are free. What fits: engine.ds_config=zero2")
     assert refusal(resolve("8gb"), machine(24), shapes.shape_of(config.model.name)) is None
+
+
+def test_too_little_ram_for_the_weights_is_said_of_the_model(monkeypatch):
+    config = resolve("24gb")
+    shape = shapes.shape_of(config.model.name)
+    monkeypatch.setattr(hardware, "free_ram", lambda: 10 * GB)
+    told = refusal(config, machine(24), shape)
+    assert told.startswith("model.name=Qwen/Qwen2.5-7B-Instruct: 16.7 GB of CPU memory are needed (processes 1.5 GB, ")
+    assert told.endswith("10.0 GB are free. What fits: model.quantize=nf4")
+    monkeypatch.setattr(hardware, "free_ram", lambda: GB)
+    assert refusal(config, machine(24), shape).endswith("free. Write --preset nano, or a smaller model.name.")
+
+
+def test_what_is_proposed_fits_the_memory_of_the_machine_as_well():
+    config = resolve("8gb", None, ["lora.enabled=false"])
+    placement = Placement(shapes.shape_of(config.model.name), config, 1, 8 * GB)
+    assert placement.search().engine.ds_config == "zero3_offload"
+    assert memory.plan(placement.shape, placement.search()).ram_peak > 24 * GB
+    assert replace(placement, ram=24 * GB).search() is None
+
+
+def test_ranks_are_counted_as_the_launcher_has_said(monkeypatch):
+    config = resolve("8gb", None, ["lora.enabled=false"])
+    shape = shapes.shape_of(config.model.name)
+    assert levers.ranks(machine(24, count=2)) == (2, 2)
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert levers.ranks(machine(24, count=8)) == (16, 4)
+    of_node = memory.plan(shape, config, 16, 24 * GB, 4)
+    alone = memory.plan(shape, config, 4, 24 * GB)
+    assert of_node.ram["load"] == alone.ram["load"]  # four processes read the weights
+    assert of_node.ram["run"]["optimizer state"] == pytest.approx(alone.ram["run"]["optimizer state"] / 4, rel=0.01)
+
+
+def test_a_model_that_only_the_hub_describes_is_refused_before_its_download(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps(settings_of(shapes.SHIPPED["Qwen/Qwen2.5-14B"])))
+    with serving({"models/some/body": tmp_path}) as hub:
+        for key, value in {
+            "HF_ENDPOINT": hub.url,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_CACHE": str(tmp_path / "hub"),
+        }.items():
+            monkeypatch.setenv(key, value)
+        with pytest.raises(ConfigError, match="some/body: even one answer at a time takes 32"):
+            levers.check(resolve("8gb", None, ["model.name=some/body"]), machine(8.6))
+        levers.check(resolve("8gb", None, ["model.name=no/body"]), machine(8.6))
+
+
+def test_what_a_setting_takes_is_planned():
+    name = "Qwen/Qwen2.5-0.5B"
+    base = ["optim.layout=padded", "model.gradient_checkpointing=false"]
+    plain, eager = (planner(name, f"model.attention={kind}", *base).plan() for kind in ("sdpa", "eager"))
+    scores = 24 * 14 * 2 * (512 + 256 - 1) ** 2 * (4 + 2 * 2)  # of each layer, for two rows to a micro-batch
+    assert eager.peak_of("backward") - plain.peak_of("backward") > scores
+    whole = planner(name, "lora.enabled=false").plan().phases["backward"]
+    regularised = planner(name, "lora.enabled=false", "algorithm.gradreg.strength=0.1").plan().phases["backward"]
+    assert regularised["gradients"] == 2 * whole["gradients"] == 4 * 494_032_768
+    assert regularised["regularisation"] == 16 * 494_032_768
+
+
+def test_a_target_is_known_by_the_end_of_its_name():
+    ending = planner("Qwen/Qwen2.5-0.5B", "lora.targets=[self_attn.q_proj]")
+    assert ending.trained == planner("Qwen/Qwen2.5-0.5B", "lora.targets=[q_proj]").trained > 0
 
 
 def test_without_a_gpu_a_large_model_is_refused_unless_it_is_meant(monkeypatch, tiny_model):
@@ -347,6 +459,7 @@ def test_without_a_gpu_a_large_model_is_refused_unless_it_is_meant(monkeypatch, 
     levers.check(resolve("8gb", None, ["model.dtype=bf16"]), machine(None))
     levers.check(resolve("8gb", None, [f"model.name={tiny_model}"]), machine(None))
     levers.check(resolve("8gb", None, ["model.name=somebody/else"]), machine(None))
+    levers.check(resolve("24gb", None, ["model.dtype=bf16", "model.quantize=nf4"]), machine(None))
     with pytest.raises(ConfigError, match=r"on the CPU the weights take .* of which 16.0 GB are free"):
         levers.check(resolve("24gb", None, ["model.dtype=fp32"]), machine(None))
 

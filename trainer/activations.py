@@ -27,6 +27,7 @@ class Work:
     key_places: float  # that these answers look at
     pairs: float  # of a token and a key, that a mask speaks of
     is_flat: bool = True
+    keeps_scores: bool = False  # eager attention: of each token with each key
 
     @classmethod
     def flat(cls, budget: int, most: int, group: int, prompt: int, completion: int) -> Work:
@@ -46,9 +47,10 @@ class Work:
         return cls(places, rows * completion, prompts * prompt, rows * inputs, keys, keys * inputs)
 
     @classmethod
-    def padded(cls, rows: float, prompt: int, completion: int) -> Work:
+    def padded(cls, rows: float, prompt: int, completion: int, keeps_scores: bool = False) -> Work:
         width = prompt + max(completion - 1, 0)
-        return cls(rows * width, rows * completion, 0, rows * width, rows * width, rows * width**2, is_flat=False)
+        places = rows * width
+        return cls(places, rows * completion, 0, places, places, places * width, False, keeps_scores)
 
 
 def attention_saves(shape: Shape, work: Work, item: int) -> float:
@@ -59,7 +61,7 @@ def attention_saves(shape: Shape, work: Work, item: int) -> float:
         prompts = work.prompt_places * 2 * (shape.queries + shape.keys)
         answers = (work.answer_places + work.key_places) * 2 * shape.queries
         return (prompts + answers + work.pairs) * item + sums
-    if shape.capped:  # eager: scores before and behind the cap, and the softmax in fp32 and as it is used
+    if work.keeps_scores:  # before and behind a cap, where there is one, and the softmax in fp32 and as it is used
         return work.tokens * 4 * shape.queries * item + work.pairs * shape.heads * (FLOAT + 2 * item)
     keys = shape.queries if shape.windowed else shape.keys
     return work.tokens * 2 * (shape.queries + keys) * item + sums

@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trainer.config import Config, Model, TaskSettings
 from trainer.errors import DataError, ModelError
@@ -32,6 +33,10 @@ NANO = Path(__file__).parent / "nano"
 
 class Unreachable(Exception):
     """The hub does not answer, or is not to be asked."""
+
+
+class Unwell(Unreachable):
+    """The hub is there, but cannot say now."""
 
 
 class Refused(Exception):
@@ -194,12 +199,25 @@ def listing(kind: str, name: str, revision: str) -> dict[str, int]:
     """The files at the top of a repository and their bytes; none when the hub is there but cannot say now."""
     path = f"/api/{kind}/{urllib.parse.quote(name)}/tree/{urllib.parse.quote(revision, safe='')}?limit={PAGE}"
     try:
-        return {entry["path"]: entry.get("size", 0) for entry in json.loads(_get(path)) if entry["type"] == "file"}
+        return {entry["path"]: entry.get("size", 0) for entry in _answer(path) if entry["type"] == "file"}
+    except Unwell:
+        return {}
+
+
+def configuration(model: Model) -> dict[str, Any]:
+    """The config.json of a model on the hub."""
+    revision = urllib.parse.quote(model.revision or "main", safe="")
+    found = _answer(f"/{urllib.parse.quote(model.name)}/resolve/{revision}/config.json")
+    return found if isinstance(found, dict) else {}
+
+
+def _answer(path: str) -> Any:
+    try:
+        return json.loads(_get(path))
     except urllib.error.HTTPError as error:
         error.close()  # it holds the connection
-        if error.code in REFUSED:
-            raise Refused(f"{error.code} {error.reason}") from None
-        return {}
+        kind = Refused if error.code in REFUSED else Unwell
+        raise kind(f"{error.code} {error.reason}") from None
     except (OSError, ValueError) as error:
         raise Unreachable(f"the hub cannot be reached ({_reason(error)})") from None
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from math import ceil
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from math import ceil, inf
 from typing import Any
 
-from trainer import hardware, preflight
+from trainer import hardware, hub, preflight
 from trainer.config import Config
-from trainer.errors import ConfigError, ModelError
-from trainer.memory import GB, PROCESS, TIGHT, Plan, longest_prompt, plan
-from trainer.shapes import SHIPPED, Shape, known_shape
+from trainer.errors import ConfigError
+from trainer.memory import GB, PROCESS, TIGHT, Plan, Planner, longest_prompt, plan
+from trainer.policy import ds_config
+from trainer.shapes import SHIPPED, Shape, UnknownFamily, from_config, known_shape
 
 LARGEST_ON_A_CPU = GB // 2  # parameters; with more a step takes many minutes
 # What the search may change, in the order in which it is given back where it was in vain; offload needs checkpoints.
 LEVERS = (
+    "lora.enabled",
     "model.quantize",
     "model.activation_offload",
     "model.gradient_checkpointing",
@@ -27,6 +30,14 @@ LEVERS = (
     "optim.tokens_per_micro_batch",
 )
 WITHOUT_A_CARD = 8  # GB that are planned for on a machine that has none
+MOST_IN_A_GROUP = 1024  # that are looked for
+# What takes the machine's memory, and the setting that makes it so.
+TAKES_RAM = {
+    "optimizer state": "engine.ds_config",
+    "weights": "engine.ds_config",
+    "activations": "model.activation_offload",
+    "sleeping weights of vLLM": "rollout.vllm.sleep",
+}
 
 
 @dataclass(frozen=True)
@@ -37,16 +48,20 @@ class Placement:
     config: Config
     world_size: int
     vram: int
+    ram: float = inf  # of the machine, for all its ranks; without end where another machine is meant
+    local_size: int | None = None  # ranks on the machine; all of them where nobody says
 
     @cached_property
     def plan(self) -> Plan:
         return self.plan_of(self.config)
 
     def plan_of(self, config: Config) -> Plan:
-        return plan(self.shape, config, self.world_size, self.vram)
+        return plan(self.shape, config, self.world_size, self.vram, self.local_size)
 
     def fits(self, config: Config) -> bool:
-        return self.plan_of(config).fits
+        """Card and machine."""
+        planned = self.plan_of(config)
+        return planned.fits and planned.ram_peak <= self.ram
 
     @property
     def all_rows(self) -> int:
@@ -61,17 +76,28 @@ class Placement:
     # what fits
 
     def largest_micro_batch(self) -> int:
-        return self._largest(self.longest_row * self.all_rows * 2, "optim.tokens_per_micro_batch")
+        return self._largest(self.most_tokens, "optim.tokens_per_micro_batch")
+
+    @property
+    def most_tokens(self) -> int:
+        """More than a step has."""
+        return self.longest_row * self.all_rows * 2
 
     def largest_rows(self) -> int:
         return self._largest(self.all_rows, "rollout.rows")
 
     def largest_group(self) -> int:
         """Whose answers are sampled side by side."""
-        return self._largest(1024, "rollout.group_size", "rollout.rows")
+        return self._largest(MOST_IN_A_GROUP, "rollout.group_size", "rollout.rows")
 
     def longest_completion(self) -> int:
-        return self._largest(self.shape.context - 1, "rollout.max_new_tokens")
+        return self._largest(self.longest_answer, "rollout.max_new_tokens")
+
+    @property
+    def longest_answer(self) -> int:
+        """That leaves room in the context: for the longest prompt, or half of it where prompts are cut anyway."""
+        context = self.shape.context
+        return context - min(self.config.prompt.max_tokens, context // 2)
 
     def _largest(self, limit: int, *keys: str) -> int:
         """The largest value of these settings that fits, the others as they are; 0 if none does."""
@@ -88,15 +114,38 @@ class Placement:
 
     def search(self) -> Config | None:
         """The first rung of the ladder that fits, without what was changed in vain; None where none does."""
-        found = next(filter(self.fits, self._ladder()), None)
+        found = next(filter(self._runs, self._ladder()), None)
         if found is None:
             return None
         for key in LEVERS:
             spared = changed(found, {key: _value(self.config, key)})
-            possible = spared.model.gradient_checkpointing or not spared.model.activation_offload
-            if possible and self.fits(spared):
+            if self._runs(spared):
                 found = spared
         return found
+
+    def _runs(self, config: Config) -> bool:
+        return _is_possible(config) and self.fits(config)
+
+    @property
+    def as_adapter(self) -> Placement:
+        """The same with LoRA, under an engine that leaves the weights whole."""
+        engine = ds_config.read(self.config.engine.ds_config).get("zero_optimization", {})
+        settings: dict[str, Any] = {"lora.enabled": True}
+        if ds_config.splits_weights(engine):
+            settings["engine.ds_config"] = "zero2_offload"
+        return replace(self, config=changed(self.config, settings))
+
+    def nearest(self) -> str:
+        """What to write instead: settings of this model, an adapter of it, or a smaller model."""
+        for placement in (self, self.as_adapter):
+            if found := placement.search():
+                return f"What fits: {' '.join(difference(self.config, found))}"
+        smaller = {name: shape for name, shape in SHIPPED.items() if re.fullmatch(r"Qwen/Qwen2\.5-[\d.]+B", name)}
+        for name, shape in sorted(smaller.items(), key=lambda item: -item[1].parameters):
+            placement = replace(self, shape=shape)
+            if shape.parameters < self.shape.parameters and (found := placement.search()):
+                return f"What fits: {' '.join([f'model.name={name}-Instruct', *difference(self.config, found)])}"
+        return "Write --preset nano, or a smaller model.name."
 
     def _ladder(self) -> Iterator[Config]:
         """What costs least comes first, and precision is given up last. A rung keeps what was changed below it."""
@@ -116,7 +165,8 @@ class Placement:
         few = min(rollout.rows, rollout.group_size)
         return [
             ("model.gradient_checkpointing", [True]),
-            ("engine.ds_config", ["zero2_offload"] if whole else []),
+            ("model.activation_offload", [False]),
+            ("engine.ds_config", ["zero2", "zero2_offload"] if whole else []),
             ("rollout.rows", _halves(rollout.rows, few)),
             ("optim.tokens_per_micro_batch", _halves(self.config.optim.tokens_per_micro_batch, self.longest_row)),
             ("model.activation_offload", [True]),
@@ -142,8 +192,17 @@ def _halves(value: int, least: int) -> list[int]:
 
 
 def _value(config: Config, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(getattr(config, section), name)
+    return reduce(getattr, key.split("."), config)
+
+
+def _is_possible(config: Config) -> bool:
+    if config.model.activation_offload and not config.model.gradient_checkpointing:
+        return False
+    try:
+        ds_config.check(config, has_gpu=True)
+    except ConfigError:
+        return False
+    return True
 
 
 def changed(config: Config, settings: dict[str, Any]) -> Config:
@@ -161,8 +220,8 @@ def difference(before: Config, after: Config) -> list[str]:
 
 def check(config: Config, machine: hardware.Hardware) -> None:
     """Refuse what cannot run here before it is downloaded, once on each machine; warn where memory will be short. A
-    model that only the hub knows is left to be tried."""
-    shape = None if os.environ.get(preflight.CHECKED) else _planned_shape(config)
+    model that is described nowhere is left to be tried."""
+    shape = None if os.environ.get(preflight.CHECKED) else planned_shape(config)
     if shape is None:
         return
     if reason := refusal(config, machine, shape):
@@ -184,22 +243,45 @@ def warning(config: Config, machine: hardware.Hardware, shape: Shape) -> str | N
     )
 
 
-def _planned_shape(config: Config) -> Shape | None:
+def planned_shape(config: Config) -> Shape | None:
+    """None for a family that is not planned for, and where the hub does not say."""
+    name, revision = config.model.name, config.model.revision
     try:
-        return known_shape(config.model.name)
-    except ModelError:  # a family that is not planned for, or a broken folder: whoever loads it says so
+        return known_shape(name, revision) or from_config(name, hub.configuration(config.model))
+    except (UnknownFamily, hub.Refused, hub.Unreachable):  # whoever loads it says more
         return None
 
 
 def refusal(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
     """Why this cannot run here, and what can; None where it can."""
+    if reason := adapts_nothing(config, shape):
+        return reason
     if not machine.gpus:
         return _too_large_for_a_cpu(config, machine, shape)
     return _too_large_for_the_card(config, machine, shape) or _too_large_for_ram(config, machine, shape)
 
 
 def _placement(config: Config, machine: hardware.Hardware, shape: Shape) -> Placement:
-    return Placement(shape, config, len(machine.gpus), int(machine.memory_gb * GB))
+    world_size, local_size = ranks(machine)
+    return Placement(shape, config, world_size, int(machine.memory_gb * GB), hardware.free_ram(), local_size)
+
+
+def ranks(machine: hardware.Hardware) -> tuple[int, int]:
+    """Of the run, and those of them on this machine: as the launcher has said, else one for each card here."""
+    world_size = int(os.environ.get("WORLD_SIZE", max(1, len(machine.gpus))))
+    return world_size, int(os.environ.get("LOCAL_WORLD_SIZE", min(world_size, max(1, len(machine.gpus)))))
+
+
+def adapts_nothing(config: Config, shape: Shape) -> str | None:
+    """Where no name of lora.targets is that of a layer."""
+    planner = Planner(shape, config, 1, 0)
+    names = [linear.name for linear in shape.linears]
+    if not config.lora.enabled or {*planner.targets} & {*names, "lm_head", "embed_tokens"}:
+        return None
+    return (
+        f"lora.targets={','.join(config.lora.targets)}: this model has no such layers. Its linear ones are "
+        f"{', '.join(names)}. Write lora.targets=all or name some of them."
+    )
 
 
 def _too_large_for_the_card(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
@@ -212,40 +294,29 @@ def _too_large_for_the_card(config: Config, machine: hardware.Hardware, shape: S
     largest = f"{plan.dominant} {plan.phases[plan.peak_phase][plan.dominant] / GB:.1f} GB"
     return (
         f"model.name={config.model.name}: even one answer at a time takes {least / GB:.1f} GB ({largest}), and "
-        f"the card has {machine.memory_gb:.1f} GB. {_remedy(placement)}"
+        f"the card has {machine.memory_gb:.1f} GB. {placement.nearest()}"
     )
 
 
-def _remedy(placement: Placement) -> str:
-    found = placement.search()
-    if found:
-        return f"What fits: {' '.join(difference(placement.config, found))}"
-    for name, shape in sorted(SHIPPED.items(), key=lambda item: -item[1].parameters):
-        smaller = Placement(shape, placement.config, placement.world_size, placement.vram).search()
-        if shape.family == "qwen2" and smaller and "Math" not in name:
-            return f"What fits: {' '.join([f'model.name={name}-Instruct', *difference(placement.config, smaller)])}"
-    return "Write --preset nano, or a smaller model.name."
-
-
 def _too_large_for_ram(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
-    placement, available = _placement(config, machine, shape), hardware.free_ram()
-    if placement.plan.ram_peak <= available:
+    placement = _placement(config, machine, shape)
+    plan = placement.plan
+    if plan.ram_peak <= placement.ram:
         return None
-    phase = max(placement.plan.ram.values(), key=lambda terms: sum(terms.values()))
-    parts = ", ".join(f"{name} {size / GB:.1f} GB" for name, size in phase.items())
-    remedies = ["lora.enabled=true"] if "optimizer state" in phase and not config.lora.enabled else []
-    if placement.fits(changed(config, {"engine.ds_config": "zero2"})) and "optimizer state" in phase:
-        remedies.append("engine.ds_config=zero2, which keeps the optimizer state on the card")
-    remedy = "".join(f"{one}, " for one in remedies)
+    parts = ", ".join(f"{name} {size / GB:.1f} GB" for name, size in plan.ram_terms.items())
+    key = TAKES_RAM.get(max(plan.ram_terms, key=lambda name: plan.ram_terms[name]), "model.name")
+    value = _value(config, key)
     return (
-        f"engine.ds_config={config.engine.ds_config}: {placement.plan.ram_peak / GB:.1f} GB of CPU memory are needed "
-        f"({parts}), and {available / GB:.1f} GB are free. Write {remedy}or a smaller model.name."
+        f"{key}={value if isinstance(value, str) else str(value).lower()}: "
+        f"{plan.ram_peak / GB:.1f} GB of CPU memory are needed ({parts}), and {placement.ram / GB:.1f} GB are free. "
+        f"{placement.nearest()}"
     )
 
 
 def _too_large_for_a_cpu(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
     name, size = config.model.name, shape.parameters
-    needed = size * (2 if config.model.dtype == "bf16" else 4) + PROCESS
+    in_fp32 = changed(config, {"model.dtype": "fp32"}) if config.model.dtype == "auto" else config
+    needed = ranks(machine)[1] * (Planner(shape, in_fp32, 1, 0).weights + PROCESS)
     available = hardware.free_ram()
     if needed > available:
         return (

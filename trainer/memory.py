@@ -73,8 +73,13 @@ class Plan:
         return max(terms, key=lambda name: terms[name])
 
     @property
+    def ram_terms(self) -> Terms:
+        """Of the phase that takes most of the machine's memory."""
+        return max(self.ram.values(), key=lambda terms: sum(terms.values()))
+
+    @property
     def ram_peak(self) -> int:
-        return max(sum(terms.values()) for terms in self.ram.values())
+        return sum(self.ram_terms.values())
 
     @property
     def fits(self) -> bool:
@@ -87,15 +92,17 @@ class Plan:
         return "tight" if self.peak <= TIGHT * self.vram else "too large"
 
 
-def plan(shape: Shape, config: Config, world_size: int = 1, vram: int = 8 * GB) -> Plan:
-    return Planner(shape, config, world_size, vram).plan()
+def plan(shape: Shape, config: Config, world_size: int = 1, vram: int = 8 * GB, local_size: int | None = None) -> Plan:
+    """Of one rank of `world_size`, `local_size` of which are on its machine: all of them where nobody says."""
+    return Planner(shape, config, world_size, vram, local_size).plan()
 
 
 class Planner:
     """The terms, one property each. `item` is the bytes of a number in the model's precision."""
 
-    def __init__(self, shape: Shape, config: Config, world_size: int, vram: int) -> None:
+    def __init__(self, shape: Shape, config: Config, world_size: int, vram: int, local_size: int | None = None) -> None:
         self.shape, self.config, self.world_size, self.vram = shape, config, world_size, vram
+        self.local_size = world_size if local_size is None else local_size
         self.item = ITEMS[config.model.dtype]
         self.engine = ds_config.read(config.engine.ds_config).get("zero_optimization", {})
         self.stage = int(self.engine.get("stage", 0))
@@ -129,7 +136,9 @@ class Planner:
         if not lora.enabled:
             return ()
         every = tuple(linear.name for linear in self.shape.linears)
-        return TARGETS.get(lora.targets, every) if isinstance(lora.targets, str) else lora.targets
+        if isinstance(lora.targets, str):
+            return TARGETS.get(lora.targets, every)
+        return tuple(name.rpartition(".")[2] for name in lora.targets)  # PEFT knows a layer by the end of its name
 
     @cached_property
     def trained(self) -> int:
@@ -181,6 +190,12 @@ class Planner:
             "optimizer state": largest * self.item if self.offloads else self.state,
             "reference": snapshots * self.trained * self.item,
         }
+
+    @property
+    def _regularisation(self) -> float:
+        """Of algorithm.gradreg beside the second gradient, all in fp32: the parameters, the same a step further, the
+        first gradient, and the second as it is added up."""
+        return 4 * FLOAT * self.trained if self.config.algorithm.gradreg.strength else 0
 
     @cached_property
     def _trained_sizes(self) -> list[int]:
@@ -333,7 +348,7 @@ class Planner:
         of_place = 2 * shape.layers * shape.keys * self.item
         of_row = of_place * (self.prompt + self.completion) + 12 * shape.vocabulary
         rows = max(1, min(self.rows, int((self._free - lasting) / 2 / of_row)))
-        work = Work.padded(rows, self.prompt, 0)
+        work = self._padded(rows, 0)
         reading = forward_bytes(shape, work, self.item, self.targets) + self._dequantised
         logits = rows * shape.vocabulary * (self.item + 4 * FLOAT)
         first, last = of_place * rows * self.prompt, of_place * rows * (self.prompt + self.completion)
@@ -353,8 +368,12 @@ class Planner:
         budget = self.config.optim.tokens_per_micro_batch
         if not self.is_flat:
             row = self.prompt + self.completion - 1
-            return Work.padded(min(most, max(1, budget // row)), self.prompt, self.completion)
+            return self._padded(min(most, max(1, budget // row)), self.completion)
         return Work.flat(budget, most, rollout.group_size, self.prompt, self.completion)
+
+    def _padded(self, rows: int, completion: int) -> Work:
+        keeps_scores = self.shape.capped or self.config.model.attention == "eager"
+        return Work.padded(rows, self.prompt, completion, keeps_scores)
 
     @cached_property
     def is_flat(self) -> bool:
@@ -405,7 +424,9 @@ class Planner:
             inside = saved + on_the_way
             inputs = work.tokens * shape.hidden * self.item
             kept += (2 if model.activation_offload else shape.layers) * inputs
-        gradients = {"gradients": self._bucket if self.streams else self.trained * self.item}
+        regularised = self._regularisation
+        found = self.trained * (FLOAT if regularised else self.item)
+        gradients = {"gradients": self._bucket if self.streams else found, "regularisation": regularised}
         return self._gathered | gradients | self._larger(inside, kept, self._head(trains=True))
 
     @cached_property
@@ -433,13 +454,13 @@ class Planner:
 
     def _ram(self) -> dict[str, Terms]:
         """Of all ranks on one machine."""
-        ranks, processes = self.world_size, {"processes": self.world_size * PROCESS}
+        ranks, processes = self.local_size, {"processes": self.local_size * PROCESS}
         loading = self.weights if self.config.model.quantize == "none" else self.shape.embedding * self.item
         phases: dict[str, dict[str, float]] = {"load": {"weights on their way": ranks * loading}, "run": {}}
         if self.offloads:
             phases["run"]["optimizer state"] = ranks * self._offloaded
         if self.streams:
-            phases["run"]["weights"] = pinned(self.shape.parameters * self.item / ranks) * ranks
+            phases["run"]["weights"] = pinned(self.shape.parameters * self.item / self.world_size) * ranks
         if self._engine_of_vllm and self.config.rollout.vllm.sleep:
             phases["run"]["sleeping weights of vLLM"] = ranks * self.shape.parameters * self.item
         if self.config.model.activation_offload and self.config.model.gradient_checkpointing:

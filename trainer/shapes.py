@@ -13,9 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer import hub
+from trainer.config import Model
 from trainer.errors import ModelError
 
 NANO = Path(__file__).parent / "nano"
+
+
+class UnknownFamily(ModelError):
+    """A model that may be trained, but is not planned for."""
 
 
 class Linear(NamedTuple):
@@ -121,15 +126,22 @@ SHIPPED: dict[str, Shape] = {
     "Qwen/Qwen2.5-3B": _shape("qwen2", 2048, 36, 16, 2, 128, 11008, 151936, 32768),
     "Qwen/Qwen2.5-7B": _shape("qwen2", 3584, 28, 28, 4, 128, 18944, 152064, 32768, tied=False),
     "Qwen/Qwen2.5-14B": _shape("qwen2", 5120, 48, 40, 8, 128, 13824, 152064, 32768, tied=False),
+    "Qwen/Qwen2.5-32B": _shape("qwen2", 5120, 64, 40, 8, 128, 27648, 152064, 32768, tied=False),
+    "Qwen/Qwen2.5-72B": _shape("qwen2", 8192, 80, 64, 8, 128, 29568, 152064, 32768, tied=False),
     "Qwen/Qwen2.5-Math-1.5B": _shape("qwen2", 1536, 28, 12, 2, 128, 8960, 151936, 4096),
     "Qwen/Qwen2.5-Math-7B": _shape("qwen2", 3584, 28, 28, 4, 128, 18944, 152064, 4096, tied=False),
     "Qwen/Qwen3-0.6B": _shape("qwen3", 1024, 28, 16, 8, 128, 3072, 151936, 40960),
     "Qwen/Qwen3-1.7B": _shape("qwen3", 2048, 28, 16, 8, 128, 6144, 151936, 40960),
     "Qwen/Qwen3-4B": _shape("qwen3", 2560, 36, 32, 8, 128, 9728, 151936, 40960),
+    "Qwen/Qwen3-4B-Instruct-2507": _shape("qwen3", 2560, 36, 32, 8, 128, 9728, 151936, 262144),
+    "Qwen/Qwen3-4B-Thinking-2507": _shape("qwen3", 2560, 36, 32, 8, 128, 9728, 151936, 262144),
     "Qwen/Qwen3-8B": _shape("qwen3", 4096, 36, 32, 8, 128, 12288, 151936, 40960, tied=False),
+    "Qwen/Qwen3-14B": _shape("qwen3", 5120, 40, 40, 8, 128, 17408, 151936, 40960, tied=False),
+    "Qwen/Qwen3-32B": _shape("qwen3", 5120, 64, 64, 8, 128, 25600, 151936, 40960, tied=False),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": _shape(
         "qwen2", 1536, 28, 12, 2, 128, 8960, 151936, 131072, tied=False
     ),
+    "meta-llama/Meta-Llama-3-8B": _shape("llama", 4096, 32, 32, 8, 128, 14336, 128256, 8192, tied=False),
     "meta-llama/Llama-3.2-1B": _shape("llama", 2048, 16, 32, 8, 64, 8192, 128256, 131072),
     "meta-llama/Llama-3.2-3B": _shape("llama", 3072, 28, 24, 8, 128, 8192, 128256, 131072),
     "meta-llama/Llama-3.1-8B": _shape("llama", 4096, 32, 32, 8, 128, 14336, 128256, 131072, tied=False),
@@ -145,22 +157,28 @@ ENDINGS = ("-instruct", "-it", "-pt", "-base")  # variants that share their base
 
 def shape_of(name: str, revision: str | None = None) -> Shape:
     """Of a folder, a shipped model, the cache or the hub: the first that knows it."""
-    return known_shape(name) or from_config(name, _from_the_hub(name, revision))
+    try:
+        return known_shape(name, revision) or from_config(name, hub.configuration(Model(name=name, revision=revision)))
+    except (hub.Refused, hub.Unreachable) as reason:
+        raise ModelError(
+            f"model.name={name}: its config.json cannot be had ({reason}). Write a local folder, or a model of "
+            "Qwen2.5, Qwen3, Llama 3, SmolLM2 or Gemma, whose shapes are shipped: Qwen/Qwen2.5-1.5B-Instruct."
+        ) from None
 
 
-def known_shape(name: str) -> Shape | None:
+def known_shape(name: str, revision: str | None = None) -> Shape | None:
     """Without the network; None for a model that only the hub knows."""
     folder = NANO if name == "nano" else Path(name).expanduser()
     if folder.is_dir():
         return from_config(name, _read(name, folder / "config.json"))
     if shipped := _shipped(name):
         return shipped
-    cached = next((hub.cache() / f"models--{name.replace('/', '--')}").glob("snapshots/*/config.json"), None)
-    return from_config(name, _read(name, cached)) if cached else None
+    cached = hub.snapshot(Model(name=name, revision=revision))
+    return from_config(name, _read(name, cached / "config.json")) if cached else None
 
 
 def _shipped(name: str) -> Shape | None:
-    wanted = name.lower()
+    wanted = name.lower().replace("qwen2.5-coder-", "qwen2.5-")  # of the same shapes
     for ending in ENDINGS:
         wanted = wanted.removesuffix(ending)
     return {known.lower(): shape for known, shape in SHIPPED.items()}.get(wanted)
@@ -169,14 +187,32 @@ def _shipped(name: str) -> Shape | None:
 def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
     """The shape that a config.json describes."""
     family = str(settings.get("model_type"))
-    if family not in FAMILIES:
+    if quantised := settings.get("quantization_config"):
+        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else "unknown"
         raise ModelError(
+            f"model.name={name}: it is quantised already ({method}), so an adapter could not be merged into its base. "
+            "Name the model that it was made from, and write model.quantize=nf4 or int8."
+        )
+    if family not in FAMILIES:
+        raise UnknownFamily(
             f"model.name={name}: its family is {family}, and memory is planned for {', '.join(FAMILIES)} only."
         )
-    try:
-        return _described(family, settings)
-    except KeyError as missing:
-        raise ModelError(f"model.name={name}: its config.json has no {missing}. Is it whole?") from None
+    _check_numbers(name, settings)
+    return _described(family, settings)
+
+
+NUMBERS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
+
+
+def _check_numbers(name: str, settings: Mapping[str, Any]) -> None:
+    given = [key for key in OPTIONAL if settings.get(key) is not None]
+    for key in (*NUMBERS, *given):
+        if key not in settings:
+            raise ModelError(f"model.name={name}: its config.json has no '{key}'. Is it whole?")
+        value = settings[key]
+        if type(value) is not int or value < 1:
+            raise ModelError(f"model.name={name}: {key} is {value!r} in its config.json, and it is a number above 0.")
 
 
 def _described(family: str, settings: Mapping[str, Any]) -> Shape:
@@ -209,21 +245,9 @@ def _has_window(settings: Mapping[str, Any]) -> bool:
 
 def _read(name: str, path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ModelError(f"model.name={name}: {path} cannot be read ({error}).") from None
+    if not isinstance(found, dict):
+        raise ModelError(f"model.name={name}: {path} is no configuration of a model, but a {type(found).__name__}.")
     return found
-
-
-def _from_the_hub(name: str, revision: str | None) -> dict[str, Any]:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return _read(name, Path(hf_hub_download(name, "config.json", revision=revision)))
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise ModelError(
-            f"model.name={name}: its config.json cannot be had ({first_line}). Write a local folder, or one of the "
-            f"models whose shape is shipped: {', '.join(SHIPPED)}."
-        ) from None
