@@ -1,6 +1,8 @@
 """octet plan, as a person calls it."""
 
 import json
+import shlex
+import subprocess
 import sys
 from time import process_time
 
@@ -9,6 +11,11 @@ import pytest
 from tests.test_job import run
 from trainer import cli, hardware
 from trainer.hardware import Gpu, Hardware
+
+
+@pytest.fixture(autouse=True)
+def ram(monkeypatch):
+    monkeypatch.setattr(hardware, "free_ram", lambda: 64 * 10**9)
 
 
 def octet_plan(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -96,11 +103,18 @@ def test_the_card_of_this_machine_is_taken(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--vram", "0"], "--vram 0: a card has more than that"),
+        (["--vram", "0"], "--vram 0: that is no size of a card"),
+        (["--vram", "nan"], "--vram nan: that is no size of a card"),
+        (["--vram", "inf"], "--vram inf: that is no size of a card"),
+        (["--gpus", "9"], "rollout.problems=8: each of 9 cards needs one"),
+        (["--completion", "32767"], "prompts of up to 512 tokens have to be in it as well. Write --completion 32256"),
+        (["engine.ds_config=zero3_offload"], "Write engine.ds_config=zero2_offload"),
+        (["lora.targets=[nothing]"], "lora.targets=nothing: this model has no such layers"),
+        (["--recipe", "nothing"], "nothing"),
         (["--gpus", "0"], "--gpus 0: at least one card is needed"),
         (["--model", "nobody/nothing"], "model.name=nobody/nothing: its config.json cannot be had"),
         (["--completion", "40000"], "rollout.max_new_tokens=40000: the context of this model is 32768"),
-        (["--model", "Qwen/Qwen2.5-14B", "--vram", "4", "--search"], "nothing makes Qwen/Qwen2.5-14B fit 4 GB"),
+        (["--model", "Qwen/Qwen2.5-14B", "--vram", "4", "--search"], "nothing makes Qwen/Qwen2.5-14B fit 4 GB: one"),
         (["rollout.grup=1"], "Did you mean"),
         (["model.quantize=int4"], "Write one of 'none', 'nf4' or 'int8'"),
     ],
@@ -123,3 +137,49 @@ def test_the_command_works_without_torch(tmp_path):
     answer = run(sys.executable, "-c", code, folder=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert "nano" in answer.stdout
+
+
+def test_the_memory_of_the_machine_is_held_against_the_plan(capsys, monkeypatch):
+    monkeypatch.setattr(hardware, "free_ram", lambda: 24 * 10**9)
+    _, _, err = octet_plan(capsys, "--preset", "8gb", "--search", "lora.enabled=false")
+    assert "fit 8 GB and the 24.0 GB of RAM that are free: " in err
+    assert err.endswith("What fits: lora.enabled=true\n")
+    elsewhere = ("--preset", "8gb", "--vram", "8", "--search", "lora.enabled=false")
+    found = planned(capsys, *elsewhere)
+    assert (found["verdict"], found["ram_fits"], found["ram_free_bytes"]) == ("fits", False, 24 * 10**9)
+    assert found["ram_bytes"] > found["ram_free_bytes"]
+    _, out, _ = octet_plan(capsys, *elsewhere)
+    assert "of 24.0 that are free here, more than this machine has" in out
+
+
+def test_a_recipe_counts(capsys):
+    found = planned(capsys, "--preset", "8gb", "--recipe", "gspo")
+    assert "--recipe gspo" in found["command"]
+    regularised = planned(capsys, "--preset", "8gb", "--recipe", "gradreg")
+    assert "regularisation" in regularised["phases"]["backward"]
+
+
+def test_what_nothing_can_help_is_said_in_words(capsys):
+    _, out, _ = octet_plan(capsys, "--model", "Qwen/Qwen2.5-7B", "--preset", "8gb", "--vram", "8")
+    assert "not enough by themselves, because " in out
+    assert "fewer rows, a smaller group, shorter answers, smaller micro-batches" in out
+    assert "0 rows" not in out
+    _, out, _ = octet_plan(capsys, "--model", "Qwen/Qwen2.5-0.5B", "--preset", "8gb", "--vram", "80")
+    assert "1,024 or more answers in a group" in " ".join(out.split())
+
+
+def test_the_command_can_be_pasted(capsys):
+    found = planned(capsys, "--preset", "8gb", "prompt.system=think, then answer")
+    assert "'prompt.system=think, then answer'" in found["command"]
+    assert shlex.split(found["command"])[-1] == "prompt.system=think, then answer"
+    assert found["proposal"] is None
+    full = ("rollout.rows=64", "optim.tokens_per_micro_batch=8192")
+    assert planned(capsys, "--preset", "8gb", "--vram", "8", "--search", *full)["proposal"] == []
+
+
+def test_a_reader_that_has_read_enough_is_no_error():
+    code = "from trainer import cli; cli.main(['plan', '--preset', '8gb', '--json'])"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from math import inf
@@ -84,7 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(0 if arguments in (["-h"], ["--help"]) else 2)
     options = parsers[arguments[0]]().parse_intermixed_args(arguments[1:])
     cluster.adopt_ranks()
-    leave(answering_errors(lambda: options.command(options), options.debug))
+    try:
+        status = answering_errors(lambda: options.command(options), options.debug)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `octet plan | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 128 + signal.SIGPIPE
+    leave(status)
 
 
 def _eval_parser() -> argparse.ArgumentParser:
@@ -185,7 +192,7 @@ def _slurm_parser() -> argparse.ArgumentParser:
 
 
 def _plan_parser() -> argparse.ArgumentParser:
-    parser = _light_parser("plan", "The memory that a run needs, phase by phase; see docs/memory.md.", _plan)
+    parser = _run_parser("plan", "The memory that a run needs, phase by phase; see docs/memory.md.", _plan)
     parser.add_argument("--model", help="a hub id, a folder, or nano; by default that of the preset")
     parser.add_argument("--vram", type=float, metavar="GB", help="of the card; by default that of this machine, else 8")
     parser.add_argument("--gpus", type=int, metavar="N", help="cards that share the work; by default those here")
@@ -194,7 +201,7 @@ def _plan_parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompt", type=int, metavar="N", help="the same as prompt.max_tokens=N")
     parser.add_argument("--search", action="store_true", help="propose settings that fit, and use the card")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    return _with_overrides(parser)
+    return parser
 
 
 def _compare_parser() -> argparse.ArgumentParser:

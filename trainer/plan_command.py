@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -14,11 +16,18 @@ from rich.table import Table
 
 from trainer import hardware, levers, settings
 from trainer.errors import ConfigError
-from trainer.levers import Placement
+from trainer.levers import MOST_IN_A_GROUP, Placement
 from trainer.memory import GB, ROOMY, Plan, Planner, offload_saves
+from trainer.policy import ds_config
 from trainer.shapes import shape_of
 
 WORDS = {"fits": "it fits", "tight": "it may fit, and may not", "too large": "it does not fit"}
+NOT_ENOUGH = {
+    "rows": "fewer rows",
+    "group_size": "a smaller group",
+    "max_new_tokens": "shorter answers",
+    "tokens_per_micro_batch": "smaller micro-batches",
+}
 STYLES = {"fits": "bold green", "tight": "bold yellow", "too large": "bold red"}
 
 
@@ -29,7 +38,12 @@ class Asked:
     placement: Placement
     card: str  # and where its size comes from
     command: Sequence[str]
-    proposal: Sequence[str] = ()  # settings that the search has changed
+    free_ram: int  # of this machine
+    proposal: Sequence[str] | None = None  # settings that the search has changed
+
+    @property
+    def ram_fits(self) -> bool:
+        return self.placement.plan.ram_peak <= self.free_ram
 
 
 def show(options: Namespace) -> None:
@@ -53,19 +67,21 @@ def ask(options: Namespace) -> Asked:
     named = {"model.name": options.model, "rollout.group_size": options.group, "prompt.max_tokens": options.prompt}
     named |= {"rollout.max_new_tokens": options.completion}
     overrides = [f"{key}={value}" for key, value in named.items() if value is not None] + options.overrides
-    config = settings.resolve(preset, None, overrides)
-    ranks = max(1, len(machine.gpus)) if options.gpus is None else options.gpus
-    if ranks < 1:
-        raise ConfigError(f"--gpus {ranks}: at least one card is needed. Write --gpus 1.")
-    placement = Placement(shape_of(config.model.name, config.model.revision), config, ranks, round(vram * GB))
-    _refuse_too_long(placement)
-    return Asked(placement, card, ["./run_deepspeed.sh", "--preset", preset, *overrides])
+    config = settings.resolve(preset, options.recipe, overrides)
+    ranks, local = levers.ranks(machine) if options.gpus is None else (options.gpus, options.gpus)
+    free = hardware.free_ram()
+    ram = free if options.vram is None else inf  # a card that is named may be in another machine
+    shape = shape_of(config.model.name, config.model.revision)
+    placement = Placement(shape, config, ranks, round(vram * GB), ram, local)
+    _refuse_what_a_run_refuses(placement)
+    recipe = ["--recipe", options.recipe] if options.recipe else []
+    return Asked(placement, card, ["./run_deepspeed.sh", "--preset", preset, *recipe, *overrides], free)
 
 
 def _card(options: Namespace, machine: hardware.Hardware) -> tuple[float, str]:
     if options.vram is not None:
-        if options.vram <= 0:
-            raise ConfigError(f"--vram {options.vram:g}: a card has more than that. Write its GB, such as --vram 8.")
+        if not 0 < options.vram < inf:
+            raise ConfigError(f"--vram {options.vram:g}: that is no size of a card. Write its GB, such as --vram 8.")
         return options.vram, f"{options.vram:g} GB"
     if machine.gpus:
         return machine.memory_gb, str(machine)
@@ -73,12 +89,24 @@ def _card(options: Namespace, machine: hardware.Hardware) -> tuple[float, str]:
     return size, f"{size} GB, because no GPU was found; --vram says otherwise"
 
 
-def _refuse_too_long(placement: Placement) -> None:
-    context, new_tokens = placement.shape.context, placement.config.rollout.max_new_tokens
-    if new_tokens >= context:
+def _refuse_what_a_run_refuses(placement: Placement) -> None:
+    config, ranks = placement.config, placement.world_size
+    ds_config.check(config, has_gpu=True)
+    if ranks < 1:
+        raise ConfigError(f"--gpus {ranks}: at least one card is needed. Write --gpus 1.")
+    if config.rollout.problems < ranks:
         raise ConfigError(
-            f"rollout.max_new_tokens={new_tokens}: the context of this model is {context}, and a prompt has to be in "
-            f"it as well. Write --completion {context // 2} or less."
+            f"rollout.problems={config.rollout.problems}: each of {ranks} cards needs one. "
+            f"Write rollout.problems={ranks} or more, or --gpus {config.rollout.problems}."
+        )
+    if reason := levers.adapts_nothing(config, placement.shape):
+        raise ConfigError(reason)
+    new_tokens = config.rollout.max_new_tokens
+    if new_tokens > placement.longest_answer:
+        raise ConfigError(
+            f"rollout.max_new_tokens={new_tokens}: the context of this model is {placement.shape.context}, and "
+            f"prompts of up to {config.prompt.max_tokens} tokens have to be in it as well. Write --completion "
+            f"{placement.longest_answer} or less, or a smaller --prompt."
         )
 
 
@@ -87,14 +115,18 @@ def searched(asked: Asked) -> Asked:
     found = placement.search()
     if found is None:
         raise ConfigError(
-            f"--search: nothing makes {placement.config.model.name} fit {placement.vram / GB:g} GB: one answer at a "
-            "time, with every lever, it is still too large. Write a smaller --model, --completion or --prompt."
+            f"--search: nothing makes {placement.config.model.name} fit {placement.vram / GB:g} GB{_and_ram(asked)}: "
+            f"one answer at a time, with every lever, it is still too large. {placement.nearest()}"
         )
     found = placement.grown(found)
     changes = levers.difference(placement.config, found)
     keys = {change.partition("=")[0] for change in changes}
     kept = [part for part in asked.command if part.partition("=")[0] not in keys]
-    return Asked(replace(placement, config=found), asked.card, [*kept, *changes], changes or ["nothing to change"])
+    return replace(asked, placement=replace(placement, config=found), command=[*kept, *changes], proposal=changes)
+
+
+def _and_ram(asked: Asked) -> str:
+    return "" if asked.placement.ram == inf else f" and the {asked.free_ram / GB:.1f} GB of RAM that are free"
 
 
 # for people
@@ -157,16 +189,22 @@ def said(asked: Asked) -> Iterator[str]:
         f"\n[{STYLES[plan.verdict]}]{WORDS[plan.verdict]}[/]: {plan.peak / GB:.1f} of {plan.vram / GB:.1f} GB "
         f"({share:.0%}) in {plan.peak_phase}; most of it is {plan.dominant}, {most / GB:.2f} GB"
     )
-    parts = max(plan.ram.values(), key=lambda terms: sum(terms.values()))
-    yield f"RAM: {plan.ram_peak / GB:.1f} GB ({', '.join(f'{name} {size / GB:.1f}' for name, size in parts.items())})"
+    yield from _of_ram(asked)
     yield from _of_offload(asked)
-    yield from _of_limits(placement)
-    if asked.proposal:
-        yield f"proposed: [bold]{' '.join(asked.proposal)}[/]"
-        yield f"  {' '.join(asked.command)}"
-    elif not plan.fits:
+    yield from _of_limits(asked)
+    if asked.proposal is not None:
+        yield f"proposed: [bold]{shlex.join(asked.proposal) or 'nothing to change'}[/]"
+        yield f"  {shlex.join(asked.command)}"
+    elif not placement.fits(placement.config):
         yield "--search proposes settings that do"
     yield f"[dim]An estimate for the longest prompts and answers; below {ROOMY:.0%} of a card counts as fitting.[/]"
+
+
+def _of_ram(asked: Asked) -> Iterator[str]:
+    plan = asked.placement.plan
+    parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in plan.ram_terms.items())
+    fits = "" if asked.ram_fits else ", [bold red]more than this machine has[/]"
+    yield f"RAM: {plan.ram_peak / GB:.1f} GB ({parts}) of {asked.free_ram / GB:.1f} that are free here{fits}"
 
 
 def _of_offload(asked: Asked) -> Iterator[str]:
@@ -184,16 +222,24 @@ def _of_offload(asked: Asked) -> Iterator[str]:
         yield f"optimizer offload saves {here / GB:.1f} GB of the card here, {times:.1f} x the weights"
 
 
-def _of_limits(placement: Placement) -> Iterator[str]:
+def _of_limits(asked: Asked) -> Iterator[str]:
+    placement, plan = asked.placement, asked.placement.plan
     found = limits(placement)
-    if not any(found.values()):
-        return
     whole = " (all of a step)" if found["rows"] == placement.all_rows else ""
-    yield (
-        f"the most that fits, each with the rest as it is: {found['rows']} rows{whole}, {found['group_size']} answers "
-        f"in a\n  group, {found['max_new_tokens']:,} new tokens, micro-batches of "
-        f"{found['tokens_per_micro_batch']:,} tokens"
-    )
+    many = " or more" if found["group_size"] == MOST_IN_A_GROUP else ""
+    tokens = found["tokens_per_micro_batch"]
+    micro_batch = "a whole step" if tokens == placement.most_tokens else f"{tokens:,} tokens"
+    words = {
+        "rows": f"{found['rows']} rows{whole}",
+        "group_size": f"{found['group_size']:,}{many} answers in a group",
+        "max_new_tokens": f"{found['max_new_tokens']:,} new tokens",
+        "tokens_per_micro_batch": f"micro-batches of {micro_batch}",
+    }
+    if most := [text for name, text in words.items() if found[name]]:
+        yield f"the most that fits, each with the rest as it is:\n  {', '.join(most)}"
+    if none := [NOT_ENOUGH[name] for name in words if not found[name]]:
+        other = f"{plan.peak_phase} takes {plan.peak / GB:.1f} GB" if not plan.fits else "RAM is short"
+        yield f"not enough by themselves, because {other}:\n  {', '.join(none)}"
 
 
 def limits(placement: Placement) -> dict[str, int]:
@@ -219,12 +265,15 @@ def document(asked: Asked) -> dict[str, Any]:
         "peaks": {phase: plan.peak_of(phase) for phase in plan.phases},
         "allocated": {phase: plan.allocated_of(phase) for phase in plan.phases},
         "ram": plan.ram,
+        "ram_bytes": plan.ram_peak,
+        "ram_free_bytes": asked.free_ram,
+        "ram_fits": asked.ram_fits,
         "peak_bytes": plan.peak,
         "peak_phase": plan.peak_phase,
         "dominant": plan.dominant,
         "verdict": plan.verdict,
         "largest": limits(placement),
         "optimizer_offload_saves": round(offload_saves(placement.shape, placement.config, placement.world_size)),
-        "proposal": list(asked.proposal),
-        "command": " ".join(asked.command),
+        "proposal": asked.proposal,
+        "command": shlex.join(asked.command),
     }
