@@ -397,6 +397,25 @@ def test_octet_doctor_says_what_to_do_about_each_problem(tmp_path):
     assert answer.stdout.splitlines()[-1].startswith("3 problems, ")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "mark", "text", "remedy"),
+    [
+        (["model.name=Qwen/Qwen2.5-14B"], "problem", "model.name=Qwen/Qwen2.5-14B: even one", "What fits: model.name="),
+        (["rollout.rows=64", "rollout.max_new_tokens=1024"], "warning", "memory will be short", "Where it runs out"),
+        ([], "ok", "it fits", ""),
+    ],
+)
+def test_octet_doctor_knows_what_a_run_would_be_told(nvidia_smi, monkeypatch, overrides, mark, text, remedy):
+    nvidia_smi(used=10, capability="8.6")
+    monkeypatch.setattr(hardware, "free_ram", lambda: 64 * 10**9)
+    (finding,) = [
+        one for one in doctor.settings(resolve("8gb", None, overrides), hardware.detect()) if one.name == "plan"
+    ]
+    assert finding.mark == mark
+    assert finding.text.startswith(text)
+    assert finding.remedy.startswith(remedy)
+
+
 def test_a_long_finding_is_wrapped_and_what_to_do_stands_below():
     finding = Finding("problem", "model", "word " * 30, "Do this. " * 12)
     rows = doctor.line(finding).splitlines()

@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from trainer import hardware, hub, needs, preflight
+from trainer import hardware, hub, levers, needs, preflight
 from trainer.config import RUNS, Config
 from trainer.disk import amount
 from trainer.errors import OctetError
@@ -173,12 +173,29 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
     try:
         graders.check(config)
         ds_config.check(config, has_gpu=bool(machine.gpus))
+        yield from plan(config, machine)
         yield from room(config, found, len(machine.gpus))
     except OctetError as error:
         errors.append(("settings", error))
     for name, why in errors:
-        text, *remedy = re.split(r"\. (?=[A-Z`])", str(why), maxsplit=1)
-        yield Finding("problem", name, text, *remedy)
+        yield Finding("problem", name, *_and_remedy(str(why)))
+
+
+def plan(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
+    """Whether it fits, as a run is told before its model is read; nothing of a family that is not planned for."""
+    shape = levers.planned_shape(config)
+    if shape is None:
+        return
+    if reason := levers.refusal(config, machine, shape):
+        yield Finding("problem", "plan", *_and_remedy(reason))
+    elif short := levers.warning(config, machine, shape):
+        yield Finding("warning", "plan", *_and_remedy(short))
+    else:
+        yield Finding("ok", "plan", "it fits; `octet plan` says what takes the memory")
+
+
+def _and_remedy(text: str) -> list[str]:
+    return re.split(r"\. (?=[A-Z`])", text, maxsplit=1)
 
 
 def room(config: Config, found: hub.Found, cards: int) -> Iterator[Finding]:
