@@ -205,11 +205,15 @@ def test_the_whole_model_with_its_optimizer_in_ram_needs_seven_times_the_weights
 
 def test_numbers_of_the_adapter_are_those_of_its_file():
     """Counted in adapter_model.safetensors of a run with the preset nano: r=16 on all linear layers."""
-    shape = json.loads((hub.NANO / "config.json").read_text())
-    assert needs.adapter(NANO.lora, shape) == 116_736
-    named = NANO.lora.model_copy(update={"targets": ("q_proj", "k_proj", "v_proj", "o_proj")})
-    assert needs.adapter(named, shape) == needs.adapter(NANO.lora.model_copy(update={"targets": "attention"}), shape)
-    assert needs.adapter(NANO.lora, {}) == 0  # of another family, or not here yet
+    found = hub.find_model(NANO.model)
+    numbers = found.weights // 4
+    attention, named = (
+        needs.of(resolve("nano", None, [f"lora.targets={targets}"]), found, cards=0)
+        for targets in ("attention", "[q_proj, k_proj, v_proj, o_proj]")
+    )
+    of_state = (needs.of(NANO, found, cards=0).run - 4 * numbers) / (NANO.run.keep + 1)
+    assert of_state == 116_736 * (12 + 2 * 4)
+    assert attention == named
 
 
 # ---------------------------------------------------------------- cards and packages

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config import Config, Lora
+from trainer.config import Config
 from trainer.hub import Found
+from trainer.memory import Planner
 from trainer.policy import ds_config
+from trainer.shapes import UnknownFamily, known_shape
 
 # Of a number that is trained: its fp32 master and two moments. In a checkpoint, and in CPU memory if it is offloaded.
 STATE_BYTES = {"adamw": 12, "cpu_adam": 12, "adamw_8bit": 6, "paged_adamw_8bit": 6}
-PROCESS_BYTES = 1_000_000_000  # torch, transformers and DeepSpeed, once they are imported
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+# Torch, transformers and DeepSpeed at the least, once they are imported; a plan counts more (memory.PROCESS).
+PROCESS_BYTES = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ def of(config: Config, found: Found, cards: int) -> Needs:
     numbers = found.weights // (4 if _stored_dtype(shape) == "float32" else 2)
     width = 4 if _is_fp32(config, cards) else 2
     in_ram = width if config.model.quantize == "none" else 1
-    trained = adapter(config.lora, shape) if is_adapter else numbers
+    trained = _trained_by_adapter(config) if is_adapter else numbers
     state = STATE_BYTES[config.optim.name]
     checkpoint = trained * (state + width * (2 if is_adapter else 1))  # an adapter is there for other programs, too
     results = config.merges or not is_adapter
@@ -68,19 +70,13 @@ def _stored_dtype(shape: Mapping[str, Any]) -> str:
     return str(shape.get("dtype") or shape.get("torch_dtype") or "")
 
 
-def adapter(lora: Lora, shape: Mapping[str, Any]) -> int:
-    """Numbers of the adapter; 0 for a model whose layers are described in other words."""
+def _trained_by_adapter(config: Config) -> int:
+    """Numbers; 0 for a model of a family that is not planned for, or that is not here yet."""
     try:
-        hidden, inner, heads = (shape[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
-        layers = shape["num_hidden_layers"]
-    except KeyError:
+        shape = known_shape(config.model.name, config.model.revision)
+    except UnknownFamily:
         return 0
-    head = shape.get("head_dim") or hidden // heads
-    keys = head * shape.get("num_key_value_heads", heads)
-    ends = {"q_proj": hidden + heads * head, "k_proj": hidden + keys, "v_proj": hidden + keys}
-    ends |= {"o_proj": heads * head + hidden} | dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + inner)
-    names = {"attention": ATTENTION, "all": tuple(ends)}.get(str(lora.targets), lora.targets)
-    return int(lora.r * layers * sum(ends.get(name, 0) for name in names))
+    return Planner(shape, config, world_size=1, vram=0).trained if shape else 0
 
 
 # ---------------------------------------------------------------- what is there
