@@ -150,6 +150,7 @@ def test_the_memory_of_the_machine_is_held_against_the_plan(capsys, monkeypatch)
     assert found["ram_bytes"] > found["ram_free_bytes"]
     _, out, _ = octet_plan(capsys, *elsewhere)
     assert "of 24.0 that are free here, more than this machine has" in out
+    assert "it fits the card, and not the RAM of this machine: " in out
 
 
 def test_a_recipe_counts(capsys):

@@ -22,13 +22,14 @@ from trainer.policy import ds_config
 from trainer.shapes import shape_of
 
 WORDS = {"fits": "it fits", "tight": "it may fit, and may not", "too large": "it does not fit"}
+WORDS["no ram"] = "it fits the card, and not the RAM of this machine"
 NOT_ENOUGH = {
     "rows": "fewer rows",
     "group_size": "a smaller group",
     "max_new_tokens": "shorter answers",
     "tokens_per_micro_batch": "smaller micro-batches",
 }
-STYLES = {"fits": "bold green", "tight": "bold yellow", "too large": "bold red"}
+STYLES = {"fits": "bold green", "tight": "bold yellow", "too large": "bold red", "no ram": "bold red"}
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,9 @@ def said(asked: Asked) -> Iterator[str]:
     plan, placement = asked.placement.plan, asked.placement
     share = plan.peak / plan.vram
     most = plan.phases[plan.peak_phase][plan.dominant]
+    found = "no ram" if plan.fits and not asked.ram_fits else plan.verdict
     yield (
-        f"\n[{STYLES[plan.verdict]}]{WORDS[plan.verdict]}[/]: {plan.peak / GB:.1f} of {plan.vram / GB:.1f} GB "
+        f"\n[{STYLES[found]}]{WORDS[found]}[/]: {plan.peak / GB:.1f} of {plan.vram / GB:.1f} GB "
         f"({share:.0%}) in {plan.peak_phase}; most of it is {plan.dominant}, {most / GB:.2f} GB"
     )
     yield from _of_ram(asked)
