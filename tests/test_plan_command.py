@@ -184,3 +184,13 @@ def test_a_reader_that_has_read_enough_is_no_error():
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+def test_a_hub_that_is_not_there_is_asked_once(capsys, monkeypatch):
+    """Port 9 of this machine: nobody listens."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    status, _, err = octet_plan(capsys, "--model", "nobody/nothing")
+    assert status == 2
+    assert "cannot be had (the hub cannot be reached (Connection refused)). Write a local folder" in err
+    assert len(err) < 300
