@@ -117,7 +117,7 @@ def _merge_and_evaluate(config: Config, folder: Path, screen: Screen) -> list[Ev
     distributed.barrier()
     if not config.eval.problems:
         return []
-    if not fits(folder / "merged", device):
+    if not all(distributed.gather(fits(folder / "merged", device))):  # ranks evaluate together, or not at all
         screen.say("merged/ was not evaluated: with its clean base it does not fit on this card")
         return []
     merged = config.model.clean.model_copy(update={"name": str(folder / "merged"), "revision": None})
