@@ -197,3 +197,11 @@ def test_a_sampler_that_drifts_is_named_and_one_that_is_elsewhere_ends_the_run(t
         TrainingError, match=r"differ by 1.50 .* more than rollout.vllm.max_difference=1\. .*raw_logprobs"
     ):
         watching.compare(9, {"sampler_difference": 1.5})
+
+
+def test_a_step_with_nothing_to_compare_is_no_agreement(tmp_path):
+    said = []
+    watching = Health(tmp_path, Policy(1.0), said.append, fresh=True)
+    for step, metrics in enumerate([{"sampler_difference": 0.2}, {}] * 3, 1):
+        watching.compare(step, metrics)
+    assert [text.partition(":")[0] for text in said] == ["step 5"]

@@ -74,7 +74,9 @@ class Health:
 
     def compare(self, step: int, metrics: Mapping[str, float]) -> None:
         """Does the sampler sample from the policy that is trained? Metrics are of all ranks, so all say the same."""
-        apart = metrics.get("sampler_difference", 0.0)
+        apart = metrics.get("sampler_difference")
+        if apart is None:  # nothing was trained on, so nothing was compared
+            return
         self.steps_apart = self.steps_apart + 1 if apart > APART else 0
         found = f"step {step}: the log-probs of sampler and trainer differ by {apart:.2f} in the mean of its tokens"
         if apart > self.max_difference:
