@@ -22,7 +22,7 @@ from trainer.quiet import no_progress_bars
 from trainer.results import flip_lines
 from trainer.rollouts import Sampler
 from trainer.samplers import limits
-from trainer.samplers.choose import make_outside
+from trainer.samplers.choose import make_outside, may_colocate
 from trainer.samplers.publish import Fixed
 from trainer.tasks.base import make_task
 from trainer.tasks.prompts import Prompter
@@ -42,7 +42,8 @@ def evaluate(config: Config, models: Models, draws: Draws | None, out: Path, as_
     """The model of the configuration; the same with an adapter and a merged model, if there are such, beside it.
 
     Under srun or torchrun the problems are split over the ranks."""
-    with assemble.process_group(config) if distributed.world_size() > 1 else nullcontext():
+    joins = distributed.world_size() > 1 or may_colocate(config.rollout)
+    with assemble.process_group(config) if joins else nullcontext():
         evaluations = list(_evaluations(config, models, draws, out))
     if not distributed.is_main():
         return
@@ -65,6 +66,8 @@ def _evaluations(config: Config, models: Models, draws: Draws | None, out: Path)
         if models.adapter:
             adapted = load_adapter(model, models.adapter)
             shown.adapter = models.adapter
+            if sampler:
+                _must_be(adapted, tokenizer, config, sampler)
             yield assemble.evaluate_model("adapter", adapted, tokenizer, config, draws, sampler)
             del adapted
     del model
@@ -94,12 +97,12 @@ def _some_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
 
 
 def _must_be(model: Any, tokenizer: Any, config: Config, sampler: Sampler) -> None:
-    """An error when vLLM has another model than the one that was asked about."""
+    """An error when vLLM has another model, or another adapter, than the one that was asked about."""
     prompts = _some_prompts(config, tokenizer)
     sampling = Sampling(4, 1.0, config.rollout.max_new_tokens, config.run.seed)
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, flat=False)
     measure = LogProbs(model, sampling.temperature, flat=False)
-    apart = parity.differences(measure, packer, model.device, sampler, prompts, sampling)
+    apart = parity.of_each(measure, packer, model.device, sampler, prompts, sampling)
     parity.judge(apart, config.rollout.vllm.max_difference, limits.on_stderr)
 
 

@@ -7,9 +7,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.conftest import NANO, ROOT
 from tests.vllm.serving import largest, metrics, samples, surroundings, train
+from trainer.config import Lora, Model
+from trainer.policy.base import load_model
+from trainer.policy.lora import add_adapter, save_adapter
 
 SAME = """
 import json, os, random, numpy, torch
@@ -74,3 +78,17 @@ def test_building_the_engine_leaves_random_numbers_and_environment_alone():
     found = [line for line in answer.stdout.splitlines() if line.startswith("FOUND ")]
     assert found, answer.stderr[-3000:]
     assert json.loads(found[0].removeprefix("FOUND ")) == [True, True, []]
+
+
+def test_octet_eval_has_base_and_adapter_answered_in_its_own_process(tmp_path):
+    """And compares log-probs for each of the two, because the adapter comes after the base was found to be right."""
+    adapter = tmp_path / "adapter"
+    save_adapter(add_adapter(load_model(Model(), "fp32", torch.device("cpu")), Lora(r=8)), adapter)
+    settings = [f"--adapter={adapter}", "--model=nano", "--problems=8", f"--out={tmp_path / 'out'}"]
+    command = [sys.executable, "-m", "trainer.cli", "eval", *settings, "rollout.engine=vllm_colocate"]
+    answer = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, env=surroundings(), cwd=ROOT, check=False
+    )
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    assert answer.stderr.count("log-probs of sampler and trainer differ by") == 2
+    assert not (tmp_path / "out" / "published").exists()

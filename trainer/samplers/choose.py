@@ -45,6 +45,12 @@ def make_sampler(
     return DecodeSampler(model, tokenizer, stop_tokens, settings.rows, say, copies)
 
 
+def may_colocate(settings: Rollout) -> bool:
+    """Whether vLLM may come into this process, which then has to be in a process group."""
+    found = settings.engine == "auto" and distributed.on_gpu() and find_spec("vllm") is not None
+    return settings.engine == "vllm_colocate" or (found and not settings.asks_servers)
+
+
 def make_outside(run: Outside, model: Any) -> Sampler | None:
     """vLLM, where the settings mean it or `auto` finds it."""
     if run.config.rollout.asks_servers:
