@@ -6,30 +6,39 @@ What a real vLLM does is in tests/vllm/.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from trainer import distributed
+from tests.conftest import ROOT
+from trainer import distributed, parity
+from trainer.batches import Packer
 from trainer.config import Lora
 from trainer.errors import ConfigError, TrainingError
+from trainer.logprobs import Scores
 from trainer.samplers.publish import Fixed, Outside
 from trainer.samplers.vllm_check import check_server
 from trainer.samplers.vllm_server import Server, VllmServerSampler, connect
 from trainer.settings import resolve
-from trainer.types import Problem, Prompt, Sampling
+from trainer.types import Problem, Prompt, Sampling, TrainingBatch
 
 STOP = 2
 SAMPLING = Sampling(group=3, temperature=1.0, max_new_tokens=8, seed=1)
 PROMPTS = [Prompt(Problem(f"p{n}", "q", "1"), "q", tuple(range(20, 25 + n))) for n in range(4)]
+
+PACKER = Packer(512, 0, flat=False)
 
 Reply = tuple[int, bytes]
 
@@ -47,6 +56,8 @@ class Double(ThreadingHTTPServer):
         self.history: list[tuple[str, str]] = []  # every name and path that was ever loaded
         self.faults: list[Callable[[dict[str, Any]], Reply]] = []
         self.asked: list[dict[str, Any]] = []
+        self.name, self.context = "base", 64
+        self.instead: dict[str, Reply] = {}  # of what a good server would say at a path
         self.facts: dict[str, Any] = {"logprobs_mode": "processed_logprobs", "max_loras": 2, "version": "0.32.0"}
         self.lock = threading.Lock()
 
@@ -55,7 +66,9 @@ class Double(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def get(self, path: str) -> Reply:
-        cards = [{"id": "base", "parent": None, "max_model_len": 64}]
+        if path in self.instead:
+            return self.instead[path]
+        cards = [{"id": self.name, "parent": None, "max_model_len": self.context}]
         cards += [{"id": name, "parent": "base"} for name in self.adapters]
         settings = {"model_config": {"logprobs_mode": self.facts["logprobs_mode"]}}
         settings["lora_config"] = {"max_loras": self.facts["max_loras"]}
@@ -107,9 +120,9 @@ class Handler(BaseHTTPRequestHandler):
 def good(body: dict[str, Any], server: Double | None = None, **changed: Any) -> Reply:
     """Answers that tell from which version they are: its number is their first token."""
     name = body["model"]
-    if server is not None and name != "base" and name not in server.adapters:
+    if server is not None and name != server.name and name not in server.adapters:
         return 404, json.dumps({"error": {"message": f"The model `{name}` does not exist."}}).encode()
-    version = 0 if name == "base" else int(name.rpartition("v")[2])
+    version = int(name.rpartition("v")[2]) if name.startswith("octet-") else 0
     tokens = [100 + version, body["prompt"][-1], STOP]
     answer = {"token_ids": tokens, "logprobs": {"token_logprobs": [-0.5, -0.25, -1.0]}, **changed}
     choices = [{"index": index, **answer} for index in range(body["n"])]
@@ -419,3 +432,126 @@ def _noting(parse: Callable[[Any], bool], seen: list[str | None]) -> Callable[[A
         return parsed
 
     return parse_request
+
+
+def test_each_server_is_looked_at_and_asked_by_its_own_name(policy, double, tmp_path):
+    policy.version = None
+    other = Double()
+    other.name, other.context = "other-base", 32
+    for _ in serving(other):
+        sampler = sampler_of(tmp_path, policy, double, other)
+        sample(sampler)
+        assert [{body["model"] for body in one.asked} for one in (double, other)] == [{"base"}, {"other-base"}]
+        assert list(sampler.each()) == [f"sampler {double.url}", f"sampler {other.url}"]
+        for one in (double, other):
+            one.asked.clear()
+        assert len(dict(sampler.each()[f"sampler {other.url}"].sample(PROMPTS, SAMPLING))) == 4
+        assert (len(double.asked), len(other.asked)) == (0, 4)
+        with pytest.raises(ConfigError, match=rf"{other.url} has room for, 32"):
+            sample(sampler, Sampling(3, 1.0, 40, 1))
+        sampler.close()
+
+
+def test_log_probs_are_compared_with_every_server(policy, double, tmp_path):
+    """One of the two has another model: an average over both would hide it."""
+    for other in serving(Double()):
+        other.faults = [lambda body: good(body, logprobs={"token_logprobs": [-3.5, -3.25, -4.0]})] * 99
+        sampler = sampler_of(tmp_path, policy, double, other)
+        apart = parity.of_each(measured_by_hand, PACKER, "cpu", sampler, PROMPTS, SAMPLING)
+        assert apart[f"sampler {double.url}"] == pytest.approx([0.0] * 36)
+        assert apart[f"sampler {other.url}"] == pytest.approx([3.0] * 36)
+        with pytest.raises(ConfigError, match=rf"log-probs of sampler {other.url} and trainer differ by 3"):
+            parity.judge(apart, 1.0, print)
+        sampler.close()
+
+
+def test_the_compared_tokens_are_of_several_groups(policy, double, tmp_path):
+    """A fault in the second group is seen, though the first one alone has tokens enough."""
+
+    def long(body: dict[str, Any]) -> Reply:
+        wrong = -2.0 if len(body["prompt"]) == 6 else 0.0
+        logprobs = [-0.5 + wrong, *[-0.25 + wrong] * 30, -1.0 + wrong]
+        return good(body, token_ids=[100, *[7] * 30, STOP], logprobs={"token_logprobs": logprobs})
+
+    double.faults = [long] * 4
+    sampler = sampler_of(tmp_path, policy, double)
+    (apart,) = parity.of_each(measured_by_hand, PACKER, "cpu", sampler, PROMPTS, SAMPLING).values()
+    assert sorted(apart) == pytest.approx([0.0] * 48 + [2.0] * 16)
+    sampler.close()
+
+
+def measured_by_hand(batch: TrainingBatch) -> Scores:
+    """What the good server says of its first version, whoever was asked."""
+    rest_BT = torch.full(batch.targets_BT.shape, -0.25)
+    first_BT = rest_BT.masked_fill(batch.targets_BT == 100, -0.5)
+    return Scores(first_BT.masked_fill(batch.targets_BT == STOP, -1.0), rest_BT)
+
+
+NO_VLLM = {
+    "another program": ((200, b"{}"), TrainingError, r"the reply is not one of vLLM .*So were 3 answers"),
+    "no model": ((200, b'{"data": []}'), TrainingError, r"the reply is not one of vLLM .*So were 3 answers"),
+    "a list": ((200, b"[1]"), TrainingError, r"the reply is not one of vLLM .*So were 3 answers"),
+    "a web page": ((200, b"<html>"), TrainingError, r"/v1/models: the reply is no JSON.*So were 3 answers"),
+    "unknown": ((404, b"Not Found"), ConfigError, r"no vLLM answers there"),
+    "locked": ((401, b"Unauthorized"), TrainingError, r"HTTP 401 Unauthorized \(set VLLM_API_KEY"),
+}
+
+
+@pytest.mark.parametrize("name", NO_VLLM)
+def test_another_program_at_the_address_is_named_with_its_address(double, policy, tmp_path, name):
+    double.instead["/v1/models"], kind, said = NO_VLLM[name]
+    with pytest.raises(kind, match=rf"{double.url}.*{said}"):
+        connect(around(tmp_path, policy, double.url))
+
+
+@pytest.mark.parametrize("path", ["/version", "/server_info?config_format=json"])
+@pytest.mark.parametrize(
+    "said", [b"[1]", b'"0.32.0"', b'{"vllm_config": {"model_config": 3, "lora_config": {"a": 1}}}']
+)
+def test_what_a_server_says_of_itself_may_be_anything(double, policy, tmp_path, path, said):
+    double.instead[path] = 200, said
+    with pytest.raises(TrainingError, match=rf"{double.url}: the reply is not one of vLLM"):
+        connect(around(tmp_path, policy, double.url))
+
+
+def test_every_failure_names_its_server(sampler, double):
+    double.faults = [lambda body: (400, b"maximum context length")] * 9
+    with pytest.raises(TrainingError, match=rf"{double.url}: HTTP 400 maximum"):
+        sample(sampler)
+
+
+def test_more_groups_are_asked_for_than_the_local_sampler_decodes_rows(policy, tmp_path, double):
+    """The server has its own queue, and its own memory to think of."""
+    sampler = sampler_of(tmp_path, policy, double, settings=("rollout.rows=3",))
+    together = threading.Barrier(len(PROMPTS))
+    double.lock = nullcontext()
+    double.faults = [lambda body: (together.wait(5), good(body))[1]] * len(PROMPTS)
+    assert len(sample(sampler)) == len(PROMPTS)
+    sampler.close()
+
+
+HANGING = """
+import os, signal, sys
+from tests.test_vllm_server import *
+
+double, folder = Double(), Path(sys.argv[1])
+threading.Thread(target=double.serve_forever, daemon=True).start()
+sampler = sampler_of(folder, Policy(), double, settings=("rollout.vllm.timeout_s=600",))
+sampler.sync()
+Double.post = lambda self, path, body: time.sleep(600)
+try:
+    threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+    sample(sampler)
+finally:
+    sampler.close()
+    print("files left:", len(list(folder.iterdir())), flush=True)
+"""
+
+
+def test_an_interrupt_does_not_wait_for_a_silent_server(tmp_path):
+    began = time.monotonic()
+    command = [sys.executable, "-c", HANGING, str(tmp_path)]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+    assert "KeyboardInterrupt" in answer.stderr
+    assert "files left: 0" in answer.stdout
+    assert time.monotonic() - began < 30

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
+from trainer import background
 from trainer.types import ScoredGroup
 
 
@@ -13,12 +14,11 @@ class Ahead:
     the loop has nothing under way when it saves."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1)
         self._under_way: tuple[int, Future[list[ScoredGroup]]] | None = None
 
     def begin(self, step: int, roll_out: Callable[[], list[ScoredGroup]]) -> None:
         assert self._under_way is None, "one step ahead, not two"
-        self._under_way = step, self._pool.submit(roll_out)
+        self._under_way = step, background.begin(roll_out)
 
     def take(self, step: int) -> list[ScoredGroup] | None:
         """The groups of this step, if they were begun; waits for them."""
@@ -29,4 +29,4 @@ class Ahead:
         return groups.result()
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._under_way = None

@@ -28,6 +28,10 @@ class Sampler(Protocol):
         The model that is being trained cannot be frozen, and never samples ahead."""
         return self
 
+    def each(self) -> Mapping[str, Sampler]:
+        """Those that share the work, by name, to be looked at one by one. Every rank calls it."""
+        return {"sampler": self}
+
     def close(self) -> None:
         """End what it has started."""
         return

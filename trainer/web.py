@@ -29,6 +29,10 @@ class NoReply(Exception):
         self.wait_s = wait_s
         self.status = status
 
+    def said(self, reason: str) -> NoReply:
+        """The same with more to say."""
+        return NoReply(reason, self.again, self.wait_s, self.status)
+
 
 def exchange(
     url: str, body: Mapping[str, Any] | None, timeout_s: float, largest: int, headers: Mapping[str, str] | None = None

@@ -12,13 +12,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from trainer import distributed
+from trainer import background, distributed
 from trainer.config import Vllm
 from trainer.errors import ConfigError, OctetError, TrainingError
 from trainer.rollouts import Sampler
@@ -35,9 +34,11 @@ T = TypeVar("T")
 KEY = "VLLM_API_KEY"  # vLLM's own name for it
 LARGEST_REPLY = 1 << 30  # bytes
 QUICK_S = 60.0  # for requests that sample nothing
+LAST_S = 5.0  # for what is not needed any more
 LONG_S = 600.0  # for the weights of a whole model
 LONGEST_PAUSE_S = 5.0
 SAYS_EVERY_S = 15.0
+OPEN = 128  # requests of a rank at a server; what is beyond waits here
 LIES_ALLOWED = 3  # answers to one request that are not what was asked for
 
 
@@ -47,6 +48,8 @@ class Server:
     def __init__(self, url: str, process: Started | None = None) -> None:
         self.url = url
         self.process = process  # of one that this rank started
+        self.base = ""  # its name for the base; `look` finds it out, and the longest context
+        self.context: int | None = None
         self._key = read_key(KEY)
 
     def get(self, path: str) -> Any:
@@ -55,8 +58,19 @@ class Server:
     def post(self, path: str, body: Mapping[str, Any], timeout_s: float = QUICK_S) -> Any:
         return self._json(path, body, timeout_s)
 
-    def models(self) -> list[dict[str, Any]]:
-        return list(self.get("/v1/models")["data"])
+    def look(self) -> tuple[str, int | None]:
+        """The name that it has for the base, and its context."""
+        try:
+            cards = self.get("/v1/models")["data"]
+        except NoReply as failure:
+            if failure.status != 404:
+                raise
+            raise ConfigError(
+                f"rollout.vllm.urls={self.url}: no vLLM answers there, because /v1/models is unknown (HTTP 404). Write "
+                "the address of a server of vLLM, with its port and without a path."
+            ) from None
+        card = next(card for card in cards if card.get("parent") is None)
+        return str(card["id"]), card.get("max_model_len")
 
     def load(self, adapter: Published) -> None:
         """Under its own name, from its own path; a server that has it already keeps it."""
@@ -66,10 +80,10 @@ class Server:
             if "already been loaded" not in str(failure):
                 raise _remedied(failure, self.url, adapter) from None
 
-    def unload(self, adapter: Published) -> None:
+    def unload(self, adapter: Published, timeout_s: float = QUICK_S) -> None:
         """A server that has been started again does not know it, and needs not."""
         try:
-            self._send("/v1/unload_lora_adapter", {"lora_name": adapter.name})
+            self._send("/v1/unload_lora_adapter", {"lora_name": adapter.name}, timeout_s)
         except NoReply as failure:
             if failure.status != 404:
                 raise
@@ -88,10 +102,11 @@ class Server:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         try:
             return exchange(f"{self.url}{path}", body, timeout_s, LARGEST_REPLY, headers)
-        except NoReply:
+        except NoReply as failure:
             if self.process is not None:
                 self.process.check()
-            raise
+            remedy = f" (set {KEY} to the key of this server)" if failure.status in (401, 403) else ""
+            raise failure.said(f"{self.url}: {failure}{remedy}") from None
 
 
 def _remedied(failure: NoReply, url: str, adapter: Published) -> Exception:
@@ -123,6 +138,16 @@ class Lie(NoReply):
     """An answer that is not what was asked for."""
 
 
+def understood(work: Callable[[], T], url: str) -> T:
+    """Whatever a program answers that is not vLLM: reading it as an answer of vLLM goes wrong in one of these ways."""
+    try:
+        return work()
+    except OctetError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+        raise Lie(f"{url}: the reply is not one of vLLM ({type(error).__name__}: {error})") from None
+
+
 class Patience:
     """Waits for a server that is away, and says so; after `wait_s` that is the end."""
 
@@ -133,10 +158,10 @@ class Patience:
         self._began: float | None = None
         self._lies = 0
 
-    def until_it_works(self, work: Callable[[], T]) -> T:
+    def until_it_works(self, work: Callable[[], T], url: str) -> T:
         while True:
             try:
-                return work()
+                return understood(work, url)
             except NoReply as failure:
                 self.after(failure)
 
@@ -184,7 +209,7 @@ def now_and_then(say: Say) -> Say:
 
 
 class VllmServerSampler(Sampler):
-    """Asks `settings.vllm.urls`, group by group. At most `settings.rows` completions are under way at each."""
+    """Asks `settings.vllm.urls`, group by group. What a server cannot sample yet waits there: it knows its memory."""
 
     def __init__(self, run: Outside, servers: Sequence[Server]) -> None:
         self.settings, self.source, self.tokenizer = run.config.rollout, run.source, run.tokenizer
@@ -194,14 +219,18 @@ class VllmServerSampler(Sampler):
         self.adapter: Published | None = None
         self._say = now_and_then(run.say)
         self._stop = threading.Event()
-        card = next(card for card in self._patiently(servers[0].models) if card.get("parent") is None)
-        self.base, self.context = str(card["id"]), card.get("max_model_len")
+        for server in servers:
+            server.base, server.context = self._on_main(partial(self._patiently, server.look, server))
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         return self.frozen().sample(prompts, sampling)
 
     def frozen(self) -> Sampler:
-        return Frozen(self, self.sync())
+        return Frozen(self, self.sync(), self.servers)
+
+    def each(self) -> Mapping[str, Sampler]:
+        adapter = self.sync()
+        return {f"sampler {server.url}": Frozen(self, adapter, [server]) for server in self.servers}
 
     def sync(self) -> Published | None:
         """Every rank calls it. Once for each version: rank 0 hands it to the servers, all ranks ask for it."""
@@ -217,74 +246,69 @@ class VllmServerSampler(Sampler):
         """What the servers say of themselves. Every rank calls it; rank 0 asks."""
         tokens = run.tokenizer("What is 12 + 30?")["input_ids"]
         for server in self.servers:
-            look = partial(check_server, server, self.base, tokens, run.config.lora, run.say)
-            self._on_main(partial(self._patiently, look))
+            look = partial(check_server, server, server.base, tokens, run.config.lora, run.say)
+            self._on_main(partial(self._patiently, look, server))
 
     def close(self) -> None:
+        """The files first: a server that is silent keeps nobody from deleting them."""
         self._stop.set()
+        self.publisher.close()
         for server in self.servers if distributed.is_main() else []:
             if server.process is not None:
                 server.process.stop()
             elif self.adapter is not None:
                 with suppress(NoReply):  # a server that is away has forgotten it
-                    server.unload(self.adapter)
-        self.publisher.close()
+                    server.unload(self.adapter, LAST_S)
 
     def _hand_over(self, adapter: Published, before: Published | None) -> None:
         for server in self.servers:
-            self._patiently(partial(server.load, adapter))
+            self._patiently(partial(server.load, adapter), server)
             if before is not None:
-                self._patiently(partial(server.unload, before))
+                self._patiently(partial(server.unload, before), server)
 
-    def _on_main(self, work: Callable[[], None]) -> None:
-        """On rank 0; what goes wrong there ends all ranks."""
-        failure: OctetError | None = None
-        if distributed.is_main():
-            try:
-                work()
-            except OctetError as error:
-                failure = error
-        if failure := distributed.gather(failure)[0]:
+    def _on_main(self, work: Callable[[], T]) -> T:
+        """On rank 0, which tells the others what it found; what goes wrong there ends all ranks."""
+        try:
+            found = work() if distributed.is_main() else None
+        except Exception as error:  # whatever it is: the others wait for word
+            distributed.gather((None, _to_tell(error)))
+            raise
+        found, failure = distributed.gather((found, None))[0]
+        if failure is not None:
             raise failure
+        return cast("T", found)
 
-    def _patiently(self, work: Callable[[], T]) -> T:
-        return Patience(self.settings.vllm, self._say, self._stop).until_it_works(work)
+    def _patiently(self, work: Callable[[], T], server: Server) -> T:
+        return Patience(self.settings.vllm, self._say, self._stop).until_it_works(work, server.url)
 
     def groups(
-        self, adapter: Published | None, prompts: Sequence[Prompt], sampling: Sampling
+        self, adapter: Published | None, servers: Sequence[Server], prompts: Sequence[Prompt], sampling: Sampling
     ) -> Iterator[tuple[int, list[Completion]]]:
-        self._check_context(prompts, sampling.max_new_tokens)
-        at_once = max(1, self.settings.rows // sampling.group) * len(self.servers)
-        pool = ThreadPoolExecutor(max_workers=max(1, min(at_once, len(prompts))))
-        try:
-            asked = {
-                pool.submit(self._group, index, prompt, adapter, sampling): index
-                for index, prompt in enumerate(prompts)
-            }
-            for answered in as_completed(asked):
-                yield asked[answered], answered.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._check_context(servers, prompts, sampling.max_new_tokens)
+        ask = partial(self._group, adapter, servers, sampling)
+        return background.each([partial(ask, *numbered) for numbered in enumerate(prompts)], OPEN * len(servers))
 
-    def _group(self, index: int, prompt: Prompt, adapter: Published | None, sampling: Sampling) -> list[Completion]:
+    def _group(
+        self, adapter: Published | None, servers: Sequence[Server], sampling: Sampling, index: int, prompt: Prompt
+    ) -> list[Completion]:
         """From a server in turn; another try goes to the next one."""
-        body = self._body(index, prompt, adapter, sampling)
         patience, tries = Patience(self.settings.vllm, self._say, self._stop), 0
         while True:
-            server = self.servers[(index + tries) % len(self.servers)]
+            server = servers[(index + tries) % len(servers)]
+            body = self._body(index, prompt, adapter.name if adapter else server.base, sampling)
             try:
                 reply = server.post("/v1/completions", body, self.settings.vllm.timeout_s)
                 return self._completions(reply, server, adapter, sampling)
             except NoReply as failure:
                 tries += 1
                 if failure.status == 404 and adapter is not None:  # it was started again
-                    patience.until_it_works(partial(server.load, adapter))
+                    patience.until_it_works(partial(server.load, adapter), server.url)
                     failure = Lie(str(failure))  # not for ever
                 patience.after(failure)
 
-    def _body(self, index: int, prompt: Prompt, adapter: Published | None, sampling: Sampling) -> dict[str, Any]:
+    def _body(self, index: int, prompt: Prompt, model: str, sampling: Sampling) -> dict[str, Any]:
         return NEUTRAL | {
-            "model": adapter.name if adapter else self.base,
+            "model": model,
             "prompt": list(prompt.tokens),
             "n": sampling.group,
             "temperature": sampling.temperature,
@@ -298,7 +322,7 @@ class VllmServerSampler(Sampler):
     def _completions(
         self, reply: Any, server: Server, adapter: Published | None, sampling: Sampling
     ) -> list[Completion]:
-        wanted = adapter.name if adapter else self.base
+        wanted = adapter.name if adapter else server.base
         try:
             model, choices = reply["model"], sorted(reply["choices"], key=lambda choice: int(choice["index"]))
             rows = [(choice["token_ids"], choice["logprobs"]["token_logprobs"]) for choice in choices]
@@ -325,12 +349,14 @@ class VllmServerSampler(Sampler):
         version = adapter.version if adapter else None
         return Completion(tuple(tokens), tuple(map(float, logprobs)), text, truncated, version)
 
-    def _check_context(self, prompts: Sequence[Prompt], new_tokens: int) -> None:
+    def _check_context(self, servers: Sequence[Server], prompts: Sequence[Prompt], new_tokens: int) -> None:
         longest = max((len(prompt.tokens) for prompt in prompts), default=0)
-        if self.context is not None and longest + new_tokens > self.context:
+        for server in servers:
+            if server.context is None or longest + new_tokens <= server.context:
+                continue
             raise ConfigError(
                 f"rollout.max_new_tokens={new_tokens}: with a prompt of {longest} tokens that is beyond what "
-                f"{self.servers[0].url} has room for, {self.context}. Start it with a larger --max-model-len, or "
+                f"{server.url} has room for, {server.context}. Start it with a larger --max-model-len, or "
                 "write a smaller rollout.max_new_tokens or prompt.max_tokens."
             )
 
@@ -348,27 +374,32 @@ class WholeModelSampler(VllmServerSampler):
             published = self.publisher.publish(self.source, version)
             self._on_main(lambda: self._send_weights(published))
             self._shown = version
-            self.weights = replace(published, name=self.base)
+            self.weights = replace(published, name=self.servers[0].base)  # the run has named them all alike
         return None if version is None else self.weights
 
     def _send_weights(self, published: Published) -> None:
         for server in self.servers:
-            arguments = [str(published.path), published.version]
-            answer = server.post("/collective_rpc", {"method": "octet_load", "args": arguments}, LONG_S)
-            if set(answer["results"]) != {str(published.version)}:  # of every worker
-                raise TrainingError(f"rollout.engine=vllm_server: {server.url} did not take the weights: {answer}")
-            server.forget()
+            self._patiently(partial(_send_weights, server, published), server)
+
+
+def _send_weights(server: Server, published: Published) -> None:
+    arguments = [str(published.path), published.version]
+    answer = server.post("/collective_rpc", {"method": "octet_load", "args": arguments}, LONG_S)
+    if set(answer["results"]) != {str(published.version)}:  # of every worker
+        raise TrainingError(f"rollout.engine=vllm_server: {server.url} did not take the weights: {answer}")
+    server.forget()
 
 
 class Frozen(Sampler):
-    """One version of the policy, or the base."""
+    """One version of the policy, or the base, of some of the servers."""
 
-    def __init__(self, servers: VllmServerSampler, adapter: Published | None) -> None:
-        self.servers = servers
+    def __init__(self, sampler: VllmServerSampler, adapter: Published | None, servers: Sequence[Server]) -> None:
+        self.sampler = sampler
         self.adapter = adapter
+        self.servers = servers
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
-        return self.servers.groups(self.adapter, prompts, sampling)
+        return self.sampler.groups(self.adapter, self.servers, prompts, sampling)
 
 
 def connect(run: Outside) -> VllmServerSampler:
@@ -387,6 +418,13 @@ def connect(run: Outside) -> VllmServerSampler:
         raise
     run.say(f"rollout: vLLM at {', '.join(urls)}")
     return sampler
+
+
+def _to_tell(failure: Exception) -> OctetError:
+    """The same for other ranks; what is not ours may not travel."""
+    if isinstance(failure, OctetError):
+        return failure
+    return TrainingError(f"rollout.engine=vllm_server: rank 0 failed: {type(failure).__name__}: {failure}")
 
 
 def _are_numbers(values: Any, kind: type) -> bool:
