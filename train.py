@@ -3,11 +3,12 @@
 The configuration comes first: a typo is answered before torch is imported.
 """
 
+import os
 import signal
 import sys
 from types import FrameType
 
-from trainer import cluster, hardware, levers, preflight, quiet
+from trainer import cluster, hardware, launch, levers, preflight, quiet
 from trainer.cli import answering_errors, leave
 from trainer.policy import ds_config
 from trainer.rewards import graders
@@ -23,6 +24,7 @@ def main() -> None:
         print(request.config.to_yaml(), end="")
         return
     machine = hardware.detect()
+    launch.must_leave_our_cards(machine, request.config.rollout.vllm, int(os.environ.get("WORLD_SIZE", "1")))
     ds_config.check(request.config, has_gpu=bool(machine.gpus))
     levers.check(request.config, machine)
     graders.check(request.config)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from trainer import assemble, distributed, export, parity, results
+from trainer import assemble, distributed, export, hardware, launch, parity, results
 from trainer.batches import Packer
 from trainer.comparison import Comparison, agreement
 from trainer.config import Config
@@ -42,6 +42,7 @@ def evaluate(config: Config, models: Models, draws: Draws | None, out: Path, as_
     """The model of the configuration; the same with an adapter and a merged model, if there are such, beside it.
 
     Under srun or torchrun the problems are split over the ranks."""
+    launch.must_leave_our_cards(hardware.detect(), config.rollout.vllm, distributed.world_size())
     joins = distributed.world_size() > 1 or may_colocate(config.rollout)
     with assemble.process_group(config) if joins else nullcontext():
         evaluations = list(_evaluations(config, models, draws, out))

@@ -314,7 +314,8 @@ class Vllm(Section):
     python: Path | None = None
     """Interpreter of the environment that vLLM is installed in; by default that of the trainer."""
     devices: tuple[int, ...] = ()
-    """CUDA devices of the servers that the run starts, such as `0` or `0,1`; the policy is trained on the others."""
+    """CUDA devices of the servers that the run starts, such as `0` or `0,1`; the policy is trained on the others. On a
+    machine with cards they have to be named."""
     tensor_parallel: int = Field(1, ge=1)
     """Devices that share one copy of the model. A server is started for every so many of `devices`."""
     memory: float | None = Field(None, gt=0.0, lt=1.0)
@@ -327,7 +328,7 @@ class Vllm(Section):
     wait_s: float = Field(600.0, gt=0.0)
     """How long a server may be away, at the start and later, before the run ends."""
     timeout_s: float = Field(600.0, gt=0.0)
-    """Seconds for the answers to one problem."""
+    """Seconds for the answers to one problem, what they wait for at a busy server included."""
     max_difference: float = Field(1.0, gt=0.0)
     """Mean difference of a token's log-prob between sampler and trainer from which on the run is refused, or ended."""
 
@@ -354,6 +355,10 @@ class Vllm(Section):
     def _running_or_started(self) -> Vllm:
         if self.urls and self.start:
             raise ValueError("urls name servers that are running, and start makes others. Write one of the two")
+        if len(set(self.devices)) < len(self.devices) or min(self.devices, default=0) < 0:
+            raise ValueError(
+                f"devices={','.join(map(str, self.devices))} are not numbers of different cards. Write some like 0,1"
+            )
         if len(self.devices) % self.tensor_parallel:
             raise ValueError(
                 f"devices={','.join(map(str, self.devices))} cannot be dealt out by "
@@ -388,7 +393,8 @@ class Rollout(Section):
     refills: int = Field(3, ge=1)
     """Rounds of fresh problems that `refill` tries in a step at most."""
     rows: int = Field(128, ge=1)
-    """Completions that are decoded side by side; halved where they do not fit into memory."""
+    """Completions that the local samplers decode side by side; halved where they do not fit into memory. A server of
+    vLLM that was started elsewhere goes by its own memory, and queues what is beyond it."""
 
     @field_validator("group_size")
     @classmethod
