@@ -15,6 +15,7 @@ import sys
 import time
 from types import FrameType
 
+AGAIN_S = 2.0  # vLLM waits for open connections at the first signal, and for nothing at the second
 GRACE_S = 20.0  # for the server to leave by itself
 LOOKS_EVERY_S = 0.3
 
@@ -37,12 +38,18 @@ def main() -> int:
 
 def _end(server: subprocess.Popen[bytes]) -> None:
     """The server and all that it started, which is what its session is."""
-    _signal(server, signal.SIGINT)
-    deadline = time.monotonic() + GRACE_S
-    while server.poll() is None and time.monotonic() < deadline:
-        time.sleep(LOOKS_EVERY_S)
+    for patience_s in (AGAIN_S, GRACE_S):
+        if server.poll() is None:
+            _signal(server, signal.SIGINT)
+            _wait(server, patience_s)
     _signal(server, signal.SIGKILL)
     server.wait()
+
+
+def _wait(server: subprocess.Popen[bytes], patience_s: float) -> None:
+    deadline = time.monotonic() + patience_s
+    while server.poll() is None and time.monotonic() < deadline:
+        time.sleep(LOOKS_EVERY_S)
 
 
 def _signal(server: subprocess.Popen[bytes], number: int) -> None:
