@@ -67,11 +67,19 @@ def make_outside(run: Outside, model: Any) -> Sampler | None:
 
 
 def found_by_auto(run: Outside, model: Any) -> str | None:
-    """Why `auto` takes the vLLM of this environment; None where it does not. It is not imported to find out."""
-    if run.config.rollout.engine != "auto" or not distributed.on_gpu() or find_spec("vllm") is None:
+    """Why `auto` takes the vLLM of this environment; None where it does not. It is not imported to find out.
+
+    Every rank calls it, and all choose the same: a rank whose card has less room speaks for all."""
+    if run.config.rollout.engine != "auto":
         return None
-    if why_not := _why_not_colocated(run, model):
-        run.say(f"rollout: not with the vLLM of this environment: {why_not}")
+    is_here = find_spec("vllm") is not None
+    why_not = None if not is_here else "there is no GPU" if not distributed.on_gpu() else _why_not_colocated(run, model)
+    found = distributed.gather((is_here, why_not))
+    if not any(is_here for is_here, _ in found):
+        return None
+    reasons = ["a rank has none" if not is_here else why_not for is_here, why_not in found]
+    if reason := next(filter(None, reasons), None):
+        run.say(f"rollout: by Octet itself and not by the vLLM of this environment: {reason}")
         return None
     return f"vLLM {vllm_check.installed()} is installed, and the card has room for it"
 
