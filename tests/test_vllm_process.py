@@ -5,15 +5,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from trainer import memory, shapes
+from tests.conftest import ROOT
+from trainer import cli, memory, shapes
 from trainer.config import COLOCATED_MEMORY
+from trainer.distributed import free_port
 from trainer.errors import ConfigError, TrainingError
 from trainer.hardware import Gpu, Hardware
-from trainer.launch import training_cards
+from trainer.launch import must_leave_our_cards, training_cards
 from trainer.samplers import choose, vllm_check, vllm_process
 from trainer.samplers.keeper import GRACE_S
 from trainer.samplers.publish import Fixed, Outside
@@ -32,6 +35,8 @@ REFUSED = {
     "DoRA": (["rollout.vllm.urls=http://a", "lora.dora=true"], "vLLM serves no DoRA"),
     "DoRA, colocated": (["rollout.engine=vllm_colocate", "lora.dora=true"], "vLLM serves no DoRA"),
     "rank": (["rollout.vllm.urls=http://a", "lora.r=300", "lora.init=pissa"], "leaves the run with 600.* lora.r=256"),
+    "a device twice": (["rollout.vllm.start=true", "rollout.vllm.devices=0,0"], "not numbers of different cards"),
+    "a device below 0": (["rollout.vllm.start=true", "rollout.vllm.devices=-1"], "devices=-1 are not numbers"),
     "parallel": (["rollout.vllm.devices=0,1,2", "rollout.vllm.tensor_parallel=2"], "a multiple of it"),
 }
 
@@ -60,6 +65,33 @@ def test_the_policy_is_trained_on_the_cards_that_the_servers_leave():
     assert left("rollout.vllm.start=true", "rollout.vllm.devices=0,1") == [2, 3]
     with pytest.raises(ConfigError, match=r"devices=0,1,2,3: no card is left to train on, of 0,1,2,3"):
         left("rollout.vllm.start=true", "rollout.vllm.devices=0,1,2,3")
+
+
+def test_on_a_machine_with_cards_the_servers_are_told_theirs():
+    machine = Hardware(tuple(Gpu(index, f"GPU-{index}", "card", 24.0) for index in range(2)), 8)
+    started = resolve("nano", None, ["rollout.vllm.start=true"]).rollout.vllm
+    for look in (training_cards, lambda machine, vllm: must_leave_our_cards(machine, vllm, ranks=1)):
+        with pytest.raises(ConfigError, match=r"this machine has 2 x card.* Write rollout.vllm.devices=0"):
+            look(machine, started)
+        look(Hardware((), 8), started)
+
+
+def test_a_rank_started_by_hand_does_not_share_its_card_with_a_server(monkeypatch):
+    machine = Hardware(tuple(Gpu(index, f"GPU-{index}", "card", 24.0) for index in range(2)), 8)
+
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+
+    def look(devices: str, ranks: int) -> None:
+        named = ["rollout.vllm.start=true", f"rollout.vllm.devices={devices}"]
+        must_leave_our_cards(machine, resolve("nano", None, named).rollout.vllm, ranks)
+
+    look("1", ranks=1)
+    with pytest.raises(ConfigError, match=r"devices=0: the policy would be trained on 0, so 0 .*CUDA_VISIBLE_DEVICES"):
+        look("0", ranks=1)
+    with pytest.raises(ConfigError, match=r"trained on 0,1, so 1 would"):
+        look("1", ranks=2)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    look("0", ranks=1)
 
 
 def of_server(*overrides: str) -> list[str]:
@@ -154,6 +186,25 @@ def test_a_server_is_asked_to_leave_and_its_children_go_with_it(tmp_path):
     wait_for(lambda: not any(map(is_alive, map(int, note.read_text().split()))))
 
 
+STUBBORN = """
+import os, signal, time
+asked = []
+signal.signal(signal.SIGINT, lambda *_: (asked.append(1), len(asked) > 1 and os._exit(0)))
+open(os.environ["NOTE"], "w").write("ready")
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_a_server_that_waits_for_its_clients_is_asked_twice(tmp_path, monkeypatch):
+    monkeypatch.setenv("NOTE", str(tmp_path / "note"))
+    started = vllm_process._start([sys.executable, "-c", STUBBORN], [], tmp_path / "log")
+    wait_for((tmp_path / "note").is_file)
+    began = time.monotonic()
+    started.stop()
+    assert time.monotonic() - began < GRACE_S / 2
+
+
 def is_alive(process: int) -> bool:
     """Dead children that nobody has asked after do not count."""
     stat = Path(f"/proc/{process}/stat")
@@ -183,3 +234,72 @@ def test_the_plan_gives_vllm_its_share_of_the_card():
     served = planned("rollout.vllm.urls=http://127.0.0.1:8000")
     assert not {"KV cache", "vLLM"} & {*served.phases["rollout"], *served.phases["backward"]}
     assert "KV cache" in planned().phases["rollout"]
+
+
+def served_run(folder: Path) -> Path:
+    """The adapter of a run that was served, as far as its settings go."""
+    served = ["rollout.engine=vllm_server", "rollout.vllm.urls=http://gone:8000", "rollout.ahead=1"]
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
+    (folder / "config.yaml").write_text(resolve("nano", None, served).to_yaml())
+    return folder / "adapter"
+
+
+@pytest.mark.parametrize(
+    ("given", "engine", "urls"),
+    [
+        ([], "auto", ()),
+        (["rollout.engine=decode"], "decode", ()),
+        (["rollout.vllm.urls=http://new:8000"], "auto", ("http://new:8000",)),
+    ],
+)
+def test_whoever_asks_about_a_served_adapter_does_not_need_its_server(tmp_path, given, engine, urls):
+    options = cli._eval_parser().parse_intermixed_args([f"--adapter={served_run(tmp_path)}", *given])
+    rollout = cli._settings(options).rollout
+    assert (rollout.engine, rollout.vllm.urls, rollout.ahead) == (engine, urls, 0)
+
+
+def test_auto_says_why_it_leaves_an_installed_vllm(tmp_path, monkeypatch):
+    said: list[str] = []
+    run = replace(outside(tmp_path), say=said.append)
+    monkeypatch.setattr(choose, "find_spec", lambda name: None)
+    assert choose.make_outside(run, None) is None
+    assert said == []
+    monkeypatch.setattr(choose, "find_spec", lambda name: name)
+    assert choose.make_outside(run, None) is None
+    assert said == ["rollout: by Octet itself and not by the vLLM of this environment: there is no GPU"]
+
+
+AUTO = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tests.test_vllm_process import *
+from trainer import distributed
+
+distributed.connect(60)
+mine = [None, "the card is full"][distributed.rank()]
+choose.find_spec, choose._why_not_colocated = lambda name: name, lambda run, model: mine
+distributed.on_gpu = lambda: True
+said = []
+found = choose.found_by_auto(replace(outside(Path(sys.argv[1])), say=said.append), None)
+print(found, said)
+distributed.disconnect()
+"""
+
+
+def test_a_rank_without_room_speaks_for_all(tmp_path):
+    """One that chose by itself would wait for the others for ever."""
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", AUTO, str(tmp_path)],
+            env=os.environ | group | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for rank in range(2)
+    ]
+    why = "rollout: by Octet itself and not by the vLLM of this environment: the card is full"
+    assert [rank.communicate(timeout=60)[0].strip() for rank in ranks] == [f"None {[why]}"] * 2

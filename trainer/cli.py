@@ -30,6 +30,8 @@ from trainer.settings import choose_preset, resolve
 from trainer.types import Draws
 
 SAMPLE_TEMPERATURE = 0.7
+# The servers of a run are its own: they may be gone, and whoever asks about its adapter can name others.
+SERVED_NO_MORE = ("rollout.engine=auto", "rollout.ahead=0", "rollout.vllm.urls=[]", "rollout.vllm.start=false")
 
 
 def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
@@ -383,7 +385,9 @@ def _settings(options: argparse.Namespace) -> Config:
             "or a whole model with --model."
         )
     clean = "model.quantize=none"  # whatever the run had: an adapter fits the original base
-    config = resolve(options.preset or _preset_for(options), None, [clean, *overrides, *options.overrides])
+    preset = options.preset or _preset_for(options)
+    own = SERVED_NO_MORE if preset and resolve(preset).rollout.asks_servers else ()
+    config = resolve(preset, None, [clean, *own, *overrides, *options.overrides])
     if not config.eval.problems:
         raise ConfigError("eval.problems=0: there is nothing to evaluate. Try --problems 256.")
     hub.check(config)
