@@ -82,7 +82,7 @@ def _outside(config: Config, model: Any, tokenizer: Any, out: Path) -> Iterator[
     """vLLM, if the settings mean it, and what it is to show: the base at first."""
     shown = Fixed()
     out.mkdir(parents=True, exist_ok=True)
-    sampler = make_outside(assemble.around(config, shown, model, tokenizer, out, limits.on_stderr), model)
+    sampler = make_outside(assemble.around(config, shown, model, tokenizer, out, _say), model)
     try:
         if sampler:
             _must_be(model, tokenizer, config, sampler)
@@ -90,6 +90,12 @@ def _outside(config: Config, model: Any, tokenizer: Any, out: Path) -> Iterator[
     finally:
         if sampler:
             sampler.close()
+
+
+def _say(text: str) -> None:
+    """Once, however many ranks there are."""
+    if distributed.is_main():
+        limits.on_stderr(text)
 
 
 def _some_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
@@ -104,7 +110,7 @@ def _must_be(model: Any, tokenizer: Any, config: Config, sampler: Sampler) -> No
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, flat=False)
     measure = LogProbs(model, sampling.temperature, flat=False)
     apart = parity.of_each(measure, packer, model.device, sampler, prompts, sampling)
-    parity.judge(apart, config.rollout.vllm.max_difference, limits.on_stderr)
+    parity.judge(apart, config.rollout.vllm.max_difference, _say)
 
 
 def merge(config: Config, adapter: Path, out: Path, as_json: bool) -> None:
