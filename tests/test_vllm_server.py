@@ -6,6 +6,7 @@ What a real vLLM does is in tests/vllm/.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -555,3 +556,38 @@ def test_an_interrupt_does_not_wait_for_a_silent_server(tmp_path):
     assert "KeyboardInterrupt" in answer.stderr
     assert "files left: 0" in answer.stdout
     assert time.monotonic() - began < 30
+
+
+TWO_RANKS = """
+import sys
+from tests.test_vllm_server import *
+
+distributed.connect(30)
+double = Double()
+threading.Thread(target=double.serve_forever, daemon=True).start()
+double.instead = {} if distributed.is_main() else {"/v1/models": (500, b"only rank 0 asks")}
+run = around(Path(sys.argv[1]), Policy(), double.url)
+sampler = VllmServerSampler(run, [Server(double.url)])
+try:
+    sampler._on_main(lambda: 1 / 0)
+except (ZeroDivisionError, TrainingError) as error:
+    print(sampler.servers[0].base, type(error).__name__, error)
+distributed.disconnect()
+"""
+
+
+def test_whatever_goes_wrong_on_rank_0_reaches_the_ranks_that_wait_for_it(tmp_path):
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(distributed.free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_RANKS, str(tmp_path)],
+            env=os.environ | group | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for rank in range(2)
+    ]
+    one, other = (rank.communicate(timeout=60)[0].strip() for rank in ranks)
+    assert one == "base ZeroDivisionError division by zero"
+    assert other == "base TrainingError rollout.engine=vllm_server: rank 0 failed: ZeroDivisionError: division by zero"
