@@ -168,6 +168,9 @@ def test_a_killed_trainer_leaves_no_server_behind(tmp_path):
     parent = subprocess.Popen([sys.executable, "-c", PARENT, keeper, SERVER], env=os.environ | {"NOTE": str(note)})
     wait_for(lambda: note.is_file() and note.read_text().endswith("\n"))
     processes = [int(number) for number in note.read_text().split()]
+    for process in processes:
+        os.kill(process, signal.SIGUSR1)  # as Slurm does before the time is up; the run needs its server to the end
+    time.sleep(0.2)
     assert all(map(is_alive, processes))
     parent.send_signal(signal.SIGKILL)
     parent.wait()

@@ -29,6 +29,7 @@ def main() -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm's word to the run that its time is up; the server inherits it
     server = subprocess.Popen(command, start_new_session=True)
     while server.poll() is None and not asked and os.getppid() == trainer:
         time.sleep(LOOKS_EVERY_S)
