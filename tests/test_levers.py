@@ -489,7 +489,7 @@ def train(folder, *arguments: str, ranks: int = 1) -> str:
     """What rank 0 says; as the launcher starts them."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
     if ranks > 1:
-        own |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(distributed._free_port())}
+        own |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(distributed.free_port())}
     started = [
         subprocess.Popen(
             [sys.executable, str(ROOT / "train.py"), *arguments],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -231,7 +232,8 @@ def test_evaluation_in_the_loop_uses_the_verifier(monkeypatch):
 
     monkeypatch.setattr(loop, "evaluate", lambda name, sampler, scorer, prompts, tokens: scorer)
     config = resolve(None)
-    parts = SimpleNamespace(scorer=Scorer(scorer_of().rules, [Meeting()]), evaluator=None, held_out=[], config=config)
+    scorer, policy = Scorer(scorer_of().rules, [Meeting()]), SimpleNamespace(gathered=nullcontext)
+    parts = SimpleNamespace(scorer=scorer, evaluator=None, held_out=[], config=config, policy=policy)
     assert loop.Parts.evaluate(parts, "step 1").graders == ()
 
 
@@ -247,6 +249,7 @@ def test_the_metrics_of_a_step_hold_what_the_rewards_measured():
         config=resolve(None), total_steps=9, held_out=[], scorer=scorer, journal=journal,
         screen=SimpleNamespace(step=lambda step, metrics: None),
         course=SimpleNamespace(is_due=lambda step, total: False, has_stopped_rising=False),
+        stopping=SimpleNamespace(is_due=lambda: False), is_checkpoint=lambda step: False,
     )  # fmt: skip
     loop.record(parts, 1, groups, [], Tally(), Phases())
     assert written["reward/format"] == 1.0

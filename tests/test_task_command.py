@@ -106,7 +106,7 @@ def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
         (["gsm9k"], "task.name='gsm9k' cannot be used. Write one of 'nano', 'gsm8k', 'math'"),
         (["records"], "Write task.path=FILE or task.data_dir=FOLDER"),
         (["nano", "--style", "chatty"], "Did you mean chat?"),
-        (["records", "task.path=owner/name"], "owner/name is not in the cache"),
+        (["records", "task.path=owner/name"], "owner/name train is not in the cache"),
     ],
 )
 def test_mistakes_are_answered(capsys, arguments, told):
