@@ -26,19 +26,10 @@ read_site() {
     [ -f "$1" ] || { echo "octet: there is no $1, so the cluster's own defaults are used" && return; }
     # shellcheck source=slurm/site.env.example
     source "$1"
-    drop_empty
     if [ -n "${SBATCH_PARTITION:-}" ] && [ "$SBATCH_PARTITION" != "${SLURM_JOB_PARTITION:-}" ]; then
         echo "octet: $1 says partition $SBATCH_PARTITION, and this job is in ${SLURM_JOB_PARTITION:-none}: sbatch" \
             "reads no file, so write source $1 before it"
     fi
-}
-
-# What was left empty in site.env is not set at all: NCCL and others take an empty value for a value.
-drop_empty() {
-    local name
-    for name in ${!SBATCH_@} ${!OCTET_@} ${!NCCL_@} ${!GLOO_@} ${!HF_@}; do
-        [ -n "${!name}" ] || unset "$name"
-    done
 }
 
 load_modules() {
