@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 from trainer import rendezvous
-from trainer.errors import ClusterError
+from trainer.errors import ClusterError, LostRank
 
 
 @pytest.fixture
@@ -78,15 +78,17 @@ def fails_at(rank: int, silent: int | None = None, raises: int | None = None):
 def test_a_silent_rank_is_named_when_a_collective_fails(address, quick):
     first, _, last = together(lambda rank: fails_at(rank, silent=1))
     for error in (first, last):
-        assert isinstance(error, ClusterError)
+        assert isinstance(error, LostRank)
         assert "rank 1 on " in str(error)
         assert "it died, or did not answer within 9 s (RuntimeError: Timed out waiting 9000ms)" in str(error)
         assert "rank 0" not in str(error)
 
 
 def test_a_rank_that_ended_is_named_with_its_reason(address, quick):
+    """Nobody is lost: the job is not tried again."""
     first, failed, _ = together(lambda rank: fails_at(rank, raises=1))
     assert isinstance(failed, ValueError)
+    assert type(first) is ClusterError
     assert "it ended with ValueError: out of cheese" in str(first)
 
 
@@ -125,3 +127,32 @@ def test_a_rank_that_dies_is_named_over_gloo(address):
     said = first.communicate(timeout=60)[0]
     assert second.returncode == 9
     assert "rank 1 on far: it died, or did not answer within 60 s (engine.timeout_s)" in said
+
+
+ERROR = """
+import os, sys
+from trainer import distributed, errors
+distributed.connect(timeout_s=60, connect_s=20)
+try:
+    with distributed.naming_the_missing(60):
+        if distributed.rank() == 0:
+            raise errors.ConfigError("out of cheese")
+        distributed.barrier()
+except errors.OctetError as error:
+    print(error, flush=True)
+    os._exit(error.status)
+"""
+
+
+def test_an_error_of_rank_0_is_heard_before_its_store_goes(address):
+    """Over gloo: the barrier of the other one fails only when rank 0 has gone."""
+    environment = os.environ | {"WORLD_SIZE": "2", "SLURMD_NODENAME": "far"}
+    first, second = (
+        subprocess.Popen(
+            [sys.executable, "-c", ERROR], cwd=ROOT, env=environment | {"RANK": rank}, stdout=subprocess.PIPE, text=True
+        )
+        for rank in "01"
+    )
+    assert first.communicate(timeout=60)[0] == "out of cheese\n"
+    assert "rank 0 on far: it ended with ConfigError: out of cheese" in second.communicate(timeout=60)[0]
+    assert (first.returncode, second.returncode) == (2, 2)

@@ -1,7 +1,8 @@
 """The ranks of a run find each other, and a rank that is missing is called by its name and node.
 
 Before any weights load, every rank writes its host into a small store at rank 0, and all of them add up a number.
-Later, when a collective fails, they say in the same store that they are still there: who does not is the one.
+Later, when a collective fails, they say in the same store that they are still there: who does not is the one. A rank
+that ends with an error of its own says that, too: then nobody is lost, and another start would end the same way.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +28,7 @@ from trainer.errors import ClusterError, LostRank
 WAITS = "waits"
 SOURCE = re.compile(r"^\[[^]]*gloo[^]]*\] ")  # a file and a line of gloo's
 ANSWER_S = 5.0  # what a rank that has failed waits for the others to say that they are there
+LISTEN_S = 0.5  # between two looks at what rank 0 says
 
 
 def host() -> str:
@@ -40,6 +43,7 @@ class Ranks:
     store: Any
     mine: int
     hosts: Sequence[str]
+    last_word: list[str] = field(default_factory=list)  # of rank 0, once it has said one
 
     @property
     def here(self) -> int:
@@ -50,17 +54,45 @@ class Ranks:
     def naming_the_missing(self, waited: str) -> Iterator[None]:
         """An error of a collective becomes one that says which rank was not there."""
         try:
-            yield
+            with self._listening():
+                yield
         except BaseException as error:
             if not _is_of_a_collective(error):
+                self._say("heard", "yes")
                 self._say("state", f"it ended with {_short(error)}")
+                self._keep_the_store([f"heard/{rank}" for rank in self._all()])
                 raise
             self._say("state", WAITS)
-            reason = self._who(waited)
+            reason, is_lost = self._who(waited)
             self._say("knows", "yes")
-            if self.mine == 0:  # the store goes with this process
-                absent(self.store, [f"knows/{rank}" for rank in self._all() if self._waits(rank)], ANSWER_S)
-            raise LostRank(f"{reason} ({_short(error)})") from error
+            self._keep_the_store([f"knows/{rank}" for rank in self._all() if self.mine == 0 and self._waits(rank)])
+            kind = LostRank if is_lost else ClusterError
+            raise kind(f"{reason} ({_short(error)})") from error
+
+    def _keep_the_store(self, keys: Sequence[str]) -> None:
+        """It goes with rank 0, so that one stays until the others have written these."""
+        if self.mine == 0:
+            absent(self.store, keys, ANSWER_S)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """To rank 0: the collectives of the others fail when it has gone, and then its last word cannot be read."""
+        over = threading.Event()
+        listener = threading.Thread(target=self._listen, args=(over,), daemon=True)
+        if self.mine != 0:
+            listener.start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def _listen(self, over: threading.Event) -> None:
+        with suppress(dist.DistError):  # it is gone without a word
+            while not self.store.check(["state/0"]):
+                if over.wait(LISTEN_S):
+                    return
+            self.last_word.append(self.store.get("state/0").decode())
+            self.store.set(f"heard/{self.mine}", "yes")
 
     def _waits(self, rank: int) -> bool:
         return self.store.check([f"state/{rank}"]) and self.store.get(f"state/{rank}").decode() == WAITS
@@ -72,18 +104,26 @@ class Ranks:
         with suppress(dist.DistError):  # rank 0 is gone and the store with it: there is nobody left to tell
             self.store.set(f"{word}/{self.mine}", text)
 
-    def _who(self, waited: str) -> str:
-        """Asked by a rank whose collective has failed. All that are alive fail at about the same time."""
+    def _who(self, waited: str) -> tuple[str, bool]:
+        """The reason, and whether a rank is lost. Asked by a rank whose collective has failed: all that are alive fail
+        at about the same time."""
         try:
             silent = absent(self.store, self._keys("state"), ANSWER_S)
             states = {rank: self.store.get(f"state/{rank}").decode() for rank in self._all() if rank not in silent}
         except dist.DistError:
-            return f"rank 0 on {self.hosts[0]} is gone. What it said last is in the log"
-        others = [f"rank {rank} on {self.hosts[rank]}: {state}" for rank, state in states.items() if state != WAITS]
-        others += [f"rank {rank} on {self.hosts[rank]}: it died, or did not answer within {waited}" for rank in silent]
-        if others:
-            return "; ".join(others)
-        return f"all ranks are there: one was late, or what they send does not arrive within {waited}. {interfaces()}"
+            return self._without_the_store()
+        ended = [f"rank {rank} on {self.hosts[rank]}: {state}" for rank, state in states.items() if state != WAITS]
+        lost = [f"rank {rank} on {self.hosts[rank]}: it died, or did not answer within {waited}" for rank in silent]
+        if ended or lost:
+            return "; ".join([*ended, *lost]), bool(lost)
+        network = f"one was late, or what they send does not arrive within {waited}. {interfaces()}"
+        return f"all ranks are there: {network}", True
+
+    def _without_the_store(self) -> tuple[str, bool]:
+        where = f"rank 0 on {self.hosts[0]}"
+        if self.last_word and self.last_word[0] != WAITS:
+            return f"{where}: {self.last_word[0]}", False
+        return f"{where} is gone. What it said last is in the log", True
 
     def _all(self) -> range:
         return range(len(self.hosts))
