@@ -100,13 +100,14 @@ folder_of() {
     echo "$folder"
 }
 
-# 75 is the status of a run that was told to stop and has saved everything; 138 of one whose signal came before it
-# could listen. 76 is one that has lost a rank, and 137 the rank that was killed: a node may be to blame, so it is tried
-# again, a few times. Such a job asks to be started again; in a chain the next job goes on.
+# 75 is the status of a run that was told to stop and has saved everything. The others are tried again a few times: 138
+# is a run whose signal came before it could listen, 76 one that has lost a rank, 137 a rank that was killed and 134 one
+# that NCCL's watchdog has ended; a node may be to blame. Such a job asks to be started again; in a chain the next job
+# goes on.
 go_on_later() {
     case "$1" in
-    75 | 138) ask_again "$1" ;;
-    76 | 137) [ "${SLURM_RESTART_COUNT:-0}" -ge 3 ] || ask_again "$1" ;;
+    75) ask_again "$1" ;;
+    76 | 134 | 137 | 138) [ "${SLURM_RESTART_COUNT:-0}" -ge 3 ] || ask_again "$1" ;;
     esac
     exit "$1"
 }

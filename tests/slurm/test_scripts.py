@@ -1,5 +1,6 @@
 """Every shipped script, by four readers: bash, shellcheck, sbatch, and `octet slurm`, which makes more of them."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,24 @@ def test_bash_and_shellcheck_find_nothing(script):
     for command in (["bash", "-n"], [shellcheck, "-x"]):
         answer = subprocess.run([*command, str(script)], cwd=ROOT, capture_output=True, text=True, check=False)
         assert (answer.returncode, answer.stdout + answer.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("status", "restarts", "asks"),
+    [
+        (0, 0, False),
+        (2, 0, False),
+        (75, 9, True),
+        *((often, 2, True) for often in (76, 134, 137, 138)),
+        (138, 3, False),
+    ],
+)
+def test_a_job_asks_for_another_start_where_that_may_help(status, restarts, asks):
+    script = f'source slurm/common.sh; scontrol() {{ echo "scontrol $*"; }}; go_on_later {status}'
+    job = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": str(restarts)}
+    answer = subprocess.run(["bash", "-c", script], cwd=ROOT, env=job, capture_output=True, text=True, check=False)
+    assert answer.returncode == status
+    assert ("scontrol requeue 5" in answer.stdout) == asks
 
 
 @pytest.mark.slurm
