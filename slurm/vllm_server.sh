@@ -5,6 +5,7 @@
 # It takes adapters and weights from whoever reaches it, so it listens on the address of the node alone: keep that
 # inside of the cluster.
 set -euo pipefail
+trap '' USR1 # it is sent to every step and ends a program that does not know it: the run says when it is over
 IFS=, read -r -a devices <<<"${CUDA_VISIBLE_DEVICES:-}"
 [ "${#devices[@]}" -lt 2 ] || export CUDA_VISIBLE_DEVICES="${devices[SLURM_LOCALID]}"
 export VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 VLLM_SERVER_DEV_MODE=1 VLLM_NO_USAGE_STATS=1

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -115,3 +116,21 @@ def test_what_slurm_refuses_is_explained(cluster, tmp_path, asked, site, told):
     assert answer.returncode == 2
     assert told in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_a_vllm_server_outlives_the_signal_that_the_run_is_told_to_stop_with(tmp_path):
+    """The signal goes to every step of the job; what stands in for vLLM's python has never heard of it."""
+    server = tmp_path / "python"
+    server.write_text("#!/bin/sh\necho up\nsleep 1\necho still up\n")
+    server.chmod(0o755)
+    node = {"PATH": os.environ["PATH"], "SLURM_LOCALID": "0", "SLURMD_NODENAME": "here"}
+    with subprocess.Popen(
+        [ROOT / "slurm/vllm_server.sh", "model", "30000"],
+        env=node | {"OCTET_VLLM_PYTHON": str(server)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.communicate(timeout=30)[0] == "still up\n"
+        assert process.returncode == 0
