@@ -71,12 +71,14 @@ def lab() -> Iterator[Lab]:
     if reason := why_not():
         pytest.skip(f"no Slurm here: {reason}")
     started = Lab(Path(tempfile.mkdtemp(prefix="octet-lab-", dir="/tmp")))
-    began = time.monotonic()
-    started.start()
-    started.seconds = time.monotonic() - began
-    yield started
-    started.stop()
-    shutil.rmtree(started.folder, ignore_errors=True)
+    try:
+        began = time.monotonic()
+        started.start()
+        started.seconds = time.monotonic() - began
+        yield started
+    finally:
+        started.stop()
+        shutil.rmtree(started.folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGES = ("munge", "slurmctld", "slurmd", "slurm-client")
@@ -87,7 +87,6 @@ def _path() -> str:
 @dataclass
 class Lab:
     folder: Path  # a short path: sockets have at most 108 characters
-    daemons: list[Path] = field(default_factory=list)  # their pid files
 
     @property
     def environment(self) -> dict[str, str]:
@@ -99,34 +98,38 @@ class Lab:
         self._write_files()
         munge = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munged.pid"}
         munge |= {"log-file": "log/munged.log", "seed-file": "munged.seed"}
-        self._daemon("munged", "munged", *(f"--{option}={self.folder / file}" for option, file in munge.items()))
-        self._daemon("slurmctld", "slurmctld", "-c")
+        self._daemon("munged", *(f"--{option}={self.folder / file}" for option, file in munge.items()))
+        self._daemon("slurmctld", "-c")
         for node in NODES:
             self.start_node(node)
         until(lambda: self.client("sinfo", "-hN", "-t", "idle", "-o", "%N").split() == list(NODES), 15, self.logs)
 
     def start_node(self, node: str) -> None:
         inside = ["unshare", "--uts", "--mount", "sh", "-c", NAMESPACE, "_", node, str(self.folder / "hosts")]
-        self._daemon(f"slurmd.{node}", *inside, "slurmd", "-N", node)
+        self._daemon(*inside, "slurmd", "-N", node)
 
     def kill_node(self, node: str) -> None:
         """As when the power fails: all that runs in its namespace at once, and what could still report it first."""
-        home = os.readlink(f"/proc/{self._pid(f'slurmd.{node}')}/ns/uts")
+        daemon = (self.folder / f"slurmd.{node}.pid").read_text().strip()
+        home = os.readlink(f"/proc/{daemon}/ns/uts")
         running = [pid for pid in self.processes("SLURM_CONF=") if _link(f"/proc/{pid}/ns/uts") == home]
         for pid in sorted(running, key=lambda pid: not _name(pid).startswith("slurm")):
             _kill(pid)
 
     def stop(self) -> None:
-        jobs = self.client("squeue", "-h", "-o", "%A").split()
-        if jobs:
-            self.client("scancel", "-Q", *jobs)
-            with suppress(AssertionError):
+        """Whatever state it is in: nothing of it may outlive the tests."""
+        with suppress(AssertionError, subprocess.SubprocessError, OSError):  # nobody may answer
+            if jobs := self.client("squeue", "-h", "-o", "%A").split():
+                self.client("scancel", "-Q", *jobs)
                 until(lambda: not self.client("squeue", "-h"), 15)
-        for pid in self.processes("SLURM_JOB_ID="):
+        until(self._is_dead, 15)
+
+    def _is_dead(self) -> bool:
+        """Jobs before daemons, which would report their end."""
+        running = sorted(self.processes("SLURM_CONF="), key=lambda pid: _name(pid).startswith(("slurm", "munge")))
+        for pid in running:
             _kill(pid)
-        for file in reversed(self.daemons):
-            if file.is_file() and file.read_text().strip():
-                _kill(int(file.read_text()))
+        return not running
 
     def client(self, *command: str, **variables: str) -> str:
         return self.ask(*command, **variables).stdout
@@ -162,13 +165,9 @@ class Lab:
     def logs(self) -> str:
         return "\n".join(f"== {file.name}\n{file.read_text()[-2000:]}" for file in (self.folder / "log").iterdir())
 
-    def _daemon(self, name: str, *command: str) -> None:
+    def _daemon(self, *command: str) -> None:
         """All of them go to the background by themselves, when they are ready."""
         subprocess.run(command, env=self.environment, check=True, timeout=CLIENT_S)
-        self.daemons.append(self.folder / f"{name}.pid")
-
-    def _pid(self, name: str) -> int:
-        return int((self.folder / f"{name}.pid").read_text())
 
     def _write_files(self) -> None:
         self.folder.chmod(0o755)  # munge refuses a folder that others can write to
