@@ -90,8 +90,10 @@ def test_a_node_that_dies_is_survived(undisturbed, cluster, tmp_path):
     job = cluster.submit("multi_node.sbatch", *RUN, f"run.dir={folder}", "run.save_every=2", options=TWO_NODES)
     job.until((folder / "checkpoints/latest").exists)
     cluster.lab.kill_node("node2")
-    job.until(lambda: not job.state.startswith("RUNNING"), 60)
-    cluster.lab.start_node("node2")
+    try:
+        job.until(lambda: not job.state.startswith("RUNNING"), 60)
+    finally:  # the other tests need it
+        cluster.lab.start_node("node2")
     assert job.wait() == "COMPLETED 0:0", job.output
     assert "restart 1 (SLURM_RESTART_COUNT)" in job.output
     assert re.search(r"going on after step \d+", job.output)
