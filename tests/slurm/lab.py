@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -66,6 +67,8 @@ def why_not() -> str:
     """What stands in the way of a Slurm on this machine; nothing if it can be had."""
     if os.geteuid() != 0:
         return "only root can make the namespaces of its nodes"
+    if reason := _no_container_for_it():
+        return reason
     if all(shutil.which(program, path=_path()) for program in ("munged", "slurmctld", "slurmd", "sbatch")):
         return ""
     if shutil.which("apt-get") is None:
@@ -73,10 +76,25 @@ def why_not() -> str:
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "timeout": 300}
     install = ["apt-get", "install", "-y", "--no-install-recommends", *PACKAGES]
     for command in (["apt-get", "update"], install):
-        if subprocess.run(
-            command, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"}, check=False, **quiet
-        ).returncode:
-            return f"`{' '.join(command)}` fails"
+        try:
+            subprocess.run(command, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"}, check=True, **quiet)
+        except subprocess.SubprocessError as error:
+            return f"it cannot be installed: {error}"
+    return ""
+
+
+def _no_container_for_it() -> str:
+    """Root in a container may do neither."""
+    try:
+        subprocess.run(["unshare", "--uts", "--mount", "true"], capture_output=True, timeout=CLIENT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"namespaces for its nodes cannot be made: {error}"
+    try:
+        with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+            os.mknod(f"{folder}/gpu", 0o20666, os.makedev(1, 3))
+            Path(folder, "gpu").write_text("as into /dev/null")
+    except OSError as error:
+        return f"devices that stand in for its GPUs cannot be made: {error}"
     return ""
 
 
