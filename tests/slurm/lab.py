@@ -152,7 +152,9 @@ class Lab:
     def client(self, *command: str, **variables: str) -> str:
         return self.ask(*command, **variables).stdout
 
-    def ask(self, *command: str, folder: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    def ask(
+        self, *command: str, folder: Path | None = None, timeout: float = CLIENT_S, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         """One client of Slurm, which may not hang."""
         return subprocess.run(
             command,
@@ -160,7 +162,7 @@ class Lab:
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=CLIENT_S,
+            timeout=timeout,
             check=False,
         )
 
