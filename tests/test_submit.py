@@ -79,7 +79,7 @@ def test_a_broken_site_is_a_clear_error(site):
 
 def octet(folder, *arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "trainer.cli", *arguments]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": str(folder)}  # no sbatch on it
+    environment = {"PYTHONPATH": str(ROOT), "PATH": str(folder), "OCTET_SITE": str(folder / "none")}  # no sbatch on it
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
