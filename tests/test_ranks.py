@@ -28,7 +28,11 @@ def results(tmp_path_factory) -> dict[int, dict]:
         for rank in range(world):
             own = os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             ranks.append(subprocess.Popen(command, cwd=ROOT, env=own, stdout=subprocess.DEVNULL))
-    assert [rank.wait(timeout=240) for rank in ranks] == [0, 0, 0]
+    try:
+        assert [rank.wait(timeout=240) for rank in ranks] == [0, 0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
     return {world: json.loads((folder / f"{world}.json").read_text()) for world in (1, 2)}
 
 
@@ -75,7 +79,11 @@ def test_a_hostfile_starts_a_rank_on_each_node(tmp_path):
         command = [*launch, *where, "--no_local_rank", *run]
         own = os.environ | {"VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
         nodes.append(subprocess.Popen(command, cwd=tmp_path, env=own, stdout=subprocess.PIPE, text=True))
-    said = [node.communicate(timeout=240)[0] for node in nodes]
+    try:
+        said = [node.communicate(timeout=240)[0] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
     assert [node.returncode for node in nodes] == [0, 0]
     assert "1 steps of 2 x 2 answers on 2 x cpu" in said[0]
     assert "answers on" not in said[1]  # of two ranks one speaks
