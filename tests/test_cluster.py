@@ -74,6 +74,15 @@ def test_the_time_that_is_left_is_read(text, seconds):
     assert cluster.seconds_of(text) == seconds
 
 
+def test_a_controller_that_does_not_answer_is_no_reason_to_end_a_run(task, tmp_path, monkeypatch):
+    (tmp_path / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(cluster, "ASK_S", 0.2)
+    task(SLURM_JOB_ID="1")
+    assert cluster.seconds_left() is None
+
+
 def test_a_task_of_an_array_is_called_by_both_numbers(task):
     assert cluster.job_number() == cluster.describe() == ""
     task(SLURM_JOB_ID="12", SLURM_JOB_NODELIST="node3")

@@ -10,7 +10,7 @@ import yaml
 
 from tests.conftest import ROOT
 from trainer import submit
-from trainer.errors import ConfigError
+from trainer.errors import ClusterError, ConfigError
 from trainer.settings import resolve
 
 
@@ -75,6 +75,37 @@ def test_a_broken_site_is_a_clear_error(site):
     site.write_text("export SBATCH_PARTITION='h100\n")
     with pytest.raises(ConfigError, match=r"bash cannot read it: .* Mend that line"):
         submit.read_site(site)
+
+
+@pytest.fixture
+def sbatch(tmp_path, monkeypatch):
+    """What stands where sbatch does: a shell script."""
+
+    def says(script: str) -> None:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin/sbatch").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bin/sbatch").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+
+    return says
+
+
+def test_a_chain_that_is_refused_half_way_says_what_is_queued(site, sbatch, tmp_path):
+    sbatch(
+        f"echo x >> {tmp_path}/asked; n=$(wc -l < {tmp_path}/asked)\n"
+        "[ $n -lt 3 ] && echo $n || { echo full >&2; exit 1; }"
+    )
+    order = submit.Order(nodes=1, gpus=1, chain=3)
+    with pytest.raises(ClusterError, match=r"(?s)full.*Submitted before that: job 1 2. `scancel 1 2`"):
+        submit.slurm(resolve("nano", None, [f"run.dir={tmp_path}/run"]), "nano", order, dry_run=False)
+
+
+def test_a_slurm_that_does_not_answer_is_a_clear_error(site, sbatch, tmp_path, monkeypatch):
+    sbatch("exec sleep 60")
+    monkeypatch.setattr(submit, "ASK_S", 0.2)
+    config = resolve("nano", None, [f"run.dir={tmp_path}/run"])
+    with pytest.raises(ClusterError, match=r"sbatch does not answer .* Look with `squeue --me`"):
+        submit.slurm(config, "nano", submit.Order(nodes=1, gpus=1), dry_run=False)
 
 
 def octet(folder, *arguments: str) -> subprocess.CompletedProcess:

@@ -12,6 +12,7 @@ from types import FrameType
 from trainer.errors import ClusterError
 
 PORTS = range(10_000, 30_000)  # below those that systems hand out by themselves
+ASK_S = 30.0  # what a question to Slurm may take
 
 _signals: list[int] = []  # that have arrived
 
@@ -45,7 +46,7 @@ def nodes() -> list[str]:
         return []
     try:
         answer = subprocess.run(
-            ["scontrol", "show", "hostnames", listed], capture_output=True, text=True, timeout=30, check=True
+            ["scontrol", "show", "hostnames", listed], capture_output=True, text=True, timeout=ASK_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise ClusterError(
@@ -88,13 +89,11 @@ def seconds_left() -> float | None:
     job = job_number()
     if not job or shutil.which("squeue") is None:
         return None
-    answer = subprocess.run(
-        ["squeue", "--noheader", f"--jobs={job}", "--format=%L"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    command = ["squeue", "--noheader", f"--jobs={job}", "--format=%L"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
+    except (OSError, subprocess.SubprocessError):  # a busy controller answers late: no reason to end a run
+        return None
     return seconds_of(answer.stdout.strip())
 
 

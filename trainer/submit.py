@@ -21,6 +21,7 @@ from trainer.policy import ds_config
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "slurm"
+ASK_S = 120.0  # what a question to Slurm may take
 # Variables of site.env and the options that they stand for: sbatch itself reads them from its environment only.
 SITE = {"PARTITION": "partition", "ACCOUNT": "account", "QOS": "qos", "TIMELIMIT": "time", "RESERVATION": "reservation"}
 SITE |= {"CONSTRAINT": "constraint", "MEM_PER_NODE": "mem", "MEM_PER_GPU": "mem-per-gpu", "EXCLUDE": "exclude"}
@@ -138,27 +139,38 @@ def _check(config: Config, order: Order) -> None:
 
 def _submit(script: Path, order: Order) -> list[str]:
     """The numbers of the jobs; each of a chain waits for the end of the one before, whatever it is."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("SBATCH_")}
     jobs: list[str] = []
     for _ in range(order.chain):
         after = [f"--dependency=afterany:{jobs[-1]}"] if jobs else []
         try:
-            answer = subprocess.run(
-                ["sbatch", "--parsable", *after, str(script)],
-                env=clean,
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
-        except FileNotFoundError:
+            jobs.append(_sbatch(script, after, order))
+        except ClusterError as error:
+            if not jobs:
+                raise
             raise ClusterError(
-                "sbatch is not here, so this is no machine of a Slurm cluster. Log in to one, or write --dry-run."
+                f"{error}\nSubmitted before that: job {' '.join(jobs)}. `scancel {' '.join(jobs)}` takes back what is "
+                f"queued; without it, these {len(jobs)} of the chain run."
             ) from None
-        if answer.returncode:
-            raise ClusterError(_explain(answer.stderr, script.read_text(), order))
-        jobs.append(answer.stdout.strip().partition(";")[0])
     return jobs
+
+
+def _sbatch(script: Path, options: Sequence[str], order: Order) -> str:
+    command = ["sbatch", "--parsable", *options, str(script)]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SBATCH_")}
+    try:
+        answer = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=ASK_S, check=False)
+    except FileNotFoundError:
+        raise ClusterError(
+            "sbatch is not here, so this is no machine of a Slurm cluster. Log in to one, or write --dry-run."
+        ) from None
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ClusterError(
+            f"sbatch does not answer ({error}). Look with `squeue --me` whether the job was taken; "
+            f"if not, sbatch {shlex.quote(str(script))}."
+        ) from None
+    if answer.returncode:
+        raise ClusterError(_explain(answer.stderr, script.read_text(), order))
+    return answer.stdout.strip().partition(";")[0]
 
 
 def _explain(said: str, script: str, order: Order) -> str:
@@ -182,7 +194,10 @@ def _explain(said: str, script: str, order: Order) -> str:
 
 def _sinfo(wanted: str, *options: str) -> str:
     command = ["sinfo", "--noheader", f"--format={wanted}", *options]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"what sinfo would say, which cannot be asked ({error})"
     return ", ".join(sorted(set(answer.stdout.split("\n")) - {""})) or "none that can be seen"
 
 
