@@ -43,6 +43,14 @@ def test_the_script_has_what_was_asked_and_what_the_site_says(site, tmp_path):
     assert (stored["run"]["steps"], stored["run"]["dir"]) == (5, str(tmp_path / "run"))
 
 
+def test_a_run_that_is_made_longer_is_not_finished(site, tmp_path):
+    for mark in (tmp_path / "run/finished", tmp_path / "run/001/finished"):
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch()
+    made(tmp_path / "run", nodes=1, gpus=1, chain=5)
+    assert not list((tmp_path / "run").rglob("finished"))
+
+
 def test_the_command_line_goes_before_the_site(site, tmp_path):
     assert "#SBATCH --time=10:00" in made(tmp_path / "run", nodes=1, gpus=1, time="10:00")[0]
 

@@ -60,6 +60,8 @@ def slurm(config: Config, preset: str, order: Order, dry_run: bool) -> None:
 def write(config: Config, folder: Path, order: Order) -> Path:
     """The script and the configuration, in the run folder."""
     folder.mkdir(parents=True, exist_ok=True)
+    for mark in (*folder.glob("finished"), *folder.glob("*/finished")):  # of a shorter run: a chain would do nothing
+        mark.unlink()
     settings = config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
     (folder / "job.yaml").write_text(settings.to_yaml())
     script = folder / "job.sbatch"
