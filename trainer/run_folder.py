@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import subprocess
+import sys
 import time
 from datetime import datetime
 from importlib.metadata import version
@@ -76,6 +78,11 @@ def _is_free(lock: IO[str]) -> bool:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP):
+            raise
+        told = f"{Path(lock.name).parent}: its file system has no locks ({error.strerror})"
+        print(f"octet: warning: {told}. See to it that no other run writes there.", file=sys.stderr, flush=True)
     return True
 
 

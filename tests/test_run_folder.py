@@ -1,0 +1,43 @@
+"""The lock of a run folder."""
+
+import errno
+import fcntl
+import os
+
+import pytest
+
+from trainer import run_folder
+
+
+@pytest.fixture
+def lock(tmp_path):
+    with (tmp_path / ".lock").open("w") as file:
+        yield file
+
+
+def refusing(number: int):
+    """What a file system answers, as Lustre does that is mounted without locks."""
+
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return flock
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP])
+def test_where_there_are_no_locks_it_is_free_with_a_warning(lock, monkeypatch, capsys, number):
+    monkeypatch.setattr(fcntl, "flock", refusing(number))
+    assert run_folder._is_free(lock)
+    assert "its file system has no locks" in capsys.readouterr().err
+
+
+def test_another_error_is_one(lock, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", refusing(errno.EIO))
+    with pytest.raises(OSError, match="Input/output"):
+        run_folder._is_free(lock)
+
+
+def test_what_another_one_has_is_not_free(lock):
+    with open(lock.name, "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert not run_folder._is_free(lock)
