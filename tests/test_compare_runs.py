@@ -51,3 +51,19 @@ def test_the_table_has_a_line_for_each_run(runs, capsys):
 def test_a_folder_that_is_no_run_is_named(runs, tmp_path):
     with pytest.raises(DataError, match="no config"):
         compare_runs.compare([*runs, tmp_path / "empty"], as_json=False)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        ("config.yaml", "model: [", "config.yaml: it holds no settings"),
+        ("config.yaml", "name: a dataset card\n", "config.yaml: it is not that of a run"),
+        ("config.yaml", "- a list\n", "config.yaml: it holds no settings"),
+        ("metrics.jsonl", '{"step": 0}\n{"step": \n', "metrics.jsonl, line 2: it is no JSON"),
+        ("metrics.jsonl", "[1]\n", "metrics.jsonl, line 1: it is no record of a step"),
+    ],
+)
+def test_a_broken_file_is_named(runs, file, text, told):
+    (runs[0] / file).write_text(text)
+    with pytest.raises(DataError, match=told):
+        compare_runs.compare(runs, as_json=False)

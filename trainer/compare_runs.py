@@ -38,14 +38,13 @@ def compare(runs: Sequence[Path], as_json: bool) -> None:
 
 def facts_of(run: Path) -> dict[str, Any]:
     """Settings, accuracy after the last step and at its best, steps, and seconds of training."""
-    if not (run / "config.yaml").is_file():
-        raise DataError(f"{run}: there is no config.yaml in it, so it is not the folder of a run. Leave it out.")
+    settings = _settings(run / "config.yaml")
     lines = _records(run / "metrics.jsonl")
     seen = [line for line in lines if "eval/accuracy" in line and line["step"]]
     last = seen[-1] if seen else {}
     seconds = sum(value for line in lines for name, value in line.items() if name.startswith("time/"))
     return {
-        "settings": flat(yaml.safe_load((run / "config.yaml").read_text())),
+        "settings": settings,
         "steps": lines[-1]["step"] if lines else 0,
         "accuracy": last.get("eval/accuracy"),
         "interval": [last["eval/low"], last["eval/high"]] if last else None,
@@ -55,9 +54,33 @@ def facts_of(run: Path) -> dict[str, Any]:
     }
 
 
+def _settings(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise DataError(
+            f"{path.parent}: there is no config.yaml in it, so it is not the folder of a run. Leave it out."
+        )
+    try:
+        settings = flat(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
+        raise DataError(f"{path}: it holds no settings ({' '.join(str(error).split())}). Leave this run out.") from None
+    if settings["model.name"] is None:
+        raise DataError(f"{path}: it is not that of a run, it has no model.name. Leave this folder out.")
+    return settings
+
+
 def _records(path: Path) -> list[dict[str, Any]]:
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [_record(path, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
+
+
+def _record(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}, line {number}: it is no JSON ({error}). Mend or delete that line.") from None
+    if not isinstance(record, dict) or "step" not in record:
+        raise DataError(f"{path}, line {number}: it is no record of a step. Mend or delete that line.")
+    return record
 
 
 def _table(rows: Sequence[dict[str, Any]], differing: Sequence[str]) -> Table:
