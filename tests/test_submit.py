@@ -51,6 +51,12 @@ def test_a_run_that_is_made_longer_is_not_finished(site, tmp_path):
     assert not list((tmp_path / "run").rglob("finished"))
 
 
+def test_a_folder_with_a_space_is_one_word(site, tmp_path):
+    lines, _ = made(tmp_path / "my run", nodes=1, gpus=1)
+    assert f"#SBATCH --output='{tmp_path}/my run/slurm-%j.out'" in lines
+    assert "#SBATCH --job-name='my run'" in lines
+
+
 def test_the_command_line_goes_before_the_site(site, tmp_path):
     assert "#SBATCH --time=10:00" in made(tmp_path / "run", nodes=1, gpus=1, time="10:00")[0]
 

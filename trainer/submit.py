@@ -78,7 +78,8 @@ def _script(folder: Path, order: Order) -> Iterator[str]:
     arguments = ["--preset", str(folder / "job.yaml"), f"run.dir={folder}"]
     yield "#!/usr/bin/env bash"
     yield f"# Made by octet slurm from slurm/{order.script}. Submitted again, it goes on in the same run folder."
-    yield from (f"#SBATCH --{key}={value}".rstrip("=") for key, value in (options | _options(folder, order)).items())
+    for key, value in (options | _options(folder, order)).items():
+        yield f"#SBATCH --{key}" + (f"={shlex.quote(value)}" if value else "")  # sbatch reads quotes as a shell does
     yield f"export OCTET_ROOT={shlex.quote(str(ROOT))} OCTET_SITE={shlex.quote(str(site_file()))}"
     if order.chain > 1:
         yield "export OCTET_CHAIN=1"
@@ -177,7 +178,8 @@ def _sbatch(script: Path, options: Sequence[str], order: Order) -> str:
 
 def _explain(said: str, script: str, order: Order) -> str:
     """What sbatch did not like, with what there is instead."""
-    chosen = dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", script, flags=re.MULTILINE))
+    lines = re.findall(r"^#SBATCH --([\w-]+)=(.*)$", script, flags=re.MULTILINE)
+    chosen = {key: "".join(shlex.split(value)) for key, value in lines}
     partition = chosen.get("partition", "")
     if "invalid partition" in said:
         return (
@@ -204,12 +206,13 @@ def _sinfo(wanted: str, *options: str) -> str:
 
 
 def _how_to_go_on(jobs: Sequence[str], folder: Path, script: Path, order: Order) -> Iterator[str]:
-    first, several = jobs[0], " ".join(jobs)
+    several = " ".join(jobs)
+    output = f"{jobs[0]}_1" if order.grid else jobs[0]
     shape = f"{order.nodes} x {order.gpus} GPUs"
     yield f"octet: submitted job {several}: {shape}, {order.script}"
-    yield f"follow  tail -F {folder}/slurm-{f'{first}_1' if order.grid else first}.out"
+    yield f"follow  tail -F {shlex.quote(f'{folder}/slurm-{output}.out')}"
     yield f"state   squeue --jobs={','.join(jobs)}"
     yield f"stop    scancel {several}"
-    yield f"resume  sbatch {script}"
+    yield f"resume  sbatch {shlex.quote(str(script))}"
     if order.grid:
-        yield f"compare octet compare {folder}/0*"
+        yield f"compare octet compare {shlex.quote(str(folder))}/0*"
