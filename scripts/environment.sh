@@ -10,12 +10,21 @@ use_environment() {
         export PATH PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
         return
     fi
+    _wait_for_others "$root"
     if [ -z "${VIRTUAL_ENV:-}" ] && [ -z "${CONDA_PREFIX:-}" ]; then
         [ -x "$root/.venv/bin/python" ] || _make_environment "$root/.venv"
         export VIRTUAL_ENV="$root/.venv" PATH="$root/.venv/bin:$PATH"
     fi
     export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
     _install_once "$root" "$extra"
+    exec 9>&- # lets the next one in
+}
+
+# The jobs of a sweep start together on a fresh clone: one installs. Without flock, or in a place that cannot be
+# written, each is on its own.
+_wait_for_others() {
+    command -v flock >/dev/null && { exec 9>"$1/.octet-lock"; } 2>/dev/null || return 0
+    flock 9 || echo "octet: no locks in $1; do not start two jobs at once while nothing is installed" >&2
 }
 
 _make_environment() {

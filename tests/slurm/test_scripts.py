@@ -52,6 +52,23 @@ def test_a_job_asks_for_another_start_where_that_may_help(status, restarts, asks
     assert ("scontrol requeue 5" in answer.stdout) == asks
 
 
+def test_jobs_that_start_together_install_once(tmp_path):
+    """What stands in for the python of an environment writes down what it is asked for."""
+    if shutil.which("flock") is None:
+        pytest.skip("there is no flock(1)")
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\nsleep 0.2\n')
+    python.chmod(0o755)
+    for name in ("setup.cfg", "constraints.txt"):
+        (tmp_path / name).touch()
+    script = f"set -euo pipefail; source scripts/environment.sh; use_environment {tmp_path}"
+    clean = {"PATH": os.environ["PATH"]}
+    jobs = [subprocess.Popen(["bash", "-c", script], cwd=ROOT, env=clean) for _ in range(3)]
+    assert [job.wait(timeout=60) for job in jobs] == [0, 0, 0]
+    assert len((tmp_path / "asked").read_text().splitlines()) == 3  # calls of pip, as many as one job needs
+
+
 @pytest.mark.slurm
 @pytest.mark.parametrize("script", JOBS, ids=lambda path: path.name)
 def test_sbatch_takes_every_script(cluster, script):
@@ -86,11 +103,11 @@ def octet_slurm(cluster, *arguments: str, **variables: str) -> subprocess.Comple
 
 @pytest.mark.slurm
 def test_octet_slurm_submits_and_says_how_to_go_on(cluster, tmp_path):
-    folder = tmp_path / "run"
+    folder = tmp_path / "my run"
     answer = octet_slurm(cluster, *SMALL, "run.steps=2", f"run.dir={folder}", "--chain=2")
     assert answer.returncode == 0, answer.stderr
     first, second = answer.stdout.splitlines()[0].split(":")[1].removeprefix(" submitted job ").split()
-    for line in (f"follow  tail -F {folder}/slurm-{first}.out", f"stop    scancel {first} {second}"):
+    for line in (f"follow  tail -F '{folder}/slurm-{first}.out'", f"stop    scancel {first} {second}"):
         assert line in answer.stdout.splitlines()
     job = Job(cluster, second)
     assert job.wait() == "COMPLETED 0:0"
