@@ -50,7 +50,8 @@ class Stopping:
 
     def stop(self, step: int) -> None:
         raise Interrupted(
-            f"stopped after step {step}, which is saved: {self._why}. The same command goes on from there."
+            f"stopped after step {step}, which is saved: {self._why}. The same command with the same run.dir goes on "
+            "from there."
         )
 
     def _agree(self, seconds: float) -> bool:
