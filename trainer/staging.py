@@ -18,19 +18,23 @@ from trainer.config import Model
 
 def stage(settings: Model) -> None:
     """Every rank calls it before the model loads. What cannot be copied is read from where it is."""
-    place, source = _place(settings), _source(settings)
-    if place and source and not place.is_dir() and distributed.local_rank() == 0:
+    if os.environ.get("OCTET_SCRATCH") and distributed.local_rank() == 0:
         try:
-            _copy(source, place)
+            place, source = _place(settings), _source(settings)
+            if place and source and not place.is_dir():
+                _copy(source, place)
         except OSError as error:
-            told = f"OCTET_SCRATCH: {source} cannot be copied to {place} ({error.strerror or error})"
+            told = f"OCTET_SCRATCH: {settings.name} cannot be copied there ({error.strerror or error})"
             print(f"octet: warning: {told}. It is read from where it is.", file=sys.stderr, flush=True)
     distributed.barrier()
 
 
 def copy_of(settings: Model) -> Path | None:
     """The copy on this node, if there is a whole one."""
-    place = _place(settings)
+    try:
+        place = _place(settings)
+    except OSError:  # a file of the model that cannot be read: said when it was to be copied
+        return None
     return place if place and place.is_dir() else None
 
 
@@ -48,7 +52,8 @@ def _copy(source: Path, place: Path) -> None:
 
 def _place(settings: Model) -> Path | None:
     """Named after the model and what is in its folder, so that another version is another copy."""
-    scratch, source = os.environ.get("OCTET_SCRATCH"), _source(settings)
+    scratch = os.environ.get("OCTET_SCRATCH")
+    source = _source(settings) if scratch else None
     if not scratch or source is None:
         return None
     files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.iterdir())
