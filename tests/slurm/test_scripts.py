@@ -95,6 +95,16 @@ def test_another_partition_than_that_of_the_site_is_pointed_out(cluster, tmp_pat
     assert "says partition elsewhere, and this job is in gpu: sbatch reads no file" in job.output
 
 
+@pytest.mark.slurm
+@pytest.mark.parametrize(("named", "taken"), [([], "cluster"), (["--preset", "nano"], "nano")])
+def test_several_nodes_take_the_preset_cluster_if_none_is_named(cluster, named, taken):
+    nodes = ("--nodes=2", "--gpus-per-node=1", "--cpus-per-gpu=1")
+    job = cluster.submit("multi_node.sbatch", *named, "--dry-run", "eval.problems=9", options=nodes)
+    assert job.wait(60) == "COMPLETED 0:0", job.output
+    assert "problems: 9" in job.output
+    assert f"name: {resolve(taken, None, []).model.name}" in job.output
+
+
 def octet_slurm(cluster, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "trainer.cli", "slurm", *arguments]
     here = {"PYTHONPATH": str(ROOT), "OCTET_SITE": str(cluster.folder / "site.env")}
