@@ -46,7 +46,8 @@ def undisturbed(cluster, tmp_path_factory):
     return folder, job
 
 
-def test_the_lab_is_up_in_time(lab):
+def test_the_installed_lab_is_up_in_time(lab):
+    """Without the installation of Slurm, which is the network's time and not the lab's."""
     assert lab.seconds < 20
 
 
