@@ -70,8 +70,9 @@ def alone() -> Iterator[None]:
     before = dict(os.environ)
     distributed.connect(timeout_s=60)
     yield
-    if "deepspeed" in sys.modules:  # it would go on with this group in the next file
-        sys.modules["deepspeed"].comm.destroy_process_group()
+    engine = sys.modules.get("deepspeed")
+    if engine and engine.comm.is_initialized():  # it would go on with this group in the next file
+        engine.comm.destroy_process_group()
     distributed.disconnect()
     os.environ.clear()
     os.environ.update(before)  # an address here would be taken for that of a group to join
