@@ -129,10 +129,10 @@ def _scaling() -> Iterator[str]:
         yield f"| {name} | {one[name]:.3f} s | {two[name]:.3f} s | {result['efficiency'][name]:.0%} |"
     lost = ", ".join(f"{name} {1000 * seconds:+.0f} ms" for name, seconds in result["lost_s"].items())
     least, most = result["least_and_most"]
-    yield f"\n**Measured on a busy machine** (a load of {result['load_before']:.1f} on two cores before it began), so"
-    yield f"these are no speeds to go by: between rounds {least:.0%} to {most:.0%}. Where a step of two ranks loses"
-    yield f"against half of a step of one: {lost}. Two runs that know nothing of each other lose the middle part as"
-    yield f"well; against those two ranks have {result['against_two_apart']:.0%} of the speed."
+    yield f"\nBetween rounds {least:.0%} to {most:.0%}; a load of {result['load_before']:.1f} before it began."
+    yield f"Where a step of two ranks loses against half of a step of one: {lost}. Two runs that know nothing of each"
+    yield "other lose the middle part as well, because the cores share memory and its caches; against those two ranks"
+    yield f"have {result['against_two_apart']:.0%} of the speed."
     yield _on(result["machine"])
 
 
