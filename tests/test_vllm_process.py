@@ -12,7 +12,6 @@ import pytest
 
 from tests.conftest import ROOT
 from trainer import cli, memory, shapes
-from trainer.config import COLOCATED_MEMORY
 from trainer.distributed import free_port
 from trainer.errors import ConfigError, TrainingError
 from trainer.hardware import Gpu, Hardware
@@ -137,7 +136,7 @@ def test_an_environment_without_vllm_is_named(tmp_path):
         with pytest.raises(ConfigError, match="there is no vLLM in its environment"):
             vllm_process.start(outside(tmp_path, "rollout.vllm.start=true", bare))
         with pytest.raises(ConfigError, match=r"rollout.engine=vllm_colocate: vLLM is not in this environment"):
-            choose.make_outside(outside(tmp_path, "rollout.engine=vllm_colocate"), None)
+            choose.make_outside(outside(tmp_path, "rollout.engine=vllm_colocate"))
 
 
 def test_a_server_that_ends_by_itself_is_an_error_with_its_last_words(tmp_path):
@@ -230,10 +229,13 @@ def test_the_plan_gives_vllm_its_share_of_the_card():
     asleep = planned("rollout.engine=vllm_colocate", "rollout.vllm.memory=0.4")
     assert asleep.phases["rollout"]["vLLM"] == round(0.4 * vram)
     assert "KV cache" not in asleep.phases["rollout"]
+    assert asleep.phases["backward"]["sleeping vLLM"] == memory.ASLEEP
     assert "vLLM" not in asleep.phases["backward"]
     assert asleep.ram["run"]["sleeping weights of vLLM"] == 2 * shape.parameters
     awake = planned("rollout.engine=vllm_colocate", "rollout.vllm.sleep=0")
-    assert awake.phases["backward"]["vLLM"] == round(COLOCATED_MEMORY * vram)
+    adapters, cache = memory.ADAPTERS * awake.phases["rollout"]["adapter"], planned().phases["rollout"]["KV cache"]
+    assert awake.phases["backward"]["vLLM"] == pytest.approx(2 * shape.parameters + adapters + cache + memory.AT_WORK)
+    assert "sleeping vLLM" not in awake.phases["backward"]
     served = planned("rollout.vllm.urls=http://127.0.0.1:8000")
     assert not {"KV cache", "vLLM"} & {*served.phases["rollout"], *served.phases["backward"]}
     assert "KV cache" in planned().phases["rollout"]
@@ -266,10 +268,10 @@ def test_auto_says_why_it_leaves_an_installed_vllm(tmp_path, monkeypatch):
     said: list[str] = []
     run = replace(outside(tmp_path), say=said.append)
     monkeypatch.setattr(choose, "find_spec", lambda name: None)
-    assert choose.make_outside(run, None) is None
+    assert choose.make_outside(run) is None
     assert said == []
     monkeypatch.setattr(choose, "find_spec", lambda name: name)
-    assert choose.make_outside(run, None) is None
+    assert choose.make_outside(run) is None
     assert said == ["rollout: by Octet itself and not by the vLLM of this environment: there is no GPU"]
 
 
@@ -282,10 +284,10 @@ from trainer import distributed
 
 distributed.connect(60)
 mine = [None, "the card is full"][distributed.rank()]
-choose.find_spec, choose._why_not_colocated = lambda name: name, lambda run, model: mine
+choose.find_spec, choose._why_not_colocated = lambda name: name, lambda run: mine
 distributed.on_gpu = lambda: True
 said = []
-found = choose.found_by_auto(replace(outside(Path(sys.argv[1])), say=said.append), None)
+found = choose.found_by_auto(replace(outside(Path(sys.argv[1])), say=said.append))
 print(found, said)
 distributed.disconnect()
 """

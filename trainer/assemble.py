@@ -133,7 +133,7 @@ def around(config: Config, source: Source, model: Any, tokenizer: Any, folder: P
 def make_samplers(run: Outside, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
     """For training and for evaluation: the same without shortcuts. Copies of weights that are split over the ranks
     would be as large as what splitting saves."""
-    if outside := make_outside(run, model):
+    if outside := make_outside(run):
         return outside, outside
     choose = partial(make_sampler, run.config.rollout, model, run.tokenizer, run.stop_tokens, warn)
     sampler = choose(copies=copies)

@@ -82,7 +82,7 @@ def _outside(config: Config, model: Any, tokenizer: Any, out: Path) -> Iterator[
     """vLLM, if the settings mean it, and what it is to show: the base at first."""
     shown = Fixed()
     out.mkdir(parents=True, exist_ok=True)
-    sampler = make_outside(assemble.around(config, shown, model, tokenizer, out, _say), model)
+    sampler = make_outside(assemble.around(config, shown, model, tokenizer, out, _say))
     try:
         if sampler:
             _must_be(model, tokenizer, config, sampler)

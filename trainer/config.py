@@ -300,7 +300,6 @@ def function_name(custom: str) -> str:
     return custom.rpartition(":")[2]
 
 
-COLOCATED_MEMORY = 0.3  # share of a card that vLLM takes beside the policy
 SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of an adapter, as vLLM reserves memory for it
 
 
@@ -319,7 +318,8 @@ class Vllm(Section):
     tensor_parallel: int = Field(1, ge=1)
     """Devices that share one copy of the model. A server is started for every so many of `devices`."""
     memory: float | None = Field(None, gt=0.0, lt=1.0)
-    """Share of a device's memory for vLLM; by default 0.9 of devices of its own, and 0.3 of one that it shares."""
+    """Share of a device's memory for vLLM; by default 0.9 of devices of its own, and of one that it shares what holds
+    the base, the adapter and the cache of all rows: `octet plan` counts it."""
     sleep: Literal[0, 1] = 1
     """Of `vllm_colocate`, while the policy trains: 0 keeps everything on the card, 1 moves the weights into CPU memory
     and gives the cache back."""

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from importlib.util import find_spec
 from math import ceil, inf
 from typing import Any
 
 from trainer import hardware, hub, preflight
-from trainer.config import Config
+from trainer.config import SERVED_RANKS, Config
 from trainer.errors import ConfigError
 from trainer.memory import GB, PROCESS, TIGHT, Plan, Planner, longest_prompt, plan
 from trainer.policy import ds_config
@@ -55,6 +56,10 @@ class Placement:
     def plan(self) -> Plan:
         return self.plan_of(self.config)
 
+    @property
+    def planner(self) -> Planner:
+        return Planner(self.shape, self.config, self.world_size, self.vram, self.local_size)
+
     def plan_of(self, config: Config) -> Plan:
         return plan(self.shape, config, self.world_size, self.vram, self.local_size)
 
@@ -62,6 +67,32 @@ class Placement:
         """Card and machine."""
         planned = self.plan_of(config)
         return planned.fits and planned.ram_peak <= self.ram
+
+    @property
+    def settled(self) -> Placement:
+        """With the engine that rollout.engine=auto will be, as far as it can be known without the model."""
+        rollout = self.config.rollout
+        if rollout.engine != "auto" or rollout.asks_servers or not find_spec("vllm") or self.why_no_vllm:
+            return self
+        return self.with_vllm
+
+    @property
+    def with_vllm(self) -> Placement:
+        return replace(self, config=changed(self.config, {"rollout.engine": "vllm_colocate"}))
+
+    @cached_property
+    def why_no_vllm(self) -> str | None:
+        """Why `auto` leaves a vLLM that is installed alone; None where it takes it into the process."""
+        lora, planned = self.config.lora, self.with_vllm.plan
+        if not lora.enabled or lora.dora or lora.served_rank > SERVED_RANKS[-1]:
+            return "it serves plain LoRA adapters only"
+        if self.config.model.quantize != "none":
+            return "the base is quantised, and would be held a second time as it came"
+        if not planned.fits:
+            return f"with it {planned.peak / GB:.1f} GB are planned ({planned.peak_phase}), of {self.vram / GB:.1f} GB"
+        if planned.ram_peak > self.ram:
+            return f"while it sleeps {planned.ram_peak / GB:.1f} GB of RAM are planned, of {self.ram / GB:.1f} GB free"
+        return None
 
     @property
     def all_rows(self) -> int:
@@ -232,9 +263,8 @@ def check(config: Config, machine: hardware.Hardware) -> None:
 
 def warning(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
     """Where memory will be short, but a run can go on with less at a time."""
-    if not machine.gpus or _placement(config, machine, shape).plan.fits:
+    if not machine.gpus or (placement := _placement(config, machine, shape)).plan.fits:
         return None
-    placement = _placement(config, machine, shape)
     found = placement.search()
     remedy = f" What fits: {' '.join(difference(config, found))}" if found else ""
     return (
@@ -258,12 +288,13 @@ def refusal(config: Config, machine: hardware.Hardware, shape: Shape) -> str | N
         return reason
     if not machine.gpus:
         return _too_large_for_a_cpu(config, machine, shape)
-    return _too_large_for_the_card(config, machine, shape) or _too_large_for_ram(config, machine, shape)
+    placement = _placement(config, machine, shape)
+    return too_little_for_vllm(placement) or _too_large_for_the_card(placement) or _too_large_for_ram(placement)
 
 
 def _placement(config: Config, machine: hardware.Hardware, shape: Shape) -> Placement:
     world_size, local_size = ranks(machine)
-    return Placement(shape, config, world_size, int(machine.memory_gb * GB), hardware.free_ram(), local_size)
+    return Placement(shape, config, world_size, int(machine.memory_gb * GB), hardware.free_ram(), local_size).settled
 
 
 def ranks(machine: hardware.Hardware) -> tuple[int, int]:
@@ -284,9 +315,21 @@ def adapts_nothing(config: Config, shape: Shape) -> str | None:
     )
 
 
-def _too_large_for_the_card(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
+def too_little_for_vllm(placement: Placement) -> str | None:
+    """Where the share of the card that it was given does not hold the base and one answer."""
+    config, vram = placement.config, placement.vram
+    share, least = config.rollout.vllm.memory, placement.planner.vllm_at_least
+    if config.rollout.engine != "vllm_colocate" or not share or share * vram >= least:
+        return None
+    return (
+        f"rollout.vllm.memory={share:g}: that is {share * vram / GB:.1f} GB of the card, and vLLM needs "
+        f"{least / GB:.1f} GB for the base and one answer. Leave it out, which gives vLLM what it needs."
+    )
+
+
+def _too_large_for_the_card(placement: Placement) -> str | None:
     """At one answer at a time and without copies, which is what a run that is out of memory comes to by itself."""
-    placement = _placement(config, machine, shape)
+    config = placement.config
     plan = placement.plan_of(changed(config, {"rollout.rows": 1, "optim.tokens_per_micro_batch": 1}))
     least = plan.peak - plan.phases[plan.peak_phase].get("merged copies", 0)
     if least <= TIGHT * placement.vram:
@@ -294,18 +337,17 @@ def _too_large_for_the_card(config: Config, machine: hardware.Hardware, shape: S
     largest = f"{plan.dominant} {plan.phases[plan.peak_phase][plan.dominant] / GB:.1f} GB"
     return (
         f"model.name={config.model.name}: even one answer at a time takes {least / GB:.1f} GB ({largest}), and "
-        f"the card has {machine.memory_gb:.1f} GB. {placement.nearest()}"
+        f"the card has {placement.vram / GB:.1f} GB. {placement.nearest()}"
     )
 
 
-def _too_large_for_ram(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
-    placement = _placement(config, machine, shape)
+def _too_large_for_ram(placement: Placement) -> str | None:
     plan = placement.plan
     if plan.ram_peak <= placement.ram:
         return None
     parts = ", ".join(f"{name} {size / GB:.1f} GB" for name, size in plan.ram_terms.items())
     key = TAKES_RAM.get(max(plan.ram_terms, key=lambda name: plan.ram_terms[name]), "model.name")
-    value = _value(config, key)
+    value = _value(placement.config, key)
     return (
         f"{key}={value if isinstance(value, str) else str(value).lower()}: "
         f"{plan.ram_peak / GB:.1f} GB of CPU memory are needed ({parts}), and {placement.ram / GB:.1f} GB are free. "

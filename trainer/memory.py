@@ -16,12 +16,15 @@ from math import ceil
 from typing import Any
 
 from trainer.activations import FLOAT, Work, forward_bytes, head_bytes, kept_bytes, layer_bytes, saved_bytes
-from trainer.config import COLOCATED_MEMORY, Config
+from trainer.config import Config
 from trainer.policy import ds_config
 from trainer.shapes import Linear, Shape
 
 GB = 10**9
 CONTEXT = GB // 2  # of CUDA with the kernels of torch and cuBLAS, in every process; not measured
+AT_WORK = 2 * GB  # of vLLM beside weights and cache: activations, kernels, graphs; not measured
+ASLEEP = GB // 2  # what of that stays while it sleeps; a user of vLLM 0.13 saw 1.1 GB, the CUDA context included
+ADAPTERS = 2  # that vLLM holds: the new one is loaded while the old one is still known
 SLACK = 0.05  # of what the allocator hands out: blocks are rounded up, and holes stay; not measured
 PROCESS = 3 * GB // 2  # of CPU memory that a rank has for Python, torch and DeepSpeed
 ROOMY = 0.9  # of a card: a plan below is certain to fit
@@ -249,9 +252,19 @@ class Planner:
     @property
     def _engine_of_vllm(self) -> dict[str, float]:
         """It takes its share whole, as soon as it samples."""
-        rollout = self.config.rollout
-        is_here = rollout.engine == "vllm_colocate"
-        return {"vLLM": (rollout.vllm.memory or COLOCATED_MEMORY) * self.vram} if is_here else {}
+        return {"vLLM": self.vllm} if self.config.rollout.engine == "vllm_colocate" else {}
+
+    @cached_property
+    def vllm(self) -> float:
+        """Bytes for a vLLM in this process: the share that it was given, or one that holds all rows."""
+        share = self.config.rollout.vllm.memory
+        return share * self.vram if share else self.vllm_at_least + self._cache(self.rows - 1) + AT_WORK
+
+    @property
+    def vllm_at_least(self) -> float:
+        """The base as it came, adapters, and the cache of one answer."""
+        adapters = ADAPTERS * self.trained if self.config.lora.enabled else 0
+        return (self.shape.parameters + adapters) * self.item + self._cache(1)
 
     @cached_property
     def copies(self) -> float:
@@ -280,7 +293,8 @@ class Planner:
         """The decoder keeps its copies, its captured steps, and its caches where a quarter of the free memory holds
         them: one for training and one for evaluations, which have a decoder of their own."""
         if not self.decodes:
-            return {} if self.config.rollout.vllm.sleep else self._engine_of_vllm
+            asleep = self._engine_of_vllm and self.config.rollout.vllm.sleep
+            return {"sleeping vLLM": ASLEEP} if asleep else self._engine_of_vllm
         kept = {"merged copies": self.copies, "KV cache": 0.0, "cache of evaluations": 0.0, "captured steps": 0.0}
         free = self._free - self.copies
         for name, rows in (("cache of evaluations", self._evaluated), ("KV cache", self.rows)):

@@ -73,7 +73,7 @@ def ask(options: Namespace) -> Asked:
     free = hardware.free_ram()
     ram = free if options.vram is None else inf  # a card that is named may be in another machine
     shape = shape_of(config.model.name, config.model.revision)
-    placement = Placement(shape, config, ranks, round(vram * GB), ram, local)
+    placement = Placement(shape, config, ranks, round(vram * GB), ram, local).settled
     _refuse_what_a_run_refuses(placement)
     recipe = ["--recipe", options.recipe] if options.recipe else []
     return Asked(placement, card, ["./run_deepspeed.sh", "--preset", preset, *recipe, *overrides], free)
@@ -100,7 +100,7 @@ def _refuse_what_a_run_refuses(placement: Placement) -> None:
             f"rollout.problems={config.rollout.problems}: each of {ranks} cards needs one. "
             f"Write rollout.problems={ranks} or more, or --gpus {config.rollout.problems}."
         )
-    if reason := levers.adapts_nothing(config, placement.shape):
+    if reason := levers.adapts_nothing(config, placement.shape) or levers.too_little_for_vllm(placement):
         raise ConfigError(reason)
     new_tokens = config.rollout.max_new_tokens
     if new_tokens > placement.longest_answer:
@@ -135,18 +135,19 @@ def _and_ram(asked: Asked) -> str:
 
 def title(asked: Asked) -> str:
     placement, config = asked.placement, asked.placement.config
-    planner = Planner(placement.shape, config, placement.world_size, placement.vram)
+    planner = placement.planner
     lora, rollout, ranks = config.lora, config.rollout, placement.world_size
     how = f"LoRA r={lora.r}" if lora.enabled else "the whole model"
     precision = config.model.quantize if config.model.quantize != "none" else config.model.dtype.replace("auto", "bf16")
     checkpoints = "with" if config.model.gradient_checkpointing else "without"
+    by_vllm = " by vLLM in this process" if config.rollout.engine == "vllm_colocate" else ""
     return (
         f"[bold]{config.model.name}[/] on {asked.card}{f', one of {ranks}' if ranks > 1 else ''}\n"
         f"{_count(placement.shape.parameters)} parameters in {precision}, {_count(planner.trained)} trained ({how}), "
         f"engine {config.engine.ds_config}, {checkpoints} gradient checkpointing\n"
         f"a step: {rollout.problems} x {rollout.group_size} answers of up to {rollout.max_new_tokens:,} tokens to "
         f"prompts of up to {planner.prompt:,}\n"
-        f"at a time: {planner.rows} sampled, {config.optim.tokens_per_micro_batch:,} tokens trained on\n"
+        f"at a time: {planner.rows} sampled{by_vllm}, {config.optim.tokens_per_micro_batch:,} tokens trained on\n"
     )
 
 

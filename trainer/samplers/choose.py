@@ -8,16 +8,14 @@ from typing import Any
 
 import torch
 
-from trainer import distributed
-from trainer.config import COLOCATED_MEMORY, SERVED_RANKS, Rollout
+from trainer import distributed, hardware, levers
+from trainer.config import Rollout
 from trainer.errors import ConfigError
 from trainer.rollouts import Sampler
 from trainer.samplers import forward, limits, vllm_check
 from trainer.samplers.decode import DecodeSampler
 from trainer.samplers.hf import HfSampler
 from trainer.samplers.publish import Outside
-
-COLOCATED_SPARE = 2 << 30  # bytes for vLLM's activations and graphs; arithmetic, not measured
 
 
 def make_sampler(
@@ -51,13 +49,13 @@ def may_colocate(settings: Rollout) -> bool:
     return settings.engine == "vllm_colocate" or (found and not settings.asks_servers)
 
 
-def make_outside(run: Outside, model: Any) -> Sampler | None:
+def make_outside(run: Outside) -> Sampler | None:
     """vLLM, where the settings mean it or `auto` finds it."""
     if run.config.rollout.asks_servers:
         from trainer.samplers import vllm_server
 
         return vllm_server.connect(run)
-    reason = "rollout.engine" if run.config.rollout.engine == "vllm_colocate" else found_by_auto(run, model)
+    reason = "rollout.engine" if run.config.rollout.engine == "vllm_colocate" else found_by_auto(run)
     if reason is None:
         return None
     from trainer.samplers.vllm_colocate import VllmColocateSampler
@@ -66,14 +64,14 @@ def make_outside(run: Outside, model: Any) -> Sampler | None:
     return VllmColocateSampler(run)
 
 
-def found_by_auto(run: Outside, model: Any) -> str | None:
+def found_by_auto(run: Outside) -> str | None:
     """Why `auto` takes the vLLM of this environment; None where it does not. It is not imported to find out.
 
     Every rank calls it, and all choose the same: a rank whose card has less room speaks for all."""
     if run.config.rollout.engine != "auto":
         return None
     is_here = find_spec("vllm") is not None
-    why_not = None if not is_here else "there is no GPU" if not distributed.on_gpu() else _why_not_colocated(run, model)
+    why_not = None if not is_here else "there is no GPU" if not distributed.on_gpu() else _why_not_colocated(run)
     found = distributed.gather((is_here, why_not))
     if not any(is_here for is_here, _ in found):
         return None
@@ -84,18 +82,12 @@ def found_by_auto(run: Outside, model: Any) -> str | None:
     return f"vLLM {vllm_check.installed()} is installed, and the card has room for it"
 
 
-def _why_not_colocated(run: Outside, model: Any) -> str | None:
-    lora = run.config.lora
-    if not lora.enabled or lora.dora or lora.served_rank > SERVED_RANKS[-1]:
-        return "it serves plain LoRA adapters only"
-    if any(getattr(parameter, "quant_state", None) is not None for parameter in model.parameters()):
-        return "the base is quantised, and would be held a second time as it came"
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    rows = run.config.rollout.rows * limits.row_bytes(model.config, run.context, model.dtype.itemsize)
-    wanted = weights + rows + COLOCATED_SPARE
-    card = torch.cuda.get_device_properties(model.device).total_memory
-    free = limits.free_bytes(model.device)
-    share = (run.config.rollout.vllm.memory or COLOCATED_MEMORY) * card
-    if wanted > min(share, free / 2):  # the other half is for training
-        return f"it wants {wanted / 1e9:.1f} GB, of {free / 1e9:.1f} GB that are free"
-    return None
+def _why_not_colocated(run: Outside) -> str | None:
+    """By the plan of the run with vLLM, on what this process can have of the card."""
+    shape = levers.planned_shape(run.config)
+    if shape is None:
+        return "memory is not planned for this model. rollout.engine=vllm_colocate takes it all the same"
+    card = distributed.device()
+    room = limits.free_bytes(card) + torch.cuda.memory_allocated(card)
+    ranks, here = distributed.world_size(), distributed.ranks_here()
+    return levers.Placement(shape, run.config, ranks, room, hardware.free_ram(), here).why_no_vllm

@@ -15,15 +15,17 @@ from typing import Any
 import numpy
 import torch
 
-from trainer import distributed
-from trainer.config import COLOCATED_MEMORY, SERVED_RANKS
+from trainer import distributed, levers
+from trainer.config import SERVED_RANKS
 from trainer.errors import ConfigError
+from trainer.memory import Planner
 from trainer.rollouts import Sampler
 from trainer.samplers import vllm_check
 from trainer.samplers.publish import NEUTRAL, Outside, Publisher, seed_of
 from trainer.samplers.vllm_process import DTYPES, ON_A_CPU, tokens_at_once
 from trainer.types import Completion, Prompt, Sampling
 
+UNPLANNED = 0.3  # share of a card, for a model of a family that is not planned for
 CPU_CACHE_BYTES = 256 << 20  # by default vLLM takes half of the machine
 
 
@@ -135,7 +137,7 @@ def _engine(run: Outside, sleeps: bool) -> Any:
     rank = next((rank for rank in SERVED_RANKS if rank >= lora.served_rank), SERVED_RANKS[0])
     on_a_cpu = {"kv_cache_memory_bytes": CPU_CACHE_BYTES}
     on_a_cpu["max_num_batched_tokens"] = tokens_at_once(settings.rows, run.context)
-    memory = {"gpu_memory_utilization": settings.vllm.memory or COLOCATED_MEMORY}
+    memory = {"gpu_memory_utilization": _share(run)} if on_a_card else {}
     return LLM(
         model=run.location,
         revision=run.config.model.revision,
@@ -153,8 +155,18 @@ def _engine(run: Outside, sleeps: bool) -> Any:
         enable_sleep_mode=on_a_card,
         enforce_eager=not on_a_card,
         disable_log_stats=True,
-        **(memory if on_a_card else on_a_cpu),
+        **(memory or on_a_cpu),
     )
+
+
+def _share(run: Outside) -> float:
+    """Of the card: what was asked for, else what `octet plan` counts."""
+    if run.config.rollout.vllm.memory:
+        return run.config.rollout.vllm.memory
+    if (shape := levers.planned_shape(run.config)) is None:
+        return UNPLANNED
+    card = torch.cuda.get_device_properties(distributed.device()).total_memory
+    return Planner(shape, run.config, distributed.world_size(), card).vllm / card
 
 
 @contextmanager

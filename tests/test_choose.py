@@ -1,0 +1,78 @@
+"""rollout.engine=auto with vLLM installed: whether it comes into the process of the policy is the plan's to say."""
+
+from math import inf
+
+import pytest
+
+from trainer import cli, levers
+from trainer.levers import Placement
+from trainer.memory import ASLEEP, GB
+from trainer.settings import resolve
+from trainer.shapes import shape_of
+
+MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
+
+
+@pytest.fixture(params=[True])
+def installed(request, monkeypatch):
+    monkeypatch.setattr(levers, "find_spec", lambda name: name if request.param else None)
+
+
+def placed(vram: int, *overrides: str, ram: float = inf) -> Placement:
+    return Placement(shape_of(MODEL), resolve("8gb", None, overrides), 1, vram * GB, ram)
+
+
+def test_auto_takes_vllm_where_the_plan_has_room_for_both(installed):
+    settled = placed(24).settled
+    assert settled.config.rollout.engine == "vllm_colocate"
+    assert settled.plan.fits
+    assert settled.plan.phases["rollout"]["vLLM"] > 2 * settled.shape.parameters
+    assert settled.plan.phases["backward"]["sleeping vLLM"] == ASLEEP
+
+
+@pytest.mark.parametrize(
+    ("vram", "overrides", "reason"),
+    [
+        (8, [], r"with it \d+\.\d GB are planned \(rollout\), of 8\.0 GB"),
+        (24, ["model.quantize=nf4"], "the base is quantised"),
+        (24, ["lora.dora=true"], "plain LoRA adapters only"),
+        (80, ["lora.enabled=false", "algorithm.lr=1e-6"], "plain LoRA adapters only"),
+    ],
+)
+def test_auto_leaves_it_where_it_does_not_fit(installed, vram, overrides, reason):
+    placement = placed(vram, *overrides)
+    assert placement.settled is placement
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(placement.why_no_vllm)
+
+
+def test_sleeping_weights_need_ram(installed):
+    assert "of RAM are planned, of 2.0 GB free" in placed(24, ram=2 * GB).why_no_vllm
+
+
+def test_what_was_said_is_not_changed(installed):
+    for said in (["rollout.engine=decode"], ["rollout.vllm.urls=http://here:8000"]):
+        placement = placed(24, *said)
+        assert placement.settled is placement
+
+
+@pytest.mark.parametrize("installed", [False], indirect=True)
+def test_without_vllm_auto_is_octet_itself(installed):
+    placement = placed(24)
+    assert placement.settled is placement
+
+
+def test_a_plan_counts_the_vllm_that_auto_will_take(installed, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["plan", "--preset", "8gb", "--vram", "24"])
+    shown = capsys.readouterr().out
+    assert "32 sampled by vLLM in this process" in shown
+    assert "sleeping vLLM" in shown
+
+
+def test_a_share_that_does_not_hold_the_base_is_refused_with_what_it_needs(capsys):
+    colocated = "rollout.engine=vllm_colocate"
+    assert levers.too_little_for_vllm(placed(24, colocated, "rollout.vllm.memory=0.2")) is None
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["plan", "--model", MODEL, "--vram", "24", colocated, "rollout.vllm.memory=0.1"])
+    assert "rollout.vllm.memory=0.1: that is 2.4 GB of the card, and vLLM needs 3.1 GB" in capsys.readouterr().err
