@@ -28,7 +28,7 @@ def main() -> None:
     ds_config.check(request.config, has_gpu=bool(machine.gpus))
     levers.check(request.config, machine)
     graders.check(request.config)
-    preflight.check(request.config)
+    preflight.check(request.config, machine)
     quiet.quiet()
     hardware.let_memory_grow()
 

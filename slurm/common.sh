@@ -105,6 +105,7 @@ folder_of() {
 # that NCCL's watchdog has ended; a node may be to blame. Such a job asks to be started again; in a chain the next job
 # goes on.
 go_on_later() {
+    [ "$1" != 134 ] || echo "octet: what NCCL said before it ended a rank is in octet-nccl-*, in /tmp of its node" >&2
     case "$1" in
     75) ask_again "$1" ;;
     76 | 134 | 137 | 138) [ "${SLURM_RESTART_COUNT:-0}" -ge 3 ] || ask_again "$1" ;;

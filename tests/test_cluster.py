@@ -7,12 +7,14 @@ import pytest
 from trainer import cluster
 from trainer.errors import ClusterError
 
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 
 @pytest.fixture
 def task(monkeypatch):
     """The environment of one task of a step."""
     for name in list(os.environ):
-        if name.startswith("SLURM") or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        if name.startswith("SLURM") or name in NAMES:
             monkeypatch.delenv(name)
 
     def make(**values: str) -> None:
@@ -20,7 +22,7 @@ def task(monkeypatch):
             monkeypatch.setenv(name, value)
 
     yield make
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+    for name in NAMES:
         os.environ.pop(name, None)
 
 
@@ -33,6 +35,29 @@ def test_a_task_of_srun_takes_its_rank_from_it(task):
     cluster.adopt_ranks()
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
     assert [os.environ[name] for name in names] == ["3", "1", "4", "10539"]
+
+
+@pytest.mark.parametrize(("node", "here"), [("0", "4"), ("1", "4"), ("2", "3")])
+def test_a_task_of_srun_knows_how_many_are_on_its_node(task, node, here):
+    task(**STEP, MASTER_ADDR="node1", SLURM_NODEID=node, SLURM_STEP_TASKS_PER_NODE="4(x2),3")
+    cluster.adopt_ranks()
+    assert os.environ["LOCAL_WORLD_SIZE"] == here
+
+
+def test_deepspeed_has_another_word_for_the_ranks_here(task):
+    task(RANK="5", WORLD_SIZE="8", LOCAL_SIZE="4")
+    cluster.adopt_ranks()
+    assert os.environ["LOCAL_WORLD_SIZE"] == "4"
+    task(LOCAL_WORLD_SIZE="2")
+    cluster.adopt_ranks()
+    assert os.environ["LOCAL_WORLD_SIZE"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("each", "tasks"), [("2", [2]), ("1,3", [1, 3]), ("2(x3),1", [2, 2, 2, 1]), ("1(x10)", [1] * 10)]
+)
+def test_tasks_of_nodes_are_read_as_slurm_writes_them(each, tasks):
+    assert cluster.tasks_of(each) == tasks
 
 
 def test_what_a_launcher_says_goes_before(task):

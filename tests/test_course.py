@@ -113,6 +113,16 @@ def test_the_last_step_is_always_due(tmp_path):
     assert [step for step in range(1, 6) if run.is_due(step, total_steps=5)] == [2, 4, 5]
 
 
+def test_an_evaluation_that_was_cut_short_is_owed(tmp_path):
+    """Its step has a line, which is without it; a step after which there is none owes nothing, nor does the base."""
+    go(course(tmp_path), 1, 2)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "loss": 0.1}\n')
+    owed = [course(tmp_path, first_step=step).is_owed(step, total_steps=9) for step in (0, 1, 2, 3)]
+    assert owed == [False, False, False, True]
+    assert not course(tmp_path, first_step=3, every=2).is_owed(3, total_steps=9)
+
+
 def test_without_problems_nothing_is_due(tmp_path):
     assert not course(tmp_path, problems=0).is_due(5, total_steps=5)
 

@@ -170,7 +170,7 @@ def meminfo(folder: Path, available: int, swap: int) -> Path:
 def test_too_little_ram_is_an_error_that_says_how_much(tmp_path):
     free = hardware.free_ram(meminfo(tmp_path, available=600_000, swap=100_000), groups=tmp_path)
     assert free == 700_000 * 1024
-    finding = preflight.ram(NANO, needs.of(NANO, hub.find_model(NANO.model), cards=0), free)
+    finding = preflight.ram(NANO, needs.of(NANO, hub.find_model(NANO.model), NO_CARDS), free)
     with pytest.raises(
         ConfigError, match=r"model.name=nano: it needs 1\.0 GB of RAM or more, and 716\.8 MB are free\. "
     ):
@@ -197,10 +197,21 @@ def test_the_whole_model_with_its_optimizer_in_ram_needs_seven_times_the_weights
     whole, adapter = resolve("8gb", None, [*base, "lora.enabled=false"]), resolve("8gb", None, base)
     found = hub.find_model(whole.model)
     numbers = found.weights // 4  # stored in fp32
-    wanted = needs.of(whole, found, cards=1)
+    wanted = needs.of(whole, found, ONE_CARD)
     assert wanted.ram - needs.PROCESS_BYTES == pytest.approx(14 * numbers, rel=0.02)
     assert wanted.run == pytest.approx((3 * 14 + 2) * numbers, rel=0.02)
-    assert needs.of(adapter, found, cards=1).ram < wanted.ram
+    assert needs.of(adapter, found, ONE_CARD).ram < wanted.ram
+
+
+def test_every_rank_of_this_machine_needs_its_share(monkeypatch):
+    """Cards are counted where nobody has said how many ranks there are."""
+    found, two = hub.find_model(NANO.model), hardware.Hardware((CARD, CARD), 2)
+    one = needs.of(NANO, found, ONE_CARD).ram
+    assert needs.of(NANO, found, two).ram - one > needs.PROCESS_BYTES
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert needs.of(NANO, found, NO_CARDS).ram > 4 * needs.PROCESS_BYTES
+    assert needs.of(NANO, found, two).ram > 4 * needs.PROCESS_BYTES
 
 
 def test_numbers_of_the_adapter_are_those_of_its_file():
@@ -208,10 +219,10 @@ def test_numbers_of_the_adapter_are_those_of_its_file():
     found = hub.find_model(NANO.model)
     numbers = found.weights // 4
     attention, named = (
-        needs.of(resolve("nano", None, [f"lora.targets={targets}"]), found, cards=0)
+        needs.of(resolve("nano", None, [f"lora.targets={targets}"]), found, NO_CARDS)
         for targets in ("attention", "[q_proj, k_proj, v_proj, o_proj]")
     )
-    of_state = (needs.of(NANO, found, cards=0).run - 4 * numbers) / (NANO.run.keep + 1)
+    of_state = (needs.of(NANO, found, NO_CARDS).run - 4 * numbers) / (NANO.run.keep + 1)
     assert of_state == 116_736 * (12 + 2 * 4)
     assert attention == named
 
@@ -368,13 +379,13 @@ def test_offline_by_its_own_word_it_is_not_asked(monkeypatch, tmp_path):
 
 
 def test_a_run_of_the_embedded_model_hears_nothing(capsys):
-    preflight.check(NANO)
+    preflight.check(NANO, NO_CARDS)
     assert capsys.readouterr() == ("", "")
 
 
 def test_what_the_launcher_has_asked_is_not_asked_again(monkeypatch, nobody):
     monkeypatch.setenv(preflight.CHECKED, "1")
-    preflight.check(resolve("8gb"))
+    preflight.check(resolve("8gb"), ONE_CARD)
     assert "preflight.CHECKED" in Path(launch.__file__).read_text()
 
 
@@ -418,6 +429,24 @@ def test_octet_doctor_knows_what_a_run_would_be_told(nvidia_smi, monkeypatch, ov
     assert finding.mark == mark
     assert finding.text.startswith(text)
     assert finding.remedy.startswith(remedy)
+
+
+SERVED = ["rollout.engine=vllm_server", "rollout.vllm.start=true"]
+
+
+def test_octet_doctor_counts_the_cards_that_are_left_to_train_on(monkeypatch):
+    monkeypatch.setattr(hardware, "free_ram", lambda: 64 * 10**9)
+    cards = hardware.Hardware(tuple(hardware.Gpu(index, f"GPU-{index}", "A card", 24.0) for index in range(4)), 8)
+
+    def ram(*overrides: str) -> str:
+        settings = doctor.settings(resolve("nano", None, list(overrides)), cards)
+        (finding,) = [one for one in settings if one.name == "RAM"]
+        return finding.text
+
+    assert ram(*SERVED, "rollout.vllm.devices=[2,3]") == ram().replace("4.0 GB or more", "2.0 GB or more")
+    none_left = resolve("nano", None, [*SERVED, "rollout.vllm.devices=[0,1,2,3]"])
+    (problem,) = [one for one in doctor.settings(none_left, cards) if one.mark == "problem"]
+    assert "no card is left to train on, of 0,1,2,3" in problem.text
 
 
 def test_a_long_finding_is_wrapped_and_what_to_do_stands_below():

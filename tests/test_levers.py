@@ -15,7 +15,7 @@ from tests.e2e.updates import IDLE, ROWS, Case, groups_of, settings
 from tests.test_engine import assert_same, launch
 from tests.test_samplers import SOME, assert_greedy_is_generate, move_adapter, prompts, sample
 from tests.test_variants import advance, assert_close, logits, make_policy, read
-from trainer import cli, distributed, export, logprobs, loop
+from trainer import cli, export, hardware, logprobs, loop
 from trainer.batches import Packer, minibatches, to_tensors
 from trainer.config import Lora, Model
 from trainer.errors import ConfigError, ModelError, TrainingError
@@ -489,7 +489,7 @@ def train(folder, *arguments: str, ranks: int = 1) -> str:
     """What rank 0 says; as the launcher starts them."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
     if ranks > 1:
-        own |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(distributed.free_port())}
+        own |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(hardware.free_port())}
     started = [
         subprocess.Popen(
             [sys.executable, str(ROOT / "train.py"), *arguments],

@@ -409,10 +409,10 @@ def test_what_is_proposed_fits_the_memory_of_the_machine_as_well():
 def test_ranks_are_counted_as_the_launcher_has_said(monkeypatch):
     config = resolve("8gb", None, ["lora.enabled=false"])
     shape = shapes.shape_of(config.model.name)
-    assert levers.ranks(machine(24, count=2)) == (2, 2)
+    assert hardware.ranks(machine(24, count=2)) == (2, 2)
     monkeypatch.setenv("WORLD_SIZE", "16")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert levers.ranks(machine(24, count=8)) == (16, 4)
+    assert hardware.ranks(machine(24, count=8)) == (16, 4)
     of_node = memory.plan(shape, config, 16, 24 * GB, 4)
     alone = memory.plan(shape, config, 4, 24 * GB)
     assert of_node.ram["load"] == alone.ram["load"]  # four processes read the weights

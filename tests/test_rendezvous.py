@@ -1,10 +1,12 @@
 """The ranks find each other, and one that is missing is named: ranks as threads, and once as processes over gloo."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -101,7 +103,10 @@ def test_when_all_are_there_the_network_is_named(address, quick, monkeypatch):
 
 RANK = """
 import os, sys
-from trainer import distributed, errors
+from trainer import distributed, errors, nccl
+nccl.listen()
+with open(os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid())), "w") as file:  # where there are GPUs NCCL does
+    print("far:1:1 [0] net.cc:9 NCCL WARN connection closed by remote peer", file=file)
 distributed.connect(timeout_s=60, connect_s=20)
 assert distributed.gather(distributed.rank()) == [0, 1]
 if distributed.rank() == 1:
@@ -112,13 +117,16 @@ try:
         distributed.gather("never")
 except errors.ClusterError as error:
     print(error)
+distributed.disconnect()
 os._exit(0)
 """
 
 
-def test_a_rank_that_dies_is_named_over_gloo(address):
+def test_a_rank_that_dies_is_named_over_gloo(address, tmp_path):
+    """And what NCCL has said about it is shown, and stays; that of the rank that died stays anyway."""
     command = [sys.executable, "-c", RANK]
-    environment = os.environ | {"WORLD_SIZE": "2", "SLURMD_NODENAME": "far"}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
+    environment = clean | {"WORLD_SIZE": "2", "SLURMD_NODENAME": "far", "TMPDIR": str(tmp_path)}
     first, second = (
         subprocess.Popen(command, cwd=ROOT, env=environment | {"RANK": rank}, stdout=subprocess.PIPE, text=True)
         for rank in "01"
@@ -127,6 +135,9 @@ def test_a_rank_that_dies_is_named_over_gloo(address):
     said = first.communicate(timeout=60)[0]
     assert second.returncode == 9
     assert "rank 1 on far: it died, or did not answer within 60 s (engine.timeout_s)" in said
+    assert "\n  far:1:1 [0] net.cc:9 NCCL WARN connection closed by remote peer" in said
+    (named,) = re.findall(r"What NCCL said is in (\S+) on this node", said)
+    assert "NCCL WARN" in Path(named).read_text()
 
 
 ERROR = """

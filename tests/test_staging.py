@@ -9,6 +9,7 @@ from trainer import distributed, staging
 from trainer.config import Lora, Model
 from trainer.policy.base import load_model, load_tokenizer, location
 from trainer.policy.lora import add_adapter
+from trainer.rendezvous import Ranks
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_an_adapter_names_the_model_and_not_the_copy(scratch, model, tmp_path):
 
 
 def test_only_the_first_rank_of_a_node_copies_and_only_once(scratch, model, monkeypatch):
-    monkeypatch.setattr(distributed, "local_rank", lambda: 1)
+    monkeypatch.setattr(distributed, "_ranks", [Ranks(None, mine=3, hosts=["a", "b", "a", "b"])])
     staging.stage(model)
     assert location(model) == model.name
     monkeypatch.undo()

@@ -20,6 +20,7 @@ def quiet_before(monkeypatch):
 @pytest.fixture
 def signalled():
     before = signal.getsignal(signal.SIGUSR1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # as the launcher leaves it
     cluster.listen()
     yield lambda: os.kill(os.getpid(), signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, before)
@@ -70,6 +71,55 @@ def test_after_the_last_step_the_evaluation_waits_for_the_next_start(monkeypatch
     run.before_evaluating(90)
     with pytest.raises(Interrupted, match="all steps are done and saved"):
         run.before_evaluating(110)
+
+
+def test_a_signal_that_was_held_back_is_not_lost(signalled):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    signalled()
+    assert not cluster.is_told_to_stop()
+    cluster.listen()
+    assert cluster.is_told_to_stop()
+
+
+def test_an_evaluation_is_ended_in_the_middle_and_once(signalled):
+    run = stopping.Stopping()
+    run.is_due()
+    reached = []
+
+    def evaluate() -> None:
+        try:
+            signalled()
+            reached.append("the end")
+        finally:
+            signalled()  # while it cleans up: not a second time
+            reached.append("cleaned up")
+
+    with pytest.raises(Interrupted, match="stopped in the evaluation after step 7, which is saved"), run.evaluating(7):
+        evaluate()
+    assert reached == ["cleaned up"]
+
+
+def test_a_signal_from_before_ends_it_before_it_begins(signalled):
+    run = stopping.Stopping()
+    run.is_due()
+    signalled()
+    with pytest.raises(Interrupted, match="all steps are done and saved"), run.concluding():
+        pytest.fail("it began")
+
+
+def test_between_evaluations_a_signal_waits_for_the_step(signalled):
+    run = stopping.Stopping()
+    run.is_due()
+    with run.evaluating(1):
+        pass
+    signalled()
+    assert run.is_due()
+
+
+def test_a_start_that_made_no_step_is_not_ended_in_the_middle(signalled):
+    run = stopping.Stopping()
+    with run.evaluating(2), run.concluding():
+        signalled()
 
 
 def test_a_start_that_made_no_step_evaluates_all_the_same(monkeypatch):

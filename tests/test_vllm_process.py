@@ -12,9 +12,8 @@ import pytest
 
 from tests.conftest import ROOT
 from trainer import cli, memory, shapes
-from trainer.distributed import free_port
 from trainer.errors import ConfigError, TrainingError
-from trainer.hardware import Gpu, Hardware
+from trainer.hardware import Gpu, Hardware, free_port
 from trainer.launch import must_leave_our_cards, training_cards
 from trainer.samplers import choose, vllm_check, vllm_process
 from trainer.samplers.keeper import GRACE_S

@@ -24,7 +24,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from trainer import distributed, parity
+from trainer import hardware, parity
 from trainer.batches import Packer
 from trainer.config import Lora
 from trainer.errors import ConfigError, TrainingError
@@ -323,7 +323,7 @@ def test_a_slow_server_is_left_at_the_timeout(policy, double, tmp_path):
 
 def test_a_server_that_is_not_up_yet_is_waited_for(policy, tmp_path, monkeypatch):
     monkeypatch.setattr("trainer.samplers.vllm_server.SAYS_EVERY_S", 0.1)
-    port = distributed.free_port()
+    port = hardware.free_port()
     run = around(tmp_path, policy, f"http://127.0.0.1:{port}")
     with ThreadPoolExecutor() as pool:
         connecting = pool.submit(connect, run)
@@ -577,7 +577,7 @@ distributed.disconnect()
 
 
 def test_whatever_goes_wrong_on_rank_0_reaches_the_ranks_that_wait_for_it(tmp_path):
-    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(distributed.free_port())}
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(hardware.free_port())}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", TWO_RANKS, str(tmp_path)],

@@ -155,6 +155,23 @@ def test_a_night_of_dead_groups_ends_early(tmp_path):
         watch.check(DEAD_STEPS_IN_A_ROW, [], [])
 
 
+def test_an_evaluation_goes_into_the_line_of_its_step(tmp_path):
+    journal = Journal(tmp_path, first_step=0)
+    for step in (1, 2):
+        journal.metrics(step, {"loss": step / 2})
+    journal.close()
+    again = Journal(tmp_path, first_step=2)  # the start before was ended in the evaluation
+    again.evaluation(2, {"eval/accuracy": 0.25})
+    again.metrics(3, {"loss": 1.5})
+    again.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [
+        {"step": 1, "loss": 0.5},
+        {"step": 2, "loss": 1.0, "eval/accuracy": 0.25},
+        {"step": 3, "loss": 1.5},
+    ]
+
+
 def test_the_journal_drops_what_will_be_done_again(tmp_path):
     first = Journal(tmp_path, first_step=0)
     for step in (1, 2, 3):

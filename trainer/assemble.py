@@ -17,7 +17,6 @@ from trainer import checkpoints, distributed, run_folder
 from trainer.batches import Packer
 from trainer.config import Config
 from trainer.course import Course
-from trainer.errors import ConfigError
 from trainer.evaluate import Evaluation, evaluate
 from trainer.kl import Coefficient
 from trainer.loop import Parts
@@ -42,7 +41,7 @@ from trainer.watch.live import Screen
 
 def build(request: Request) -> Parts:
     config = request.config
-    _refuse_idle_ranks(config)
+    config.refuse_idle(distributed.world_size())
     task = make_task(config.task)
     training = training_problems(task, config.task, config.run.seed)  # bad data is answered before a model loads
     stage(config.model)
@@ -92,14 +91,6 @@ def build(request: Request) -> Parts:
         first_step=first_step,
         total_steps=total_steps,
     )
-
-
-def _refuse_idle_ranks(config: Config) -> None:
-    if config.rollout.problems < distributed.world_size():
-        raise ConfigError(
-            f"rollout.problems={config.rollout.problems}: each of the {distributed.world_size()} ranks needs one. "
-            f"Write rollout.problems={distributed.world_size()} or more, or start fewer ranks."
-        )
 
 
 def make_policy(config: Config, total_steps: int) -> Any:

@@ -7,23 +7,31 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
-from trainer.errors import ClusterError
+from trainer.errors import ClusterError, Interrupted
 
 PORTS = range(10_000, 30_000)  # below those that systems hand out by themselves
 ASK_S = 30.0  # what a question to Slurm may take
 
 _signals: list[int] = []  # that have arrived
+_last_words: list[str] = []  # of what is done now, if the signal may end it in the middle
 
 
 def adopt_ranks() -> None:
-    """Under plain srun: the names that deepspeed and torchrun use, so that the rest of the program knows only these."""
+    """Under plain srun: the names that torchrun uses, so that the rest of the program knows only these. deepspeed has
+    another one for the ranks of this node."""
+    if "RANK" in os.environ and "LOCAL_SIZE" in os.environ:
+        os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
     if "RANK" in os.environ or not is_one_of_several():
         return
     os.environ["RANK"] = os.environ["SLURM_PROCID"]
     os.environ["LOCAL_RANK"] = os.environ["SLURM_LOCALID"]
     os.environ["WORLD_SIZE"] = os.environ["SLURM_STEP_NUM_TASKS"]
+    if each := os.environ.get("SLURM_STEP_TASKS_PER_NODE"):
+        os.environ["LOCAL_WORLD_SIZE"] = str(tasks_of(each)[int(os.environ["SLURM_NODEID"])])
     if "MASTER_ADDR" not in os.environ:
         os.environ["MASTER_ADDR"] = nodes()[0]
     os.environ.setdefault("MASTER_PORT", str(port()))
@@ -37,6 +45,15 @@ def is_step() -> bool:
 def is_one_of_several() -> bool:
     """srun started other tasks beside this one."""
     return is_step() and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+
+
+def tasks_of(each: str) -> list[int]:
+    """`4(x2),3` is 4, 4 and 3: the tasks of each node of a step."""
+    found = []
+    for part in each.split(","):
+        tasks, _, times = part.partition("(x")
+        found += [int(tasks)] * int(times.rstrip(")") or 1)
+    return found
 
 
 def nodes() -> list[str]:
@@ -110,13 +127,32 @@ def seconds_of(text: str) -> float | None:
 
 
 def listen() -> None:
-    """For the signal that `#SBATCH --signal=USR1@120` sends some time before the end; see stopping.py."""
+    """For the signal that `#SBATCH --signal=USR1@120` sends some time before the end; see stopping.py. One that came
+    before is let through now, where the launcher has held it back."""
     signal.signal(signal.SIGUSR1, _remember)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
 def is_told_to_stop() -> bool:
     return bool(_signals)
 
 
+@contextmanager
+def ends_at_once(last_words: str) -> Iterator[None]:
+    """What is done in here is lost without harm: the signal ends it in the middle, and not only after it."""
+    _last_words.append(last_words)
+    try:
+        _end_if_told()
+        yield
+    finally:
+        _last_words.clear()
+
+
 def _remember(number: int, frame: FrameType | None) -> None:
     _signals.append(number)
+    _end_if_told()
+
+
+def _end_if_told() -> None:
+    if _signals and _last_words:
+        raise Interrupted(_last_words.pop())  # once: what comes after it is on its way out

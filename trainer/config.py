@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from trainer.errors import did_you_mean
+from trainer.errors import ConfigError, did_you_mean
 
 RUNS = Path("runs")
 
@@ -605,6 +605,15 @@ class Config(Section):
             return self.run.steps
         assert self.run.epochs is not None, "validated: one of the two is set"
         return max(1, round(self.run.epochs * train_problems / self.rollout.problems))
+
+    def refuse_idle(self, ranks: int) -> None:
+        """A group never crosses a rank, so every rank has a problem of its own."""
+        problems = self.rollout.problems
+        if problems < ranks:
+            raise ConfigError(
+                f"rollout.problems={problems}: each of the {ranks} ranks needs one. Write rollout.problems={ranks} or "
+                f"more, or take {problems} GPUs or fewer."
+            )
 
     @model_validator(mode="after")
     def _quantised_bases_are_frozen_and_whole(self) -> Config:

@@ -42,6 +42,10 @@ class Course:
         every = self.settings.every
         return bool(self.problems) and (step == total_steps or (every is not None and step % every == 0))
 
+    def is_owed(self, step: int, total_steps: int) -> bool:
+        """A start that was ended in the evaluation after a step leaves it to the next one, which begins here."""
+        return step > 0 and self.is_due(step, total_steps) and all(seen.step != step for seen in self.milestones)
+
     def add(self, step: int, evaluation: Evaluation) -> bool:
         """Whether it is a new best, in a run that looks more than once. As good as the best is not better."""
         best, value = self.best, metrics_of(evaluation)[f"eval/{self.settings.metric}"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -12,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from trainer import hardware, rendezvous
+from trainer import hardware, nccl, rendezvous
 from trainer.errors import ConfigError
 
 Item = TypeVar("Item")
@@ -25,10 +24,6 @@ _farewells: list[Callable[[], None]] = []
 
 def rank() -> int:
     return int(os.environ.get("RANK", "0"))
-
-
-def local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def world_size() -> int:
@@ -55,24 +50,33 @@ def refuse_an_idle_card() -> None:
 
 
 def device() -> torch.device:
-    """A task of srun may see one card only, whatever its number."""
-    return torch.device("cuda", local_rank() % torch.cuda.device_count()) if on_gpu() else torch.device("cpu")
+    """A task of srun may see one card only, whatever its number on the node."""
+    number = int(os.environ.get("LOCAL_RANK", "0"))
+    return torch.device("cuda", number % torch.cuda.device_count()) if on_gpu() else torch.device("cpu")
+
+
+def take_card() -> None:
+    """DeepSpeed takes LOCAL_RANK for the number of a card as this process sees them, and not of a rank on the node."""
+    if on_gpu():
+        os.environ["LOCAL_RANK"] = str(device().index)
+        torch.cuda.set_device(device())
 
 
 def connect(timeout_s: float, connect_s: float = CONNECT_S) -> None:
     """Join the process group; a lone `python train.py` is a group of one."""
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", str(free_port()))
+    os.environ.setdefault("MASTER_PORT", str(hardware.free_port()))
     for name, alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, alone)
-    if on_gpu():
-        torch.cuda.set_device(device())
+    take_card()
     # Python objects and barriers go over gloo, also beside NCCL: its errors can be caught and say what is missing
     backend, timeout = "cpu:gloo,cuda:nccl" if on_gpu() else "gloo", timedelta(seconds=timeout_s)
     if world_size() == 1:
         dist.init_process_group(backend, timeout=timeout)
         return
     ranks = rendezvous.meet(rank(), world_size(), connect_s)
+    if on_gpu():
+        nccl.listen()
     store = dist.PrefixStore("group", ranks.store)
     dist.init_process_group(backend, store=store, rank=rank(), world_size=world_size(), timeout=timeout)
     rendezvous.smoke_test(ranks, device(), connect_s)
@@ -89,6 +93,11 @@ def ranks_here() -> int:
     return _ranks[0].here if _ranks else 1
 
 
+def is_first_here() -> bool:
+    """Of the ranks on this node, one is: for what is done once for all of them."""
+    return not _ranks or _ranks[0].is_first_here
+
+
 def before_disconnect(work: Callable[[], None]) -> None:
     """For what lives inside the process group, and would end the group with itself."""
     _farewells.append(work)
@@ -100,6 +109,7 @@ def disconnect() -> None:
     _ranks.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
+    nccl.forget()
 
 
 def barrier() -> None:
@@ -130,9 +140,3 @@ def sum_in_place(tensor: torch.Tensor) -> None:
 def mine(items: Sequence[Item]) -> list[Item]:
     """This rank's share: every world-size-th item, so that the shares differ by one at most."""
     return list(items[rank() :: world_size()])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from trainer import hardware, hub, levers, needs, preflight
+from trainer import hardware, hub, launch, levers, needs, preflight
 from trainer.config import RUNS, Config
 from trainer.disk import amount
 from trainer.errors import OctetError
@@ -172,9 +172,11 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
         errors.append(("data", error))
     try:
         graders.check(config)
-        ds_config.check(config, has_gpu=bool(machine.gpus))
-        yield from plan(config, machine)
-        yield from room(config, found, len(machine.gpus))
+        ours = launch.training_cards(machine, config.rollout.vllm)
+        ds_config.check(config, has_gpu=bool(ours.gpus))
+        config.refuse_idle(max(1, len(ours.gpus)))
+        yield from plan(config, ours)
+        yield from room(config, found, ours)
     except OctetError as error:
         errors.append(("settings", error))
     for name, why in errors:
@@ -198,13 +200,13 @@ def _and_remedy(text: str) -> list[str]:
     return re.split(r"\. (?=[A-Z`])", text, maxsplit=1)
 
 
-def room(config: Config, found: hub.Found, cards: int) -> Iterator[Finding]:
+def room(config: Config, found: hub.Found, machine: hardware.Hardware) -> Iterator[Finding]:
     folder, free = config.run.dir or RUNS, hardware.free_ram()
     if not found.sizes:  # of a model that is not there, so nobody knows what it takes
         yield Finding("ok", "disk", f"{amount(needs.free_disk(folder))} free for run.dir={folder}")
         yield Finding("ok", "RAM", f"{amount(free)} free")
         return
-    wanted = needs.of(config, found, cards)
+    wanted = needs.of(config, found, machine)
     yield from preflight.disk(wanted, folder)
     yield preflight.ram(config, wanted, free)
 

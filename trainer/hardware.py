@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,18 @@ class CardState:
 
 def detect() -> Hardware:
     return Hardware(gpus=_visible(_nvidia_gpus()), cores=len(os.sched_getaffinity(0)))
+
+
+def ranks(machine: Hardware) -> tuple[int, int]:
+    """Of the run, and those of them on this machine: as the launcher has said, else one for each card here."""
+    world_size = int(os.environ.get("WORLD_SIZE", max(1, len(machine.gpus))))
+    return world_size, int(os.environ.get("LOCAL_WORLD_SIZE", min(world_size, max(1, len(machine.gpus)))))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def let_memory_grow() -> None:

@@ -20,6 +20,7 @@ from trainer.policy.base import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.quiet import no_progress_bars
 from trainer.rehearsal import rehearse, report
 from trainer.settings import Request
+from trainer.stopping import Stopping
 from trainer.watch.live import Screen
 from trainer.watch.memory import total
 
@@ -33,15 +34,16 @@ def run(request: Request) -> None:
     no_progress_bars()
     distributed.refuse_an_idle_card()
     with explained(), assemble.process_group(request.config):
-        folder, screen, evaluations = _train_and_evaluate(request)
+        folder, screen, stopping, evaluations = _train_and_evaluate(request)
         gc.collect()
         if request.config.merges:
-            evaluations += _merge_and_evaluate(request.config, folder, screen)
+            with stopping.concluding():
+                evaluations += _merge_and_evaluate(request.config, folder, screen)
         if distributed.is_main():
             conclude(request, folder, screen, evaluations)
 
 
-def _train_and_evaluate(request: Request) -> tuple[Path, Screen, list[Evaluation]]:
+def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[Evaluation]]:
     parts = assemble.build(request)
     evaluations: list[Evaluation] = []
     try:
@@ -55,20 +57,26 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, list[Evaluation
         parts.stopping.before_evaluating(3 * evaluation_s)  # of trained and merged, and the merge
         parts.screen.close()
         if parts.held_out:
-            last = parts.course.last or parts.evaluate("trained")  # a finished run that is resumed has done no step
+            with parts.stopping.concluding():
+                last = parts.course.last or parts.evaluate("trained")  # a finished run that is resumed made no step
             evaluations.append(replace(last, name="trained"))
     finally:
         parts.close()
     for line in _of_the_best(parts):
         parts.screen.say(line)
+    with parts.stopping.concluding():
+        _export(parts)
+    parts.policy.release()  # so that the merged model fits where it was
+    return parts.folder, parts.screen, parts.stopping, evaluations
+
+
+def _export(parts: Parts) -> None:
     with parts.policy.gathered():
         if distributed.is_main():
             product = parts.folder / parts.config.lora.product
             with disk.writing(product, "the result", "Make room; the same command then goes on to its end."):
                 parts.policy.export(product)
         distributed.barrier()
-    parts.policy.release()  # so that the merged model fits where it was
-    return parts.folder, parts.screen, evaluations
 
 
 def _look_ahead(parts: Parts) -> None:

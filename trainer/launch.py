@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -40,10 +40,11 @@ def main() -> None:
     if request.reason:
         print(f"octet: {request.reason}", file=sys.stderr if request.json else sys.stdout, flush=True)
     machine = training_cards(machine, request.config.rollout.vllm)
+    request.config.refuse_idle(max(1, len(machine.gpus)))
     ds_config.check(request.config, has_gpu=bool(machine.gpus))
     levers.check(request.config, machine)
     graders.check(request.config)
-    preflight.check(request.config)
+    preflight.check(request.config, machine)
     os.environ[preflight.CHECKED] = "1"
     if not machine.gpus:
         os.environ["DS_ACCELERATOR"] = "cpu"
@@ -103,27 +104,49 @@ def command(launcher: str, machine: hardware.Hardware, arguments: Sequence[str])
     some = [gpu.index for gpu in machine.gpus] != list(range(len(machine.gpus)))
     if machine.gpus and (some or os.environ.get("CUDA_VISIBLE_DEVICES")):
         devices = f"--include=localhost:{','.join(str(gpu.index) for gpu in machine.gpus)}"
-    quiet = ["--log_level=critical", f"--master_port={_free_port()}"]
+    quiet = ["--log_level=critical", f"--master_port={hardware.free_port()}"]
     return [launcher, *quiet, devices, "--no_local_rank", str(TRAIN), *arguments]
 
 
 def run(launch: Sequence[str]) -> int:
-    """The exit status of the launcher. It has a session of its own, so that Ctrl-C reaches it once and through here."""
+    """The exit status of the launcher. It has a session of its own, so that Ctrl-C reaches it once and through here.
+
+    SIGUSR1 is for the ranks, its grandchildren, which save and stop (stopping.py). The launcher would die of it, and
+    Slurm sends it to every process of a step: so it is held back, in all that is started here, until a rank asks."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     child = subprocess.Popen(launch, start_new_session=True)
 
     def end(number: int, frame: FrameType | None) -> None:
         os.killpg(child.pid, signal.SIGTERM)
 
+    def tell_the_ranks(number: int, frame: FrameType | None) -> None:
+        for rank in [rank for launcher in _children(child.pid) for rank in _children(launcher)]:
+            with suppress(ProcessLookupError):
+                os.kill(rank, number)
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
-    status = child.wait()
-    return 128 - status if status < 0 else status
+    signal.signal(signal.SIGUSR1, tell_the_ranks)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+    return as_a_shell_says_it(child.wait())
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _children(parent: int) -> list[int]:
+    """As Linux lists them; none of a process that has ended."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # gone in the meantime
+            if int(status.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(status.parent.name))
+    return found
+
+
+def as_a_shell_says_it(status: int) -> int:
+    """A rank that signal 9 has killed ends with -9; of the launcher, which leaves with that, the system makes 247. A
+    shell, srun and the job scripts know it as 137."""
+    if status < 0:
+        return 128 - status
+    return 128 + 256 - status if status > 256 - signal.NSIG else status
 
 
 if __name__ == "__main__":

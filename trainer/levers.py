@@ -293,14 +293,8 @@ def refusal(config: Config, machine: hardware.Hardware, shape: Shape) -> str | N
 
 
 def _placement(config: Config, machine: hardware.Hardware, shape: Shape) -> Placement:
-    world_size, local_size = ranks(machine)
+    world_size, local_size = hardware.ranks(machine)
     return Placement(shape, config, world_size, int(machine.memory_gb * GB), hardware.free_ram(), local_size).settled
-
-
-def ranks(machine: hardware.Hardware) -> tuple[int, int]:
-    """Of the run, and those of them on this machine: as the launcher has said, else one for each card here."""
-    world_size = int(os.environ.get("WORLD_SIZE", max(1, len(machine.gpus))))
-    return world_size, int(os.environ.get("LOCAL_WORLD_SIZE", min(world_size, max(1, len(machine.gpus)))))
 
 
 def adapts_nothing(config: Config, shape: Shape) -> str | None:
@@ -358,7 +352,7 @@ def _too_large_for_ram(placement: Placement) -> str | None:
 def _too_large_for_a_cpu(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
     name, size = config.model.name, shape.parameters
     in_fp32 = changed(config, {"model.dtype": "fp32"}) if config.model.dtype == "auto" else config
-    needed = ranks(machine)[1] * (Planner(shape, in_fp32, 1, 0).weights + PROCESS)
+    needed = hardware.ranks(machine)[1] * (Planner(shape, in_fp32, 1, 0).weights + PROCESS)
     available = hardware.free_ram()
     if needed > available:
         return (

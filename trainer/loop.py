@@ -207,6 +207,8 @@ def train(parts: Parts) -> None:
     )
     beforehand = parts.beforehand
     parts.screen.start()
+    if parts.course.is_owed(parts.first_step, parts.total_steps):
+        look_back(parts, parts.first_step)
     for step in range(parts.first_step, parts.total_steps):
         if parts.course.has_stopped_rising:
             break
@@ -285,12 +287,7 @@ def remember(minibatch: MiniBatch, index: int, scores: Scores) -> TrainingBatch:
 def record(
     parts: Parts, step: int, groups: Sequence[ScoredGroup], updates: Sequence[Measured], tally: Tally, phases: Phases
 ) -> dict[str, float]:
-    """Write the step down, and do what is due after it: an evaluation, a checkpoint. The metrics of the step."""
-    course, evaluation = parts.course, None
-    if course.is_due(step, parts.total_steps):
-        with phases("evaluation"):
-            evaluation = parts.evaluate(f"step {step}")
-    is_best = evaluation is not None and course.add(step, evaluation)
+    """Write the step down, and do what is due after it: a checkpoint, an evaluation. The metrics of the step."""
     tally_groups(tally, groups)
     tally.add("groups", len(groups) * distributed.world_size())  # more than rollout.problems after a refill
     tally.merge(parts.scorer.measured())
@@ -298,21 +295,36 @@ def record(
     if "kl" in metrics:
         metrics["kl_coef"] = parts.kl.value
         parts.kl.observe(metrics["kl"])
-    metrics |= {f"time/{name}": seconds for name, seconds in phases.seconds.items()} | memory.metrics(phases.peaks)
-    metrics |= metrics_of(evaluation) if evaluation else {}
+    metrics |= metrics_of_phases(phases)
     if parts.journal:
         parts.journal.metrics(step, metrics)
         parts.journal.samples(step, groups)
     parts.screen.step(step, metrics)
-    if evaluation:
-        parts.screen.say(f"after step {step}: {describe(evaluation)}{', the best so far' if is_best else ''}")
+    is_last, stops = step == parts.total_steps, parts.stopping.is_due()
+    evaluates = parts.course.is_due(step, parts.total_steps)
+    if evaluates or is_last or stops or parts.is_checkpoint(step):  # before the evaluation, which may be cut short
+        checkpoints.save(parts.policy, parts.folder, step, parts.config.run.keep, parts.learned)
+    if stops and (evaluates or not is_last):
+        parts.stopping.stop(step)
+    if evaluates:
+        look_back(parts, step)
+    return metrics
+
+
+def metrics_of_phases(phases: Phases) -> dict[str, float]:
+    return {f"time/{name}": seconds for name, seconds in phases.seconds.items()} | memory.metrics(phases.peaks)
+
+
+def look_back(parts: Parts, step: int) -> None:
+    """The evaluation after a step. It is done when the journal has it, so what it makes is kept before that."""
+    course, phases = parts.course, Phases()
+    with phases("evaluation"), parts.stopping.evaluating(step):
+        evaluation = parts.evaluate(f"step {step}")
+    is_best = course.add(step, evaluation)
     if is_best:
         with parts.policy.gathered():
             if distributed.is_main():
                 course.keep(parts.policy.export)
-    last, stops = step == parts.total_steps or course.has_stopped_rising, parts.stopping.is_due()
-    if is_best or last or stops or parts.is_checkpoint(step):  # no run resumes before its best
-        checkpoints.save(parts.policy, parts.folder, step, parts.config.run.keep, parts.learned)
-    if stops and not last:
-        parts.stopping.stop(step)
-    return metrics
+    if parts.journal:
+        parts.journal.evaluation(step, metrics_of(evaluation) | metrics_of_phases(phases))
+    parts.screen.say(f"after step {step}: {describe(evaluation)}{', the best so far' if is_best else ''}")

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import Config
+from trainer.hardware import Hardware, ranks
 from trainer.hub import Found
-from trainer.memory import Planner
+from trainer.memory import PROCESS, Planner
 from trainer.policy import ds_config
 from trainer.shapes import UnknownFamily, known_shape
 
 # Of a number that is trained: its fp32 master and two moments. In a checkpoint, and in CPU memory if it is offloaded.
 STATE_BYTES = {"adamw": 12, "cpu_adam": 12, "adamw_8bit": 6, "paged_adamw_8bit": 6}
-# Torch, transformers and DeepSpeed at the least, once they are imported; a plan counts more (memory.PROCESS).
-PROCESS_BYTES = 1_000_000_000
+# Two thirds of what a plan counts for a process: what falls below is an error, which has to be certain, and a plan has
+# to be enough.
+PROCESS_BYTES = PROCESS * 2 // 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +35,11 @@ class Needs:
     ram: int
 
 
-def of(config: Config, found: Found, cards: int) -> Needs:
+def of(config: Config, found: Found, machine: Hardware) -> Needs:
+    """Of all ranks on this machine, whose cards are those that the policy is trained on."""
     shape, is_adapter = _shape(found), config.lora.enabled
     numbers = found.weights // (4 if _stored_dtype(shape) == "float32" else 2)
-    width = 4 if _is_fp32(config, cards) else 2
+    width = 4 if _is_fp32(config, machine) else 2
     in_ram = width if config.model.quantize == "none" else 1
     trained = _trained_by_adapter(config) if is_adapter else numbers
     state = STATE_BYTES[config.optim.name]
@@ -45,12 +48,12 @@ def of(config: Config, found: Found, cards: int) -> Needs:
     return Needs(
         download=found.download,
         run=(config.run.keep + 1) * checkpoint + numbers * width * results,
-        ram=max(1, cards) * (PROCESS_BYTES + numbers * in_ram) + trained * state * _is_offloaded(config),
+        ram=ranks(machine)[1] * (PROCESS_BYTES + numbers * in_ram) + trained * state * _is_offloaded(config),
     )
 
 
-def _is_fp32(config: Config, cards: int) -> bool:
-    return config.model.dtype == "fp32" or (config.model.dtype == "auto" and not cards)
+def _is_fp32(config: Config, machine: Hardware) -> bool:
+    return config.model.dtype == "fp32" or (config.model.dtype == "auto" and not machine.gpus)
 
 
 def _is_offloaded(config: Config) -> bool:

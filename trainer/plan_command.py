@@ -69,7 +69,7 @@ def ask(options: Namespace) -> Asked:
     named |= {"rollout.max_new_tokens": options.completion}
     overrides = [f"{key}={value}" for key, value in named.items() if value is not None] + options.overrides
     config = settings.resolve(preset, options.recipe, overrides)
-    ranks, local = levers.ranks(machine) if options.gpus is None else (options.gpus, options.gpus)
+    ranks, local = hardware.ranks(machine) if options.gpus is None else (options.gpus, options.gpus)
     free = hardware.free_ram()
     ram = free if options.vram is None else inf  # a card that is named may be in another machine
     shape = shape_of(config.model.name, config.model.revision)
@@ -95,11 +95,7 @@ def _refuse_what_a_run_refuses(placement: Placement) -> None:
     ds_config.check(config, has_gpu=True)
     if ranks < 1:
         raise ConfigError(f"--gpus {ranks}: at least one card is needed. Write --gpus 1.")
-    if config.rollout.problems < ranks:
-        raise ConfigError(
-            f"rollout.problems={config.rollout.problems}: each of {ranks} cards needs one. "
-            f"Write rollout.problems={ranks} or more, or --gpus {config.rollout.problems}."
-        )
+    config.refuse_idle(ranks)
     if reason := levers.adapts_nothing(config, placement.shape) or levers.too_little_for_vllm(placement):
         raise ConfigError(reason)
     new_tokens = config.rollout.max_new_tokens

@@ -37,13 +37,14 @@ class Finding:
     remedy: str = ""
 
 
-def check(config: Config) -> None:
-    """Once on each machine. Problems are one error; warnings are a line each."""
+def check(config: Config, machine: hardware.Hardware) -> None:
+    """Once on each machine, for the cards that the policy is trained on. Problems are one error; warnings are a line
+    each."""
     if os.environ.get(CHECKED):
         return
     found = hub.check(config)  # on every rank: it may decide that this process leaves the hub alone
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        complain(findings(config, found))
+        complain(findings(config, found, machine))
 
 
 def complain(said: Sequence[Finding]) -> None:
@@ -55,10 +56,9 @@ def complain(said: Sequence[Finding]) -> None:
             print(f"octet: warning: {finding.text}. {finding.remedy}", file=sys.stderr, flush=True)
 
 
-def findings(config: Config, found: hub.Found) -> list[Finding]:
-    gpus = hardware.detect().gpus
-    wanted, folder = needs.of(config, found, len(gpus)), config.run.dir or RUNS
-    cards = [of_card for gpu in gpus for of_card in card(config, gpu, hardware.states().get(gpu.uuid))]
+def findings(config: Config, found: hub.Found, machine: hardware.Hardware) -> list[Finding]:
+    wanted, folder = needs.of(config, found, machine), config.run.dir or RUNS
+    cards = [of_card for gpu in machine.gpus for of_card in card(config, gpu, hardware.states().get(gpu.uuid))]
     return [*disk(wanted, folder), ram(config, wanted, hardware.free_ram()), *cards, *packages(config)]
 
 

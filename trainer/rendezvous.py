@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer import cluster
+from trainer import cluster, nccl
 from trainer.errors import ClusterError, LostRank
 
 WAITS = "waits"
@@ -50,6 +50,10 @@ class Ranks:
         """Ranks on this node."""
         return self.hosts.count(self.hosts[self.mine])
 
+    @property
+    def is_first_here(self) -> bool:
+        return self.hosts.index(self.hosts[self.mine]) == self.mine
+
     @contextmanager
     def naming_the_missing(self, waited: str) -> Iterator[None]:
         """An error of a collective becomes one that says which rank was not there."""
@@ -67,7 +71,7 @@ class Ranks:
             self._say("knows", "yes")
             self._keep_the_store([f"knows/{rank}" for rank in self._all() if self.mine == 0 and self._waits(rank)])
             kind = LostRank if is_lost else ClusterError
-            raise kind(f"{reason} ({_short(error)})") from error
+            raise kind(f"{reason} ({_short(error)}){nccl.said()}") from error
 
     def _keep_the_store(self, keys: Sequence[str]) -> None:
         """It goes with rank 0, so that one stays until the others have written these."""

@@ -18,7 +18,7 @@ from trainer.config import Model
 
 def stage(settings: Model) -> None:
     """Every rank calls it before the model loads. What cannot be copied is read from where it is."""
-    if os.environ.get("OCTET_SCRATCH") and distributed.local_rank() == 0:
+    if os.environ.get("OCTET_SCRATCH") and distributed.is_first_here():
         try:
             place, source = _place(settings), _source(settings)
             if place and source and not place.is_dir():

@@ -1,11 +1,13 @@
 """A run that has to stop before its last step: told to by SIGUSR1, or because the time of its job is up.
 
 It stops after a step, when everything is saved, with a status of its own (`errors.Interrupted`), and goes on from there
-at its next start. A signal may reach one rank before the others, so they agree on the step.
+at its next start. A signal may reach one rank before the others, so they agree on the step. An evaluation may take
+longer than the signal comes before the end; what is before it is saved, so there the signal ends the run at once.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from math import inf
 from time import monotonic
 
@@ -14,6 +16,9 @@ from trainer.errors import Interrupted
 
 A_WEEK = 7 * 24 * 60.0  # in minutes: what is further away is no limit
 SPARE_S = 30.0  # before the time limit: to save, and to leave in peace
+TOLD = "SIGUSR1 has come"
+GOES_ON = "The same command with the same run.dir goes on from there."
+ALL_DONE = "all steps are done and saved, the evaluation is left to the next start"
 
 
 class Stopping:
@@ -46,13 +51,22 @@ class Stopping:
         """After the last step: what is left to do takes so long. A start that made no step tries it all the same, or
         a time limit that is too short would start the run again for ever."""
         if self.steps and self._agree(seconds):
-            raise Interrupted(f"all steps are done and saved, the evaluation is left to the next start: {self._why}.")
+            raise Interrupted(f"{ALL_DONE}: {self._why}.")
+
+    def evaluating(self, step: int) -> AbstractContextManager[None]:
+        """After a step that is saved: the next start does the evaluation, and then goes on with the steps."""
+        return self._at_once(f"stopped in the evaluation after step {step}, which is saved: {TOLD}. {GOES_ON}")
+
+    def concluding(self) -> AbstractContextManager[None]:
+        """After the last step: evaluation, result and merge can all be done again."""
+        return self._at_once(f"{ALL_DONE}: {TOLD}.")
+
+    def _at_once(self, last_words: str) -> AbstractContextManager[None]:
+        """Not in a start that made no step: it would be the same at the next one, for ever."""
+        return cluster.ends_at_once(last_words) if self.steps else nullcontext()
 
     def stop(self, step: int) -> None:
-        raise Interrupted(
-            f"stopped after step {step}, which is saved: {self._why}. The same command with the same run.dir goes on "
-            "from there."
-        )
+        raise Interrupted(f"stopped after step {step}, which is saved: {self._why}. {GOES_ON}")
 
     def _agree(self, seconds: float) -> bool:
         """The first reason of any rank is that of all."""
@@ -62,6 +76,6 @@ class Stopping:
 
     def _reason(self, seconds: float) -> str:
         if cluster.is_told_to_stop():
-            return "SIGUSR1 has come"
+            return TOLD
         is_short = self._ends is not None and monotonic() + seconds + SPARE_S > self._ends
         return "the time limit of the job is near" if is_short else ""

@@ -129,15 +129,10 @@ def _lines(grid: Path) -> int:
 
 def _check(config: Config, order: Order) -> None:
     ds_config.check(config, has_gpu=True)
-    ranks = order.nodes * order.gpus
     for name, number in (("nodes", order.nodes), ("gpus", order.gpus), ("chain", order.chain)):
         if number < 1:
             raise ConfigError(f"--{name} {number}: it must be at least 1.")
-    if config.rollout.problems < ranks:
-        raise ConfigError(
-            f"rollout.problems={config.rollout.problems}: each of the {order.nodes} x {order.gpus} ranks needs one. "
-            f"Write rollout.problems={ranks} or more, or ask for less."
-        )
+    config.refuse_idle(order.nodes * order.gpus)
 
 
 def _submit(script: Path, order: Order) -> list[str]:

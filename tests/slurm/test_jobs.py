@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.slurm.conftest import ENDED, SMALL
-from tests.slurm.lab import until
+from tests.slurm.conftest import ENDED, SMALL, Job
+from tests.slurm.lab import NODES, until
 
 pytestmark = pytest.mark.slurm
 
@@ -182,6 +183,48 @@ def test_vllm_samples_on_one_gpu_for_a_run_on_the_other(cluster, tmp_path):
     assert "vllm_server" in (folder / "config.yaml").read_text()
     assert "/v1/completions" in (folder / "vllm-0.log").read_text()
     until(lambda: not list(cluster.lab.processes(f"SLURM_JOB_ID={job.number}")), 15)
+
+
+def test_each_task_may_see_one_card_of_its_own(cluster, tmp_path):
+    """As many clusters give them out: tasks 0 and 1 of a node, and each of them has one card, which is its first."""
+    code = "import os; from trainer import cluster; cluster.adopt_ranks(); "
+    names = ["SLURMD_NODENAME", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"]
+    code += f"print(*(os.environ[name] for name in {names}))"
+    step = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1", "--gpu-bind=single:1", "--cpus-per-gpu=1"]
+    answer = cluster.lab.ask("srun", *step, sys.executable, "-c", code, folder=ROOT, timeout=60)
+    assert answer.returncode == 0, answer.stderr
+    seen = sorted(tuple(line.split()) for line in answer.stdout.splitlines())
+    places = [(node, rank, "4", local, "2") for node, rank, local in zip(NODES, "02", "00")]
+    places += [(node, rank, "4", local, "2") for node, rank, local in zip(NODES, "13", "11")]
+    assert [task[:5] for task in seen] == sorted(places)
+    for node in NODES:
+        assert sorted(task[5] for task in seen if task[0] == node) in (["0", "0"], ["0", "1"])  # one each
+
+
+def test_a_step_of_unequal_nodes_knows_its_ranks(cluster):
+    """Three tasks on two nodes."""
+    code = "import os; from trainer import cluster; cluster.adopt_ranks(); print(os.environ['LOCAL_WORLD_SIZE'])"
+    step = ["--nodes=2", "--ntasks=3", "--cpus-per-task=1"]
+    answer = cluster.lab.ask("srun", *step, sys.executable, "-c", code, folder=ROOT, timeout=60)
+    assert sorted(answer.stdout.split()) == ["1", "2", "2"], answer.stderr
+
+
+def test_a_launcher_inside_of_a_task_passes_the_signal_on(cluster, tmp_path):
+    """One task with two ranks. Slurm sends the signal to all processes of the step, and the ranks alone act on it."""
+    folder = tmp_path / "run"
+    script = tmp_path / "job.sh"
+    settings = [*SMALL, "run.steps=2000", f"run.dir={folder}"]
+    command = shlex.join([sys.executable, "-m", "tests.e2e.two_ranks", *settings])
+    script.write_text(f"#!/bin/sh\ncd {ROOT}\nexec srun --ntasks=1 {command}\n")
+    options = ("--gpus-per-node=2", "--cpus-per-gpu=1", f"--output={cluster.folder}/inside-%j.out")
+    answer = cluster.lab.ask("sbatch", "--parsable", *options, str(script), folder=tmp_path)
+    job = Job(cluster, answer.stdout.strip())
+    job.until(lambda: steps_done(folder) >= 1)
+    cluster.lab.client("scancel", "--signal=USR1", job.number)
+    assert job.wait() == "FAILED 75:0", job.output
+    assert "on 2 x cpu" in job.output
+    assert "which is saved: SIGUSR1 has come" in job.output
+    assert (folder / "checkpoints/latest").exists()
 
 
 def test_a_node_that_does_not_answer_is_named(cluster, tmp_path):

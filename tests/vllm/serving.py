@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import NANO, ROOT
-from trainer import distributed
+from trainer import hardware
 from trainer.samplers.vllm_process import LAUNCHER
 from trainer.web import NoReply, exchange
 
@@ -52,7 +52,7 @@ class RealServer:
     """vLLM with the embedded model, always on the same port."""
 
     def __init__(self, log: Path, arguments: list[str], environment: dict[str, str]) -> None:
-        self.port = distributed.free_port()
+        self.port = hardware.free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self.arguments = arguments
@@ -100,7 +100,7 @@ def overrides(folder: Path, *more: str) -> list[str]:
 
 def command(folder: Path, *more: str, ranks: int = 1) -> list[str]:
     launched = [f"{Path(sys.executable).parent}/deepspeed", f"--num_gpus={ranks}", "--no_local_rank"]
-    launched += [f"--master_port={distributed.free_port()}"]
+    launched += [f"--master_port={hardware.free_port()}"]
     start = [sys.executable] if ranks == 1 else launched
     return [*start, str(ROOT / "train.py"), "--preset", "nano", *overrides(folder, *more)]
 

@@ -176,6 +176,7 @@ def serve(alarm_s: float) -> None:
     os.dup2(2, 1)  # what a library prints must not be taken for a reply
     _limit_memory()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel ends the process; nothing can swallow it
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # of Slurm, to every process of the run; only the ranks are meant
     same = _math_verify()
     os.write(replies, READY)
     for request in iter(sys.stdin.buffer.readline, b""):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer import distributed
+from trainer import distributed, hardware
 from trainer.config import SERVED_RANKS, Config
 from trainer.errors import ConfigError, TrainingError
 from trainer.samplers import vllm_check
@@ -106,7 +106,7 @@ def _on_a_cpu(rows: int, context: int) -> list[str]:
 
 
 def _start(command: Sequence[str], devices: Sequence[int], log: Path) -> Started:
-    port = distributed.free_port()
+    port = hardware.free_port()
     keep = [sys.executable, str(KEEPER), str(os.getpid())]
     with log.open("ab") as file:
         keeper = subprocess.Popen(

@@ -23,8 +23,16 @@ class Journal:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._append("metrics.jsonl", {"step": step, **values})
-        for name, value in values.items():
-            self._tensorboard().add_scalar(name, value, step)
+        self._draw(step, values)
+
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """Into the line of its step, which is the last one."""
+        path = self.folder / "metrics.jsonl"
+        *before, last = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join([*before, _line(json.loads(last) | values)]), encoding="utf-8")
+        partial.replace(path)  # whole or not at all
+        self._draw(step, values)
 
     def samples(self, step: int, groups: Iterable[ScoredGroup]) -> None:
         for group in list(groups)[:SAMPLED_GROUPS]:
@@ -50,9 +58,13 @@ class Journal:
         if self._board is not None:
             self._board.close()
 
+    def _draw(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._tensorboard().add_scalar(name, value, step)
+
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         with (self.folder / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.write(_line(record))
 
     def _tensorboard(self) -> Any:
         if self._board is None:  # imported with the first metrics: the import takes longer than a step
@@ -60,6 +72,10 @@ class Journal:
 
             self._board = SummaryWriter(str(self.folder / "tensorboard"))
         return self._board
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 def _keep_before(path: Path, first_step: int) -> None:

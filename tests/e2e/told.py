@@ -1,0 +1,65 @@
+"""Runs that are told to stop at a certain moment: forks of this process, which has imported everything once.
+
+python -m tests.e2e.told FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import train
+from trainer import export, job, loop, quiet
+from trainer.cli import answering_errors
+
+SETTINGS = ["--preset", "nano", "rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=24"]
+SETTINGS += ["run.steps=2", "eval.problems=8", "eval.every=1", "rollout.dead_groups=keep", "run.threads=1"]
+# The moments at which the starts of a run are told; evaluations by the name of what is evaluated.
+RUNS: dict[str, Sequence[str]] = {
+    "undisturbed": [""],
+    "early": ["base", "step 1", ""],
+    "last evaluation": ["step 2", "base"],
+    "merge": ["merge", ""],
+}
+
+
+def tells(moment: str, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    """The same work, and the signal comes just when it begins."""
+
+    def told(*arguments: Any, **named: Any) -> Any:
+        if moment == (name or arguments[0]):
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return work(*arguments, **named)
+
+    return told
+
+
+def start(folder: Path, moment: str) -> tuple[int, str]:
+    """Status, and what was said."""
+    said = folder.parent / "said"
+    if (child := os.fork()) == 0:
+        for descriptor in (1, 2):
+            os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), descriptor)
+        loop.evaluate = tells(moment, "", loop.evaluate)
+        export.merge = tells(moment, "merge", export.merge)
+        sys.argv = ["train.py", *SETTINGS, f"run.dir={folder}"]
+        status = answering_errors(train.main)
+        sys.stdout.flush()
+        os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said.read_text()
+
+
+def main(folder: str) -> None:
+    quiet.quiet()
+    assert job.run, "what a start imports is imported here"
+    starts = {name: [start(Path(folder, name), moment) for moment in moments] for name, moments in RUNS.items()}
+    Path(folder, "starts.json").write_text(json.dumps(starts))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,58 @@
+"""Which card is this rank's, and who is the first on its node."""
+
+import os
+
+import pytest
+import torch
+
+from trainer import distributed
+from trainer.rendezvous import Ranks
+
+
+@pytest.fixture
+def cards(monkeypatch):
+    """A process that sees so many cards, as torch would say it."""
+    taken = []
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+
+    def see(count: int, local_rank: str) -> list:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        return taken
+
+    return see
+
+
+@pytest.mark.parametrize(
+    ("count", "local_rank", "card"),
+    [(1, "3", 0), (4, "3", 3), (2, "1", 1)],  # --gpus-per-task=1; all tasks see all cards; two cards for each task
+)
+def test_deepspeed_is_told_a_card_that_this_process_sees(cards, count, local_rank, card):
+    """It calls set_device(LOCAL_RANK)."""
+    taken = cards(count, local_rank)
+    distributed.take_card()
+    assert os.environ["LOCAL_RANK"] == str(card)
+    assert taken == [torch.device("cuda", card)]
+    distributed.take_card()  # and stays with it
+    assert distributed.device() == torch.device("cuda", card)
+
+
+def test_on_the_cpu_the_number_stays(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    distributed.take_card()
+    assert os.environ["LOCAL_RANK"] == "3"
+    assert distributed.device() == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("mine", "first"), [(0, True), (1, True), (2, False), (3, False)])
+def test_one_rank_of_each_node_is_its_first(monkeypatch, mine, first):
+    """Whatever number its card has."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setattr(distributed, "_ranks", [Ranks(None, mine, ["node1", "node2", "node1", "node2"])])
+    assert distributed.is_first_here() == first
+
+
+def test_a_lone_process_is_the_first():
+    assert distributed.is_first_here()

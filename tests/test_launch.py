@@ -1,0 +1,40 @@
+"""What the launcher passes on to its ranks, and what it says of their end: the real one of DeepSpeed, two ranks."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from trainer.launch import as_a_shell_says_it
+
+FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
+FEW += ["run.steps=500", "eval.problems=0", "run.merge=false"]
+
+
+def test_sigusr1_reaches_the_ranks_and_not_the_launcher(tmp_path):
+    """As Slurm sends it to a task that has started the launcher; a second one comes while they stop."""
+    command = [sys.executable, "-m", "tests.e2e.two_ranks", *FEW, "run.dir=it"]
+    own = {"PYTHONPATH": str(ROOT), "VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=os.environ | own, **pipes) as launch:
+        started = ""
+        while "  1/500" not in started:
+            line = launch.stdout.readline()
+            assert line, launch.stderr.read()
+            started += line
+        launch.send_signal(signal.SIGUSR1)
+        launch.send_signal(signal.SIGUSR1)
+        complained = launch.communicate(timeout=60)[1]
+    assert "on 2 x cpu" in started
+    assert launch.returncode == 75, complained
+    assert "which is saved: SIGUSR1 has come" in complained
+    assert (tmp_path / "it/checkpoints/latest").exists()
+
+
+@pytest.mark.parametrize(("status", "said"), [(0, 0), (2, 2), (75, 75), (130, 130), (-15, 143), (247, 137), (250, 134)])
+def test_statuses_are_those_of_a_shell(status, said):
+    """247 is what is left of -9, with which the launcher of DeepSpeed leaves when signal 9 has ended a rank."""
+    assert as_a_shell_says_it(status) == said

@@ -1,0 +1,79 @@
+"""SIGUSR1 at every moment of a real run: nothing is lost, the next start comes to the end, and it is the same end."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.e2e.told import RUNS
+
+STOPPED = "octet: stopped after step {}, which is saved: SIGUSR1 has come."
+IN_THE_EVALUATION = "octet: stopped in the evaluation after step 2, which is saved: SIGUSR1 has come."
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("told")
+    command = [sys.executable, "-m", "tests.e2e.told", str(folder)]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, timeout=240)
+    return folder, json.loads((folder / "starts.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("run", "statuses"),
+    [
+        ("undisturbed", [0]),
+        ("early", [75, 75, 0]),
+        ("last evaluation", [75, 0]),  # a start that makes no step goes to the end, or it would go on for ever
+        ("merge", [75, 0]),
+    ],
+)
+def test_each_start_ends_as_it_should(runs, run, statuses):
+    found = runs[1][run]
+    assert [status for status, _ in found] == statuses, found
+    assert "Traceback" not in "".join(said for _, said in found)
+
+
+def test_before_the_first_step_one_step_is_made_and_saved(runs):
+    """So that a limit that is too short does not start the run for ever. Its evaluation is left to the next start."""
+    first, second, _ = (said for _, said in runs[1]["early"])
+    assert STOPPED.format(1) in first
+    assert "after step 1: " not in first
+    assert second.index("after step 1: ") < second.index(STOPPED.format(2))
+
+
+def test_an_evaluation_is_ended_at_once_and_only_it_is_done_again(runs):
+    (_, first), (_, second) = runs[1]["last evaluation"]
+    assert IN_THE_EVALUATION in first
+    assert "after step 2: " not in first
+    assert "all done: 2 steps were made" in second
+    assert "after step 2: " in second
+
+
+def test_a_merge_is_ended_at_once(runs):
+    said = runs[1]["merge"][0][1]
+    assert "octet: all steps are done and saved, the evaluation is left to the next start: SIGUSR1 has come." in said
+
+
+def learned(folder) -> list[dict]:
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in one.items() if not key.startswith(("time/", "memory/"))} for one in steps]
+
+
+def files(folder) -> set[str]:
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return {name for name in found if not name.startswith("tensorboard/")}
+
+
+@pytest.mark.parametrize("run", [name for name in RUNS if name != "undisturbed"])
+def test_it_ends_with_the_files_of_the_undisturbed_run(runs, run):
+    one, other = runs[0] / "undisturbed", runs[0] / run
+    assert files(other) == files(one)
+    assert learned(other) == learned(one)
+    for name in ("adapter/adapter_model.safetensors", "best/adapter_model.safetensors", "merged/model.safetensors"):
+        assert (other / name).read_bytes() == (one / name).read_bytes(), name
+    assert (other / "eval_answers.jsonl").read_text() == (one / "eval_answers.jsonl").read_text()
+    assert (other / "best/best.json").read_text() == (one / "best/best.json").read_text()
