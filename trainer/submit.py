@@ -53,7 +53,7 @@ def slurm(config: Config, preset: str, order: Order, dry_run: bool) -> None:
         print(f"\n# written, not submitted: {script} and {folder}/job.yaml")
         return
     jobs = _submit(script, order)
-    for line in _how_to_go_on(jobs, folder, script, order):
+    for line in _how_to_go_on(jobs, folder, order):
         print(line)
 
 
@@ -200,7 +200,7 @@ def _sinfo(wanted: str, *options: str) -> str:
     return ", ".join(sorted(set(answer.stdout.split("\n")) - {""})) or "none that can be seen"
 
 
-def _how_to_go_on(jobs: Sequence[str], folder: Path, script: Path, order: Order) -> Iterator[str]:
+def _how_to_go_on(jobs: Sequence[str], folder: Path, order: Order) -> Iterator[str]:
     several = " ".join(jobs)
     output = f"{jobs[0]}_1" if order.grid else jobs[0]
     shape = f"{order.nodes} x {order.gpus} GPUs"
@@ -208,6 +208,6 @@ def _how_to_go_on(jobs: Sequence[str], folder: Path, script: Path, order: Order)
     yield f"follow  tail -F {shlex.quote(f'{folder}/slurm-{output}.out')}"
     yield f"state   squeue --jobs={','.join(jobs)}"
     yield f"stop    scancel {several}"
-    yield f"resume  sbatch {shlex.quote(str(script))}"
+    yield f"resume  sbatch {shlex.quote(f'{folder}/job.sbatch')}"
     if order.grid:
         yield f"compare octet compare {shlex.quote(str(folder))}/0*"
