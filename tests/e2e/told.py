@@ -33,7 +33,7 @@ def tells(moment: str, name: str, work: Callable[..., Any]) -> Callable[..., Any
 
     def told(*arguments: Any, **named: Any) -> Any:
         if moment == (name or arguments[0]):
-            os.kill(os.getpid(), signal.SIGUSR1)
+            signal.raise_signal(signal.SIGUSR1)
         return work(*arguments, **named)
 
     return told
