@@ -167,6 +167,17 @@ def test_a_hang_in_one_child_does_not_hold_up_the_other() -> None:
         assert pool.hangs == 1
 
 
+def test_the_signal_of_a_cluster_is_not_for_children() -> None:
+    """Slurm sends it to every process of a run. A child that died of it would call a right answer wrong."""
+    before = children()
+    with SymbolicPool() as pool:
+        assert pool.equal("x+1", "1+x")
+        (child,) = children() - before
+        os.kill(child, signal.SIGUSR1)
+        assert pool.equal("x+2", "2+x")
+        assert (pool.failures, children() - before) == (0, {child})
+
+
 def test_a_child_killed_in_the_middle_of_a_call_is_counted_and_replaced() -> None:
     before = children()
     results = []
