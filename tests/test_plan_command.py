@@ -108,7 +108,7 @@ def test_the_card_of_this_machine_is_taken(capsys, monkeypatch):
         (["--vram", "inf"], "--vram inf: that is no size of a card"),
         (["--gpus", "9"], "rollout.problems=8: each of the 9 ranks needs one"),
         (["--completion", "32767"], "prompts of up to 512 tokens have to be in it as well. Write --completion 32256"),
-        (["engine.ds_config=zero3_offload"], "For an adapter write engine.ds_config=zero2_offload"),
+        (["engine.ds_config=zero3", "lora.dora=true"], "Write engine.ds_config=zero2_offload, or lora.dora=false"),
         (["lora.targets=[nothing]"], "lora.targets=nothing: this model has no such layers"),
         (["--recipe", "nothing"], "nothing"),
         (["--gpus", "0"], "--gpus 0: at least one card is needed"),

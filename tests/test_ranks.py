@@ -11,15 +11,18 @@ import torch
 
 from tests.conftest import ROOT
 from tests.e2e.loops import DEAD_STEP, PROBLEMS
+from trainer.config import Model
+from trainer.policy.base import load_model
 
-ENGINES = ("zero1", "zero2", "zero2_offload")
+ENGINES = ("zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
+CASES = (*ENGINES, "zero2 whole", "zero3 whole")
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> dict[int, dict]:
     """Of one rank and of two, by engine; the three processes run at the same time."""
     folder = tmp_path_factory.mktemp("loops")
-    command = [sys.executable, "-m", "tests.e2e.loops", str(folder), *ENGINES]
+    command = [sys.executable, "-m", "tests.e2e.loops", str(folder), *CASES]
     ranks = []
     for world in (1, 2):
         with socket.socket() as probe:
@@ -37,28 +40,34 @@ def results(tmp_path_factory) -> dict[int, dict]:
 
 
 def flat(result: dict) -> torch.Tensor:
-    return torch.tensor([value for values in result["adapter"].values() for value in values], dtype=torch.float64)
+    return torch.tensor([value for values in result["learned"].values() for value in values], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_two_ranks_train_the_adapter_of_one(results, engine):
-    one, two = (flat(results[world][engine]) for world in (1, 2))
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_train_what_one_does(results, case):
+    one, two = (flat(results[world][case]) for world in (1, 2))
     assert (one - two).abs().max() <= 1e-6
-    moved = max(
-        max(map(abs, values)) for name, values in results[1][engine]["adapter"].items() if "lora_B" in name
-    )  # from zero
-    assert moved > 1e-4
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_every_engine_trains_the_same_adapter(results, engine):
-    assert (flat(results[1]["zero2"]) - flat(results[1][engine])).abs().max() <= 1e-6
+@pytest.mark.parametrize("case", CASES)
+def test_every_engine_trains_the_same(results, case):
+    same = results[1]["zero2" + case.removeprefix(case.partition(" ")[0])]
+    assert (flat(same) - flat(results[1][case])).abs().max() <= 1e-6
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_what_is_logged_is_of_all_ranks(results, engine):
+def test_what_is_trained_has_moved(results):
+    """So that what is the same above is not the same because nothing happened."""
+    started = {name: value for name, value in results[1]["zero2"]["learned"].items() if "lora_B" in name}
+    assert max(max(map(abs, values)) for values in started.values()) > 1e-4  # from zero
+    original = load_model(Model(name="nano"), "fp32", torch.device("cpu")).state_dict()
+    whole = results[1]["zero3 whole"]["learned"]
+    assert all(torch.tensor(values).sub(original[name].flatten()).abs().max() > 1e-5 for name, values in whole.items())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_logged_is_of_all_ranks(results, case):
     """Sums over sums: means of the two ranks' means would be others, because their answers are of unequal length."""
-    one, two = (results[world][engine]["metrics"] for world in (1, 2))
+    one, two = (results[world][case]["metrics"] for world in (1, 2))
     assert [line.keys() for line in one] == [line.keys() for line in two]
     for line, other in zip(one, two, strict=True):
         assert other == pytest.approx(line, rel=1e-5, abs=1e-6)

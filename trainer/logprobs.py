@@ -40,19 +40,14 @@ class LogProbs(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self.temperature = temperature
-        self.train_entropy = train_entropy
         self.offload = offload
         self.is_flat = flat and make_flat(causal_lm_of(model))
-        _refuse_unknown_head(self.backbone, self.head, causal_lm_of(model))
+        self.output = Output(head_of(causal_lm_of(model)), temperature, train_entropy)
+        _refuse_unknown_head(self.backbone, self.output.head, causal_lm_of(model))
 
     @property
     def backbone(self) -> Any:
         return causal_lm_of(self.model).get_decoder()
-
-    @property
-    def head(self) -> Head:
-        return head_of(causal_lm_of(self.model))
 
     def forward(self, batch: TrainingBatch) -> Scores:
         return Scores(*(self._from_line(batch) if self.is_flat else self._from_rows(batch)))
@@ -65,14 +60,14 @@ class LogProbs(nn.Module):
         with self._kept():
             hidden_EH = last_hidden(self.backbone, batch)
         targets_E = batch.targets_BT.flatten()[batch.tree.edge_E]
-        for values_E in chunked(self.head, hidden_EH, targets_E, self.temperature, self.train_entropy):
+        for values_E in self.output(hidden_EH, targets_E):
             yield values_E[batch.tree.edge_BT].where(batch.mask_BT, 0.0)
 
     def _from_rows(self, batch: TrainingBatch) -> Iterator[Tensor]:
         with self._kept():
             hidden_BTH = self.backbone(batch.inputs_BT, use_cache=False).last_hidden_state
         hidden_NH, targets_N = hidden_BTH[batch.mask_BT], batch.targets_BT[batch.mask_BT]
-        for values_N in chunked(self.head, hidden_NH, targets_N, self.temperature, self.train_entropy):
+        for values_N in self.output(hidden_NH, targets_N):
             yield torch.zeros_like(batch.mask_BT, dtype=values_N.dtype).masked_scatter(batch.mask_BT, values_N)
 
 
@@ -95,6 +90,21 @@ def _back_again(kept: Kept) -> Tensor:
     return kept.tensor.to(kept.device, non_blocking=True)
 
 
+class Output(nn.Module):
+    """From hidden states to values. The weight of the output layer is a parameter of this module as well, so that an
+    engine that splits weights (ZeRO-3) gathers it here, once: ranks have more or fewer chunks."""
+
+    def __init__(self, head: Head, temperature: float, train_entropy: bool) -> None:
+        super().__init__()
+        self.head = head
+        self.weight, self.bias = head.layer.weight, head.layer.bias
+        self.temperature = temperature
+        self.train_entropy = train_entropy
+
+    def forward(self, hidden_NH: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+        return chunked(self.head, hidden_NH, targets_N, self.temperature, self.train_entropy)
+
+
 class Head(NamedTuple):
     """The output layer with what some families do to its logits."""
 
@@ -103,10 +113,16 @@ class Head(NamedTuple):
     cap: float | None = None  # Gemma 2: logits never leave (-cap, cap)
 
     def logits_NV(self, hidden_NH: Tensor) -> Tensor:
-        logits_NV = self.layer(hidden_NH).float()
+        logits_NV = self._project(hidden_NH).float()
         if self.scale != 1.0:
             logits_NV = logits_NV * self.scale
         return logits_NV if self.cap is None else self.cap * torch.tanh(logits_NV / self.cap)
+
+    def _project(self, hidden_NH: Tensor) -> Tensor:
+        """A plain layer is not called: under ZeRO-3 its hooks would gather it again, and let go of it afterwards."""
+        if type(self.layer) is nn.Linear:
+            return nn.functional.linear(hidden_NH, self.layer.weight, self.layer.bias)
+        return self.layer(hidden_NH)
 
 
 def causal_lm_of(model: Any) -> Any:

@@ -1,9 +1,10 @@
 """Three steps of the real loop, engine and evaluation, with answers that follow from the problem and not from the rank.
 
-    RANK=0 WORLD_SIZE=2 ... python -m tests.e2e.loops FOLDER zero1 zero2
+    RANK=0 WORLD_SIZE=2 ... python -m tests.e2e.loops FOLDER zero1 "zero3 whole"
 
-Of the problems of a step every second one, which are those of rank 1 of two, has answers twice as long; in the second
-step all answers to these are wrong, so that rank 1 has nothing to train on.
+A case is an engine, and what is trained if that is no adapter. Of the problems of a step every second one, which are
+those of rank 1 of two, has answers twice as long; in the second step all answers to these are wrong, so that rank 1 has
+nothing to train on. The output layer takes a few tokens at a time, so that ranks need it a different number of times.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import train
-from trainer import assemble, distributed, loop, quiet
+from trainer import assemble, distributed, logprobs, loop, quiet
+from trainer.policy import ds_config, lora
 from trainer.settings import Request, resolve
 from trainer.types import Completion, Prompt, Sampling
 
@@ -23,6 +25,8 @@ STEPS, PROBLEMS, DEAD_STEP = 3, 4, 1
 SETTINGS = [f"run.steps={STEPS}", f"rollout.problems={PROBLEMS}", "rollout.group_size=4", "eval.problems=7"]
 SETTINGS += ["algorithm.lr=1e-4", "optim.warmup=0", "optim.tokens_per_micro_batch=256", "lora.r=4"]
 SETTINGS += ["rollout.vllm.max_difference=100"]  # the log-probs that come with the answers are made up
+TOKENS_AT_ONCE = 32
+TRAINED = {"": [], "whole": ["lora.enabled=false"]}
 
 
 class Told:
@@ -45,22 +49,34 @@ class Told:
         return Completion(tokens, (-1.0,) * len(tokens), text, truncated=False)
 
 
-def run(folder: Path, ds_config: str) -> dict[str, Any]:
+def split(folder: Path, name: str) -> str:
+    """A shipped configuration without DeepSpeed's threshold: of this model it would split next to nothing."""
+    settings = ds_config.read(name)
+    settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    path = folder / f"{name}-{distributed.world_size()}-{distributed.rank()}.json"
+    path.write_text(json.dumps(settings))
+    return str(path)
+
+
+def run(folder: Path, case: str) -> dict[str, Any]:
     told: list[Told] = []
+    engine, _, trained = case.partition(" ")
 
     def by_heart(rollout: Any, model: Any, tokenizer: Any, *_: Any, **__: Any) -> Told:
         told.append(Told(tokenizer))
         return told[-1]
 
     assemble.make_sampler = by_heart
-    own = [f"engine.ds_config={ds_config}", f"run.dir={folder / ds_config}-{distributed.world_size()}"]
-    parts = assemble.build(Request(resolve("nano", None, [*SETTINGS, *own]), "nano", ""))
+    own = [f"engine.ds_config={split(folder, engine)}", f"run.dir={folder / case}-{distributed.world_size()}"]
+    parts = assemble.build(Request(resolve("nano", None, [*SETTINGS, *TRAINED[trained], *own]), "nano", ""))
+    logprobs.CHUNK_BYTES = 4 * parts.policy.model.config.vocab_size * TOKENS_AT_ONCE
     places = {problem.id: (step, i) for step in range(STEPS) for i, problem in enumerate(parts.curriculum.draw(step))}
     for sampler in told:
         sampler.places.update(places)
     loop.train(parts)
-    result = {name: value.flatten().tolist() for name, value in parts.policy.model.named_parameters()}
-    return {"adapter": {name: values for name, values in result.items() if "lora_" in name}, "metrics": metrics(parts)}
+    with parts.policy.gathered():
+        learned = {name: value.flatten().tolist() for name, value in lora.trainable(parts.policy.model).items()}
+    return {"learned": learned, "metrics": metrics(parts)}
 
 
 def metrics(parts: loop.Parts) -> list[dict[str, float]]:
@@ -73,10 +89,10 @@ def metrics(parts: loop.Parts) -> list[dict[str, float]]:
     ]
 
 
-def main(folder: str, *ds_configs: str) -> None:
+def main(folder: str, *cases: str) -> None:
     quiet.quiet()
     distributed.connect(timeout_s=60)
-    results = {ds_config: run(Path(folder), ds_config) for ds_config in ds_configs}
+    results = {case: run(Path(folder), case) for case in cases}
     if distributed.is_main():
         Path(folder, f"{distributed.world_size()}.json").write_text(json.dumps(results))
     distributed.barrier()

@@ -69,23 +69,33 @@ def splits_weights(zero: Mapping[str, Any]) -> bool:
 
 
 def _check_split_weights(config: Config) -> None:
-    """It is there for the training of a whole model: a frozen base is made smaller in other ways."""
+    """What reads weights outside of the layer that has them finds nothing there."""
     where = f"engine.ds_config={config.engine.ds_config} splits the weights over the ranks (ZeRO-3)"
+    whole = "Write engine.ds_config=zero2_offload"
     if config.model.quantize != "none":
-        raise ConfigError(
-            f"{where}, and those of model.quantize={config.model.quantize} cannot be split. "
-            "Write engine.ds_config=zero2_offload."
-        )
-    if config.lora.enabled:
-        raise ConfigError(
-            f"{where}, which helps where all of them are trained. For an adapter write engine.ds_config=zero2_offload, "
-            "with model.quantize=nf4 if the base is too large; to train the whole model, lora.enabled=false."
-        )
+        raise ConfigError(f"{where}, and those of model.quantize={config.model.quantize} cannot be split. {whole}.")
     if config.algorithm.gradreg.strength:
         raise ConfigError(
-            f"{where}, and algorithm.gradreg takes gradients of whole weights. Write engine.ds_config=zero2_offload, "
-            "or algorithm.gradreg.strength=0."
+            f"{where}, and algorithm.gradreg takes gradients of whole weights. {whole}, or "
+            "algorithm.gradreg.strength=0."
         )
+    if not config.lora.enabled:
+        return
+    if config.lora.dora:
+        raise ConfigError(
+            f"{where}, and lora.dora=true measures whole weights in each pass. {whole}, or lora.dora=false."
+        )
+    if found := _at_the_ends(config.lora.targets):
+        raise ConfigError(
+            f"{where}, and lora.targets={','.join(config.lora.targets)} names {found}, which is worked with in pieces. "
+            f"{whole}, or lora.targets=all."
+        )
+
+
+def _at_the_ends(targets: str | tuple[str, ...]) -> str | None:
+    """The first target that is the embedding or the output layer; "all" has neither."""
+    names = [] if isinstance(targets, str) else [target.rpartition(".")[2] for target in targets]
+    return next((name for name in names if name in ("embed_tokens", "lm_head")), None)
 
 
 def read(name: str) -> dict[str, Any]:

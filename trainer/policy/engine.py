@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime.zero import GatheredParameters
 from deepspeed.runtime.zero.stage3 import unwrap_model_for_generation
 from torch import Tensor
 
@@ -75,7 +76,7 @@ class DeepSpeedPolicy:
         )
         self.engine.module.register_state_dict_post_hook(_only_what_is_trained)
         # both with the values as the engine has rounded them
-        with self.gathered():
+        with self._whole(self.trainable):
             self.trained = make_trained(model, config, dtype)
             self.reference = Snapshot(self.trainable) if _keeps_reference(config) else None
 
@@ -97,6 +98,11 @@ class DeepSpeedPolicy:
                 yield
             finally:
                 self.is_gathered = False
+
+    def _whole(self, parameters: Iterable[Tensor], writes: bool = False) -> AbstractContextManager[Any]:
+        """Some of the weights on each rank, for reading, or for writing to them alike on all ranks."""
+        is_needed = self.splits_weights and not self.is_gathered
+        return GatheredParameters(parameters, modifier_rank=0 if writes else None, enabled=is_needed)
 
     def score(self, batch: TrainingBatch) -> Scores:
         # whose forward would hang its hooks on what comes back, or gather what is there
@@ -146,7 +152,7 @@ class DeepSpeedPolicy:
 
     def start_over(self) -> None:
         """Forget what backward passes have added up since the update began, one that broke off included."""
-        if self.splits_weights:  # the other ranks are in the middle of gathering a layer
+        if self.splits_weights and not self.is_gathered:  # the other ranks are in the middle of gathering a layer
             budget = self.config.optim.tokens_per_micro_batch
             raise TrainingError(
                 f"optim.tokens_per_micro_batch={budget}: out of memory in a training pass, and with split weights "
@@ -196,7 +202,7 @@ class DeepSpeedPolicy:
                 self._collected[index] += part.float() / scale
 
     def fingerprint(self) -> float:
-        with self.gathered():
+        with self._whole(self.trainable):
             return lora.fingerprint(self.model)
 
     @property
@@ -224,11 +230,11 @@ class DeepSpeedPolicy:
         """At the start of a step: the policy becomes the reference, if it is time."""
         every = self.config.algorithm.kl.refresh
         if self.reference and every and step % every == 0:
-            with self.gathered():
+            with self._whole(self.trainable):
                 self.reference.refresh()
 
     def export(self, folder: Path) -> None:
-        """What was trained, for other programs. Rank 0 calls it, while the weights are gathered."""
+        """What was trained, for other programs. Rank 0 calls it, while that is there whole."""
         self.trained.export(folder)
 
     def release(self) -> None:
@@ -247,14 +253,18 @@ class DeepSpeedPolicy:
         state = {"start": self.trained.start(), "reference": moved}
         settings = {"tag": "engine", "save_latest": False}
         self.engine.save_checkpoint(str(folder), client_state=state, exclude_frozen_parameters=True, **settings)
-        if self.config.lora.enabled and distributed.is_main():
-            self.export(folder / self.config.lora.product)
+        if self.config.lora.enabled:
+            with self._whole(self.trainable):
+                if distributed.is_main():
+                    self.export(folder / self.config.lora.product)
 
     def load(self, folder: Path) -> None:
         path, state = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
         if path is None:
             raise CheckpointError(f"{folder}: it holds no engine state. Delete it to go on from the one before.")
-        self.trained.restart(state["start"])
+        if state["start"]:
+            with self._whole(self.model.parameters(), writes=True):
+                self.trained.restart(state["start"])
         if self.reference and state["reference"]:
             self.reference.take(state["reference"])
 
