@@ -240,6 +240,34 @@ def test_more_cards_share_the_state_and_only_that():
     assert four.weights == one.weights
 
 
+@pytest.mark.parametrize("trained", [(), ("lora.enabled=false",)], ids=["adapter", "whole"])
+def test_split_weights_are_shared_while_training_and_whole_while_sampling(trained):
+    name, whole = "Qwen/Qwen2.5-7B", 2 * 7_615_616_512
+    split = planner(name, "engine.ds_config=zero3", "algorithm.kl.coef=0.1", *trained, world=4).plan().phases
+    plain = planner(name, "engine.ds_config=zero2", "algorithm.kl.coef=0.1", *trained, world=4).plan().phases
+    assert split["load"]["weights"] == plain["load"]["weights"] == whole
+    assert split["rollout"]["weights"] == split["score"]["weights"] == whole * 5 / 4
+    assert split["backward"]["weights"] == whole / 4 + 2 * GB
+    assert split["step"]["weights"] == whole / 4
+    assert split["backward"]["gradients"] == plain["backward"]["gradients"]  # reduced once, at the end
+    assert "merged copies" not in split["rollout"]
+
+
+def test_weights_in_cpu_memory_leave_the_card():
+    name = "Qwen/Qwen2.5-7B"
+    planned = planner(name, "engine.ds_config=zero3_offload", "lora.enabled=false").plan()
+    assert planned.phases["rollout"]["weights"] == 2 * 7_615_616_512
+    assert planned.phases["backward"]["weights"] == 2 * 152_064 * 3_584  # the embedding is more than what may be live
+    assert "weights" not in planned.phases["step"]
+    assert planned.ram["run"]["weights"] >= 2 * 7_615_616_512
+
+
+def test_a_lone_card_splits_nothing():
+    alone, plain = (planner("Qwen/Qwen2.5-7B", f"engine.ds_config={name}").plan() for name in ("zero3", "zero2"))
+    assert alone.phases["rollout"]["weights"] == plain.phases["rollout"]["weights"]
+    assert alone.phases["backward"]["weights"] == plain.phases["backward"]["weights"]
+
+
 def peak(*overrides: str) -> int:
     return planner("Qwen/Qwen2.5-1.5B", *overrides).plan().peak
 

@@ -111,6 +111,7 @@ class Planner:
         self.stage = int(self.engine.get("stage", 0))
         self.offloads = _is_offloaded(self.engine, "offload_optimizer")
         self.streams = self.stage == 3 and _is_offloaded(self.engine, "offload_param")
+        self.splits = self.stage == 3 and (self.streams or world_size > 1)
         self.prompt, self.completion = longest_prompt(shape, config), config.rollout.max_new_tokens
 
     def plan(self) -> Plan:
@@ -177,8 +178,9 @@ class Planner:
 
     @cached_property
     def state(self) -> float:
-        """Bytes of the optimizer state of this rank: the weights in fp32, and what Adam remembers."""
-        return self.shard * (4 + ADAM[self.config.optim.name])
+        """Bytes of the optimizer state of this rank: the weights in fp32, and what Adam remembers. ZeRO-3 keeps the
+        gradient of its part beside them."""
+        return self.shard * (4 + ADAM[self.config.optim.name] + (self.item if self.splits else 0))
 
     @cached_property
     def _resident(self) -> dict[str, float]:
@@ -188,11 +190,17 @@ class Planner:
         )
         largest = max(self._trained_sizes)
         return {
-            "weights": 0 if self.streams else self.weights,
+            "weights": self._own_weights,
             "adapter": self.trained * self.item if lora.enabled else 0,
             "optimizer state": largest * self.item if self.offloads else self.state,
             "reference": snapshots * self.trained * self.item,
         }
+
+    @cached_property
+    def _own_weights(self) -> float:
+        """Bytes of the weights that stay on this card. An adapter stays whole: DeepSpeed splits no tensor of less than
+        100,000 numbers."""
+        return 0 if self.streams else self.weights / (self.world_size if self.splits else 1)
 
     @property
     def _regularisation(self) -> float:
@@ -211,7 +219,7 @@ class Planner:
     @property
     def _free(self) -> float:
         """What is free when the first rollout begins."""
-        return self.vram - CONTEXT - (1 + SLACK) * sum(self._resident.values())
+        return self.vram - CONTEXT - (1 + SLACK) * (sum(self._resident.values()) + self._whole)
 
     # load
 
@@ -221,8 +229,8 @@ class Planner:
         frozen = self.weights if self.config.lora.enabled else 0
         own = self.shard * (self.item if self.offloads else max(4 + self.item, 8))  # in fp32, with a first gradient
         twice = flat if frozen + 2 * flat <= self.vram - CONTEXT else 0
-        if self.streams:
-            return {"weights": max(self._trained_sizes) * self.item}
+        if self.splits:  # a part of a weight takes the place of the whole, one after the other
+            return {"weights": self.weights, "adapter": flat if frozen else 0}
         return {"weights": self.weights, "adapter": flat if frozen else 0, "flattening": max(twice, own)}
 
     # rollout
@@ -241,7 +249,7 @@ class Planner:
     @cached_property
     def decodes(self) -> bool:
         """With the decoder, not with model.generate."""
-        known = self.shape.family in DECODES and not self.shape.windowed and not self.streams
+        known = self.shape.family in DECODES and not self.shape.windowed
         return known and self.config.rollout.engine != "hf" and not self._is_outside
 
     @property
@@ -269,7 +277,7 @@ class Planner:
     @cached_property
     def copies(self) -> float:
         """Merged weights that the decoder keeps, as many as a quarter of the free memory holds, adapted ones first."""
-        if not self.decodes or self.config.model.quantize != "none" or self.config.lora.dora:
+        if not self.decodes or self.stage == 3 or self.config.model.quantize != "none" or self.config.lora.dora:
             return 0
         linears, budget, found = self.shape.linears, self._free / SPARE, 0.0
         parts = [linears[:3], linears[3:4], linears[4:6], linears[6:]]
@@ -317,11 +325,12 @@ class Planner:
         return tokens * live * self.item
 
     def _rollout(self) -> dict[str, float]:
+        gathered = {"weights": self._own_weights + self._whole}
         if self._is_outside:
-            return self._engine_of_vllm
+            return gathered | self._engine_of_vllm
         if not self.decodes:
-            return self._generated()
-        kept = dict(self._kept_by_rollout)
+            return gathered | self._generated()
+        kept = gathered | self._kept_by_rollout
         rows, prompts = self.rows, self._prompts_at_once
         reading = self._passing_through(prompts * self.prompt) + self._spread(prompts)
         drawing = rows * self.shape.vocabulary * (self.item + DRAW + INSIDE_A_DRAW)
@@ -358,19 +367,18 @@ class Planner:
     def _generated(self) -> dict[str, float]:
         """By model.generate: rows as limits.rows_that_fit chooses them; caches grow by being copied, layer by layer.
         The peak is where all prompts are read at once, or at the last token."""
-        shape, lasting = self.shape, self.weights if self.streams else 0
+        shape = self.shape
         of_place = 2 * shape.layers * shape.keys * self.item
         of_row = of_place * (self.prompt + self.completion) + 12 * shape.vocabulary
-        rows = max(1, min(self.rows, int((self._free - lasting) / 2 / of_row)))
+        rows = max(1, min(self.rows, int(self._free / 2 / of_row)))
         work = self._padded(rows, 0)
         reading = forward_bytes(shape, work, self.item, self.targets) + self._dequantised
         logits = rows * shape.vocabulary * (self.item + 4 * FLOAT)
         first, last = of_place * rows * self.prompt, of_place * rows * (self.prompt + self.completion)
         growing = last / shape.layers
-        gathered = {"weights": lasting} if lasting else {}
         if first + reading > last + growing + logits:
-            return gathered | {"KV cache": first, "activations": reading}
-        return gathered | {"KV cache": last + growing, "logits": logits}
+            return {"KV cache": first, "activations": reading}
+        return {"KV cache": last + growing, "logits": logits}
 
     # score, backward, step
 
@@ -401,18 +409,24 @@ class Planner:
         return bool(algorithm.kl.coef) or algorithm.top_entropy < 1 or algorithm.minibatches > 1
 
     @property
-    def _gathered(self) -> dict[str, float]:
-        """Weights that come back from CPU memory while the layers that need them are computed."""
-        if not self.streams:
-            return {}
+    def _whole(self) -> float:
+        """Bytes of the weights that split ones are gathered into while ranks do work of their own, as in a rollout."""
+        return self.weights if self.splits else 0
+
+    @property
+    def _layer_by_layer(self) -> dict[str, float]:
+        """The weights here, with those that are gathered while the layers that need them are computed."""
         live = int(self.engine.get("stage3_max_live_parameters", GB))
-        return {"weights": self.item * min(self.shape.parameters, max(live, self.shape.embedding))}
+        gathered = self.item * min(self.shape.parameters, max(live, self.shape.embedding)) if self.splits else 0
+        return {"weights": self._own_weights + gathered}
 
     def _score(self) -> dict[str, float]:
         work, shape = self.work, self.shape
         inside = forward_bytes(shape, work, self.item, self.targets) + self._dequantised
         hidden = work.edges * shape.hidden * self.item
-        return self._gathered | self._larger(inside, hidden, self._head(trains=False))
+        whole = {"weights": self._own_weights + self._whole}  # for a reference, all of them
+        gathered = whole if self.config.algorithm.kl.coef else self._layer_by_layer
+        return gathered | self._larger(inside, hidden, self._head(trains=False))
 
     def _larger(self, inside: float, kept: float, head: float) -> dict[str, float]:
         """What is kept, and the larger of two peaks: inside a layer, or at the output layer."""
@@ -440,8 +454,8 @@ class Planner:
             kept += (2 if model.activation_offload else shape.layers) * inputs
         regularised = self._regularisation
         found = self.trained * (FLOAT if regularised else self.item)
-        gradients = {"gradients": self._bucket if self.streams else found, "regularisation": regularised}
-        return self._gathered | gradients | self._larger(inside, kept, self._head(trains=True))
+        gradients = {"gradients": found, "regularisation": regularised}
+        return self._layer_by_layer | gradients | self._larger(inside, kept, self._head(trains=True))
 
     @cached_property
     def _saving(self) -> tuple[str, ...]:
@@ -458,10 +472,10 @@ class Planner:
 
     def _step(self) -> dict[str, float]:
         """The gradients are reduced bucket by bucket, and become a part in fp32 for the optimizer."""
-        gradients = self._bucket if self.streams else self.trained * self.item
+        gradients = self.trained * self.item
         if self.offloads:
             return {"gradients": gradients, "reduction": self._bucket}
-        reduced, in_fp32 = self.shard * self.item, self.shard * 4
+        reduced, in_fp32 = 0 if self.splits else self.shard * self.item, self.shard * 4
         return {"gradients": gradients, "reduction": reduced + max(self._bucket, in_fp32)}
 
     # the machine's own memory
