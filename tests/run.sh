@@ -4,14 +4,15 @@
 #   bash tests/run.sh                 the default tier, about ten minutes on two cores
 #   bash tests/run.sh slow            minutes: learning, the shipped default to its end
 #   bash tests/run.sh gpu             needs a CUDA device
-#   bash tests/run.sh vllm            a real vLLM on the CPU, in an environment of its own that is made here
+#   bash tests/run.sh vllm            a real vLLM on the CPU, in an environment of its own that is made here, or that of
+#                                     OCTET_VLLM_PYTHON
 #   bash tests/run.sh slurm           jobs in a Slurm that the tests start (Debian, root); installs it
 #   bash tests/run.sh all             everything that this machine can run
 #   bash tests/run.sh -k losses -x    anything else goes to pytest
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 source "$root/scripts/environment.sh"
-if [ "${1:-}" = vllm ]; then
+if [ "${1:-}" = vllm ] && [ -z "${OCTET_VLLM_PYTHON:-}" ]; then
     source "$root/tests/vllm/environment.sh"
     use_vllm_environment "$root" || { echo "SKIPPED: the tests against the real vLLM" && exit 0; }
 else

@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from concurrent.futures import wait
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -237,20 +239,40 @@ def test_evaluation_in_the_loop_uses_the_verifier(monkeypatch):
     assert loop.Parts.evaluate(parts, "step 1").graders == ()
 
 
-def test_the_metrics_of_a_step_hold_what_the_rewards_measured():
-    from trainer import loop
-    from trainer.watch.metrics import Phases, Tally
+class Counting:
+    """A grader whose measure is how many it has graded."""
 
-    written: dict[str, float] = {}
-    journal = SimpleNamespace(metrics=lambda step, metrics: written.update(metrics), samples=lambda step, groups: None)
-    scorer = scorer_of("reward.weights={correct: 1, format: 1}")
-    groups = [scorer.score(PROMPT, [answer("#### 12"), answer("#### 13")])]
+    name, parallel = "counting", 1
+
+    def grade(self, readings, meter):
+        meter.add("counting/graded", len(readings))
+        return [1.0] * len(readings)
+
+
+class Copied(Echo):
+    def frozen(self):
+        return self
+
+
+def test_the_metrics_of_a_step_are_of_its_own_answers():
+    """Also where those of the next one are graded before this one is written down, and not of an evaluation between."""
+    from trainer import loop
+    from trainer.ahead import Ahead
+    from trainer.watch.metrics import Tally
+
+    grader, steps = Counting(), 3
+    scorer = Scorer(scorer_of().rules, [grader])
     parts = SimpleNamespace(
-        config=resolve(None), total_steps=9, held_out=[], scorer=scorer, journal=journal,
-        screen=SimpleNamespace(step=lambda step, metrics: None),
-        course=SimpleNamespace(is_due=lambda step, total: False, has_stopped_rising=False),
-        stopping=SimpleNamespace(is_due=lambda: False), is_checkpoint=lambda step: False,
+        ahead=Ahead(), config=resolve(None, None, ["rollout.ahead=1", "rollout.vllm.urls=http://a"]),
+        sampler=Copied(), scorer=scorer, _observe=lambda groups: None, _is_saved_after=lambda step: step == steps - 1,
+        prompts_of=lambda step: [PROMPT] * (step + 1), sampling_of=lambda step: Sampling(2, 1.0, 8, step),
     )  # fmt: skip
-    loop.record(parts, 1, groups, [], Tally(), Phases())
-    assert written["reward/format"] == 1.0
-    assert 0 < written["time/reward/format"] < 1
+    parts._sampled = partial(loop.Parts._sampled, parts)
+    for step in range(steps):
+        scorer.meter.add("counting/graded", 100)  # of an evaluation
+        tally = Tally()
+        loop.Parts.roll_out(parts, parts.prompts_of(step), step, tally)
+        if step < steps - 1:
+            wait([parts.ahead._under_way[1]])
+        assert tally.sums["counting/graded"] == (2 * (step + 1), 1.0)
+        assert tally.sums["time/reward/counting"][0] > 0

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.ranks import on_two_ranks
 from trainer import cli, memory, shapes
 from trainer.errors import ConfigError, TrainingError
-from trainer.hardware import Gpu, Hardware, free_port
+from trainer.hardware import Gpu, Hardware
 from trainer.launch import must_leave_our_cards, training_cards
 from trainer.samplers import choose, vllm_check, vllm_process
 from trainer.samplers.keeper import GRACE_S
@@ -294,16 +294,5 @@ distributed.disconnect()
 
 def test_a_rank_without_room_speaks_for_all(tmp_path):
     """One that chose by itself would wait for the others for ever."""
-    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", AUTO, str(tmp_path)],
-            env=os.environ | group | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        for rank in range(2)
-    ]
     why = "rollout: by Octet itself and not by the vLLM of this environment: the card is full"
-    assert [rank.communicate(timeout=60)[0].strip() for rank in ranks] == [f"None {[why]}"] * 2
+    assert on_two_ranks(AUTO, str(tmp_path)) == [f"None {[why]}"] * 2

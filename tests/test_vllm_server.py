@@ -6,7 +6,7 @@ What a real vLLM does is in tests/vllm/.
 from __future__ import annotations
 
 import json
-import os
+import re
 import subprocess
 import sys
 import threading
@@ -24,6 +24,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
+from tests.ranks import on_two_ranks
 from trainer import hardware, parity
 from trainer.batches import Packer
 from trainer.config import Lora
@@ -561,7 +562,10 @@ def test_an_interrupt_does_not_wait_for_a_silent_server(tmp_path):
 TWO_RANKS = """
 import sys
 from tests.test_vllm_server import *
+from trainer import distributed
+from trainer.cli import answering_errors
 
+sys.stderr = sys.stdout
 distributed.connect(30)
 double = Double()
 threading.Thread(target=double.serve_forever, daemon=True).start()
@@ -572,22 +576,18 @@ try:
     sampler._on_main(lambda: 1 / 0)
 except (ZeroDivisionError, TrainingError) as error:
     print(sampler.servers[0].base, type(error).__name__, error)
+double.instead["/version"] = 200, b'{"version": "0.1.0"}'
+print(answering_errors(lambda: sampler.check(run)))
 distributed.disconnect()
 """
 
 
 def test_whatever_goes_wrong_on_rank_0_reaches_the_ranks_that_wait_for_it(tmp_path):
-    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(hardware.free_port())}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO_RANKS, str(tmp_path)],
-            env=os.environ | group | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        for rank in range(2)
-    ]
-    one, other = (rank.communicate(timeout=60)[0].strip() for rank in ranks)
-    assert one == "base ZeroDivisionError division by zero"
-    assert other == "base TrainingError rollout.engine=vllm_server: rank 0 failed: ZeroDivisionError: division by zero"
+    """And is said once."""
+    one, other = (said.splitlines() for said in on_two_ranks(TWO_RANKS, str(tmp_path)))
+    assert one[0] == "base ZeroDivisionError division by zero"
+    assert re.fullmatch(r"octet: rollout.vllm.urls=\S+: vLLM 0\.1\.0 is too old.*", one[1])
+    assert other[0] == (
+        "base TrainingError rollout.engine=vllm_server: rank 0 failed: ZeroDivisionError: division by zero"
+    )
+    assert (one[2:], other[1:]) == (["2"], ["2"])

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from trainer import background
+from trainer.rewards.scorer import Sums
 from trainer.types import ScoredGroup
+
+Rollout = tuple[list[ScoredGroup], Sums]  # with what their rewards took
 
 
 class Ahead:
@@ -14,19 +17,19 @@ class Ahead:
     the loop has nothing under way when it saves."""
 
     def __init__(self) -> None:
-        self._under_way: tuple[int, Future[list[ScoredGroup]]] | None = None
+        self._under_way: tuple[int, Future[Rollout]] | None = None
 
-    def begin(self, step: int, roll_out: Callable[[], list[ScoredGroup]]) -> None:
+    def begin(self, step: int, roll_out: Callable[[], Rollout]) -> None:
         assert self._under_way is None, "one step ahead, not two"
         self._under_way = step, background.begin(roll_out)
 
-    def take(self, step: int) -> list[ScoredGroup] | None:
-        """The groups of this step, if they were begun; waits for them."""
+    def take(self, step: int) -> Rollout | None:
+        """Those of this step, if they were begun; waits for them."""
         if self._under_way is None:
             return None
-        (begun, groups), self._under_way = self._under_way, None
+        (begun, rollout), self._under_way = self._under_way, None
         assert begun == step, "what was begun is what comes next"
-        return groups.result()
+        return rollout.result()
 
     def close(self) -> None:
         self._under_way = None

@@ -67,11 +67,11 @@ def leave(status: int) -> None:
 
 
 def _complain(error: OctetError) -> None:
-    """From every rank, because what is wrong may be wrong on one node only; but all of them stop together."""
+    """From every rank, because what is wrong may be wrong on one node only, unless it is known to be wrong on all."""
     rank = os.environ.get("RANK", "0")
     if rank == "0":
         print(f"octet: {error}", file=sys.stderr)
-    elif not isinstance(error, Interrupted):
+    elif not error.is_of_all and not isinstance(error, Interrupted):  # all of them stop together
         print(f"octet: rank {rank}: {error}", file=sys.stderr)
 
 

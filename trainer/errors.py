@@ -25,6 +25,12 @@ class OctetError(Exception):
     """Base of all of them: the message is meant for the person who started the run."""
 
     status = 2  # of the process that ends with it
+    is_of_all = False
+
+    def of_all(self) -> OctetError:
+        """The same one: every rank ends with it, so rank 0 says it and the others need not."""
+        self.is_of_all = True
+        return self
 
 
 class ConfigError(OctetError, ValueError):

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from trainer import checkpoints, distributed
 from trainer.advantages import deviation, scored
-from trainer.ahead import Ahead
+from trainer.ahead import Ahead, Rollout
 from trainer.batches import Packer, all_rows, idle_row, rows_of
 from trainer.batches import minibatches as deal
 from trainer.checkpoints import Stateful
@@ -134,9 +134,10 @@ class Parts:
     def prompts_of(self, step: int) -> list[Prompt]:
         return [self.prompter.prompt(problem) for problem in distributed.mine(self.curriculum.draw(step))]
 
-    def roll_out(self, prompts: Sequence[Prompt], step: int) -> list[ScoredGroup]:
+    def roll_out(self, prompts: Sequence[Prompt], step: int, tally: Tally) -> list[ScoredGroup]:
         """The scored groups of a step. With `rollout.ahead` they may be there, and those of the next one are begun."""
-        groups = self.ahead.take(step) or self._sampled(self.sampler, prompts, step)
+        groups, measured = self.ahead.take(step) or self._sampled(self.sampler, prompts, step)
+        tally.merge(measured)
         self._observe(groups)
         if self.config.rollout.ahead and not self._is_saved_after(step):
             following, frozen = self.prompts_of(step + 1), self.sampler.frozen()
@@ -151,12 +152,14 @@ class Parts:
     def is_checkpoint(self, done: int) -> bool:
         return done == self.total_steps or done % self.config.run.save_every == 0
 
-    def _sampled(self, sampler: Sampler, prompts: Sequence[Prompt], step: int) -> list[ScoredGroup]:
+    def _sampled(self, sampler: Sampler, prompts: Sequence[Prompt], step: int) -> Rollout:
+        """One at a time, so what the scorer measures meanwhile is of these groups."""
         rollout = self.config.rollout
+        self.scorer.measured()  # an evaluation may have left something
         groups = collect(sampler, self.scorer, prompts, self.sampling_of(step))
         if rollout.dead_groups == "refill":
             groups = refill(groups, partial(self._fresh, sampler, step), rollout.refills)
-        return groups
+        return groups, self.scorer.measured()
 
     def _fresh(self, sampler: Sampler, step: int, number: int, count: int) -> list[ScoredGroup]:
         problems = distributed.mine(self.curriculum.spare(step, number))[:count]
@@ -216,7 +219,7 @@ def train(parts: Parts) -> None:
         with phases("problem"):
             prompts = parts.prompts_of(step)
         with phases("rollout"), parts.policy.gathered():  # the reward is computed beside it
-            groups = parts.roll_out(prompts, step)
+            groups = parts.roll_out(prompts, step, tally)
         with phases("advantage"):
             parts.policy.refresh_reference(step)
             places = worth_training_on(groups, settings)
@@ -290,7 +293,6 @@ def record(
     """Write the step down, and do what is due after it: a checkpoint, an evaluation. The metrics of the step."""
     tally_groups(tally, groups)
     tally.add("groups", len(groups) * distributed.world_size())  # more than rollout.problems after a refill
-    tally.merge(parts.scorer.measured())
     metrics = tally.means(distributed.gather) | metrics_of_updates(updates)
     if "kl" in metrics:
         metrics["kl_coef"] = parts.kl.value

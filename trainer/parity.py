@@ -49,7 +49,7 @@ def _judge(name: str, apart: Sequence[float], limit: float, say: Say) -> None:
         raise ConfigError(
             f"rollout.vllm.max_difference={limit:g}: {found}, so another model samples. Compare the model, its "
             "precision and its quantisation on both sides; a larger value goes on all the same."
-        )
+        ).of_all()
     if mean > NOTABLE:
         say("rollout: that is more than rounding: compare model, precision and quantisation on both sides")
 

@@ -1,14 +1,18 @@
-"""The real vLLM is in its own environment: `bash tests/run.sh vllm` makes it."""
+"""The real vLLM is in its own environment: `bash tests/run.sh vllm` makes it.
+
+`OCTET_VLLM_PYTHON=vllm-env/bin/python bash tests/run.sh vllm` has servers of another environment, and with it of
+another version, answer the same tests; those with the engine in the trainer's process are skipped."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.vllm.serving import ALLOWED, ARGUMENTS, PROCESSED, RealServer
+from tests.vllm.serving import ALLOWED, ARGUMENTS, PROCESSED, PYTHON, RealServer
 
 HERE = Path(__file__).parent
 
@@ -24,7 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.vllm)
-            if find_spec("vllm") is None:
+            is_served = item.path.name != "test_colocate.py"
+            if find_spec("vllm") is None and not (is_served and sys.executable != PYTHON):
                 item.add_marker(missing)
 
 

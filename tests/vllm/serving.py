@@ -8,29 +8,27 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.conftest import NANO, ROOT
-from trainer import hardware
+from trainer import assemble, hardware, parity
+from trainer.loop import Parts
 from trainer.samplers.vllm_process import LAUNCHER
+from trainer.settings import Request, resolve
 from trainer.web import NoReply, exchange
 
 # A cache block is 32 tokens here, and prompts are longer than two of them: in a shorter one a stale cache stays hidden.
 LONG = "Think it through: " + "read the story, write down what is known, and work towards what is asked. " * 3
-ARGUMENTS = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "64", "--enforce-eager"]
-ARGUMENTS += ["--max-num-batched-tokens", "16384"]  # no prompt in parts; see vllm_process.tokens_at_once
-ARGUMENTS += [
-    "--no-enable-chunked-prefill",
-    "--block-size",
-    "32",
-    "--enable-lora",
-    "--max-lora-rank",
-    "16",
-    "--generation-config",
-    "vllm",
-]
+BASIC = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "64", "--enforce-eager"]
+BASIC += ["--no-enable-chunked-prefill", "--block-size", "32", "--generation-config", "vllm"]
+BASIC += ["--max-num-batched-tokens", "16384"]  # no prompt in parts; see vllm_process.tokens_at_once
+ARGUMENTS = [*BASIC, "--enable-lora", "--max-lora-rank", "16"]
 PROCESSED = ["--logprobs-mode", "processed_logprobs", "--max-loras", "2"]
+# The servers' vLLM; by default that of this environment. Another one shows whether another version works.
+PYTHON = os.environ.get("OCTET_VLLM_PYTHON", sys.executable)
 QUICK = {  # one process, no compiler, one thread, a small cache
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_CI_ENV": "1",
@@ -49,18 +47,19 @@ def surroundings(**more: str) -> dict[str, str]:
 
 
 class RealServer:
-    """vLLM with the embedded model, always on the same port."""
+    """vLLM with one model, always on the same port."""
 
-    def __init__(self, log: Path, arguments: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, log: Path, arguments: list[str], environment: dict[str, str], model: Path = NANO) -> None:
         self.port = hardware.free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self.arguments = arguments
         self.environment = environment
+        self.model = model
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> RealServer:
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(NANO)]
+        command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model)]
         command += ["--served-model-name", "base", "--host", "127.0.0.1", "--port", str(self.port), *self.arguments]
         with self.log.open("ab") as log:
             around = surroundings(**self.environment)
@@ -96,6 +95,21 @@ def overrides(folder: Path, *more: str) -> list[str]:
     small = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.problems=0"]
     small += ["reward.weights={repetition: 1.0}", "reward.repetition_words=1"]  # the model babbles, and differs in that
     return [f"run.dir={folder}", f"prompt.system={json.dumps(LONG)}", "run.merge=false", *small, *more]
+
+
+@contextmanager
+def built(folder: Path, *more: str) -> Iterator[Parts]:
+    """The parts of a run, with the real engine and the real server."""
+    parts = assemble.build(Request(resolve("nano", None, overrides(folder, *more)), "nano", ""))
+    try:
+        yield parts
+    finally:
+        parts.close()
+
+
+def apart(parts: Parts) -> float:
+    """The largest difference of a log-prob between what samples and what is trained."""
+    return max(difference for of_one in parity.differences_of(parts).values() for difference in of_one)
 
 
 def command(folder: Path, *more: str, ranks: int = 1) -> list[str]:

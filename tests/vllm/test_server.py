@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,43 +18,40 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.vllm.serving import ARGUMENTS, RealServer, largest, metrics, overrides, samples, start, surroundings, train
-from trainer import assemble, parity
+from tests.vllm.serving import (
+    ARGUMENTS,
+    PYTHON,
+    RealServer,
+    apart,
+    built,
+    largest,
+    metrics,
+    samples,
+    start,
+    surroundings,
+    train,
+)
+from trainer import assemble
 from trainer.config import Lora, Model
 from trainer.errors import ConfigError, TrainingError
 from trainer.loop import train as train_parts
 from trainer.policy.base import load_model
 from trainer.policy.lora import add_adapter, save_adapter
+from trainer.samplers import vllm_check
 from trainer.samplers.hf import HfSampler
 from trainer.samplers.publish import Published
 from trainer.samplers.vllm_check import check_server, probed_mode
 from trainer.samplers.vllm_server import Server, VllmServerSampler
-from trainer.settings import Request, resolve
 from trainer.types import Sampling
 
 DTYPE = "fp32"
 pytestmark = pytest.mark.usefixtures("alone")
 
 
-@contextmanager
-def built(folder: Path, *more: str):
-    """The parts of a run, with the real engine and the real server."""
-    parts = assemble.build(Request(resolve("nano", None, overrides(folder, *more)), "nano", ""))
-    try:
-        yield parts
-    finally:
-        parts.close()
-
-
 @pytest.fixture
 def parts(server, tmp_path):
     with built(tmp_path / "run", f"rollout.vllm.urls={server.url}", "run.steps=3", "algorithm.lr=0.01") as parts:
         yield parts
-
-
-def apart(parts) -> float:
-    """The largest difference of a log-prob between what samples and what is trained."""
-    return max(difference for of_one in parity.differences_of(parts).values() for difference in of_one)
 
 
 def test_greedy_tokens_are_those_of_generate(parts):
@@ -163,6 +159,12 @@ def test_a_server_that_reports_processed_logprobs_shows_them_too(server):
     check_server(Server(server.url), "base", [20, 30], Lora(), print)
 
 
+def test_a_server_that_reports_too_few_slots_is_refused(server, monkeypatch):
+    monkeypatch.setattr(vllm_check, "SLOTS", 3)
+    with pytest.raises(ConfigError, match=r"it holds 2 .* --max-loras 3"):
+        check_server(Server(server.url), "base", [20, 30], Lora(), print)
+
+
 def test_a_server_that_is_killed_and_started_again_in_the_middle_of_a_run(server, tmp_path):
     """The run waits, hands the adapter over again, and counts each group once; ahead, in two threads at once."""
     folder = tmp_path / "run"
@@ -235,7 +237,7 @@ def test_octet_eval_asks_the_server_for_base_and_adapter(server, tmp_path):
 def test_the_run_starts_a_server_and_takes_it_with_it_when_it_is_killed(tmp_path):
     """And trains a whole model, whose weights go to such a server only."""
     folder = tmp_path / "run"
-    more = ["rollout.vllm.start=true", "rollout.vllm.arguments=--block-size,32"]
+    more = ["rollout.vllm.start=true", f"rollout.vllm.python={PYTHON}", "rollout.vllm.arguments=--block-size,32"]
     run = start(folder, *more, "lora.enabled=false", "algorithm.lr=0.0003", "run.steps=500", "run.save_every=500")
     try:
         wait_for(lambda: len(samples_so_far(folder)) >= 4 * 8)

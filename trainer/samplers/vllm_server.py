@@ -271,7 +271,7 @@ class VllmServerSampler(Sampler):
         try:
             found = work() if distributed.is_main() else None
         except Exception as error:  # whatever it is: the others wait for word
-            distributed.gather((None, _to_tell(error)))
+            distributed.gather((None, _to_tell(error).of_all()))
             raise
         found, failure = distributed.gather((found, None))[0]
         if failure is not None:

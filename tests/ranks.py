@@ -1,0 +1,26 @@
+"""Two ranks of a program that a test has written, on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tests.conftest import ROOT
+from trainer.hardware import free_port
+
+
+def on_two_ranks(program: str, *arguments: str) -> list[str]:
+    """What each of them says."""
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, *arguments],
+            env=os.environ | group | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for rank in range(2)
+    ]
+    return [rank.communicate(timeout=60)[0].strip() for rank in ranks]

@@ -1,0 +1,102 @@
+"""Real servers with little memory, another model, or arguments that cannot work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from tests.conftest import NANO
+from tests.vllm.serving import ALLOWED, ARGUMENTS, BASIC, PYTHON, RealServer, apart, built, largest, metrics, samples
+from trainer import parity
+from trainer.config import Lora
+from trainer.errors import ConfigError, TrainingError
+from trainer.loop import train
+from trainer.policy.base import load_tokenizer
+from trainer.samplers.hf import HfSampler
+from trainer.samplers.publish import Fixed, Outside, Published
+from trainer.samplers.vllm_check import check_server, probed_mode
+from trainer.samplers.vllm_server import Server, connect
+from trainer.settings import resolve
+from trainer.types import Sampling
+from trainer.web import exchange
+
+PROMPT = list(range(20, 60))
+BLOCKS = 16  # of 32 tokens; the answers of a step want more than ten times as many
+SMALL = ["--num-gpu-blocks-override", str(BLOCKS), "--max-loras", "1", "--logprobs-mode", "processed_logprobs"]
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+class Servers(NamedTuple):
+    small: RealServer  # a small cache, one adapter, no development mode
+    plain: RealServer  # no adapters, and the log-probs that vLLM has by default
+
+
+@pytest.fixture(scope="module")
+def servers(tiny_model, tmp_path_factory) -> Iterator[Servers]:
+    """Of another model than that of the other tests."""
+    logs = tmp_path_factory.mktemp("servers")
+    allowed = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    small = RealServer(logs / "small", [*ARGUMENTS, *SMALL], allowed, tiny_model)
+    plain = RealServer(logs / "plain", BASIC, ALLOWED, tiny_model)
+    try:
+        small.start(), plain.start()
+        yield Servers(small.ready(), plain.ready())
+    finally:
+        small.end()
+        plain.end()
+
+
+def preemptions(server: RealServer) -> float:
+    said = exchange(f"{server.url}/metrics", None, 5, 1 << 24).decode()
+    return sum(map(float, re.findall(r"^vllm:num_preemptions_total\S* (\S+)$", said, re.MULTILINE)))
+
+
+def test_answers_that_the_cache_has_no_room_for_wait_and_are_right(servers, tiny_model, tmp_path):
+    """Some are thrown out when they are half done, and begun again. The one slot for adapters is no trouble, because
+    nothing is asked of the one before."""
+    more = [f"model.name={tiny_model}", f"rollout.vllm.urls={servers.small.url}", "run.steps=3", "algorithm.lr=0.01"]
+    more += ["rollout.problems=8", "rollout.group_size=8", "rollout.max_new_tokens=96"]
+    with built(tmp_path / "run", *more) as parts:
+        train(parts)
+        assert apart(parts) < 1e-4
+        prompts, greedy = parts.prompts_of(7), Sampling(1, 0.0, 96, 0)
+        local = HfSampler(parts.policy.model, parts.sampler.tokenizer, parts.sampler.stop_tokens, 8)
+        served, expected = (dict(one.sample(prompts, greedy)) for one in (parts.sampler, local))
+    assert preemptions(servers.small) > 10
+    assert {i: group[0].tokens for i, group in served.items()} == {i: g[0].tokens for i, g in expected.items()}
+    assert largest(tmp_path / "run", "sampler_difference/max") < 1e-4
+    assert [one["version"] for one in samples(tmp_path / "run")][::64] == [0, 1, 2]
+    assert {one["groups"] for one in metrics(tmp_path / "run")} == {8.0}
+
+
+def test_a_server_with_another_model_is_refused(servers, tmp_path):
+    with (
+        built(tmp_path / "run", f"rollout.vllm.urls={servers.small.url}", "run.steps=1") as parts,
+        pytest.raises(ConfigError, match=r"and trainer differ by .* so another model samples"),
+    ):
+        parity.check(parts)
+
+
+def test_what_the_log_probs_of_another_model_tell_of_its_server(servers):
+    assert probed_mode(Server(servers.small.url), "base", PROMPT) == "processed_logprobs"
+    plain = Server(servers.plain.url)
+    assert probed_mode(plain, "base", PROMPT) == "raw_logprobs"
+    with pytest.raises(ConfigError, match=r"its log-probs are raw_logprobs.* --logprobs-mode processed_logprobs"):
+        check_server(plain, "base", PROMPT, Lora(), print)
+
+
+def test_a_server_without_adapters_is_told_from_one_that_forbids_them(servers, tmp_path):
+    with pytest.raises(ConfigError, match=r"the server takes no adapters\. Start it with --enable-lora"):
+        Server(servers.plain.url).load(Published("octet-x-v1", tmp_path, 1))
+
+
+def test_a_context_that_the_whole_cache_does_not_hold_is_the_end_of_the_log(tmp_path):
+    started = ["rollout.vllm.start=true", f"rollout.vllm.python={PYTHON}"]
+    started += ["rollout.vllm.arguments=--block-size,32,--num-gpu-blocks-override,3"]
+    config, said = resolve("nano", None, started), []
+    run = Outside(config, Fixed(), str(NANO), "fp32", 128, load_tokenizer(config.model), [2], tmp_path, said.append)
+    with pytest.raises(TrainingError, match=r"vLLM has ended \(status 1\)(.|\n)*KV cache"):
+        connect(run)
