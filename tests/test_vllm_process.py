@@ -147,6 +147,20 @@ def test_a_server_that_ends_by_itself_is_an_error_with_its_last_words(tmp_path):
     started.stop()
 
 
+def test_of_a_log_the_reason_is_shown_and_not_the_end():
+    log = (
+        """
+WARNING [utils.py:2] an error like `OSError: [Errno 24] Too many open files`
+\x1b[1;36m(EngineCore pid=7)\x1b[0;0m ERROR 11-21 19:11:04 [core.py:13] ValueError: no room for the cache
+(EngineCore pid=7)     raise ValueError(
+(EngineCore pid=7) ValueError: no room for the cache
+(APIServer pid=5) RuntimeError: see above
+"""
+        + "  warnings.warn('leaked')\n" * 9
+    )
+    assert vllm_process.last_words(log) == ["ValueError: no room for the cache", "RuntimeError: see above"]
+
+
 PARENT = """
 import subprocess, sys, os, time
 keeper = subprocess.Popen([sys.executable, sys.argv[1], str(os.getpid()), sys.executable, "-c", sys.argv[2]])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.conftest import NANO
 from tests.vllm.serving import ALLOWED, ARGUMENTS, BASIC, PYTHON, RealServer, apart, built, largest, metrics, samples
-from trainer import parity
 from trainer.config import Lora
 from trainer.errors import ConfigError, TrainingError
 from trainer.loop import train
@@ -24,7 +27,7 @@ from trainer.types import Sampling
 from trainer.web import exchange
 
 PROMPT = list(range(20, 60))
-BLOCKS = 16  # of 32 tokens; the answers of a step want more than ten times as many
+BLOCKS = 16  # of 32 tokens; the answers of a step want about five times as many
 SMALL = ["--num-gpu-blocks-override", str(BLOCKS), "--max-loras", "1", "--logprobs-mode", "processed_logprobs"]
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -35,12 +38,24 @@ class Servers(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def servers(tiny_model, tmp_path_factory) -> Iterator[Servers]:
-    """Of another model than that of the other tests."""
+def model(tmp_path_factory, tokenizer) -> Path:
+    """Another one than that of the other tests, random, with heads as large as vLLM wants them on a CPU."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"num_key_value_heads": 2, "layer_types": ["full_attention"] * 2, "initializer_range": 0.2}
+    config = json.loads((NANO / "config.json").read_text())
+    Qwen2ForCausalLM(Qwen2Config(**{**config, **shape})).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def servers(model, tmp_path_factory) -> Iterator[Servers]:
     logs = tmp_path_factory.mktemp("servers")
     allowed = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-    small = RealServer(logs / "small", [*ARGUMENTS, *SMALL], allowed, tiny_model)
-    plain = RealServer(logs / "plain", BASIC, ALLOWED, tiny_model)
+    small = RealServer(logs / "small", [*ARGUMENTS, *SMALL], allowed, model)
+    plain = RealServer(logs / "plain", BASIC, ALLOWED, model)
     try:
         small.start(), plain.start()
         yield Servers(small.ready(), plain.ready())
@@ -54,30 +69,30 @@ def preemptions(server: RealServer) -> float:
     return sum(map(float, re.findall(r"^vllm:num_preemptions_total\S* (\S+)$", said, re.MULTILINE)))
 
 
-def test_answers_that_the_cache_has_no_room_for_wait_and_are_right(servers, tiny_model, tmp_path):
+def test_answers_that_the_cache_has_no_room_for_wait_and_are_right(servers, model, tmp_path):
     """Some are thrown out when they are half done, and begun again. The one slot for adapters is no trouble, because
     nothing is asked of the one before."""
-    more = [f"model.name={tiny_model}", f"rollout.vllm.urls={servers.small.url}", "run.steps=3", "algorithm.lr=0.01"]
-    more += ["rollout.problems=8", "rollout.group_size=8", "rollout.max_new_tokens=96"]
+    more = [f"model.name={model}", f"rollout.vllm.urls={servers.small.url}", "run.steps=2", "algorithm.lr=0.01"]
+    more += ["rollout.group_size=8", "rollout.max_new_tokens=64", "rollout.vllm.wait_s=30"]
     with built(tmp_path / "run", *more) as parts:
         train(parts)
         assert apart(parts) < 1e-4
-        prompts, greedy = parts.prompts_of(7), Sampling(1, 0.0, 96, 0)
+        prompts, greedy = parts.prompts_of(7), Sampling(1, 0.0, 64, 0)
         local = HfSampler(parts.policy.model, parts.sampler.tokenizer, parts.sampler.stop_tokens, 8)
         served, expected = (dict(one.sample(prompts, greedy)) for one in (parts.sampler, local))
-    assert preemptions(servers.small) > 10
+    assert preemptions(servers.small) > 4
     assert {i: group[0].tokens for i, group in served.items()} == {i: g[0].tokens for i, g in expected.items()}
     assert largest(tmp_path / "run", "sampler_difference/max") < 1e-4
-    assert [one["version"] for one in samples(tmp_path / "run")][::64] == [0, 1, 2]
-    assert {one["groups"] for one in metrics(tmp_path / "run")} == {8.0}
+    assert {one["version"] for one in samples(tmp_path / "run")} == {0, 1}
+    assert {one["groups"] for one in metrics(tmp_path / "run")} == {4.0}
 
 
 def test_a_server_with_another_model_is_refused(servers, tmp_path):
     with (
         built(tmp_path / "run", f"rollout.vllm.urls={servers.small.url}", "run.steps=1") as parts,
-        pytest.raises(ConfigError, match=r"and trainer differ by .* so another model samples"),
+        pytest.raises(ConfigError, match=r"does not take the adapter\. Does it serve the model of this run\?"),
     ):
-        parity.check(parts)
+        parts.sampler.sync()
 
 
 def test_what_the_log_probs_of_another_model_tell_of_its_server(servers):
@@ -98,5 +113,5 @@ def test_a_context_that_the_whole_cache_does_not_hold_is_the_end_of_the_log(tmp_
     started += ["rollout.vllm.arguments=--block-size,32,--num-gpu-blocks-override,3"]
     config, said = resolve("nano", None, started), []
     run = Outside(config, Fixed(), str(NANO), "fp32", 128, load_tokenizer(config.model), [2], tmp_path, said.append)
-    with pytest.raises(TrainingError, match=r"vLLM has ended \(status 1\)(.|\n)*KV cache"):
+    with pytest.raises(TrainingError, match=r"vLLM has ended \(status 1\).*\nValueError: To serve .* KV cache"):
         connect(run)

@@ -50,7 +50,8 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 @pytest.fixture
 def parts(server, tmp_path):
-    with built(tmp_path / "run", f"rollout.vllm.urls={server.url}", "run.steps=3", "algorithm.lr=0.01") as parts:
+    more = ["run.steps=3", "algorithm.lr=0.01", "rollout.dead_groups=keep"]  # an update in each step
+    with built(tmp_path / "run", f"rollout.vllm.urls={server.url}", *more) as parts:
         yield parts
 
 

@@ -29,16 +29,16 @@ def installed() -> str | None:
     return None
 
 
-def check_version(found: str, where: str, say: Say) -> None:
+def check_version(found: str, where: str, say: Say, tested: Sequence[str] = TESTED) -> None:
     """Refuse what cannot work, and say what nobody has tried."""
-    numbers = [part for part in found.split("+", maxsplit=1)[0].split(".")[:2] if part.isdigit()]
-    known = ", ".join(TESTED)
-    if len(numbers) == 2 and tuple(map(int, numbers)) < OLDEST:
+    release = found.split("+", maxsplit=1)[0].split(".post", maxsplit=1)[0]
+    numbers = [int(part) for part in release.split(".")[:2] if part.isdigit()]
+    known = ", ".join(tested)
+    if len(numbers) == 2 and tuple(numbers) < OLDEST:
         raise ConfigError(
-            f"{where}: vLLM {found} is too old: it does not return token ids with processed log-probs. "
-            f"Install {'.'.join(map(str, OLDEST))} or newer; tested: {known}."
+            f"{where}: vLLM {found} is too old: {'.'.join(map(str, OLDEST))} is the oldest that works. Tested: {known}."
         )
-    if found.split("+", maxsplit=1)[0] not in TESTED:
+    if release not in tested:
         say(f"rollout: vLLM {found} has not been tested (tested: {known}); what it samples is compared below")
 
 

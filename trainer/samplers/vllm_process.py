@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -23,6 +24,9 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # What tells our ranks about each other would mislead those of vLLM.
 LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE"}
 LAUNCHER |= {"MASTER_ADDR", "MASTER_PORT"}
+LAST_LINES = 300  # of a log; what is above is of another start
+COLOURS = re.compile("\x1b\\[[0-9;]*m")
+RAISED = re.compile(r"(?:\(.*? pid=\d+\) )?(?:ERROR .*?\] )?(\w[\w.]*Error: .*)")
 ON_A_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB; by default it takes half of the machine
 ON_A_CPU |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}  # the trainer has threads too
 
@@ -38,15 +42,22 @@ class Started:
     def check(self) -> None:
         """An error when it has ended by itself."""
         if (status := self.keeper.poll()) is not None:
-            tail = self.log.read_text(errors="replace").splitlines()[-8:]
             raise TrainingError(
-                f"rollout.vllm.start=true: vLLM has ended (status {status}). The end of {self.log}:\n" + "\n".join(tail)
+                f"rollout.vllm.start=true: vLLM has ended (status {status}). From {self.log}:\n"
+                + "\n".join(last_words(self.log.read_text(errors="replace")))
             )
 
     def stop(self) -> None:
         if self.keeper.poll() is None:
             self.keeper.send_signal(signal.SIGTERM)
         self.keeper.wait()
+
+
+def last_words(log: str) -> list[str]:
+    """What it raised, because the reason is far above the end; else the end."""
+    lines = COLOURS.sub("", log).splitlines()[-LAST_LINES:]
+    raised = [found[1] for line in lines if (found := RAISED.match(line))]
+    return list(dict.fromkeys(raised))[-3:] or lines[-8:]
 
 
 def start(run: Outside) -> list[Started]:

@@ -131,7 +131,9 @@ def _remedied(failure: NoReply, url: str, adapter: Published) -> Exception:
         return ConfigError(f"rollout.vllm.urls={url}: the server takes no adapters. Start it with --enable-lora.")
     if failure.again and "add_lora" not in said:
         return failure
-    return ConfigError(f"rollout.vllm.urls={url}: the server does not take the adapter: {said}")
+    return ConfigError(
+        f"rollout.vllm.urls={url}: the server does not take the adapter. Does it serve the model of this run? {said}"
+    )
 
 
 class Lie(NoReply):

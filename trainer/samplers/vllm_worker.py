@@ -3,8 +3,12 @@ its own environment, so nothing of the trainer is imported here."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
 from vllm import _custom_ops
 from vllm.platforms import current_platform
 
@@ -17,5 +21,13 @@ class WholeModel:
     """Becomes a base of vLLM's worker."""
 
     def octet_load(self: Any, folder: str, version: int | None) -> str:
-        self.reload_weights(weights_path=folder)
+        if "weights_path" in signature(self.model_runner.reload_weights).parameters:
+            self.reload_weights(weights_path=folder)
+        else:  # vLLM 0.12 and before
+            self.model_runner.model.load_weights(_tensors(folder))
         return str(version)
+
+
+def _tensors(folder: str) -> Iterator[tuple[str, Any]]:
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        yield from load_file(path).items()
