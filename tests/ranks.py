@@ -23,4 +23,8 @@ def on_two_ranks(program: str, *arguments: str) -> list[str]:
         )
         for rank in range(2)
     ]
-    return [rank.communicate(timeout=60)[0].strip() for rank in ranks]
+    try:
+        return [rank.communicate(timeout=120)[0].strip() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()

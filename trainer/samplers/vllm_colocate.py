@@ -38,7 +38,7 @@ class VllmColocateSampler(Sampler):
                 "rollout.engine=vllm_colocate: vLLM is not in this environment. pip install octet-grpo[vllm], or write "
                 "rollout.engine=decode."
             )
-        vllm_check.check_version(found, "rollout.engine=vllm_colocate", run.say)
+        vllm_check.check_version(found, "rollout.engine=vllm_colocate", run.say, vllm_check.COLOCATED)
         self.source, self.tokenizer = run.source, run.tokenizer
         self.stop_tokens = sorted(run.stop_tokens)
         self.sleeps = bool(run.config.rollout.vllm.sleep) and distributed.on_gpu()  # a CPU never sleeps
