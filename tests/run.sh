@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The one test command: makes the same environment as run_deepspeed.sh, with the development tools, and runs the tests.
 #
-#   bash tests/run.sh                 the default tier, about ten minutes on two cores
+#   bash tests/run.sh                 the default tier, about seven minutes on two cores, a file to each
 #   bash tests/run.sh slow            minutes: learning, the shipped default to its end
 #   bash tests/run.sh gpu             needs a CUDA device
 #   bash tests/run.sh vllm            a real vLLM on the CPU, in an environment of its own that is made here, or that of
@@ -24,5 +24,5 @@ case "${1:-}" in
 slow | gpu | slurm) exec python -m pytest -m "$@" ;;
 vllm) shift && exec python -m pytest -m vllm tests/vllm "$@" ;;
 all) shift && exec python -m pytest -m "not vllm" "$@" ;;
-*) exec python -m pytest -m "not slow and not gpu and not vllm and not slurm" "$@" ;;
+*) exec python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow and not gpu and not vllm and not slurm" "$@" ;;
 esac
