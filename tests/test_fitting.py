@@ -145,13 +145,16 @@ def test_what_was_measured_stands_beside_the_plan():
     from trainer.rehearsal import report
 
     peaks = {name: Peak(GB // 2, 6 * GB // 10) for name in ("rollout", "batch", "step")}
-    text = report(resolve("8gb"), 300, peaks, 8 * GB)
+    text = report(resolve("8gb"), 300, peaks, 8 * GB, outside=False)
     assert re.fullmatch(
         r"memory in GB, measured \(planned\): rollout 0\.50 \(5\.\d\d\), backward 0\.50 \(5\.\d\d\); "
         r"0\.60 reserved of 8\.0",
         text,
     )
-    assert "score 0.50 (" in report(resolve("8gb", None, ["algorithm.kl.coef=0.1"]), 300, peaks, 8 * GB)
+    served = report(resolve("8gb"), 300, peaks, 8 * GB, outside=True)
+    assert served.startswith("memory in GB, measured (planned): backward ")
+    with_kl = resolve("8gb", None, ["algorithm.kl.coef=0.1"])
+    assert "score 0.50 (" in report(with_kl, 300, peaks, 8 * GB, outside=False)
 
 
 def test_peaks_are_of_their_time():

@@ -296,9 +296,8 @@ from tests.test_vllm_process import *
 from trainer import distributed
 
 distributed.connect(60)
-mine = [None, "the card is full"][distributed.rank()]
+mine = [None, sys.argv[2]][distributed.rank()] or None
 choose.find_spec, choose._why_not_colocated = lambda name: name, lambda run: mine
-distributed.on_gpu = lambda: True
 said = []
 found = choose.found_by_auto(replace(outside(Path(sys.argv[1])), say=said.append))
 print(found, said)
@@ -309,4 +308,6 @@ distributed.disconnect()
 def test_a_rank_without_room_speaks_for_all(tmp_path):
     """One that chose by itself would wait for the others for ever."""
     why = "rollout: by Octet itself and not by the vLLM of this environment: the card is full"
-    assert on_two_ranks(AUTO, str(tmp_path)) == [f"None {[why]}"] * 2
+    assert on_two_ranks(AUTO, str(tmp_path), "the card is full") == [f"None {[why]}"] * 2
+    taken = on_two_ranks(AUTO, str(tmp_path), "")
+    assert [said.endswith("is installed, and the card has room for it []") for said in taken] == [True, True]

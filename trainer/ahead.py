@@ -14,7 +14,7 @@ Rollout = tuple[list[ScoredGroup], Sums]  # with what their rewards took
 
 class Ahead:
     """At most one step is under way. What is under way at a failure is lost, and sampled again by the run that goes on:
-    the loop has nothing under way when it saves."""
+    the loop has nothing under way at the saves that it knows of before the step. One that is told to stop loses it."""
 
     def __init__(self) -> None:
         self._under_way: tuple[int, Future[Rollout]] | None = None

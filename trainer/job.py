@@ -81,11 +81,12 @@ def _export(parts: Parts) -> None:
 
 def _look_ahead(parts: Parts) -> None:
     """What would go wrong later, now: memory, and a sampler that has another model."""
+    outside = assemble.samples_outside(parts.sampler)
     if parts.first_step < parts.total_steps:
         peaks = rehearse(parts)
-        if distributed.on_gpu() and (text := report(parts.config, len(parts.longest.tokens), peaks, total())):
+        if distributed.on_gpu() and (text := report(parts.config, len(parts.longest.tokens), peaks, total(), outside)):
             parts.screen.say(text)
-    if assemble.samples_outside(parts.sampler):
+    if outside:
         parity.check(parts)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from trainer import hardware, hub, preflight
 from trainer.config import SERVED_RANKS, Config
 from trainer.errors import ConfigError
-from trainer.memory import GB, PROCESS, TIGHT, Plan, Planner, longest_prompt, plan
+from trainer.memory import GB, PROCESS, SLEEPING, TIGHT, Plan, Planner, longest_prompt, plan
 from trainer.policy import ds_config
 from trainer.shapes import SHIPPED, Shape, UnknownFamily, from_config, known_shape
 
@@ -37,7 +37,7 @@ TAKES_RAM = {
     "optimizer state": "engine.ds_config",
     "weights": "engine.ds_config",
     "activations": "model.activation_offload",
-    "sleeping weights of vLLM": "rollout.vllm.sleep",
+    SLEEPING: "rollout.vllm.sleep",
 }
 
 

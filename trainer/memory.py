@@ -24,6 +24,7 @@ GB = 10**9
 CONTEXT = GB // 2  # of CUDA with the kernels of torch and cuBLAS, in every process; not measured
 AT_WORK = 2 * GB  # of vLLM beside weights and cache: activations, kernels, graphs; not measured
 ASLEEP = GB // 2  # what of that stays while it sleeps; a user of vLLM 0.13 saw 1.1 GB, the CUDA context included
+SLEEPING = "sleeping weights of vLLM"
 ADAPTERS = 2  # that vLLM holds: the new one is loaded while the old one is still known
 SLACK = 0.05  # of what the allocator hands out: blocks are rounded up, and holes stay; not measured
 PROCESS = 3 * GB // 2  # of CPU memory that a rank has for Python, torch and DeepSpeed
@@ -490,7 +491,7 @@ class Planner:
         if self.streams:
             phases["run"]["weights"] = pinned(self.shape.parameters * self.item / self.world_size) * ranks
         if self._engine_of_vllm and self.config.rollout.vllm.sleep:
-            phases["run"]["sleeping weights of vLLM"] = ranks * self.shape.parameters * self.item
+            phases["run"][SLEEPING] = ranks * self.shape.parameters * self.item
         if self.config.model.activation_offload and self.config.model.gradient_checkpointing:
             inputs = self.shape.layers * self.work.tokens * self.shape.hidden * self.item
             phases["run"]["activations"] = ranks * inputs

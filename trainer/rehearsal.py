@@ -19,18 +19,20 @@ DIGITS = 6
 PLANNED = {"rollout": "rollout", "batch": "score", "step": "backward"}
 
 
-def report(config: Config, longest_prompt: int, peaks: Mapping[str, Peak], card: int) -> str | None:
-    """What was measured on a card of so many bytes beside its plan; None for a family that is not planned for."""
+def report(config: Config, longest_prompt: int, peaks: Mapping[str, Peak], card: int, outside: bool) -> str | None:
+    """What was measured on a card of so many bytes beside its plan; None for a family that is not planned for. An
+    engine outside that samples is not rehearsed."""
     try:
         shape = shape_of(config.model.name, config.model.revision)
     except ModelError:
         return None
-    settings = changed(config, {"prompt.max_tokens": longest_prompt})
+    elsewhere = {"rollout.engine": "vllm_server"} if outside else {}
+    settings = changed(config, {"prompt.max_tokens": longest_prompt} | elsewhere)
     plan = memory.plan(shape, settings, distributed.world_size(), card)
     parts = [
         f"{planned} {peaks[name].allocated / GB:.2f} ({plan.allocated_of(planned) / GB:.2f})"
         for name, planned in PLANNED.items()
-        if planned in plan.phases
+        if planned in plan.phases and not (outside and planned == "rollout")
     ]
     reserved = max(peak.reserved for peak in peaks.values()) / GB
     return f"memory in GB, measured (planned): {', '.join(parts)}; {reserved:.2f} reserved of {card / GB:.1f}"

@@ -17,8 +17,10 @@ from trainer.policy.lora import add_adapter, save_adapter
 
 SAME = """
 import json, os, random, numpy, torch
+from dataclasses import replace
 from pathlib import Path
 from trainer import distributed
+from trainer.errors import ConfigError
 from trainer.samplers.publish import Fixed, Outside
 from trainer.samplers.vllm_colocate import VllmColocateSampler
 from trainer.policy.base import load_tokenizer
@@ -38,6 +40,10 @@ for seed in (random.seed, numpy.random.seed, torch.manual_seed):
 before = dict(os.environ), torch.get_num_threads()
 said = []
 run = Outside(config, Fixed(), NANO, "fp32", 128, tokenizer, [2], Path("."), said.append)
+try:
+    VllmColocateSampler(replace(run, location="/nowhere"))
+except ConfigError as error:
+    print("REFUSED", error)
 sampler = VllmColocateSampler(run)
 print("FOUND", json.dumps([drawn() == expected, (dict(os.environ), torch.get_num_threads()) == before, said]))
 """
@@ -77,6 +83,8 @@ def test_building_the_engine_leaves_random_numbers_and_environment_alone():
     )
     found = [line for line in answer.stdout.splitlines() if line.startswith("FOUND ")]
     assert found, answer.stderr[-3000:]
+    refused = [line for line in answer.stdout.splitlines() if line.startswith("REFUSED ")]
+    assert "rollout.engine=vllm_colocate: vLLM cannot start in this process" in refused[0]
     assert json.loads(found[0].removeprefix("FOUND ")) == [True, True, []]
 
 

@@ -11,6 +11,7 @@ import torch
 from trainer import distributed, hardware, levers
 from trainer.config import Rollout
 from trainer.errors import ConfigError
+from trainer.memory import CONTEXT, GB, SLEEPING, Plan
 from trainer.rollouts import Sampler
 from trainer.samplers import forward, limits, vllm_check
 from trainer.samplers.decode import DecodeSampler
@@ -71,8 +72,7 @@ def found_by_auto(run: Outside) -> str | None:
     if run.config.rollout.engine != "auto":
         return None
     is_here = find_spec("vllm") is not None
-    why_not = None if not is_here else "there is no GPU" if not distributed.on_gpu() else _why_not_colocated(run)
-    found = distributed.gather((is_here, why_not))
+    found = distributed.gather((is_here, _why_not_colocated(run) if is_here else None))
     if not any(is_here for is_here, _ in found):
         return None
     reasons = ["a rank has none" if not is_here else why_not for is_here, why_not in found]
@@ -83,11 +83,25 @@ def found_by_auto(run: Outside) -> str | None:
 
 
 def _why_not_colocated(run: Outside) -> str | None:
-    """By the plan of the run with vLLM, on what this process can have of the card."""
-    shape = levers.planned_shape(run.config)
+    """By the plan of the run with vLLM, and what other programs leave of the card."""
+    if not distributed.on_gpu():
+        return "there is no GPU"
+    if reason := vllm_check.why_not_by_itself():
+        return reason
+    shape, card = levers.planned_shape(run.config), distributed.device()
     if shape is None:
         return "memory is not planned for this model. rollout.engine=vllm_colocate takes it all the same"
-    card = distributed.device()
-    room = limits.free_bytes(card) + torch.cuda.memory_allocated(card)
+    size = torch.cuda.get_device_properties(card).total_memory
     ranks, here = distributed.world_size(), distributed.ranks_here()
-    return levers.Placement(shape, run.config, ranks, room, hardware.free_ram(), here).why_no_vllm
+    placement = levers.Placement(shape, run.config, ranks, size, local_size=here)
+    room = limits.free_bytes(card) + torch.cuda.memory_allocated(card) + CONTEXT
+    return placement.why_no_vllm or why_no_room(placement.with_vllm.plan, room, hardware.free_ram())
+
+
+def why_no_room(planned: Plan, room: int, free_ram: int) -> str | None:
+    """On a machine where the policy is loaded already: of the RAM only the sleeping weights are still to come."""
+    if planned.peak > room:
+        return f"with it {planned.peak / GB:.1f} GB are planned, and others leave {room / GB:.1f} GB of the card"
+    if (sleeping := planned.ram["run"].get(SLEEPING, 0)) > free_ram:
+        return f"while it sleeps it takes {sleeping / GB:.1f} GB of RAM, and {free_ram / GB:.1f} GB are free"
+    return None

@@ -30,9 +30,13 @@ def installed() -> str | None:
     return None
 
 
+def _release(found: str) -> str:
+    return found.split("+", maxsplit=1)[0].split(".post", maxsplit=1)[0]
+
+
 def check_version(found: str, where: str, say: Say, tested: Sequence[str] = TESTED) -> None:
     """Refuse what cannot work, and say what nobody has tried."""
-    release = found.split("+", maxsplit=1)[0].split(".post", maxsplit=1)[0]
+    release = _release(found)
     numbers = [int(part) for part in release.split(".")[:2] if part.isdigit()]
     known = ", ".join(tested)
     if len(numbers) == 2 and tuple(numbers) < OLDEST:
@@ -42,6 +46,17 @@ def check_version(found: str, where: str, say: Say, tested: Sequence[str] = TEST
         )
     if release not in tested:
         say(f"rollout: vLLM {found} has not been tested (tested: {known}); what it samples is compared below")
+
+
+def why_not_by_itself() -> str | None:
+    """Why nobody should get this vLLM into the trainer's process without having asked for it."""
+    found = installed()
+    if found is None:
+        return f"it is not installed as {' or '.join(PACKAGES)}"
+    if _release(found) not in COLOCATED:
+        tried = ", ".join(COLOCATED)
+        return f"{found} has not been tried in this process ({tried} has). rollout.engine=vllm_colocate takes it"
+    return None
 
 
 def check_mode(mode: str, where: str) -> None:

@@ -46,7 +46,7 @@ class VllmColocateSampler(Sampler):
         self.adapter: Any = None
         self.whole = not run.config.lora.enabled
         self._shown: int | None = None  # the engine starts with the base
-        with undisturbed():
+        with undisturbed(), explained():
             self.llm = _engine(run, self.sleeps)
         self._fall_asleep()
 
@@ -167,6 +167,19 @@ def _share(run: Outside) -> float:
         return UNPLANNED
     card = torch.cuda.get_device_properties(distributed.device()).total_memory
     return Planner(shape, run.config, distributed.world_size(), card).vllm / card
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """What an engine that cannot be built says, as an error of the setting that wanted it."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ConfigError(
+            f"rollout.engine=vllm_colocate: vLLM cannot start in this process ({reason}). Where memory is short, write "
+            "another rollout.vllm.memory or a smaller rollout.rows; without vLLM, rollout.engine=decode."
+        ) from error
 
 
 @contextmanager
