@@ -172,6 +172,32 @@ def test_an_evaluation_goes_into_the_line_of_its_step(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("left", [None, "", '{"step": 3, "loss": 0.5}\n'])
+def test_an_evaluation_whose_line_was_lost_gets_one_of_its_own(tmp_path, left):
+    if left is not None:
+        (tmp_path / "metrics.jsonl").write_text(left)
+    journal = Journal(tmp_path, first_step=4)
+    journal.evaluation(4, {"eval/accuracy": 0.25})
+    journal.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == (left or "") + '{"step": 4, "eval/accuracy": 0.25}\n'
+
+
+def test_a_start_that_cannot_write_leaves_the_journal_as_it_was(tmp_path):
+    lines = "".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3))
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    (tmp_path / "metrics.partial").mkdir()  # in the way: nothing can be written there
+    with pytest.raises(IsADirectoryError):
+        Journal(tmp_path, first_step=2)
+    assert (tmp_path / "metrics.jsonl").read_text() == lines
+
+
+def test_a_line_ends_where_json_says_and_not_where_the_model_does(tmp_path):
+    lines = [json.dumps({"step": step, "completion": "a\u2028b\u0085c"}, ensure_ascii=False) for step in (1, 2)]
+    (tmp_path / "samples.jsonl").write_text("\n".join(lines) + "\n")
+    Journal(tmp_path, first_step=1).close()
+    assert (tmp_path / "samples.jsonl").read_text() == lines[0] + "\n"
+
+
 def test_the_journal_drops_what_will_be_done_again(tmp_path):
     first = Journal(tmp_path, first_step=0)
     for step in (1, 2, 3):

@@ -26,12 +26,13 @@ class Journal:
         self._draw(step, values)
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """Into the line of its step, which is the last one."""
+        """Into the line of its step, which is the last one; into one of its own if that was lost."""
         path = self.folder / "metrics.jsonl"
-        *before, last = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join([*before, _line(json.loads(last) | values)]), encoding="utf-8")
-        partial.replace(path)  # whole or not at all
+        lines = _lines(path)
+        if lines and (last := json.loads(lines[-1]))["step"] == step:
+            _replace(path, [*lines[:-1], _line(last | values)])
+        else:
+            self._append(path.name, {"step": step, **values})
         self._draw(step, values)
 
     def samples(self, step: int, groups: Iterable[ScoredGroup]) -> None:
@@ -80,8 +81,21 @@ def _line(record: Mapping[str, Any]) -> str:
 
 def _keep_before(path: Path, first_step: int) -> None:
     """Drop the lines of steps that will be done again, and a last line that a crash cut short."""
-    if not path.is_file():
-        return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = _lines(path)
     kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= first_step]
-    path.write_text("".join(kept), encoding="utf-8")
+    if kept != lines:
+        _replace(path, kept)
+
+
+def _lines(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="\n") as file:  # a model may write other ends of lines: no splitlines()
+        return list(file)
+
+
+def _replace(path: Path, lines: Iterable[str]) -> None:
+    """Whole or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(lines), encoding="utf-8")
+    partial.replace(path)
