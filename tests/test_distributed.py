@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from trainer import distributed
+from trainer.errors import ClusterError
 from trainer.rendezvous import Ranks
 
 
@@ -13,7 +14,8 @@ from trainer.rendezvous import Ranks
 def cards(monkeypatch):
     """A process that sees so many cards, as torch would say it."""
     taken = []
-    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    for name in ("DS_ACCELERATOR", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
 
@@ -37,6 +39,22 @@ def test_deepspeed_is_told_a_card_that_this_process_sees(cards, count, local_ran
     assert taken == [torch.device("cuda", card)]
     distributed.take_card()  # and stays with it
     assert distributed.device() == torch.device("cuda", card)
+
+
+def test_ranks_that_would_share_a_card_are_refused(cards, monkeypatch):
+    taken = cards(2, "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(ClusterError, match=r"LOCAL_WORLD_SIZE=4: 4 ranks .* sees 2 GPUs. .* --num_gpus=2"):
+        distributed.take_card()
+    assert not taken
+
+
+@pytest.mark.parametrize(("count", "here"), [(1, "4"), (4, "4")])  # each task of srun sees its own; one for each
+def test_ranks_that_have_a_card_each_are_not(cards, monkeypatch, count, here):
+    taken = cards(count, "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    distributed.take_card()
+    assert taken == [torch.device("cuda", 3 % count)]
 
 
 def test_on_the_cpu_the_number_stays(monkeypatch):

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from trainer import hardware, nccl, rendezvous
-from trainer.errors import ConfigError
+from trainer.errors import ClusterError, ConfigError
 
 Item = TypeVar("Item")
 CONNECT_S = 60.0
@@ -58,8 +58,20 @@ def device() -> torch.device:
 def take_card() -> None:
     """DeepSpeed takes LOCAL_RANK for the number of a card as this process sees them, and not of a rank on the node."""
     if on_gpu():
+        _refuse_to_share_cards(torch.cuda.device_count())
         os.environ["LOCAL_RANK"] = str(device().index)
         torch.cuda.set_device(device())
+
+
+def _refuse_to_share_cards(cards: int) -> None:
+    """Two ranks on a card run out of its memory. One card in sight may be that of this rank alone."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if ranks > cards > 1:
+        raise ClusterError(
+            f"LOCAL_WORLD_SIZE={ranks}: {ranks} ranks on this node, and each sees {cards} GPUs. Start one for each: "
+            f"--num_gpus={cards} with deepspeed, --nproc-per-node={cards} with torchrun, "
+            f"--ntasks-per-node={cards} with srun, or --gpus-per-task=1 where the node has {ranks}."
+        )
 
 
 def connect(timeout_s: float, connect_s: float = CONNECT_S) -> None:
