@@ -17,11 +17,12 @@ from trainer.errors import ConfigError
 from trainer.evaluate import Evaluation
 from trainer.settings import resolve
 
+KEPT = ("best/best.json", "best/adapter_model.safetensors", "metrics.jsonl")
 LEVELS = {0: "nnnn", 1: "ynnn", 2: "yynn", 3: "yyyn", 4: "yyyy"}  # answers with so many right
 
 
-def course(folder: Path, first_step: int = 0, problems: int = 4, **settings) -> Course:
-    return Course(folder, Eval(**{"every": 1, **settings}), problems, first_step)
+def course(folder: Path, first_step: int = 0, total_steps: int = 9, problems: int = 4, **settings) -> Course:
+    return Course(folder, Eval(**{"every": 1, **settings}), problems, first_step, total_steps)
 
 
 def go(course: Course, *levels: int, first: int = 1) -> list[bool]:
@@ -103,14 +104,14 @@ def test_the_best_adapter_replaces_the_one_before(tmp_path):
 
 
 def test_a_run_that_evaluates_once_keeps_no_best(tmp_path):
-    run = course(tmp_path, every=None)
-    assert [step for step in range(1, 6) if run.is_due(step, total_steps=5)] == [5]
+    run = course(tmp_path, total_steps=5, every=None)
+    assert [step for step in range(1, 6) if run.is_due(step)] == [5]
     assert go(run, 3) == [False]
 
 
 def test_the_last_step_is_always_due(tmp_path):
-    run = course(tmp_path, every=2)
-    assert [step for step in range(1, 6) if run.is_due(step, total_steps=5)] == [2, 4, 5]
+    run = course(tmp_path, total_steps=5, every=2)
+    assert [step for step in range(1, 6) if run.is_due(step)] == [2, 4, 5]
 
 
 def test_an_evaluation_that_was_cut_short_is_owed(tmp_path):
@@ -118,13 +119,31 @@ def test_an_evaluation_that_was_cut_short_is_owed(tmp_path):
     go(course(tmp_path), 1, 2)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "loss": 0.1}\n')
-    owed = [course(tmp_path, first_step=step).is_owed(step, total_steps=9) for step in (0, 1, 2, 3)]
+    owed = [course(tmp_path, first_step=step).is_owed(step) for step in (0, 1, 2, 3)]
     assert owed == [False, False, False, True]
-    assert not course(tmp_path, first_step=3, every=2).is_owed(3, total_steps=9)
+    assert not course(tmp_path, first_step=3, every=2).is_owed(3)
+
+
+def test_an_evaluation_of_other_problems_was_not_cut_short(tmp_path):
+    go(course(tmp_path), 1, 2)
+    assert not course(tmp_path, first_step=2, problems=9).is_owed(2)
+
+
+def test_a_finished_run_replaces_its_best_by_what_is_known_to_be_better(tmp_path):
+    """The last evaluation was cut short: of the same problems it is what the undisturbed run would have had."""
+    first = course(tmp_path, total_steps=2)
+    go(first, 2)
+    first.keep(Path.mkdir)
+    for problems, is_new in ((4, True), (9, False)):
+        again = course(tmp_path, first_step=2, total_steps=2, problems=problems)
+        assert again.is_owed(2)
+        assert again.add(2, evaluation("", "yyyn")) == is_new
+    going_on = course(tmp_path, first_step=2, total_steps=3, problems=9)
+    assert going_on.add(3, evaluation("", "nnnn"))
 
 
 def test_without_problems_nothing_is_due(tmp_path):
-    assert not course(tmp_path, problems=0).is_due(5, total_steps=5)
+    assert not course(tmp_path, total_steps=5, problems=0).is_due(5)
 
 
 @pytest.mark.parametrize("other", ["eval.every=null", "eval.problems=0"])
@@ -215,3 +234,12 @@ def test_a_stopped_run_that_is_resumed_does_no_step(interrupted):
     said = train(folder, "run.steps=6").stdout
     assert metrics(folder) == before
     assert "verdict: " in said
+
+
+def test_a_finished_run_that_is_looked_at_more_closely_keeps_its_best(interrupted):
+    folder = interrupted[0]
+    before = [(folder / name).read_bytes() for name in KEPT]
+    said = train(folder, "run.steps=3", "eval.problems=24").stdout
+    assert [(folder / name).read_bytes() for name in KEPT] == before
+    assert "of 24 problems" in said
+    assert "the best so far" not in said

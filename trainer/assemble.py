@@ -86,7 +86,7 @@ def build(request: Request) -> Parts:
         policy=policy,
         journal=journal,
         screen=screen,
-        course=Course(folder, config.eval, len(held_out), first_step),
+        course=Course(folder, config.eval, len(held_out), first_step, total_steps),
         stopping=Stopping(),
         first_step=first_step,
         total_steps=total_steps,

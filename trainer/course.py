@@ -30,28 +30,38 @@ class Milestone:
 class Course:
     """Sees every evaluation after a step. The base model's is no candidate: nothing of it has to be kept."""
 
-    def __init__(self, folder: Path, settings: Eval, problems: int, first_step: int) -> None:
+    def __init__(self, folder: Path, settings: Eval, problems: int, first_step: int, total_steps: int) -> None:
         self.folder = folder
         self.settings = settings
         self.problems = problems
-        read = _read(folder, settings.metric, problems, first_step) if distributed.is_main() else []
-        self.milestones = distributed.gather(read)[0]
+        self.total_steps = total_steps
+        read = (_evaluated(folder, first_step), self.kept) if distributed.is_main() else ([], None)
+        records, kept = distributed.gather(read)[0]
+        self.milestones = [
+            Milestone(record["step"], record[f"eval/{settings.metric}"])
+            for record in records
+            if record["eval/problems"] == problems
+        ]
+        self.is_seen = any(record["step"] == first_step for record in records)  # whatever the number of problems
+        self.spares_best = first_step >= total_steps and kept is not None
         self.last: Evaluation | None = None
 
-    def is_due(self, step: int, total_steps: int) -> bool:
+    def is_due(self, step: int) -> bool:
         every = self.settings.every
-        return bool(self.problems) and (step == total_steps or (every is not None and step % every == 0))
+        return bool(self.problems) and (step == self.total_steps or (every is not None and step % every == 0))
 
-    def is_owed(self, step: int, total_steps: int) -> bool:
+    def is_owed(self, first_step: int) -> bool:
         """A start that was ended in the evaluation after a step leaves it to the next one, which begins here."""
-        return step > 0 and self.is_due(step, total_steps) and all(seen.step != step for seen in self.milestones)
+        return first_step > 0 and self.is_due(first_step) and not self.is_seen
 
     def add(self, step: int, evaluation: Evaluation) -> bool:
-        """Whether it is a new best, in a run that looks more than once. As good as the best is not better."""
+        """Whether it is a new best, in a run that looks more than once. As good as the best is not better. With nothing
+        to compare, a finished run leaves what it has kept."""
         best, value = self.best, metrics_of(evaluation)[f"eval/{self.settings.metric}"]
         self.milestones.append(Milestone(step, value))
         self.last = evaluation
-        return self.settings.every is not None and (best is None or value > best.value)
+        is_better = value > best.value if best else not self.spares_best
+        return self.settings.every is not None and is_better
 
     @property
     def best(self) -> Milestone | None:
@@ -100,13 +110,9 @@ def metrics_of(evaluation: Evaluation) -> dict[str, float]:
     }
 
 
-def _read(folder: Path, metric: str, problems: int, first_step: int) -> list[Milestone]:
-    """The evaluations after steps 1 to `first_step`, as far as they are of the same problems."""
+def _evaluated(folder: Path, first_step: int) -> list[dict[str, Any]]:
+    """The lines of steps 1 to `first_step` that have an evaluation."""
     path = folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
     records: list[dict[str, Any]] = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [
-        Milestone(record["step"], record[f"eval/{metric}"])
-        for record in records
-        if 0 < record["step"] <= first_step and record.get("eval/problems") == problems
-    ]
+    return [record for record in records if 0 < record["step"] <= first_step and "eval/problems" in record]

@@ -147,7 +147,7 @@ class Parts:
     def _is_saved_after(self, step: int) -> bool:
         """A run that resumes there has only the policy of that moment, so the undisturbed one samples with it, too."""
         done = step + 1
-        return self.is_checkpoint(done) or self.course.is_due(done, self.total_steps)
+        return self.is_checkpoint(done) or self.course.is_due(done)
 
     def is_checkpoint(self, done: int) -> bool:
         return done == self.total_steps or done % self.config.run.save_every == 0
@@ -210,7 +210,7 @@ def train(parts: Parts) -> None:
     )
     beforehand = parts.beforehand
     parts.screen.start()
-    if parts.course.is_owed(parts.first_step, parts.total_steps):
+    if parts.course.is_owed(parts.first_step):
         look_back(parts, parts.first_step)
     for step in range(parts.first_step, parts.total_steps):
         if parts.course.has_stopped_rising:
@@ -303,7 +303,7 @@ def record(
         parts.journal.samples(step, groups)
     parts.screen.step(step, metrics)
     is_last, stops = step == parts.total_steps, parts.stopping.is_due()
-    evaluates = parts.course.is_due(step, parts.total_steps)
+    evaluates = parts.course.is_due(step)
     if evaluates or is_last or stops or parts.is_checkpoint(step):  # before the evaluation, which may be cut short
         checkpoints.save(parts.policy, parts.folder, step, parts.config.run.keep, parts.learned)
     if stops and (evaluates or not is_last):
