@@ -64,12 +64,65 @@ def test_a_step_that_takes_long_stops_it_earlier(monkeypatch):
     assert [run.is_due() for _ in range(3)] == [False, False, True]
 
 
-def test_after_the_last_step_the_evaluation_waits_for_the_next_start(monkeypatch):
-    run = ends_in(stopping.SPARE_S + 100, monkeypatch)
+class Clock:
+    """A monotonic clock that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(stopping, "monotonic", found := Clock())
+    return found
+
+
+def evaluate(run: stopping.Stopping, clock: Clock, seconds: float) -> None:
+    with run.evaluating(1):
+        clock.now += seconds
+
+
+@pytest.mark.parametrize(("left", "stops"), [(95, False), (85, True)])
+def test_there_has_to_be_time_for_an_evaluation_that_comes_next(monkeypatch, clock, left, stops):
+    """Steps of 10 s, evaluations of 90 s: before the last one it takes 90 s, before a step more 110 s."""
+    run = ends_in(stopping.SPARE_S + left + 110, monkeypatch)
     run.is_due()
-    run.before_evaluating(90)
-    with pytest.raises(Interrupted, match="all steps are done and saved"):
-        run.before_evaluating(110)
+    evaluate(run, clock, 90)
+    clock.now += 10
+    assert not run.is_due()
+    clock.now += 10
+    assert run.is_due(is_last=True, evaluates=True) == stops
+    assert run.is_due(is_last=False, evaluates=True)
+    assert not run.is_due()  # without it there is time
+
+
+def test_an_evaluation_does_not_count_as_a_part_of_its_step(monkeypatch, clock):
+    run = ends_in(stopping.SPARE_S + 110, monkeypatch)
+    run.is_due()
+    evaluate(run, clock, 80)
+    clock.now += 5
+    assert not run.is_due()  # 25 s are left, for two steps of 5 s
+    clock.now += 20
+    assert run.is_due()
+
+
+@pytest.mark.parametrize(("left", "merges"), [(95, True), (85, False)])
+def test_there_has_to_be_time_for_the_evaluation_of_the_merged_model(monkeypatch, clock, left, merges):
+    run = ends_in(stopping.SPARE_S + left + 90, monkeypatch)
+    with run.timing_an_evaluation():  # of the base model
+        clock.now += 90
+    run.is_due()
+    with run.exporting():  # of a few seconds, so the time is not asked
+        clock.now += 0.5
+    if merges:
+        with run.merging():
+            pass
+    else:
+        with pytest.raises(Interrupted, match=r"all steps are done and saved, the merge is left .* time limit"):
+            run.merging()
 
 
 def test_a_signal_that_was_held_back_is_not_lost(signalled):
@@ -102,7 +155,7 @@ def test_a_signal_from_before_ends_it_before_it_begins(signalled):
     run = stopping.Stopping()
     run.is_due()
     signalled()
-    with pytest.raises(Interrupted, match="all steps are done and saved"), run.concluding():
+    with pytest.raises(Interrupted, match="all steps are done and saved, the export is left"), run.exporting():
         pytest.fail("it began")
 
 
@@ -117,9 +170,10 @@ def test_between_evaluations_a_signal_waits_for_the_step(signalled):
 
 def test_a_start_that_made_no_step_is_not_ended_in_the_middle(signalled):
     run = stopping.Stopping()
-    with run.evaluating(2), run.concluding():
+    with run.evaluating(2), run.exporting(), run.merging():
         signalled()
 
 
-def test_a_start_that_made_no_step_evaluates_all_the_same(monkeypatch):
-    ends_in(1, monkeypatch).before_evaluating(1000)
+def test_a_start_that_made_no_step_merges_all_the_same(monkeypatch):
+    with ends_in(1, monkeypatch).merging():
+        pass

@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 from tests.e2e.told import RUNS
 
 STOPPED = "octet: stopped after step {}, which is saved: SIGUSR1 has come."
-IN_THE_EVALUATION = "octet: stopped in the evaluation after step 2, which is saved: SIGUSR1 has come."
+IN_THE_EVALUATION = "octet: stopped in the evaluation after step {}, which is saved: SIGUSR1 has come."
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,9 @@ def runs(tmp_path_factory):
         ("undisturbed", [0]),
         ("early", [75, 75, 0]),
         ("last evaluation", [75, 0]),  # a start that makes no step goes to the end, or it would go on for ever
+        ("best", [75, 0]),
         ("merge", [75, 0]),
+        ("time limit", [75, 0]),
     ],
 )
 def test_each_start_ends_as_it_should(runs, run, statuses):
@@ -47,15 +49,28 @@ def test_before_the_first_step_one_step_is_made_and_saved(runs):
 
 def test_an_evaluation_is_ended_at_once_and_only_it_is_done_again(runs):
     (_, first), (_, second) = runs[1]["last evaluation"]
-    assert IN_THE_EVALUATION in first
+    assert IN_THE_EVALUATION.format(2) in first
     assert "after step 2: " not in first
     assert "all done: 2 steps were made" in second
     assert "after step 2: " in second
 
 
+def test_the_export_of_the_best_is_a_part_of_the_evaluation(runs):
+    (_, first), (_, second) = runs[1]["best"]
+    assert IN_THE_EVALUATION.format(1) in first
+    assert "after step 1: " in second
+
+
+def test_an_evaluation_for_which_there_is_no_time_is_not_begun(runs):
+    (_, first), (_, second) = runs[1]["time limit"]
+    assert "octet: stopped after step 1, which is saved: the time limit of the job is near." in first
+    assert "after step 1: " not in first
+    assert "after step 1: " in second
+
+
 def test_a_merge_is_ended_at_once(runs):
     said = runs[1]["merge"][0][1]
-    assert "octet: all steps are done and saved, the evaluation is left to the next start: SIGUSR1 has come." in said
+    assert "octet: all steps are done and saved, the merge is left to the next start: SIGUSR1 has come." in said
 
 
 def learned(folder) -> list[dict]:

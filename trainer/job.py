@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 
 from trainer import assemble, cluster, disk, distributed, export, parity, results
 from trainer.comparison import agreement
@@ -37,7 +36,7 @@ def run(request: Request) -> None:
         folder, screen, stopping, evaluations = _train_and_evaluate(request)
         gc.collect()
         if request.config.merges:
-            with stopping.concluding():
+            with stopping.merging():
                 evaluations += _merge_and_evaluate(request.config, folder, screen)
         if distributed.is_main():
             conclude(request, folder, screen, evaluations)
@@ -49,22 +48,19 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[
     try:
         _introduce(parts, request)
         _look_ahead(parts)
-        began = perf_counter()
         if parts.held_out:
-            evaluations.append(_evaluate_base(parts))
-        evaluation_s = perf_counter() - began
+            with parts.stopping.timing_an_evaluation():
+                evaluations.append(_evaluate_base(parts))
         train(parts)
-        parts.stopping.before_evaluating(3 * evaluation_s)  # of trained and merged, and the merge
         parts.screen.close()
         if parts.held_out:
-            with parts.stopping.concluding():
-                last = parts.course.last or parts.evaluate("trained")  # a finished run that is resumed made no step
+            last = parts.course.last or parts.evaluate("trained")  # a finished run that is resumed made no step
             evaluations.append(replace(last, name="trained"))
     finally:
         parts.close()
     for line in _of_the_best(parts):
         parts.screen.say(line)
-    with parts.stopping.concluding():
+    with parts.stopping.exporting():
         _export(parts)
     parts.policy.release()  # so that the merged model fits where it was
     return parts.folder, parts.screen, parts.stopping, evaluations

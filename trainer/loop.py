@@ -302,8 +302,8 @@ def record(
         parts.journal.metrics(step, metrics)
         parts.journal.samples(step, groups)
     parts.screen.step(step, metrics)
-    is_last, stops = step == parts.total_steps, parts.stopping.is_due()
-    evaluates = parts.course.is_due(step)
+    is_last, evaluates = step == parts.total_steps, parts.course.is_due(step)
+    stops = parts.stopping.is_due(is_last, evaluates)
     if evaluates or is_last or stops or parts.is_checkpoint(step):  # before the evaluation, which may be cut short
         checkpoints.save(parts.policy, parts.folder, step, parts.config.run.keep, parts.learned)
     if stops and (evaluates or not is_last):
@@ -320,13 +320,14 @@ def metrics_of_phases(phases: Phases) -> dict[str, float]:
 def look_back(parts: Parts, step: int) -> None:
     """The evaluation after a step. It is done when the journal has it, so what it makes is kept before that."""
     course, phases = parts.course, Phases()
-    with phases("evaluation"), parts.stopping.evaluating(step):
-        evaluation = parts.evaluate(f"step {step}")
-    is_best = course.add(step, evaluation)
-    if is_best:
-        with parts.policy.gathered():
-            if distributed.is_main():
-                course.keep(parts.policy.export)
-    if parts.journal:
-        parts.journal.evaluation(step, metrics_of(evaluation) | metrics_of_phases(phases))
+    with parts.stopping.evaluating(step):
+        with phases("evaluation"):
+            evaluation = parts.evaluate(f"step {step}")
+        is_best = course.add(step, evaluation)
+        if is_best:
+            with parts.policy.gathered():
+                if distributed.is_main():
+                    course.keep(parts.policy.export)
+        if parts.journal:
+            parts.journal.evaluation(step, metrics_of(evaluation) | metrics_of_phases(phases))
     parts.screen.say(f"after step {step}: {describe(evaluation)}{', the best so far' if is_best else ''}")

@@ -7,7 +7,8 @@ longer than the signal comes before the end; what is before it is saved, so ther
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf
 from time import monotonic
 
@@ -18,7 +19,7 @@ A_WEEK = 7 * 24 * 60.0  # in minutes: what is further away is no limit
 SPARE_S = 30.0  # before the time limit: to save, and to leave in peace
 TOLD = "SIGUSR1 has come"
 GOES_ON = "The same command with the same run.dir goes on from there."
-ALL_DONE = "all steps are done and saved, the evaluation is left to the next start"
+ALL_DONE = "all steps are done and saved, the {} is left to the next start: {}."
 
 
 class Stopping:
@@ -28,7 +29,8 @@ class Stopping:
         left = cluster.seconds_left() if distributed.is_main() else None
         self._ends = None if left is None else monotonic() + left
         self._asked_last = monotonic()
-        self._longest = 0.0  # time from one question to the next: a step with its evaluation and checkpoint
+        self._longest = 0.0  # time from one question to the next: a step with its checkpoint
+        self._evaluation_s = 0.0  # of the longest so far
         self._why = ""
         self.steps = 0  # of this start
 
@@ -38,28 +40,41 @@ class Stopping:
         left = (self._ends - monotonic()) / 60 if self._ends is not None else inf
         return f", {left:.0f} minutes until its time limit" if left < A_WEEK else ""
 
-    def is_due(self) -> bool:
-        """Whether this step is the last of this start: the same answer on all ranks."""
+    def is_due(self, is_last: bool = False, evaluates: bool = False) -> bool:
+        """Whether this step is the last of this start: the same answer on all ranks. What comes before the next
+        question has to fit: the evaluation after this step, and a step more."""
         now = monotonic()
         if self.steps:  # the first step has the start of the program before it
             self._longest = max(self._longest, now - self._asked_last)
         self._asked_last = now
         self.steps += 1
-        return self._agree(2 * self._longest)
+        return self._agree((0 if is_last else 2 * self._longest) + (self._evaluation_s if evaluates else 0))
 
-    def before_evaluating(self, seconds: float) -> None:
-        """After the last step: what is left to do takes so long. A start that made no step tries it all the same, or
-        a time limit that is too short would start the run again for ever."""
-        if self.steps and self._agree(seconds):
-            raise Interrupted(f"{ALL_DONE}: {self._why}.")
+    @contextmanager
+    def timing_an_evaluation(self) -> Iterator[None]:
+        began = monotonic()
+        yield
+        took = monotonic() - began
+        self._evaluation_s = max(self._evaluation_s, took)
+        self._asked_last += took  # it is no part of the step
 
-    def evaluating(self, step: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def evaluating(self, step: int) -> Iterator[None]:
         """After a step that is saved: the next start does the evaluation, and then goes on with the steps."""
-        return self._at_once(f"stopped in the evaluation after step {step}, which is saved: {TOLD}. {GOES_ON}")
+        last_words = f"stopped in the evaluation after step {step}, which is saved: {TOLD}. {GOES_ON}"
+        with self.timing_an_evaluation(), self._at_once(last_words):
+            yield
 
-    def concluding(self) -> AbstractContextManager[None]:
-        """After the last step: evaluation, result and merge can all be done again."""
-        return self._at_once(f"{ALL_DONE}: {TOLD}.")
+    def exporting(self) -> AbstractContextManager[None]:
+        """After the last step: the result can be written again."""
+        return self._at_once(ALL_DONE.format("export", TOLD))
+
+    def merging(self) -> AbstractContextManager[None]:
+        """After the export. Beside the merge there is its evaluation to do. A start that made no step tries it all the
+        same, or a time limit that is too short would start the run again for ever."""
+        if self.steps and self._agree(self._evaluation_s):
+            raise Interrupted(ALL_DONE.format("merge", self._why))
+        return self._at_once(ALL_DONE.format("merge", TOLD))
 
     def _at_once(self, last_words: str) -> AbstractContextManager[None]:
         """Not in a start that made no step: it would be the same at the next one, for ever."""

@@ -9,22 +9,26 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import train
-from trainer import export, job, loop, quiet
+from trainer import course, export, job, loop, quiet, stopping
 from trainer.cli import answering_errors
 
 SETTINGS = ["--preset", "nano", "rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=24"]
 SETTINGS += ["run.steps=2", "eval.problems=8", "eval.every=1", "rollout.dead_groups=keep", "run.threads=1"]
+AN_HOUR = "an evaluation takes an hour, and the job has one and a half"
 # The moments at which the starts of a run are told; evaluations by the name of what is evaluated.
 RUNS: dict[str, Sequence[str]] = {
     "undisturbed": [""],
     "early": ["base", "step 1", ""],
     "last evaluation": ["step 2", "base"],
+    "best": ["best", ""],
     "merge": ["merge", ""],
+    "time limit": [AN_HOUR, ""],
 }
 
 
@@ -39,6 +43,17 @@ def tells(moment: str, name: str, work: Callable[..., Any]) -> Callable[..., Any
     return told
 
 
+def takes_an_hour(work: Callable[..., Any]) -> Callable[..., Any]:
+    """The same work, and the clock of `stopping.py` goes on by an hour."""
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        result, now = work(*arguments, **named), stopping.monotonic
+        stopping.monotonic = lambda: now() + 3600
+        return result
+
+    return slow
+
+
 def start(folder: Path, moment: str) -> tuple[int, str]:
     """Status, and what was said."""
     said = folder.parent / "said"
@@ -47,6 +62,10 @@ def start(folder: Path, moment: str) -> tuple[int, str]:
             os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), descriptor)
         loop.evaluate = tells(moment, "", loop.evaluate)
         export.merge = tells(moment, "merge", export.merge)
+        course.Course.keep = tells(moment, "best", course.Course.keep)
+        if moment == AN_HOUR:
+            os.environ["SLURM_JOB_END_TIME"] = str(time.time() + 1.5 * 3600)
+            loop.evaluate = takes_an_hour(loop.evaluate)
         sys.argv = ["train.py", *SETTINGS, f"run.dir={folder}"]
         status = answering_errors(train.main)
         sys.stdout.flush()
