@@ -34,6 +34,27 @@ def test_sigusr1_reaches_the_ranks_and_not_the_launcher(tmp_path):
     assert (tmp_path / "it/checkpoints/latest").exists()
 
 
+EARLY = """
+import os, signal, sys
+from trainer import launch
+rank = "import signal; signal.signal(signal.SIGUSR1, lambda *_: exit(75)); " + (
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1}); signal.sigwait({signal.SIGTERM})"
+)
+launcher = 'echo up; sleep 1; sh "$@"; exit $?'
+inner = '"$0" -c "$1" "$2"; exit $?'
+sys.exit(launch.run(["sh", "-c", launcher, "sh", "-c", inner, sys.executable, rank, str(launch.TRAIN)]))
+"""
+
+
+def test_a_signal_that_comes_before_there_is_a_rank_is_not_lost():
+    """What stands in for the launcher and its ranks starts the rank a second later."""
+    command = [sys.executable, "-c", EARLY]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launch:
+        assert launch.stdout.readline() == "up\n"
+        launch.send_signal(signal.SIGUSR1)
+        assert launch.wait(timeout=20) == 75
+
+
 @pytest.mark.parametrize(("status", "said"), [(0, 0), (2, 2), (75, 75), (130, 130), (-15, 143), (247, 137), (250, 134)])
 def test_statuses_are_those_of_a_shell(status, said):
     """247 is what is left of -9, with which the launcher of DeepSpeed leaves when signal 9 has ended a rank."""

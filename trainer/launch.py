@@ -27,6 +27,7 @@ from trainer.rewards import graders
 from trainer.settings import Request, parse_command_line
 
 TRAIN = Path(__file__).parent.parent / "train.py"
+TELL_AGAIN_S = 1
 
 
 def main() -> None:
@@ -112,7 +113,8 @@ def run(launch: Sequence[str]) -> int:
     """The exit status of the launcher. It has a session of its own, so that Ctrl-C reaches it once and through here.
 
     SIGUSR1 is for the ranks, its grandchildren, which save and stop (stopping.py). The launcher would die of it, and
-    Slurm sends it to every process of a step: so it is held back, in all that is started here, until a rank asks."""
+    Slurm sends it to every process of a step: so it is held back, in all that is started here, until a rank asks. While
+    the launcher starts there may be no rank yet: then it is sent again and again until there is one."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     child = subprocess.Popen(launch, start_new_session=True)
 
@@ -120,15 +122,26 @@ def run(launch: Sequence[str]) -> int:
         os.killpg(child.pid, signal.SIGTERM)
 
     def tell_the_ranks(number: int, frame: FrameType | None) -> None:
-        for rank in [rank for launcher in _children(child.pid) for rank in _children(launcher)]:
+        ranks = [rank for launcher in _children(child.pid) for rank in _children(launcher) if _is_a_rank(rank)]
+        for rank in ranks:
             with suppress(ProcessLookupError):
-                os.kill(rank, number)
+                os.kill(rank, signal.SIGUSR1)
+        if not ranks:
+            signal.alarm(TELL_AGAIN_S)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
-    signal.signal(signal.SIGUSR1, tell_the_ranks)
+    for number in (signal.SIGUSR1, signal.SIGALRM):
+        signal.signal(number, tell_the_ranks)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     return as_a_shell_says_it(child.wait())
+
+
+def _is_a_rank(process: int) -> bool:
+    """And not what the launcher asks of a compiler while it starts."""
+    with suppress(OSError):  # gone in the meantime
+        return str(TRAIN).encode() in Path(f"/proc/{process}/cmdline").read_bytes()
+    return False
 
 
 def _children(parent: int) -> list[int]:
