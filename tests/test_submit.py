@@ -91,6 +91,32 @@ def test_a_broken_site_is_a_clear_error(site):
         submit.read_site(site)
 
 
+@pytest.mark.parametrize("last", ["[ -d /nowhere ] && export HF_HOME=/nowhere", "false"])
+def test_the_last_line_of_a_site_may_be_a_test_that_does_not_hold(site, last):
+    site.write_text(f"export SBATCH_PARTITION=h100\n{last}\n")
+    assert submit.read_site(site)["SBATCH_PARTITION"] == "h100"
+
+
+def test_a_site_that_ends_the_shell_says_with_which_status(site):
+    site.write_text("exit 3\n")
+    with pytest.raises(ConfigError, match="it ends the shell, with status 3"):
+        submit.read_site(site)
+
+
+def test_what_the_site_asks_for_is_asked_for_or_refused(site, tmp_path, monkeypatch):
+    """What another site has left in the shell is neither."""
+    monkeypatch.setenv("SBATCH_CLUSTERS", "elsewhere")
+    site.write_text("export SBATCH_GRES=nvme:1 SBATCH_EXCLUSIVE=user SBATCH_MEM_PER_NODE=0 SBATCH_WAIT=\n")
+    lines, _ = made(tmp_path / "run", nodes=1, gpus=1)
+    for line in ("--gres=nvme:1", "--exclusive=user", "--mem=0"):
+        assert f"#SBATCH {line}" in lines
+    site.write_text("export SBATCH_THREAD_SPEC=2\n")
+    with pytest.raises(
+        ConfigError, match=r"SBATCH_THREAD_SPEC=2: octet slurm does not know it. Of SBATCH_ it knows .*GRES"
+    ):
+        made(tmp_path / "run", nodes=1, gpus=1)
+
+
 @pytest.fixture
 def sbatch(tmp_path, monkeypatch):
     """What stands where sbatch does: a shell script."""

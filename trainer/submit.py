@@ -24,7 +24,9 @@ SCRIPTS = ROOT / "slurm"
 ASK_S = 120.0  # what a question to Slurm may take
 # Variables of site.env and the options that they stand for: sbatch itself reads them from its environment only.
 SITE = {"PARTITION": "partition", "ACCOUNT": "account", "QOS": "qos", "TIMELIMIT": "time", "RESERVATION": "reservation"}
-SITE |= {"CONSTRAINT": "constraint", "MEM_PER_NODE": "mem", "MEM_PER_GPU": "mem-per-gpu", "EXCLUDE": "exclude"}
+SITE |= {"CONSTRAINT": "constraint", "GRES": "gres", "EXCLUSIVE": "exclusive", "WCKEY": "wckey", "SIGNAL": "signal"}
+SITE |= {"MEM_PER_NODE": "mem", "MEM_PER_CPU": "mem-per-cpu", "MEM_PER_GPU": "mem-per-gpu"}
+SITE |= {"CPUS_PER_GPU": "cpus-per-gpu", "NETWORK": "network", "HINT": "hint"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ def _script(folder: Path, order: Order) -> Iterator[str]:
 
 def _options(folder: Path, order: Order) -> dict[str, str]:
     site = read_site(site_file())
+    _refuse_unknown(site)
     options = {option: site[f"SBATCH_{name}"] for name, option in SITE.items() if site.get(f"SBATCH_{name}")}
     options |= {"nodes": str(order.nodes), "gpus-per-node": str(order.gpus), "job-name": folder.name}
     options["chdir"] = str(Path.cwd())  # what paths in the settings are relative to
@@ -101,19 +104,35 @@ def _options(folder: Path, order: Order) -> dict[str, str]:
     return options
 
 
+def _refuse_unknown(site: dict[str, str]) -> None:
+    """What would otherwise be lost without a word."""
+    for name, value in site.items():
+        if name.startswith("SBATCH_") and name.removeprefix("SBATCH_") not in SITE and value:
+            raise ConfigError(
+                f"{site_file()}: {name}={value}: octet slurm does not know it. Of SBATCH_ it knows "
+                f"{', '.join(SITE)}. Leave it out, or submit a script of slurm/ with sbatch, which reads it."
+            )
+
+
 def site_file() -> Path:
     return Path(os.environ.get("OCTET_SITE", SCRIPTS / "site.env")).absolute()
 
 
 def read_site(path: Path) -> dict[str, str]:
-    """What the file exports; it is shell, so a shell reads it."""
+    """What the file exports; it is shell, so a shell reads it. Its last line may be a test that does not hold."""
     if not path.is_file():
         return {}
-    command = ["bash", "-c", 'source "$1" >/dev/null && env -0', "bash", str(path)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    command = ["bash", "-c", 'bash -n "$1" && { source "$1" >/dev/null; env -0; }', "bash", str(path)]
+    answer = subprocess.run(command, env=_without_choices(), capture_output=True, text=True, timeout=60, check=False)
     if answer.returncode:
-        raise ConfigError(f"{path}: bash cannot read it: {answer.stderr.strip()}. Mend that line.")
+        why = answer.stderr.strip() or f"it ends the shell, with status {answer.returncode}"
+        raise ConfigError(f"{path}: bash cannot read it: {why}. Mend that line.")
     return dict(entry.partition("=")[::2] for entry in answer.stdout.split("\0") if entry)
+
+
+def _without_choices() -> dict[str, str]:
+    """The environment, without what another site.env may have left in this shell: it would go before the script."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("SBATCH_")}
 
 
 def _lines(grid: Path) -> int:
@@ -154,9 +173,10 @@ def _submit(script: Path, order: Order) -> list[str]:
 
 def _sbatch(script: Path, options: Sequence[str], order: Order) -> str:
     command = ["sbatch", "--parsable", *options, str(script)]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("SBATCH_")}
     try:
-        answer = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=ASK_S, check=False)
+        answer = subprocess.run(
+            command, env=_without_choices(), capture_output=True, text=True, timeout=ASK_S, check=False
+        )
     except FileNotFoundError:
         raise ClusterError(
             "sbatch is not here, so this is no machine of a Slurm cluster. Log in to one, or write --dry-run."
