@@ -14,6 +14,8 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="no CUDA device here"),
 ]
 
+DS_CONFIGS = ["zero2_offload", "zero2", "zero3", "zero3_offload"]
+
 
 def train(folder, *settings: str) -> list[float]:
     """Accuracy of the base, the trained model and the merged one, if there is one."""
@@ -26,7 +28,7 @@ def train(folder, *settings: str) -> list[float]:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("ds_config", ["zero2_offload", "zero2"])
+@pytest.mark.parametrize("ds_config", DS_CONFIGS)
 def test_the_embedded_model_trains_on_the_card(tmp_path, dtype, ds_config):
     base, trained, _ = train(tmp_path, f"model.dtype={dtype}", f"engine.ds_config={ds_config}")
     assert trained > base + 0.1
@@ -47,7 +49,7 @@ def test_adapters_of_each_kind_train_and_merge_on_the_card(tmp_path, variant):
     assert merged > base + 0.1
 
 
-@pytest.mark.parametrize("ds_config", ["zero2_offload", "zero2"])
+@pytest.mark.parametrize("ds_config", DS_CONFIGS)
 def test_the_whole_model_trains_on_the_card(tmp_path, ds_config):
     base, trained = train(tmp_path, "model.dtype=bf16", "lora.enabled=false", f"engine.ds_config={ds_config}")
     assert trained > base + 0.1
