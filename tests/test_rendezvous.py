@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from tests.conftest import ROOT
 from trainer import rendezvous
-from trainer.errors import ClusterError, LostRank
+from trainer.errors import ClusterError, Interrupted, LostRank
 
 
 @pytest.fixture
@@ -99,6 +100,46 @@ def test_when_all_are_there_the_network_is_named(address, quick, monkeypatch):
     for error in together(fails_at):
         assert "all ranks are there" in str(error)
         assert "GLOO_SOCKET_IFNAME=ib0" in str(error)
+
+
+def test_a_rank_that_is_heard_no_more_is_named_while_the_others_wait(address, monkeypatch, capfd):
+    """As in a collective of NCCL, which does not fail when a rank has died."""
+    monkeypatch.setattr(rendezvous, "LISTEN_S", 0.05)
+    monkeypatch.setattr(rendezvous, "SILENT_S", 1.0)
+
+    def waits(rank: int) -> None:
+        ranks = meet(rank)
+        if rank != 2:
+            with ranks.naming_the_missing("9 s"):
+                time.sleep(2.5)
+
+    assert together(waits) == [None] * 3
+    (told,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("octet: ")]
+    assert told.startswith("octet: rank 2 on ")
+    assert "its process died, or cannot be reached" in told
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(ValueError("out of cheese"), True), (Interrupted("later"), False), (LostRank("3"), False)]
+)
+def test_the_job_is_told_of_a_rank_that_fails_by_itself(address, tmp_path, monkeypatch, error, told):
+    """To be told to stop is no failure, and neither is to lose another rank."""
+    failed = tmp_path / "run/failed"
+    monkeypatch.setenv("OCTET_FAILED", str(failed))
+    alone = rendezvous.meet(0, 1, seconds=3.0)
+    with pytest.raises(type(error)), alone.naming_the_missing("9 s"):
+        raise error
+    assert failed.exists() == told
+    if told:
+        assert failed.read_text() == f"rank 0 on {rendezvous.host()} ended with ValueError: out of cheese\n"
+
+
+def test_in_a_container_without_slurm_the_missing_rank_is_named_all_the_same(address, quick, monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "node[1-2]")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ClusterError, match="rank 1 of 2 did not answer within"):
+        rendezvous.meet(0, 2, seconds=0.5)
 
 
 RANK = """

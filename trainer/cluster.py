@@ -8,7 +8,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 from trainer.errors import ClusterError, Interrupted
@@ -77,6 +78,15 @@ def port() -> int:
     """From the job and its step, so that every rank finds the same one and two jobs on a node have different ones."""
     number = 7 * int(os.environ.get("SLURM_JOB_ID", "0")) + int(os.environ.get("SLURM_STEP_ID", "0"))
     return PORTS[number % len(PORTS)]
+
+
+def say_that_it_failed(what: str) -> None:
+    """To the job script, by the file that OCTET_FAILED names. The status of the job may not say it: on GPUs the others
+    wait in a collective for a rank that has ended, until srun or NCCL ends them with a status of its own."""
+    if named := os.environ.get("OCTET_FAILED"):
+        with suppress(OSError):
+            Path(named).parent.mkdir(parents=True, exist_ok=True)
+            Path(named).write_text(what + "\n")
 
 
 def restarts() -> int:

@@ -2,7 +2,9 @@
 
 Before any weights load, every rank writes its host into a small store at rank 0, and all of them add up a number.
 Later, when a collective fails, they say in the same store that they are still there: who does not is the one. A rank
-that ends with an error of its own says that, too: then nobody is lost, and another start would end the same way.
+that ends with an error of its own says that, too: then nobody is lost, and another start would end the same way. NCCL
+does not fail when a rank has died, it waits: so a thread of each rank says all the time that the process is there, and
+rank 0 names one of which it hears no more. A process that is there and stuck is not found out in this way.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import os
 import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,12 +26,13 @@ import torch
 import torch.distributed as dist
 
 from trainer import cluster, nccl
-from trainer.errors import ClusterError, LostRank
+from trainer.errors import ClusterError, Interrupted, LostRank
 
 WAITS = "waits"
 SOURCE = re.compile(r"^\[[^]]*gloo[^]]*\] ")  # a file and a line of gloo's
 ANSWER_S = 5.0  # what a rank that has failed waits for the others to say that they are there
-LISTEN_S = 0.5  # between two looks at what rank 0 says
+LISTEN_S = 0.5  # between two looks at what rank 0 says, and two beats
+SILENT_S = 30.0  # without a beat, and a rank is named: before srun ends the others, which it does after a minute
 
 
 def host() -> str:
@@ -62,6 +66,8 @@ class Ranks:
                 yield
         except BaseException as error:
             if not _is_of_a_collective(error):
+                if isinstance(error, Exception) and not isinstance(error, Interrupted | LostRank):
+                    cluster.say_that_it_failed(f"rank {self.mine} on {host()} ended with {_short(error)}")
                 self._say("heard", "yes")
                 self._say("state", f"it ended with {_short(error)}")
                 self._keep_the_store([f"heard/{rank}" for rank in self._all()])
@@ -80,23 +86,50 @@ class Ranks:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """To rank 0: the collectives of the others fail when it has gone, and then its last word cannot be read."""
+        """Rank 0 to the others, and they to it."""
         over = threading.Event()
-        listener = threading.Thread(target=self._listen, args=(over,), daemon=True)
-        if self.mine != 0:
-            listener.start()
+        threading.Thread(target=self._listen if self.mine else self._watch, args=(over,), daemon=True).start()
         try:
             yield
         finally:
             over.set()
 
     def _listen(self, over: threading.Event) -> None:
-        with suppress(dist.DistError):  # it is gone without a word
-            while not self.store.check(["state/0"]):
+        """The collectives of the others fail when rank 0 has gone, and then its last word cannot be read."""
+        try:
+            store = _connection(SILENT_S)  # of its own: on the other one the rank itself may be waiting
+            while not store.check(["state/0"]):
+                store.add(f"beats/{self.mine}", 1)
                 if over.wait(LISTEN_S):
                     return
-            self.last_word.append(self.store.get("state/0").decode())
-            self.store.set(f"heard/{self.mine}", "yes")
+            self.last_word.append(store.get("state/0").decode())
+            store.set(f"heard/{self.mine}", "yes")
+        except dist.DistError:  # it is gone without a word
+            if self.mine == 1 and not over.wait(ANSWER_S):
+                self._name_the_silent(0)
+
+    def _watch(self, over: threading.Event) -> None:
+        """By rank 0: the beats of the others go on, or one is named."""
+        heard = {rank: (0, time.monotonic()) for rank in self._all() if rank != self.mine}
+        with suppress(dist.DistError):  # torchrun, which has the store, may go first
+            store = _connection(SILENT_S)
+            while not over.wait(SILENT_S / 10):
+                for rank in list(heard):
+                    self._look_at(rank, store, heard)
+
+    def _look_at(self, rank: int, store: Any, heard: dict[int, tuple[int, float]]) -> None:
+        before, since = heard[rank]
+        beats, now = store.add(f"beats/{rank}", 0), time.monotonic()
+        if beats != before:
+            heard[rank] = (beats, now)
+        elif now - since > SILENT_S:
+            del heard[rank]
+            if not store.check([f"state/{rank}"]):  # it has not said itself how it ended
+                self._name_the_silent(rank)
+
+    def _name_the_silent(self, rank: int) -> None:
+        told = f"octet: rank {rank} on {self.hosts[rank]}: its process died, or cannot be reached. The others may wait"
+        print(f"{told} for it until they are ended.", file=sys.stderr, flush=True)
 
     def _waits(self, rank: int) -> bool:
         return self.store.check([f"state/{rank}"]) and self.store.get(f"state/{rank}").decode() == WAITS
@@ -189,7 +222,10 @@ SETTINGS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_
 
 def _store(rank: int, seconds: float) -> Any:
     """At rank 0; torchrun has one already."""
-    is_server = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return _connection(seconds, rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
+
+
+def _connection(seconds: float, is_server: bool = False) -> Any:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     timeout = timedelta(seconds=seconds)
     store = dist.TCPStore(address, port, is_master=is_server, timeout=timeout, wait_for_workers=False)
@@ -203,7 +239,9 @@ def _roll_call(store: Any, world_size: int, seconds: float) -> str:
     hosts = {rank: store.get(key).decode() for rank, key in enumerate(keys) if rank not in missing}
     if not missing:
         return json.dumps(list(hosts.values()))
-    silent = [node for node in cluster.nodes() if node not in hosts.values()]
+    silent: list[str] = []
+    with suppress(ClusterError):  # in a container there is no Slurm to ask
+        silent = [node for node in cluster.nodes() if node not in hosts.values()]
     nodes = f" Nothing was heard of {', '.join(silent)}." if silent else ""
     return json.dumps(
         f"rank {', '.join(map(str, missing))} of {world_size} did not answer within {seconds:g} s "
