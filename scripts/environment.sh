@@ -35,7 +35,8 @@ _make_environment() {
             "$candidate" -m venv "$1" && return
         fi
     done
-    echo "octet: Python 3.10 or newer is needed, with its venv module (Debian: apt install python3-venv)." >&2
+    echo "octet: Python 3.10 or newer is needed, with its venv module: module load python/3.11 on a cluster ('module" \
+        "avail python' lists them), apt install python3-venv on a Debian of your own." >&2
     exit 2
 }
 

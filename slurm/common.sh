@@ -13,6 +13,10 @@ prepare() {
         # shellcheck source=scripts/environment.sh
         source "$root/scripts/environment.sh"
         use_environment "$root" # once, here: not by every rank at the same time
+    elif [ -z "${OCTET_PYTHON:-}" ]; then
+        echo "octet: a container is named and OCTET_PYTHON is not: each rank would make an environment of its own in" \
+            "there. Write OCTET_PYTHON=, the path of the python in the image, into site.env." >&2
+        exit 2
     fi
     echo "octet: job $(job_number) on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}"
 }
@@ -25,7 +29,7 @@ job_number() {
 read_site() {
     [ -f "$1" ] || { echo "octet: there is no $1, so the cluster's own defaults are used" && return; }
     # shellcheck source=slurm/site.env.example
-    source "$1"
+    source "$1" || true # its last line may be a test that does not hold
     if [ -n "${SBATCH_PARTITION:-}" ] && [ "$SBATCH_PARTITION" != "${SLURM_JOB_PARTITION:-}" ]; then
         echo "octet: $1 says partition $SBATCH_PARTITION, and this job is in ${SLURM_JOB_PARTITION:-none}: sbatch" \
             "reads no file, so write source $1 before it"
@@ -45,23 +49,40 @@ run_step() {
     local options=(--kill-on-bad-exit=0 --wait=60) inside=()
     while [ "$1" != -- ]; do options+=("$1") && shift; done
     shift
-    if [ -n "${OCTET_PYXIS_IMAGE:-}" ]; then
-        options+=(--container-image="$OCTET_PYXIS_IMAGE" --container-mounts="$(mounts)" --container-workdir="$PWD")
-    elif [ -n "${OCTET_APPTAINER_IMAGE:-}" ]; then
-        inside=(apptainer exec --nv --bind "$(mounts)" --pwd "$PWD" "$OCTET_APPTAINER_IMAGE")
+    if [ -n "${OCTET_PYXIS_IMAGE:-}${OCTET_APPTAINER_IMAGE:-}" ]; then
         MASTER_ADDR="$(scontrol show hostnames | head -n 1)" # in there is no scontrol
         export MASTER_ADDR
+    fi
+    if [ -n "${OCTET_PYXIS_IMAGE:-}" ]; then
+        options+=(--container-image="$OCTET_PYXIS_IMAGE" --container-workdir="$PWD")
+        options+=(--container-mounts="$(mounts "${@:2}")")
+    elif [ -n "${OCTET_APPTAINER_IMAGE:-}" ]; then
+        inside=(apptainer exec --nv --bind "$(mounts "${@:2}")" --pwd "$PWD" "$OCTET_APPTAINER_IMAGE")
     fi
     srun "${options[@]}" ${inside[@]+"${inside[@]}"} "$@"
 }
 
+# mounts ARGUMENT...: of a program that runs in the container.
 mounts() {
     local mounted="$PWD:$PWD" place
-    for place in "$root" "${HF_HOME:-}" "${OCTET_SCRATCH:-}"; do
+    while read -r place; do
         case ",$mounted," in *",$place:$place,"*) continue ;; esac
-        [ -z "$place" ] || mounted+=",$place:$place"
-    done
+        [ ! -e "$place" ] || mounted+=",$place:$place" # what is not here may be inside the image
+    done < <(places "$@")
     echo "$mounted"
+}
+
+# places ARGUMENT...: the checkout, the caches, and what the arguments and their preset name by an absolute path. A run
+# folder may be still to be made: the nearest folder above it that is there.
+places() {
+    local argument place
+    printf '%s\n' "$root" "${HF_HOME:-}" "${OCTET_SCRATCH:-}"
+    for argument in "$@"; do
+        place="${argument#*=}"
+        case "$place" in *.yaml | *.yml) [ ! -f "$place" ] || sed -n 's/^ *[a-z_]*: \(\/.*\)/\1/p' "$place" ;; esac
+        case "$argument" in run.dir=/*) until [ -d "$place" ]; do place="$(dirname "$place")"; done ;; esac
+        case "$place" in /?*) echo "$place" ;; esac
+    done
 }
 
 gpus_of_node() {
@@ -79,38 +100,69 @@ model_of() {
 # train_in FOLDER SETTINGS...: a rank for each GPU of each node, or where step_options say. Started again, it goes on in
 # the same run folder.
 train_in() {
-    local folder="$1" status=0 options=(--ntasks-per-node="$(gpus_of_node)")
+    local folder="$1" asked status=0 options=(--ntasks-per-node="$(gpus_of_node)")
     [ -z "${step_options[*]:-}" ] || options=("${step_options[@]}")
     shift
-    if [ -n "${OCTET_CHAIN:-}" ] && [ -f "$folder/finished" ]; then
+    asked="${*%%rollout.vllm.urls=*}" # each job has servers of its own
+    if [ -n "${OCTET_CHAIN:-}" ] && [ "$(cat "$folder/finished" 2>/dev/null || echo not)" = "$asked" ]; then
         echo "octet: $folder is finished; the rest of the chain has nothing to do"
         return
     fi
+    export OCTET_FAILED="$folder/failed" # written by a rank that ends with an error of its own
+    rm -f "$OCTET_FAILED"
     run_step "${options[@]}" -- "$root/run_deepspeed.sh" "$@" run.dir="$folder" || status=$?
-    [ "$status" != 0 ] || [ ! -d "$folder" ] || touch "$folder/finished"
-    go_on_later "$status"
+    [ "$status" != 0 ] || [ ! -d "$folder" ] || echo "$asked" >"$folder/finished"
+    go_on_later "$status" "$folder"
 }
 
-# The folder that the settings name, or one with the number of the job, which stays the same when it is started again.
+# The folder that the settings name, last of all those of a preset in a file; or one with the number of the job, which
+# stays the same when it is started again.
 folder_of() {
-    local setting folder="runs/$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
+    local setting preset="" folder=""
     for setting in "$@"; do
-        case "$setting" in run.dir=*) folder="${setting#run.dir=}" ;; esac
+        case "$setting" in
+        run.dir=*) folder="${setting#run.dir=}" ;;
+        *.yaml | *.yml) preset="${setting#--preset=}" ;;
+        esac
     done
-    echo "$folder"
+    [ -n "$folder" ] || [ ! -f "$preset" ] || folder="$(folder_in "$preset")"
+    echo "${folder:-runs/$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}"
 }
 
-# 75 is the status of a run that was told to stop and has saved everything. The others are tried again a few times: 138
-# is a run whose signal came before it could listen, 76 one that has lost a rank, 137 a rank that was killed and 134 one
-# that NCCL's watchdog has ended; a node may be to blame. Such a job asks to be started again; in a chain the next job
-# goes on.
+# folder_in PRESET: its run.dir. The python that knows YAML may be inside of a container.
+folder_in() {
+    local folder
+    folder="$(sed -n '/^run:/,/^[^ #]/s/^ \{1,\}dir: *//p' "$1" | sed 's/ *#.*//; s/ *$//' | tr -d "\"'")"
+    [ "$folder" = null ] || echo "$folder"
+}
+
+# go_on_later STATUS FOLDER. 75 is the status of a run that was told to stop and has saved everything. The others are
+# tried again a few times: 138 is a run whose signal came before it could listen, 76 one that has lost a rank, 137 a rank
+# that was killed and 134 one that NCCL's watchdog has ended; a node may be to blame. It is not when a rank has ended with
+# an error of its own: the others, in a collective that it never comes to, are then ended in these ways. Such a job asks
+# to be started again; in a chain the next job goes on.
 go_on_later() {
-    [ "$1" != 134 ] || echo "octet: what NCCL said before it ended a rank is in octet-nccl-*, in /tmp of its node" >&2
+    [ "$1" != 134 ] || echo "octet: what NCCL said before it ended a rank is in octet-nccl-*, in the temporary folder" \
+        "(TMPDIR) of its node" >&2
     case "$1" in
     75) ask_again "$1" ;;
-    76 | 134 | 137 | 138) [ "${SLURM_RESTART_COUNT:-0}" -ge 3 ] || ask_again "$1" ;;
+    76 | 134 | 137 | 138)
+        if [ -f "$2/failed" ]; then
+            echo "octet: not tried again: $(cat "$2/failed")" >&2
+        elif [ "$(lost_before "$2")" -lt 3 ]; then
+            job_number >>"$2/lost"
+            ask_again "$1"
+        fi
+        ;;
     esac
     exit "$1"
+}
+
+# lost_before FOLDER: how often this job was tried again. SLURM_RESTART_COUNT counts what stopped in good order, too.
+lost_before() {
+    mkdir -p "$1"
+    touch "$1/lost"
+    grep -cFx "$(job_number)" "$1/lost" || true
 }
 
 ask_again() {

@@ -11,6 +11,7 @@ import yaml
 
 from tests.conftest import ROOT
 from tests.slurm.conftest import SMALL, Job
+from trainer import submit
 from trainer.settings import resolve
 
 JOBS = sorted((ROOT / "slurm").glob("*.sbatch"))
@@ -34,22 +35,146 @@ def test_bash_and_shellcheck_find_nothing(script):
         assert (answer.returncode, answer.stdout + answer.stderr) == (0, "")
 
 
+STAND_INS = {
+    "srun": """
+case "$*" in *vllm_server.sh*) exec sleep 3 >/dev/null 2>&1 ;; esac
+echo "MASTER_ADDR=${MASTER_ADDR:-}"
+for argument in "$@"; do
+    echo "$argument"
+    case "$argument" in run.dir=*) folder="${argument#run.dir=}"; mkdir -p "$folder" ;; esac
+done
+[ -z "${RANK_SAYS:-}" ] || echo "$RANK_SAYS" >"$OCTET_FAILED"
+exit "${STATUS:-0}"
+""",
+    "scontrol": 'if [ "$1" = show ]; then echo node1; else echo "scontrol $*"; fi',
+    "scancel": "",
+}
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Runs a shipped script where srun only says what it is asked for. tests/slurm/test_jobs.py has the real one."""
+    for name, script in STAND_INS.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "site.env").write_text(f"[ -n '{sys.executable}' ] && export OCTET_PYTHON={sys.executable}\nfalse\n")
+    base = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "OCTET_ROOT": str(ROOT), "SLURM_JOB_NODELIST": "node1"}
+    base |= {"OCTET_SITE": str(tmp_path / "site.env"), "SLURM_JOB_ID": "5", "SLURM_JOB_NAME": "octet"}
+
+    def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
+        command = ["bash", str(ROOT / "slurm" / script), *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path, env=base | variables, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    return run
+
+
 @pytest.mark.parametrize(
-    ("status", "restarts", "asks"),
-    [
-        (0, 0, False),
-        (2, 0, False),
-        (75, 9, True),
-        *((often, 2, True) for often in (76, 134, 137, 138)),
-        (138, 3, False),
-    ],
+    ("status", "asks"), [(0, False), (2, False), (75, True), *((often, True) for often in (76, 134, 137, 138))]
 )
-def test_a_job_asks_for_another_start_where_that_may_help(status, restarts, asks):
-    script = f'source slurm/common.sh; scontrol() {{ echo "scontrol $*"; }}; go_on_later {status}'
-    job = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": str(restarts)}
-    answer = subprocess.run(["bash", "-c", script], cwd=ROOT, env=job, capture_output=True, text=True, check=False)
-    assert answer.returncode == status
+def test_a_job_asks_for_another_start_where_that_may_help(job, status, asks):
+    answer = job("single_node.sbatch", "run.dir=it", STATUS=str(status))
+    assert answer.returncode == status, answer.stderr
     assert ("scontrol requeue 5" in answer.stdout) == asks
+
+
+def test_a_rank_is_lost_three_times_at_most_and_preempted_for_ever(job):
+    def asks(status: int, **variables: str) -> bool:
+        return "scontrol requeue" in job("single_node.sbatch", "run.dir=it", STATUS=str(status), **variables).stdout
+
+    assert [asks(status) for status in (137, 75, 75, 137, 75, 75, 138, 137, 75)] == [True] * 7 + [False, True]
+    assert asks(137, SLURM_JOB_ID="55"), "another job has its own three"
+
+
+def test_an_error_of_one_rank_is_not_tried_again_however_the_others_are_ended(job):
+    said = "rank 1 on node1 ended with ConfigError: out of cheese"
+    answer = job("single_node.sbatch", "run.dir=it", STATUS="137", RANK_SAYS=said)
+    assert answer.returncode == 137
+    assert "requeue" not in answer.stdout
+    assert f"octet: not tried again: {said}" in answer.stderr
+    assert "requeue" in job("single_node.sbatch", "run.dir=it", STATUS="137").stdout, "that was the last start's"
+
+
+def test_a_chain_goes_on_with_a_run_that_is_made_longer(job):
+    def does_nothing(*settings: str) -> bool:
+        return "is finished" in job("single_node.sbatch", *settings, "run.dir=it", OCTET_CHAIN="1").stdout
+
+    assert not does_nothing("run.steps=9")
+    assert does_nothing("run.steps=9")
+    assert not does_nothing("run.steps=20")
+    assert does_nothing("run.steps=20")
+
+
+@pytest.mark.parametrize(
+    ("named", "taken"), [("mine", "mine"), ("'my run' # here", "my run"), ("null", "runs/octet-5")]
+)
+def test_the_run_folder_of_a_preset_in_a_file_is_taken(job, tmp_path, named, taken):
+    (tmp_path / "preset.yaml").write_text(f"model:\n  dir: no\nrun:\n  steps: 3\n  dir: {named}\neval:\n  dir: no\n")
+    for arguments in (["--preset", "preset.yaml"], ["--preset=preset.yaml"]):
+        assert f"run.dir={taken}" in job("single_node.sbatch", *arguments).stdout.splitlines()
+    assert "run.dir=other" in job("single_node.sbatch", *arguments, "run.dir=other").stdout.splitlines()
+
+
+@pytest.mark.parametrize("kind", ["PYXIS", "APPTAINER"])
+def test_ranks_in_a_container_know_the_first_node_and_see_what_is_named(job, tmp_path, kind):
+    """There is no Slurm inside that they could ask."""
+    for folder in ("model", "runs", "other"):
+        (tmp_path / "data" / folder).mkdir(parents=True)
+    (tmp_path / "preset.yaml").write_text(f"model:\n  name: {tmp_path}/data/other\n")
+    data, image = tmp_path / "data", {f"OCTET_{kind}_IMAGE": "image"}
+    settings = [
+        "--preset",
+        "preset.yaml",
+        f"model.name={data}/model",
+        f"run.dir={data}/runs/new",
+        "task.data_dir=/nowhere",
+    ]
+    answer = job("single_node.sbatch", *settings, **image)
+    assert answer.returncode == 0, answer.stderr
+    said = answer.stdout.splitlines()
+    assert "MASTER_ADDR=node1" in said
+    (mounts,) = [line.removeprefix("--container-mounts=") for line in said if f"{tmp_path}:{tmp_path}," in line]
+    places = [*(str(data / name) for name in ("other", "model", "runs")), str(ROOT)]
+    assert set(mounts.split(",")) == {f"{place}:{place}" for place in [*places, str(tmp_path)]}
+
+
+@pytest.mark.parametrize("kind", ["PYXIS", "APPTAINER"])
+def test_a_container_without_its_python_is_refused(job, tmp_path, kind):
+    (tmp_path / "site.env").write_text(f"export OCTET_{kind}_IMAGE=image\n")
+    answer = job("single_node.sbatch")
+    assert answer.returncode == 2
+    assert "OCTET_PYTHON is not" in answer.stderr
+
+
+def test_vllm_servers_of_neighbouring_jobs_have_ports_of_their_own(job):
+    shape = {"SLURM_GPUS_ON_NODE": "4", "OCTET_VLLM_GPUS": "2"}
+    urls = []
+    for number in ("5", "6"):
+        answer = job("vllm.sbatch", "--preset", "nano", SLURM_JOB_ID=number, **shape)
+        (line,) = [line for line in answer.stdout.splitlines() if line.startswith("rollout.vllm.urls=")]
+        urls += line.removeprefix("rollout.vllm.urls=").split(",")
+    assert len(set(urls)) == 4, urls
+
+
+def test_lines_of_a_grid_are_counted_as_octet_slurm_does(job, tmp_path):
+    """Comments and empty lines may be indented, with tabs too."""
+    (tmp_path / "grid").write_text("\t# rates\n \t\nalgorithm.lr=1e-3\n  # more\n\talgorithm.lr=2e-3\n")
+    assert submit._lines(tmp_path / "grid") == 2
+    for task, setting in (("1", "algorithm.lr=1e-3"), ("2", "algorithm.lr=2e-3")):
+        answer = job("sweep.sbatch", "grid", SLURM_ARRAY_TASK_ID=task, SLURM_ARRAY_JOB_ID="5")
+        assert setting in answer.stdout.splitlines(), answer.stderr
+
+
+def test_without_a_python_that_will_do_a_cluster_is_told_of_its_modules(tmp_path):
+    (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "python3").chmod(0o755)
+    script = "source scripts/environment.sh; _make_environment /nowhere"
+    answer = subprocess.run(
+        ["/bin/bash", "-c", script], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 2
+    assert "module load python/3.11" in answer.stderr
 
 
 def test_jobs_that_start_together_install_once(tmp_path):
