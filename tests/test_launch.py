@@ -35,14 +35,14 @@ def test_sigusr1_reaches_the_ranks_and_not_the_launcher(tmp_path):
 
 
 EARLY = """
-import os, signal, sys
+import sys
 from trainer import launch
-rank = "import signal; signal.signal(signal.SIGUSR1, lambda *_: exit(75)); " + (
-    "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1}); signal.sigwait({signal.SIGTERM})"
+rank = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: exit(75)); " + (
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1}); time.sleep(8)"
 )
-launcher = 'echo up; sleep 1; sh "$@"; exit $?'
+launcher = 'echo up; sleep 1; bash "$@"; exit $?'
 inner = '"$0" -c "$1" "$2"; exit $?'
-sys.exit(launch.run(["sh", "-c", launcher, "sh", "-c", inner, sys.executable, rank, str(launch.TRAIN)]))
+sys.exit(launch.run(["bash", "-c", launcher, "bash", "-c", inner, sys.executable, rank, str(launch.TRAIN)]))
 """
 
 
