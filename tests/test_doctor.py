@@ -406,7 +406,7 @@ def test_octet_doctor_says_what_to_do_about_each_problem(tmp_path):
     answer = python("-m", "trainer.cli", "doctor", *asked, folder=tmp_path, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
     assert answer.returncode == 1
     assert answer.stdout.startswith("octet doctor: preset 8gb optim.name=paged_adamw_8bit\n\n")
-    assert max(map(len, answer.stdout.splitlines())) <= 100
+    assert max(map(len, answer.stdout.replace(str(tmp_path), "here").splitlines())) <= 100
     problems = re.findall(r"^✗ (\w+) .*\n(?: .*\n)*?\s+> ", answer.stdout, re.MULTILINE)
     assert problems == ["model", "data", "settings"]
     assert answer.stdout.splitlines()[-1].startswith("3 problems, ")

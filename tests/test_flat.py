@@ -106,7 +106,7 @@ def test_the_layers_see_every_token_once():
 
 def test_the_output_layer_sees_every_token_once():
     module, seen = LogProbs(tiny("qwen2"), 1.0), []
-    module.model.lm_head.register_forward_hook(lambda layer, inputs, output: seen.append(len(output)))
+    module.output.register_forward_hook(lambda layer, inputs, output: seen.append(len(inputs[0])))
     module(to_tensors(ROWS, pad_token=0))
     assert seen == [5 + 2 + 3 + 2 + 1]  # 20 21 22 23 2; 30 2; 40 41 2; 50 2; 67
 
