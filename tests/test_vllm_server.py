@@ -6,6 +6,7 @@ What a real vLLM does is in tests/vllm/.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -158,7 +159,7 @@ def double() -> Iterator[Double]:
 
 def serving(double: Double) -> Iterator[Double]:
     with double:
-        thread = threading.Thread(target=double.serve_forever, args=(0.01,))
+        thread = threading.Thread(target=double.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield double
         double.shutdown()
@@ -449,6 +450,33 @@ def _noting(parse: Callable[[Any], bool], seen: list[str | None]) -> Callable[[A
         return parsed
 
     return parse_request
+
+
+BEHIND_A_PROXY = """
+import os, sys
+from tests.test_vllm_server import *
+from trainer import web
+
+for double in serving(Double()):
+    sampler = connect(around(Path(sys.argv[1]), Policy(), double.url, settings=("rollout.vllm.wait_s=0.3",)))
+    print(first_tokens(sample(sampler)))
+    sampler.close()
+    try:
+        web.exchange(double.url, None, 5, 1 << 20)
+    except web.NoReply as failure:
+        print(failure)
+"""
+
+
+def test_a_server_is_asked_without_the_proxies_that_others_are_asked_through(tmp_path):
+    """The proxy of the environment is a closed port here; a judge still has to go through it."""
+    proxies = {"http_proxy": f"http://127.0.0.1:{hardware.free_port()}", "no_proxy": ""}
+    command = [sys.executable, "-c", BEHIND_A_PROXY, str(tmp_path)]
+    surroundings = os.environ | proxies
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, env=surroundings, check=False)
+    served, judged = answer.stdout.splitlines()
+    assert served == "{100}"
+    assert "refused" in judged
 
 
 def test_each_server_is_looked_at_and_asked_by_its_own_name(policy, double, tmp_path):

@@ -73,7 +73,7 @@ class RealServer:
         deadline = time.monotonic() + 240
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
-                exchange(f"{self.url}/v1/models", None, 5, 1 << 20)
+                exchange(f"{self.url}/v1/models", None, 5, 1 << 20, direct=True)
             except NoReply:
                 time.sleep(0.2)
             else:
@@ -86,7 +86,7 @@ class RealServer:
             self.process.wait()
 
     def loaded(self) -> list[str]:
-        models = json.loads(exchange(f"{self.url}/v1/models", None, 5, 1 << 20))["data"]
+        models = json.loads(exchange(f"{self.url}/v1/models", None, 5, 1 << 20, direct=True))["data"]
         return [model["id"] for model in models if model["parent"]]
 
 

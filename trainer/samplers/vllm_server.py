@@ -101,7 +101,7 @@ class Server:
     def _send(self, path: str, body: Mapping[str, Any] | None, timeout_s: float = QUICK_S) -> bytes:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         try:
-            return exchange(f"{self.url}{path}", body, timeout_s, LARGEST_REPLY, headers)
+            return exchange(f"{self.url}{path}", body, timeout_s, LARGEST_REPLY, headers, direct=True)
         except NoReply as failure:
             if self.process is not None:
                 self.process.check()
