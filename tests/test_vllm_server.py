@@ -373,6 +373,19 @@ def test_beyond_the_servers_context_nothing_is_asked(sampler, double):
     assert double.asked == []
 
 
+def test_a_server_without_room_for_the_longest_prompt_is_refused_before_the_first_step(policy, double, tmp_path):
+    """Each of them: the one without room would be asked hours later."""
+    other = Double()
+    other.context = 20
+    for _ in serving(other):
+        sampler = sampler_of(tmp_path, policy, double, other)
+        sampler.rehearse(PROMPTS, SAMPLING)
+        with pytest.raises(ConfigError, match=rf"prompt of 8 tokens .* {other.url} has room for, 20\.") as refused:
+            sampler.rehearse(PROMPTS, Sampling(3, 1.0, 13, 1))
+        assert refused.value.is_of_all
+        sampler.close()
+
+
 def test_a_closed_sampler_does_not_wait(sampler, double):
     double.faults = [FAULTS["500"]] * 99
     closing = threading.Timer(0.3, sampler.close)

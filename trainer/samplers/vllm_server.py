@@ -227,6 +227,11 @@ class VllmServerSampler(Sampler):
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         return self.frozen().sample(prompts, sampling)
 
+    def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        """Every rank calls it with the longest prompt that there is. The servers know their memory themselves."""
+        if refusal := _too_long(self.servers, prompts, sampling.max_new_tokens):
+            raise refusal.of_all()
+
     def frozen(self) -> Sampler:
         return Frozen(self, self.sync(), self.servers)
 
@@ -286,7 +291,8 @@ class VllmServerSampler(Sampler):
     def groups(
         self, adapter: Published | None, servers: Sequence[Server], prompts: Sequence[Prompt], sampling: Sampling
     ) -> Iterator[tuple[int, list[Completion]]]:
-        self._check_context(servers, prompts, sampling.max_new_tokens)
+        if refusal := _too_long(servers, prompts, sampling.max_new_tokens):
+            raise refusal
         ask = partial(self._group, adapter, servers, sampling)
         return background.each([partial(ask, *numbered) for numbered in enumerate(prompts)], OPEN * len(servers))
 
@@ -351,17 +357,6 @@ class VllmServerSampler(Sampler):
         version = adapter.version if adapter else None
         return Completion(tuple(tokens), tuple(map(float, logprobs)), text, truncated, version)
 
-    def _check_context(self, servers: Sequence[Server], prompts: Sequence[Prompt], new_tokens: int) -> None:
-        longest = max((len(prompt.tokens) for prompt in prompts), default=0)
-        for server in servers:
-            if server.context is None or longest + new_tokens <= server.context:
-                continue
-            raise ConfigError(
-                f"rollout.max_new_tokens={new_tokens}: with a prompt of {longest} tokens that is beyond what "
-                f"{server.url} has room for, {server.context}. Start it with a larger --max-model-len, or "
-                "write a smaller rollout.max_new_tokens or prompt.max_tokens."
-            )
-
 
 class WholeModelSampler(VllmServerSampler):
     """Hands over all weights after each update, to servers that the run started: they have the route for it."""
@@ -374,12 +369,12 @@ class WholeModelSampler(VllmServerSampler):
         version = self.source.version
         if version != self._shown:
             published = self.publisher.publish(self.source, version)
-            self._on_main(lambda: self._send_weights(published))
+            self._on_main(lambda: self._hand_weights_over(published))
             self._shown = version
             self.weights = replace(published, name=self.servers[0].base)  # the run has named them all alike
         return None if version is None else self.weights
 
-    def _send_weights(self, published: Published) -> None:
+    def _hand_weights_over(self, published: Published) -> None:
         for server in self.servers:
             self._patiently(partial(_send_weights, server, published), server)
 
@@ -420,6 +415,19 @@ def connect(run: Outside) -> VllmServerSampler:
         raise
     run.say(f"rollout: vLLM at {', '.join(urls)}")
     return sampler
+
+
+def _too_long(servers: Sequence[Server], prompts: Sequence[Prompt], new_tokens: int) -> ConfigError | None:
+    """An error where one of the servers has no room for the longest prompt with its answer."""
+    longest = max((len(prompt.tokens) for prompt in prompts), default=0)
+    for server in servers:
+        if server.context is not None and longest + new_tokens > server.context:
+            return ConfigError(
+                f"rollout.max_new_tokens={new_tokens}: with a prompt of {longest} tokens that is beyond what "
+                f"{server.url} has room for, {server.context}. Start it with a larger --max-model-len, or "
+                "write a smaller rollout.max_new_tokens or prompt.max_tokens."
+            )
+    return None
 
 
 def _to_tell(failure: Exception) -> OctetError:
