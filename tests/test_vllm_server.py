@@ -26,16 +26,16 @@ import torch
 
 from tests.conftest import ROOT
 from tests.ranks import on_two_ranks
-from trainer import hardware, parity
+from trainer import hardware, parity, run_folder
 from trainer.batches import Packer
 from trainer.config import Lora
-from trainer.errors import ConfigError, TrainingError
+from trainer.errors import CheckpointError, ConfigError, TrainingError
 from trainer.logprobs import Scores
 from trainer.samplers import vllm_check
-from trainer.samplers.publish import Fixed, Outside
+from trainer.samplers.publish import Fixed, Outside, Publisher
 from trainer.samplers.vllm_check import check_server
 from trainer.samplers.vllm_server import Server, VllmServerSampler, connect
-from trainer.settings import resolve
+from trainer.settings import Request, resolve
 from trainer.types import Problem, Prompt, Sampling, TrainingBatch
 
 STOP = 2
@@ -247,6 +247,32 @@ def test_a_folder_is_deleted_one_version_late(sampler, policy, double, tmp_path)
     kept = sorted(path.name.rpartition("-")[2] for path in (tmp_path / "published").iterdir())
     assert kept == ["v2", "v3"]
     assert (sampler.adapter.path / "adapter").read_text() == "3"
+
+
+def test_what_a_killed_start_of_the_run_left_is_deleted_and_nobody_elses(policy, tmp_path):
+    """`octet eval` may write into the folder of a run that is alive."""
+    claimed, others = tmp_path / "claimed", tmp_path / "others"
+    run_folder.claim(Request(resolve("nano", None, [f"run.dir={claimed}"]), "nano", ""))
+    for folder in (claimed, others):
+        policy.export(folder / "published/octet-12345678-1-v1")
+        published = Publisher(folder / "published").publish(policy, 0)
+        assert published.path.is_dir()
+    assert len(list((claimed / "published").iterdir())) == 1
+    assert len(list((others / "published").iterdir())) == 2
+    run_folder._locks.pop().close()
+
+
+class Large(Policy):
+    def export(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "adapter").symlink_to("/dev/full")
+        (folder / "adapter").write_text("x")
+
+
+def test_a_disk_without_room_for_the_adapter_is_said_so(tmp_path):
+    with pytest.raises(CheckpointError, match=r"published: the disk is full: the policy for vLLM .* Make room; the same"):
+        Publisher(tmp_path / "published").publish(Large(), 0)
+    assert list((tmp_path / "published").iterdir()) == []
 
 
 def test_what_is_frozen_stays_the_version_of_its_moment(sampler, policy):

@@ -51,6 +51,11 @@ def claim(request: Request) -> Path:
     return folder
 
 
+def is_ours(folder: Path) -> bool:
+    """Whether this process has claimed the folder, so nobody else is at work in it."""
+    return folder.resolve() in [Path(lock.name).resolve().parent for lock in _locks]
+
+
 def describe(folder: Path, config: Config) -> None:
     """Write down what is run, when it is certain that it can be."""
     if distributed.is_main():

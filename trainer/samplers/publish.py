@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer import distributed
+from trainer import disk, distributed, run_folder
 from trainer.config import Config
 from trainer.samplers.limits import Say
 
@@ -75,6 +75,8 @@ class Publisher:
         self.run, self.folder = distributed.gather((run, folder.resolve()))[0]
         self._kept: list[Published] = []
         self._count = 0
+        if distributed.is_main() and run_folder.is_ours(folder.parent):
+            shutil.rmtree(self.folder, ignore_errors=True)  # an earlier start of this run was killed
 
     def publish(self, source: Source, version: int | None) -> Published:
         """Every rank calls it. The base is published only where a whole model is trained, and may come back."""
@@ -83,7 +85,8 @@ class Publisher:
         published = Published(name, self.folder / name, version)
         if distributed.is_main():
             partial = published.path.with_suffix(".tmp")
-            source.export(partial)
+            with disk.writing(partial, "the policy for vLLM", "Make room; the same command then goes on."):
+                source.export(partial)
             partial.rename(published.path)
         self._kept.append(published)
         if len(self._kept) > 2:
