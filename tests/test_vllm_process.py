@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import on_two_ranks
-from trainer import cli, memory, shapes
+from trainer import cli, levers, memory, shapes
 from trainer.errors import ConfigError, TrainingError
 from trainer.hardware import Gpu, Hardware
 from trainer.launch import must_leave_our_cards, training_cards
@@ -33,6 +33,11 @@ REFUSED = {
     "DoRA": (["rollout.vllm.urls=http://a", "lora.dora=true"], "vLLM serves no DoRA"),
     "DoRA, colocated": (["rollout.engine=vllm_colocate", "lora.dora=true"], "vLLM serves no DoRA"),
     "rank": (["rollout.vllm.urls=http://a", "lora.r=300", "lora.init=pissa"], "leaves the run with 600.* lora.r=256"),
+    "a layer": (
+        ["rollout.vllm.urls=http://a", "lora.targets=[q_proj,model.embed_tokens]"],
+        r"lora.targets=q_proj,model.embed_tokens: vLLM serves no adapter of model.embed_tokens, .* lora.targets=all",
+    ),
+    "a layer, colocated": (["rollout.engine=vllm_colocate", "lora.targets=[lm_head]"], "no adapter of lm_head"),
     "a device twice": (["rollout.vllm.start=true", "rollout.vllm.devices=0,0"], "not numbers of different cards"),
     "a device below 0": (["rollout.vllm.start=true", "rollout.vllm.devices=-1"], "devices=-1 are not numbers"),
     "parallel": (["rollout.vllm.devices=0,1,2", "rollout.vllm.tensor_parallel=2"], "a multiple of it"),
@@ -286,6 +291,16 @@ def test_auto_says_why_it_leaves_an_installed_vllm(tmp_path, monkeypatch):
     monkeypatch.setattr(choose, "find_spec", lambda name: name)
     assert choose.make_outside(run) is None
     assert said == ["rollout: by Octet itself and not by the vLLM of this environment: there is no GPU"]
+
+
+def test_auto_leaves_vllm_alone_where_it_serves_no_adapter_of_a_layer():
+    def why_not(*overrides: str) -> str | None:
+        shape = shapes.shape_of("Qwen/Qwen2.5-1.5B-Instruct")
+        return levers.Placement(shape, resolve("8gb", None, overrides), 1, 80 * 10**9, 10**12, 1).why_no_vllm
+
+    plain = ["model.quantize=none"]
+    assert why_not(*plain) is None
+    assert why_not(*plain, "lora.targets=[q_proj,lm_head]") == "it serves no adapter of lm_head"
 
 
 AUTO = """

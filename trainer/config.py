@@ -92,6 +92,12 @@ class Lora(Section):
         """Of the adapter as it is exported: PiSSA is written as a plain one of twice the rank."""
         return self.r if self.init == "zero" else 2 * self.r
 
+    @property
+    def unserved_targets(self) -> list[str]:
+        """PEFT knows a layer by the end of its name."""
+        named = self.targets if isinstance(self.targets, tuple) else ()
+        return [name for name in named if name.rpartition(".")[2] in UNSERVED]
+
     @field_validator("dropout")
     @classmethod
     def _no_dropout(cls, value: float) -> float:
@@ -301,6 +307,7 @@ def function_name(custom: str) -> str:
 
 
 SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of an adapter, as vLLM reserves memory for it
+UNSERVED = ("lm_head", "embed_tokens")  # layers of which vLLM takes no adapter, but for a few models
 
 
 class Vllm(Section):
@@ -686,6 +693,11 @@ class Config(Section):
             raise ValueError(
                 f"rollout.engine={self.rollout.engine}: vLLM serves no DoRA. Write lora.dora=false, or "
                 "rollout.engine=decode"
+            )
+        elif unserved := self.lora.unserved_targets:
+            raise ValueError(
+                f"lora.targets={','.join(self.lora.targets)}: vLLM serves no adapter of {', '.join(unserved)}, but "
+                "for a few models. Write lora.targets=all, which leaves them out, or rollout.engine=decode"
             )
         elif self.lora.served_rank > SERVED_RANKS[-1]:
             most = SERVED_RANKS[-1]

@@ -86,6 +86,8 @@ class Placement:
         lora, planned = self.config.lora, self.with_vllm.plan
         if not lora.enabled or lora.dora or lora.served_rank > SERVED_RANKS[-1]:
             return "it serves plain LoRA adapters only"
+        if unserved := lora.unserved_targets:
+            return f"it serves no adapter of {', '.join(unserved)}"
         if self.config.model.quantize != "none":
             return "the base is quantised, and would be held a second time as it came"
         if not planned.fits:
