@@ -89,12 +89,16 @@ gpus_of_node() {
     echo "${SLURM_GPUS_ON_NODE:-1}"
 }
 
-# The model that the settings name; the embedded one by its folder.
+# The model that the settings name, the embedded one by its folder, and what else a server has to know of it, a line each.
 model_of() {
-    local name
-    name="$("${OCTET_PYTHON:-python}" "$root/train.py" --dry-run "$@" | sed -n '/^model:/,/^  name:/s/^  name: //p')"
-    [ "$name" != nano ] || name="$root/trainer/nano"
-    echo "$name"
+    local model
+    model="$("${OCTET_PYTHON:-python}" "$root/train.py" --dry-run "$@" | sed -n "/^model:/,/^lora:/{
+        s/^  name: //p
+        /^  revision: null/d; s/^  revision: '\{0,1\}\([^']*\)'\{0,1\}$/--revision=\1/p
+        s/^  trust_remote_code: true/--trust-remote-code/p
+    }")" || return
+    [ "${model%%$'\n'*}" != nano ] || model="$root/trainer/$model"
+    echo "$model"
 }
 
 # train_in FOLDER SETTINGS...: a rank for each GPU of each node, or where step_options say. Started again, it goes on in

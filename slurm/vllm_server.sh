@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# One vLLM server, a task of vllm.sbatch on one of its GPUs: MODEL FIRST_PORT. OCTET_VLLM_PYTHON names the python that
-# has vLLM; without it that is Octet's own.
+# One vLLM server, a task of vllm.sbatch on one of its GPUs: MODEL FIRST_PORT OPTION... OCTET_VLLM_PYTHON names the
+# python that has vLLM; without it that is Octet's own.
 #
 # It takes adapters and weights from whoever reaches it, so it listens on the address of the node alone: keep that
 # inside of the cluster.
@@ -13,4 +13,4 @@ read -r -a more <<<"${OCTET_VLLM_ARGUMENTS:-}"
 exec "${OCTET_VLLM_PYTHON:-${OCTET_PYTHON:-python}}" -m vllm.entrypoints.openai.api_server \
     --model "$1" --served-model-name base --host "$SLURMD_NODENAME" --port "$(($2 + SLURM_LOCALID))" \
     --enable-lora --max-loras 4 --max-lora-rank 64 --logprobs-mode processed_logprobs --generation-config vllm \
-    ${more[@]+"${more[@]}"}
+    "${@:3}" ${more[@]+"${more[@]}"}

@@ -286,3 +286,32 @@ def test_a_vllm_server_outlives_the_signal_that_the_run_is_told_to_stop_with(tmp
         process.send_signal(signal.SIGUSR1)
         assert process.communicate(timeout=30)[0] == "still up\n"
         assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ([], [f"{ROOT}/trainer/nano"]),
+        (
+            ["model.name=some/model", "model.revision='2024'", "model.trust_remote_code=true"],
+            ["some/model", "--revision=2024", "--trust-remote-code"],
+        ),
+    ],
+)
+def test_a_vllm_server_has_the_model_of_the_settings(tmp_path, settings, told):
+    """In its revision: another one would sample for hours, or be refused by the comparison of log-probs."""
+    script = 'source slurm/common.sh; model_of --preset nano "$@"'
+    around = os.environ | {"root": str(ROOT), "OCTET_PYTHON": sys.executable}
+    command = ["bash", "-euo", "pipefail", "-c", script, "-", *settings]
+    model = subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True, check=True)
+    name, *options = model.stdout.splitlines()
+    assert [name, *options] == told
+    server = tmp_path / "python"
+    server.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    server.chmod(0o755)
+    node = {"PATH": os.environ["PATH"], "SLURM_LOCALID": "1", "SLURMD_NODENAME": "here", "OCTET_VLLM_PYTHON": str(server)}
+    started = [ROOT / "slurm/vllm_server.sh", name, "30000", *options]
+    words = subprocess.run(started, env=node, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert words[words.index("--model") + 1] == name
+    assert words[words.index("--port") + 1] == "30001"
+    assert words[len(words) - len(options) :] == options
