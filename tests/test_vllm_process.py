@@ -143,6 +143,15 @@ def test_an_environment_without_vllm_is_named(tmp_path):
             choose.make_outside(outside(tmp_path, "rollout.engine=vllm_colocate"))
 
 
+def test_an_interpreter_that_does_not_answer_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(vllm_process, "LOOK_S", 0.2)
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\nexec sleep 60\n")
+    silent.chmod(0o755)
+    with pytest.raises(ConfigError, match=rf"rollout.vllm.python={silent}: it did not answer in 0\.2 s"):
+        vllm_process.start(outside(tmp_path, "rollout.vllm.start=true", f"rollout.vllm.python={silent}"))
+
+
 def test_a_server_that_ends_by_itself_is_an_error_with_its_last_words(tmp_path):
     dying = [sys.executable, "-c", "raise SystemExit('no room on this card')"]
     started = vllm_process._start(dying, [], tmp_path / "log")

@@ -31,7 +31,7 @@ from trainer.batches import Packer
 from trainer.config import Lora
 from trainer.errors import CheckpointError, ConfigError, TrainingError
 from trainer.logprobs import Scores
-from trainer.samplers import vllm_check
+from trainer.samplers import vllm_check, vllm_process
 from trainer.samplers.publish import Fixed, Outside, Publisher
 from trainer.samplers.vllm_check import check_server
 from trainer.samplers.vllm_server import Server, VllmServerSampler, connect
@@ -270,7 +270,9 @@ class Large(Policy):
 
 
 def test_a_disk_without_room_for_the_adapter_is_said_so(tmp_path):
-    with pytest.raises(CheckpointError, match=r"published: the disk is full: the policy for vLLM .* Make room; the same"):
+    with pytest.raises(
+        CheckpointError, match=r"published: the disk is full: the policy for vLLM .* Make room; the same"
+    ):
         Publisher(tmp_path / "published").publish(Large(), 0)
     assert list((tmp_path / "published").iterdir()) == []
 
@@ -512,7 +514,9 @@ def test_a_server_is_asked_without_the_proxies_that_others_are_asked_through(tmp
     proxies = {"http_proxy": f"http://127.0.0.1:{hardware.free_port()}", "no_proxy": ""}
     command = [sys.executable, "-c", BEHIND_A_PROXY, str(tmp_path)]
     surroundings = os.environ | proxies
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, env=surroundings, check=False)
+    answer = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, cwd=ROOT, env=surroundings, check=False
+    )
     served, judged = answer.stdout.splitlines()
     assert served == "{100}"
     assert "refused" in judged
@@ -547,6 +551,11 @@ def test_log_probs_are_compared_with_every_server(policy, double, tmp_path):
         with pytest.raises(ConfigError, match=rf"log-probs of sampler {other.url} and trainer differ by 3"):
             parity.judge(apart, 1.0, print)
         sampler.close()
+
+
+def test_log_probs_that_are_no_numbers_are_not_alike():
+    with pytest.raises(ConfigError, match=r"max_difference=1: .* differ by nan"):
+        parity.judge({"sampler": [0.1, float("nan")]}, 1.0, print)
 
 
 def test_the_compared_tokens_are_of_several_groups(policy, double, tmp_path):
@@ -655,13 +664,17 @@ double.instead = {} if distributed.is_main() else {"/v1/models": (500, b"only ra
 run = around(Path(sys.argv[1]), Policy(), double.url)
 sampler = VllmServerSampler(run, [Server(double.url)])
 try:
-    sampler._on_main(lambda: 1 / 0)
+    distributed.on_main(lambda: 1 / 0)
 except (ZeroDivisionError, TrainingError) as error:
     print(sampler.servers[0].base, type(error).__name__, error)
 double.instead["/version"] = 200, b'{"version": "0.1.0"}'
 print(answering_errors(lambda: sampler.check(run)))
+print(answering_errors(lambda: vllm_process.start(around(Path(sys.argv[1]), Policy(), settings=NOWHERE))))
+vllm_process.socket.gethostname = distributed.rank
+print(answering_errors(lambda: vllm_process.start(around(Path(sys.argv[1]), Policy(), settings=NOWHERE))))
 distributed.disconnect()
 """
+NOWHERE = ("rollout.vllm.start=true", "rollout.vllm.urls=[]", "rollout.vllm.python=/nowhere/python")
 
 
 def test_whatever_goes_wrong_on_rank_0_reaches_the_ranks_that_wait_for_it(tmp_path):
@@ -669,7 +682,8 @@ def test_whatever_goes_wrong_on_rank_0_reaches_the_ranks_that_wait_for_it(tmp_pa
     one, other = (said.splitlines() for said in on_two_ranks(TWO_RANKS, str(tmp_path)))
     assert one[0] == "base ZeroDivisionError division by zero"
     assert re.fullmatch(r"octet: rollout.vllm.urls=\S+: vLLM 0\.1\.0 is too old.*", one[1])
-    assert other[0] == (
-        "base TrainingError rollout.engine=vllm_server: rank 0 failed: ZeroDivisionError: division by zero"
-    )
-    assert (one[2:], other[1:]) == (["2"], ["2"])
+    assert other[0] == ("base TrainingError rank 0 failed: ZeroDivisionError: division by zero")
+    assert one[2] == "2"
+    assert one[3].startswith("octet: rollout.vllm.python=/nowhere/python: it cannot be run")
+    assert one[5].startswith("octet: rollout.vllm.start=true: these servers listen on one machine only")
+    assert (one[4::2], other[1:]) == (["2", "2"], ["2", "2", "2"])

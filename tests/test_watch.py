@@ -238,8 +238,11 @@ def test_a_sampler_that_drifts_is_named_and_one_that_is_elsewhere_ends_the_run(t
     watching.compare(8, {})  # a step without a live group
     with pytest.raises(
         TrainingError, match=r"differ by 1.50 .* more than rollout.vllm.max_difference=1\. .*raw_logprobs"
-    ):
+    ) as ended:
         watching.compare(9, {"sampler_difference": 1.5})
+    assert ended.value.is_of_all
+    with pytest.raises(TrainingError, match="differ by nan"):
+        watching.compare(9, {"sampler_difference": float("nan")})
 
 
 def test_a_step_with_nothing_to_compare_is_no_agreement(tmp_path):

@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
 from trainer import hardware, nccl, rendezvous
-from trainer.errors import ClusterError, ConfigError
+from trainer.errors import ClusterError, ConfigError, OctetError, TrainingError
 
 Item = TypeVar("Item")
 CONNECT_S = 60.0
@@ -136,6 +136,26 @@ def gather(item: Item) -> list[Item]:
     items: list[Any] = [None] * world_size()
     dist.all_gather_object(items, item)
     return items
+
+
+def on_main(work: Callable[[], Item]) -> Item:
+    """Every rank calls it. Rank 0 works and tells the others what it found; what goes wrong there ends all ranks."""
+    try:
+        found = work() if is_main() else None
+    except Exception as error:  # whatever it is: the others wait for word
+        gather((None, _to_tell(error).of_all()))
+        raise
+    found, failure = gather((found, None))[0]
+    if failure is not None:
+        raise failure
+    return cast("Item", found)
+
+
+def _to_tell(failure: Exception) -> OctetError:
+    """The same for other ranks; what is not ours may not travel."""
+    if isinstance(failure, OctetError):
+        return failure
+    return TrainingError(f"rank 0 failed: {type(failure).__name__}: {failure}")
 
 
 def total(number: float) -> float:

@@ -45,7 +45,7 @@ def _judge(name: str, apart: Sequence[float], limit: float, say: Say) -> None:
     mean, most = sum(apart) / len(apart), max(apart)
     found = f"the log-probs of {name} and trainer differ by {mean:.1e} in the mean of {len(apart)} tokens"
     say(f"rollout: {found}, by {most:.1e} at most")
-    if mean > limit:
+    if not mean <= limit:  # which holds for NaN, too
         raise ConfigError(
             f"rollout.vllm.max_difference={limit:g}: {found}, so another model samples. Compare the model, its "
             "precision and its quantisation on both sides; a larger value goes on all the same."

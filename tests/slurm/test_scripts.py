@@ -309,7 +309,12 @@ def test_a_vllm_server_has_the_model_of_the_settings(tmp_path, settings, told):
     server = tmp_path / "python"
     server.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     server.chmod(0o755)
-    node = {"PATH": os.environ["PATH"], "SLURM_LOCALID": "1", "SLURMD_NODENAME": "here", "OCTET_VLLM_PYTHON": str(server)}
+    node = {
+        "PATH": os.environ["PATH"],
+        "SLURM_LOCALID": "1",
+        "SLURMD_NODENAME": "here",
+        "OCTET_VLLM_PYTHON": str(server),
+    }
     started = [ROOT / "slurm/vllm_server.sh", name, "30000", *options]
     words = subprocess.run(started, env=node, capture_output=True, text=True, check=True).stdout.splitlines()
     assert words[words.index("--model") + 1] == name

@@ -24,6 +24,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # What tells our ranks about each other would mislead those of vLLM.
 LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE"}
 LAUNCHER |= {"MASTER_ADDR", "MASTER_PORT"}
+LOOK_S = 60.0  # for a Python to start
 LAST_LINES = 300  # of a log; what is above is of another start
 COLOURS = re.compile("\x1b\\[[0-9;]*m")
 RAISED = re.compile(r"(?:\(.*? pid=\d+\) )?(?:ERROR .*?\] )?(\w[\w.]*Error: .*)")
@@ -67,9 +68,14 @@ def start(run: Outside) -> list[Started]:
         raise ConfigError(
             "rollout.vllm.start=true: these servers listen on one machine only, and the run has ranks on others. Start "
             "them yourself and write rollout.vllm.urls."
-        )
-    if not distributed.is_main():
-        return []
+        ).of_all()
+    servers: list[Started] = []  # a process does not travel to other ranks
+    distributed.on_main(lambda: servers.extend(_start_all(run)))
+    return servers
+
+
+def _start_all(run: Outside) -> list[Started]:
+    settings = run.config.rollout.vllm
     python, size = str(settings.python or sys.executable), settings.tensor_parallel
     _must_have_vllm(python)
     shares = [settings.devices[first : first + size] for first in range(0, len(settings.devices), size)] or [()]
@@ -145,9 +151,13 @@ def _must_have_vllm(python: str) -> None:
     """Asked without importing it, which takes long."""
     look = "import importlib.util as u, sys; sys.exit(0 if u.find_spec('vllm') else 3)"
     try:
-        status = subprocess.run([python, "-c", look], capture_output=True, timeout=60, check=False).returncode
+        status = subprocess.run([python, "-c", look], capture_output=True, timeout=LOOK_S, check=False).returncode
     except OSError as error:
         raise ConfigError(f"rollout.vllm.python={python}: it cannot be run ({error.strerror}).") from None
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"rollout.vllm.python={python}: it did not answer in {LOOK_S:g} s. Is it a Python, and its disk not too slow?"
+        ) from None
     if status:
         raise ConfigError(
             f"rollout.vllm.python={python}: there is no vLLM in its environment. Write the interpreter of one that has "

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from trainer import background, distributed
 from trainer.config import Vllm
@@ -222,7 +222,7 @@ class VllmServerSampler(Sampler):
         self._say = now_and_then(run.say)
         self._stop = threading.Event()
         for server in servers:
-            server.base, server.context = self._on_main(partial(self._patiently, server.look, server))
+            server.base, server.context = distributed.on_main(partial(self._patiently, server.look, server))
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         return self.frozen().sample(prompts, sampling)
@@ -246,7 +246,7 @@ class VllmServerSampler(Sampler):
             return None
         if before is None or before.version != version:
             self.adapter = adapter = self.publisher.publish(self.source, version)
-            self._on_main(lambda: self._hand_over(adapter, before))
+            distributed.on_main(lambda: self._hand_over(adapter, before))
         return self.adapter
 
     def check(self, run: Outside) -> None:
@@ -254,7 +254,7 @@ class VllmServerSampler(Sampler):
         tokens = run.tokenizer("What is 12 + 30?")["input_ids"]
         for server in self.servers:
             look = partial(check_server, server, server.base, tokens, run.config.lora, run.say)
-            self._on_main(partial(self._patiently, look, server))
+            distributed.on_main(partial(self._patiently, look, server))
 
     def close(self) -> None:
         """The files first: a server that is silent keeps nobody from deleting them."""
@@ -272,18 +272,6 @@ class VllmServerSampler(Sampler):
             self._patiently(partial(server.load, adapter), server)
             if before is not None:
                 self._patiently(partial(server.unload, before), server)
-
-    def _on_main(self, work: Callable[[], T]) -> T:
-        """On rank 0, which tells the others what it found; what goes wrong there ends all ranks."""
-        try:
-            found = work() if distributed.is_main() else None
-        except Exception as error:  # whatever it is: the others wait for word
-            distributed.gather((None, _to_tell(error).of_all()))
-            raise
-        found, failure = distributed.gather((found, None))[0]
-        if failure is not None:
-            raise failure
-        return cast("T", found)
 
     def _patiently(self, work: Callable[[], T], server: Server) -> T:
         return Patience(self.settings.vllm, self._say, self._stop).until_it_works(work, server.url)
@@ -369,7 +357,7 @@ class WholeModelSampler(VllmServerSampler):
         version = self.source.version
         if version != self._shown:
             published = self.publisher.publish(self.source, version)
-            self._on_main(lambda: self._hand_weights_over(published))
+            distributed.on_main(lambda: self._hand_weights_over(published))
             self._shown = version
             self.weights = replace(published, name=self.servers[0].base)  # the run has named them all alike
         return None if version is None else self.weights
@@ -428,13 +416,6 @@ def _too_long(servers: Sequence[Server], prompts: Sequence[Prompt], new_tokens: 
                 "write a smaller rollout.max_new_tokens or prompt.max_tokens."
             )
     return None
-
-
-def _to_tell(failure: Exception) -> OctetError:
-    """The same for other ranks; what is not ours may not travel."""
-    if isinstance(failure, OctetError):
-        return failure
-    return TrainingError(f"rollout.engine=vllm_server: rank 0 failed: {type(failure).__name__}: {failure}")
 
 
 def _are_numbers(values: Any, kind: type) -> bool:

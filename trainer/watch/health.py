@@ -79,8 +79,9 @@ class Health:
             return
         self.steps_apart = self.steps_apart + 1 if apart > APART else 0
         found = f"step {step}: the log-probs of sampler and trainer differ by {apart:.2f} in the mean of its tokens"
-        if apart > self.max_difference:
-            raise TrainingError(f"{found}, more than rollout.vllm.max_difference={self.max_difference:g}. {WHY_APART}")
+        if not apart <= self.max_difference:  # which holds for NaN, too
+            limit = f"rollout.vllm.max_difference={self.max_difference:g}"
+            raise TrainingError(f"{found}, more than {limit}. {WHY_APART}").of_all()
         if self.steps_apart == APART_IN_A_ROW:
             self.warn(f"{found}, as in the {APART_IN_A_ROW - 1} steps before. {WHY_APART}")
 
