@@ -127,6 +127,24 @@ def test_a_server_is_not_told_of_our_ranks(monkeypatch):
     assert around["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_server_imports_the_packages_of_its_own_environment(tmp_path, monkeypatch, whole):
+    """What stands in for vLLM says where it would look first. The trainer may be among other packages."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$PYTHONPATH" "$@"\n')
+    python.chmod(0o755)
+    rate = "algorithm.lr=0.0001"
+    named = ["rollout.vllm.start=true", f"rollout.vllm.python={python}", f"lora.enabled={not whole}", rate]
+    (server,) = vllm_process.start(outside(tmp_path, *named))
+    server.keeper.wait(timeout=30)
+    first, *words = server.log.read_text().rstrip("\n").split(" ")
+    folders = [tmp_path / "vllm_modules"] if whole else []
+    assert [Path(folder) for folder in first.split(os.pathsep) if folder] == folders
+    assert [file.name for folder in folders for file in folder.iterdir()] == ["vllm_worker.py"] * whole
+    assert ("vllm_worker.WholeModel" in words) == whole
+
+
 def outside(folder: Path, *overrides: str) -> Outside:
     config = resolve("nano", None, overrides)
     return Outside(config, Fixed(), "nano", "fp32", 64, None, [2], folder, lambda text: None)

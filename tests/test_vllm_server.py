@@ -31,7 +31,7 @@ from trainer.batches import Packer
 from trainer.config import Lora
 from trainer.errors import CheckpointError, ConfigError, TrainingError
 from trainer.logprobs import Scores
-from trainer.samplers import vllm_check, vllm_process
+from trainer.samplers import vllm_check
 from trainer.samplers.publish import Fixed, Outside, Publisher
 from trainer.samplers.vllm_check import check_server
 from trainer.samplers.vllm_server import Server, VllmServerSampler, connect
@@ -63,6 +63,7 @@ class Double(ThreadingHTTPServer):
         self.name, self.context = "base", 64
         self.instead: dict[str, Reply] = {}  # of what a good server would say at a path
         self.facts: dict[str, Any] = {"logprobs_mode": "processed_logprobs", "max_loras": 2, "version": "0.32.0"}
+        self.facts["replicas"] = 1
         self.lock = threading.Lock()
 
     @property
@@ -76,6 +77,7 @@ class Double(ThreadingHTTPServer):
         cards += [{"id": name, "parent": "base"} for name in self.adapters]
         settings = {"model_config": {"logprobs_mode": self.facts["logprobs_mode"]}}
         settings["lora_config"] = {"max_loras": self.facts["max_loras"]}
+        settings["parallel_config"] = {"data_parallel_size": self.facts["replicas"]}
         known = {"/v1/models": {"data": cards}, "/version": {"version": self.facts["version"]}}
         known["/server_info?config_format=json"] = {"vllm_config": settings}
         return (200, json.dumps(known[path]).encode()) if path in known else (404, b'{"detail":"Not Found"}')
@@ -425,6 +427,7 @@ def test_a_closed_sampler_does_not_wait(sampler, double):
 
 REFUSED = {
     "raw_logprobs": ({"logprobs_mode": "raw_logprobs"}, "--logprobs-mode processed_logprobs"),
+    "replicas": ({"replicas": 2}, r"it has 2 replicas \(--data-parallel-size\).* rollout.vllm.urls"),
     "one slot": ({"max_loras": 1}, "--max-loras 2"),
     "too old": (
         {"version": "0.11.2.post2"},
@@ -655,6 +658,7 @@ import sys
 from tests.test_vllm_server import *
 from trainer import distributed
 from trainer.cli import answering_errors
+from trainer.samplers import vllm_process
 
 sys.stderr = sys.stdout
 distributed.connect(30)

@@ -84,11 +84,20 @@ def check_server(server: Asked, base: str, prompt: Sequence[int], lora: Lora, sa
         check_version(str(facts["version"]), where, say)
     settings = (_optional(server.get, "/server_info?config_format=json") or {}).get("vllm_config", {})
     check_mode(settings.get("model_config", {}).get("logprobs_mode") or probed_mode(server, base, prompt), where)
+    _refuse_replicas(settings.get("parallel_config", {}).get("data_parallel_size", 1), where)
     slots = settings.get("lora_config") or {}
     if lora.enabled and slots and slots["max_loras"] < SLOTS:
         raise ConfigError(
             f"{where}: it holds {slots['max_loras']} adapter, and the new one comes before the old one goes. "
             f"Start it with --max-loras {SLOTS}."
+        )
+
+
+def _refuse_replicas(count: int, where: str) -> None:
+    if count > 1:
+        raise ConfigError(
+            f"{where}: it has {count} replicas (--data-parallel-size), and a new adapter does not reach all of them. "
+            "Start a server for each, and name them all in rollout.vllm.urls."
         )
 
 

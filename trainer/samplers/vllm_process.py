@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,8 +19,8 @@ from trainer.errors import ConfigError, TrainingError
 from trainer.samplers import vllm_check
 from trainer.samplers.publish import Outside
 
-ROOT = Path(__file__).parent.parent.parent
 KEEPER = Path(__file__).parent / "keeper.py"
+EXTENSION = Path(__file__).parent / "vllm_worker.py"
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # What tells our ranks about each other would mislead those of vLLM.
 LAUNCHER = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE"}
@@ -63,7 +64,6 @@ def last_words(log: str) -> list[str]:
 
 def start(run: Outside) -> list[Started]:
     """As many servers as the devices make; they are not ready yet. Every rank calls it, rank 0 has them."""
-    settings = run.config.rollout.vllm
     if len(set(distributed.gather(socket.gethostname()))) > 1:
         raise ConfigError(
             "rollout.vllm.start=true: these servers listen on one machine only, and the run has ranks on others. Start "
@@ -80,7 +80,17 @@ def _start_all(run: Outside) -> list[Started]:
     _must_have_vllm(python)
     shares = [settings.devices[first : first + size] for first in range(0, len(settings.devices), size)] or [()]
     command = [python, *arguments(run.config, run.location, run.dtype, run.context)]
-    return [_start(command, devices, run.folder / f"vllm-{number}.log") for number, devices in enumerate(shares)]
+    modules = None if run.config.lora.enabled else _folder_of_the_extension(run.folder)
+    logs = [run.folder / f"vllm-{number}.log" for number in range(len(shares))]
+    return [_start(command, devices, log, modules) for devices, log in zip(shares, logs)]
+
+
+def _folder_of_the_extension(folder: Path) -> Path:
+    """With nothing else in it: our own packages would come before those of the server's environment."""
+    modules = folder.resolve() / "vllm_modules"
+    modules.mkdir(exist_ok=True)
+    shutil.copy(EXTENSION, modules)
+    return modules
 
 
 def arguments(config: Config, location: str, dtype: str, context: int) -> list[str]:
@@ -104,7 +114,7 @@ def arguments(config: Config, location: str, dtype: str, context: int) -> list[s
         rank = next(rank for rank in SERVED_RANKS if rank >= lora.served_rank)
         options |= {"max-lora-rank": rank, "max-loras": vllm_check.SLOTS}
     else:
-        options["worker-extension-cls"] = "trainer.samplers.vllm_worker.WholeModel"
+        options["worker-extension-cls"] = f"{EXTENSION.stem}.WholeModel"
     flags = ["--enable-lora"] * lora.enabled + ["--trust-remote-code"] * config.model.trust_remote_code
     flags += [] if settings.devices else _on_a_cpu(config.rollout.rows, context)
     named = [text for name, value in options.items() for text in (f"--{name}", str(value))]
@@ -122,7 +132,7 @@ def _on_a_cpu(rows: int, context: int) -> list[str]:
     return ["--enforce-eager", *(text for name, size in sizes.items() for text in (f"--{name}", str(size)))]
 
 
-def _start(command: Sequence[str], devices: Sequence[int], log: Path) -> Started:
+def _start(command: Sequence[str], devices: Sequence[int], log: Path, modules: Path | None = None) -> Started:
     port = hardware.free_port()
     keep = [sys.executable, str(KEEPER), str(os.getpid())]
     with log.open("ab") as file:
@@ -131,17 +141,18 @@ def _start(command: Sequence[str], devices: Sequence[int], log: Path) -> Started
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            env=_environment(devices),
+            env=_environment(devices, modules),
             start_new_session=True,  # Ctrl-C is for the trainer, which then asks the keeper
         )
     return Started(f"http://127.0.0.1:{port}", log, keeper)
 
 
-def _environment(devices: Sequence[int]) -> dict[str, str]:
+def _environment(devices: Sequence[int], modules: Path | None = None) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
     # adapters come and go while it runs; development mode adds the routes that report settings and take weights
     own |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    own["PYTHONPATH"] = f"{ROOT}{os.pathsep}{own['PYTHONPATH']}" if own.get("PYTHONPATH") else str(ROOT)
+    if modules is not None:
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, [str(modules), own.get("PYTHONPATH")]))
     if devices:
         return own | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
     return ON_A_CPU | own
@@ -156,7 +167,7 @@ def _must_have_vllm(python: str) -> None:
         raise ConfigError(f"rollout.vllm.python={python}: it cannot be run ({error.strerror}).") from None
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"rollout.vllm.python={python}: it did not answer in {LOOK_S:g} s. Is it a Python, and its disk not too slow?"
+            f"rollout.vllm.python={python}: it did not answer in {LOOK_S:g} s. Is it a Python? Is its disk slow?"
         ) from None
     if status:
         raise ConfigError(
