@@ -99,8 +99,14 @@ def overrides(folder: Path, *more: str) -> list[str]:
 
 @contextmanager
 def built(folder: Path, *more: str) -> Iterator[Parts]:
-    """The parts of a run, with the real engine and the real server."""
-    parts = assemble.build(Request(resolve("nano", None, overrides(folder, *more)), "nano", ""))
+    """The parts of a small run, with the real engine and the real server."""
+    with opened(*overrides(folder, *more)) as parts:
+        yield parts
+
+
+@contextmanager
+def opened(*settings: str) -> Iterator[Parts]:
+    parts = assemble.build(Request(resolve("nano", None, settings), "nano", ""))
     try:
         yield parts
     finally:

@@ -70,8 +70,8 @@ def preemptions(server: RealServer) -> float:
 
 
 def test_answers_that_the_cache_has_no_room_for_wait_and_are_right(servers, model, tmp_path):
-    """Some are thrown out when they are half done, and begun again. The one slot for adapters is no trouble, because
-    nothing is asked of the one before."""
+    """Some are thrown out when they are half done, and begun again. Where a server does not say that it has one
+    slot for adapters, that goes well, too, because nothing is asked of the one before by then."""
     more = [f"model.name={model}", f"rollout.vllm.urls={servers.small.url}", "run.steps=2", "algorithm.lr=0.01"]
     more += ["rollout.group_size=8", "rollout.max_new_tokens=64", "rollout.vllm.wait_s=30"]
     with built(tmp_path / "run", *more) as parts:

