@@ -630,6 +630,7 @@ HANGING = """
 import os, signal, sys
 from tests.test_vllm_server import *
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs without
 double, folder = Double(), Path(sys.argv[1])
 threading.Thread(target=double.serve_forever, daemon=True).start()
 sampler = sampler_of(folder, Policy(), double, settings=("rollout.vllm.timeout_s=600",))
