@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from trainer.config import Lora
 from trainer.errors import ConfigError
+from trainer.memory import ADAPTERS
 from trainer.samplers.limits import Say
 from trainer.web import NoReply
 
@@ -19,7 +20,7 @@ MODE = "processed_logprobs"  # those of the distribution that is sampled from, t
 FLAT = 0.01  # between the log-probs of the likeliest tokens
 # Slots for adapters: the new one is loaded while the old one is still known. In one slot it takes the old one's place,
 # which is right while nothing that was asked of the old one is under way; nobody should have to count on that.
-SLOTS = 2
+SLOTS = ADAPTERS  # as many as are planned for
 
 
 def installed() -> str | None:
