@@ -8,31 +8,33 @@ import signal
 import sys
 from types import FrameType
 
-from trainer import cluster, hardware, launch, levers, preflight, quiet
-from trainer.cli import answering_errors, leave
-from trainer.policy import ds_config
-from trainer.rewards import graders
-from trainer.settings import parse_command_line
+from trainer.checks import cards, memory, preflight
+from trainer.config import ds_config
+from trainer.config.command_line import parse_command_line
+from trainer.exits import answering_errors, leave
+from trainer.machine import hardware, quiet
+from trainer.ranks import slurm
+from trainer.reward import make
 
 
 def main() -> None:
     signal.signal(signal.SIGTERM, stop)
-    cluster.listen()
-    cluster.adopt_ranks()
+    slurm.listen()
+    slurm.adopt_ranks()
     request = parse_command_line(sys.argv[1:])
     if request.dry_run:
         print(request.config.to_yaml(), end="")
         return
     machine = hardware.detect()
-    launch.must_leave_our_cards(machine, request.config.rollout.vllm, int(os.environ.get("WORLD_SIZE", "1")))
+    cards.must_leave_our_cards(machine, request.config.rollout.vllm, int(os.environ.get("WORLD_SIZE", "1")))
     ds_config.check(request.config, has_gpu=bool(machine.gpus))
-    levers.check(request.config, machine)
-    graders.check(request.config)
+    memory.check(request.config, machine)
+    make.check(request.config)
     preflight.check(request.config, machine)
     quiet.quiet()
     hardware.let_memory_grow()
 
-    from trainer import job  # torch, deepspeed, transformers
+    from trainer.run import job  # torch, deepspeed, transformers
 
     job.run(request)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from trainer import answers  # noqa: E402  the checkout, installed or not
+from trainer.answers import compare, find  # noqa: E402  the checkout, installed or not
 
 RESULTS = ROOT / "bench/results/answers.json"
 SHAPES: dict[str, Callable[[str, str], str]] = {
@@ -40,9 +40,9 @@ def solutions() -> list[tuple[str, str]]:
 def seconds_to_score(texts: list[tuple[str, str]]) -> tuple[float, int]:
     start, right = time.perf_counter(), 0
     for text, gold in texts:
-        strict, lenient = answers.strict(text, "gsm8k"), answers.lenient(text)
-        right += strict is not None and answers.equal(strict, gold)
-        right += lenient is not None and answers.equal(lenient, gold)
+        strict, lenient = find.strict(text, "gsm8k"), find.lenient(text)
+        right += strict is not None and compare.equal(strict, gold)
+        right += lenient is not None and compare.equal(lenient, gold)
     return time.perf_counter() - start, right
 
 

@@ -24,15 +24,15 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from machine import describe
-from trainer import quiet
-from trainer.config import Lora, Model, PromptSettings, TaskSettings
-from trainer.policy.base import DTYPES, load_model, load_tokenizer, stop_tokens
-from trainer.policy.lora import add_adapter
-from trainer.samplers.decode import DecodeSampler
-from trainer.samplers.hf import HfSampler
-from trainer.tasks.base import make_task
-from trainer.tasks.prompts import Prompter
-from trainer.types import Problem, Prompt, Sampling
+from trainer.config.settings import Lora, Model, PromptSettings, TaskSettings
+from trainer.machine import quiet
+from trainer.model.load import DTYPES, load_model, load_tokenizer, stop_tokens
+from trainer.model.lora import add_adapter
+from trainer.problem.prompts import Prompter
+from trainer.problem.task import make_task
+from trainer.records import Problem, Prompt, Sampling
+from trainer.rollout.decoder.sampler import DecodeSampler
+from trainer.rollout.hf import HfSampler
 
 RESULTS = Path(__file__).parent / "results/decode.json"
 GROUP = 8

@@ -50,8 +50,8 @@ class Size:
         """Random weights, with the tokenizer of the embedded model."""
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        from trainer.config import Model
-        from trainer.policy.base import load_tokenizer
+        from trainer.config.settings import Model
+        from trainer.model.load import load_tokenizer
 
         sizes = {"hidden_size": self.hidden, "num_hidden_layers": self.layers, "num_attention_heads": self.heads}
         sizes |= {"num_key_value_heads": self.kv_heads, "intermediate_size": self.intermediate}
@@ -101,11 +101,12 @@ CASES = [
 
 def octet(folder: Path, cap: int, more: list[str]) -> dict[str, Any]:
     """Steps of the real program: what its log and its plan say."""
-    from trainer import assemble, quiet
+    from trainer.config.command_line import Request
     from trainer.loop import train
-    from trainer.rehearsal import rehearse
-    from trainer.settings import Request
-    from trainer.watch.live import Screen
+    from trainer.machine import quiet
+    from trainer.run import assemble
+    from trainer.run.rehearsal import rehearse
+    from trainer.watch.screen import Screen
 
     said: list[str] = []
 
@@ -134,11 +135,11 @@ def octet(folder: Path, cap: int, more: list[str]) -> dict[str, Any]:
 
 def planned(more: list[str], cap: int) -> dict[str, float]:
     """GB of each phase: what the allocator will say, and with context and slack."""
-    from trainer import memory
-    from trainer.shapes import shape_of
+    from trainer.memory import planner
+    from trainer.model.shapes import shape_of
 
     config = vs_trl.settings(STEPS, 0, Path("none"), *more)
-    plan = memory.plan(shape_of(config.model.name), config, vram=cap)
+    plan = planner.plan(shape_of(config.model.name), config, vram=cap)
     allocated = {phase: plan.allocated_of(phase) / GB for phase in plan.phases}
     return {**allocated, "peak": plan.peak / GB}
 

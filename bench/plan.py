@@ -24,19 +24,21 @@ from live import LiveBytes
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from machine import describe
-from trainer import distributed, memory, quiet
-from trainer.batches import Packer, idle_row, rows_of
-from trainer.batches import minibatches as deal
-from trainer.config import Config
+from trainer.batch.pack import Packer, idle_row, rows_of
+from trainer.batch.pack import minibatches as deal
+from trainer.config.command_line import resolve
+from trainer.config.settings import Config
 from trainer.loop import gradient
-from trainer.policy.base import DTYPES, load_tokenizer
-from trainer.policy.engine import DeepSpeedPolicy
-from trainer.policy.lora import add_adapter
-from trainer.samplers.choose import make_sampler
-from trainer.settings import resolve
-from trainer.shapes import from_config
-from trainer.types import Completion, Problem, Prompt, Sampling, Score, ScoredGroup
-from trainer.watch.metrics import Tally
+from trainer.machine import quiet
+from trainer.memory import planner
+from trainer.model.load import DTYPES, load_tokenizer
+from trainer.model.lora import add_adapter
+from trainer.model.shapes import from_config
+from trainer.ranks import distributed
+from trainer.records import Completion, Problem, Prompt, Sampling, Score, ScoredGroup
+from trainer.rollout.make import make_sampler
+from trainer.step.engine import DeepSpeedPolicy
+from trainer.watch.tally import Tally
 
 RESULTS = Path(__file__).parent / "results/plan.json"
 PLENTY = 10**13  # bytes of a card, so that nothing is left out for want of memory, as on this CPU
@@ -138,9 +140,9 @@ def compare(case: Case) -> dict[str, Any]:
 
 def planned_bytes(case: Case) -> dict[str, int]:
     """Without what cannot be seen here."""
-    planner = memory.Planner(from_config(case.name, case.model), case.config, 1, PLENTY)
-    plan = planner.plan()
-    inside = planner.rows * case.model["vocab_size"] * memory.INSIDE_A_DRAW
+    the_planner = planner.Planner(from_config(case.name, case.model), case.config, 1, PLENTY)
+    plan = the_planner.plan()
+    inside = the_planner.rows * case.model["vocab_size"] * planner.INSIDE_A_DRAW
     found = {}
     for phase, terms in plan.phases.items():
         unseen = terms.get("captured steps", 0) + (min(inside, terms.get("logits", 0)) if phase == "rollout" else 0)

@@ -24,7 +24,9 @@ PHASES = ("problem", "rollout", "advantage", "batch", "step")
 def one_run(seed: int, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     settings = [f"run.seed={seed}", f"run.dir={folder}"]
-    subprocess.run([sys.executable, "-m", "trainer.launch", "--preset", "nano", *settings], check=True, cwd=ROOT)
+    subprocess.run(
+        [sys.executable, "-m", "trainer.commands.launch", "--preset", "nano", *settings], check=True, cwd=ROOT
+    )
     wall = time.perf_counter() - began
     base, trained, merged = (one["accuracy"] for one in json.loads((folder / "eval.json").read_text())["evaluations"])
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

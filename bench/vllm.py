@@ -21,8 +21,10 @@ from statistics import median
 from typing import Any
 
 from machine import describe
-from trainer import assemble, distributed, quiet
-from trainer.settings import Request, resolve
+from trainer.config.command_line import Request, resolve
+from trainer.machine import quiet
+from trainer.ranks import distributed
+from trainer.run import assemble
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results" / "vllm.json"

@@ -54,8 +54,8 @@ def with_random_weights(shape: str, folder: Path) -> str:
     from decode import SHAPES
     from transformers import AutoModelForCausalLM
 
-    from trainer.config import Model
-    from trainer.policy.base import load_tokenizer
+    from trainer.config.settings import Model
+    from trainer.model.load import load_tokenizer
 
     AutoModelForCausalLM.from_config(SHAPES[shape].config).save_pretrained(str(folder))
     load_tokenizer(Model()).save_pretrained(str(folder))
@@ -63,7 +63,7 @@ def with_random_weights(shape: str, folder: Path) -> str:
 
 
 def settings(steps: int, seed: int, folder: Path, *more: str) -> Any:
-    from trainer.settings import resolve
+    from trainer.config.command_line import resolve
 
     fixed = [
         "model.dtype=fp32",
@@ -77,10 +77,11 @@ def settings(steps: int, seed: int, folder: Path, *more: str) -> Any:
 
 
 def octet(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None:
-    from trainer import assemble, quiet
+    from trainer.config.command_line import Request
     from trainer.loop import train
-    from trainer.settings import Request
-    from trainer.watch.live import Screen
+    from trainer.machine import quiet
+    from trainer.run import assemble
+    from trainer.watch.screen import Screen
 
     class Ticking(Screen):
         def step(self, step: int, metrics: Any) -> None:
@@ -100,18 +101,19 @@ def trl(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None:
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from trainer import answers, distributed
-    from trainer.policy.base import load_tokenizer, location
-    from trainer.tasks.base import draw, make_task, training_problems
-    from trainer.tasks.prompts import Prompter
+    from trainer.answers import compare, find
+    from trainer.model.load import load_tokenizer, location
+    from trainer.problem.prompts import Prompter
+    from trainer.problem.task import draw, make_task, training_problems
+    from trainer.ranks import distributed
 
     class Ticking(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:
             clock.tick()
 
     def correct(completions: list[str], gold: list[str], **_: Any) -> list[float]:
-        found = [answers.strict(text, "gsm8k") for text in completions]
-        return [float(one is not None and answers.equal(one, right)) for one, right in zip(found, gold)]
+        found = [find.strict(text, "gsm8k") for text in completions]
+        return [float(one is not None and compare.equal(one, right)) for one, right in zip(found, gold)]
 
     config = settings(steps, seed, folder, *more)
     rollout, task, tokenizer = config.rollout, make_task(config.task), load_tokenizer(config.model)
@@ -149,7 +151,7 @@ def side_by_side(rows: int, fitting: int) -> int:
 def loaded_as(settings: Any) -> dict[str, Any]:
     from transformers import BitsAndBytesConfig
 
-    from trainer.policy.base import DTYPES
+    from trainer.model.load import DTYPES
 
     dtype = DTYPES[settings.dtype]
     if settings.quantize == "none":
@@ -167,9 +169,10 @@ RUNNERS: dict[str, Callable[..., None]] = {
 
 def accuracy(folder: Path, steps: int) -> float:
     """Greedy accuracy of the adapter in a folder."""
-    from trainer import assemble, distributed
-    from trainer.policy.base import load_model, load_tokenizer
-    from trainer.policy.lora import load_adapter
+    from trainer.model.load import load_model, load_tokenizer
+    from trainer.model.lora import load_adapter
+    from trainer.ranks import distributed
+    from trainer.run import assemble
 
     config = settings(steps, 0, folder, f"eval.problems={HELD_OUT}")
     model = load_adapter(load_model(config.model, "fp32", distributed.device()), folder / "adapter")

@@ -97,7 +97,7 @@ model_of() {
         /^  revision: null/d; s/^  revision: '\{0,1\}\([^']*\)'\{0,1\}$/--revision=\1/p
         s/^  trust_remote_code: true/--trust-remote-code/p
     }")" || return
-    [ "${model%%$'\n'*}" != nano ] || model="$root/trainer/$model"
+    [ "${model%%$'\n'*}" != nano ] || model="$root/trainer/model/nano"
     echo "$model"
 }
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer import quiet
-from trainer.types import Completion, Problem, Prompt, Score, ScoredGroup, TrainingRow
+from trainer.machine import quiet
+from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup, TrainingRow
 
 ROOT = Path(__file__).parent.parent
 NANO = ROOT / "trainer" / "nano"
@@ -65,7 +65,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> Path:
 @pytest.fixture(scope="module")
 def alone() -> Iterator[None]:
     """A process group of one, as a lone run has it."""
-    from trainer import distributed
+    from trainer.ranks import distributed
 
     before = dict(os.environ)
     distributed.connect(timeout_s=60)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from tests.conftest import ROOT
-from trainer.hardware import free_port
+from trainer.machine.hardware import free_port
 
 
 def on_two_ranks(program: str, *arguments: str) -> list[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from trainer.rewards.graders import make_scorer
-from trainer.rewards.scorer import Scorer
-from trainer.settings import resolve
-from trainer.types import Completion, Problem, Prompt, Score
+from trainer.config.command_line import resolve
+from trainer.records import Completion, Problem, Prompt, Score
+from trainer.reward.make import make_scorer
+from trainer.reward.scorer import Scorer
 
 TASK = SimpleNamespace(name="made up", prompt_style="chat", answer_style="gsm8k")
 PROBLEM = Problem("p/7", "What is 3 * 4?", "12", "3 * 4 = 12\n#### 12", {"level": "easy"})

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.conftest import group
-from trainer.advantages import advantages_of
-from trainer.config import Algorithm
+from trainer.advantage import advantages_of
+from trainer.config.settings import Algorithm
 
 EPSILON = 1e-6
 

@@ -5,11 +5,11 @@ from statistics import fmean
 import pytest
 import torch
 
-from trainer.aggregation import AGGREGATIONS
-from trainer.batches import GroupRows, Packer, minibatches
-from trainer.losses import total
-from trainer.settings import resolve
-from trainer.types import TrainingRow
+from trainer.batch.aggregation import AGGREGATIONS
+from trainer.batch.pack import GroupRows, Packer, minibatches
+from trainer.config.command_line import resolve
+from trainer.loss.objectives import total
+from trainer.records import TrainingRow
 
 # Two groups; the losses of the tokens of each answer.
 LOSSES = [[[1.0, 2.0], [4.0]], [[8.0, 16.0, 32.0], [64.0, 128.0]]]

@@ -16,7 +16,9 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainer.answers import LARGEST_EXPONENT, LONGEST_TEXT, STYLES, equal, lenient, number, strict
+from trainer.answers.compare import equal
+from trainer.answers.find import LONGEST_TEXT, STYLES, lenient, strict
+from trainer.answers.number import LARGEST_EXPONENT, number
 
 ROOT = Path(__file__).parent.parent
 TABLE = yaml.safe_load((ROOT / "tests/data/answers.yaml").read_text(encoding="utf-8"))

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import group, row
-from trainer.batches import GroupRows, Packer, idle_row, minibatches, rows_of, to_tensors
-from trainer.config import Algorithm
-from trainer.settings import resolve
-from trainer.types import TrainingRow
+from trainer.batch.pack import GroupRows, Packer, idle_row, minibatches, rows_of, to_tensors
+from trainer.config.command_line import resolve
+from trainer.config.settings import Algorithm
+from trainer.records import TrainingRow
 
 PAD = 0
 
@@ -128,7 +128,7 @@ def test_an_update_has_the_same_groups_on_any_number_of_ranks(monkeypatch):
     alone, shares = updates(live), [[place for place in live if place % 3 == rank] for rank in range(3)]
     for share in shares:
         others = {int: [p for p in live if p not in share], tuple: [(0, 0.0, 0)] * 3}
-        monkeypatch.setattr("trainer.batches.distributed.gather", lambda mine, o=others: [mine, o[type(mine[0])]])
+        monkeypatch.setattr("trainer.batch.pack.distributed.gather", lambda mine, o=others: [mine, o[type(mine[0])]])
         assert updates(share) == [update & set(share) for update in alone]
     assert [len(update) for update in alone] == [3, 2, 2]
 
@@ -141,7 +141,7 @@ def test_nothing_to_train_on_is_no_batch_at_all():
 def test_a_rank_with_fewer_micro_batches_fills_up_with_rows_without_weight(monkeypatch):
     """The other rank has three."""
     theirs = {int: [1], tuple: [(3, 30.0, 30)]}  # places of groups, then what they have in each update
-    monkeypatch.setattr("trainer.batches.distributed.gather", lambda mine: [mine, theirs[type(mine[0])]])
+    monkeypatch.setattr("trainer.batch.pack.distributed.gather", lambda mine: [mine, theirs[type(mine[0])]])
     (made,) = minibatches([GroupRows([row(2, 3, 1.0)], 3.0, 0)], IDLE, resolve("nano"), PACKER)
     assert [batch.weights_B.tolist() for batch in made.batches] == [[1.0], [0.0], [0.0]]
     assert (made.divisor, made.tokens) == (33.0, 33.0)

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from trainer import checkpoints
 from trainer.errors import CheckpointError
+from trainer.run_folder import checkpoints
 
 
 class FilePolicy:

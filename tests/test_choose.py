@@ -5,19 +5,22 @@ from math import inf
 
 import pytest
 
-from trainer import cli, levers
-from trainer.levers import Placement
-from trainer.memory import ASLEEP, GB
-from trainer.samplers import choose, vllm_check
-from trainer.settings import resolve
-from trainer.shapes import shape_of
+from trainer.checks import memory
+from trainer.commands import main as cli
+from trainer.config.command_line import resolve
+from trainer.memory import search
+from trainer.memory.planner import ASLEEP, GB
+from trainer.memory.search import Placement
+from trainer.model.shapes import shape_of
+from trainer.rollout import make
+from trainer.rollout.vllm import check as vllm_check
 
 MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 
 
 @pytest.fixture(params=[True])
 def installed(request, monkeypatch):
-    monkeypatch.setattr(levers, "find_spec", lambda name: name if request.param else None)
+    monkeypatch.setattr(search, "find_spec", lambda name: name if request.param else None)
 
 
 def placed(vram: int, *overrides: str, ram: float = inf) -> Placement:
@@ -53,9 +56,9 @@ def test_sleeping_weights_need_ram(installed):
 
 def test_other_programs_on_the_card_and_in_ram_count_when_the_run_begins():
     planned = placed(24).with_vllm.plan
-    assert choose.why_no_room(planned, 24 * GB, 16 * GB) is None
-    assert "others leave 6.0 GB of the card" in (choose.why_no_room(planned, 6 * GB, 16 * GB) or "")
-    assert "takes 3.1 GB of RAM, and 1.0 GB are free" in (choose.why_no_room(planned, 24 * GB, GB) or "")
+    assert make.why_no_room(planned, 24 * GB, 16 * GB) is None
+    assert "others leave 6.0 GB of the card" in (make.why_no_room(planned, 6 * GB, 16 * GB) or "")
+    assert "takes 3.1 GB of RAM, and 1.0 GB are free" in (make.why_no_room(planned, 24 * GB, GB) or "")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +93,7 @@ def test_a_plan_counts_the_vllm_that_auto_will_take(installed, capsys):
 
 def test_a_share_that_does_not_hold_the_base_is_refused_with_what_it_needs(capsys):
     colocated = "rollout.engine=vllm_colocate"
-    assert levers.too_little_for_vllm(placed(24, colocated, "rollout.vllm.memory=0.2")) is None
+    assert memory.too_little_for_vllm(placed(24, colocated, "rollout.vllm.memory=0.2")) is None
     with pytest.raises(SystemExit, match="2"):
         cli.main(["plan", "--model", MODEL, "--vram", "24", colocated, "rollout.vllm.memory=0.1"])
     assert "rollout.vllm.memory=0.1: that is 2.4 GB of the card, and vLLM needs 3.1 GB" in capsys.readouterr().err

@@ -18,7 +18,7 @@ def adapter(tmp_path_factory):
 
 
 def octet(adapter, *arguments: str) -> subprocess.CompletedProcess:
-    return run(sys.executable, "-m", "trainer.cli", *arguments, folder=adapter.parent.parent)
+    return run(sys.executable, "-m", "trainer.commands.main", *arguments, folder=adapter.parent.parent)
 
 
 def test_merge_writes_a_model_that_answers_alike(adapter):

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from trainer import cluster
 from trainer.errors import ClusterError
+from trainer.ranks import slurm
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -32,7 +32,7 @@ STEP |= {"SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
 
 def test_a_task_of_srun_takes_its_rank_from_it(task):
     task(**STEP, MASTER_ADDR="node1")
-    cluster.adopt_ranks()
+    slurm.adopt_ranks()
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
     assert [os.environ[name] for name in names] == ["3", "1", "4", "10539"]
 
@@ -40,16 +40,16 @@ def test_a_task_of_srun_takes_its_rank_from_it(task):
 @pytest.mark.parametrize(("node", "here"), [("0", "4"), ("1", "4"), ("2", "3")])
 def test_a_task_of_srun_knows_how_many_are_on_its_node(task, node, here):
     task(**STEP, MASTER_ADDR="node1", SLURM_NODEID=node, SLURM_STEP_TASKS_PER_NODE="4(x2),3")
-    cluster.adopt_ranks()
+    slurm.adopt_ranks()
     assert os.environ["LOCAL_WORLD_SIZE"] == here
 
 
 def test_deepspeed_has_another_word_for_the_ranks_here(task):
     task(RANK="5", WORLD_SIZE="8", LOCAL_SIZE="4")
-    cluster.adopt_ranks()
+    slurm.adopt_ranks()
     assert os.environ["LOCAL_WORLD_SIZE"] == "4"
     task(LOCAL_WORLD_SIZE="2")
-    cluster.adopt_ranks()
+    slurm.adopt_ranks()
     assert os.environ["LOCAL_WORLD_SIZE"] == "2"
 
 
@@ -57,12 +57,12 @@ def test_deepspeed_has_another_word_for_the_ranks_here(task):
     ("each", "tasks"), [("2", [2]), ("1,3", [1, 3]), ("2(x3),1", [2, 2, 2, 1]), ("1(x10)", [1] * 10)]
 )
 def test_tasks_of_nodes_are_read_as_slurm_writes_them(each, tasks):
-    assert cluster.tasks_of(each) == tasks
+    assert slurm.tasks_of(each) == tasks
 
 
 def test_what_a_launcher_says_goes_before(task):
     task(**STEP, RANK="0", WORLD_SIZE="1")
-    cluster.adopt_ranks()
+    slurm.adopt_ranks()
     assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1")
 
 
@@ -71,7 +71,7 @@ def test_the_shell_of_a_job_and_a_lone_task_are_no_ranks(task, alone):
     """The first has SLURM_PROCID, too."""
     step = STEP | alone if alone else {key: value for key, value in STEP.items() if key != "SLURM_STEP_ID"}
     task(**step)
-    cluster.adopt_ranks()
+    slurm.adopt_ranks()
     assert "RANK" not in os.environ
 
 
@@ -79,14 +79,14 @@ def test_without_scontrol_it_says_what_to_export(task, monkeypatch):
     task(**STEP)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ClusterError, match="write export MASTER_ADDR"):
-        cluster.adopt_ranks()
+        slurm.adopt_ranks()
 
 
 def test_jobs_and_their_steps_have_ports_of_their_own(task):
     ports = []
     for job, step in (("1", "0"), ("1", "1"), ("2", "0"), ("4000000", "0")):
         task(SLURM_JOB_ID=job, SLURM_STEP_ID=step)
-        ports.append(cluster.port())
+        ports.append(slurm.port())
     assert len(set(ports)) == 4
     assert all(10_000 <= port < 30_000 for port in ports)
 
@@ -96,21 +96,21 @@ def test_jobs_and_their_steps_have_ports_of_their_own(task):
     [("1:30", 90), ("2:00:05", 7205), ("1-00:00:01", 86_401), ("UNLIMITED", None), ("INVALID", None), ("", None)],
 )
 def test_the_time_that_is_left_is_read(text, seconds):
-    assert cluster.seconds_of(text) == seconds
+    assert slurm.seconds_of(text) == seconds
 
 
 def test_a_controller_that_does_not_answer_is_no_reason_to_end_a_run(task, tmp_path, monkeypatch):
     (tmp_path / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(cluster, "ASK_S", 0.2)
+    monkeypatch.setattr(slurm, "ASK_S", 0.2)
     task(SLURM_JOB_ID="1")
-    assert cluster.seconds_left() is None
+    assert slurm.seconds_left() is None
 
 
 def test_a_task_of_an_array_is_called_by_both_numbers(task):
-    assert cluster.job_number() == cluster.describe() == ""
+    assert slurm.job_number() == slurm.describe() == ""
     task(SLURM_JOB_ID="12", SLURM_JOB_NODELIST="node3")
-    assert cluster.describe() == "Slurm job 12 on node3, restart 0 (SLURM_RESTART_COUNT)"
+    assert slurm.describe() == "Slurm job 12 on node3, restart 0 (SLURM_RESTART_COUNT)"
     task(SLURM_ARRAY_JOB_ID="10", SLURM_ARRAY_TASK_ID="2", SLURM_RESTART_COUNT="1")
-    assert cluster.describe() == "Slurm job 10_2 on node3, restart 1 (SLURM_RESTART_COUNT)"
+    assert slurm.describe() == "Slurm job 10_2 on node3, restart 1 (SLURM_RESTART_COUNT)"

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from trainer import compare_runs
+from trainer.commands import compare
+from trainer.config.command_line import resolve
 from trainer.errors import DataError
-from trainer.settings import resolve
 
 
 def run_in(folder, accuracies: dict[int, float], *overrides: str):
@@ -30,7 +30,7 @@ def runs(tmp_path):
 
 
 def test_the_better_run_comes_first_with_what_differs(runs, capsys):
-    compare_runs.compare(runs, as_json=True)
+    compare.compare(runs, as_json=True)
     first, second = json.loads(capsys.readouterr().out)
     assert (first["run"], first["settings"]) == (str(runs[1]), {"algorithm.lr": 0.002})
     assert first["settings"].keys() == {"algorithm.lr"}  # folder and threads change nothing that is learned
@@ -41,7 +41,7 @@ def test_the_better_run_comes_first_with_what_differs(runs, capsys):
 
 def test_the_table_has_a_line_for_each_run(runs, capsys):
     (runs[0] / "metrics.jsonl").unlink()
-    compare_runs.compare(runs, as_json=False)
+    compare.compare(runs, as_json=False)
     said = capsys.readouterr().out
     assert "75.0% (65.0-85.0)" in said
     assert "none yet" in said
@@ -50,7 +50,7 @@ def test_the_table_has_a_line_for_each_run(runs, capsys):
 
 def test_a_folder_that_is_no_run_is_named(runs, tmp_path):
     with pytest.raises(DataError, match="no config"):
-        compare_runs.compare([*runs, tmp_path / "empty"], as_json=False)
+        compare.compare([*runs, tmp_path / "empty"], as_json=False)
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_a_folder_that_is_no_run_is_named(runs, tmp_path):
 def test_a_broken_file_is_named(runs, file, text, told):
     (runs[0] / file).write_text(text)
     with pytest.raises(DataError, match=told):
-        compare_runs.compare(runs, as_json=False)
+        compare.compare(runs, as_json=False)

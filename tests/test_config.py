@@ -9,12 +9,8 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
-from trainer import settings
-from trainer.config import Algorithm, fields, is_section
-from trainer.errors import ConfigError
-from trainer.hardware import Gpu, Hardware
-from trainer.policy import ds_config
-from trainer.settings import (
+from trainer.config import command_line, ds_config
+from trainer.config.command_line import (
     PRESETS,
     RECIPES,
     argument_parser,
@@ -23,6 +19,9 @@ from trainer.settings import (
     parse_command_line,
     resolve,
 )
+from trainer.config.settings import Algorithm, fields, is_section
+from trainer.errors import ConfigError
+from trainer.machine.hardware import Gpu, Hardware
 
 
 def test_later_layers_win(tmp_path):
@@ -144,7 +143,7 @@ def test_resume_takes_the_settings_from_the_folder(tmp_path):
 
 
 def test_resume_without_a_folder_takes_the_latest_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(settings, "RUNS", tmp_path)
+    monkeypatch.setattr(command_line, "RUNS", tmp_path)
     with pytest.raises(ConfigError, match="there is no run in"):
         parse_command_line(["--resume"])
     (tmp_path / "a").mkdir()
@@ -192,8 +191,8 @@ def test_an_unknown_ds_config_names_the_real_ones():
 
 
 def test_every_setting_has_a_line_in_the_reference():
-    """docs/configuration.md is made by `python -m trainer.reference`."""
-    from trainer.reference import page
+    """docs/configuration.md is made by `python -m trainer.config.reference`."""
+    from trainer.config.reference import page
 
     assert (ROOT / "docs/configuration.md").read_text() == page()
     assert set(fields()) <= set(page().split("`"))

@@ -11,11 +11,11 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.test_evaluate import evaluation, outcome
-from trainer.config import Eval, Model
-from trainer.course import Course, metrics_of
+from trainer.config.command_line import resolve
+from trainer.config.settings import Eval, Model
 from trainer.errors import ConfigError
-from trainer.evaluate import Evaluation
-from trainer.settings import resolve
+from trainer.evaluation.best import Course, metrics_of
+from trainer.evaluation.evaluate import Evaluation
 
 KEPT = ("best/best.json", "best/adapter_model.safetensors", "metrics.jsonl")
 LEVELS = {0: "nnnn", 1: "ynnn", 2: "yynn", 3: "yyyn", 4: "yyyy"}  # answers with so many right
@@ -214,8 +214,8 @@ def test_a_line_for_each_evaluation(interrupted):
 def test_the_best_adapter_is_one_that_peft_reads(interrupted):
     import torch
 
-    from trainer.policy.base import load_model
-    from trainer.policy.lora import fingerprint, load_adapter
+    from trainer.model.load import load_model
+    from trainer.model.lora import fingerprint, load_adapter
 
     folder = interrupted[0]
     prints = []

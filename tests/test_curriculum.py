@@ -5,12 +5,14 @@ from collections import Counter
 
 import pytest
 
-from trainer import checkpoints, distributed, loop
+from trainer import loop
+from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
-from trainer.settings import resolve
-from trainer.tasks.base import draw
-from trainer.tasks.curriculum import CURRICULA, BySolveRate, Curriculum, EasyFirst, difficulties, solve_rates
-from trainer.types import Completion, Problem, Prompt, Score, ScoredGroup
+from trainer.problem.curriculum import CURRICULA, BySolveRate, Curriculum, EasyFirst, difficulties, solve_rates
+from trainer.problem.task import draw
+from trainer.ranks import distributed
+from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup
+from trainer.run_folder import checkpoints
 
 PROBLEMS = [Problem(f"p/{i}", f"question {i}", "1", extra={"level": i % 40}) for i in range(200)]
 

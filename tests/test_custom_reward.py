@@ -11,11 +11,11 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
+from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, RewardError
-from trainer.rewards.graders import worked
-from trainer.rewards.scorer import Scorer
-from trainer.settings import resolve
-from trainer.types import Prompt
+from trainer.records import Prompt
+from trainer.reward.make import worked
+from trainer.reward.scorer import Scorer
 
 
 @pytest.fixture
@@ -258,8 +258,8 @@ def test_the_rehearsal_finds_a_bad_function(mine):
 
 def test_a_run_rehearses_before_the_model_is_loaded(tmp_path, monkeypatch):
     """`build` with a bad function never comes to the model."""
-    from trainer import assemble
-    from trainer.settings import Request
+    from trainer.config.command_line import Request
+    from trainer.run import assemble
 
     (tmp_path / "mine.py").write_text("def score(completions, **c): raise ValueError('bad')")
     config = resolve("nano", None, [f"reward.custom={tmp_path}/mine.py:score", f"run.dir={tmp_path}/run"])
@@ -275,7 +275,7 @@ NOWHERE = ["--preset", "nano", "reward.custom=nowhere.py:score"]
 
 
 def test_a_file_that_is_not_there_is_known_before_anything_is_launched(monkeypatch):
-    from trainer import launch
+    from trainer.commands import launch
 
     monkeypatch.setattr(sys, "argv", ["launch", *NOWHERE])
     monkeypatch.setattr(launch.os, "execvp", lambda *arguments: pytest.fail("deepspeed was launched"))

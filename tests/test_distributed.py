@@ -5,9 +5,9 @@ import os
 import pytest
 import torch
 
-from trainer import distributed
 from trainer.errors import ClusterError
-from trainer.rendezvous import Ranks
+from trainer.ranks import distributed
+from trainer.ranks.rendezvous import Ranks
 
 
 @pytest.fixture

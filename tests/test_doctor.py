@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from trainer import disk, doctor, hardware, hub, launch, needs, preflight
-from trainer.config import Config
-from trainer.doctor import Finding
+from trainer.checks import disk_and_ram, downloads, preflight
+from trainer.commands import doctor, launch
+from trainer.commands.doctor import Finding
+from trainer.config.command_line import resolve
+from trainer.config.settings import Config
 from trainer.errors import CheckpointError, ConfigError, DataError, ModelError
-from trainer.settings import resolve
+from trainer.machine import disk, hardware
+from trainer.model import hub
 
 MEGABYTE = 1 << 20
 NANO = resolve("nano")
@@ -78,7 +81,7 @@ def test_a_disk_that_is_too_small_is_answered_before_the_run(small_disk, tmp_pat
 def test_download_and_run_folder_share_the_room_of_one_disk(small_disk, monkeypatch):
     folder = small_disk(10 * MEGABYTE)
     monkeypatch.setenv("HF_HUB_CACHE", str(folder / "cache/hub"))
-    each = needs.Needs(download=6_000_000, run=6_000_000, ram=0)
+    each = disk_and_ram.Needs(download=6_000_000, run=6_000_000, ram=0)
     (finding,) = preflight.disk(each, folder / "runs/it")
     assert finding.mark == "problem"
     assert f"run.dir={folder}/runs/it, HF_HUB_CACHE={folder}/cache/hub: " in finding.text
@@ -91,7 +94,7 @@ def test_a_run_that_goes_on_has_its_room_already(small_disk):
     folder = small_disk(10 * MEGABYTE)
     (folder / "run").mkdir()
     (folder / "run/merged.bin").write_bytes(b"\0" * 8_000_000)
-    (finding,) = preflight.disk(needs.Needs(download=0, run=9_600_000, ram=0), folder / "run")
+    (finding,) = preflight.disk(disk_and_ram.Needs(download=0, run=9_600_000, ram=0), folder / "run")
     assert finding.mark == "ok"
 
 
@@ -170,7 +173,7 @@ def meminfo(folder: Path, available: int, swap: int) -> Path:
 def test_too_little_ram_is_an_error_that_says_how_much(tmp_path):
     free = hardware.free_ram(meminfo(tmp_path, available=600_000, swap=100_000), groups=tmp_path)
     assert free == 700_000 * 1024
-    finding = preflight.ram(NANO, needs.of(NANO, hub.find_model(NANO.model), NO_CARDS), free)
+    finding = preflight.ram(NANO, disk_and_ram.of(NANO, hub.find_model(NANO.model), NO_CARDS), free)
     with pytest.raises(
         ConfigError, match=r"model.name=nano: it needs 1\.0 GB of RAM or more, and 716\.8 MB are free\. "
     ):
@@ -197,21 +200,21 @@ def test_the_whole_model_with_its_optimizer_in_ram_needs_seven_times_the_weights
     whole, adapter = resolve("8gb", None, [*base, "lora.enabled=false"]), resolve("8gb", None, base)
     found = hub.find_model(whole.model)
     numbers = found.weights // 4  # stored in fp32
-    wanted = needs.of(whole, found, ONE_CARD)
-    assert wanted.ram - needs.PROCESS_BYTES == pytest.approx(14 * numbers, rel=0.02)
+    wanted = disk_and_ram.of(whole, found, ONE_CARD)
+    assert wanted.ram - disk_and_ram.PROCESS_BYTES == pytest.approx(14 * numbers, rel=0.02)
     assert wanted.run == pytest.approx((3 * 14 + 2) * numbers, rel=0.02)
-    assert needs.of(adapter, found, ONE_CARD).ram < wanted.ram
+    assert disk_and_ram.of(adapter, found, ONE_CARD).ram < wanted.ram
 
 
 def test_every_rank_of_this_machine_needs_its_share(monkeypatch):
     """Cards are counted where nobody has said how many ranks there are."""
     found, two = hub.find_model(NANO.model), hardware.Hardware((CARD, CARD), 2)
-    one = needs.of(NANO, found, ONE_CARD).ram
-    assert needs.of(NANO, found, two).ram - one > needs.PROCESS_BYTES
+    one = disk_and_ram.of(NANO, found, ONE_CARD).ram
+    assert disk_and_ram.of(NANO, found, two).ram - one > disk_and_ram.PROCESS_BYTES
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert needs.of(NANO, found, NO_CARDS).ram > 4 * needs.PROCESS_BYTES
-    assert needs.of(NANO, found, two).ram > 4 * needs.PROCESS_BYTES
+    assert disk_and_ram.of(NANO, found, NO_CARDS).ram > 4 * disk_and_ram.PROCESS_BYTES
+    assert disk_and_ram.of(NANO, found, two).ram > 4 * disk_and_ram.PROCESS_BYTES
 
 
 def test_numbers_of_the_adapter_are_those_of_its_file():
@@ -219,10 +222,10 @@ def test_numbers_of_the_adapter_are_those_of_its_file():
     found = hub.find_model(NANO.model)
     numbers = found.weights // 4
     attention, named = (
-        needs.of(resolve("nano", None, [f"lora.targets={targets}"]), found, NO_CARDS)
+        disk_and_ram.of(resolve("nano", None, [f"lora.targets={targets}"]), found, NO_CARDS)
         for targets in ("attention", "[q_proj, k_proj, v_proj, o_proj]")
     )
-    of_state = (needs.of(NANO, found, NO_CARDS).run - 4 * numbers) / (NANO.run.keep + 1)
+    of_state = (disk_and_ram.of(NANO, found, NO_CARDS).run - 4 * numbers) / (NANO.run.keep + 1)
     assert of_state == 116_736 * (12 + 2 * 4)
     assert attention == named
 
@@ -253,7 +256,7 @@ esac
 
 
 def card_findings(config: Config) -> list[Finding]:
-    return list(doctor.cards(config, hardware.detect()))
+    return list(doctor.visible_cards(config, hardware.detect()))
 
 
 def test_a_card_that_another_program_uses_is_a_warning(nvidia_smi, capsys):
@@ -351,7 +354,7 @@ def nobody(monkeypatch, tmp_path):
 def test_a_hub_that_is_silent_is_given_up_in_seconds():
     begin = time.monotonic()
     with pytest.raises(ModelError, match=r"the hub cannot be reached \(.*\)\. Write the path .* `octet fetch`"):
-        hub.check(resolve("8gb"))
+        downloads.check(resolve("8gb"))
     assert time.monotonic() - begin < 2 * hub.DEADLINE_S
 
 
@@ -372,7 +375,7 @@ def test_offline_by_its_own_word_it_is_not_asked(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_ENDPOINT", "no address at all")
     with pytest.raises(DataError, match="HF_HUB_OFFLINE forbids to ask the hub"):
-        hub.check(resolve("nano", None, ["task.name=gsm8k"]))
+        downloads.check(resolve("nano", None, ["task.name=gsm8k"]))
 
 
 # ---------------------------------------------------------------- the commands
@@ -390,7 +393,7 @@ def test_what_the_launcher_has_asked_is_not_asked_again(monkeypatch, nobody):
 
 
 def test_octet_doctor_finds_nothing_wrong_with_the_embedded_model(tmp_path):
-    answer = python("-m", "trainer.cli", "doctor", "--preset", "nano", "--json", folder=tmp_path)
+    answer = python("-m", "trainer.commands.main", "doctor", "--preset", "nano", "--json", folder=tmp_path)
     assert answer.returncode == 0, answer.stderr
     told = json.loads(answer.stdout)
     assert (told["for"], told["problem"]) == ("preset nano", 0)
@@ -403,7 +406,9 @@ def test_octet_doctor_finds_nothing_wrong_with_the_embedded_model(tmp_path):
 
 def test_octet_doctor_says_what_to_do_about_each_problem(tmp_path):
     asked = ["--preset", "8gb", "optim.name=paged_adamw_8bit"]
-    answer = python("-m", "trainer.cli", "doctor", *asked, folder=tmp_path, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
+    answer = python(
+        "-m", "trainer.commands.main", "doctor", *asked, folder=tmp_path, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1"
+    )
     assert answer.returncode == 1
     assert answer.stdout.startswith("octet doctor: preset 8gb optim.name=paged_adamw_8bit\n\n")
     assert max(map(len, answer.stdout.replace(str(tmp_path), "here").splitlines())) <= 100

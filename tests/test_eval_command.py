@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from tests.conftest import NANO, ROOT
-from trainer import cli, export
-from trainer.config import Model
-from trainer.policy.base import load_model
-from trainer.policy.lora import add_adapter, save_adapter
-from trainer.settings import resolve
+from trainer.commands import main as cli
+from trainer.config.command_line import resolve
+from trainer.config.settings import Model
+from trainer.model import merge as export
+from trainer.model.load import load_model
+from trainer.model.lora import add_adapter, save_adapter
 
 SAMPLES, TRIALS, PROBLEMS = 4, 2, 12
 # PEFT asks transformers by an old name; quiet.py has the same filter

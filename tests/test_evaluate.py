@@ -2,13 +2,13 @@
 
 import pytest
 
-from trainer.comparison import Comparison, agreement, all_pairs
-from trainer.config import Reward
-from trainer.evaluate import Evaluation, Outcome, Sampled, evaluate, majority
-from trainer.rewards.components import Rules
-from trainer.rewards.scorer import Scorer
-from trainer.stats import pass_at, wilson
-from trainer.types import Completion, Draws, Problem, Prompt, Sampling, Score
+from trainer.config.settings import Reward
+from trainer.evaluation.comparison import Comparison, agreement, all_pairs
+from trainer.evaluation.estimates import pass_at, wilson
+from trainer.evaluation.evaluate import Evaluation, Outcome, Sampled, evaluate, majority
+from trainer.records import Completion, Draws, Problem, Prompt, Sampling, Score
+from trainer.reward.built_in import Rules
+from trainer.reward.scorer import Scorer
 
 
 def outcome(strict: str | None, gold: str = "18", **completion) -> Outcome:

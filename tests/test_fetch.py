@@ -15,11 +15,13 @@ import pytest
 from tests.conftest import NANO, ROOT
 from tests.hub_server import Hub, serving
 from tests.test_doctor import python
-from trainer import fetch, hub
-from trainer.config import Model
+from trainer.checks import downloads
+from trainer.commands import fetch
+from trainer.config.command_line import resolve
+from trainer.config.settings import Model
 from trainer.errors import ConfigError, DataError, ModelError
-from trainer.settings import resolve
-from trainer.tasks.sources import HubSet
+from trainer.model import hub
+from trainer.problem.sources import HubSet
 
 TOKEN = "hf_a_token_that_stays_here"
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=8", "eval.problems=4"]
@@ -64,7 +66,7 @@ def model(tmp_path_factory) -> Path:
 
 
 def octet(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
-    return python("-m", "trainer.cli", *arguments, folder=folder, **environment)
+    return python("-m", "trainer.commands.main", *arguments, folder=folder, **environment)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +139,7 @@ def test_a_hub_that_is_away_is_said_once_and_the_cache_is_used(fetched, tmp_path
     monkeypatch.setenv("HF_HOME", str(fetched[0]))
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    found = hub.check(resolve("8gb", None, ["model.name=octet/nano"]))
+    found = downloads.check(resolve("8gb", None, ["model.name=octet/nano"]))
     assert found.folder is not None
     assert found.weights == (NANO / "model.safetensors").stat().st_size
     assert os.environ["HF_HUB_OFFLINE"] == "1"
@@ -221,7 +223,7 @@ def test_a_revision_and_a_data_set_that_do_not_exist_are_refused(strict_hub, mon
     with pytest.raises(ModelError, match=r"the hub does not give it \(404"):
         hub.find_model(Model(name="octet/nano", revision="typo"))
     with pytest.raises(DataError, match=r"the hub does not give no/body \(401 .*or write task.data_dir=FOLDER"):
-        hub.find_data(HubSet("no/body", None, "train"), resolve("nano").task)
+        downloads.find_data(HubSet("no/body", None, "train"), resolve("nano").task)
 
 
 def test_a_folder_that_is_too_small_is_refused_before_the_download(strict_hub, monkeypatch, tmp_path):

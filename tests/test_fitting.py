@@ -9,13 +9,14 @@ import torch
 
 from tests.conftest import row
 from tests.e2e.updates import limit
-from trainer.batches import Packer, halves, rows_in, to_tensors
+from trainer.batch.pack import Packer, halves, rows_in, to_tensors
+from trainer.batch.room import Room
+from trainer.config.command_line import Request, resolve
 from trainer.errors import TrainingError
-from trainer.fitting import Room, explained, is_out_of_memory, until_it_fits
-from trainer.logprobs import LogProbs
-from trainer.settings import Request, resolve
-from trainer.types import MiniBatch
-from trainer.watch.memory import STEPS, Creep, Peak, forget_peak, peak
+from trainer.loss.logprobs import LogProbs
+from trainer.machine.out_of_memory import explained, is_out_of_memory, until_it_fits
+from trainer.records import MiniBatch
+from trainer.watch.memory_use import STEPS, Creep, Peak, forget_peak, peak
 
 # DeepSpeed imports parts of torch that warn about themselves
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -99,7 +100,8 @@ def test_what_sampling_keeps_is_given_back_before_a_batch_is_halved():
 @pytest.fixture
 def run(tiny_model, tmp_path, alone):
     """The parts of a run of a tiny model."""
-    from trainer import assemble, run_folder
+    from trainer.run import assemble
+    from trainer.run_folder import claim
 
     overrides = [f"model.name={tiny_model}", f"run.dir={tmp_path / 'run'}", "rollout.problems=2", "run.merge=false"]
     overrides += ["rollout.group_size=4", "rollout.max_new_tokens=12", "optim.warmup=0", "eval.problems=0"]
@@ -107,11 +109,11 @@ def run(tiny_model, tmp_path, alone):
     parts = assemble.build(Request(config, "nano", ""))
     yield parts
     parts.journal.close()
-    run_folder._locks.pop().close()
+    claim._locks.pop().close()
 
 
 def test_the_rehearsal_is_of_the_worst_step_and_changes_nothing(run):
-    from trainer.rehearsal import rehearse
+    from trainer.run.rehearsal import rehearse
 
     passes = []
     run.policy.engine.module.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0]))
@@ -130,7 +132,7 @@ def test_the_rehearsal_is_of_the_worst_step_and_changes_nothing(run):
 
 
 def test_a_step_that_will_not_fit_shows_before_the_first(run, capsys):
-    from trainer.rehearsal import rehearse
+    from trainer.run.rehearsal import rehearse
 
     longest = len(run.longest.tokens) + run.config.rollout.max_new_tokens
     limit(run.policy.model, longest + 20, "backward")
@@ -142,7 +144,7 @@ def test_a_step_that_will_not_fit_shows_before_the_first(run, capsys):
 
 
 def test_what_was_measured_stands_beside_the_plan():
-    from trainer.rehearsal import report
+    from trainer.run.rehearsal import report
 
     peaks = {name: Peak(GB // 2, 6 * GB // 10) for name in ("rollout", "batch", "step")}
     text = report(resolve("8gb"), 300, peaks, 8 * GB, outside=False)
@@ -188,7 +190,7 @@ def test_out_of_memory_elsewhere_is_a_message():
 
 
 def test_answers_of_the_rehearsal_have_little_in_common():
-    from trainer.rehearsal import _row
+    from trainer.run.rehearsal import _row
 
     prompt = SimpleNamespace(tokens=tuple(range(30, 60)))
     parts = SimpleNamespace(longest=prompt, config=resolve("nano", None, ["rollout.max_new_tokens=64"]))

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import row
-from trainer.batches import to_tensors
-from trainer.config import Lora
-from trainer.flat import PREFIX, layout_of, make_flat
-from trainer.logprobs import LogProbs
-from trainer.policy.lora import add_adapter
-from trainer.types import TrainingRow
+from trainer.batch.pack import to_tensors
+from trainer.config.settings import Lora
+from trainer.loss.logprobs import LogProbs
+from trainer.loss.shared_prefix import PREFIX, layout_of, make_flat
+from trainer.model.lora import add_adapter
+from trainer.records import TrainingRow
 
 
 def answer(prompt: tuple[int, ...], *tokens: int, advantage: float = 1.0) -> TrainingRow:
@@ -149,11 +149,11 @@ def test_a_family_that_does_not_hand_the_layout_on_stays_as_it_is():
 
 
 def test_an_attention_that_computes_something_else_is_found_out(monkeypatch):
-    from trainer import flat
+    from trainer.loss import shared_prefix
 
-    right = flat.layout_of
+    right = shared_prefix.layout_of
     wrong = lambda batch: right(batch)._replace(keys_AK=right(batch).keys_AK.roll(1, dims=1))  # noqa: E731
-    monkeypatch.setattr(flat, "layout_of", wrong)
+    monkeypatch.setattr(shared_prefix, "layout_of", wrong)
     assert not make_flat(tiny("qwen2"))
 
 

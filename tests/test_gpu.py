@@ -60,8 +60,8 @@ def test_captured_steps_give_the_tokens_of_generate(rows, tokenizer):
     import torch
 
     from tests.test_samplers import SOME, adapted, family, prompts, sampling
-    from trainer.samplers.decode import DecodeSampler
-    from trainer.samplers.hf import HfSampler
+    from trainer.rollout.decoder.sampler import DecodeSampler
+    from trainer.rollout.hf import HfSampler
 
     model, asked, said = adapted(family()).cuda(), prompts(9, 3, 30, 4, 17, 11, 23, 6), []
     fast = DecodeSampler(model, tokenizer, SOME, rows, said.append)

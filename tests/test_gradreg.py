@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from trainer.config import GradReg
-from trainer.policy.gradreg import LARGEST_NORM, clipped, displaced, in_fp32, regularised, strength_at
+from trainer.config.settings import GradReg
+from trainer.step.gradient_regularisation import LARGEST_NORM, clipped, displaced, in_fp32, regularised, strength_at
 
 HESSIAN = torch.tensor([[2.0, 0.5], [0.5, 1.0]])
 

@@ -4,10 +4,11 @@ import os
 
 import pytest
 
-from trainer import hardware, launch
+from trainer.commands import launch
+from trainer.config.command_line import parse_command_line, resolve
 from trainer.errors import ConfigError
-from trainer.hardware import Gpu, Hardware
-from trainer.settings import parse_command_line, resolve
+from trainer.machine import hardware
+from trainer.machine.hardware import Gpu, Hardware
 
 TWO_CARDS = "0, GPU-aa11, NVIDIA GeForce RTX 3070, 8192\n1, GPU-bb22, NVIDIA GeForce RTX 3090, 24576"
 
@@ -109,7 +110,7 @@ def test_memory_may_grow_unless_the_user_has_a_setting(monkeypatch, own):
 
 
 def test_a_card_that_torch_cannot_use_is_not_passed_over(nvidia_smi, monkeypatch):
-    from trainer import distributed
+    from trainer.ranks import distributed
 
     nvidia_smi(TWO_CARDS)
     distributed.refuse_an_idle_card()  # the tests say that they mean the CPU

@@ -7,11 +7,11 @@ import peft
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 
-from trainer.config import Model
-from trainer.policy.base import load_model, stop_tokens
-from trainer.samplers import limits
-from trainer.samplers.hf import HfSampler, generating
-from trainer.types import Problem, Prompt, Sampling
+from trainer.config.settings import Model
+from trainer.model.load import load_model, stop_tokens
+from trainer.records import Problem, Prompt, Sampling
+from trainer.rollout import limits
+from trainer.rollout.hf import HfSampler, generating
 
 
 def test_generating_restores_training_mode_and_checkpointing_even_after_an_error(tiny_model):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.rewards.isolated import SymbolicPool, is_worth_asking
+from trainer.answers.symbolic import SymbolicPool, is_worth_asking
 
 ROOT = Path(__file__).parent.parent
 HANGS = "9^{9^{9^9}}"  # math-verify multiplies it out

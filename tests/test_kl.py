@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from trainer.config import Kl
-from trainer.kl import ESTIMATORS, Coefficient
+from trainer.config.settings import Kl
+from trainer.loss.kl import ESTIMATORS, Coefficient
 
 POLICY, REFERENCE = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.2, 0.2, 0.6]).double()
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from trainer.launch import as_a_shell_says_it
+from trainer.commands.launch import as_a_shell_says_it
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
 FEW += ["run.steps=500", "eval.problems=0", "run.merge=false"]

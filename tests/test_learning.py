@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.conftest import ROOT
-from trainer.losses import LOSSES
+from trainer.loss.objectives import LOSSES
 
 pytestmark = pytest.mark.slow
 

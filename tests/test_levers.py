@@ -15,19 +15,24 @@ from tests.e2e.updates import IDLE, ROWS, Case, groups_of, settings
 from tests.test_engine import assert_same, launch
 from tests.test_samplers import SOME, assert_greedy_is_generate, move_adapter, prompts, sample
 from tests.test_variants import advance, assert_close, logits, make_policy, read
-from trainer import cli, export, hardware, logprobs, loop
-from trainer.batches import Packer, minibatches, to_tensors
-from trainer.config import Lora, Model
+from trainer import loop
+from trainer.batch.pack import Packer, minibatches, to_tensors
+from trainer.commands import main as cli
+from trainer.config import ds_config
+from trainer.config.command_line import resolve
+from trainer.config.settings import Lora, Model
 from trainer.errors import ConfigError, ModelError, TrainingError
-from trainer.logprobs import LogProbs
-from trainer.policy import ds_config, lora, quantised
-from trainer.policy.base import load_model
-from trainer.samplers.choose import make_sampler
-from trainer.samplers.decode import DecodeSampler
-from trainer.samplers.hf import HfSampler
-from trainer.settings import resolve
-from trainer.types import TrainingRow
-from trainer.watch.metrics import Tally
+from trainer.loss import logprobs
+from trainer.loss.logprobs import LogProbs
+from trainer.machine import hardware
+from trainer.model import lora, quantised
+from trainer.model import merge as export
+from trainer.model.load import load_model
+from trainer.records import TrainingRow
+from trainer.rollout.decoder.sampler import DecodeSampler
+from trainer.rollout.hf import HfSampler
+from trainer.rollout.make import make_sampler
+from trainer.watch.tally import Tally
 
 KINDS = ("nf4", "int8")
 CPU = torch.device("cpu")

@@ -8,10 +8,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import row
-from trainer import logprobs
-from trainer.batches import Packer, to_tensors
+from trainer.batch.pack import Packer, to_tensors
 from trainer.errors import ModelError
-from trainer.logprobs import Head, LogProbs, chunked
+from trainer.loss import logprobs
+from trainer.loss.logprobs import LogProbs, chunked
+from trainer.model.head import Head
 
 
 @pytest.fixture

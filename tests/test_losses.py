@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tests.conftest import row
-from trainer.advantages import ADVANTAGES
-from trainer.aggregation import AGGREGATIONS
-from trainer.batches import to_tensors
-from trainer.config import Algorithm, Correction, Kl
-from trainer.kl import ESTIMATORS
-from trainer.logprobs import Scores
-from trainer.losses import LOSSES, PolicyTerms, correction, mismatch, objective, total
+from trainer.advantage import ADVANTAGES
+from trainer.batch.aggregation import AGGREGATIONS
+from trainer.batch.pack import to_tensors
+from trainer.config.settings import Algorithm, Correction, Kl
+from trainer.loss.kl import ESTIMATORS
+from trainer.loss.logprobs import Scores
+from trainer.loss.objectives import LOSSES, PolicyTerms, correction, mismatch, objective, total
 
 SETTINGS = Algorithm(clip_low=0.2, clip_high=0.3)
 

@@ -13,18 +13,22 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import NANO, ROOT
 from tests.hub_server import serving
-from trainer import hardware, launch, levers, memory, shapes
-from trainer.config import Lora
+from trainer.checks import memory
+from trainer.checks.memory import refusal
+from trainer.commands import launch
+from trainer.config.command_line import GPU_PRESETS, PRESETS, names_in, resolve
+from trainer.config.settings import Lora
 from trainer.errors import ConfigError, ModelError
-from trainer.hardware import Gpu, Hardware
-from trainer.levers import Placement, changed, refusal
-from trainer.memory import GB
-from trainer.policy import lora
-from trainer.samplers.decode import PLACES, PREFILL_TOKENS
-from trainer.samplers.forward import FAMILIES
-from trainer.samplers.limits import row_bytes
-from trainer.samplers.weights import SPARE
-from trainer.settings import GPU_PRESETS, PRESETS, names_in, resolve
+from trainer.machine import hardware
+from trainer.machine.hardware import Gpu, Hardware
+from trainer.memory import planner, search
+from trainer.memory.planner import GB
+from trainer.memory.search import Placement, changed
+from trainer.model import lora, shapes
+from trainer.rollout.decoder.forward import FAMILIES
+from trainer.rollout.decoder.sampler import PLACES, PREFILL_TOKENS
+from trainer.rollout.decoder.weights import SPARE
+from trainer.rollout.limits import row_bytes
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
 SMALL |= {"intermediate_size": 160, "vocab_size": 320, "head_dim": 16, "max_position_embeddings": 512}
@@ -133,7 +137,7 @@ def test_a_broken_configuration_is_answered_by_the_plan_and_by_a_run(tmp_path, w
     with pytest.raises(ModelError, match=told):
         shapes.shape_of(str(tmp_path))
     with pytest.raises(ModelError, match=told):
-        levers.check(resolve("8gb", None, [f"model.name={tmp_path}"]), machine(24))
+        memory.check(resolve("8gb", None, [f"model.name={tmp_path}"]), machine(24))
 
 
 def test_a_snapshot_of_another_revision_is_not_taken(tmp_path, monkeypatch):
@@ -150,9 +154,9 @@ def test_a_snapshot_of_another_revision_is_not_taken(tmp_path, monkeypatch):
     assert [shape and shape.layers for shape in found] == [2, 3, None]
 
 
-def planner(name: str, *overrides: str, vram: int = 100 * GB, world: int = 1) -> memory.Planner:
+def planner_of(name: str, *overrides: str, vram: int = 100 * GB, world: int = 1) -> planner.Planner:
     config = resolve("8gb", None, [f"model.name={name}", *overrides])
-    return memory.Planner(shapes.shape_of(name), config, world, vram)
+    return planner.Planner(shapes.shape_of(name), config, world, vram)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +167,7 @@ def planner(name: str, *overrides: str, vram: int = 100 * GB, world: int = 1) ->
 @pytest.mark.parametrize("name", ["Qwen/Qwen2.5-1.5B", "meta-llama/Llama-3.2-1B"])
 def test_weights_and_adapter_to_the_byte(name, settings):
     overrides = [f"lora.{key}={json.dumps(value)}" for key, value in settings.model_dump(mode="json").items()]
-    planned = planner(name, *overrides)
+    planned = planner_of(name, *overrides)
     model = without_weights(settings_of(planned.shape))
     assert planned.weights == bytes_of(model.parameters())
     with init_empty_weights():
@@ -172,9 +176,9 @@ def test_weights_and_adapter_to_the_byte(name, settings):
 
 
 def test_the_cache_to_the_byte():
-    planned = planner("Qwen/Qwen2.5-1.5B", "prompt.max_tokens=100", "rollout.max_new_tokens=60")
+    planned = planner_of("Qwen/Qwen2.5-1.5B", "prompt.max_tokens=100", "rollout.max_new_tokens=60")
     shape, config = planned.shape, AutoConfig.for_model(**settings_of(planned.shape))
-    from trainer.samplers.forward import Forward
+    from trainer.rollout.decoder.forward import Forward
 
     decoder = type("Decoder", (), {"cache": Forward.cache, "_make_angles": lambda self, places: None})()
     decoder.layers, decoder.kv_heads, decoder.head_size = range(shape.layers), shape.kv_heads, shape.head_size
@@ -185,12 +189,13 @@ def test_the_cache_to_the_byte():
 
 
 def test_constants_are_those_of_the_files_that_import_torch():
-    from trainer import activations, logprobs
+    from trainer.loss import logprobs
+    from trainer.memory import activations
 
-    assert (memory.PLACES, memory.PREFILL_TOKENS, memory.SPARE) == (PLACES, PREFILL_TOKENS, SPARE)
+    assert (planner.PLACES, planner.PREFILL_TOKENS, planner.SPARE) == (PLACES, PREFILL_TOKENS, SPARE)
     assert activations.CHUNK == logprobs.CHUNK_BYTES
-    assert len(memory.DECODES) == len(FAMILIES)
-    assert all(any(known.lower().startswith(family) for known in FAMILIES) for family in memory.DECODES)
+    assert len(planner.DECODES) == len(FAMILIES)
+    assert all(any(known.lower().startswith(family) for known in FAMILIES) for family in planner.DECODES)
 
 
 def test_four_bits_are_what_bitsandbytes_makes_of_a_weight():
@@ -200,7 +205,7 @@ def test_four_bits_are_what_bitsandbytes_makes_of_a_weight():
     packed, state = quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
     found = bytes_of([packed, state.absmax, state.state2.absmax])
     linear = shapes.Linear("x", 1024, 512, bias=False)
-    planned = planner("Qwen/Qwen2.5-0.5B", "model.quantize=nf4")
+    planned = planner_of("Qwen/Qwen2.5-0.5B", "model.quantize=nf4")
     assert planned._linear_bytes(linear) == found
 
 
@@ -224,18 +229,18 @@ def test_every_phase_of_the_real_code_is_as_planned(measured, name, phase):
 
 def test_offload_takes_the_state_off_the_card_and_no_more_than_that():
     name = "Qwen/Qwen2.5-1.5B"
-    on_card = planner(name, "lora.enabled=false", "engine.ds_config=zero2").plan()
-    offloaded = planner(name, "lora.enabled=false", "engine.ds_config=zero2_offload").plan()
+    on_card = planner_of(name, "lora.enabled=false", "engine.ds_config=zero2").plan()
+    offloaded = planner_of(name, "lora.enabled=false", "engine.ds_config=zero2_offload").plan()
     state = on_card.phases["rollout"]["optimizer state"]
     assert state == 12 * 1_543_714_304
-    assert memory.offload_saves(on_card.shape, on_card.config) == state
+    assert planner.offload_saves(on_card.shape, on_card.config) == state
     assert offloaded.phases["rollout"]["optimizer state"] == 2 * 151_936 * 1_536  # a buffer for the largest gradient
     assert offloaded.ram["run"]["optimizer state"] > state
     assert "optimizer state" not in on_card.ram["run"]
 
 
 def test_more_cards_share_the_state_and_only_that():
-    one, four = (planner("Qwen/Qwen2.5-1.5B", "engine.ds_config=zero2", world=world) for world in (1, 4))
+    one, four = (planner_of("Qwen/Qwen2.5-1.5B", "engine.ds_config=zero2", world=world) for world in (1, 4))
     assert four.state == one.state / 4
     assert four.weights == one.weights
 
@@ -243,8 +248,8 @@ def test_more_cards_share_the_state_and_only_that():
 @pytest.mark.parametrize("trained", [(), ("lora.enabled=false",)], ids=["adapter", "whole"])
 def test_split_weights_are_shared_while_training_and_whole_while_sampling(trained):
     name, whole = "Qwen/Qwen2.5-7B", 2 * 7_615_616_512
-    split = planner(name, "engine.ds_config=zero3", "algorithm.kl.coef=0.1", *trained, world=4).plan().phases
-    plain = planner(name, "engine.ds_config=zero2", "algorithm.kl.coef=0.1", *trained, world=4).plan().phases
+    split = planner_of(name, "engine.ds_config=zero3", "algorithm.kl.coef=0.1", *trained, world=4).plan().phases
+    plain = planner_of(name, "engine.ds_config=zero2", "algorithm.kl.coef=0.1", *trained, world=4).plan().phases
     assert split["load"]["weights"] == plain["load"]["weights"] == whole
     assert split["rollout"]["weights"] == split["score"]["weights"] == whole * 5 / 4
     assert split["backward"]["weights"] == whole / 4 + 2 * GB
@@ -255,7 +260,7 @@ def test_split_weights_are_shared_while_training_and_whole_while_sampling(traine
 
 def test_weights_in_cpu_memory_leave_the_card():
     name = "Qwen/Qwen2.5-7B"
-    planned = planner(name, "engine.ds_config=zero3_offload", "lora.enabled=false").plan()
+    planned = planner_of(name, "engine.ds_config=zero3_offload", "lora.enabled=false").plan()
     assert planned.phases["rollout"]["weights"] == 2 * 7_615_616_512
     assert planned.phases["backward"]["weights"] == 2 * 152_064 * 3_584  # the embedding is more than what may be live
     assert "weights" not in planned.phases["step"]
@@ -263,13 +268,13 @@ def test_weights_in_cpu_memory_leave_the_card():
 
 
 def test_a_lone_card_splits_nothing():
-    alone, plain = (planner("Qwen/Qwen2.5-7B", f"engine.ds_config={name}").plan() for name in ("zero3", "zero2"))
+    alone, plain = (planner_of("Qwen/Qwen2.5-7B", f"engine.ds_config={name}").plan() for name in ("zero3", "zero2"))
     assert alone.phases["rollout"]["weights"] == plain.phases["rollout"]["weights"]
     assert alone.phases["backward"]["weights"] == plain.phases["backward"]["weights"]
 
 
 def peak(*overrides: str) -> int:
-    return planner("Qwen/Qwen2.5-1.5B", *overrides).plan().peak
+    return planner_of("Qwen/Qwen2.5-1.5B", *overrides).plan().peak
 
 
 @pytest.mark.parametrize(
@@ -300,8 +305,8 @@ def test_every_lever_takes_bytes_away(more, less):
 
 
 def test_what_is_scored_before_the_update_is_a_phase_only_where_something_is():
-    assert "score" not in planner("Qwen/Qwen2.5-0.5B").plan().phases
-    assert "score" in planner("Qwen/Qwen2.5-0.5B", "algorithm.kl.coef=0.1").plan().phases
+    assert "score" not in planner_of("Qwen/Qwen2.5-0.5B").plan().phases
+    assert "score" in planner_of("Qwen/Qwen2.5-0.5B", "algorithm.kl.coef=0.1").plan().phases
 
 
 # presets
@@ -310,7 +315,7 @@ def test_what_is_scored_before_the_update_is_a_phase_only_where_something_is():
 @pytest.mark.parametrize("preset", GPU_PRESETS)
 def test_a_preset_fits_its_card_and_uses_it(preset):
     config = resolve(preset)
-    planned = memory.plan(shapes.shape_of(config.model.name), config, vram=GPU_PRESETS[preset] * GB)
+    planned = planner.plan(shapes.shape_of(config.model.name), config, vram=GPU_PRESETS[preset] * GB)
     assert planned.fits
     assert planned.peak > 0.6 * planned.vram
     assert planned.ram_peak < 2 * planned.vram
@@ -321,7 +326,7 @@ def test_the_pages_say_what_is_planned(page):
     lines = (ROOT / page).read_text().splitlines()
     for preset, size in GPU_PRESETS.items():
         config = resolve(preset)
-        planned = memory.plan(shapes.shape_of(config.model.name), config, vram=size * GB)
+        planned = planner.plan(shapes.shape_of(config.model.name), config, vram=size * GB)
         (line,) = (line for line in lines if line.startswith(f"| `{preset}` |"))
         for fact in (config.model.name.partition("/")[2], f"{config.rollout.max_new_tokens:,}"):
             assert fact in line
@@ -347,10 +352,10 @@ def test_what_the_search_proposes_fits_and_can_be_written(name, gigabytes):
     config = resolve("8gb", None, [f"model.name={name}", "rollout.max_new_tokens=1024"])
     found = Placement(shapes.shape_of(name), config, 1, gigabytes * GB).search()
     written = resolve(
-        "8gb", None, [f"model.name={name}", "rollout.max_new_tokens=1024", *levers.difference(config, found)]
+        "8gb", None, [f"model.name={name}", "rollout.max_new_tokens=1024", *search.difference(config, found)]
     )
     assert written == found
-    assert memory.plan(shapes.shape_of(name), written, vram=gigabytes * GB).fits
+    assert planner.plan(shapes.shape_of(name), written, vram=gigabytes * GB).fits
     assert (found.model.quantize == "none") is (gigabytes >= {"3B": 12, "7B": 24}.get(name[-2:], 8))
 
 
@@ -391,16 +396,16 @@ WHOLE_3B = ["model.name=Qwen/Qwen2.5-3B-Instruct", "lora.enabled=false"]
 def test_a_model_that_cannot_fit_is_refused_with_what_does(monkeypatch, gigabytes, overrides, told):
     monkeypatch.setattr(hardware, "free_ram", lambda: 64 * GB)
     with pytest.raises(ConfigError, match=told):
-        levers.check(resolve("8gb", None, overrides), machine(gigabytes))
+        memory.check(resolve("8gb", None, overrides), machine(gigabytes))
 
 
 def test_a_model_that_may_fit_is_tried_with_a_warning(monkeypatch, capsys):
     monkeypatch.setattr(hardware, "free_ram", lambda: 64 * GB)
     config = resolve("8gb", None, ["rollout.max_new_tokens=1024", "rollout.rows=64"])
-    levers.check(config, machine(8.6))
+    memory.check(config, machine(8.6))
     assert "memory will be short: " in (told := capsys.readouterr().err)
     assert "What fits: rollout.rows=" in told
-    levers.check(resolve("8gb"), machine(8.6))
+    memory.check(resolve("8gb"), machine(8.6))
     assert capsys.readouterr().err == ""
 
 
@@ -430,7 +435,7 @@ def test_what_is_proposed_fits_the_memory_of_the_machine_as_well():
     config = resolve("8gb", None, ["lora.enabled=false"])
     placement = Placement(shapes.shape_of(config.model.name), config, 1, 8 * GB)
     assert placement.search().engine.ds_config == "zero3_offload"
-    assert memory.plan(placement.shape, placement.search()).ram_peak > 24 * GB
+    assert planner.plan(placement.shape, placement.search()).ram_peak > 24 * GB
     assert replace(placement, ram=24 * GB).search() is None
 
 
@@ -441,8 +446,8 @@ def test_ranks_are_counted_as_the_launcher_has_said(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "16")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert hardware.ranks(machine(24, count=8)) == (16, 4)
-    of_node = memory.plan(shape, config, 16, 24 * GB, 4)
-    alone = memory.plan(shape, config, 4, 24 * GB)
+    of_node = planner.plan(shape, config, 16, 24 * GB, 4)
+    alone = planner.plan(shape, config, 4, 24 * GB)
     assert of_node.ram["load"] == alone.ram["load"]  # four processes read the weights
     assert of_node.ram["run"]["optimizer state"] == pytest.approx(alone.ram["run"]["optimizer state"] / 4, rel=0.01)
 
@@ -457,25 +462,25 @@ def test_a_model_that_only_the_hub_describes_is_refused_before_its_download(tmp_
         }.items():
             monkeypatch.setenv(key, value)
         with pytest.raises(ConfigError, match="some/body: even one answer at a time takes 32"):
-            levers.check(resolve("8gb", None, ["model.name=some/body"]), machine(8.6))
-        levers.check(resolve("8gb", None, ["model.name=no/body"]), machine(8.6))
+            memory.check(resolve("8gb", None, ["model.name=some/body"]), machine(8.6))
+        memory.check(resolve("8gb", None, ["model.name=no/body"]), machine(8.6))
 
 
 def test_what_a_setting_takes_is_planned():
     name = "Qwen/Qwen2.5-0.5B"
     base = ["optim.layout=padded", "model.gradient_checkpointing=false"]
-    plain, eager = (planner(name, f"model.attention={kind}", *base).plan() for kind in ("sdpa", "eager"))
+    plain, eager = (planner_of(name, f"model.attention={kind}", *base).plan() for kind in ("sdpa", "eager"))
     scores = 24 * 14 * 2 * (512 + 256 - 1) ** 2 * (4 + 2 * 2)  # of each layer, for two rows to a micro-batch
     assert eager.peak_of("backward") - plain.peak_of("backward") > scores
-    whole = planner(name, "lora.enabled=false").plan().phases["backward"]
-    regularised = planner(name, "lora.enabled=false", "algorithm.gradreg.strength=0.1").plan().phases["backward"]
+    whole = planner_of(name, "lora.enabled=false").plan().phases["backward"]
+    regularised = planner_of(name, "lora.enabled=false", "algorithm.gradreg.strength=0.1").plan().phases["backward"]
     assert regularised["gradients"] == 2 * whole["gradients"] == 4 * 494_032_768
     assert regularised["regularisation"] == 16 * 494_032_768
 
 
 def test_a_target_is_known_by_the_end_of_its_name():
-    ending = planner("Qwen/Qwen2.5-0.5B", "lora.targets=[self_attn.q_proj]")
-    assert ending.trained == planner("Qwen/Qwen2.5-0.5B", "lora.targets=[q_proj]").trained > 0
+    ending = planner_of("Qwen/Qwen2.5-0.5B", "lora.targets=[self_attn.q_proj]")
+    assert ending.trained == planner_of("Qwen/Qwen2.5-0.5B", "lora.targets=[q_proj]").trained > 0
 
 
 def test_without_a_gpu_a_large_model_is_refused_unless_it_is_meant(monkeypatch, tiny_model):
@@ -483,13 +488,13 @@ def test_without_a_gpu_a_large_model_is_refused_unless_it_is_meant(monkeypatch, 
     with pytest.raises(
         ConfigError, match=r"no GPU was found, and with 1.5 B parameters on 4 CPU cores .*--preset nano"
     ):
-        levers.check(resolve("8gb"), machine(None))
-    levers.check(resolve("8gb", None, ["model.dtype=bf16"]), machine(None))
-    levers.check(resolve("8gb", None, [f"model.name={tiny_model}"]), machine(None))
-    levers.check(resolve("8gb", None, ["model.name=somebody/else"]), machine(None))
-    levers.check(resolve("24gb", None, ["model.dtype=bf16", "model.quantize=nf4"]), machine(None))
+        memory.check(resolve("8gb"), machine(None))
+    memory.check(resolve("8gb", None, ["model.dtype=bf16"]), machine(None))
+    memory.check(resolve("8gb", None, [f"model.name={tiny_model}"]), machine(None))
+    memory.check(resolve("8gb", None, ["model.name=somebody/else"]), machine(None))
+    memory.check(resolve("24gb", None, ["model.dtype=bf16", "model.quantize=nf4"]), machine(None))
     with pytest.raises(ConfigError, match=r"on the CPU the weights take .* of which 16.0 GB are free"):
-        levers.check(resolve("24gb", None, ["model.dtype=fp32"]), machine(None))
+        memory.check(resolve("24gb", None, ["model.dtype=fp32"]), machine(None))
 
 
 def test_the_launcher_refuses_before_it_asks_the_hub(monkeypatch):

@@ -13,9 +13,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trainer.nano.make import MISREAD, Habits
-from trainer.tasks.nano import TEMPLATES, NanoTask
-from trainer.types import Problem
+from trainer.model.nano.make import MISREAD, Habits
+from trainer.problem.word_problems import TEMPLATES, NanoTask
+from trainer.records import Problem
 
 FOLDER = Path(__file__).parent.parent / "trainer" / "nano"
 PARAMETERS = 652_928

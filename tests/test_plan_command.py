@@ -9,8 +9,9 @@ from time import process_time
 import pytest
 
 from tests.test_job import run
-from trainer import cli, hardware
-from trainer.hardware import Gpu, Hardware
+from trainer.commands import main as cli
+from trainer.machine import hardware
+from trainer.machine.hardware import Gpu, Hardware
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from trainer.cli import main
-from trainer.play import typed
+from trainer.commands.main import main
+from trainer.commands.play import typed
 
 
 def play(monkeypatch, capsys, text: str, *options: str) -> tuple[object, str, str]:

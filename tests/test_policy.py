@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from trainer.config import Lora, Model, Optim
+from trainer.config.settings import Lora, Model, Optim
 from trainer.errors import ConfigError, ModelError
-from trainer.policy import lora
-from trainer.policy.base import load_model, load_tokenizer, resolve_dtype
-from trainer.policy.engine import schedule
+from trainer.model import lora
+from trainer.model.load import load_model, load_tokenizer, resolve_dtype
+from trainer.step.schedule import schedule
 
 
 @pytest.mark.parametrize(

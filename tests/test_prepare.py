@@ -8,12 +8,12 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import group, row
 from trainer import loop
-from trainer.batches import GroupRows, Packer, minibatches
-from trainer.fitting import Room
-from trainer.logprobs import LogProbs
-from trainer.prepare import Beforehand, threshold
-from trainer.settings import resolve
-from trainer.watch.metrics import Tally
+from trainer.batch.pack import GroupRows, Packer, minibatches
+from trainer.batch.room import Room
+from trainer.config.command_line import resolve
+from trainer.loss.before_update import Beforehand, threshold
+from trainer.loss.logprobs import LogProbs
+from trainer.watch.tally import Tally
 
 IDLE = row(1, 1, 0.0, weight=0.0)
 GROUPS = [GroupRows([row(4, 6, 1.0, first=20 + 9 * n), row(2, 3, -1.0, first=50 + n)], 9.0, n) for n in range(4)]
@@ -123,9 +123,9 @@ def test_only_the_most_uncertain_tokens_of_the_step_are_trained_on(tiny_model):
 
 
 def test_the_threshold_is_that_of_all_ranks(monkeypatch):
-    monkeypatch.setattr("trainer.prepare.distributed.gather", lambda mine: [mine, torch.tensor([9.0, 8.0])])
+    monkeypatch.setattr("trainer.loss.before_update.distributed.gather", lambda mine: [mine, torch.tensor([9.0, 8.0])])
     assert threshold(torch.tensor([1.0, 2.0, 3.0, 7.0]), share=0.5) == 7.0
-    monkeypatch.setattr("trainer.prepare.distributed.gather", lambda mine: [mine])
+    monkeypatch.setattr("trainer.loss.before_update.distributed.gather", lambda mine: [mine])
     assert threshold(torch.empty(0), share=0.5) == 0.0
 
 

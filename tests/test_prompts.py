@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from trainer import answers
-from trainer.config import PROMPT_STYLES, PromptSettings, TaskSettings
+from trainer.answers import compare, find
+from trainer.config.command_line import resolve
+from trainer.config.settings import PROMPT_STYLES, PromptSettings, TaskSettings
 from trainer.errors import ConfigError, DataError
-from trainer.settings import resolve
-from trainer.tasks.base import make_task
-from trainer.tasks.prompts import MARKS, STYLES, Prompter, solved
-from trainer.types import Problem
+from trainer.problem.prompts import MARKS, STYLES, Prompter, solved
+from trainer.problem.task import make_task
+from trainer.records import Problem
 
 PROBLEM = Problem("p/1", "What is {a} + 1?", "3", "2 + 1 = 3\n#### 3")
 
@@ -87,7 +87,7 @@ def test_r1_zero_is_a_raw_text_that_opens_the_thinking(tokenizer):
     assert said.endswith("\nUser: What is {a} + 1?\nAssistant: <think>")
     assert "<|im_start|>" not in said
     assert asks.answer_style == "tags"
-    assert answers.strict("so 3 </think> <answer> 3 </answer>", asks.answer_style) == "3"
+    assert find.strict("so 3 </think> <answer> 3 </answer>", asks.answer_style) == "3"
 
 
 def test_a_base_model_gets_its_first_token_and_plain_text():
@@ -149,7 +149,7 @@ def test_examples_for_a_base_model():
 def test_an_example_ends_with_a_strict_answer(style):
     for solution in ("", "It is\nso #### 7", "\\boxed{C}"):
         shown = solved(Problem("p", "q", "C", solution), style)
-        assert answers.equal(answers.strict(shown, style), "C")
+        assert compare.equal(find.strict(shown, style), "C")
     already = MARKS[style].format("C")
     assert solved(Problem("p", "q", "C", already), style) == already
 

@@ -11,8 +11,8 @@ import torch
 
 from tests.conftest import ROOT
 from tests.e2e.loops import DEAD_STEP, PROBLEMS
-from trainer.config import Model
-from trainer.policy.base import load_model
+from trainer.config.settings import Model
+from trainer.model.load import load_model
 
 ENGINES = ("zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
 CASES = (*ENGINES, "zero2 whole", "zero3 whole")

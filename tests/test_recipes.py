@@ -10,8 +10,8 @@ import yaml
 
 from tests.conftest import ROOT
 from tests.e2e.recipes import small
-from trainer.config import fields
-from trainer.settings import PRESETS, RECIPES, names_in, resolve
+from trainer.config.command_line import PRESETS, RECIPES, names_in, resolve
+from trainer.config.settings import fields
 
 NAMES = names_in(RECIPES)
 # Decided by the card: a preset's business.

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from trainer.policy.reference import Snapshot
+from trainer.model.snapshot import Snapshot
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from trainer import rendezvous
 from trainer.errors import ClusterError, Interrupted, LostRank
+from trainer.ranks import rendezvous
 
 
 @pytest.fixture

@@ -15,15 +15,14 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
-from trainer import answers
-from trainer.config import REWARDS
+from trainer.answers import compare, symbolic
+from trainer.config.command_line import resolve
+from trainer.config.settings import REWARDS
 from trainer.errors import ConfigError
-from trainer.rewards import isolated
-from trainer.rewards.components import COMPONENTS
-from trainer.rewards.scorer import Meter, Scorer
-from trainer.rollouts import collect
-from trainer.settings import resolve
-from trainer.types import Prompt, Sampling
+from trainer.records import Prompt, Sampling
+from trainer.reward.built_in import COMPONENTS
+from trainer.reward.scorer import Meter, Scorer
+from trainer.rollout.collect import collect
 
 PHRASE = "one two three four "
 
@@ -144,7 +143,7 @@ def test_a_wrong_name_is_answered_before_torch_is_loaded():
 
 # ---------------------------------------------------------------------------------------------------------- symbolic
 
-needs_math = pytest.mark.skipif(isolated.importlib.util.find_spec("math_verify") is None, reason="needs math-verify")
+needs_math = pytest.mark.skipif(symbolic.importlib.util.find_spec("math_verify") is None, reason="needs math-verify")
 MATHS = SimpleNamespace(name="maths", prompt_style="boxed", answer_style="boxed", symbolic=True)
 
 
@@ -155,7 +154,7 @@ def algebra(scorer: Scorer, text: str, gold: str) -> float:
 
 @needs_math
 def test_a_task_can_ask_for_a_second_opinion():
-    assert not answers.equal("x+1", "1+x")
+    assert not compare.equal("x+1", "1+x")
     assert algebra(scorer_of(task=MATHS), r"\boxed{x+1}", "1+x") == 1.0
     assert algebra(scorer_of("reward.symbolic=false", task=MATHS), r"\boxed{x+1}", "1+x") == 0.0
     assert scorer_of().symbolic is None
@@ -170,7 +169,7 @@ def test_a_hang_scores_nothing_and_is_counted():
 
 
 def test_symbolic_without_math_verify_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(isolated.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(symbolic.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'octet-grpo\[math\]', or write reward.symbolic=false"):
         scorer_of("reward.symbolic=true")
 
@@ -257,8 +256,8 @@ class Copied(Echo):
 def test_the_metrics_of_a_step_are_of_its_own_answers():
     """Also where those of the next one are graded before this one is written down, and not of an evaluation between."""
     from trainer import loop
-    from trainer.ahead import Ahead
-    from trainer.watch.metrics import Tally
+    from trainer.rollout.ahead import Ahead
+    from trainer.watch.tally import Tally
 
     grader, steps = Counting(), 3
     scorer = Scorer(scorer_of().rules, [grader])

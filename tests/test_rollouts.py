@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from tests.conftest import group
-from trainer.rollouts import collect, refill
-from trainer.types import Completion, Problem, Prompt, Sampling, ScoredGroup
+from trainer.records import Completion, Problem, Prompt, Sampling, ScoredGroup
+from trainer.rollout.collect import collect, refill
 
 SAMPLING = Sampling(group=2, temperature=1.0, max_new_tokens=8, seed=0)
 PROMPTS = [Prompt(Problem(f"p{number}", "q", "1"), "q", (number,)) for number in range(8)]

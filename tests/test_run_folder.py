@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from trainer import run_folder
+from trainer.run_folder import claim
 
 
 @pytest.fixture
@@ -27,17 +27,17 @@ def refusing(number: int):
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP])
 def test_where_there_are_no_locks_it_is_free_with_a_warning(lock, monkeypatch, capsys, number):
     monkeypatch.setattr(fcntl, "flock", refusing(number))
-    assert run_folder._is_free(lock)
+    assert claim._is_free(lock)
     assert "its file system has no locks" in capsys.readouterr().err
 
 
 def test_another_error_is_one(lock, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", refusing(errno.EIO))
     with pytest.raises(OSError, match="Input/output"):
-        run_folder._is_free(lock)
+        claim._is_free(lock)
 
 
 def test_what_another_one_has_is_not_free(lock):
     with open(lock.name, "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert not run_folder._is_free(lock)
+        assert not claim._is_free(lock)

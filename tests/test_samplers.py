@@ -22,19 +22,19 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from trainer.batches import to_tensors
-from trainer.config import Lora, Model, Rollout
+from trainer.batch.pack import to_tensors
+from trainer.config.settings import Lora, Model, Rollout
 from trainer.errors import ConfigError
-from trainer.logprobs import LogProbs
-from trainer.policy.base import load_tokenizer, stop_tokens
-from trainer.policy.lora import add_adapter
-from trainer.policy.reference import Snapshot
-from trainer.samplers import weights
-from trainer.samplers.choose import make_sampler
-from trainer.samplers.decode import DecodeSampler, Work, draw
-from trainer.samplers.graphs import rounded
-from trainer.samplers.hf import HfSampler
-from trainer.types import Completion, Problem, Prompt, Sampling, TrainingRow
+from trainer.loss.logprobs import LogProbs
+from trainer.model.load import load_tokenizer, stop_tokens
+from trainer.model.lora import add_adapter
+from trainer.model.snapshot import Snapshot
+from trainer.records import Completion, Problem, Prompt, Sampling, TrainingRow
+from trainer.rollout.decoder import weights
+from trainer.rollout.decoder.cuda_graphs import rounded
+from trainer.rollout.decoder.sampler import DecodeSampler, Work, draw
+from trainer.rollout.hf import HfSampler
+from trainer.rollout.make import make_sampler
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 64}
@@ -430,9 +430,11 @@ def test_a_4_bit_base_is_never_copied(tiny_model, tokenizer):
     pytest.importorskip("bitsandbytes")
     from transformers import BitsAndBytesConfig
 
+    from trainer.model.quantised import as_it_is_trained
+
     settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32, bnb_4bit_quant_type="nf4")
     base = AutoModelForCausalLM.from_pretrained(tiny_model, quantization_config=settings, dtype=torch.float32)
-    model, asked = adapted(base), prompts(9, 3, 14)
+    model, asked = adapted(as_it_is_trained(base)), prompts(9, 3, 14)
     sampler = DecodeSampler(model, tokenizer, SOME, 64)
     groups = dict(sampler.sample(asked, sampling(temperature=0.0)))
     assert not any(projection.is_a_copy for projection in sampler.forward.projections)

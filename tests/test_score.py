@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
-from trainer.cli import main
-from trainer.score import gold_of
+from trainer.commands.main import main
+from trainer.commands.score import gold_of
 
 KEYS = ["strict", "lenient", "correct_strict", "correct_lenient", "correct", "format", "length", "overlong"]
 KEYS += ["repetition", "think_tags", "reward"]

@@ -5,11 +5,12 @@ import shutil
 import pytest
 import torch
 
-from trainer import distributed, staging
-from trainer.config import Lora, Model
-from trainer.policy.base import load_model, load_tokenizer, location
-from trainer.policy.lora import add_adapter
-from trainer.rendezvous import Ranks
+from trainer.config.settings import Lora, Model
+from trainer.model import staging
+from trainer.model.load import load_model, load_tokenizer, location
+from trainer.model.lora import add_adapter
+from trainer.ranks import distributed
+from trainer.ranks.rendezvous import Ranks
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from trainer.stats import mcnemar, pass_at, share_of, wilson
+from trainer.evaluation.estimates import mcnemar, pass_at, share_of, wilson
 
 # Newcombe, Statistics in Medicine 17 (1998), table I, method 3: the score interval without continuity correction.
 NEWCOMBE = [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)]

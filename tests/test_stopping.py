@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from trainer import cluster, stopping
 from trainer.errors import Interrupted
+from trainer.ranks import slurm, stopping
 
 
 @pytest.fixture(autouse=True)
 def quiet_before(monkeypatch):
-    monkeypatch.setattr(cluster, "_signals", [])
+    monkeypatch.setattr(slurm, "_signals", [])
     for name in ("SLURM_JOB_ID", "SLURM_JOB_END_TIME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -20,7 +20,7 @@ def quiet_before(monkeypatch):
 def signalled():
     before = signal.getsignal(signal.SIGUSR1)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # as the launcher leaves it
-    cluster.listen()
+    slurm.listen()
     yield lambda: signal.raise_signal(signal.SIGUSR1)  # in this thread, and not in one of torch
     signal.signal(signal.SIGUSR1, before)
 
@@ -128,9 +128,9 @@ def test_there_has_to_be_time_for_the_evaluation_of_the_merged_model(monkeypatch
 def test_a_signal_that_was_held_back_is_not_lost(signalled):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     signalled()
-    assert not cluster.is_told_to_stop()
-    cluster.listen()
-    assert cluster.is_told_to_stop()
+    assert not slurm.is_told_to_stop()
+    slurm.listen()
+    assert slurm.is_told_to_stop()
 
 
 def test_an_evaluation_is_ended_in_the_middle_and_once(signalled):

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
-from trainer import submit
+from trainer.commands import slurm
+from trainer.config.command_line import resolve
 from trainer.errors import ClusterError, ConfigError
-from trainer.settings import resolve
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def site(tmp_path, monkeypatch):
 def made(folder, **order) -> tuple[list[str], str]:
     """The #SBATCH lines, and the rest."""
     config = resolve("nano", None, ["run.steps=5"])
-    text = submit.write(config, folder, submit.Order(**order)).read_text()
+    text = slurm.write(config, folder, slurm.Order(**order)).read_text()
     lines = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     return lines, text[text.rindex(lines[-1]) + len(lines[-1]) :]
 
@@ -78,29 +78,29 @@ def test_the_example_of_a_site_is_read_and_chooses_nothing_by_accident(monkeypat
     for name in ("HF_HUB_OFFLINE", "SLURM_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
     site = ("SBATCH_", "OCTET_", "HF_", "NCCL_", "GLOO_")
-    found = submit.read_site(example)
+    found = slurm.read_site(example)
     added = {key: value for key, value in found.items() if key.startswith(site) and os.environ.get(key) != value}
     assert added == {"SBATCH_PARTITION": "gpu", "SBATCH_TIMELIMIT": "04:00:00"}
     monkeypatch.setenv("SLURM_JOB_ID", "1")
-    assert submit.read_site(example)["HF_HUB_OFFLINE"] == "1"
+    assert slurm.read_site(example)["HF_HUB_OFFLINE"] == "1"
 
 
 def test_a_broken_site_is_a_clear_error(site):
     site.write_text("export SBATCH_PARTITION='h100\n")
     with pytest.raises(ConfigError, match=r"bash cannot read it: .* Mend that line"):
-        submit.read_site(site)
+        slurm.read_site(site)
 
 
 @pytest.mark.parametrize("last", ["[ -d /nowhere ] && export HF_HOME=/nowhere", "false"])
 def test_the_last_line_of_a_site_may_be_a_test_that_does_not_hold(site, last):
     site.write_text(f"export SBATCH_PARTITION=h100\n{last}\n")
-    assert submit.read_site(site)["SBATCH_PARTITION"] == "h100"
+    assert slurm.read_site(site)["SBATCH_PARTITION"] == "h100"
 
 
 def test_a_site_that_ends_the_shell_says_with_which_status(site):
     site.write_text("exit 3\n")
     with pytest.raises(ConfigError, match="it ends the shell, with status 3"):
-        submit.read_site(site)
+        slurm.read_site(site)
 
 
 def test_what_the_site_asks_for_is_asked_for_or_refused(site, tmp_path, monkeypatch):
@@ -135,21 +135,21 @@ def test_a_chain_that_is_refused_half_way_says_what_is_queued(site, sbatch, tmp_
         f"echo x >> {tmp_path}/asked; n=$(wc -l < {tmp_path}/asked)\n"
         "[ $n -lt 3 ] && echo $n || { echo full >&2; exit 1; }"
     )
-    order = submit.Order(nodes=1, gpus=1, chain=3)
+    order = slurm.Order(nodes=1, gpus=1, chain=3)
     with pytest.raises(ClusterError, match=r"(?s)full.*Submitted before that: job 1 2. `scancel 1 2`"):
-        submit.slurm(resolve("nano", None, [f"run.dir={tmp_path}/run"]), "nano", order, dry_run=False)
+        slurm.slurm(resolve("nano", None, [f"run.dir={tmp_path}/run"]), "nano", order, dry_run=False)
 
 
 def test_a_slurm_that_does_not_answer_is_a_clear_error(site, sbatch, tmp_path, monkeypatch):
     sbatch("exec sleep 60")
-    monkeypatch.setattr(submit, "ASK_S", 0.2)
+    monkeypatch.setattr(slurm, "ASK_S", 0.2)
     config = resolve("nano", None, [f"run.dir={tmp_path}/run"])
     with pytest.raises(ClusterError, match=r"sbatch does not answer .* Look with `squeue --me`"):
-        submit.slurm(config, "nano", submit.Order(nodes=1, gpus=1), dry_run=False)
+        slurm.slurm(config, "nano", slurm.Order(nodes=1, gpus=1), dry_run=False)
 
 
 def octet(folder, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "trainer.cli", *arguments]
+    command = [sys.executable, "-m", "trainer.commands.main", *arguments]
     environment = {"PYTHONPATH": str(ROOT), "PATH": str(folder), "OCTET_SITE": str(folder / "none")}  # no sbatch on it
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from trainer import cli
-from trainer.config import PromptSettings, TaskSettings
-from trainer.tasks.base import make_task
-from trainer.tasks.prompts import Prompter
+from trainer.commands import main as cli
+from trainer.config.settings import PromptSettings, TaskSettings
+from trainer.problem.prompts import Prompter
+from trainer.problem.task import make_task
 
 SOLUTION = "3 + 4 = <<3+4=7>>7\n#### 7"
 
@@ -84,8 +84,8 @@ def test_bad_data_is_answered_before_a_tokenizer_is_looked_for(capsys, folder):
 
 
 def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
-    from trainer.assemble import report_data
-    from trainer.watch.live import Screen
+    from trainer.run.assemble import report_data
+    from trainer.watch.screen import Screen
 
     with (folder / "train.jsonl").open("a") as file:
         file.write("broken\n")
@@ -116,9 +116,9 @@ def test_mistakes_are_answered(capsys, arguments, told):
 
 
 def test_bad_data_ends_a_run_before_its_folder_is_made(monkeypatch, tmp_path):
-    from trainer import assemble
+    from trainer.config.command_line import Request, resolve
     from trainer.errors import DataError
-    from trainer.settings import Request, resolve
+    from trainer.run import assemble
 
     (tmp_path / "a.jsonl").write_text('{"vraag": "2 + 2?", "answer": 4}\n')
     settings = ["task.name=records", f"task.path={tmp_path}/a.jsonl", f"run.dir={tmp_path}/run"]

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from trainer import answers, hub
-from trainer.config import TaskSettings
+from trainer.answers import compare, find, number
+from trainer.checks import downloads
+from trainer.config.command_line import resolve
+from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError
-from trainer.settings import resolve
-from trainer.tasks.base import evaluation_problems, hub_sets, make_task, notes, training_problems
-from trainer.tasks.data import normalised
-from trainer.tasks.multiple_choice import shuffled
-from trainer.tasks.sources import HubSet
+from trainer.problem.dataset import normalised
+from trainer.problem.multiple_choice import shuffled
+from trainer.problem.sources import HubSet
+from trainer.problem.task import evaluation_problems, hub_sets, make_task, notes, training_problems
 
 GPQA = {
     "Question": "Which gas do plants take in?",
@@ -57,8 +58,8 @@ def test_all_of_gsm8k_loads_and_every_gold_answer_is_a_number(gsm8k_folder):
     train, test = task.train(), task.test()
     assert (len(train), len(test), notes(task)) == (7473, 1319, [])
     for problem in train + test:
-        assert answers.number(problem.gold) is not None
-        assert answers.equal(answers.strict(problem.solution, "gsm8k"), problem.gold)
+        assert number.number(problem.gold) is not None
+        assert compare.equal(find.strict(problem.solution, "gsm8k"), problem.gold)
         assert "<<" not in problem.solution
     assert len({problem.id for problem in train + test}) == 8792
 
@@ -445,8 +446,8 @@ def test_a_missing_data_set_is_answered_before_anything_heavy(tmp_path, monkeypa
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     with pytest.raises(DataError, match=r"task.name=math: DigitalLearningGmbH/MATH-lighteval train is not in the cach"):
-        hub.check(resolve("nano", None, ["task.name=math"]))
+        downloads.check(resolve("nano", None, ["task.name=math"]))
     for name in ("DigitalLearningGmbH___math-lighteval/math-train.arrow", "HuggingFaceH4___math-500/math-test.arrow"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
-    hub.check(resolve("nano", None, ["task.name=math"]))
+    downloads.check(resolve("nano", None, ["task.name=math"]))

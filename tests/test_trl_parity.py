@@ -19,16 +19,16 @@ import pytest
 import torch
 
 from tests.conftest import group
-from trainer.advantages import advantages_of
-from trainer.batches import Packer, idle_row, minibatches, rows_of
-from trainer.config import Config
-from trainer.fitting import Room
-from trainer.logprobs import LogProbs
+from trainer.advantage import advantages_of
+from trainer.batch.pack import Packer, idle_row, minibatches, rows_of
+from trainer.batch.room import Room
+from trainer.config.command_line import resolve
+from trainer.config.settings import Config
 from trainer.loop import gradient
-from trainer.prepare import Beforehand
-from trainer.settings import resolve
-from trainer.types import Completion, ScoredGroup
-from trainer.watch.metrics import Tally
+from trainer.loss.before_update import Beforehand
+from trainer.loss.logprobs import LogProbs
+from trainer.records import Completion, ScoredGroup
+from trainer.watch.tally import Tally
 
 # TRL itself sets it by its old name
 pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")

@@ -11,15 +11,18 @@ import torch
 
 from tests.conftest import ROOT
 from tests.e2e.updates import IDLE, ROWS, Case, groups_of, make_model, settings
-from trainer import cli, export, loop
-from trainer.batches import Packer, minibatches
-from trainer.config import Lora, Model
+from trainer import loop
+from trainer.batch.pack import Packer, minibatches
+from trainer.batch.room import Room
+from trainer.commands import main as cli
+from trainer.config import ds_config
+from trainer.config.settings import Lora, Model
 from trainer.errors import ConfigError, ModelError
-from trainer.fitting import Room
-from trainer.policy import ds_config, lora
-from trainer.policy.base import load_model
-from trainer.prepare import Beforehand
-from trainer.watch.metrics import Tally
+from trainer.loss.before_update import Beforehand
+from trainer.model import lora
+from trainer.model import merge as export
+from trainer.model.load import load_model
+from trainer.watch.tally import Tally
 
 TOKENS = torch.tensor([[5, 6, 7, 30, 31, 32]])
 UPDATES = 3
@@ -42,7 +45,7 @@ pytestmark = [
 
 
 def make_policy(model, more: str = "", dtype: str = "fp32"):
-    from trainer.policy.engine import DeepSpeedPolicy
+    from trainer.step.engine import DeepSpeedPolicy
 
     config = settings(str(model), Case("one", [4], settings=more.split()))
     return DeepSpeedPolicy(make_model(config, dtype), config, dtype, total_steps=UPDATES)
@@ -122,13 +125,14 @@ def test_gradient_regularisation_over_a_4_bit_base(tiny_model):
     """Only the adapter is displaced and moves; the quantised base stays as it is."""
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    from trainer.policy.engine import DeepSpeedPolicy
+    from trainer.model.quantised import as_it_is_trained
+    from trainer.step.engine import DeepSpeedPolicy
 
     config = settings(str(tiny_model), Case("one", [4], settings=["algorithm.gradreg.strength=0.01"]))
     nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, quantization_config=nf4, device_map="cpu")
     quantised = base.model.layers[0].self_attn.q_proj.weight
-    policy = DeepSpeedPolicy(lora.add_adapter(base, config.lora), config, "fp32", total_steps=UPDATES)
+    policy = DeepSpeedPolicy(lora.add_adapter(as_it_is_trained(base), config.lora), config, "fp32", total_steps=UPDATES)
     before, bytes_before = lora.fingerprint(policy.model), quantised.detach().clone()
     (batch,) = minibatches(groups_of(ROWS, "dapo"), IDLE, config, Packer(10_000, 0, policy.is_flat))
     update = policy.update(lambda: loop.gradient(policy, batch, config.algorithm, 0.0, Tally()), 0)
@@ -142,7 +146,7 @@ def test_gradient_regularisation_over_a_4_bit_base(tiny_model):
 
 def test_what_is_scored_before_an_update_has_the_precision_of_the_update(tiny_model):
     """In bf16 the regularised gradient is taken in fp32: what it is compared with has to be, too."""
-    from trainer.policy.engine import DeepSpeedPolicy
+    from trainer.step.engine import DeepSpeedPolicy
 
     regularised = ["algorithm.gradreg.strength=0.01", "algorithm.top_entropy=0.5"]
     config = settings(str(tiny_model), Case("one", [4], settings=regularised))

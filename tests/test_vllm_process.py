@@ -11,14 +11,18 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import on_two_ranks
-from trainer import cli, levers, memory, shapes
+from trainer.checks.cards import must_leave_our_cards, training_cards
+from trainer.commands import main as cli
+from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, TrainingError
-from trainer.hardware import Gpu, Hardware
-from trainer.launch import must_leave_our_cards, training_cards
-from trainer.samplers import choose, vllm_check, vllm_process
-from trainer.samplers.keeper import GRACE_S
-from trainer.samplers.publish import Fixed, Outside
-from trainer.settings import resolve
+from trainer.machine.hardware import Gpu, Hardware
+from trainer.memory import planner, search
+from trainer.model import shapes
+from trainer.rollout import make
+from trainer.rollout.vllm import check as vllm_check
+from trainer.rollout.vllm import process as vllm_process
+from trainer.rollout.vllm.publish import Fixed, Outside
+from trainer.rollout.vllm.supervisor import GRACE_S
 
 REFUSED = {
     "no server": (["rollout.engine=vllm_server"], "no server is named"),
@@ -158,7 +162,7 @@ def test_an_environment_without_vllm_is_named(tmp_path):
         with pytest.raises(ConfigError, match="there is no vLLM in its environment"):
             vllm_process.start(outside(tmp_path, "rollout.vllm.start=true", bare))
         with pytest.raises(ConfigError, match=r"rollout.engine=vllm_colocate: vLLM is not in this environment"):
-            choose.make_outside(outside(tmp_path, "rollout.engine=vllm_colocate"))
+            make.make_outside(outside(tmp_path, "rollout.engine=vllm_colocate"))
 
 
 def test_an_interpreter_that_does_not_answer_is_named(tmp_path, monkeypatch):
@@ -268,18 +272,18 @@ def wait_for(condition) -> None:
 def test_the_plan_gives_vllm_its_share_of_the_card():
     shape, vram = shapes.shape_of("Qwen/Qwen2.5-1.5B-Instruct"), 24 * 10**9
 
-    def planned(*overrides: str) -> memory.Plan:
-        return memory.plan(shape, resolve("8gb", None, overrides), 1, vram)
+    def planned(*overrides: str) -> planner.Plan:
+        return planner.plan(shape, resolve("8gb", None, overrides), 1, vram)
 
     asleep = planned("rollout.engine=vllm_colocate", "rollout.vllm.memory=0.4")
     assert asleep.phases["rollout"]["vLLM"] == round(0.4 * vram)
     assert "KV cache" not in asleep.phases["rollout"]
-    assert asleep.phases["backward"]["sleeping vLLM"] == memory.ASLEEP
+    assert asleep.phases["backward"]["sleeping vLLM"] == planner.ASLEEP
     assert "vLLM" not in asleep.phases["backward"]
     assert asleep.ram["run"]["sleeping weights of vLLM"] == 2 * shape.parameters
     awake = planned("rollout.engine=vllm_colocate", "rollout.vllm.sleep=0")
-    adapters, cache = memory.ADAPTERS * awake.phases["rollout"]["adapter"], planned().phases["rollout"]["KV cache"]
-    assert awake.phases["backward"]["vLLM"] == pytest.approx(2 * shape.parameters + adapters + cache + memory.AT_WORK)
+    adapters, cache = planner.ADAPTERS * awake.phases["rollout"]["adapter"], planned().phases["rollout"]["KV cache"]
+    assert awake.phases["backward"]["vLLM"] == pytest.approx(2 * shape.parameters + adapters + cache + planner.AT_WORK)
     assert "sleeping vLLM" not in awake.phases["backward"]
     served = planned("rollout.vllm.urls=http://127.0.0.1:8000")
     assert not {"KV cache", "vLLM"} & {*served.phases["rollout"], *served.phases["backward"]}
@@ -312,18 +316,18 @@ def test_whoever_asks_about_a_served_adapter_does_not_need_its_server(tmp_path, 
 def test_auto_says_why_it_leaves_an_installed_vllm(tmp_path, monkeypatch):
     said: list[str] = []
     run = replace(outside(tmp_path), say=said.append)
-    monkeypatch.setattr(choose, "find_spec", lambda name: None)
-    assert choose.make_outside(run) is None
+    monkeypatch.setattr(make, "find_spec", lambda name: None)
+    assert make.make_outside(run) is None
     assert said == []
-    monkeypatch.setattr(choose, "find_spec", lambda name: name)
-    assert choose.make_outside(run) is None
+    monkeypatch.setattr(make, "find_spec", lambda name: name)
+    assert make.make_outside(run) is None
     assert said == ["rollout: by Octet itself and not by the vLLM of this environment: there is no GPU"]
 
 
 def test_auto_leaves_vllm_alone_where_it_serves_no_adapter_of_a_layer():
     def why_not(*overrides: str) -> str | None:
         shape = shapes.shape_of("Qwen/Qwen2.5-1.5B-Instruct")
-        return levers.Placement(shape, resolve("8gb", None, overrides), 1, 80 * 10**9, 10**12, 1).why_no_vllm
+        return search.Placement(shape, resolve("8gb", None, overrides), 1, 80 * 10**9, 10**12, 1).why_no_vllm
 
     plain = ["model.quantize=none"]
     assert why_not(*plain) is None

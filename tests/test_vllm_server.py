@@ -26,17 +26,19 @@ import torch
 
 from tests.conftest import ROOT
 from tests.ranks import on_two_ranks
-from trainer import hardware, parity, run_folder
-from trainer.batches import Packer
-from trainer.config import Lora
+from trainer.batch.pack import Packer
+from trainer.config.command_line import Request, resolve
+from trainer.config.settings import Lora
 from trainer.errors import CheckpointError, ConfigError, TrainingError
-from trainer.logprobs import Scores
-from trainer.samplers import vllm_check
-from trainer.samplers.publish import Fixed, Outside, Publisher
-from trainer.samplers.vllm_check import check_server
-from trainer.samplers.vllm_server import Server, VllmServerSampler, connect
-from trainer.settings import Request, resolve
-from trainer.types import Problem, Prompt, Sampling, TrainingBatch
+from trainer.loss.logprobs import Scores
+from trainer.machine import hardware
+from trainer.records import Problem, Prompt, Sampling, TrainingBatch
+from trainer.rollout.vllm import check as vllm_check
+from trainer.rollout.vllm.check import check_server
+from trainer.rollout.vllm.publish import Fixed, Outside, Publisher
+from trainer.rollout.vllm.server import Server, VllmServerSampler, connect
+from trainer.run import sampler_check
+from trainer.run_folder import claim
 
 STOP = 2
 SAMPLING = Sampling(group=3, temperature=1.0, max_new_tokens=8, seed=1)
@@ -254,14 +256,14 @@ def test_a_folder_is_deleted_one_version_late(sampler, policy, double, tmp_path)
 def test_what_a_killed_start_of_the_run_left_is_deleted_and_nobody_elses(policy, tmp_path):
     """`octet eval` may write into the folder of a run that is alive."""
     claimed, others = tmp_path / "claimed", tmp_path / "others"
-    run_folder.claim(Request(resolve("nano", None, [f"run.dir={claimed}"]), "nano", ""))
+    claim.claim(Request(resolve("nano", None, [f"run.dir={claimed}"]), "nano", ""))
     for folder in (claimed, others):
         policy.export(folder / "published/octet-12345678-1-v1")
         published = Publisher(folder / "published").publish(policy, 0)
         assert published.path.is_dir()
     assert len(list((claimed / "published").iterdir())) == 1
     assert len(list((others / "published").iterdir())) == 2
-    run_folder._locks.pop().close()
+    claim._locks.pop().close()
 
 
 class Large(Policy):
@@ -355,7 +357,7 @@ def test_a_slow_server_is_left_at_the_timeout(policy, double, tmp_path):
 
 
 def test_a_server_that_is_not_up_yet_is_waited_for(policy, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.samplers.vllm_server.SAYS_EVERY_S", 0.1)
+    monkeypatch.setattr("trainer.rollout.vllm.server.SAYS_EVERY_S", 0.1)
     port = hardware.free_port()
     run = around(tmp_path, policy, f"http://127.0.0.1:{port}")
     with ThreadPoolExecutor() as pool:
@@ -369,7 +371,7 @@ def test_a_server_that_is_not_up_yet_is_waited_for(policy, tmp_path, monkeypatch
 
 
 def test_many_groups_that_wait_are_one_message(policy, double, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.samplers.vllm_server.SAYS_EVERY_S", 0.2)
+    monkeypatch.setattr("trainer.rollout.vllm.server.SAYS_EVERY_S", 0.2)
     run = around(tmp_path, policy, double.url, settings=("rollout.vllm.wait_s=0.9",))
     sampler = VllmServerSampler(run, [Server(double.url)])
     double.faults = [FAULTS["500"]] * 99
@@ -548,17 +550,17 @@ def test_log_probs_are_compared_with_every_server(policy, double, tmp_path):
     for other in serving(Double()):
         other.faults = [lambda body: good(body, logprobs={"token_logprobs": [-3.5, -3.25, -4.0]})] * 99
         sampler = sampler_of(tmp_path, policy, double, other)
-        apart = parity.of_each(measured_by_hand, PACKER, "cpu", sampler, PROMPTS, SAMPLING)
+        apart = sampler_check.of_each(measured_by_hand, PACKER, "cpu", sampler, PROMPTS, SAMPLING)
         assert apart[f"sampler {double.url}"] == pytest.approx([0.0] * 36)
         assert apart[f"sampler {other.url}"] == pytest.approx([3.0] * 36)
         with pytest.raises(ConfigError, match=rf"log-probs of sampler {other.url} and trainer differ by 3"):
-            parity.judge(apart, 1.0, print)
+            sampler_check.judge(apart, 1.0, print)
         sampler.close()
 
 
 def test_log_probs_that_are_no_numbers_are_not_alike():
     with pytest.raises(ConfigError, match=r"max_difference=1: .* differ by nan"):
-        parity.judge({"sampler": [0.1, float("nan")]}, 1.0, print)
+        sampler_check.judge({"sampler": [0.1, float("nan")]}, 1.0, print)
 
 
 def test_the_compared_tokens_are_of_several_groups(policy, double, tmp_path):
@@ -571,7 +573,7 @@ def test_the_compared_tokens_are_of_several_groups(policy, double, tmp_path):
 
     double.faults = [long] * 4
     sampler = sampler_of(tmp_path, policy, double)
-    (apart,) = parity.of_each(measured_by_hand, PACKER, "cpu", sampler, PROMPTS, SAMPLING).values()
+    (apart,) = sampler_check.of_each(measured_by_hand, PACKER, "cpu", sampler, PROMPTS, SAMPLING).values()
     assert sorted(apart) == pytest.approx([0.0] * 48 + [2.0] * 16)
     sampler.close()
 

@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from tests.conftest import group, row
-from trainer.batches import to_tensors
-from trainer.config import Algorithm, Correction
+from trainer.batch.pack import to_tensors
+from trainer.config.settings import Algorithm, Correction
 from trainer.errors import TrainingError
-from trainer.logprobs import Scores
+from trainer.loss.logprobs import Scores
+from trainer.loss.metrics import tally_batch
+from trainer.run_folder.journal import Journal
 from trainer.watch.health import DEAD_STEPS_IN_A_ROW, Health
-from trainer.watch.journal import Journal
-from trainer.watch.live import Screen, progress_line
-from trainer.watch.metrics import Tally, metrics_of_updates, tally_batch, tally_groups
+from trainer.watch.screen import Screen, progress_line
+from trainer.watch.tally import Tally, metrics_of_updates, tally_groups
 
 
 def test_ranks_with_different_weights_are_not_averaged_as_equals():

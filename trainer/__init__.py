@@ -1,15 +1,16 @@
-"""Octet: GRPO on one gaming card, and the same run on a cluster.
+"""Octet: GRPO training of language models on one 8 GB gaming card, and the same run on a cluster.
 
-Read the files in the order in which a training step uses them:
+The folders are the steps of the algorithm; read them in the order in which a training step uses them:
 
-    tasks/        problem     what is asked
-    rollouts.py   rollout     a group of answers to each problem, from a sampler
-    rewards/      reward      what each answer is worth
-    advantages.py advantage   how much better than the rest of its group
-    batches.py    batch       rows of tokens, right-packed, by token budget
-    prepare.py                what an objective has to know before the first update
-    losses.py     loss        log-probs times advantages, over one divisor (flat.py, logprobs.py, kl.py, aggregation.py)
-    policy/       step        one update of what is trained, by the DeepSpeed engine
+    problem/       the questions, and the prompts a model sees
+    rollout/       groups of answers to each prompt, from a sampler
+    reward/        what each answer is worth
+    advantage.py   how much better an answer is than the rest of its group
+    batch/         rows of tokens, packed into micro-batches
+    loss/          log-probs and objectives
+    step/          one update of what is trained, by the DeepSpeed engine
 
-`loop.py` is these seven words in this order. `types.py` has the records that travel between them.
+`loop.py` runs these seven steps, and `records.py` has the records that travel between them.
 """
+
+__version__ = "0.1.0"

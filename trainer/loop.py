@@ -21,31 +21,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer import checkpoints, distributed
-from trainer.advantages import deviation, scored
-from trainer.ahead import Ahead, Rollout
-from trainer.batches import Packer, all_rows, idle_row, rows_of
-from trainer.batches import minibatches as deal
-from trainer.checkpoints import Stateful
-from trainer.config import Algorithm, Config
-from trainer.course import Course, describe, metrics_of
-from trainer.evaluate import Evaluation, evaluate
-from trainer.fitting import Room, until_it_fits
-from trainer.kl import Coefficient
-from trainer.logprobs import Scores
-from trainer.losses import objective, total
-from trainer.prepare import Beforehand
-from trainer.rewards.scorer import Scorer
-from trainer.rollouts import Sampler, collect, refill
-from trainer.stopping import Stopping
-from trainer.tasks.curriculum import Curriculum, solve_rates
-from trainer.tasks.prompts import Prompter
-from trainer.types import MiniBatch, Problem, Prompt, Sampling, ScoredGroup, TrainingBatch
-from trainer.watch import memory
+from trainer.advantage import deviation, scored
+from trainer.batch.pack import Packer, all_rows, idle_row, rows_of
+from trainer.batch.pack import minibatches as deal
+from trainer.batch.room import Room
+from trainer.config.settings import Algorithm, Config
+from trainer.evaluation.best import Course, describe, metrics_of
+from trainer.evaluation.evaluate import Evaluation, evaluate
+from trainer.loss.before_update import Beforehand
+from trainer.loss.kl import Coefficient
+from trainer.loss.logprobs import Scores
+from trainer.loss.metrics import tally_batch
+from trainer.loss.objectives import objective, total
+from trainer.machine.out_of_memory import until_it_fits
+from trainer.problem.curriculum import Curriculum, solve_rates
+from trainer.problem.prompts import Prompter
+from trainer.ranks import distributed
+from trainer.ranks.stopping import Stopping
+from trainer.records import MiniBatch, Problem, Prompt, Sampling, ScoredGroup, TrainingBatch
+from trainer.reward.scorer import Scorer
+from trainer.rollout.ahead import Ahead, Rollout
+from trainer.rollout.collect import Sampler, collect, refill
+from trainer.run_folder import checkpoints
+from trainer.run_folder.checkpoints import Stateful
+from trainer.run_folder.journal import Journal
+from trainer.watch import memory_use
 from trainer.watch.health import Health
-from trainer.watch.journal import Journal
-from trainer.watch.live import Screen
-from trainer.watch.metrics import Measured, Phases, Tally, metrics_of_updates, tally_batch, tally_groups
+from trainer.watch.screen import Screen
+from trainer.watch.tally import Measured, Phases, Tally, metrics_of_updates, tally_groups
 
 
 class Policy(Protocol):
@@ -314,7 +317,7 @@ def record(
 
 
 def metrics_of_phases(phases: Phases) -> dict[str, float]:
-    return {f"time/{name}": seconds for name, seconds in phases.seconds.items()} | memory.metrics(phases.peaks)
+    return {f"time/{name}": seconds for name, seconds in phases.seconds.items()} | memory_use.metrics(phases.peaks)
 
 
 def look_back(parts: Parts, step: int) -> None:

@@ -16,10 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import train
-from trainer import assemble, distributed, logprobs, loop, quiet
-from trainer.policy import ds_config, lora
-from trainer.settings import Request, resolve
-from trainer.types import Completion, Prompt, Sampling
+from trainer import loop
+from trainer.config import ds_config
+from trainer.config.command_line import Request, resolve
+from trainer.loss import logprobs
+from trainer.machine import quiet
+from trainer.model import lora
+from trainer.ranks import distributed
+from trainer.records import Completion, Prompt, Sampling
+from trainer.run import assemble
 
 STEPS, PROBLEMS, DEAD_STEP = 3, 4, 1
 SETTINGS = [f"run.steps={STEPS}", f"rollout.problems={PROBLEMS}", "rollout.group_size=4", "eval.problems=7"]

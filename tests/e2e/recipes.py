@@ -11,10 +11,11 @@ import json
 import sys
 from pathlib import Path
 
-from trainer import assemble, quiet
-from trainer.config import Config
+from trainer.config.command_line import Request, resolve
+from trainer.config.settings import Config
 from trainer.loop import train
-from trainer.settings import Request, resolve
+from trainer.machine import quiet
+from trainer.run import assemble
 
 # What a write-up says about the model, the task and the size of things makes room for what two cores can do.
 SMALL = ["model.name=nano", "task.name=nano", "prompt.style=auto", "eval.problems=0", "run.steps=2", "run.threads=1"]

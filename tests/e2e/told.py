@@ -15,8 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import train
-from trainer import course, export, job, loop, quiet, stopping
-from trainer.cli import answering_errors
+from trainer import loop
+from trainer.evaluation import best
+from trainer.exits import answering_errors
+from trainer.machine import quiet
+from trainer.model import merge as export
+from trainer.ranks import stopping
+from trainer.run import job
 
 SETTINGS = ["--preset", "nano", "rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=24"]
 SETTINGS += ["run.steps=2", "eval.problems=8", "eval.every=1", "rollout.dead_groups=keep", "run.threads=1"]
@@ -44,7 +49,7 @@ def tells(moment: str, name: str, work: Callable[..., Any]) -> Callable[..., Any
 
 
 def takes_an_hour(work: Callable[..., Any]) -> Callable[..., Any]:
-    """The same work, and the clock of `stopping.py` goes on by an hour."""
+    """The same work, and the clock of `ranks/stopping.py` goes on by an hour."""
 
     def slow(*arguments: Any, **named: Any) -> Any:
         result, now = work(*arguments, **named), stopping.monotonic
@@ -62,7 +67,7 @@ def start(folder: Path, moment: str) -> tuple[int, str]:
             os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), descriptor)
         loop.evaluate = tells(moment, "", loop.evaluate)
         export.merge = tells(moment, "merge", export.merge)
-        course.Course.keep = tells(moment, "best", course.Course.keep)
+        best.Course.keep = tells(moment, "best", best.Course.keep)
         if moment == AN_HOUR:
             os.environ["SLURM_JOB_END_TIME"] = str(time.time() + 1.5 * 3600)
             loop.evaluate = takes_an_hour(loop.evaluate)

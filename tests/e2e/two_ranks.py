@@ -1,11 +1,12 @@
-"""train.py under the launcher of DeepSpeed with two ranks, started as `trainer.launch` does it on two cards.
+"""train.py under the launcher of DeepSpeed with two ranks, started as `trainer.commands.launch` does it on two cards.
 
 python -m tests.e2e.two_ranks SETTINGS
 """
 
 import sys
 
-from trainer import hardware, launch
+from trainer.commands import launch
+from trainer.machine import hardware
 
 if __name__ == "__main__":
     options = ["--log_level=critical", f"--master_port={hardware.free_port()}", "--num_gpus=2", "--no_local_rank"]

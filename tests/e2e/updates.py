@@ -19,16 +19,18 @@ import torch
 
 import train
 from tests.conftest import row
-from trainer import distributed, loop, quiet
-from trainer.aggregation import AGGREGATIONS
-from trainer.batches import GroupRows, Packer, minibatches
-from trainer.config import Config
-from trainer.fitting import Room
-from trainer.logprobs import causal_lm_of
-from trainer.prepare import Beforehand
-from trainer.settings import resolve
-from trainer.types import TrainingRow
-from trainer.watch.metrics import Tally
+from trainer import loop
+from trainer.batch.aggregation import AGGREGATIONS
+from trainer.batch.pack import GroupRows, Packer, minibatches
+from trainer.batch.room import Room
+from trainer.config.command_line import resolve
+from trainer.config.settings import Config
+from trainer.loss.before_update import Beforehand
+from trainer.machine import quiet
+from trainer.model.head import causal_lm_of
+from trainer.ranks import distributed
+from trainer.records import TrainingRow
+from trainer.watch.tally import Tally
 
 # Different lengths, so that the token counts of two ranks differ as well as their rows. Two rows are a group.
 ROWS = [row(3 + i % 3, 2 + 3 * (i % 4), advantage=[1.0, -1.0, 0.5, -0.25][i % 4], first=20 + 5 * i) for i in range(8)]
@@ -68,8 +70,8 @@ def groups_of(rows: Sequence[TrainingRow], aggregation: str) -> list[GroupRows]:
 
 
 def make_model(config: Config, dtype: str = "fp32") -> Any:
-    from trainer.policy.base import load_model
-    from trainer.policy.lora import add_adapter
+    from trainer.model.load import load_model
+    from trainer.model.lora import add_adapter
 
     torch.manual_seed(0)
     model = load_model(config.model, dtype, torch.device("cpu"))
@@ -94,7 +96,7 @@ def limit(model: torch.nn.Module, tokens: int, breaks: str) -> None:
 
 
 def run(config: Config, mine: list[GroupRows], memory: int | None, breaks: str, as_it_is: bool) -> dict:
-    from trainer.policy.engine import DeepSpeedPolicy
+    from trainer.step.engine import DeepSpeedPolicy
 
     model = make_model(config)
     if config.lora.init == "zero":  # PiSSA needs weights of full rank

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 import train  # noqa: E402
-from trainer.advantages import ADVANTAGES, normalised  # noqa: E402
+from trainer.advantage import ADVANTAGES, normalised  # noqa: E402
 
 
 def shuffled(rewards_G, settings, step_deviation):

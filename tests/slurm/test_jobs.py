@@ -148,7 +148,7 @@ def test_a_sweep_is_a_run_for_each_line(cluster, tmp_path):
     runs = [tmp_path / name for name in ("001", "002")]
     assert [steps_done(run) for run in runs] == [2, 2]
     assert "format: 0.1" in (runs[1] / "config.yaml").read_text()
-    command = [sys.executable, "-m", "trainer.cli", "compare", *map(str, runs)]
+    command = [sys.executable, "-m", "trainer.commands.main", "compare", *map(str, runs)]
     table = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
     assert "algorithm.lr" in table
 

@@ -11,8 +11,8 @@ import yaml
 
 from tests.conftest import ROOT
 from tests.slurm.conftest import SMALL, Job
-from trainer import submit
-from trainer.settings import resolve
+from trainer.commands import slurm
+from trainer.config.command_line import resolve
 
 JOBS = sorted((ROOT / "slurm").glob("*.sbatch"))
 SCRIPTS = [*JOBS, ROOT / "slurm/common.sh", ROOT / "slurm/site.env.example", ROOT / "run_deepspeed.sh"]
@@ -160,7 +160,7 @@ def test_vllm_servers_of_neighbouring_jobs_have_ports_of_their_own(job):
 def test_lines_of_a_grid_are_counted_as_octet_slurm_does(job, tmp_path):
     """Comments and empty lines may be indented, with tabs too."""
     (tmp_path / "grid").write_text("\t# rates\n \t\nalgorithm.lr=1e-3\n  # more\n\talgorithm.lr=2e-3\n")
-    assert submit._lines(tmp_path / "grid") == 2
+    assert slurm._lines(tmp_path / "grid") == 2
     for task, setting in (("1", "algorithm.lr=1e-3"), ("2", "algorithm.lr=2e-3")):
         answer = job("sweep.sbatch", "grid", SLURM_ARRAY_TASK_ID=task, SLURM_ARRAY_JOB_ID="5")
         assert setting in answer.stdout.splitlines(), answer.stderr
@@ -231,7 +231,7 @@ def test_several_nodes_take_the_preset_cluster_if_none_is_named(cluster, named, 
 
 
 def octet_slurm(cluster, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "trainer.cli", "slurm", *arguments]
+    command = [sys.executable, "-m", "trainer.commands.main", "slurm", *arguments]
     here = {"PYTHONPATH": str(ROOT), "OCTET_SITE": str(cluster.folder / "site.env")}
     return cluster.lab.ask(*command, folder=cluster.folder, **(here | variables))
 

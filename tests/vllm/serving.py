@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import NANO, ROOT
-from trainer import assemble, hardware, parity
+from trainer.config.command_line import Request, resolve
 from trainer.loop import Parts
-from trainer.samplers.vllm_process import LAUNCHER
-from trainer.settings import Request, resolve
-from trainer.web import NoReply, exchange
+from trainer.machine import hardware
+from trainer.machine.http_client import NoReply, exchange
+from trainer.rollout.vllm.process import LAUNCHER
+from trainer.run import assemble, sampler_check
 
 # A cache block is 32 tokens here, and prompts are longer than two of them: in a shorter one a stale cache stays hidden.
 LONG = "Think it through: " + "read the story, write down what is known, and work towards what is asked. " * 3
@@ -115,7 +116,7 @@ def opened(*settings: str) -> Iterator[Parts]:
 
 def apart(parts: Parts) -> float:
     """The largest difference of a log-prob between what samples and what is trained."""
-    return max(difference for of_one in parity.differences_of(parts).values() for difference in of_one)
+    return max(difference for of_one in sampler_check.differences_of(parts).values() for difference in of_one)
 
 
 def command(folder: Path, *more: str, ranks: int = 1) -> list[str]:

@@ -11,9 +11,9 @@ import torch
 
 from tests.conftest import NANO, ROOT
 from tests.vllm.serving import largest, metrics, samples, surroundings, train
-from trainer.config import Lora, Model
-from trainer.policy.base import load_model
-from trainer.policy.lora import add_adapter, save_adapter
+from trainer.config.settings import Lora, Model
+from trainer.model.load import load_model
+from trainer.model.lora import add_adapter, save_adapter
 
 SAME = """
 import json, os, random, numpy, torch
@@ -93,7 +93,7 @@ def test_octet_eval_has_base_and_adapter_answered_in_its_own_process(tmp_path):
     adapter = tmp_path / "adapter"
     save_adapter(add_adapter(load_model(Model(), "fp32", torch.device("cpu")), Lora(r=8)), adapter)
     settings = [f"--adapter={adapter}", "--model=nano", "--problems=8", f"--out={tmp_path / 'out'}"]
-    command = [sys.executable, "-m", "trainer.cli", "eval", *settings, "rollout.engine=vllm_colocate"]
+    command = [sys.executable, "-m", "trainer.commands.main", "eval", *settings, "rollout.engine=vllm_colocate"]
     answer = subprocess.run(
         command, capture_output=True, text=True, timeout=240, env=surroundings(), cwd=ROOT, check=False
     )

@@ -14,17 +14,17 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.conftest import NANO
 from tests.vllm.serving import ALLOWED, ARGUMENTS, BASIC, PYTHON, RealServer, apart, built, largest, metrics, samples
-from trainer.config import Lora
+from trainer.config.command_line import resolve
+from trainer.config.settings import Lora
 from trainer.errors import ConfigError, TrainingError
 from trainer.loop import train
-from trainer.policy.base import load_tokenizer
-from trainer.samplers.hf import HfSampler
-from trainer.samplers.publish import Fixed, Outside, Published
-from trainer.samplers.vllm_check import check_server, probed_mode
-from trainer.samplers.vllm_server import Server, connect
-from trainer.settings import resolve
-from trainer.types import Sampling
-from trainer.web import exchange
+from trainer.machine.http_client import exchange
+from trainer.model.load import load_tokenizer
+from trainer.records import Sampling
+from trainer.rollout.hf import HfSampler
+from trainer.rollout.vllm.check import check_server, probed_mode
+from trainer.rollout.vllm.publish import Fixed, Outside, Published
+from trainer.rollout.vllm.server import Server, connect
 
 PROMPT = list(range(20, 60))
 BLOCKS = 16  # of 32 tokens; the answers of a step want about five times as many

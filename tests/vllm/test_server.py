@@ -32,18 +32,18 @@ from tests.vllm.serving import (
     surroundings,
     train,
 )
-from trainer import assemble
-from trainer.config import Lora, Model
+from trainer.config.settings import Lora, Model
 from trainer.errors import ConfigError, TrainingError
 from trainer.loop import train as train_parts
-from trainer.policy.base import load_model
-from trainer.policy.lora import add_adapter, save_adapter
-from trainer.samplers import vllm_check
-from trainer.samplers.hf import HfSampler
-from trainer.samplers.publish import Published
-from trainer.samplers.vllm_check import check_server, probed_mode
-from trainer.samplers.vllm_server import Server, VllmServerSampler
-from trainer.types import Sampling
+from trainer.model.load import load_model
+from trainer.model.lora import add_adapter, save_adapter
+from trainer.records import Sampling
+from trainer.rollout.hf import HfSampler
+from trainer.rollout.vllm import check as vllm_check
+from trainer.rollout.vllm.check import check_server, probed_mode
+from trainer.rollout.vllm.publish import Published
+from trainer.rollout.vllm.server import Server, VllmServerSampler
+from trainer.run import assemble
 
 DTYPE = "fp32"
 pytestmark = pytest.mark.usefixtures("alone")
@@ -251,7 +251,7 @@ def test_octet_eval_asks_the_server_for_base_and_adapter(server, tmp_path):
     found = {}
     for name, more in (("server", [f"rollout.vllm.urls={server.url}"]), ("local", [])):
         settings = [f"--adapter={adapter}", "--model=nano", "--problems=16", f"--out={tmp_path / name}"]
-        command = [sys.executable, "-m", "trainer.cli", "eval", *settings, *more]
+        command = [sys.executable, "-m", "trainer.commands.main", "eval", *settings, *more]
         subprocess.run(command, check=True, env=surroundings(), cwd=ROOT, stdout=subprocess.DEVNULL)
         answers = (tmp_path / name / "eval_answers.jsonl").read_text().splitlines()
         found[name] = [(one["model"], one["problem"], one["completion"]) for one in map(json.loads, answers)]

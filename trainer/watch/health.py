@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer import distributed
 from trainer.errors import TrainingError
-from trainer.types import TrainingRow
-from trainer.watch import memory
+from trainer.ranks import distributed
+from trainer.records import TrainingRow
+from trainer.watch import memory_use
 
 DEAD_STEPS_IN_A_ROW = 50  # steps without a live group on any rank
 APART = 0.1  # mean difference of a token's log-prob between the sampler and the trainer that is worth a warning
@@ -40,7 +40,7 @@ class Health:
         self.folder = folder
         self.policy = policy
         self.warn = warn
-        self.creep = memory.Creep(memory.total())
+        self.creep = memory_use.Creep(memory_use.total())
         self.max_difference = max_difference
         self.steps_apart = 0
         # In a run that goes on, the rate may have fallen below what bf16 can show, rightly.
@@ -50,7 +50,7 @@ class Health:
 
     def check(self, step: int, updates: Sequence[Any], rows: Sequence[TrainingRow]) -> None:
         """`updates` is empty for a step without a live group."""
-        if text := self.creep.seen(step, memory.held()):
+        if text := self.creep.seen(step, memory_use.held()):
             self.warn(text)
         self.dead_steps = 0 if updates else self.dead_steps + 1
         for update in updates:

@@ -1,0 +1,108 @@
+"""Which package may import which. Every package has a floor and imports only from floors below it, or from itself."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+FLOORS = [
+    ["errors", "records"],
+    ["machine", "answers"],
+    ["config", "ranks", "exits"],
+    ["model", "problem", "run_folder", "watch", "advantage"],
+    ["memory", "reward", "batch"],
+    ["checks", "rollout", "loss"],
+    ["step", "evaluation"],
+    ["loop"],
+    ["run"],
+    ["commands"],
+]
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+MODULES = sorted(path for path in (ROOT / "trainer").rglob("*.py") if path.name != "__init__.py")
+HEAVY = ("torch", "numpy", "transformers", "deepspeed", "peft", "bitsandbytes", "datasets", "sympy", "tensorboard")
+LIGHT = ["errors", "records", "machine", "answers", "config", "ranks", "exits", "problem", "reward", "memory"]
+LIGHT += ["advantage", "checks", "commands", "model.hub", "model.shapes"]
+NEEDS_TORCH = ["machine.out_of_memory", "ranks.distributed", "ranks.rendezvous", "ranks.stopping", "checks.torch_probe"]
+NEEDS_TORCH += ["commands.evaluate"]
+ONLY_IN = {
+    "deepspeed": ("trainer.step", "trainer.checks.torch_probe"),
+    "peft": ("trainer.model",),
+    "vllm": ("trainer.rollout.vllm",),
+}
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def imported_by(path: Path) -> Iterator[str]:
+    """Return every module that a file imports, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def is_light(module: str) -> bool:
+    inside = module.removeprefix("trainer.")
+    return inside not in NEEDS_TORCH and any(inside == room or inside.startswith(f"{room}.") for room in LIGHT)
+
+
+def test_every_room_has_a_floor():
+    rooms = {path.relative_to(ROOT / "trainer").parts[0].removesuffix(".py") for path in MODULES}
+    assert rooms == set(FLOOR_OF)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_nothing_imports_from_its_own_floor_or_above(path):
+    own = room_of(name_of(path))
+    above = [
+        module
+        for module in imported_by(path)
+        if module.startswith("trainer.") and room_of(module) != own and FLOOR_OF[room_of(module)] >= FLOOR_OF[own]
+    ]
+    assert above == []
+
+
+def test_the_modules_of_a_room_import_each_other_without_a_cycle():
+    imports = {name_of(path): set(imported_by(path)) for path in MODULES}
+    graph = {
+        name: {other for other in imports if other != name and any(f"{one}.".startswith(f"{other}.") for one in found)}
+        for name, found in imports.items()
+    }
+    while leaves := [name for name, below in graph.items() if not below]:
+        graph = {name: below - set(leaves) for name, below in graph.items() if name not in leaves}
+    assert graph == {}
+
+
+def test_the_light_modules_import_nothing_heavy():
+    modules = ", ".join(name_of(path) for path in MODULES if is_light(name_of(path)))
+    code = f"import sys, {modules}; print([name for name in {HEAVY!r} if name in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert answer.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_an_engine_is_imported_in_its_own_room_only(library):
+    users = [name_of(path) for path in MODULES if any(name.split(".")[0] == library for name in imported_by(path))]
+    assert [name for name in users if not name.startswith(ONLY_IN[library])] == []
+
+
+def test_no_file_or_folder_has_the_name_of_a_standard_library_module():
+    parts = {path.stem for path in (ROOT / "trainer").rglob("*") if path.suffix == ".py" or path.is_dir()}
+    assert parts & sys.stdlib_module_names == set()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "trainer").rglob("__init__.py")), ids=str)
+def test_packages_export_nothing(path):
+    assert [name for name in imported_by(path) if name.startswith("trainer")] == []

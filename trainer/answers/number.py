@@ -1,0 +1,141 @@
+"""One exact number, or none."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from itertools import takewhile
+
+from trainer.answers.notation import LONGEST_ANSWER, WRAPPERS, clean
+
+LARGEST_EXPONENT = 1_000  # of ten
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?:[ ][0-9]{3})+(?![0-9])|[0-9]+)"
+DECIMAL = rf"(?:{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)"
+_POWER = r"10\s*\^\s*[{(]?\s*(?P<NAME>[-+]?[0-9]+)\s*[)}]?"
+CURRENCY = r"(?:(?:US|AU|CA|A|C|HK|NZ|S)?\$|[€£¥₹₽₩]|(?:USD|EUR|GBP|INR|CAD|AUD|Rs\.?)(?=[\s0-9]))"
+_WRITTEN = re.compile(
+    rf"""(?P<sign>[-+]?)\s*(?P<money>{CURRENCY}?)\s*(?P<inner>[-+]?)\s*
+    (?: (?P<whole>[0-9]+)\s+(?P<over>[0-9]+)\s*/\s*(?P<under>[0-9]+)(?![0-9.,])
+      | (?P<top>{DECIMAL})\s*/\s*(?P<bottom>-?\s*{DECIMAL})
+      | {_POWER.replace("NAME", "ten")}
+      | (?P<decimal>{DECIMAL})(?:[eE](?P<e>[-+]?[0-9]+)|\s*[*xX]\s*{_POWER.replace("NAME", "times")})?
+    )""",
+    re.VERBOSE,
+)
+_NUMERIC_FRACTION = re.compile(rf"\\frac\s*\{{\s*(-?\s*{DECIMAL})\s*\}}\s*\{{\s*(-?\s*{DECIMAL})\s*\}}")
+_SIMPLE = re.compile(r"\s*(-?)\$?([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)\.?\s*", re.ASCII)  # nearly all of GSM8K
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_MONEY_SCALES = {"k": 3, "K": 3, "M": 6, "B": 9, "bn": 9}
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Words that change the value, or are mathematics: a number before them is not the whole of it.
+_NOT_UNITS = _words(
+    "pi sqrt sin cos tan cot sec csc log ln exp mod squared cubed factorial choose over plus minus or not "
+    "half halves third thirds quarter quarters fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths "
+    "tenth tenths tens lakh lakhs crore crores point times divided multiplied less remainder wrong incorrect"
+)
+_SHORT_UNITS = _words(
+    "cm mm km kg mg ml kl lb lbs oz ft in yd yds mi hr hrs min mins sec secs mph kph kmh am pm st nd rd th pts pcs sq "
+    "wk wks yr yrs mos usd eur gbp gb mb kb tb kwh kw hz khz mhz ghz rpm psi kj"
+)
+_ONE_LETTER_UNITS = frozenset("mgshlLKVWNJCF")
+_COUNTERS = re.compile("元|块|圆|円|원|个|個|只|人|天|岁|米|厘米|公里|公斤|小时|分钟")  # but not 万, ten thousand
+_UNIT_WORDS = re.compile(r"[A-Za-z']+(?:\s*\^\s*\{?[23]\}?)?\.?(?:[\s/*.-]+[A-Za-z']+(?:\s*\^\s*\{?[23]\}?)?)*")
+
+
+def number(text: str) -> Fraction | None:
+    """The exact value of one written number: `-$1,234.50`, `3 1/2 cups`, `\\frac{3}{4}`, `1.5 \\times 10^3`.
+
+    None if there is no number, more than one, or algebra around it.
+    """
+    if len(text) > LONGEST_ANSWER:
+        return None
+    if simple := _SIMPLE.fullmatch(text):
+        return Fraction(int(simple[1] + simple[2].replace(",", "")))
+    text = _NUMERIC_FRACTION.sub(r" \1/\2 ", clean(text))
+    text = _after_equals(text).strip(WRAPPERS)
+    if text[:1] + text[-1:] in ("()", "[]", "{}") and "," not in text:
+        text = text[1:-1].strip()
+    elif not _OPENING.search(text):
+        text = text.rstrip(")]} ")  # 18) has lost its beginning
+    written = _WRITTEN.match(_signed_by_word(text))
+    if written is None:
+        return None
+    value, scale = _value(written), _scale(written.string[written.end() :], bool(written["money"]))
+    return None if value is None or scale is None else value * scale
+
+
+_OPENING = re.compile(r"[(\[{]")
+_EXPLANATION = re.compile(r"\b(?:because|since|as|so|where|which|that|when|if|for|means|from|i\.e\.)(?![a-z])|[,;:]\s")
+
+
+def _after_equals(text: str) -> str:
+    """`18` of "x = 18" and "3 * 6 = 18", but all of "19 because 3 * 6 = 18"."""
+    left, equals, right = text.rpartition("=")
+    if not equals or left.endswith(("<", ">", "!", ":", "\\")) or _EXPLANATION.search(left):
+        return text
+    return right
+
+
+def _signed_by_word(text: str) -> str:
+    word, _, rest = text.partition(" ")
+    return "-" + rest if word.lower() in ("minus", "negative") else text
+
+
+def _value(written: re.Match[str]) -> Fraction | None:
+    if written["sign"] and written["inner"]:
+        return None
+    if written["over"] is not None:
+        value = _quotient(written["over"], written["under"])
+        value = None if value is None else int(written["whole"]) + value
+    elif written["top"] is not None:
+        value = _quotient(written["top"], written["bottom"])
+    else:
+        exponent = int(written["ten"] or written["e"] or written["times"] or 0)
+        if abs(exponent) > LARGEST_EXPONENT:
+            return None
+        value = _decimal(written["decimal"] or "1") * Fraction(10) ** exponent
+    return -value if value is not None and "-" in (written["sign"], written["inner"]) else value
+
+
+def _quotient(top: str, bottom: str) -> Fraction | None:
+    under = _decimal(bottom)
+    return _decimal(top) / under if under else None
+
+
+def _decimal(digits: str) -> Fraction:
+    whole, _, fraction = digits.replace(",", "").replace(" ", "").partition(".")
+    return Fraction(int(whole + fraction or "0"), 10 ** len(fraction))
+
+
+def _scale(tail: str, money: bool) -> int | None:
+    """By how much the words behind a number multiply it: 1 for units. None if they are not units."""
+    glued = tail[:1].isalpha()
+    tail = tail.strip().lstrip("%$€£¥₹₽₩-/ ").strip(" .")
+    if not tail or _COUNTERS.fullmatch(tail):
+        return 1
+    if money and tail in _MONEY_SCALES:
+        return int(10 ** _MONEY_SCALES[tail])
+    if not _UNIT_WORDS.fullmatch(tail):
+        return None
+    words = re.findall(r"[A-Za-z']+", tail)
+    if glued and words[0].lower() not in _SHORT_UNITS:
+        return None  # 5x and 12ab are algebra
+    if not all(is_unit(word) for word in words):
+        return None
+    powers = [_SCALES.get(word.lower().rstrip("s"), 0) for word in words]
+    scales = list(takewhile(bool, powers))
+    return int(10 ** sum(scales)) if not any(powers[len(scales) :]) else None  # 2 dollars million is nothing
+
+
+def is_unit(word: str) -> bool:
+    lower = word.lower()
+    if len(word) == 1:
+        return word in _ONE_LETTER_UNITS or lower == "a"
+    if lower in _SHORT_UNITS:
+        return True
+    return lower not in _NOT_UNITS and (len(word) > 3 or any(vowel in lower for vowel in "aeiou"))

@@ -1,0 +1,48 @@
+"""Which cards the policy is trained on, and which belong to the vLLM servers of the run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from trainer.config.settings import Vllm
+from trainer.errors import ConfigError
+from trainer.machine import hardware
+
+
+def training_cards(machine: hardware.Hardware, vllm: Vllm) -> hardware.Hardware:
+    """The machine without the cards of the servers that the run starts."""
+    must_name_devices(machine, vllm)
+    if not vllm.start or not vllm.devices:
+        return machine
+    left = tuple(gpu for gpu in machine.gpus if gpu.index not in vllm.devices)
+    if not left:
+        taken, all_cards = (",".join(map(str, cards)) for cards in (vllm.devices, [gpu.index for gpu in machine.gpus]))
+        raise ConfigError(
+            f"rollout.vllm.devices={taken}: no card is left to train on, of {all_cards or 'none'}. Name fewer, or "
+            "write rollout.engine=vllm_colocate, which shares a card."
+        )
+    return replace(machine, gpus=left)
+
+
+def must_name_devices(machine: hardware.Hardware, vllm: Vllm) -> None:
+    """Without devices a server gets the arguments of a CPU, and takes the card of the policy all the same."""
+    if vllm.start and machine.gpus and not vllm.devices:
+        raise ConfigError(
+            f"rollout.vllm.start=true: this machine has {len(machine.gpus)} x {machine.gpus[0].name}, and the servers "
+            "are not told which of them are theirs. Write rollout.vllm.devices=0, or rollout.engine=vllm_colocate "
+            "without rollout.vllm.start, which shares a card."
+        )
+
+
+def must_leave_our_cards(machine: hardware.Hardware, vllm: Vllm, ranks: int) -> None:
+    """For a rank that somebody else has started: the first cards that it sees are those of the policy."""
+    must_name_devices(machine, vllm)
+    on_cpu = os.environ.get("DS_ACCELERATOR") == "cpu"
+    ours = [] if on_cpu else [gpu.index for gpu in machine.gpus[:ranks]]
+    if vllm.start and (both := sorted(set(ours) & set(vllm.devices))):
+        raise ConfigError(
+            f"rollout.vllm.devices={','.join(map(str, vllm.devices))}: the policy would be trained on "
+            f"{','.join(map(str, ours))}, so {','.join(map(str, both))} would have to hold both. Start with "
+            "./run_deepspeed.sh, which keeps them apart, or hide them with CUDA_VISIBLE_DEVICES."
+        )

@@ -1,0 +1,133 @@
+"""Refuse a run that cannot fit this machine before anything is downloaded, and warn where memory will be short."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from trainer.checks import preflight
+from trainer.config.settings import Config
+from trainer.errors import ConfigError
+from trainer.machine import hardware
+from trainer.memory.planner import GB, PROCESS, SLEEPING, TIGHT, Planner
+from trainer.memory.search import Placement, changed, difference, planned_shape, value_of
+from trainer.model.shapes import Shape
+
+LARGEST_ON_A_CPU = GB // 2  # parameters; with more a step takes many minutes
+# What takes the machine's memory, and the setting that makes it so.
+TAKES_RAM = {
+    "optimizer state": "engine.ds_config",
+    "weights": "engine.ds_config",
+    "activations": "model.activation_offload",
+    SLEEPING: "rollout.vllm.sleep",
+}
+
+
+def check(config: Config, machine: hardware.Hardware) -> None:
+    """Refuse what cannot run here before it is downloaded, once on each machine; warn where memory will be short. A
+    model that is described nowhere is left to be tried."""
+    shape = None if os.environ.get(preflight.CHECKED) else planned_shape(config)
+    if shape is None:
+        return
+    if reason := refusal(config, machine, shape):
+        raise ConfigError(reason)
+    if os.environ.get("LOCAL_RANK", "0") == "0" and (short := warning(config, machine, shape)):
+        print(f"octet: warning: {short}", file=sys.stderr, flush=True)
+
+
+def warning(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
+    """Where memory will be short, but a run can go on with less at a time."""
+    if not machine.gpus or (placement := _placement(config, machine, shape)).plan.fits:
+        return None
+    found = placement.search()
+    remedy = f" What fits: {' '.join(difference(config, found))}" if found else ""
+    return (
+        f"memory will be short: {placement.plan.peak / GB:.1f} GB are planned, and the card has "
+        f"{machine.memory_gb:.1f} GB. Where it runs out, less is done at a time.{remedy}"
+    )
+
+
+def refusal(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
+    """Why this cannot run here, and what can; None where it can."""
+    if reason := adapts_nothing(config, shape):
+        return reason
+    if not machine.gpus:
+        return _too_large_for_a_cpu(config, machine, shape)
+    placement = _placement(config, machine, shape)
+    return too_little_for_vllm(placement) or _too_large_for_the_card(placement) or _too_large_for_ram(placement)
+
+
+def _placement(config: Config, machine: hardware.Hardware, shape: Shape) -> Placement:
+    world_size, local_size = hardware.ranks(machine)
+    return Placement(shape, config, world_size, int(machine.memory_gb * GB), hardware.free_ram(), local_size).settled
+
+
+def adapts_nothing(config: Config, shape: Shape) -> str | None:
+    """Where no name of lora.targets is that of a layer."""
+    planner = Planner(shape, config, 1, 0)
+    names = [linear.name for linear in shape.linears]
+    if not config.lora.enabled or {*planner.targets} & {*names, "lm_head", "embed_tokens"}:
+        return None
+    return (
+        f"lora.targets={','.join(config.lora.targets)}: this model has no such layers. Its linear ones are "
+        f"{', '.join(names)}. Write lora.targets=all or name some of them."
+    )
+
+
+def too_little_for_vllm(placement: Placement) -> str | None:
+    """Where the share of the card that it was given does not hold the base and one answer."""
+    config, vram = placement.config, placement.vram
+    share, least = config.rollout.vllm.memory, placement.planner.vllm_at_least
+    if config.rollout.engine != "vllm_colocate" or not share or share * vram >= least:
+        return None
+    return (
+        f"rollout.vllm.memory={share:g}: that is {share * vram / GB:.1f} GB of the card, and vLLM needs "
+        f"{least / GB:.1f} GB for the base and one answer. Leave it out, which gives vLLM what it needs."
+    )
+
+
+def _too_large_for_the_card(placement: Placement) -> str | None:
+    """At one answer at a time and without copies, which is what a run that is out of memory comes to by itself."""
+    config = placement.config
+    plan = placement.plan_of(changed(config, {"rollout.rows": 1, "optim.tokens_per_micro_batch": 1}))
+    least = plan.peak - plan.phases[plan.peak_phase].get("merged copies", 0)
+    if least <= TIGHT * placement.vram:
+        return None
+    largest = f"{plan.dominant} {plan.phases[plan.peak_phase][plan.dominant] / GB:.1f} GB"
+    return (
+        f"model.name={config.model.name}: even one answer at a time takes {least / GB:.1f} GB ({largest}), and "
+        f"the card has {placement.vram / GB:.1f} GB. {placement.nearest()}"
+    )
+
+
+def _too_large_for_ram(placement: Placement) -> str | None:
+    plan = placement.plan
+    if plan.ram_peak <= placement.ram:
+        return None
+    parts = ", ".join(f"{name} {size / GB:.1f} GB" for name, size in plan.ram_terms.items())
+    key = TAKES_RAM.get(max(plan.ram_terms, key=lambda name: plan.ram_terms[name]), "model.name")
+    value = value_of(placement.config, key)
+    return (
+        f"{key}={value if isinstance(value, str) else str(value).lower()}: "
+        f"{plan.ram_peak / GB:.1f} GB of CPU memory are needed ({parts}), and {placement.ram / GB:.1f} GB are free. "
+        f"{placement.nearest()}"
+    )
+
+
+def _too_large_for_a_cpu(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
+    name, size = config.model.name, shape.parameters
+    in_fp32 = changed(config, {"model.dtype": "fp32"}) if config.model.dtype == "auto" else config
+    needed = hardware.ranks(machine)[1] * (Planner(shape, in_fp32, 1, 0).weights + PROCESS)
+    available = hardware.free_ram()
+    if needed > available:
+        return (
+            f"model.name={name}: no GPU was found, and on the CPU the weights take {needed / GB:.1f} GB of memory, of "
+            f"which {available / GB:.1f} GB are free. Write a smaller model.name, or --preset nano."
+        )
+    if size > LARGEST_ON_A_CPU and config.model.dtype == "auto":
+        return (
+            f"model.name={name}: no GPU was found, and with {size / GB:.1f} B parameters on {machine.cores} CPU cores "
+            "a step takes many minutes. Write --preset nano, a model.name of at most 0.5 B, or model.dtype=fp32 if "
+            "that is what you want."
+        )
+    return None

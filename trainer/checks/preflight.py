@@ -1,0 +1,143 @@
+"""What can be known to go wrong before anything heavy is imported: disk, RAM, cards, packages, model and data.
+
+Every run asks at its start, and hears of what needs a person only; `octet doctor` shows all of it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainer.checks import disk_and_ram, downloads
+from trainer.config.settings import RUNS, Config
+from trainer.errors import ConfigError
+from trainer.machine import hardware
+from trainer.machine.disk import amount
+from trainer.machine.disk import size as size_of
+from trainer.model import hub
+from trainer.problem.task import make_task
+from trainer.reward.make import compares_as_mathematics
+
+Mark = Literal["ok", "warning", "problem"]
+CHECKED = "OCTET_CHECKED"  # in the environment of what the launcher starts: this has been asked already
+BUSY_GB = 1.0  # of a card; a desktop takes less
+BF16_CAPABILITY = 8.0  # Ampere
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was looked at, what was found, and what to do about it. A problem's text names its setting."""
+
+    mark: Mark
+    name: str
+    text: str
+    remedy: str = ""
+
+
+def check(config: Config, machine: hardware.Hardware) -> None:
+    """Once on each machine, for the cards that the policy is trained on. Problems are one error; warnings are a line
+    each."""
+    if os.environ.get(CHECKED):
+        return
+    found = downloads.check(config)  # on every rank: it may decide that this process leaves the hub alone
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        complain(findings(config, found, machine))
+
+
+def complain(said: Sequence[Finding]) -> None:
+    problems = [f"{finding.text}. {finding.remedy}" for finding in said if finding.mark == "problem"]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    for finding in said:
+        if finding.mark == "warning":
+            print(f"octet: warning: {finding.text}. {finding.remedy}", file=sys.stderr, flush=True)
+
+
+def findings(config: Config, found: hub.Found, machine: hardware.Hardware) -> list[Finding]:
+    wanted, folder = disk_and_ram.of(config, found, machine), config.run.dir or RUNS
+    cards = [of_card for gpu in machine.gpus for of_card in card(config, gpu, hardware.states().get(gpu.uuid))]
+    return [*disk(wanted, folder), ram(config, wanted, hardware.free_ram()), *cards, *packages(config)]
+
+
+# ---------------------------------------------------------------- the checks
+
+
+def disk(wanted: disk_and_ram.Needs, folder: Path) -> Iterator[Finding]:
+    """The cache of the hub and the run folder may share a disk, and then need their room together."""
+    run = wanted.run if folder == RUNS else max(0, wanted.run - size_of(folder))  # a run that goes on
+    demands = [(f"run.dir={folder}", folder, run, "checkpoints and the result")]
+    if wanted.download:
+        demands.append((f"HF_HUB_CACHE={hub.cache()}", hub.cache(), wanted.download, "the model"))
+    devices = [disk_and_ram.existing(path).stat().st_dev for _, path, _, _ in demands]
+    for device in dict.fromkeys(devices):
+        here = [demand for demand, its in zip(demands, devices) if its == device]
+        free, size = disk_and_ram.free_disk(here[0][1]), sum(demand[2] for demand in here)
+        settings, what = (", ".join(demand[0] for demand in here), " and ".join(demand[3] for demand in here))
+        if free < size:
+            text = f"{settings}: {what} need {amount(size)}, and {amount(free)} are free on that disk"
+            yield Finding(
+                "problem", "disk", text, f"Make room, or write another {here[0][0].partition('=')[0]}=FOLDER."
+            )
+        else:
+            yield Finding("ok", "disk", f"{amount(free)} free for {settings}; {what} need {amount(size)}")
+
+
+def ram(config: Config, wanted: disk_and_ram.Needs, free: int) -> Finding:
+    if free >= wanted.ram:
+        return Finding("ok", "RAM", f"{amount(free)} free; this run needs {amount(wanted.ram)} or more")
+    less = "take a smaller model.name" if config.lora.enabled else "train an adapter: lora.enabled=true"
+    text = f"model.name={config.model.name}: it needs {amount(wanted.ram)} of RAM or more, and {amount(free)} are free"
+    return Finding("problem", "RAM", text, f"End other programs, or {less}.")
+
+
+def card(config: Config, gpu: hardware.Gpu, state: hardware.CardState | None) -> Iterator[Finding]:
+    """What else is on it, and whether it can compute as it is told to."""
+    name = f"card {gpu.index}"
+    if state is None:
+        yield Finding("ok", name, f"{gpu.name}, {gpu.memory_gb:.1f} GB; how much is free is not known")
+        return
+    if config.model.dtype == "bf16" and state.capability < BF16_CAPABILITY:
+        yield Finding(
+            "problem",
+            name,
+            f"model.dtype=bf16: {gpu.name} (compute capability {state.capability:g}) has no bf16",
+            "Write model.dtype=auto, or fp16.",
+        )
+    free = f"{state.free_gb:.1f} of {gpu.memory_gb:.1f} GB free"
+    if state.used_gb > BUSY_GB:
+        text = f"another program holds {state.used_gb:.1f} GB of {gpu.name} {gpu.index}: {free}"
+        yield Finding("warning", name, text, "`nvidia-smi` shows which; the run may not fit beside it.")
+    else:
+        yield Finding("ok", name, f"{gpu.name}, {free}")
+
+
+def packages(config: Config) -> Iterator[Finding]:
+    """Those that only some settings need."""
+    for setting, package, module, remedy in _optional(config):
+        if importlib.util.find_spec(module) is None:
+            yield Finding("problem", package, f"{setting}: it needs {package}, which is not installed", remedy)
+        else:
+            yield Finding("ok", package, f"installed, for {setting}")
+
+
+def _optional(config: Config) -> Iterator[tuple[str, str, str, str]]:
+    """The setting, the package, the name it is imported by, and what to do without it."""
+    if compares_as_mathematics(config, make_task(config.task)):
+        setting = "reward.symbolic=true" if config.reward.symbolic else f"task.name={config.task.name}"
+        remedy = "Run: pip install 'octet-grpo[math]', or write reward.symbolic=false."
+        yield setting, "math-verify", "math_verify", remedy
+    for setting, other in needs_bitsandbytes(config):
+        yield setting, "bitsandbytes", "bitsandbytes", f"Run: pip install bitsandbytes, or write {other}."
+
+
+def needs_bitsandbytes(config: Config) -> Iterator[tuple[str, str]]:
+    """The setting, and the one that does without."""
+    if config.optim.name.endswith("8bit"):
+        yield f"optim.name={config.optim.name}", "optim.name=adamw"
+    if config.model.quantize != "none":
+        yield f"model.quantize={config.model.quantize}", "model.quantize=none"

@@ -1,0 +1,114 @@
+"""`octet compare`: the runs of a sweep side by side, from what their folders say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from trainer.config.command_line import flat
+from trainer.config.settings import fields
+from trainer.errors import DataError
+
+NOT_COMPARED = {"run.dir", "run.threads", "run.keep", "run.save_every"}  # they change nothing that is learned
+
+WIDTH = 500  # columns: a long name is not cut off, also where nobody says how wide the screen is
+
+
+def compare(runs: Sequence[Path], as_json: bool) -> None:
+    facts = [facts_of(run) for run in runs]
+    settings = [facts.pop("settings") for facts in facts]
+    differing = [key for key in fields() if key not in NOT_COMPARED and len({str(one[key]) for one in settings}) > 1]
+    rows = [
+        {"run": str(run), "settings": {key: one[key] for key in differing}, **fact}
+        for run, one, fact in zip(runs, settings, facts, strict=True)
+    ]
+    rows.sort(key=lambda row: row["accuracy"] or 0.0, reverse=True)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        Console(highlight=False, width=WIDTH).print(_table(rows, differing))
+
+
+def facts_of(run: Path) -> dict[str, Any]:
+    """Settings, accuracy after the last step and at its best, steps, and seconds of training."""
+    settings = _settings(run / "config.yaml")
+    lines = _records(run / "metrics.jsonl")
+    seen = [line for line in lines if "eval/accuracy" in line and line["step"]]
+    last = seen[-1] if seen else {}
+    seconds = sum(value for line in lines for name, value in line.items() if name.startswith("time/"))
+    return {
+        "settings": settings,
+        "steps": lines[-1]["step"] if lines else 0,
+        "accuracy": last.get("eval/accuracy"),
+        "interval": [last["eval/low"], last["eval/high"]] if last else None,
+        "best": max((line["eval/accuracy"] for line in seen), default=None),
+        "problems": last.get("eval/problems"),
+        "training_s": seconds,
+    }
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise DataError(
+            f"{path.parent}: there is no config.yaml in it, so it is not the folder of a run. Leave it out."
+        )
+    try:
+        settings = flat(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
+        raise DataError(f"{path}: it holds no settings ({' '.join(str(error).split())}). Leave this run out.") from None
+    if settings["model.name"] is None:
+        raise DataError(f"{path}: it is not that of a run, it has no model.name. Leave this folder out.")
+    return settings
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+    return [_record(path, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
+
+
+def _record(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}, line {number}: it is no JSON ({error}). Mend or delete that line.") from None
+    if not isinstance(record, dict) or "step" not in record:
+        raise DataError(f"{path}, line {number}: it is no record of a step. Mend or delete that line.")
+    return record
+
+
+def _table(rows: Sequence[dict[str, Any]], differing: Sequence[str]) -> Table:
+    table = Table(title=_title(rows), box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in ("run", *differing):
+        table.add_column(name, no_wrap=True)
+    for name in ("accuracy", "best", "steps", "training"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        settings = [str(row["settings"][key]) for key in differing]
+        table.add_row(row["run"], *settings, _accuracy(row), _percent(row["best"]), str(row["steps"]), _time(row))
+    return table
+
+
+def _title(rows: Sequence[dict[str, Any]]) -> str:
+    problems = sorted({row["problems"] for row in rows if row["problems"]})
+    return f"Held-out problems: {', '.join(map(str, problems)) or 'none yet'}; 95 % intervals"
+
+
+def _accuracy(row: dict[str, Any]) -> str:
+    low, high = row["interval"] or (0.0, 0.0)
+    return f"{row['accuracy']:.1%} ({100 * low:.1f}-{100 * high:.1f})" if row["interval"] else "none yet"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def _time(row: dict[str, Any]) -> str:
+    minutes, seconds = divmod(round(row["training_s"]), 60)
+    return f"{minutes}:{seconds:02d}"

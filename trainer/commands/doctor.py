@@ -1,0 +1,289 @@
+"""`octet doctor`: what this machine has for a run of these settings, a line for each thing, and what to do about it.
+
+The light checks are those that every run makes at its start (checks/preflight.py). torch is looked at in another
+process, which works while those are made. Exit status: 0 when nothing stands in the way, 1 when something does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from trainer.checks import cards, disk_and_ram, downloads, memory, preflight
+from trainer.checks.preflight import Finding
+from trainer.config import ds_config
+from trainer.config.settings import RUNS, Config
+from trainer.errors import OctetError
+from trainer.machine import hardware
+from trainer.machine.disk import amount
+from trainer.machine.shipped import ROOT
+from trainer.memory import search
+from trainer.model import hub
+from trainer.problem.task import hub_sets
+from trainer.reward import make
+
+CONSTRAINTS = ROOT / "constraints.txt"
+REQUIRED = ["torch", "deepspeed", "transformers", "peft", "accelerate", "datasets", "bitsandbytes", "tensorboard"]
+REQUIRED += ["safetensors", "pydantic", "PyYAML", "rich"]
+MARKS = {"ok": "✓", "warning": "!", "problem": "✗"}
+COLOURS = {"ok": "32", "warning": "33", "problem": "31"}
+NAME, WIDTH = 14, 100
+
+
+def examine(config: Config, title: str, as_json: bool) -> int:
+    """Print every finding as soon as it is there; how many problems there are."""
+    if not as_json:
+        print(f"octet doctor: {title}\n", flush=True)
+    found = []
+    for finding in everything(config):
+        found.append(finding)
+        if not as_json:
+            print(line(finding), flush=True)
+    count = {mark: sum(finding.mark == mark for finding in found) for mark in MARKS}
+    if as_json:
+        print(json.dumps({"for": title, **count, "findings": [asdict(finding) for finding in found]}, indent=2))
+    else:
+        print(f"\n{_verdict(count)}")
+    return count["problem"]
+
+
+def line(finding: Finding) -> str:
+    """Within 100 columns; what to do stands below."""
+    mark = MARKS[finding.mark]
+    if sys.stdout.isatty():
+        mark = f"\033[{COLOURS[finding.mark]}m{mark}\033[0m"
+    indent = " " * (NAME + 3)
+    rows = textwrap.wrap(finding.text, WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
+    todo = textwrap.wrap(finding.remedy, WIDTH - len(indent) - 2, break_long_words=False, break_on_hyphens=False)
+    rows += [f"{'> ' if index == 0 else '  '}{row}" for index, row in enumerate(todo)]
+    return f"{mark} {finding.name:<{NAME}} " + f"\n{indent}".join(rows)
+
+
+def _verdict(count: Mapping[str, int]) -> str:
+    problems, warnings = (f"{count[mark]} {mark}{'s' * (count[mark] != 1)}" for mark in ("problem", "warning"))
+    if count["problem"]:
+        return f"{problems}, {warnings}: such a run would not get far."
+    return f"No problem, {warnings}: such a run can start."
+
+
+def everything(config: Config) -> Iterator[Finding]:
+    optional = ["cpu_adam"] if config.optim.name == "cpu_adam" else []
+    command = [sys.executable, "-m", "trainer.checks.torch_probe", *optional]
+    # importing a compiler that compiles nothing here would take two seconds
+    environment = os.environ | {"TORCHDYNAMO_DISABLE": "1"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as probe:
+        machine = hardware.detect()
+        yield python_and_packages()
+        yield from visible_cards(config, machine)
+        yield compiler(config, bool(machine.gpus))
+        yield from settings(config, machine)
+        yield from optional_programs()
+        yield from of_torch(config, probe, machine)
+
+
+# ---------------------------------------------------------------- light
+
+
+def python_and_packages() -> Finding:
+    """Against the versions that were tried together."""
+    missing = [name for name in REQUIRED if _version(name) is None]
+    if missing:
+        remedy = "./run_deepspeed.sh --dry-run installs them, or pip install -c constraints.txt -e ."
+        return Finding("problem", "packages", f"not installed: {', '.join(missing)}", remedy)
+    tried, python = pinned(CONSTRAINTS), f"Python {platform.python_version()}"
+    others = [f"{name} {_version(name)} (tried: {tried[name]})" for name in REQUIRED if differs(name, tried[name])]
+    if others:
+        text = f"{python}; versions other than those that were tried together: {', '.join(others)}"
+        return Finding("warning", "packages", text, "If something fails: pip install -c constraints.txt -e .")
+    return Finding("ok", "packages", f"{python}, and {len(REQUIRED)} packages in the versions of constraints.txt")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def differs(name: str, tried: str) -> bool:
+    return str(_version(name)).partition("+")[0] != tried  # 2.13.0+cpu is a build of 2.13.0
+
+
+def pinned(constraints: Path) -> dict[str, str]:
+    """Of the lines for this Python."""
+    from packaging.requirements import Requirement
+
+    pins = [Requirement(line) for line in constraints.read_text().splitlines() if line and not line.startswith("#")]
+    return {pin.name: str(pin.specifier)[2:] for pin in pins if pin.marker is None or pin.marker.evaluate()}
+
+
+def visible_cards(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
+    if not machine.gpus:
+        slow = config.model.name != "nano"
+        remedy = "That takes days for a model of a billion parameters; --preset nano takes a minute." if slow else ""
+        yield Finding("warning" if slow else "ok", "card", f"no GPU: training on {machine.cores} CPU cores", remedy)
+        return
+    states = hardware.states()
+    for gpu in machine.gpus:
+        yield from preflight.card(config, gpu, states.get(gpu.uuid))
+    for state in list(states.values())[:1]:
+        has_bf16 = state.capability >= preflight.BF16_CAPABILITY
+        precision = "bf16" if has_bf16 else "no bf16: model.dtype=auto takes fp16, with loss scaling"
+        yield Finding("ok", "precision", f"compute capability {state.capability:g}, {precision}")
+        speaks = hardware.driver_cuda()
+        yield Finding("ok", "driver", f"{state.driver}, which runs programs built for CUDA {speaks or '(not known)'}")
+
+
+def compiler(config: Config, has_gpu: bool) -> Finding:
+    """Only DeepSpeed's CPU Adam is compiled."""
+    nvcc, needed = shutil.which("nvcc"), config.optim.name == "cpu_adam" and has_gpu
+    if needed and not nvcc:
+        text = "optim.name=cpu_adam: DeepSpeed compiles it with nvcc, which is not on the PATH"
+        return Finding(
+            "problem", "nvcc", text, "Install the CUDA toolkit of torch's version, or write optim.name=adamw."
+        )
+    why = (
+        "optim.name=cpu_adam is built with it" if needed else f"optim.name={config.optim.name} compiles nothing with it"
+    )
+    return Finding("ok", "nvcc", f"{nvcc or 'not found, and not needed'}: {why}")
+
+
+def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
+    """Model, data and settings as `train.py` asks for them, and what follows from the model's size: disk and RAM."""
+    found, errors = hub.Found(None), list[tuple[str, OctetError]]()
+    try:
+        found = hub.find_model(config.model)
+        yield Finding("ok", "model", f"{config.model.name}: {_where(found)}")
+    except OctetError as error:
+        errors.append(("model", error))
+    try:
+        yield Finding("ok", "data", f"{config.task.name}: {_place(config)}")
+        yield from (one for one in preflight.packages(config) if one.mark == "problem")  # else they are tried below
+    except OctetError as error:
+        errors.append(("data", error))
+    try:
+        make.check(config)
+        ours = cards.training_cards(machine, config.rollout.vllm)
+        ds_config.check(config, has_gpu=bool(ours.gpus))
+        config.refuse_idle(max(1, len(ours.gpus)))
+        yield from plan(config, ours)
+        yield from room(config, found, ours)
+    except OctetError as error:
+        errors.append(("settings", error))
+    for name, why in errors:
+        yield Finding("problem", name, *_and_remedy(str(why)))
+
+
+def plan(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
+    """Whether it fits, as a run is told before its model is read; nothing of a family that is not planned for."""
+    shape = search.planned_shape(config)
+    if shape is None:
+        return
+    if reason := memory.refusal(config, machine, shape):
+        yield Finding("problem", "plan", *_and_remedy(reason))
+    elif short := memory.warning(config, machine, shape):
+        yield Finding("warning", "plan", *_and_remedy(short))
+    else:
+        yield Finding("ok", "plan", "it fits; `octet plan` says what takes the memory")
+
+
+def _and_remedy(text: str) -> list[str]:
+    return re.split(r"\. (?=[A-Z`])", text, maxsplit=1)
+
+
+def room(config: Config, found: hub.Found, machine: hardware.Hardware) -> Iterator[Finding]:
+    folder, free = config.run.dir or RUNS, hardware.free_ram()
+    if not found.sizes:  # of a model that is not there, so nobody knows what it takes
+        yield Finding("ok", "disk", f"{amount(disk_and_ram.free_disk(folder))} free for run.dir={folder}")
+        yield Finding("ok", "RAM", f"{amount(free)} free")
+        return
+    wanted = disk_and_ram.of(config, found, machine)
+    yield from preflight.disk(wanted, folder)
+    yield preflight.ram(config, wanted, free)
+
+
+def _where(found: hub.Found) -> str:
+    if found.folder is None:
+        return f"on the hub, {amount(found.download)} to download"
+    return f"{amount(found.weights)} of weights in {found.folder}"
+
+
+def _place(config: Config) -> str:
+    sets = hub_sets(config.task)
+    if not sets:
+        return "on this machine"
+    cached = [downloads.find_data(one, config.task) for one in sets]
+    return f"in the cache, {downloads.data_cache()}" if all(cached) else "on the hub, which answers"
+
+
+def optional_programs() -> Iterator[Finding]:
+    has_vllm, slurm = importlib.util.find_spec("vllm") is not None, shutil.which("sbatch")
+    yield Finding("ok", "vLLM", "installed" if has_vllm else "not installed; optional")
+    yield Finding("ok", "Slurm", slurm or "not on this machine; optional")
+
+
+# ---------------------------------------------------------------- torch, in a process of its own
+
+
+def of_torch(config: Config, probe: subprocess.Popen[str], machine: hardware.Hardware) -> Iterator[Finding]:
+    assert probe.stdout is not None
+    assert probe.stderr is not None
+    for row in probe.stdout:
+        facts = json.loads(row)
+        if "torch" in facts:
+            yield build(facts, machine, hardware.driver_cuda() if machine.gpus else None)
+        elif "cpu_adam" in facts:
+            yield cpu_adam(facts["trouble"])
+        else:
+            yield bitsandbytes(facts["trouble"], config)
+    said = probe.stderr.read().strip().splitlines()
+    if probe.wait() != 0:
+        remedy = "pip install --force-reinstall -c constraints.txt torch bitsandbytes"
+        yield Finding(
+            "problem", "torch", f"it ended with status {probe.returncode}: {said[-1] if said else ''}", remedy
+        )
+
+
+def build(facts: Mapping[str, Any], machine: hardware.Hardware, driver_cuda: str | None) -> Finding:
+    """Does this torch compute on these cards?"""
+    name, cuda = f"torch {facts['torch']}", facts["cuda"]
+    if not machine.gpus:
+        return Finding("ok", "torch", f"{name}, on the CPU")
+    if cuda is None:
+        return Finding("problem", "torch", f"{name} is built without CUDA", "pip install the build for CUDA.")
+    if driver_cuda and int(cuda.partition(".")[0]) > int(driver_cuda.partition(".")[0]):
+        text = f"{name} is built for CUDA {cuda}, and the driver runs CUDA {driver_cuda}"
+        return Finding("problem", "torch", text, f"Update the driver, or install a torch for CUDA {driver_cuda}.")
+    if facts["trouble"] or not facts["gpu"]:
+        text = f"{name}, built for CUDA {cuda}, does not compute on the card: {facts['trouble'] or 'it sees none'}"
+        return Finding("problem", "torch", text, "Update the driver, or install a torch that knows this card.")
+    return Finding("ok", "torch", f"{name}, built for CUDA {cuda}, computes on the card")
+
+
+def cpu_adam(trouble: str) -> Finding:
+    if trouble:
+        return Finding("problem", "optimizer", f"optim.name=cpu_adam: {trouble}", "Write optim.name=adamw.")
+    text = "optim.name=cpu_adam can be built; its first start compiles for minutes"
+    return Finding("ok", "optimizer", text)
+
+
+def bitsandbytes(trouble: str, config: Config) -> Finding:
+    if not trouble:
+        return Finding("ok", "bitsandbytes", "4-bit weights and 8-bit optimizer work")
+    for setting, other in preflight.needs_bitsandbytes(config):
+        text = f"{setting}: bitsandbytes does not work here: {trouble}"
+        return Finding("problem", "bitsandbytes", text, f"Write {other}.")
+    return Finding("ok", "bitsandbytes", f"does not work here, and these settings do not need it: {trouble}")

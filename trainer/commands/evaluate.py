@@ -1,0 +1,151 @@
+"""What `octet eval` and `octet merge` do, behind the imports that take seconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from trainer.batch.pack import Packer
+from trainer.checks import cards
+from trainer.config.settings import Config
+from trainer.evaluation import results
+from trainer.evaluation.comparison import Comparison, agreement
+from trainer.evaluation.evaluate import Evaluation
+from trainer.evaluation.results import flip_lines
+from trainer.loss.logprobs import LogProbs
+from trainer.machine import hardware
+from trainer.machine.quiet import no_progress_bars
+from trainer.model import merge as export
+from trainer.model.load import load_model, load_tokenizer, resolve_dtype
+from trainer.model.lora import load_adapter
+from trainer.problem.prompts import Prompter
+from trainer.problem.task import make_task
+from trainer.ranks import distributed
+from trainer.records import Draws, Prompt, Sampling
+from trainer.rollout import limits
+from trainer.rollout.collect import Sampler
+from trainer.rollout.make import make_outside, may_colocate
+from trainer.rollout.vllm.publish import Fixed
+from trainer.run import assemble, sampler_check
+from trainer.watch.screen import Screen
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What is evaluated beside the model of the configuration."""
+
+    adapter: Path | None = None
+    merged: Path | None = None
+
+
+def evaluate(config: Config, models: Models, draws: Draws | None, out: Path, as_json: bool) -> None:
+    """The model of the configuration; the same with an adapter and a merged model, if there are such, beside it.
+
+    Under srun or torchrun the problems are split over the ranks."""
+    cards.must_leave_our_cards(hardware.detect(), config.rollout.vllm, distributed.world_size())
+    joins = distributed.world_size() > 1 or may_colocate(config.rollout)
+    with assemble.process_group(config) if joins else nullcontext():
+        evaluations = list(_evaluations(config, models, draws, out))
+    if not distributed.is_main():
+        return
+    named = {name: str(path) for name, path in asdict(models).items() if path}
+    settings = {**results.settings_of(config), **named}
+    results.write(out, settings, evaluations)
+    flips = [line for pair in pairwise(evaluations) for line in flip_lines(Comparison(*pair))]
+    said = [*results.verdicts(evaluations), *flips, f"written to {out}: {results.FILES}"]
+    if models.adapter and models.merged:
+        said.insert(0, f"{results.merged_against('adapter', config)}: {agreement(evaluations[1], evaluations[2])}")
+    _answer({**results.document(settings, evaluations), "out": str(out), "said": said}, evaluations, as_json)
+
+
+def _evaluations(config: Config, models: Models, draws: Draws | None, out: Path) -> Iterator[Evaluation]:
+    """One model after the other, so that only one is in memory. vLLM has the base, and the adapter if there is one."""
+    model, tokenizer = _load(config)
+    alone = models.adapter is None and models.merged is None
+    with _outside(config, model, tokenizer, out) as (sampler, shown):
+        yield assemble.evaluate_model("model" if alone else "base", model, tokenizer, config, draws, sampler)
+        if models.adapter:
+            adapted = load_adapter(model, models.adapter)
+            shown.adapter = models.adapter
+            if sampler:
+                _must_be(adapted, tokenizer, config, sampler)
+            yield assemble.evaluate_model("adapter", adapted, tokenizer, config, draws, sampler)
+            del adapted
+    del model
+    if models.merged:
+        model, tokenizer = _load(config, str(models.merged))
+        yield assemble.evaluate_model("merged", model, tokenizer, config, draws)
+
+
+@contextmanager
+def _outside(config: Config, model: Any, tokenizer: Any, out: Path) -> Iterator[tuple[Sampler | None, Fixed]]:
+    """vLLM, if the settings mean it, and what it is to show: the base at first."""
+    shown = Fixed()
+    out.mkdir(parents=True, exist_ok=True)
+    sampler = make_outside(assemble.around(config, shown, model, tokenizer, out, _say))
+    try:
+        if sampler:
+            _must_be(model, tokenizer, config, sampler)
+        yield sampler, shown
+    finally:
+        if sampler:
+            sampler.close()
+
+
+def _say(text: str) -> None:
+    """Once, however many ranks there are."""
+    if distributed.is_main():
+        limits.on_stderr(text)
+
+
+def _some_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
+    task = make_task(config.task)
+    return assemble.held_out_prompts(config, task, Prompter(tokenizer, config.prompt, task))[:4]
+
+
+def _must_be(model: Any, tokenizer: Any, config: Config, sampler: Sampler) -> None:
+    """An error when vLLM has another model, or another adapter, than the one that was asked about."""
+    prompts = _some_prompts(config, tokenizer)
+    sampling = Sampling(4, 1.0, config.rollout.max_new_tokens, config.run.seed)
+    packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, flat=False)
+    measure = LogProbs(model, sampling.temperature, flat=False)
+    apart = sampler_check.of_each(measure, packer, model.device, sampler, prompts, sampling)
+    sampler_check.judge(apart, config.rollout.vllm.max_difference, _say)
+
+
+def merge(config: Config, adapter: Path, out: Path, as_json: bool) -> None:
+    """Write the merged model, load it again, and see whether it answers as the adapted one does."""
+    dtype = resolve_dtype(config.model.dtype, distributed.device())
+    model, tokenizer = _load(config)
+    adapted = assemble.evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config)
+    del model
+    export.merge(config.model, adapter, out, dtype)
+    model, tokenizer = _load(config, str(out))
+    merged = assemble.evaluate_model("merged", model, tokenizer, config)
+    alike = agreement(adapted, merged)
+    said = [f"{results.merged_against('adapter', config)}: {alike}", f"written to {out}"]
+    facts = {"out": str(out), "identical": alike.identical, "problems": alike.problems}
+    _answer({**facts, "largest_difference": alike.largest_difference, "said": said}, [adapted, merged], as_json)
+
+
+def _load(config: Config, name: str | None = None) -> tuple[Any, Any]:
+    no_progress_bars()
+    settings = config.model.clean.model_copy(update={"name": name, "revision": None}) if name else config.model
+    device = distributed.device()
+    model = load_model(settings, resolve_dtype(settings.dtype, device), device)
+    return model, load_tokenizer(settings)
+
+
+def _answer(facts: dict[str, Any], evaluations: list[Evaluation], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    screen = Screen()
+    screen.show(results.evaluation_table(evaluations))
+    for line in facts["said"]:
+        screen.say(line)

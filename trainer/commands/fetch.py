@@ -1,0 +1,235 @@
+"""`octet fetch`: model, data and packages of a run in one folder, for a machine without internet.
+
+    DIR/hub/        the model, as huggingface_hub caches it
+        datasets/   the data, as `datasets` has prepared them
+        wheels/     the packages of constraints.txt, for this Python and this platform
+        manifest.json   every file with its size and SHA-256
+        README.txt      the commands for the other machine
+
+With HF_HOME=DIR the same settings run there: names stay names, in the settings and in the adapter, where a path would
+be of that machine only. The same command goes on with a folder that is half full.
+"""
+
+from __future__ import annotations
+
+import configparser
+import hashlib
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.checks import disk_and_ram, downloads
+from trainer.config.settings import Config, Model
+from trainer.errors import ConfigError, DataError, ModelError
+from trainer.machine.disk import amount
+from trainer.machine.shipped import ROOT
+from trainer.model import hub
+from trainer.problem.task import hub_sets
+
+CONSTRAINTS = ROOT / "constraints.txt"
+BUILD_TOOLS = ("pip", "setuptools", "wheel", "ninja", "packaging")
+NOT_LISTED = ("manifest.json", "README.txt")  # they say what the rest is
+
+README = """\
+{what}
+
+Made on {platform}, Python {python}, with
+  octet fetch {arguments} --to DIR
+
+Copy the folder with its links (rsync -a, or tar): {size} in {count} files. On the other machine, in the folder of
+Octet, and with another place in these lines if this folder has another one there:
+
+  {run}
+
+Whether everything has arrived:
+
+  octet fetch --verify {folder}
+"""
+
+
+def fetch(config: Config, arguments: Sequence[str], folder: Path, wheels: bool) -> None:
+    if hub.is_offline():
+        raise ConfigError("HF_HUB_OFFLINE=1: nothing can be fetched with it. Unset it.")
+    folder = folder.expanduser().absolute()
+    # read when the libraries are imported; not HF_HOME, where the login is
+    os.environ["HF_HUB_CACHE"], os.environ["HF_DATASETS_CACHE"] = str(folder / "hub"), str(folder / "datasets")
+    if disk_and_ram.existing(folder) != folder:
+        _make(folder)
+    said = [fetch_model(config.model, folder), fetch_data(config)]
+    for line in said:
+        print(line, flush=True)
+    if wheels:
+        said.append(fetch_wheels(requirements(), CONSTRAINTS, folder / "wheels"))
+        print(said[-1], flush=True)
+    conclude(folder, said, shlex.join(arguments), wheels)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"--to {folder}: it cannot be made ({error.strerror}). Choose another folder.") from None
+
+
+def fetch_model(model: Model, folder: Path) -> str:
+    found = hub.find_model(model)
+    if model.name == "nano":
+        return "model   nano: it comes with Octet"
+    if found.folder is None:
+        _download(model, found, folder)
+        found = hub.Found(hub.snapshot(model), found.sizes)
+        _compare(model, found)
+    elif hub.snapshot(model) is None:
+        return f"model   {model.name}: a folder on this machine; copy it yourself"
+    return f"model   {model.name}: {amount(sum(found.sizes.values()))} in {len(found.sizes)} files"
+
+
+def _download(model: Model, found: hub.Found, folder: Path) -> None:
+    free = disk_and_ram.free_disk(folder)
+    if free < found.download:
+        raise ConfigError(
+            f"--to {folder}: {model.name} needs {amount(found.download)}, and {amount(free)} are free there. "
+            "Make room, or choose a folder on another disk."
+        )
+    import huggingface_hub
+
+    try:
+        huggingface_hub.snapshot_download(model.name, revision=model.revision, allow_patterns=list(found.sizes))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(
+            f"model.name={model.name}: the download broke off ({_first_line(error)}). The same command goes on with it."
+        ) from None
+
+
+def _compare(model: Model, found: hub.Found) -> None:
+    """With what the hub says of its size."""
+    here = {name: found.folder / name for name in found.sizes} if found.folder else {}
+    wrong = [name for name, file in here.items() if not file.is_file() or file.stat().st_size != found.sizes[name]]
+    if wrong or not here:
+        raise ModelError(
+            f"model.name={model.name}: {', '.join(wrong) or 'its weights'} did not arrive whole. "
+            "The same command fetches what is missing."
+        )
+
+
+def fetch_data(config: Config) -> str:
+    sets = hub_sets(config.task)
+    counts = [f"{data.split} {sum(1 for _ in data.records()):,}" for data in sets]
+    for data in sets:
+        if not downloads.is_prepared(data):
+            raise DataError(f"task.name={config.task.name}: {data} did not arrive. Run the same command again.")
+    if not counts:
+        return f"data    {config.task.name}: made up by Octet, or files on this machine; copy those yourself"
+    return (
+        f"data    {', '.join(dict.fromkeys(one.name for one in hub_sets(config.task)))}: {', '.join(counts)} problems"
+    )
+
+
+# ---------------------------------------------------------------- packages
+
+
+def requirements(setup: Path = ROOT / "setup.cfg") -> list[str]:
+    """What Octet needs, its optional mathematics, and what installs it."""
+    parser = configparser.ConfigParser()
+    parser.read(setup)
+    needed = parser["options"]["install_requires"].split() + parser["options.extras_require"]["math"].split()
+    return [*BUILD_TOOLS, *needed]
+
+
+def fetch_wheels(wanted: Sequence[str], constraints: Path, folder: Path) -> str:
+    """For this Python and this platform. DeepSpeed is published as source only, and looks for torch while it is built:
+    that of this environment."""
+    stamp = folder / ".complete"
+    state = f"{platform.platform()} {platform.python_version()} {' '.join(wanted)}\n{constraints.read_text()}"
+    state = hashlib.sha256(state.encode()).hexdigest()
+    if not stamp.is_file() or stamp.read_text() != state:
+        options = ["--constraint", str(constraints), "--wheel-dir", str(folder), "--find-links", str(folder)]
+        folder.mkdir(parents=True, exist_ok=True)
+        if "deepspeed" in wanted:
+            _pip_wheel([*options, "--no-deps", "--no-build-isolation", "deepspeed"])
+        _pip_wheel([*options, *wanted])
+        stamp.write_text(state)
+    files = list(folder.glob("*.whl"))
+    return f"wheels  {len(files)} packages, {amount(sum(file.stat().st_size for file in files))}"
+
+
+def _pip_wheel(arguments: Sequence[str]) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", *arguments]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode != 0:
+        last = (answer.stderr.strip() or answer.stdout.strip()).splitlines()[-1:]
+        raise ConfigError(
+            f"--to: pip could not bring the packages ({''.join(last)}). The same command goes on; "
+            "--no-wheels leaves the packages out."
+        )
+
+
+# ---------------------------------------------------------------- what the other machine is told
+
+
+def conclude(folder: Path, said: Sequence[str], arguments: str, wheels: bool) -> None:
+    files = {str(file.relative_to(folder)): file for file in _listed(folder)}
+    sums = _sums(files.values())
+    listed = {name: {"bytes": file.stat().st_size, "sha256": sums[file.resolve()]} for name, file in files.items()}
+    run = command(folder, arguments, wheels)
+    made: dict[str, Any] = {"platform": platform.platform(), "python": platform.python_version()}
+    made |= {"arguments": arguments, "run": run}
+    (folder / "manifest.json").write_text(json.dumps({**made, "files": listed}, indent=1) + "\n")
+    size = amount(sum(file.stat().st_size for file in set(map(Path.resolve, files.values()))))
+    text = README.format(what="\n".join(said), **made, folder=folder, size=size, count=len(listed))
+    (folder / "README.txt").write_text(text)
+    print(f"\nCopy {folder} ({size}) with its links, then, in the folder of Octet over there:\n  {run}")
+    print(f"More in {folder / 'README.txt'}")
+
+
+def command(folder: Path, arguments: str, wheels: bool) -> str:
+    packages = f"OCTET_WHEELS={shlex.quote(str(folder / 'wheels'))} " if wheels else ""
+    return f"{packages}HF_HOME={shlex.quote(str(folder))} HF_HUB_OFFLINE=1 ./run_deepspeed.sh {arguments}"
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Links of the cache too: a copy may have files in their place."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix not in (".lock", ".incomplete"))
+    return [file for file in files if str(file.relative_to(folder)) not in NOT_LISTED]
+
+
+def _sums(files: Iterable[Path]) -> dict[Path, str]:
+    """Of the files themselves: several links may name one."""
+    sums = {}
+    for file in {file.resolve() for file in files}:
+        with file.open("rb") as content:
+            digest = hashlib.sha256()
+            while block := content.read(1 << 20):
+                digest.update(block)
+        sums[file] = digest.hexdigest()
+    return sums
+
+
+def verify(folder: Path) -> None:
+    """Whether every file is there as it was listed."""
+    try:
+        listed = json.loads((folder / "manifest.json").read_text())["files"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"--verify {folder}: there is no whole manifest.json in it ({_first_line(error)}).") from None
+    missing = [name for name in listed if not (folder / name).is_file()]
+    sums = _sums(folder / name for name in listed if name not in missing)
+    changed = [
+        name for name in listed if name not in missing and sums[(folder / name).resolve()] != listed[name]["sha256"]
+    ]
+    wrong = [*(f"{name} is missing" for name in missing), *(f"{name} has changed" for name in changed)]
+    if wrong:
+        raise DataError(
+            f"--verify {folder}: {len(wrong)} of {len(listed)} files are not as they were fetched: "
+            f"{', '.join(wrong[:3])}. Copy the folder again, with its links (rsync -a)."
+        )
+    print(f"{folder}: all {len(listed)} files are as they were fetched")
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -1,0 +1,61 @@
+"""`octet play`: a person stands in for the model and sees what an answer is worth. It finds a wrong reward at once."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Iterator
+
+from trainer.commands.score import with_every_component
+from trainer.config.settings import Config
+from trainer.problem.task import make_task
+from trainer.records import Completion, Problem, Prompt, Score
+from trainer.reward.make import make_scorer
+
+
+def play(config: Config) -> None:
+    config = with_every_component(config)
+    task = make_task(config.task)
+    scorer = make_scorer(config, task)
+    problems = list(task.train())
+    random.Random(config.run.seed).shuffle(problems)
+    completions = typed(sys.stdin)
+    print("Write what the model would write; an empty line ends it, and Ctrl-D ends the game.")
+    for problem in problems:
+        print(f"\n{problem.id}: {problem.question}\n", flush=True)
+        text = next(completions, None)
+        if text is None:
+            return
+        group = scorer.score(Prompt(problem, problem.question, ()), [Completion((), (), text, truncated=False)])
+        print("\n".join(verdict(problem, group.scores[0], scorer.weights)), flush=True)
+
+
+def typed(lines: Iterable[str]) -> Iterator[str]:
+    """Texts of one line or several, each ended by an empty line or by the end of the input."""
+    text: list[str] = []
+    for line in lines:
+        if line.strip():
+            text.append(line.rstrip("\n"))
+        elif text:
+            yield "\n".join(text)
+            text = []
+    if text:
+        yield "\n".join(text)
+
+
+def verdict(problem: Problem, score: Score, weights: dict[str, float]) -> Iterator[str]:
+    """What was parsed, each reward, and what it comes to."""
+    yield f"  {'gold':<12} {problem.gold!r}"
+    yield f"  {'strict':<12} {_parsed(score.strict, score.correct_strict)}"
+    yield f"  {'lenient':<12} {_parsed(score.lenient, score.correct_lenient)}"
+    for name, value in score.components.items():
+        yield f"  {name:<12} {_number(value)}  x {weights[name]:g}"
+    yield f"  {'reward':<12} {_number(score.reward)}"
+
+
+def _parsed(found: str | None, right: bool) -> str:
+    return "nothing found" if found is None else f"{found!r} is {'right' if right else 'wrong'}"
+
+
+def _number(value: float | None) -> str:
+    return "    none" if value is None else f"{value:8.3f}"

@@ -1,0 +1,149 @@
+"""`octet score`: completions from a file, scored as a run would score them. One JSON object in, one out, in order.
+
+in    completion and answer, both needed; answer is the gold answer, or a worked solution that ends with it
+      question or prompt, id, tokens (token ids, which `overlong` counts); every further key is a column for
+      functions of your own
+out   strict, lenient                  what was parsed, as text or null
+      correct_strict, correct_lenient  true or false
+      each reward under its name       a number, or null where there is none; those without a weight too
+      reward                           the weighted sum, or null where a part with a weight is null
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from trainer.answers import find
+from trainer.config.settings import Config
+from trainer.errors import DataError
+from trainer.problem.task import make_task
+from trainer.records import Completion, Problem, Prompt, Score
+from trainer.reward.built_in import COMPONENTS
+from trainer.reward.make import make_scorer
+from trainer.reward.scorer import Scorer
+
+LINES_AT_ONCE = 64  # where graders from outside are asked, so that they can work side by side
+
+Sample = tuple[Prompt, Completion]
+
+
+def score_file(config: Config, path: str) -> None:
+    """`-` is standard input."""
+    config = with_every_component(config)
+    scorer = make_scorer(config, make_task(config.task))
+    with contextlib.ExitStack() as stack:
+        lines = sys.stdin.buffer if path == "-" else stack.enter_context(_open(path))
+        try:
+            for record in scored(samples(lines, "standard input" if path == "-" else path), scorer):
+                sys.stdout.write(json.dumps(record) + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:  # `| head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _say_what_is_missing(scorer)
+
+
+def with_every_component(config: Config) -> Config:
+    """Those that are built in and have no weight get the weight 0: they are shown and do not count."""
+    weights = {**dict.fromkeys(COMPONENTS, 0.0), **config.reward.weights}
+    return config.model_copy(update={"reward": config.reward.model_copy(update={"weights": weights})})
+
+
+def scored(given: Iterator[Sample], scorer: Scorer) -> Iterator[dict[str, Any]]:
+    at_once = LINES_AT_ONCE if scorer.graders else 1
+    while batch := list(islice(given, at_once)):
+        yield from map(as_record, scorer.scores(batch))
+
+
+def as_record(score: Score) -> dict[str, Any]:
+    return {
+        "strict": score.strict,
+        "lenient": score.lenient,
+        "correct_strict": score.correct_strict,
+        "correct_lenient": score.correct_lenient,
+        **score.components,
+        "reward": score.reward,
+    }
+
+
+def samples(lines: Iterable[bytes], name: str) -> Iterator[Sample]:
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield _sample(_record(line, f"{name}:{number}"), f"{name}:{number}")
+
+
+def gold_of(answer: str) -> str:
+    r"""The gold answer of a worked solution: behind the last `####`, else in the last `\boxed{}`, else all of it."""
+    if "####" in answer:
+        return answer.rpartition("####")[2].strip()
+    return find.strict(answer, "boxed") or answer.strip()
+
+
+def _open(path: str) -> IO[bytes]:
+    try:
+        return Path(path).open("rb")
+    except OSError as error:
+        raise DataError(f"{path}: it cannot be read: {error.strerror}. Name a file of JSON lines, or - .") from None
+
+
+def _record(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: not JSON: {error.msg} at character {error.pos + 1}.") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON: {error}.") from None
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: expected an object with `completion` and `answer`, found {line[:60]!r}.")
+    return record
+
+
+def _sample(record: dict[str, Any], where: str) -> Sample:
+    completion, answer = record.pop("completion", None), record.pop("answer", None)
+    if not isinstance(completion, str):
+        raise DataError(f"{where}: `completion` is {completion!r:.60}. Write the text of the completion.")
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        answer = str(answer)
+    if not isinstance(answer, str) or not (gold := gold_of(answer)):
+        raise DataError(f"{where}: `answer` is {answer!r:.60}. Write the gold answer, or a solution that ends with it.")
+    completed = Completion(_tokens(record, where), (), completion, truncated=False)
+    columns = {**record, "answer": answer}  # a function gets the column as it stands, as in training
+    return _prompt(record, Problem(str(record.get("id", where)), "", gold, answer, columns)), completed
+
+
+def _prompt(record: dict[str, Any], problem: Problem) -> Prompt:
+    """`prompt` is a text or a list of chat messages."""
+    question = record.get("question", record.get("prompt", ""))
+    prompt = record.get("prompt", question)
+    is_chat = isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt)
+    asked = replace(problem, question=_text(question), messages=tuple(prompt) if is_chat else ())
+    return Prompt(asked, _text(prompt), ())
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _tokens(record: dict[str, Any], where: str) -> tuple[int, ...]:
+    tokens = record.get("tokens", [])
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        raise DataError(f"{where}: `tokens` is {tokens!r:.60}. Write a list of token ids, or leave it out.")
+    return tuple(tokens)
+
+
+def _say_what_is_missing(scorer: Scorer) -> None:
+    measured = scorer.measured()
+    missing, asked = measured.get("judge/missing", (0, 0))
+    if missing:
+        why = "; ".join(failure for grader in scorer.graders if (failure := grader.last_failure))
+        print(f"octet: the judge gave no grade for {missing:.0f} of {asked:.0f} completions: {why}.", file=sys.stderr)
+    hangs = measured.get("symbolic/hangs", (0, 0))[0]
+    if hangs:
+        print(f"octet: {hangs:.0f} symbolic comparisons took too long and count as different.", file=sys.stderr)

@@ -1,0 +1,235 @@
+"""How the settings of a run are put together.
+
+    preset (presets/8gb.yaml) -> recipe (presets/recipes/*.yaml) -> key=value on the command line
+
+A later layer wins. The result is validated, frozen, and written into the run folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from trainer.config.settings import RUNS, Config, fields, sections
+from trainer.errors import ConfigError, did_you_mean
+from trainer.machine import hardware
+
+PRESETS = Path(__file__).parent / "presets"
+RECIPES = PRESETS / "recipes"
+GPU_PRESETS = {"8gb": 8, "12gb": 12, "16gb": 16, "24gb": 24, "80gb": 80}  # and the GB of the card that each is for
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asks for."""
+
+    config: Config
+    preset: str
+    reason: str  # what was chosen for the user, and why; empty when nothing was
+    dry_run: bool = False
+    json: bool = False
+    debug: bool = False
+    resumes: Path | None = None  # the folder of the run that goes on
+
+
+def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[str] = ()) -> Config:
+    """The frozen configuration of a preset, a recipe and `key=value` overrides."""
+    layers = [_load_layer(preset, PRESETS, "--preset")] if preset else []
+    if recipe:
+        layers.append(_load_layer(recipe, RECIPES, "--recipe"))
+    layers += [_parse_override(text) for text in overrides]
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        _refuse_unknown_keys(layer)
+        merged = _merge(_without_rival(merged, layer), layer)
+    return validate(merged)
+
+
+def validate(settings: Mapping[str, Any]) -> Config:
+    try:
+        return Config.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(detail) for detail in error.errors())) from None
+
+
+def choose_preset(machine: hardware.Hardware) -> tuple[str, str]:
+    """The preset for this hardware, and why."""
+    if not machine.gpus:
+        return "nano", f"{machine}: the embedded model trains in minutes without one"
+    preset = preset_for(machine.memory_gb)
+    if preset is None:
+        return "nano", f"{machine}: the 8gb preset needs a card of 8 GB"
+    return preset, f"{machine}: it fits a card of {GPU_PRESETS[preset]} GB or more"
+
+
+def preset_for(memory_gb: float) -> str | None:
+    """The largest preset for a card; one that is sold as 8 GB may show a little less."""
+    fitting = [name for name, size in GPU_PRESETS.items() if memory_gb >= 0.94 * size]
+    return fitting[-1] if fitting else None
+
+
+def parse_command_line(arguments: Sequence[str]) -> Request:
+    options = argument_parser().parse_intermixed_args(_resume_apart(arguments))
+    if options.resume is not None:
+        return _resumed(options)
+    preset, why = (options.preset, "") if options.preset else choose_preset(hardware.detect())
+    reason = f"preset {preset} ({why})" if why else ""
+    config = resolve(preset, options.recipe, options.overrides)
+    return Request(config, preset, reason, options.dry_run, options.json, options.debug)
+
+
+def _resume_apart(arguments: Sequence[str]) -> list[str]:
+    """`--resume run.steps=9` is the latest run with a setting, not a folder of that name."""
+    followers = [*arguments[1:], ""]
+    return [
+        "--resume=" if argument == "--resume" and "=" in follower else argument
+        for argument, follower in zip(arguments, followers)
+    ]
+
+
+def _resumed(options: argparse.Namespace) -> Request:
+    """The settings of an earlier run, from its folder, with the overrides of this command line on top."""
+    folder = Path(options.resume) if options.resume else _latest_run()
+    stored = folder / "config.yaml"
+    if options.preset or options.recipe:
+        raise ConfigError("--resume: the run's own config.yaml is the preset. Leave --preset and --recipe out.")
+    if not stored.is_file():
+        raise ConfigError(f"--resume {folder}: there is no config.yaml in it, so it is not the folder of a run.")
+    config = resolve(str(stored), None, [*options.overrides, f"run.dir={folder}"])
+    reason = f"going on with {folder}"
+    return Request(config, folder.name, reason, options.dry_run, options.json, options.debug, resumes=folder)
+
+
+def _latest_run() -> Path:
+    runs = sorted(RUNS.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
+    if not runs:
+        raise ConfigError(f"--resume: there is no run in {RUNS}/. Name the folder: --resume DIR.")
+    return runs[-1].parent
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="train.py",
+        description="Train a language model with GRPO. Every setting is in docs/configuration.md.",
+        epilog="example: ./run_deepspeed.sh --preset 8gb algorithm.lr=2e-5 run.steps=100",
+        allow_abbrev=False,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as rollout.group_size=16")
+    parser.add_argument(
+        "--preset", help=f"{', '.join(names_in(PRESETS))}, or a YAML file; by default the hardware chooses"
+    )
+    parser.add_argument("--recipe", help=f"an objective on top: {', '.join(names_in(RECIPES))}, or a YAML file")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
+    parser.add_argument(
+        "--resume", nargs="?", const="", metavar="DIR", help="go on with the run in DIR, or with the latest run"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="end with JSON on standard output; progress goes to standard error"
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.add_argument(
+        "--local_rank", help=argparse.SUPPRESS
+    )  # the deepspeed launcher adds it; the environment is read
+    return parser
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    if not path.is_file():
+        known = names_in(folder)
+        raise ConfigError(
+            f"{flag} {name}: there is no such file or name.{did_you_mean(name, known)} Known: {', '.join(known)}."
+        )
+    try:
+        layer = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{flag} {name}: not valid YAML: {error}") from None
+    if not isinstance(layer, dict):
+        raise ConfigError(f"{flag} {name}: expected sections such as `rollout:`, found a {type(layer).__name__}.")
+    return layer
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    """`rollout.group_size=16` as a nested dictionary; the value is read as YAML."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{text}: expected key=value, such as rollout.group_size=16.")
+    try:
+        nested: Any = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ConfigError(f"{text}: the value is not valid YAML. Put quotes around it.") from None
+    if isinstance(nested, str) and nested.startswith("~"):  # the shell does not look behind an equals sign
+        nested = str(Path(nested).expanduser())
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    return nested
+
+
+def _without_rival(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`run.steps` in a later layer displaces `run.epochs` of an earlier one, and the other way round."""
+    for key, rival in (("steps", "epochs"), ("epochs", "steps")):
+        if above.get("run", {}).get(key) is not None and "run" in below:
+            below = _merge(below, {"run": {rival: None}})
+    return below
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        both_nested = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merge(merged[key], value) if both_nested else value
+    return merged
+
+
+def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
+    known = fields()
+    for section, settings in layer.items():
+        if section not in sections():
+            raise ConfigError(f"{section}: there is no such section.{did_you_mean(section, [*sections(), *known])}")
+        if not isinstance(settings, Mapping):
+            raise ConfigError(f"{section}={settings}: {section} is a section. Write {section}.KEY=VALUE.")
+        for key in _keys(settings, f"{section}.", known):
+            if key not in known:
+                raise ConfigError(f"{key}: there is no such setting.{did_you_mean(key, known)}")
+
+
+def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str]) -> Iterator[str]:
+    for name, value in settings.items():
+        inner = f"{prefix}{name}."
+        if isinstance(value, Mapping) and any(key.startswith(inner) for key in known):
+            yield from _keys(value, inner, known)
+        else:
+            yield inner[:-1]
+
+
+def _explain(detail: Any) -> str:
+    """One line of a validation error: key, value seen, why not, what to write instead."""
+    key = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "value_error" and not key:  # of several sections: it names them itself
+        return f"{detail['ctx']['error']}."
+    if detail["type"] == "value_error":
+        seen = "" if isinstance(detail["input"], dict) else f"={detail['input']}"
+        return f"{key}{seen}: {detail['ctx']['error']}."
+    choices = detail.get("ctx", {}).get("expected", "")
+    remedy = f"Write one of {choices}" if choices else detail["msg"].replace("Input should", "It should")
+    return f"{key}={detail['input']!r} cannot be used. {remedy}."
+
+
+def flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Every setting as `section.key`; None where an older version did not have it."""
+
+    def inside(part: Any, name: str) -> Any:
+        return part.get(name) if part else None
+
+    return {key: reduce(inside, key.split("."), settings) for key in fields()}

@@ -1,0 +1,139 @@
+"""`ds_configs/*.json`: memory and precision of the engine, and nothing that the configuration says already."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.config.settings import Config, Model
+from trainer.errors import ConfigError
+from trainer.machine.shipped import ROOT
+
+FOLDER = ROOT / "ds_configs"
+
+# Settings with another home: two sources of truth are the classic DeepSpeed bug.
+ELSEWHERE = {
+    "train_batch_size": "rollout.problems and rollout.group_size",
+    "train_micro_batch_size_per_gpu": "optim.tokens_per_micro_batch",
+    "gradient_accumulation_steps": "optim.tokens_per_micro_batch",
+    "gradient_clipping": "optim.max_grad_norm",
+    "optimizer": "optim.name",
+    "scheduler": "optim.schedule",
+}
+
+
+def check(config: Config, has_gpu: bool) -> None:
+    """What the engine cannot do is answered before it is imported."""
+    zero = read(config.engine.ds_config).get("zero_optimization", {})
+    _check_optimizer(config, has_gpu, zero.get("offload_optimizer", {}).get("device", "none") != "none")
+    _check_attention(config.model, has_gpu)
+    if splits_weights(zero):
+        _check_split_weights(config)
+
+
+def _check_optimizer(config: Config, has_gpu: bool, is_offloaded: bool) -> None:
+    name, optimizer = config.engine.ds_config, config.optim.name
+    if optimizer == "paged_adamw_8bit" and (is_offloaded or not has_gpu):
+        where = f"engine.ds_config={name} keeps the states" if has_gpu else "without a GPU the states are"
+        remedy = ", or engine.ds_config=zero2 to keep them on the card" if has_gpu else ""
+        raise ConfigError(
+            f"optim.name={optimizer}: its pages move between card and CPU memory, and {where} in CPU memory anyway. "
+            f"Write optim.name=adamw_8bit{remedy}."
+        )
+    if optimizer == "cpu_adam" and has_gpu and not is_offloaded:
+        raise ConfigError(
+            f"optim.name={optimizer}: it works in CPU memory, and engine.ds_config={name} keeps the states on the "
+            "card. Write engine.ds_config=zero2_offload, or optim.name=adamw."
+        )
+
+
+def _check_attention(model: Model, has_gpu: bool) -> None:
+    if model.attention != "flash":
+        return
+    if not has_gpu:
+        raise ConfigError("model.attention=flash: it needs a card, and there is none. Write model.attention=auto.")
+    if model.dtype == "fp32":
+        raise ConfigError("model.attention=flash: it computes in bf16 or fp16. Write model.dtype=auto.")
+    if importlib.util.find_spec("flash_attn") is None:
+        raise ConfigError(
+            "model.attention=flash: the package flash_attn is not installed. Write model.attention=auto, or "
+            "install it with `pip install flash-attn --no-build-isolation`, which compiles for a long time."
+        )
+
+
+def splits_weights(zero: Mapping[str, Any]) -> bool:
+    """ZeRO-3: a rank has its part of the weights, and gathers a layer when it is needed."""
+    return zero.get("stage", 0) == 3
+
+
+def _check_split_weights(config: Config) -> None:
+    """What reads weights outside of the layer that has them finds nothing there."""
+    where = f"engine.ds_config={config.engine.ds_config} splits the weights over the ranks (ZeRO-3)"
+    whole = "Write engine.ds_config=zero2_offload"
+    if config.model.quantize != "none":
+        raise ConfigError(f"{where}, and those of model.quantize={config.model.quantize} cannot be split. {whole}.")
+    if config.algorithm.gradreg.strength:
+        raise ConfigError(
+            f"{where}, and algorithm.gradreg takes gradients of whole weights. {whole}, or "
+            "algorithm.gradreg.strength=0."
+        )
+    if not config.lora.enabled:
+        return
+    if config.lora.dora:
+        raise ConfigError(
+            f"{where}, and lora.dora=true measures whole weights in each pass. {whole}, or lora.dora=false."
+        )
+    if found := _at_the_ends(config.lora.targets):
+        raise ConfigError(
+            f"{where}, and lora.targets={','.join(config.lora.targets)} names {found}, which is worked with in pieces. "
+            f"{whole}, or lora.targets=all."
+        )
+
+
+def _at_the_ends(targets: str | tuple[str, ...]) -> str | None:
+    """The first target that is the embedding or the output layer; "all" has neither."""
+    names = [] if isinstance(targets, str) else [target.rpartition(".")[2] for target in targets]
+    return next((name for name in names if name in ("embed_tokens", "lm_head")), None)
+
+
+def read(name: str) -> dict[str, Any]:
+    """The settings in a file, without `//` keys, which are comments."""
+    path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
+    if not path.is_file():
+        known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.json")))
+        raise ConfigError(f"engine.ds_config={name}: there is no {path}. Known: {known}.")
+    try:
+        settings = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"engine.ds_config={name}: {path} is not JSON: {error}.") from None
+    for key, home in ELSEWHERE.items():
+        if key in settings:
+            raise ConfigError(f"engine.ds_config={name}: `{key}` must not stand in it. Write {home} instead.")
+    return {key: value for key, value in settings.items() if not key.startswith("//")}
+
+
+LARGEST_BUCKET = 50_000_000  # numbers that are reduced at once
+
+
+def fill(settings: dict[str, Any], dtype: str, max_grad_norm: float, trained: int) -> dict[str, Any]:
+    """What the engine gets: `auto` precision resolved, batch sizes and clipping from the configuration.
+
+    One accumulation step always: Octet says itself when an update is complete. The buffers of the reduction are as
+    large as what is trained, so many numbers: DeepSpeed's own default is two of 1 GB, however small the adapter.
+    """
+    bucket = {"reduce_bucket_size": min(trained, LARGEST_BUCKET)}
+    filled = settings | {"zero_optimization": bucket | settings.get("zero_optimization", {})}
+    for precision in ("bf16", "fp16"):
+        section = settings.get(precision, {"enabled": "auto"})
+        enabled = dtype == precision if section.get("enabled", "auto") == "auto" else section["enabled"]
+        filled[precision] = {**section, "enabled": enabled}
+    return filled | {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": max_grad_norm,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }

@@ -1,0 +1,119 @@
+"""The course of a run: its evaluations so far, the best of them, and whether the accuracy still rises.
+
+    <run folder>/best/            the adapter (or model) with the highest `eval.metric` so far
+                      best.json   its step and accuracy
+
+The evaluations are read back from `metrics.jsonl`, so a run that resumes counts on where the undisturbed one would be.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config.settings import Eval
+from trainer.evaluation.evaluate import Evaluation
+from trainer.evaluation.results import percent
+from trainer.machine import disk
+from trainer.ranks import distributed
+
+
+@dataclass(frozen=True, slots=True)
+class Milestone:
+    step: int
+    value: float  # of eval.metric
+
+
+class Course:
+    """Sees every evaluation after a step. The base model's is no candidate: nothing of it has to be kept."""
+
+    def __init__(self, folder: Path, settings: Eval, problems: int, first_step: int, total_steps: int) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.problems = problems
+        self.total_steps = total_steps
+        read = (_evaluated(folder, first_step), self.kept) if distributed.is_main() else ([], None)
+        records, kept = distributed.gather(read)[0]
+        self.milestones = [
+            Milestone(record["step"], record[f"eval/{settings.metric}"])
+            for record in records
+            if record["eval/problems"] == problems
+        ]
+        self.is_seen = any(record["step"] == first_step for record in records)  # whatever the number of problems
+        self.spares_best = first_step >= total_steps and kept is not None
+        self.last: Evaluation | None = None
+
+    def is_due(self, step: int) -> bool:
+        every = self.settings.every
+        return bool(self.problems) and (step == self.total_steps or (every is not None and step % every == 0))
+
+    def is_owed(self, first_step: int) -> bool:
+        """A start that was ended in the evaluation after a step leaves it to the next one, which begins here."""
+        return first_step > 0 and self.is_due(first_step) and not self.is_seen
+
+    def add(self, step: int, evaluation: Evaluation) -> bool:
+        """Whether it is a new best, in a run that looks more than once. As good as the best is not better. With nothing
+        to compare, a finished run leaves what it has kept."""
+        best, value = self.best, metrics_of(evaluation)[f"eval/{self.settings.metric}"]
+        self.milestones.append(Milestone(step, value))
+        self.last = evaluation
+        is_better = value > best.value if best else not self.spares_best
+        return self.settings.every is not None and is_better
+
+    @property
+    def best(self) -> Milestone | None:
+        return max(self.milestones, key=lambda milestone: milestone.value, default=None)  # the first of equals
+
+    @property
+    def kept(self) -> dict[str, Any] | None:
+        """What `best.json` says of the adapter or model beside it."""
+        path = self.folder / "best" / "best.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    @property
+    def has_stopped_rising(self) -> bool:
+        """`eval.patience` evaluations have passed without a new best."""
+        patience, best = self.settings.patience, self.best
+        if patience is None or best is None:
+            return False
+        return len(self.milestones) - 1 - self.milestones.index(best) >= patience
+
+    def keep(self, export: Callable[[Path], None]) -> None:
+        """Put what the last evaluation was of into `best/`, whole or not at all. Rank 0 calls it."""
+        final, partial = self.folder / "best", self.folder / "best.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        with disk.writing(partial, "the best of the run", "Make room; the same command then goes on."):
+            export(partial)
+        assert self.last is not None, "there was an evaluation"
+        shares = {"accuracy": self.last.strict.value, "lenient": self.last.lenient.value}
+        note = {"step": self.milestones[-1].step, **shares, "problems": self.problems}
+        (partial / "best.json").write_text(json.dumps(note, indent=2) + "\n")
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+
+
+def describe(evaluation: Evaluation) -> str:
+    return f"{percent(evaluation.strict)} of {len(evaluation.outcomes)} held-out problems correct"
+
+
+def metrics_of(evaluation: Evaluation) -> dict[str, float]:
+    """What goes into `metrics.jsonl`."""
+    return {
+        "eval/accuracy": evaluation.strict.value,
+        "eval/lenient": evaluation.lenient.value,
+        "eval/low": evaluation.strict.low,
+        "eval/high": evaluation.strict.high,
+        "eval/problems": len(evaluation.outcomes),
+    }
+
+
+def _evaluated(folder: Path, first_step: int) -> list[dict[str, Any]]:
+    """The lines of steps 1 to `first_step` that have an evaluation."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+    records: list[dict[str, Any]] = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [record for record in records if 0 < record["step"] <= first_step and "eval/problems" in record]

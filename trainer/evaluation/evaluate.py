@@ -1,0 +1,227 @@
+"""How good a model is: its answers to held-out problems, counted, with intervals.
+
+Greedy answers always; sampled ones when asked for. `docs/evaluation.md` says what each number means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from statistics import fmean, stdev
+from typing import Any
+
+from trainer.answers import compare
+from trainer.evaluation.estimates import Share, pass_at, share_of
+from trainer.ranks import distributed
+from trainer.records import Completion, Draws, Prompt, Sampling, Score
+from trainer.reward.scorer import Scorer
+from trainer.rollout.collect import Sampler, collect
+
+CATEGORIES = ("correct", "wrong answer", "no answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One answer to one problem, scored."""
+
+    problem_id: str
+    question: str
+    gold: str
+    completion: Completion
+    score: Score
+
+    @property
+    def category(self) -> str:
+        if self.score.correct_strict:
+            return "correct"
+        return "wrong answer" if self.score.strict is not None else "no answer"
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "problem": self.problem_id,
+            "question": self.question,
+            "gold": self.gold,
+            "completion": self.completion.text,
+            "category": self.category,
+            "strict": self.score.strict,
+            "lenient": self.score.lenient,
+            "correct_strict": self.score.correct_strict,
+            "correct_lenient": self.score.correct_lenient,
+            "truncated": self.completion.truncated,
+            "tokens": len(self.completion.tokens),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Several answers to each problem, in trials that differ by their seed alone: trials, problems, answers."""
+
+    draws: Draws
+    trials: tuple[tuple[tuple[Outcome, ...], ...], ...]
+
+    @property
+    def by_problem(self) -> list[list[Outcome]]:
+        """All answers to each problem, over all trials."""
+        return [[outcome for group in groups for outcome in group] for groups in zip(*self.trials, strict=True)]
+
+    @property
+    def accuracies(self) -> list[float]:
+        """One for each trial."""
+        return [fmean(outcome.score.correct_strict for group in trial for outcome in group) for trial in self.trials]
+
+    def shares(self) -> dict[str, Share]:
+        """avg@k, maj@k and pass@k by name. Everything is a mean over problems, whose spread makes the interval."""
+        k, problems = self.draws.samples, self.by_problem
+        each = len(problems[0])
+        strict = [fmean(outcome.score.correct_strict for outcome in group) for group in problems]
+        lenient = [fmean(outcome.score.correct_lenient for outcome in group) for group in problems]
+        shares = {f"avg@{k}": share_of(strict, each), f"avg@{k} lenient": share_of(lenient, each)}
+        if k > 1:
+            shares[f"maj@{k}"] = share_of(self._majorities(), len(self.trials))
+        right = [sum(outcome.score.correct_strict for outcome in group) for group in problems]
+        for j in _up_to(k):
+            shares[f"pass@{j}"] = share_of([pass_at(j, each, correct) for correct in right], each / j)
+        return shares
+
+    def summary(self) -> dict[str, Any]:
+        spread = {"trial_accuracies": self.accuracies, "mean": fmean(self.accuracies)}
+        spread |= {"deviation": stdev(self.accuracies)} if len(self.trials) > 1 else {}
+        shares = {name: _as_json(share) for name, share in self.shares().items()}
+        described = describe([outcome for group in self.by_problem for outcome in group])
+        return {**asdict(self.draws), **shares, **spread, **described}
+
+    def _majorities(self) -> list[float]:
+        """For each problem, the share of trials in which the majority was right."""
+        voted = [[majority(group) for group in groups] for groups in zip(*self.trials, strict=True)]
+        return [fmean(winner is not None and winner.score.correct_strict for winner in row) for row in voted]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """All problems, answered greedily by one model: `strict` in the format that was asked for, `lenient` in any."""
+
+    name: str
+    outcomes: tuple[Outcome, ...]
+    sampled: Sampled | None = None
+
+    @property
+    def correct(self) -> list[bool]:
+        return [outcome.score.correct_strict for outcome in self.outcomes]
+
+    @property
+    def accuracy(self) -> float:
+        return fmean(self.correct)
+
+    @property
+    def strict(self) -> Share:
+        return share_of(self.correct)
+
+    @property
+    def lenient(self) -> Share:
+        return share_of([outcome.score.correct_lenient for outcome in self.outcomes])
+
+    def summary(self) -> dict[str, Any]:
+        """What is printed and stored; `records` has the single answers."""
+        return {
+            "name": self.name,
+            "problems": len(self.outcomes),
+            "accuracy": self.accuracy,
+            "interval": list(self.strict[1:]),
+            "lenient_accuracy": self.lenient.value,
+            "lenient_interval": list(self.lenient[1:]),
+            **describe(self.outcomes),
+            **({"sampled": self.sampled.summary()} if self.sampled else {}),
+        }
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every answer. The greedy one of a problem has temperature 0; sampled ones are numbered within their trial."""
+        records = [{"model": self.name, "temperature": 0.0, **outcome.record()} for outcome in self.outcomes]
+        if self.sampled:
+            temperature = self.sampled.draws.temperature
+            records += [
+                {"model": self.name, "temperature": temperature, "trial": trial, "sample": sample, **outcome.record()}
+                for trial, groups in enumerate(self.sampled.trials)
+                for group in groups
+                for sample, outcome in enumerate(group)
+            ]
+        return records
+
+
+def describe(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The three categories as counts and as shares, how many answers were cut off, and how long they are."""
+    counts = {name: sum(outcome.category == name for outcome in outcomes) for name in CATEGORIES}
+    return {
+        "categories": counts,
+        "category_shares": {name: count / len(outcomes) for name, count in counts.items()},
+        "truncated": fmean(outcome.completion.truncated for outcome in outcomes),
+        "mean_tokens": fmean(len(outcome.completion.tokens) for outcome in outcomes),
+    }
+
+
+def majority(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """The first outcome with the most frequent answer; of equally frequent ones the first seen."""
+    ballots: list[list[Outcome]] = []
+    for outcome in (outcome for outcome in outcomes if outcome.score.strict is not None):
+        for ballot in ballots:
+            if compare.equal(str(outcome.score.strict), str(ballot[0].score.strict)):
+                ballot.append(outcome)
+                break
+        else:
+            ballots.append([outcome])
+    return max(ballots, key=len)[0] if ballots else None  # max takes the first of equals
+
+
+def evaluate(
+    name: str,
+    sampler: Sampler,
+    scorer: Scorer,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int,
+    draws: Draws | None = None,
+) -> Evaluation:
+    """Greedy answers, and sampled ones if `draws` are given. Every rank gets the whole result."""
+    answered = partial(_answered, sampler, scorer, prompts)
+    greedy = answered(Sampling(group=1, temperature=0.0, max_new_tokens=max_new_tokens, seed=0))
+    outcomes = tuple(outcome for (outcome,) in greedy)
+    if draws is None:
+        return Evaluation(name, outcomes)
+    trials = [
+        answered(Sampling(draws.samples, draws.temperature, max_new_tokens, _seed(draws, trial)))
+        for trial in range(draws.trials)
+    ]
+    return Evaluation(name, outcomes, Sampled(draws, tuple(trials)))
+
+
+def _answered(
+    sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], sampling: Sampling
+) -> tuple[tuple[Outcome, ...], ...]:
+    """The scored answers to each prompt, in the order of the prompts, which are split over the ranks."""
+    groups = collect(sampler, scorer, distributed.mine(prompts), sampling)
+    parts = distributed.gather(
+        [
+            tuple(
+                Outcome(problem.id, problem.question, problem.gold, completion, score)
+                for completion, score in zip(group.completions, group.scores, strict=True)
+            )
+            for group in groups
+            for problem in (group.prompt.problem,)
+        ]
+    )
+    by_rank = [iter(part) for part in parts]
+    return tuple(next(by_rank[index % len(by_rank)]) for index in range(len(prompts)))
+
+
+def _seed(draws: Draws, trial: int) -> int:
+    """Trials differ, ranks differ, and the same command gives the same answers again."""
+    return (draws.seed * 1_009 + trial) * 4_099 + distributed.rank()
+
+
+def _up_to(k: int) -> list[int]:
+    """2, 4, 8 ... and k itself."""
+    powers = [2**n for n in range(1, k.bit_length()) if 2**n < k]
+    return [*powers, k] if k > 1 else []
+
+
+def _as_json(share: Share) -> dict[str, Any]:
+    return {"value": share.value, "interval": [share.low, share.high]}

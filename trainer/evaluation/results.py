@@ -1,0 +1,184 @@
+"""What an evaluation leaves behind: four files (see `FILES`), and what is printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from textwrap import shorten
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from trainer.config.settings import Config
+from trainer.evaluation.comparison import Comparison, Flip, all_pairs
+from trainer.evaluation.estimates import Share
+from trainer.evaluation.evaluate import Evaluation, Sampled, describe
+
+SHOWN_FLIPS = 3  # of each direction; all of them are in eval_flips.jsonl
+FILES = "eval.json, eval.md, eval_answers.jsonl, eval_flips.jsonl"
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """Under which the numbers hold."""
+    quantised = {"quantize": config.model.quantize} if config.model.quantize != "none" else {}
+    return {
+        "model": config.model.name,
+        **quantised,
+        "task": config.task.name,
+        "prompt_style": config.prompt.style,
+        "max_new_tokens": config.rollout.max_new_tokens,
+    }
+
+
+def merged_against(other: str, config: Config) -> str:
+    """What is compared: a merged model always has the clean base."""
+    kind = config.model.quantize
+    return f"merged against {other}" + (f" (clean base against {kind} base)" if kind != "none" else "")
+
+
+def document(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+    return {
+        "settings": dict(settings),
+        "evaluations": [evaluation.summary() for evaluation in evaluations],
+        "comparisons": [comparison.summary() for comparison in all_pairs(evaluations)],
+    }
+
+
+def write(folder: Path, settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "eval.json").write_text(json.dumps(document(settings, evaluations), indent=2) + "\n", encoding="utf-8")
+    (folder / "eval.md").write_text(markdown(settings, evaluations), encoding="utf-8")
+    _write_lines(
+        folder / "eval_answers.jsonl", (record for evaluation in evaluations for record in evaluation.records())
+    )
+    _write_lines(
+        folder / "eval_flips.jsonl",
+        (
+            {"models": comparison.names, **flip.record()}
+            for comparison in all_pairs(evaluations)
+            for flip in comparison.flips
+        ),
+    )
+
+
+def _write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+# ------------------------------------------------------------------------------------------------------- side by side
+
+
+def rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
+    """The table: a line for each number, a column for each model."""
+    described = [describe(evaluation.outcomes) for evaluation in evaluations]
+    lines = {
+        "correct": [percent(evaluation.strict) for evaluation in evaluations],
+        "in any format": [percent(evaluation.lenient) for evaluation in evaluations],
+        "wrong answer": [_category(facts, "wrong answer") for facts in described],
+        "no answer found": [_category(facts, "no answer") for facts in described],
+        "cut off": [f"{facts['truncated']:.1%}" for facts in described],
+        "mean tokens": [f"{facts['mean_tokens']:.1f}" for facts in described],
+    }
+    if len(evaluations) > 1:
+        lines["gained/lost"] = ["", *(_gained_and_lost(evaluations[0], other) for other in evaluations[1:])]
+    sampled = [evaluation.sampled for evaluation in evaluations if evaluation.sampled]
+    return [[name, *cells] for name, cells in (lines | _sampled_lines(sampled)).items()]
+
+
+def _sampled_lines(sampled: Sequence[Sampled]) -> dict[str, list[str]]:
+    if not sampled:
+        return {}
+    shares = [one.shares() for one in sampled]
+    lines = {name.replace("lenient", "any format"): [percent(of[name]) for of in shares] for name in shares[0]}
+    if sampled[0].draws.trials > 1:
+        trials = [f"{fmean(one.accuracies):.1%} ± {stdev(one.accuracies):.1%}" for one in sampled]
+        lines[f"mean of {sampled[0].draws.trials} trials"] = trials
+    return lines
+
+
+def percent(share: Share) -> str:
+    """With its 95 % interval: `62.1% (55.0-68.7)`."""
+    return f"{share.value:.1%} ({100 * share.low:.1f}-{100 * share.high:.1f})"
+
+
+def _category(described: Mapping[str, Any], name: str) -> str:
+    return f"{described['categories'][name]} ({described['category_shares'][name]:.1%})"
+
+
+def _gained_and_lost(first: Evaluation, other: Evaluation) -> str:
+    gained, lost, _ = Comparison(first, other).test
+    return f"+{gained}/-{lost}"
+
+
+def title(evaluations: Sequence[Evaluation]) -> str:
+    said = f"Greedy answers to {len(evaluations[0].outcomes)} held-out problems"
+    if (sampled := evaluations[0].sampled) is None:
+        return f"{said}, with 95 % intervals"
+    draws = sampled.draws
+    times = f", {draws.trials} times" if draws.trials > 1 else ""
+    return f"{said}; {draws.samples} sampled of each at temperature {draws.temperature:g}{times}"
+
+
+def verdicts(evaluations: Sequence[Evaluation]) -> list[str]:
+    """The first pair is what the run was about."""
+    named = [f"{comparison.names}: {comparison.verdict}" for comparison in all_pairs(evaluations)]
+    return [f"verdict: {all_pairs(evaluations)[0].verdict}", *named[1:]] if named else []
+
+
+def flip_lines(comparison: Comparison) -> Iterator[str]:
+    """A handful of the problems that flipped, in both directions."""
+    for direction, said in (("gained", "now right"), ("lost", "no longer right")):
+        flips = [flip for flip in comparison.flips if flip.direction == direction]
+        more = f", {SHOWN_FLIPS} of them" if len(flips) > SHOWN_FLIPS else ""
+        if flips:
+            yield f"{comparison.names}, {said}: {len(flips)}{more}"
+        yield from (f"  {_flip_line(flip, comparison)}" for flip in flips[:SHOWN_FLIPS])
+
+
+def _flip_line(flip: Flip, comparison: Comparison) -> str:
+    question = shorten(flip.before.question, 70, placeholder=" ...")
+    answers = [
+        f"{model.name} {'no answer' if outcome.score.strict is None else shorten(outcome.score.strict, 30)}"
+        for model, outcome in ((comparison.before, flip.before), (comparison.after, flip.after))
+    ]
+    return f"{flip.before.problem_id}: {question} (gold {flip.before.gold}; {', '.join(answers)})"
+
+
+# ------------------------------------------------------------------------------------------------------------ eval.md
+
+LEGEND = """`correct`: the gold answer in the format that was asked for. `in any format`: the gold answer anywhere.
+`wrong answer`: the right format with another answer. `no answer found`: nothing in the format that was asked for.
+Brackets hold 95 % intervals in percent. `gained/lost`: problems that flipped against the first model.
+"""
+
+
+def markdown(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> str:
+    names = [evaluation.name for evaluation in evaluations]
+    head = [["", *names], ["---"] + ["---:"] * len(names)]
+    table = [f"| {' | '.join(_escaped(cells))} |" for cells in [*head, *rows(evaluations)]]
+    said = [f"- {line}" for line in verdicts(evaluations)]
+    flips = [line for comparison in all_pairs(evaluations)[:1] for line in flip_lines(comparison)]
+    facts = ", ".join(f"{name} `{value}`" for name, value in settings.items() if value is not None)
+    parts = [f"# {title(evaluations)}", facts, "\n".join(table), LEGEND.rstrip()]
+    parts += ["\n".join(said)] if said else []
+    parts += ["```\n" + "\n".join(flips).replace("```", "'''") + "\n```"] if flips else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _escaped(cells: Sequence[str]) -> list[str]:
+    return [cell.replace("|", "\\|") for cell in cells]
+
+
+def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
+    """Models side by side; gained and lost problems are counted against the first."""
+    table = Table(title=title(evaluations), box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for evaluation in evaluations:
+        table.add_column(evaluation.name, justify="right", no_wrap=True)
+    for row in rows(evaluations):
+        table.add_row(*row)
+    return table

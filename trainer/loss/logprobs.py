@@ -1,0 +1,203 @@
+"""loss: log-probs and entropy of the completion tokens, chunk by chunk.
+
+The logits are the memory line of a consumer card: 151,936 entries a token in fp32 are 0.6 MB, and log-softmax with its
+gradient makes three copies. Here only completion tokens go through the output layer, a chunk at a time. The log-prob of
+a token depends on the hidden state of that token alone, so while its logits are there, its gradient is worked out as
+well: a vector of the hidden size for each token is all that the backward pass needs. Where the output layer is trained
+too, the backward pass computes the logits of a chunk again instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from trainer.errors import ModelError
+from trainer.loss.shared_prefix import last_hidden, make_flat
+from trainer.model.head import Head, causal_lm_of, head_of
+from trainer.records import TrainingBatch
+
+CHUNK_BYTES = 64 * 2**20  # of fp32 logits at once; about three such tensors are alive
+
+
+class Scores(NamedTuple):
+    """Aligned to the targets of a batch, 0 outside its mask. The entropy has a gradient only if asked."""
+
+    logprobs_BT: Tensor
+    entropy_BT: Tensor
+
+
+class LogProbs(nn.Module):
+    """A causal language model as the training step sees it: a batch in, log-probs and entropies out."""
+
+    def __init__(
+        self, model: Any, temperature: float, train_entropy: bool = False, flat: bool = True, offload: bool = False
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.offload = offload
+        self.is_flat = flat and make_flat(causal_lm_of(model))
+        self.output = Output(head_of(causal_lm_of(model)), temperature, train_entropy)
+        _refuse_unknown_head(self.backbone, self.output.head, causal_lm_of(model))
+
+    @property
+    def backbone(self) -> Any:
+        return causal_lm_of(self.model).get_decoder()
+
+    def forward(self, batch: TrainingBatch) -> Scores:
+        return Scores(*(self._from_line(batch) if self.is_flat else self._from_rows(batch)))
+
+    def _kept(self) -> AbstractContextManager[Any]:
+        """Where the layers leave what the backward pass needs: under checkpointing, the input of each."""
+        return saved_tensors_hooks(_to_cpu, _back_again) if self.offload else nullcontext()
+
+    def _from_line(self, batch: TrainingBatch) -> Iterator[Tensor]:
+        with self._kept():
+            hidden_EH = last_hidden(self.backbone, batch)
+        targets_E = batch.targets_BT.flatten()[batch.tree.edge_E]
+        for values_E in self.output(hidden_EH, targets_E):
+            yield values_E[batch.tree.edge_BT].where(batch.mask_BT, 0.0)
+
+    def _from_rows(self, batch: TrainingBatch) -> Iterator[Tensor]:
+        with self._kept():
+            hidden_BTH = self.backbone(batch.inputs_BT, use_cache=False).last_hidden_state
+        hidden_NH, targets_N = hidden_BTH[batch.mask_BT], batch.targets_BT[batch.mask_BT]
+        for values_N in self.output(hidden_NH, targets_N):
+            yield torch.zeros_like(batch.mask_BT, dtype=values_N.dtype).masked_scatter(batch.mask_BT, values_N)
+
+
+class Kept(NamedTuple):
+    """A tensor that waits for the backward pass, and where it came from."""
+
+    tensor: Tensor
+    device: torch.device
+
+
+def _to_cpu(tensor: Tensor) -> Kept:
+    """A copy in CPU memory. Parameters stay where they are: they are there anyway."""
+    if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
+        return Kept(tensor, tensor.device)
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return Kept(copy.copy_(tensor), tensor.device)
+
+
+def _back_again(kept: Kept) -> Tensor:
+    return kept.tensor.to(kept.device, non_blocking=True)
+
+
+class Output(nn.Module):
+    """From hidden states to values. The weight of the output layer is a parameter of this module as well, so that an
+    engine that splits weights (ZeRO-3) gathers it here, once: ranks have more or fewer chunks."""
+
+    def __init__(self, head: Head, temperature: float, train_entropy: bool) -> None:
+        super().__init__()
+        self.head = head
+        self.weight, self.bias = head.layer.weight, head.layer.bias
+        self.temperature = temperature
+        self.train_entropy = train_entropy
+
+    def forward(self, hidden_NH: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+        return chunked(self.head, hidden_NH, targets_N, self.temperature, self.train_entropy)
+
+
+def chunked(
+    head: Head, hidden_NH: Tensor, targets_N: Tensor, temperature: float, train_entropy: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Log-prob of each target and entropy of its distribution, without a [tokens, vocabulary] tensor alive."""
+    if not any(parameter.requires_grad for parameter in head.layer.parameters()):
+        return _FrozenHead.apply(hidden_NH, targets_N, head, temperature, train_entropy)
+    pieces = [
+        checkpoint(token_logprobs, head, hidden, targets, temperature, train_entropy, use_reentrant=False)
+        for hidden, targets in _chunks(head, hidden_NH, targets_N)
+    ]
+    return torch.cat([logprobs for logprobs, _ in pieces]), torch.cat([entropy for _, entropy in pieces])
+
+
+def _chunks(head: Head, hidden_NH: Tensor, targets_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    rows = max(1, CHUNK_BYTES // (4 * head.layer.out_features))  # the weight itself may be split over the ranks
+    return zip(hidden_NH.split(rows), targets_N.split(rows))
+
+
+def token_logprobs(
+    head: Head, hidden_NH: Tensor, targets_N: Tensor, temperature: float, train_entropy: bool
+) -> tuple[Tensor, Tensor]:
+    logits_NV = head.logits_NV(hidden_NH) / temperature
+    normaliser_N = logits_NV.logsumexp(dim=-1)
+    logprobs_N = logits_NV.gather(-1, targets_N[:, None])[:, 0] - normaliser_N
+    with nullcontext() if train_entropy else torch.no_grad():
+        expected_N = ((logits_NV - normaliser_N[:, None]).exp() * logits_NV).sum(dim=-1)
+        entropy_N = normaliser_N - expected_N
+    return logprobs_N, entropy_N
+
+
+class _FrozenHead(torch.autograd.Function):
+    """Values and their gradients in one pass over the logits: two matrix products, and nothing is computed again."""
+
+    @staticmethod
+    def forward(
+        context: Any, hidden_NH: Tensor, targets_N: Tensor, head: Head, temperature: float, train_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        wanted = (context.needs_input_grad[0], context.needs_input_grad[0] and train_entropy)
+        pieces = [_piece(head, *chunk, temperature, *wanted) for chunk in _chunks(head, hidden_NH, targets_N)]
+        logprobs_N, entropy_N, *slopes = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+        context.save_for_backward(*slopes)
+        if not train_entropy:
+            context.mark_non_differentiable(entropy_N)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    def backward(context: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        parts = [
+            (gradient_N[:, None] * slope_NH).to(slope_NH.dtype)
+            for gradient_N, slope_NH in zip(upstream, context.saved_tensors)
+        ]
+        return sum(parts[1:], parts[0]), None, None, None, None
+
+
+def _piece(
+    head: Head, hidden_NH: Tensor, targets_N: Tensor, temperature: float, wants_slope: bool, wants_entropy_slope: bool
+) -> tuple[Tensor, ...]:
+    """Log-prob, entropy, and as far as they are wanted, how both change with the hidden state."""
+    logits_NV = head.logits_NV(hidden_NH)
+    steepness_NV = None if head.cap is None else 1 - (logits_NV / head.cap).square()  # of the cap
+    logits_NV.div_(temperature)
+    normaliser_N1 = logits_NV.logsumexp(dim=-1, keepdim=True)
+    chosen_N1 = logits_NV.gather(-1, targets_N[:, None])
+    probabilities_NV = (logits_NV - normaliser_N1).exp_()
+    entropy_N1 = normaliser_N1 - torch.linalg.vecdot(probabilities_NV, logits_NV)[:, None]
+    found = [(chosen_N1 - normaliser_N1)[:, 0], entropy_N1[:, 0]]
+
+    def through_the_head(slope_NV: Tensor) -> Tensor:
+        """From the tempered logits back to the hidden state."""
+        slope_NV = slope_NV if steepness_NV is None else slope_NV * steepness_NV
+        return slope_NV.to(hidden_NH.dtype) @ head.layer.weight * (head.scale / temperature)
+
+    entropy_slope_NV = None
+    if wants_entropy_slope:
+        entropy_slope_NV = (logits_NV - normaliser_N1).add_(entropy_N1).mul_(probabilities_NV).neg_()
+    if wants_slope:
+        slope_NV = probabilities_NV.neg_().scatter_add_(-1, targets_N[:, None], torch.ones_like(chosen_N1))
+        found.append(through_the_head(slope_NV))
+    if entropy_slope_NV is not None:
+        found.append(through_the_head(entropy_slope_NV))
+    return tuple(found)
+
+
+@torch.no_grad()
+def _refuse_unknown_head(backbone: Any, head: Head, model: Any) -> None:
+    """Eight tokens through the model and through its parts: a family that does more to its logits is scored wrongly."""
+    tokens_1T = torch.arange(8, device=model.device)[None] % head.layer.weight.shape[0]
+    logits_NV = head.logits_NV(backbone(tokens_1T, use_cache=False).last_hidden_state[0])
+    expected_NV = model(tokens_1T, use_cache=False).logits[0].float()
+    if (logits_NV - expected_NV).abs().max() > 0.02 * expected_NV.abs().max().clamp(min=1.0):  # bf16 rounds to 0.4 %
+        raise ModelError(
+            f"model.name: {model.config.model_type} does more to its logits than Octet knows of, so their "
+            "probabilities would be wrong. Known are a factor (logit_scale, logits_scaling) and a soft cap "
+            "(final_logit_softcapping). Choose another model family."
+        )

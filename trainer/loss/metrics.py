@@ -1,0 +1,53 @@
+"""loss: what the training pass says, token by token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trainer.config.settings import Algorithm
+from trainer.loss.kl import ESTIMATORS
+from trainer.loss.logprobs import Scores
+from trainer.loss.objectives import correction, mean_over_row, mismatch
+from trainer.records import TrainingBatch
+from trainer.watch.tally import LARGEST, Tally
+
+
+def tally_batch(tally: Tally, batch: TrainingBatch, scores: Scores, settings: Algorithm) -> None:
+    """What the training pass says, token by token: entropy, and how far the policy is from all the others."""
+    counted_BT, rows_B, now_BT = batch.counted_BT, batch.weights_B > 0, scores.logprobs_BT.detach()
+    assert batch.old_logprobs_BT is not None, "the first pass over a batch stores them"
+    if not counted_BT.any():
+        return
+    mismatch_BT = mismatch(batch.old_logprobs_BT, batch.sampled_logprobs_BT, batch.mask_BT, settings.correction)
+    moved_BT = now_BT - batch.old_logprobs_BT
+    if settings.loss == "gspo":
+        moved_BT = mean_over_row(moved_BT, batch.mask_BT).expand_as(moved_BT)
+    advantages_BT = batch.advantages_B[:, None].expand_as(counted_BT)
+    sums = {
+        "entropy": scores.entropy_BT.detach()[counted_BT],
+        **_of_the_sampler((batch.old_logprobs_BT - batch.sampled_logprobs_BT)[counted_BT]),
+        "sampler_ratio/raw": mismatch_BT[counted_BT],
+        "sampler_ratio/corrected": correction(mismatch_BT, settings.correction)[counted_BT],
+        **_of_the_update(moved_BT[counted_BT].exp(), advantages_BT[counted_BT], settings),
+    }
+    if batch.reference_logprobs_BT is not None:
+        sums["kl"] = ESTIMATORS[settings.kl.estimator]((now_BT - batch.reference_logprobs_BT)[counted_BT])
+    sums |= {"advantage/mean": batch.advantages_B[rows_B], "advantage/square": batch.advantages_B[rows_B].square()}
+    reduced = [values.max() if name.endswith(LARGEST) else values.float().sum() for name, values in sums.items()]
+    for (name, values), value in zip(sums.items(), torch.stack(reduced).tolist(), strict=True):  # one wait for the card
+        tally.add(name, value, len(values))
+
+
+def _of_the_sampler(apart_N: Tensor) -> dict[str, Tensor]:
+    """The policy that answered against the log-probs that came with the answers; the KL is the k3 estimate."""
+    size_N = apart_N.abs()
+    divergence_N = apart_N.expm1() - apart_N
+    return {"sampler_difference": size_N, f"sampler_difference{LARGEST}": size_N, "sampler_kl": divergence_N}
+
+
+def _of_the_update(ratio_N: Tensor, advantages_N: Tensor, settings: Algorithm) -> dict[str, Tensor]:
+    """The policy now against the one that answered, and how often the clip on the side of the advantage is passed."""
+    low_N = (ratio_N < 1 - settings.clip_low) & (advantages_N < 0)
+    high_N = (ratio_N > 1 + settings.clip_high) & (advantages_N > 0)
+    return {"ratio": ratio_N, f"ratio{LARGEST}": ratio_N, "clipped/low": low_N, "clipped/high": high_N}

@@ -1,0 +1,116 @@
+"""loss: pure functions of log-probs and advantages. Each gives a loss per token; the sum comes last, over the step.
+
+The divisor is an argument: it belongs to the whole step, over all micro-batches and ranks (`batch/aggregation.py`). A
+mean of means would weigh a token by the company it keeps, and can even flip the sign of the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainer.config.settings import Algorithm, Correction
+from trainer.loss.kl import ESTIMATORS
+from trainer.loss.logprobs import Scores
+from trainer.records import TrainingBatch
+
+
+class PolicyTerms(NamedTuple):
+    """What a loss is made of. `old_logprobs_BT` is the policy that answered, without gradient."""
+
+    logprobs_BT: Tensor
+    old_logprobs_BT: Tensor
+    mask_BT: Tensor
+    advantages_B: Tensor
+    rewards_B: Tensor
+
+
+def reinforce(terms: PolicyTerms, settings: Algorithm) -> Tensor:
+    """-R log pi, with the raw reward."""
+    return -terms.rewards_B[:, None] * terms.logprobs_BT
+
+
+def reinforce_baseline(terms: PolicyTerms, settings: Algorithm) -> Tensor:
+    """-A log pi."""
+    return -terms.advantages_B[:, None] * terms.logprobs_BT
+
+
+def grpo_clip(terms: PolicyTerms, settings: Algorithm) -> Tensor:
+    """-min(ratio A, clip(ratio) A) for each token, with ratio = pi / pi_old: the pessimistic one of the two."""
+    return pessimistic((terms.logprobs_BT - terms.old_logprobs_BT).exp(), terms.advantages_B, settings)
+
+
+def gspo(terms: PolicyTerms, settings: Algorithm) -> Tensor:
+    """The same with one ratio for the whole answer: the geometric mean of those of its tokens."""
+    ratio_B1 = mean_over_row(terms.logprobs_BT - terms.old_logprobs_BT, terms.mask_BT).exp()
+    return pessimistic(ratio_B1, terms.advantages_B, settings).expand_as(terms.logprobs_BT)
+
+
+def cispo(terms: PolicyTerms, settings: Algorithm) -> Tensor:
+    """-clip(ratio) A log pi, the clipped ratio being a mere weight: no token loses its gradient."""
+    ratio_BT = (terms.logprobs_BT - terms.old_logprobs_BT).exp().detach()
+    weight_BT = ratio_BT.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    return -weight_BT * terms.advantages_B[:, None] * terms.logprobs_BT
+
+
+LOSSES: dict[str, Callable[[PolicyTerms, Algorithm], Tensor]] = {
+    "reinforce": reinforce,
+    "reinforce_baseline": reinforce_baseline,
+    "grpo_clip": grpo_clip,
+    "gspo": gspo,
+    "cispo": cispo,
+}
+
+
+def pessimistic(ratio: Tensor, advantages_B: Tensor, settings: Algorithm) -> Tensor:
+    """Dual clip bounds the ratio from above; a good answer is held by the first bound already."""
+    clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    bounded = ratio if settings.dual_clip is None else ratio.clamp(max=settings.dual_clip)
+    advantages_B1 = advantages_B[:, None]
+    return -torch.minimum(bounded * advantages_B1, clipped * advantages_B1)
+
+
+def mean_over_row(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    return (values_BT * mask_BT).sum(dim=1, keepdim=True) / mask_BT.sum(dim=1, keepdim=True)
+
+
+def mismatch(old_BT: Tensor, sampled_BT: Tensor, mask_BT: Tensor, settings: Correction) -> Tensor:
+    """Probability under the policy that answered / under the sampler: they differ by the rounding of two programs."""
+    apart_BT = old_BT - sampled_BT
+    if settings.level == "sequence":
+        return mean_over_row(apart_BT, mask_BT).exp().expand_as(apart_BT)
+    return apart_BT.exp()
+
+
+def correction(ratio_BT: Tensor, settings: Correction) -> Tensor:
+    """The ratio as a weight: not above the cap, or nothing above the cap."""
+    if settings.level == "none":
+        return torch.ones_like(ratio_BT)
+    if settings.mode == "mask":
+        return ratio_BT.where(ratio_BT <= settings.cap, 0.0)
+    return ratio_BT.clamp(max=settings.cap)
+
+
+def objective(scores: Scores, batch: TrainingBatch, settings: Algorithm, kl_coef: float) -> Tensor:
+    """The loss of each token: the chosen one, corrected for the sampler, with what else the settings ask for."""
+    assert batch.old_logprobs_BT is not None, "the first pass over a batch stores them"
+    old_BT, mask_BT = batch.old_logprobs_BT, batch.mask_BT
+    terms = PolicyTerms(scores.logprobs_BT, old_BT, mask_BT, batch.advantages_B, batch.rewards_B)
+    ratio_BT = mismatch(old_BT, batch.sampled_logprobs_BT, mask_BT, settings.correction)
+    loss_BT = LOSSES[settings.loss](terms, settings) * correction(ratio_BT, settings.correction)
+    if batch.trained_BT is not None:
+        loss_BT = loss_BT * batch.trained_BT
+    if batch.reference_logprobs_BT is not None:
+        estimate = ESTIMATORS[settings.kl.estimator]
+        loss_BT = loss_BT + kl_coef * estimate(scores.logprobs_BT - batch.reference_logprobs_BT)
+    if settings.entropy_bonus:
+        loss_BT = loss_BT - settings.entropy_bonus * scores.entropy_BT
+    return loss_BT
+
+
+def total(loss_BT: Tensor, batch: TrainingBatch, divisor: float) -> Tensor:
+    """The share of this micro-batch in the loss of the step: the weighted sum over its completion tokens / divisor."""
+    return (loss_BT * batch.mask_BT * batch.weights_B[:, None]).sum() / divisor

@@ -1,0 +1,149 @@
+"""loss: each token goes through the layers once. What rows have in common stands there once, and padding nowhere.
+
+Only attention mixes positions, so only there tokens have to stand in rows. Everything else, which is nearly all of the
+work, sees one line of tokens (`Tree` in records.py): a prompt is there once for all its answers, and so is whatever
+answers begin with alike.
+
+The attention function below lays queries, keys and values out, once as prompts and once as answers that look back at
+their prompt, calls the model's own attention, and puts the result back into the line.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from trainer.batch.pack import to_tensors
+from trainer.records import TrainingBatch, TrainingRow
+
+PREFIX = "octet_flat_"
+BELOW = ("sdpa",)
+
+
+class Layout(NamedTuple):
+    """Where tokens stand in the line: P prompts of up to T tokens, A answers of up to C. Padding points anywhere."""
+
+    prompts_PT: Tensor
+    answers_AC: Tensor
+    keys_AK: Tensor  # what an answer looks at: its prompt, then itself
+    mask_ACK: Tensor  # bool: this query may see this key
+    source_N: Tensor  # which of the places of all prompts, then of all answers, computes a token of the line
+
+    def rows(self, line_1HND: Tensor, index: Tensor) -> Tensor:
+        return line_1HND[0].transpose(0, 1)[index].transpose(1, 2)
+
+    def line(self, *rows: Tensor) -> Tensor:
+        return torch.cat([part.flatten(0, 1) for part in rows])[self.source_N][None]
+
+
+def layout_of(batch: TrainingBatch) -> Layout:
+    tree, width = batch.tree, batch.inputs_BT.shape[1]
+    row_N, position_N = tree.line_N // width, tree.line_N % width
+    prompt_B = batch.mask_BT.int().argmax(dim=1) + 1  # its last token predicts the first target
+    is_first_B = tree.first_B == torch.arange(len(prompt_B), device=prompt_B.device)
+    own_prompt_B = (is_first_B.cumsum(0) - 1)[tree.first_B]
+    in_answer_N = position_N >= prompt_B[row_N]
+    answers = row_N[in_answer_N].unique()  # an answer that is the beginning of another brings nothing new
+    if not len(answers):
+        answers = row_N[:1]
+    own_answer_B = torch.zeros_like(prompt_B).index_put_((answers,), torch.arange(len(answers), device=answers.device))
+    prompts_PT = tree.place_BT[is_first_B, : int(prompt_B.max())]
+    longest = max(1, int((batch.present_BT.sum(dim=1) - prompt_B).max()))
+    position_AC = prompt_B[answers][:, None] + torch.arange(longest, device=answers.device)
+    answers_AC = tree.place_BT[answers].gather(1, position_AC.clamp(max=width - 1))
+    in_prompt_PT = torch.arange(prompts_PT.shape[1], device=answers.device) < prompt_B[is_first_B][:, None]
+    of_prompt_N = own_prompt_B[row_N] * prompts_PT.shape[1] + position_N
+    of_answer_N = prompts_PT.numel() + own_answer_B[row_N] * longest + position_N - prompt_B[row_N]
+    return Layout(
+        prompts_PT,
+        answers_AC,
+        keys_AK=torch.cat([prompts_PT[own_prompt_B[answers]], answers_AC], dim=1),
+        mask_ACK=_seen(in_prompt_PT[own_prompt_B[answers]], longest),
+        source_N=torch.where(in_answer_N, of_answer_N, of_prompt_N),
+    )
+
+
+def _seen(in_prompt_AT: Tensor, answer: int) -> Tensor:
+    """Each token of an answer sees its whole prompt and the answer up to itself."""
+    before_CC = torch.ones(answer, answer, dtype=torch.bool, device=in_prompt_AT.device).tril()
+    rows = len(in_prompt_AT)
+    return torch.cat([in_prompt_AT[:, None].expand(-1, answer, -1), before_CC.expand(rows, -1, -1)], dim=2)
+
+
+def last_hidden(backbone: Any, batch: TrainingBatch) -> Tensor:
+    """The last hidden state before each completion token of the tree."""
+    tree, width = batch.tree, batch.inputs_BT.shape[1]
+    hidden_1NH = backbone(
+        batch.inputs_BT.flatten()[tree.line_N][None],
+        position_ids=(tree.line_N % width)[None],
+        attention_mask=torch.empty(1, 1, 1, 1, device=tree.line_N.device),  # four axes: do not make one
+        use_cache=False,
+        layout=layout_of(batch),
+    ).last_hidden_state
+    return hidden_1NH[0, tree.place_BT.flatten()[tree.edge_E]]
+
+
+def make_flat(model: Any) -> bool:
+    """Teach a model to work on a line of tokens; False, and nothing changed, where that would not be exact."""
+    below = model.config._attn_implementation
+    if below.startswith(PREFIX):
+        return True
+    if below not in BELOW or _looks_back_only_so_far(model.config.get_text_config()):
+        return False
+    model.set_attn_implementation(f"{PREFIX}{below}")
+    if _is_exact(model):
+        return True
+    model.set_attn_implementation(below)
+    return False
+
+
+def _looks_back_only_so_far(config: Any) -> bool:
+    """Attention with a window needs a mask. Qwen2 names a window that it does not use."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return set(kinds) != {"full_attention"}
+    return bool(getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None))
+
+
+@torch.no_grad()
+def _is_exact(model: Any) -> bool:
+    """Two short answers to one prompt, both ways: a family with an attention of its own kind is left alone."""
+    batch = to_tensors([_answer(3, 4, 5), _answer(3, 6, 7, 8)], pad_token=0).to(model.device)
+    backbone = model.get_decoder()
+    rows_BTH = backbone(batch.inputs_BT, use_cache=False).last_hidden_state
+    expected_EH = rows_BTH.flatten(0, 1)[batch.tree.edge_E].float()
+    try:
+        found_EH = last_hidden(backbone, batch).float()
+    except (TypeError, RuntimeError, IndexError):  # it does not hand the layout on to its attention
+        return False
+    return bool((found_EH - expected_EH).abs().max() <= 0.02 * expected_EH.abs().max())  # bf16 rounds to 0.4 %
+
+
+def _answer(*tokens: int) -> TrainingRow:
+    return TrainingRow((1, 2), tokens, (0.0,) * len(tokens), 0.0)
+
+
+def _attention(below: str) -> Any:
+    def attention(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, None]:
+        layout: Layout | None = options.pop("layout", None)
+        plain = AttentionInterface()[below]
+        if layout is None:  # while sampling
+            return plain(module, query, key, value, attention_mask, **options)
+        prompts = (layout.rows(part, layout.prompts_PT) for part in (query, key, value))
+        asking = layout.rows(query, layout.answers_AC)
+        looked_at = (layout.rows(part, layout.keys_AK) for part in (key, value))
+        seen, _ = plain(module, *prompts, None, **options)
+        said, _ = plain(module, asking, *looked_at, layout.mask_ACK[:, None], **options)
+        return layout.line(seen, said), None
+
+    return attention
+
+
+for _below in BELOW:
+    AttentionInterface.register(f"{PREFIX}{_below}", _attention(_below))
+    AttentionMaskInterface.register(f"{PREFIX}{_below}", AttentionMaskInterface()[_below])

@@ -1,0 +1,9 @@
+"""The files that come with Octet beside its modules: job scripts, engine settings, train.py, pinned versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CHECKOUT = Path(__file__).parents[2]
+IS_INSTALLED = not (CHECKOUT / "run_deepspeed.sh").is_file()
+ROOT = CHECKOUT / "trainer" / "shipped" if IS_INSTALLED else CHECKOUT

@@ -1,0 +1,113 @@
+"""The model and its tokenizer, as they come from a folder, the hub, or the package itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from trainer.config.settings import Model
+from trainer.errors import ConfigError, ModelError
+from trainer.model import quantised
+from trainer.model.staging import copy_of
+
+NANO = Path(__file__).parent / "nano"
+ATTENTION = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}  # None: the best there is
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>")
+
+
+def location(settings: Model) -> str:
+    """Where it is read from: the package, a disk of this node, or what its name says."""
+    return str(NANO) if settings.name == "nano" else str(copy_of(settings) or settings.name)
+
+
+def resolve_dtype(dtype: str, device: torch.device) -> str:
+    if dtype == "fp16" and device.type == "cpu":
+        raise ConfigError("model.dtype=fp16: a CPU cannot train in it. Write model.dtype=fp32, or bf16.")
+    if dtype != "auto":
+        return dtype
+    if device.type == "cpu":
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+
+def load_tokenizer(settings: Model) -> Any:
+    tokenizer = _load(AutoTokenizer, settings)
+    if not tokenizer("1")["input_ids"]:
+        raise ModelError(f"model.name={settings.name}: its tokenizer knows no words. Is tokenizer.json missing?")
+    if tokenizer.pad_token_id is None:
+        # any token does: what is padding is known by its place
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+    return tokenizer
+
+
+def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
+    _refuse_quantised_on_disk(settings)
+    options: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": ATTENTION[settings.attention]}
+    if settings.quantize != "none":
+        options |= quantised.options(settings.quantize, DTYPES[dtype], device)
+    model = _load(AutoModelForCausalLM, settings, **options)
+    if settings.gradient_checkpointing:
+        # the second name is that of transformers before 5.21
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+    if copy_of(settings):  # what is saved names the model, and not this node's copy of it
+        model.name_or_path = model.config._name_or_path = settings.name
+    _switch_dropout_off(model)
+    return model.to(device) if settings.quantize == "none" else quantised.as_it_is_trained(model)
+
+
+def _refuse_quantised_on_disk(settings: Model) -> None:
+    """From its config alone, before the weights are read. There would be nothing clean to merge an adapter into."""
+    found = getattr(_load(AutoConfig, settings), "quantization_config", None)
+    if found:
+        method = found.get("quant_method", "unknown") if isinstance(found, dict) else found.quant_method
+        raise ModelError(
+            f"model.name={settings.name}: it is quantised already ({method}), so an adapter could not be merged into "
+            "its base. Name the model that it was made from, and write model.quantize=nf4 or int8."
+        )
+
+
+def _switch_dropout_off(model: Any) -> None:
+    """Whatever its configuration says: with dropout the policy that is trained is not the one that sampled."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout", "resid_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def fits(folder: Path, device: torch.device) -> bool:
+    """Whether there is room for the weights in a folder, and a little to compute with."""
+    if device.type != "cuda":
+        return True
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return weights * 1.2 < torch.cuda.mem_get_info(device)[0]
+
+
+def stop_tokens(tokenizer: Any, model: Any) -> list[int]:
+    """All tokens that end an answer: the tokenizer's, the generation config's, and the ends of a turn that it knows."""
+    configured = model.generation_config.eos_token_id
+    stops = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
+    vocabulary = tokenizer.get_vocab()
+    stops |= {vocabulary[token] for token in END_OF_TURN if token in vocabulary}
+    return sorted(stops - {None})
+
+
+def _load(loader: Any, settings: Model, **options: Any) -> Any:
+    name = location(settings)
+    try:
+        return loader.from_pretrained(
+            name, revision=settings.revision, trust_remote_code=settings.trust_remote_code, **options
+        )
+    except (OSError, ValueError, SafetensorError) as error:  # a missing, broken or unknown model
+        first_line = str(error).strip().partition("\n")[0]
+        raise ModelError(
+            f"model.name={settings.name}: it cannot be loaded ({first_line}). "
+            "Check the spelling, connect to the internet once, or write the path of a local folder."
+        ) from error

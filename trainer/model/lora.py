@@ -1,0 +1,153 @@
+"""step: the adapter, a few MB beside a base that stays frozen.
+
+PiSSA is the exception: it takes the principal part out of each weight and makes it the adapter. So that this stays
+inside a run, it is saved as what was learned, B A - B0 A0 = [B, -B0] [A; A0]: a plain adapter of the original base.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor
+
+from trainer.config.settings import Lora
+from trainer.errors import CheckpointError, ConfigError
+
+ADAPTER = "default"  # PEFT's name for the only one
+TARGETS: dict[str, Any] = {"attention": ["q_proj", "k_proj", "v_proj", "o_proj"], "all": "all-linear"}
+
+
+def add_adapter(model: Any, settings: Lora) -> Any:
+    """The model with fresh, trainable LoRA layers. It computes what the base computes."""
+    wanted = list(settings.targets) if isinstance(settings.targets, tuple) else TARGETS[settings.targets]
+    options = peft.LoraConfig(
+        r=settings.r,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=wanted,
+        use_rslora=settings.rslora,
+        use_dora=settings.dora,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        adapted = peft.get_peft_model(model, options)
+    except ValueError as error:  # PEFT found none of the modules
+        names = sorted(
+            {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+        )
+        raise ConfigError(
+            f"lora.targets={settings.targets}: this model has no such layers. Its linear ones are {', '.join(names)}. "
+            "Write lora.targets=all or name some of them."
+        ) from error
+    if settings.init != "zero":
+        _start_with_the_principal_part(adapted, settings)
+    return adapted
+
+
+def _start_with_the_principal_part(model: Any, settings: Lora) -> None:
+    """PiSSA. PEFT's factors are rounded as the engine will, so that factors and rest are together what was there."""
+    for name, layer in _layers(model):
+        weight = layer.get_base_layer().weight
+        if settings.r > min(weight.shape):
+            shape = " x ".join(map(str, weight.shape))
+            raise ConfigError(
+                f"lora.r={settings.r}: with lora.init={settings.init} a rank is a part of a weight, and {name} has "
+                f"{shape} entries. Write lora.r={min(weight.shape)} or less."
+            )
+        whole = weight.data.clone()
+        layer.pissa_init(ADAPTER, settings.init)
+        for factor in _factors(layer):
+            factor.data = factor.data.to(weight.dtype).float()
+        weight.data = _without_adapter(whole, layer)
+
+
+@torch.no_grad()
+def start_anew(model: Any, start: Mapping[str, Tensor]) -> None:
+    """A model that began with other factors of the same base, from a checkpoint: the rest is made to fit these."""
+    trained = trainable(model)
+    for name, layer in _layers(model):
+        weight = layer.get_base_layer().weight
+        own = {key: value.to(weight.device) for key, value in start.items() if key.startswith(f"{name}.lora_")}
+        if all(torch.equal(trained[key], value) for key, value in own.items()):
+            continue  # as it is on the same machine; nothing is rounded again
+        whole = weight.data.float() + layer.get_delta_weight(ADAPTER).float()
+        for key, value in own.items():
+            trained[key].copy_(value)
+        weight.data.copy_(_without_adapter(whole, layer))
+
+
+@torch.no_grad()
+def _without_adapter(whole: Tensor, layer: Any) -> Tensor:
+    rest: Tensor = whole.float() - layer.get_delta_weight(ADAPTER).float()
+    return rest.to(layer.get_base_layer().weight.dtype)
+
+
+def _layers(model: Any) -> Iterator[tuple[str, Any]]:
+    return ((name, part) for name, part in model.named_modules() if isinstance(part, LoraLayer))
+
+
+def _factors(layer: Any) -> tuple[Any, Any]:
+    return layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+
+
+def load_adapter(model: Any, folder: Path) -> Any:
+    """The model with the adapter of a run, for reading only."""
+    try:
+        return peft.PeftModel.from_pretrained(model, str(folder))
+    except (OSError, RuntimeError, ValueError) as error:  # a file is missing, a shape differs, a module is not there
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"{folder}: it does not fit this model ({reason}). Name the base that it was trained on; it stands in "
+            "adapter_config.json."
+        ) from error
+
+
+def merged(model: Any, folder: Path) -> Any:
+    return load_adapter(model, folder).merge_and_unload(safe_merge=True)
+
+
+def save_adapter(model: Any, folder: Path, values: Mapping[str, Tensor] | None = None) -> None:
+    """The adapter in PEFT format, or other values of it."""
+    with warnings.catch_warnings():
+        # PEFT asks the hub whether the vocabulary changed; it did not, and there may be no hub
+        warnings.simplefilter("ignore", UserWarning)
+        model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=values)
+
+
+def save_learned(model: Any, start: Mapping[str, Tensor], folder: Path) -> None:
+    """What was learned since `start`, as a plain adapter of the original base: [B, -B0] [A; A0]."""
+    own = model.peft_config[ADAPTER]
+    rank = 2 * own.r
+    scale = own.lora_alpha / (math.sqrt(own.r) if own.use_rslora else own.r)
+    model.peft_config[ADAPTER] = replace(own, r=rank, lora_alpha=scale * rank, use_rslora=False)
+    try:
+        save_adapter(model, folder, {name: _beside(name, now, start[name]) for name, now in trainable(model).items()})
+    finally:
+        model.peft_config[ADAPTER] = own
+
+
+def _beside(name: str, now: Tensor, start: Tensor) -> Tensor:
+    if "lora_A" in name:
+        return torch.cat([now, start], dim=0)
+    if "lora_B" in name:
+        return torch.cat([now, -start], dim=1)
+    return now  # the lengths of DoRA
+
+
+def trainable(model: Any) -> dict[str, Tensor]:
+    """Name and present value of everything that is trained."""
+    return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+
+
+def fingerprint(model: Any) -> float:
+    """A number that changes when the adapter does: a run whose adapter never moved is not a run."""
+    with torch.no_grad():
+        return sum(float(part.double().abs().sum()) for part in model.parameters() if part.requires_grad)

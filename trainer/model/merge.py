@@ -1,0 +1,21 @@
+"""The adapter merged into its base: a model that runs anywhere without PEFT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from trainer.config.settings import Model
+from trainer.machine import disk
+from trainer.model import lora
+from trainer.model.load import load_model, load_tokenizer
+
+
+def merge(settings: Model, adapter: Path, out: Path, dtype: str) -> None:
+    """Merge on the CPU, into the clean base and once, and write the model with its tokenizer."""
+    model = lora.merged(load_model(settings.clean, dtype, torch.device("cpu")), adapter)
+    remedy = f"The adapter is whole: make room, or octet merge --adapter {adapter} --out FOLDER, on another disk."
+    with disk.writing(out, "the merged model", remedy, needed=model.get_memory_footprint()):
+        model.save_pretrained(str(out))
+        load_tokenizer(settings).save_pretrained(str(out))

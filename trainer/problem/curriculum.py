@@ -1,0 +1,164 @@
+"""Which problems a step draws. Every rank draws the same ones, and a resumed run draws what the undisturbed one had.
+
+    none         the shuffled set, pass after pass
+    difficulty   easy ones first: at the start from the easiest quarter, from half of the run on from all
+    solve_rate   problems that are solved always or never are drawn a tenth as often as those solved half the time
+
+The first two follow from the seed and the step. The third learns; what it knows is its `state`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import ceil, inf
+from statistics import fmean
+from typing import Any
+
+from trainer.errors import ConfigError
+from trainer.problem.task import draw
+from trainer.records import Problem, ScoredGroup
+
+Rates = list[tuple[str, float]]  # problem id -> share of its answers that were right
+
+
+class Curriculum:
+    """`none`: every problem once in a pass."""
+
+    def __init__(self, problems: Sequence[Problem], count: int, seed: int, total_steps: int) -> None:
+        self.problems = problems
+        self.count = count
+        self.seed = seed
+        self.total_steps = total_steps
+
+    def draw(self, step: int) -> list[Problem]:
+        """The problems of a step, counted from 0."""
+        return draw(self.problems, step, self.count, self.seed)
+
+    def spare(self, step: int, number: int) -> list[Problem]:
+        """As many other problems for the same step, where some of its own taught nothing. Those of a later `number`
+        may be among them again, the step's own only where there are no more."""
+        own = {problem.id for problem in self.draw(step)}
+        others = [problem for problem in self.pool(step) if problem.id not in own]
+        return self._sample(others or self.problems, random.Random(f"{self.seed}/{step}/{number}"))
+
+    def pool(self, step: int) -> Sequence[Problem]:
+        """What a step may draw from."""
+        return self.problems
+
+    def weight(self, problem_id: str) -> float:
+        return 1.0
+
+    def observe(self, rates: Rates) -> None:
+        """How a step went, on one rank; called for every rank in the same order."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from an earlier `state`."""
+
+    def _sample(self, problems: Sequence[Problem], rng: random.Random) -> list[Problem]:
+        """A weighted sample without repetition: the smallest of exponential numbers (Efraimidis and Spirakis 2006)."""
+        drawn = list[Problem]()
+        while len(drawn) < self.count:  # more than once only if a step has more problems than there are
+            waits = [rng.expovariate(self.weight(problem.id)) for problem in problems]
+            first = heapq.nsmallest(self.count - len(drawn), range(len(waits)), key=waits.__getitem__)
+            drawn += [problems[index] for index in first]
+        return drawn
+
+    def _rng(self, step: int) -> random.Random:
+        return random.Random(f"{self.seed}/{step}")
+
+
+class EasyFirst(Curriculum):
+    FIRST_SHARE = 0.25  # of the problems, at the first step
+    ALL_FROM = 0.5  # of the run
+
+    def __init__(self, problems: Sequence[Problem], count: int, seed: int, total_steps: int) -> None:
+        super().__init__(problems, count, seed, total_steps)
+        difficulty = difficulties(problems)
+        self.order = sorted(range(len(problems)), key=lambda index: difficulty[index])  # ties keep their shuffled order
+
+    def draw(self, step: int) -> list[Problem]:
+        pool = self.pool(step)
+        if self.count >= len(pool):
+            return draw(pool, step, self.count, self.seed)
+        return self._rng(step).sample(pool, self.count)
+
+    def pool(self, step: int) -> list[Problem]:
+        progress = min(1.0, step / (self.total_steps * self.ALL_FROM))
+        share = self.FIRST_SHARE + (1 - self.FIRST_SHARE) * progress
+        order = self.order[: max(self.count, ceil(share * len(self.order)))]
+        return [self.problems[index] for index in order]
+
+
+class BySolveRate(Curriculum):
+    LEAST = 0.1  # weight of a problem that is solved always or never: it may change, so it is never given up
+    NEWEST = 0.5  # weight of the newest group in the running solve rate
+
+    def __init__(self, problems: Sequence[Problem], count: int, seed: int, total_steps: int) -> None:
+        super().__init__(problems, count, seed, total_steps)
+        self.rates: dict[str, float] = {}
+
+    def draw(self, step: int) -> list[Problem]:
+        return self._sample(self.problems, self._rng(step))
+
+    def weight(self, problem_id: str) -> float:
+        rate = self.rates.get(problem_id)
+        return 1.0 if rate is None else self.LEAST + (1 - self.LEAST) * 4 * rate * (1 - rate)
+
+    def observe(self, rates: Rates) -> None:
+        for problem_id, rate in rates:
+            before = self.rates.get(problem_id, rate)
+            self.rates[problem_id] = before + self.NEWEST * (rate - before)
+
+    def state(self) -> dict[str, Any]:
+        return {"solve_rates": self.rates}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.rates = dict(state["solve_rates"])
+
+
+CURRICULA: dict[str, Callable[[Sequence[Problem], int, int, int], Curriculum]] = {
+    "none": Curriculum,
+    "difficulty": EasyFirst,
+    "solve_rate": BySolveRate,
+}
+
+
+def solve_rates(groups: Iterable[ScoredGroup], lenient: bool) -> Rates:
+    return [
+        (
+            group.prompt.problem.id,
+            fmean(score.correct_lenient if lenient else score.correct_strict for score in group.scores),
+        )
+        for group in groups
+    ]
+
+
+# ---------------------------------------------------------------- how hard a problem is
+
+MEASURES = ("difficulty", "level", "steps")  # columns, the first that some problem has
+
+
+def difficulties(problems: Sequence[Problem]) -> list[float]:
+    """By a column that says so, else by the lines of the worked solution; problems that do not say count as hard."""
+    column = next((name for name in MEASURES if any(problem.extra.get(name) is not None for problem in problems)), None)
+    if column:
+        measured = [_number(problem.extra.get(column)) for problem in problems]
+    else:
+        measured = [float(problem.solution.count("\n")) if problem.solution else inf for problem in problems]
+    if len(set(measured)) < 2:
+        raise ConfigError(
+            "task.curriculum=difficulty: nothing tells easy problems from hard ones. It takes a column `difficulty`, "
+            "`level` or `steps` with numbers, or worked solutions. Write task.curriculum=solve_rate, which measures it."
+        )
+    return measured
+
+
+def _number(value: Any) -> float:
+    digits = re.search(r"-?\d+(\.\d+)?", str(value))
+    return float(digits[0]) if digits else inf

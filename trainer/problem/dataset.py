@@ -1,0 +1,112 @@
+"""Tasks whose problems are read: every record is checked, and training never sees a question that is held out."""
+
+from __future__ import annotations
+
+import random
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+from trainer.config.settings import TaskSettings
+from trainer.errors import DataError
+from trainer.problem.sources import ENDINGS, HubSet, Record, Source, locate
+from trainer.records import Problem
+
+
+class DataTask(ABC):
+    """A subclass says how a record becomes a problem, and where the data set is published."""
+
+    name: ClassVar[str]
+    prompt_style = "gsm8k"
+    answer_style = "gsm8k"
+    published: ClassVar[Mapping[str, HubSet]] = {}
+
+    def __init__(self, settings: TaskSettings) -> None:
+        self.settings = settings
+        self.sources = {split: locate(settings, split, self.published) for split in ("train", "test")}
+        self.skipped: list[str] = []  # why each record that was left out could not be used
+        self.overlap = 0  # training problems that the test set asks too
+        self._read: dict[str, list[Problem]] = {}
+
+    @abstractmethod
+    def problem(self, name: str, record: Record) -> Problem:
+        """The problem that a record holds; a DataError that says what is wrong with it."""
+
+    def train(self) -> list[Problem]:
+        problems = self._problems("train") if self.sources["test"] else self._held_out()[0]
+        held_out = {normalised(problem.question) for problem in self.test()}
+        kept = [problem for problem in problems if normalised(problem.question) not in held_out]
+        self.overlap = len(problems) - len(kept)
+        return kept
+
+    def test(self) -> list[Problem]:
+        return self._problems("test") if self.sources["test"] else self._held_out()[1]
+
+    def notes(self) -> list[str]:
+        """What was left out, in sentences."""
+        notes = []
+        if self.overlap:
+            notes.append(f"training problems left out because the test set asks them too: {self.overlap}")
+        if self.skipped:
+            notes.append(f"bad records left out: {len(self.skipped)}; the first: {self.skipped[0]}")
+        return notes
+
+    def hub_sets(self) -> list[HubSet]:
+        return [source for source in self.sources.values() if isinstance(source, HubSet)]
+
+    def _held_out(self) -> tuple[list[Problem], list[Problem]]:
+        """Training and test problems out of one set: the same ones whatever the seed of the run."""
+        problems = self._problems("train")
+        count = max(1, round(len(problems) * self.settings.holdout))
+        chosen = set(random.Random(0).sample(range(len(problems)), count))
+        halves: tuple[list[Problem], list[Problem]] = ([], [])
+        for index, problem in enumerate(problems):
+            halves[index in chosen].append(problem)
+        return halves
+
+    def _problems(self, split: str) -> list[Problem]:
+        if split not in self._read:
+            source = self.sources[split]
+            if source is None:
+                raise DataError(f"task.data_dir={self.settings.data_dir}: no {split} file in it ({ENDINGS}).")
+            self._read[split] = self._read_all(split, source)
+        return self._read[split]
+
+    def _read_all(self, split: str, source: Source) -> list[Problem]:
+        problems: list[Problem] = []
+        seen: dict[str, str] = {}  # normalised question -> where it stands
+        skipped_before = len(self.skipped)
+        for index, record in enumerate(source.records()):
+            try:
+                problem = self._usable(f"{self.name}/{split}/{index}", record)
+                where = seen.setdefault(normalised(problem.question), record.where)
+                if where != record.where:
+                    self._repeated(source, record, where)
+                else:
+                    problems.append(problem)
+            except DataError as error:
+                if self.settings.on_bad_record == "error":
+                    raise DataError(f"{error} task.on_bad_record=skip leaves such records out.") from None
+                self.skipped.append(str(error))
+        if not problems:
+            bad = self.skipped[skipped_before:]
+            raise DataError(f"{source}: " + (f"no record can be used: {bad[0]}" if bad else "it is empty."))
+        return problems
+
+    def _usable(self, name: str, record: Record) -> Problem:
+        if record.flaw:
+            raise DataError(f"{record.where}: {record.flaw}.")
+        return self.problem(name, record)
+
+    def _repeated(self, source: Source, record: Record, first: str) -> None:
+        """An error; but nobody here can mend a published set, so there it is only counted."""
+        message = f"{record.where}: the question of {first} again; expected each one once."
+        if not isinstance(source, HubSet):
+            raise DataError(message)
+        self.skipped.append(message)
+
+
+def normalised(question: str) -> str:
+    """What makes two questions one: case, spaces and the way accents are encoded do not count."""
+    return " ".join(unicodedata.normalize("NFC", question).casefold().split())

@@ -1,0 +1,190 @@
+"""From a problem to the tokens that the model sees.
+
+    chat       the question alone: the model has to know the format already
+    gsm8k      asks for the answer after ####
+    boxed      asks for it in \\boxed{}
+    letter     asks for the letter of a choice
+    few_shot   solved examples first
+    r1_zero    asks for <think> and <answer>; the text of DeepSeek-R1-Zero, made for base models
+    a file     your own text around {question}
+
+The chat template of the model goes around all of them but `r1_zero`; a model without one sees `Question: ... Answer:`.
+A conversation that the data set brings is asked as it is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.answers import compare, find
+from trainer.config.settings import PromptSettings
+from trainer.errors import ConfigError, DataError
+from trainer.problem.task import Task
+from trainer.records import Problem, Prompt
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """What is asked besides the question, and where a strict answer has to stand: by default where the task says."""
+
+    request: str
+    answer: str | None = None
+    raw: bool = False  # the whole prompt: no chat template around it
+
+
+STYLES: dict[str, Style] = {
+    "chat": Style("{question}"),
+    "gsm8k": Style(
+        "{question}\n\nWork it out step by step. "
+        "Then write the answer alone on a last line, after four hash marks, like this:\n#### 42",
+        "gsm8k",
+    ),
+    "boxed": Style("{question}\n\nWork it out step by step. Then write the answer within \\boxed{}.", "boxed"),
+    "letter": Style(
+        "{question}\n\nThink step by step. Then write the letter of the right choice on a last line, like this:\n"
+        "Answer: B",
+        "letter",
+    ),
+    "few_shot": Style("{question}"),
+    "r1_zero": Style(
+        "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. "
+        "The Assistant first thinks about the reasoning process in the mind and then provides the User with the "
+        "answer. The reasoning process is enclosed within <think> </think> and answer is enclosed within "
+        "<answer> </answer> tags, respectively, i.e., <think> reasoning process here </think> "
+        "<answer> answer here </answer>.\nUser: {question}\nAssistant: <think>",
+        "tags",
+        raw=True,
+    ),
+}
+# How an example ends whose solution does not already.
+MARKS = {"gsm8k": "#### {}", "boxed": "\\boxed{{{}}}", "tags": "<answer>{}</answer>", "letter": "Answer: {}"}
+ROLES = {"user": "Question: ", "assistant": "Answer: ", "system": ""}  # for a model without a chat template
+
+
+class Prompter:
+    """Asks questions in one style. `answer_style` is where a strict answer has to stand."""
+
+    def __init__(self, tokenizer: Any, settings: PromptSettings, task: Task) -> None:
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.max_tokens = settings.max_tokens
+        self.style, self._style = _style(settings, task)
+        self.answer_style = answer_style(settings, task)
+        self._examples = examples(task, settings.shots) if self.style == "few_shot" else []
+
+    def prompt(self, problem: Problem) -> Prompt:
+        text, has_special_tokens = self._text(problem)
+        tokens = self.tokenizer(text, add_special_tokens=not has_special_tokens)["input_ids"]
+        return Prompt(problem, text, tuple(tokens))
+
+    def fitting(self, problems: Sequence[Problem]) -> list[Problem]:
+        """The problems whose prompts are at most `prompt.max_tokens` long; an error when none is.
+
+        A token is at least one byte, so only long texts have to be tokenized to know.
+        """
+        wrapping = len(self.prompt(Problem("", "", "")).tokens)
+        kept = [
+            problem
+            for problem in problems
+            if (not problem.messages and len(problem.question.encode()) + wrapping <= self.max_tokens)
+            or len(self.prompt(problem).tokens) <= self.max_tokens
+        ]
+        if not kept:
+            raise DataError(f"prompt.max_tokens={self.max_tokens}: none of {len(problems)} prompts is that short.")
+        return kept
+
+    def messages(self, problem: Problem) -> Messages:
+        """The conversation that ends with the question."""
+        if problem.messages:
+            return problem.messages
+        turns = [{"role": "system", "content": self.settings.system}] if self.settings.system else []
+        others = [example for example in self._examples if example.question != problem.question]
+        for example in others[: self.settings.shots]:
+            turns += [{"role": "user", "content": self._request(example)}]
+            turns += [{"role": "assistant", "content": solved(example, self.answer_style)}]
+        return [*turns, {"role": "user", "content": self._request(problem)}]
+
+    def _request(self, problem: Problem) -> str:
+        return self._style.request.replace("{question}", problem.question)
+
+    def _text(self, problem: Problem) -> tuple[str, bool]:
+        """The text, and whether the special tokens of its beginning are in it."""
+        if self._style.raw and not problem.messages:
+            before = f"{self.settings.system}\n\n" if self.settings.system else ""
+            return before + self._request(problem), False
+        messages = self.messages(problem)
+        if not self.tokenizer.chat_template:
+            return _plain(messages), False
+        return self._templated(messages, problem), True
+
+    def _templated(self, messages: Messages, problem: Problem) -> str:
+        from jinja2 import TemplateError
+
+        begun = messages[-1]["role"] == "assistant"  # the model goes on with what the data set begins
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=not begun,
+                continue_final_message=begun,
+            )
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise DataError(
+                f"{problem.id or 'prompt'}: the chat template of the model refuses the messages ({roles}): {error}. "
+                "Many know no `system`: leave prompt.system out."
+            ) from None
+        return text
+
+
+def answer_style(settings: PromptSettings, task: Task) -> str:
+    """Where a strict answer has to stand."""
+    asked = _style(settings, task)[1].answer or task.answer_style
+    return asked if settings.answer == "auto" else settings.answer
+
+
+def _style(settings: PromptSettings, task: Task) -> tuple[str, Style]:
+    name = task.prompt_style if settings.style == "auto" else settings.style
+    return name, STYLES.get(name) or _template(Path(name))
+
+
+def examples(task: Task, shots: int) -> list[Problem]:
+    """Training problems for few-shot prompts: always the same, and one to spare for when an example is asked itself."""
+    problems = [problem for problem in task.train() if not problem.messages]
+    if len(problems) <= shots:
+        raise ConfigError(
+            f"prompt.shots={shots}: the training set has only {len(problems)} problems; it takes one more."
+        )
+    return random.Random(0).sample(problems, shots + 1)
+
+
+def solved(problem: Problem, answer_style: str) -> str:
+    """The worked solution, with the answer where a strict answer has to stand."""
+    found = find.strict(problem.solution, answer_style) if problem.solution else None
+    if found is not None and compare.equal(found, problem.gold):
+        return problem.solution
+    return f"{problem.solution}\n{MARKS[answer_style].format(problem.gold)}".strip()
+
+
+def _template(path: Path) -> Style:
+    try:
+        request = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"prompt.style={path}: it cannot be read ({error}).") from None
+    if "{question}" not in request:
+        raise ConfigError(f"prompt.style={path}: there is no {{question}} in it. Write it where the question goes.")
+    return Style(request)
+
+
+def _plain(messages: Messages) -> str:
+    turns = [f"{ROLES.get(message['role'], '')}{message['content']}" for message in messages]
+    pairs = "".join(
+        turn + ("\n" if message["role"] == "user" else "\n\n") for turn, message in zip(turns, messages, strict=True)
+    )
+    return f"{pairs}Answer:" if messages[-1]["role"] != "assistant" else pairs.rstrip()

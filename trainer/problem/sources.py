@@ -1,0 +1,228 @@
+"""Where records come from: a file (.jsonl, .csv, .parquet) or a data set on the hub. Each record knows its place."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from math import isfinite
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainer.config.settings import TaskSettings
+from trainer.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record and the place where it stands. `flaw` says why it could not be read."""
+
+    where: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    flaw: str = ""
+
+    def text(self, column: str, setting: str) -> str:
+        """The text of a column, never empty. `setting` is what names the column."""
+        value = self._value(column, setting)
+        if not isinstance(value, str):
+            raise DataError(f"{self.where}: `{column}` is {_kind(value)}; expected text.")
+        if not value.strip():
+            raise DataError(f"{self.where}: `{column}` is empty; expected text.")
+        if not is_unicode(value):
+            raise DataError(f"{self.where}: `{column}` holds half a character; expected UTF-8 text.")
+        return value.strip()
+
+    def answer(self, column: str, setting: str) -> str:
+        """Like `text`, but a number will do."""
+        value = self._value(column, setting)
+        if isinstance(value, (int, float, Decimal)) and not isinstance(value, bool) and isfinite(value):
+            return str(value)
+        return self.text(column, setting)
+
+    def others(self, *used: str) -> dict[str, Any]:
+        return {column: value for column, value in self.values.items() if column not in used}
+
+    def _value(self, column: str, setting: str) -> Any:
+        if column not in self.values:
+            found = ", ".join(map(str, self.values)) or "none"
+            raise DataError(
+                f"{self.where}: there is no column `{column}`; the columns are: {found}. Name it: {setting}=COLUMN."
+            )
+        value = self.values[column]
+        if value is None:
+            raise DataError(f"{self.where}: `{column}` is empty; expected text.")
+        return value
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}: {str(value)[:40]}"
+
+
+def is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class Source(Protocol):
+    def records(self) -> Iterator[Record]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def records(self) -> Iterator[Record]:
+        try:
+            yield from READERS[self.path.suffix](self.path)
+        except OSError as error:
+            raise DataError(f"{self.path}: it cannot be read ({error.strerror}).") from None
+
+
+@dataclass(frozen=True, slots=True)
+class HubSet:
+    """A data set on the hub: its name, its configuration and its split."""
+
+    name: str
+    subset: str | None
+    split: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.split}"
+
+    def records(self) -> Iterator[Record]:
+        import datasets
+
+        for name in ("load", "packaged_modules.cache.cache"):  # that the cache is read while offline: it is meant to be
+            logging.getLogger(f"datasets.{name}").setLevel(logging.ERROR)
+        try:
+            rows = datasets.load_dataset(self.name, self.subset, split=self.split)
+        # ConnectionError is an OSError; not in the cache while offline, or no such split, a ValueError
+        except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+            first_line = str(error).strip().partition("\n")[0]
+            raise DataError(
+                f"{self}: it cannot be had from the hub ({type(error).__name__}: {first_line}). Connect to the "
+                "internet once, log in with `hf auth login` if it is gated, or write task.data_dir=FOLDER."
+            ) from None
+        for index, row in enumerate(rows):
+            yield Record(f"{self}[{index}]", dict(row))
+
+
+# ---------------------------------------------------------------- formats
+
+
+def _jsonl(path: Path) -> Iterator[Record]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _json_record(f"{path}:{number}", line)
+
+
+def _json_record(where: str, line: bytes) -> Record:
+    try:
+        values = json.loads(line.decode("utf-8-sig").rstrip())
+    except UnicodeDecodeError as error:
+        return Record(where, flaw=f"not UTF-8: byte {error.start + 1} of the line is {line[error.start]:#04x}")
+    except (ValueError, RecursionError) as error:
+        return Record(where, flaw=f"not JSON: {error}")
+    if not isinstance(values, dict):
+        return Record(where, flaw=f"it is {_kind(values)}; expected an object such as {{...}} on each line")
+    return Record(where, values)
+
+
+def _csv(path: Path) -> Iterator[Record]:
+    # bytes that are no UTF-8 come through as lone surrogates, so that the line can be named
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        rows = csv.reader(file, strict=True)
+        header: list[str] | None = None
+        while True:
+            where = f"{path}:{rows.line_num + 1}"
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield Record(where, flaw=f"broken CSV: {error}")
+                continue
+            if header is None:
+                header = row
+            elif row:
+                yield _csv_record(where, header, row)
+
+
+def _csv_record(where: str, header: list[str], row: list[str]) -> Record:
+    if len(row) != len(header):
+        return Record(where, flaw=f"it has {len(row)} values, and the first line names {len(header)} columns")
+    if not is_unicode("".join(row)):
+        return Record(where, flaw="not UTF-8")
+    return Record(where, dict(zip(header, row)))
+
+
+def _parquet(path: Path) -> Iterator[Record]:
+    import pyarrow.lib
+    import pyarrow.parquet
+
+    index = 0
+    try:
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+            for row in batch.to_pylist():
+                yield Record(f"{path}: row {index}", row)
+                index += 1
+    except pyarrow.lib.ArrowException as error:
+        raise DataError(f"{path}: not Parquet: {str(error).partition(chr(10))[0]}") from None
+
+
+READERS: dict[str, Callable[[Path], Iterator[Record]]] = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}
+ENDINGS = ", ".join(READERS)
+
+
+# ---------------------------------------------------------------- from the settings to a source
+
+
+def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) -> Source | None:
+    """Where the problems of `train` or `test` are; None where no test set is named."""
+    if settings.data_dir is not None:
+        return _in_folder(settings.data_dir.expanduser(), split)
+    if settings.path is None:
+        return published.get(split)
+    if split == "train":
+        return _named("task.path", settings.path, settings.subset, settings.split)
+    if settings.test_path is not None:
+        return _named("task.test_path", settings.test_path, settings.subset, settings.test_split or "test")
+    if settings.test_split is None:
+        return None
+    source = _named("task.path", settings.path, settings.subset, settings.test_split)
+    if isinstance(source, File):
+        raise DataError(f"task.test_split={settings.test_split}: {source} is a file and has no splits; task.test_path.")
+    return source
+
+
+def _in_folder(folder: Path, split: str) -> File | None:
+    if not folder.is_dir():
+        raise DataError(f"task.data_dir={folder}: there is no such folder.")
+    files = [folder / f"{split}{ending}" for ending in READERS]
+    return next((File(file) for file in files if file.is_file()), None)
+
+
+def _named(setting: str, name: str, subset: str | None, split: str) -> Source:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        raise DataError(f"{setting}={name}: it is a folder. Write task.data_dir={name}, with train.jsonl in it.")
+    if path.suffix in READERS or path.exists():
+        if path.suffix not in READERS:
+            raise DataError(f"{setting}={name}: files end in {ENDINGS}, so that their format is known.")
+        if not path.is_file():
+            raise DataError(f"{setting}={name}: there is no such file.")
+        return File(path)
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise DataError(f"{setting}={name}: it is neither a file ({ENDINGS}) nor a name on the hub, owner/name.")
+    return HubSet(name, subset, split)

@@ -1,0 +1,234 @@
+"""The embedded task: grade-school word problems of one to three steps, made up on the spot, in GSM8K's own format.
+
+A template is a story and its working, side by side:
+
+    "bags"  "{who} buys {a} bags of {b} {item} and gives {c} away. How many {item} are left?"
+            "a * b = x; x - c = y"
+
+Drawing a problem means drawing its letters again until every line of the working is a whole number from 1 to 99:
+
+    Amy buys 3 bags of 4 apples and gives 5 away. How many apples are left?
+    3 * 4 = 12
+    12 - 5 = 7
+    #### 7
+
+A checksum of the question decides whether it is a training or a test question, so the two never meet.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from operator import add, floordiv, mul, sub
+
+from trainer.records import Problem
+
+TEMPLATES = {
+    # one step
+    "find": (
+        "{who} has {m} {item} and finds {k} more. How many {item} does {who} have now?",
+        "m + k = x",
+    ),
+    "lose": (
+        "{who} had {m} {item} and lost {n}. How many {item} are left?",
+        "m - n = x",
+    ),
+    "boxes": (
+        "There are {a} boxes with {k} {item} in each box. How many {item} are there?",
+        "a * k = x",
+    ),
+    "share": (
+        "{who} shares {m} {item} equally among {a} friends. How many {item} does each friend get?",
+        "m / a = x",
+    ),
+    "compare": (
+        "{who} has {m} {item} and {other} has {n}. How many more {item} does {who} have than {other}?",
+        "m - n = x",
+    ),
+    # two steps
+    "bags": (
+        "{who} buys {a} bags of {b} {item} and gives {c} away. How many {item} are left?",
+        "a * b = x; x - c = y",
+    ),
+    "market": (
+        "{who} had {m} {item}, sold {n} and then bought {k} more. How many {item} does {who} have now?",
+        "m - n = x; x + k = y",
+    ),
+    "change": (
+        "A toy costs {a} dollars. {who} buys {b} toys and pays with {m} dollars. How many dollars does {who} get back?",
+        "a * b = x; m - x = y",
+    ),
+    "more": (
+        "{who} has {k} {item} and {other} has {a} more than {who}. How many {item} do they have together?",
+        "k + a = x; k + x = y",
+    ),
+    "fewer": (
+        "{who} has {k} {item} and {other} has {a} fewer than {who}. How many {item} do they have together?",
+        "k - a = x; k + x = y",
+    ),
+    "times": (
+        "{who} has {a} {item} and {other} has {b} times as many. How many {item} do they have together?",
+        "a * b = x; a + x = y",
+    ),
+    "teams": (
+        "{who} puts {k} girls and {m} boys into {a} equal teams. How many children are in each team?",
+        "k + m = x; x / a = y",
+    ),
+    "book": (
+        "A book has {m} pages. {who} reads {a} pages a day for {b} days. How many pages are left?",
+        "a * b = x; m - x = y",
+    ),
+    "savings": (
+        "{who} has {k} dollars and saves {a} dollars a week for {b} weeks. How many dollars does {who} have then?",
+        "a * b = x; k + x = y",
+    ),
+    "rest": (
+        "{who} had {m} {item}, kept {a} and shared the rest equally among {b} friends. How many did each friend get?",
+        "m - a = x; x / b = y",
+    ),
+    "hall": (
+        "{who} sets up {a} rows of {k} chairs. {m} chairs are taken. How many chairs are free?",
+        "a * k = x; x - m = y",
+    ),
+    # three steps
+    "shop": (
+        "{who} buys {a} pens for {b} dollars each and {c} books for {d} dollars each. How many dollars is that?",
+        "a * b = x; c * d = y; x + y = z",
+    ),
+    "garden": (
+        "{who} plants {a} rows of {b} roses and {c} rows of {d} tulips. How many more roses than tulips are there?",
+        "a * b = x; c * d = y; x - y = z",
+    ),
+    "bus": (
+        "A bus has {m} riders. First {a} get off, then {k} get on, then {b} get off. How many riders are left?",
+        "m - a = x; x + k = y; y - b = z",
+    ),
+    "wage": (
+        "{who} works {a} hours a day for {b} days at {c} dollars an hour and spends {k} dollars. How much is left?",
+        "a * b = x; c * x = y; y - k = z",
+    ),
+    "bakery": (
+        "{who} bakes {a} trays of {b} rolls, eats {c} and packs the rest in boxes of {d}. How many boxes is that?",
+        "a * b = x; x - c = y; y / d = z",
+    ),
+    "cards": (
+        "{who} has {a} packs of {b} cards and {k} single cards, and loses {c} cards. How many cards are left?",
+        "a * b = x; x + k = y; y - c = z",
+    ),
+    "fair": (
+        "{who} earns {m} dollars and {other} earns {n}. They spend {k} and halve the rest. How much does each get?",
+        "m + n = x; x - k = y; y / 2 = z",
+    ),
+    "legs": (
+        "{who} has {k} hens with 2 legs and {a} cows with 4 legs each. How many legs do the animals have?",
+        "k * 2 = x; a * 4 = y; x + y = z",
+    ),
+}
+RANGES = {"a": (2, 9), "b": (2, 9), "c": (2, 9), "d": (2, 9), "k": (10, 30), "m": (20, 90), "n": (20, 90)}
+NAMES = ["Amy", "Ben", "Cara", "Dan", "Eva", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kate", "Leo", "Mia", "Noah"]
+ITEMS = ["apples", "balls", "beads", "cards", "coins", "eggs", "kites", "pears", "pens", "plums", "shells", "stamps"]
+OPERATORS: dict[str, Callable[[int, int], int]] = {"+": add, "-": sub, "*": mul, "/": floordiv}
+LARGEST = 99
+TEST_SHARE = 10  # one question in ten is a test question
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a working, still in letters: `a * b = x`."""
+
+    left: str
+    sign: str
+    right: str
+    result: str
+
+    @classmethod
+    def parse(cls, text: str) -> Line:
+        left, sign, right, _, result = text.split()
+        return cls(left, sign, right, result)
+
+    def solve(self, values: dict[str, int]) -> bool:
+        """Put the result among the values; False if it is not a whole number from 1 to LARGEST."""
+        left, right = values[self.left], values[self.right]
+        values[self.result] = result = OPERATORS[self.sign](left, right)
+        return 0 < result <= LARGEST and (self.sign != "/" or left % right == 0)
+
+    def show(self, values: dict[str, int]) -> str:
+        return f"{values[self.left]} {self.sign} {values[self.right]} = {values[self.result]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    name: str
+    story: str
+    lines: tuple[Line, ...]
+    letters: tuple[str, ...]  # those that are drawn; the others are results
+
+    @classmethod
+    def parse(cls, name: str, story: str, working: str) -> Template:
+        lines = tuple(Line.parse(line) for line in working.split(";"))
+        return cls(name, story, lines, tuple(letter for letter in RANGES if letter in working))
+
+    def draw(self, rng: random.Random) -> tuple[str, str, str]:
+        """A question, its worked solution and the answer."""
+        values = self._numbers(rng)
+        who, other = rng.sample(NAMES, 2)
+        question = self.story.format(who=who, other=other, item=rng.choice(ITEMS), **values)
+        answer = str(values[self.lines[-1].result])
+        return question, "\n".join([*(line.show(values) for line in self.lines), f"#### {answer}"]), answer
+
+    def _numbers(self, rng: random.Random) -> dict[str, int]:
+        while True:
+            values = {"2": 2, "4": 4}
+            for letter in self.letters:
+                low, high = RANGES[letter]
+                values[letter] = low + int(rng.random() * (high - low + 1))
+            if all(line.solve(values) for line in self.lines):
+                return values
+
+
+@dataclass(frozen=True, slots=True)
+class NanoTask:
+    """The same problems on every machine: everything follows from the seed.
+
+    >>> task = NanoTask()
+    >>> task.train()[0].id, len(task.test())
+    ('nano/train/0', 1024)
+    """
+
+    train_size: int = 20_000
+    test_size: int = 1_024
+    seed: int = 0
+    name: str = "nano"
+    prompt_style: str = "chat"
+    answer_style: str = "gsm8k"
+
+    def train(self) -> list[Problem]:
+        return self._split("train", self.train_size)
+
+    def test(self) -> list[Problem]:
+        return self._split("test", self.test_size)
+
+    def _split(self, split: str, size: int) -> list[Problem]:
+        found = (drawn for drawn in self._draws() if is_test(drawn[1]) == (split == "test"))
+        return [
+            Problem(f"nano/{split}/{i}", question, answer, solution, {"steps": len(tmpl.lines), "template": tmpl.name})
+            for i, (tmpl, question, solution, answer) in enumerate(islice(found, size))
+        ]
+
+    def _draws(self) -> Iterator[tuple[Template, str, str, str]]:
+        """Every question once, templates in turn."""
+        rng, seen = random.Random(self.seed), set[str]()
+        templates = [Template.parse(name, *text) for name, text in TEMPLATES.items()]
+        while True:
+            for template in templates:
+                question, solution, answer = template.draw(rng)
+                if question not in seen:
+                    seen.add(question)
+                    yield template, question, solution, answer
+
+
+def is_test(question: str) -> bool:
+    return zlib.crc32(question.encode()) % TEST_SHARE == 0

@@ -1,0 +1,213 @@
+"""The records that travel through a step. Frozen, born complete, nothing filled in later.
+
+Axis letters, written behind a name instead of a shape comment:
+
+    P  problems of a step          B  rows of a micro-batch
+    G  completions of a problem    T  token positions
+    V  vocabulary                  H  hidden size
+
+    Problem -> Prompt -> Completion -> ScoredGroup -> TrainingBatch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One question with its gold answer, before any prompt is built around it.
+
+    >>> Problem(id="gsm8k/train/0", question="Tom has 3 bags of 4 apples. How many?", gold="12",
+    ...         solution="3 * 4 = 12\\n#### 12")  # doctest: +ELLIPSIS
+    Problem(id='gsm8k/train/0', ...)
+    """
+
+    id: str
+    question: str
+    gold: str
+    solution: str = ""  # a worked solution, for few-shot examples; may be empty
+    extra: Mapping[str, Any] = field(default_factory=dict)  # other columns, handed to custom rewards
+    messages: tuple[Mapping[str, Any], ...] = ()  # the conversation, where the data set brings one
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A problem as the model sees it. `tokens` is what is sampled from; `text` is only for people."""
+
+    problem: Problem
+    text: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample: `group` completions a prompt, at a temperature (0 is greedy)."""
+
+    group: int
+    temperature: float
+    max_new_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How an evaluation samples beside its greedy answers: so many of each problem, all of it so many times over."""
+
+    samples: int
+    temperature: float
+    trials: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sampled answer. Token ids and the log-probs they were sampled with travel together.
+
+    `tokens` ends with the stop token, unless the completion is `truncated`.
+    `logprobs` are those of the distribution sampled from, so the temperature is inside them.
+    `version` is that of the policy that sampled, as a program outside reports it: the updates behind it.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    truncated: bool
+    version: int | None = None  # of the model that is being trained: the policy of that moment
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What one completion is worth. `reward` is None where a grader did not answer.
+
+    `components` holds each named reward before weighting: {"correct": 1.0, "format": 1.0}.
+    """
+
+    reward: float | None
+    components: Mapping[str, float | None]
+    strict: str | None  # the answer found where the format wants it
+    lenient: str | None  # the answer found anywhere
+    correct_strict: bool
+    correct_lenient: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """The completions of one prompt with their scores: the unit that is never torn apart.
+
+    A group is *dead* when all its rewards are the same: it says nothing about what is better.
+    """
+
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+    scores: tuple[Score, ...]
+
+    @property
+    def rewards_G(self) -> tuple[float | None, ...]:
+        return tuple(score.reward for score in self.scores)
+
+    @property
+    def is_dead(self) -> bool:
+        known = [reward for reward in self.rewards_G if reward is not None]
+        return not known or max(known) == min(known)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """One completion with its advantage, ready to be packed into a batch.
+
+    `weight` is what each of its tokens counts in the loss: 1 for a mean over tokens, 1 / length for one over answers.
+    """
+
+    prompt: Sequence[int]
+    completion: Sequence[int]
+    logprobs: Sequence[float]
+    advantage: float
+    reward: float = 0.0
+    weight: float = 1.0
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.completion)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """What rows have in common: the same beginning is one path, and each token of it stands once in a line.
+
+    The answers 7 2 and 7 8 2 to the prompt 5 6, each shifted to inputs and targets:
+
+        inputs_BT   5 6 7 .   5 6 7 8      place_BT   0 1 2 .   0 1 2 3      line_N   0 1 2 7    where each is first
+        targets_BT  6 7 2 .   6 7 8 2      edge_BT    . 0 1 .   . 0 2 3      edge_E   1 2 6 7    of completion tokens
+    """
+
+    place_BT: Tensor  # of each input in the line; 0 for padding
+    line_N: Tensor  # for each place of the line, the first of the B x T inputs that stands there
+    edge_BT: Tensor  # the same for completion tokens as targets
+    edge_E: Tensor
+    first_B: Tensor  # for each row, the first one with the same prompt
+
+    def to(self, device: Any, non_blocking: bool = False) -> Tree:
+        return Tree(**_moved(self, device))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBatch:
+    """A micro-batch, already shifted: position t of `inputs_BT` predicts position t of `targets_BT`.
+
+    A prompt [5, 6] with the completion [7, 2] (2 stops) is one row:
+
+        inputs_BT   5  6  7
+        targets_BT  6  7  2
+        mask_BT     0  1  1     only completion tokens are trained on
+
+    Padding stands on the right, where causal attention never looks, so there is no attention mask. What stands behind
+    `None` is measured before the first update, where an objective needs it: see `loss/before_update.py`.
+    """
+
+    inputs_BT: Tensor
+    targets_BT: Tensor
+    mask_BT: Tensor  # bool: this target is a completion token
+    sampled_logprobs_BT: Tensor  # the sampler's, 0 outside the mask
+    advantages_B: Tensor
+    rewards_B: Tensor
+    weights_B: Tensor  # 0 for a row that only keeps the ranks in step
+    tree: Tree
+    old_logprobs_BT: Tensor | None = None  # the policy's when the answers were sampled
+    reference_logprobs_BT: Tensor | None = None
+    trained_BT: Tensor | None = None  # bool: this token is among those of the highest entropy
+
+    def to(self, device: Any) -> TrainingBatch:
+        return TrainingBatch(**_moved(self, device))
+
+    @property
+    def present_BT(self) -> Tensor:
+        """bool: this input is a token of the row, not padding."""
+        return self.mask_BT.flip(-1).cumsum(-1).flip(-1) > 0
+
+    @property
+    def counted_BT(self) -> Tensor:
+        """bool: this token counts in the loss and in what is logged."""
+        return self.mask_BT & (self.weights_B > 0)[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatch:
+    """What one update trains on, on this rank: as many micro-batches as every other rank has.
+
+    The loss is a weighted sum over tokens / `divisor`. Both numbers are those of all ranks.
+    """
+
+    batches: list[TrainingBatch]
+    divisor: float
+    tokens: float
+
+
+def _moved(record: Any, device: Any) -> dict[str, Any]:
+    values = {part.name: getattr(record, part.name) for part in fields(record)}
+    return {name: value.to(device, non_blocking=True) for name, value in values.items() if value is not None}

@@ -1,0 +1,116 @@
+"""The rewards that are built in: each takes one read completion and gives a number, 1.0 at best.
+
+`overlong` and `repetition` are penalties: 0.0 at best, -1.0 at worst. To add a reward, write a function, name it in
+`COMPONENTS` and in `REWARDS` of `trainer/config/settings.py`; `reward.weights` does the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainer.answers import compare, find
+from trainer.config.settings import Reward
+from trainer.errors import ConfigError
+from trainer.records import Completion, Problem, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the rewards go by. `style` is where a strict answer has to stand."""
+
+    settings: Reward
+    style: str
+    max_new_tokens: int
+
+    @property
+    def overlong_buffer(self) -> int:
+        """Tokens over which `overlong` falls; DAPO has 4,096 of 20,480."""
+        buffer = self.settings.overlong_buffer or max(1, self.max_new_tokens // 5)
+        if buffer > self.max_new_tokens:
+            raise ConfigError(
+                f"reward.overlong_buffer={buffer}: it is longer than rollout.max_new_tokens={self.max_new_tokens}. "
+                f"Try {max(1, self.max_new_tokens // 5)}."
+            )
+        return buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A completion and what was read from it: the answer in the asked-for place, and the answer found anywhere."""
+
+    prompt: Prompt
+    completion: Completion
+    strict: str | None
+    lenient: str | None
+    correct_strict: bool
+    correct_lenient: bool
+
+    @property
+    def problem(self) -> Problem:
+        return self.prompt.problem
+
+
+def read(
+    prompt: Prompt, completion: Completion, style: str, equal: Callable[[str, str], bool] = compare.equal
+) -> Reading:
+    """`equal` compares an answer with the gold one."""
+    gold = prompt.problem.gold
+    strict = find.strict(completion.text, style)
+    lenient = find.lenient(completion.text)
+    correct_strict = strict is not None and equal(strict, gold)
+    correct_lenient = correct_strict if lenient == strict else lenient is not None and equal(lenient, gold)
+    return Reading(prompt, completion, strict, lenient, correct_strict, correct_lenient)
+
+
+def correct(reading: Reading, rules: Rules) -> float:
+    return float(reading.correct_strict if rules.settings.answer == "strict" else reading.correct_lenient)
+
+
+def has_format(reading: Reading, rules: Rules) -> float:
+    return float(reading.strict is not None)
+
+
+def length(reading: Reading, rules: Rules) -> float:
+    shortest, longest = rules.settings.length_band
+    return float(shortest <= len(reading.completion.text) <= longest)
+
+
+def overlong(reading: Reading, rules: Rules) -> float | None:
+    """DAPO's soft punishment (Yu et al. 2025, equation 13). None where nobody knows how many tokens it was."""
+    tokens = len(reading.completion.tokens)
+    if not tokens and reading.completion.text:
+        return None
+    return max(-1.0, min(0.0, (rules.max_new_tokens - tokens) / rules.overlong_buffer - 1))
+
+
+def repetition(reading: Reading, rules: Rules) -> float:
+    """Minus the share of phrases, so many words in a row, that have been there before."""
+    words, size = reading.completion.text.lower().split(), rules.settings.repetition_words
+    phrases = list(zip(*(words[start:] for start in range(size))))
+    return len(set(phrases)) / len(phrases) - 1.0 if phrases else 0.0
+
+
+_OPEN, _CLOSE = "<think>", "</think>"
+_THINKS = re.compile(rf"\s*{_OPEN}(?P<thought>.*?){_CLOSE}(?P<answer>.*)", re.DOTALL)
+
+
+def think_tags(reading: Reading, rules: Rules) -> float:
+    """One thought in tags, first of all, and an answer behind it. Some prompts have opened the tag already."""
+    text = reading.completion.text
+    if reading.prompt.text.rstrip().endswith(_OPEN):
+        text = _OPEN + text
+    found = _THINKS.fullmatch(text)
+    once = text.count(_OPEN) == text.count(_CLOSE) == 1
+    return float(once and found is not None and all(part.strip() for part in found.groups()))
+
+
+COMPONENTS: dict[str, Callable[[Reading, Rules], float | None]] = {
+    "correct": correct,
+    "format": has_format,
+    "length": length,
+    "overlong": overlong,
+    "repetition": repetition,
+    "think_tags": think_tags,
+}

@@ -1,0 +1,231 @@
+"""reward.custom: functions of the user, called as TRL calls reward functions.
+
+    def score(prompts, completions, **columns) -> list[float | None]
+
+A function is called with keywords, each a list with one entry for each completion: `prompts`, `completions`,
+`completion_ids`, and the columns of the data: `question`, `answer` and `gold` (both the gold answer), `solution`,
+`problem_id`, and every further column of the record, which wins over these names. What a function does not ask for is
+left out. `None` leaves the sample out of its group. Where TRL does otherwise: there is no `trainer_state`, and a
+`None` is not made up for by the other rewards.
+
+A call has a thread of its own, which is left behind when `reward.timeout` is over. Code that never lets go of the
+interpreter, such as a regular expression that explodes, cannot be left behind: the process ends with a traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import importlib.util
+import inspect
+import math
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from trainer.config.settings import Reward, function_name
+from trainer.errors import ConfigError, RewardError
+from trainer.records import Problem
+from trainer.reward.built_in import Reading
+from trainer.reward.scorer import Meter
+
+GRACE_S = 5.0
+SHOWN = 200  # characters of a completion in an error
+# Most functions of users are not safe to call from two threads, and there is one last resort for all of them.
+_ONE_AT_A_TIME = threading.Lock()
+
+
+class Call(threading.Thread):
+    """One call in a thread that can be left behind. What it raises is kept: user code may raise anything."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self.work = work
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        with self:
+            self.result = self.work()
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        self.error = error
+        return True
+
+    def within(self, seconds: float) -> bool:
+        """Start, and wait so long; False if it is still at it."""
+        # The interpreter's own alarm needs no lock that the call might hold.
+        faulthandler.dump_traceback_later(2 * seconds + GRACE_S, exit=True, file=sys.__stderr__ or 2)
+        self.start()
+        self.join(seconds)
+        faulthandler.cancel_dump_traceback_later()
+        return not self.is_alive()
+
+
+class Custom:
+    """One function as a grader."""
+
+    parallel = 1
+    last_failure = ""  # what fails here ends the run
+
+    def __init__(self, setting: str, settings: Reward) -> None:
+        self.setting = setting
+        self.name = function_name(setting)
+        self.timeout = settings.timeout
+        self.format = settings.custom_format
+        self.path = find(setting)
+        self.function = self._load()
+
+    def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
+        if not readings:
+            return []
+        with _ONE_AT_A_TIME:
+            call = self._run(readings)
+            if call.error is not None and not isinstance(call.error, RewardError):
+                raise self._raised(call.error, self._guilty(readings))
+        if call.error is not None:
+            raise call.error
+        return list(call.result)
+
+    def rehearse(self, reading: Reading) -> None:
+        self.grade([reading], Meter())
+
+    def _run(self, readings: Sequence[Reading]) -> Call:
+        call = Call(lambda: self._grades(readings))
+        if not call.within(self.timeout):
+            raise self._error(
+                f"no result after {self.timeout:g} seconds. Make it faster, or raise reward.timeout.", readings
+            )
+        return call
+
+    def _grades(self, readings: Sequence[Reading]) -> list[float | None]:
+        result = self.function(**self._arguments(readings))
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
+        if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
+            raise self._error(f"it returned {shown(result)}. Return a list with one number for each completion.")
+        grades = list(result)
+        if len(grades) != len(readings):
+            raise self._error(
+                f"it returned {len(grades)} rewards for {len(readings)} completions. Return one for each."
+            )
+        return [self._number(grade, reading) for grade, reading in zip(grades, readings, strict=True)]
+
+    def _number(self, grade: Any, reading: Reading) -> float | None:
+        if grade is None:
+            return None
+        if isinstance(grade, str | bytes) or not hasattr(grade, "__float__") or not math.isfinite(float(grade)):
+            raise self._error(f"it returned {shown(grade)}, which is no number. Return a number, or None.", [reading])
+        return float(grade)
+
+    def _arguments(self, readings: Sequence[Reading]) -> dict[str, Any]:
+        """As TRL passes them, but only what the function can take."""
+        offered = columns(readings) | self._texts(readings)
+        parameters = inspect.signature(self.function).parameters.values()
+        wanted = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+        missing = {one.name for one in parameters if one.default is one.empty and one.name in wanted} - set(offered)
+        if missing:
+            raise self._error(
+                f"it asks for `{'`, `'.join(sorted(missing))}`, which is no column of the data. "
+                f"There are: {', '.join(sorted(offered))}."
+            )
+        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        return offered if takes_all else {name: column for name, column in offered.items() if name in wanted}
+
+    def _texts(self, readings: Sequence[Reading]) -> dict[str, Any]:
+        texts = [reading.completion.text for reading in readings]
+        ids = [list(reading.completion.tokens) for reading in readings]
+        if self.format == "text" or (self.format == "auto" and not readings[0].problem.messages):
+            return {
+                "prompts": [reading.prompt.text for reading in readings],
+                "completions": texts,
+                "completion_ids": ids,
+            }
+        prompts = [_messages(reading.problem) for reading in readings]
+        answers = [[{"role": "assistant", "content": text}] for text in texts]
+        return {"prompts": prompts, "completions": answers, "completion_ids": ids}
+
+    def _guilty(self, readings: Sequence[Reading]) -> Sequence[Reading]:
+        """The sample that makes it raise, if it does so with one alone."""
+        if len(readings) == 1:
+            return readings
+        return next(([one] for one in readings if self._run([one]).error is not None), readings)
+
+    def _raised(self, error: BaseException, readings: Sequence[Reading]) -> RewardError:
+        return self._error(f"it raised {self._where(error)}.", readings)
+
+    def _where(self, error: BaseException) -> str:
+        """The exception, and the last line of the user's file that was running."""
+        what = f"{type(error).__name__}: {str(error)[:500]}".rstrip(": ")
+        if isinstance(error, SyntaxError) and error.filename == str(self.path):
+            return f"{what} ({self.path.name}, line {error.lineno})"
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if frame.filename == str(self.path)]
+        return f"{what} ({self.path.name}, line {own[-1].lineno}: `{own[-1].line}`)" if own else what
+
+    def _error(self, what: str, readings: Sequence[Reading] = ()) -> RewardError:
+        return RewardError(f"reward.custom={self.setting}: {what}{described(readings)}")
+
+    def _load(self) -> Callable[..., Any]:
+        spec = importlib.util.spec_from_file_location(f"octet_custom_{self.path.stem}", self.path)
+        assert spec is not None, "the settings want a .py file"
+        assert spec.loader is not None, "a .py file has one"
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module.__name__] = module  # dataclasses and pickle look there
+        if str(self.path.parent) not in sys.path:
+            sys.path.append(str(self.path.parent))  # it may import its neighbours
+        loading = Call(partial(spec.loader.exec_module, module))
+        loading.run()
+        if loading.error is not None:
+            raise self._error(f"the file cannot be imported: {self._where(loading.error)}.")
+        function = getattr(module, self.name, None)
+        if not callable(function):
+            there = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+            raise self._error(f"there is no function `{self.name}` in it. There are: {', '.join(there) or 'none'}.")
+        return function
+
+
+def find(setting: str) -> Path:
+    """The file of `my_rewards.py:score`."""
+    path = Path(setting.rpartition(":")[0]).expanduser().resolve()
+    if not path.is_file():
+        raise ConfigError(f"reward.custom={setting}: there is no file {path}. Write the path as seen from here.")
+    return path
+
+
+def columns(readings: Sequence[Reading]) -> dict[str, list[Any]]:
+    """One list for each column of the records."""
+    records = [_record(reading) for reading in readings]
+    names = {name: None for record in records for name in record}  # a set that keeps its order
+    return {name: [record.get(name) for record in records] for name in names}
+
+
+def _record(reading: Reading) -> dict[str, Any]:
+    problem = reading.problem
+    known = {"question": problem.question, "answer": problem.gold, "gold": problem.gold, "solution": problem.solution}
+    own = {name: value for name, value in problem.extra.items() if name not in ("prompt", "completion")}
+    return {**known, "problem_id": problem.id, **own}
+
+
+def _messages(problem: Problem) -> list[dict[str, Any]]:
+    asked = problem.messages or [{"role": "user", "content": problem.question}]
+    return [dict(message) for message in asked]
+
+
+def described(readings: Sequence[Reading]) -> str:
+    if not readings:
+        return ""
+    first = f"problem {readings[0].problem.id}, completion {shown(readings[0].completion.text)}"
+    return f" Sample: {first}" + (f", and {len(readings) - 1} more." if len(readings) > 1 else ".")
+
+
+def shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -1,0 +1,168 @@
+"""Questions to an OpenAI-compatible endpoint that may be slow, busy, wrong or away. Standard library only.
+
+`Client.ask` gives what `understand` makes of the reply, or None: after the last retry, or when the budget is spent.
+It never raises for what the endpoint does. The key is in the header of the request and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trainer.config.settings import Judge as JudgeSettings
+from trainer.errors import ConfigError
+from trainer.machine.http_client import NoReply, exchange, read_key
+from trainer.reward.scorer import Meter
+
+T = TypeVar("T")
+
+LONGEST_BACKOFF_S = 60.0
+CHARACTERS_A_TOKEN = 4
+LARGEST_REPLY = 4 << 20  # bytes
+
+
+class Client:
+    """Safe to call from several threads; how many is the caller's choice."""
+
+    def __init__(self, settings: JudgeSettings, ranks: int = 1) -> None:
+        assert settings.url, "the settings want one"
+        base = settings.url.rstrip("/")
+        self.url = base if base.endswith("/chat/completions") else f"{base}/chat/completions"
+        self.settings = settings
+        self.budget = Budget(_share(settings.max_requests, ranks), _share(settings.max_tokens, ranks))
+        self.cache = Cache(settings.cache.expanduser()) if settings.cache else None
+        self.last_failure = ""
+        self._key = read_key(settings.key_env)
+        self._not_before = 0.0  # when the endpoint is busy, all threads wait
+
+    def ask(
+        self, body: Mapping[str, Any], understand: Callable[[str], T | None], meter: Meter, fresh: bool = False
+    ) -> T | None:
+        """`understand` returns None for a text that is no answer. `fresh` asks even if the answer is in the cache."""
+        name = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
+        kept = None if fresh else self._kept(name, understand)
+        if kept is not None:
+            meter.add("judge/from_cache", 1)
+            return kept
+        for attempt in range(self.settings.retries + 1):
+            self._wait(attempt)
+            if not self.budget.take():
+                self.last_failure = "the budget (reward.judge.max_requests, max_tokens) is spent"
+                return None
+            try:
+                return self._try(name, body, understand, meter)
+            except NoReply as failure:
+                self.last_failure = self._without_key(str(failure))
+                if not failure.again:
+                    return None
+                self._not_before = max(self._not_before, time.monotonic() + failure.wait_s)
+        return None
+
+    def _kept(self, name: str, understand: Callable[[str], T | None]) -> T | None:
+        text = self.cache.get(name) if self.cache else None
+        return None if text is None else understand(text)
+
+    def _try(self, name: str, body: Mapping[str, Any], understand: Callable[[str], T | None], meter: Meter) -> T:
+        text = self._reply(body, meter)
+        understood = understand(text)
+        if understood is None:
+            raise NoReply(f"the reply is not what was asked for: {text[:200]!r}")
+        if self.cache:
+            self.cache.put(name, text)
+        return understood
+
+    def _wait(self, attempt: int) -> None:
+        """Twice as long each time, give or take half, so that threads do not come back together."""
+        backoff = min(LONGEST_BACKOFF_S, self.settings.backoff_s * 2 ** (attempt - 1)) if attempt else 0.0
+        time.sleep(max(backoff * random.uniform(0.5, 1.5), self._not_before - time.monotonic(), 0.0))
+
+    def _reply(self, body: Mapping[str, Any], meter: Meter) -> str:
+        meter.add("judge/requests", 1)
+        try:
+            reply = json.loads(self._post(body))
+            text = reply["choices"][0]["message"]["content"]
+            counted = (reply.get("usage") or {}).get("total_tokens")
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise NoReply("the reply is no chat completion in JSON") from None
+        if not isinstance(text, str):
+            raise NoReply("the reply has no text")
+        if not isinstance(counted, int) or counted <= 0:  # some do not count
+            counted = (len(json.dumps(body)) + len(text)) // CHARACTERS_A_TOKEN
+        self.budget.spend(counted)
+        meter.add("judge/tokens", counted)
+        return text
+
+    def _post(self, body: Mapping[str, Any]) -> bytes:
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        return exchange(self.url, body, self.settings.timeout_s, LARGEST_REPLY, headers)
+
+    def _without_key(self, text: str) -> str:
+        """An endpoint may quote the key in its complaint."""
+        return text.replace(self._key, "***") if self._key else text
+
+
+def _share(limit: int | None, ranks: int) -> int | None:
+    return limit and max(1, limit // ranks)
+
+
+@dataclass
+class Budget:
+    """Requests and tokens that may still be spent; None is no limit. Requests under way may overdraw the tokens."""
+
+    requests: int | None
+    tokens: int | None
+
+    def __post_init__(self) -> None:
+        self._counting = threading.Lock()
+
+    def take(self) -> bool:
+        """One request, if there is one left."""
+        with self._counting:
+            if (self.requests is not None and self.requests <= 0) or (self.tokens is not None and self.tokens <= 0):
+                return False
+            self.requests = None if self.requests is None else self.requests - 1
+            return True
+
+    def spend(self, tokens: int) -> None:
+        with self._counting:
+            self.tokens = None if self.tokens is None else self.tokens - tokens
+
+
+class Cache:
+    """One small file for each reply, which appears whole or not at all, also with several processes and over NFS."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"reward.judge.cache={folder}: it cannot be made: {error}. Name a folder you may write to, or null."
+            ) from None
+
+    def get(self, name: str) -> str | None:
+        try:
+            kept = json.loads(self._path(name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # not there, or cut short by a power failure
+            return None
+        return kept if isinstance(kept, str) else None
+
+    def put(self, name: str, text: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk makes the next run pay again; it does not end this one
+            self._path(name).parent.mkdir(exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self.folder, suffix=".part", delete=False) as file:
+                json.dump(text, file)
+            os.replace(file.name, self._path(name))
+
+    def _path(self, name: str) -> Path:
+        return self.folder / name[:2] / f"{name}.json"

@@ -1,0 +1,54 @@
+"""From the settings to a scorer with everything that it asks for."""
+
+from __future__ import annotations
+
+import atexit
+
+from trainer.answers.symbolic import SymbolicPool
+from trainer.config.settings import Config
+from trainer.problem.prompts import answer_style
+from trainer.problem.task import Task
+from trainer.records import Completion, Problem
+from trainer.reward import custom
+from trainer.reward.built_in import Rules
+from trainer.reward.custom import Custom
+from trainer.reward.judge import Judge, load_rubric
+from trainer.reward.scorer import Grader, Scorer
+
+
+def check(config: Config) -> None:
+    """What can be known before anything heavy is imported: are the files there that the rewards name?"""
+    for setting in config.reward.custom:
+        custom.find(setting)
+    if "judge" in config.reward.weights:
+        load_rubric(config.reward.judge.rubric)
+
+
+def make_scorer(config: Config, task: Task, ranks: int = 1) -> Scorer:
+    """With all graders. The budget of the judge is shared out over the ranks."""
+    graders: list[Grader] = [Custom(setting, config.reward) for setting in config.reward.custom]
+    if "judge" in config.reward.weights:
+        graders.append(Judge(config.reward.judge, ranks))
+    scorer = make_verifier(config, task)
+    return Scorer(scorer.rules, graders, scorer.symbolic)
+
+
+def make_verifier(config: Config, task: Task) -> Scorer:
+    """Built-in rewards only: what evaluation needs, at no cost."""
+    rules = Rules(config.reward, answer_style(config.prompt, task), config.rollout.max_new_tokens)
+    if not compares_as_mathematics(config, task):
+        return Scorer(rules)
+    pool = SymbolicPool(deadline_s=config.reward.symbolic_s)
+    atexit.register(pool.close)
+    return Scorer(rules, symbolic=pool)
+
+
+def compares_as_mathematics(config: Config, task: Task) -> bool:
+    """As the setting says, else as the task does."""
+    asked = config.reward.symbolic
+    return bool(getattr(task, "symbolic", False)) if asked is None else asked
+
+
+def worked(problem: Problem) -> Completion:
+    """A completion to rehearse with: the worked solution of the problem."""
+    return Completion((), (), problem.solution or problem.gold, truncated=False)

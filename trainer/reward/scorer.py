@@ -1,0 +1,132 @@
+"""reward: a group of completions becomes a scored group."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Protocol
+
+from trainer.answers import compare
+from trainer.answers.symbolic import SymbolicPool
+from trainer.records import Completion, Prompt, Score, ScoredGroup
+from trainer.reward.built_in import COMPONENTS, Reading, Rules, read
+
+Sums = dict[str, tuple[float, float]]  # name -> (sum, weight), as in watch/metrics.py
+
+
+class Meter:
+    """What was measured since it was last read. Several threads may write."""
+
+    def __init__(self) -> None:
+        self._sums: Sums = {}
+        self._writing = threading.Lock()
+
+    def add(self, name: str, amount: float, weight: float = 0.0) -> None:
+        """`amount` out of `weight`, such as missing grades out of those asked for; weight 0 is a plain total."""
+        with self._writing:
+            before, weighed = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = (before + amount, weighed + weight)
+
+    @contextmanager
+    def seconds(self, name: str) -> Iterator[None]:
+        began = perf_counter()
+        yield
+        self.add(f"time/reward/{name}", perf_counter() - began)
+
+    def read(self) -> Sums:
+        with self._writing:
+            sums, self._sums = self._sums, {}
+        return {name: (amount, weight or 1.0) for name, (amount, weight) in sums.items()}
+
+
+class Grader(Protocol):
+    """A reward from outside: a function of the user, a language model. None is no grade."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def parallel(self) -> int:
+        """Groups that it is worth giving it at once."""
+
+    @property
+    def last_failure(self) -> str:
+        """Why it gave no grade the last time it gave none."""
+
+    def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]: ...
+
+    def rehearse(self, reading: Reading) -> None:
+        """Grade one reading that counts for nothing; an error says what is wrong."""
+
+
+class Scorer:
+    """The weighted sum of the named rewards, with the graders from outside. Safe to call from several threads."""
+
+    def __init__(self, rules: Rules, graders: Sequence[Grader] = (), symbolic: SymbolicPool | None = None) -> None:
+        self.rules = rules
+        self.graders = graders
+        self.symbolic = symbolic
+        self.meter = Meter()
+        self.weights = rules.settings.all_weights
+        self.built_in = [name for name in self.weights if name in COMPONENTS]
+        self._hangs = 0
+
+    @property
+    def parallel(self) -> int:
+        """Groups that it is worth scoring at once."""
+        return max((grader.parallel for grader in self.graders), default=1)
+
+    def score(self, prompt: Prompt, completions: Sequence[Completion]) -> ScoredGroup:
+        return ScoredGroup(prompt, tuple(completions), tuple(self.scores((prompt, one) for one in completions)))
+
+    def scores(self, answered: Iterable[tuple[Prompt, Completion]]) -> list[Score]:
+        """Answers that need not belong together, all at once."""
+        with self.meter.seconds("answers"):
+            readings = [read(prompt, completion, self.rules.style, self._equal) for prompt, completion in answered]
+        values = {name: self._values(name, readings) for name in self.built_in}
+        for grader in self.graders:
+            with self.meter.seconds(grader.name):
+                values[grader.name] = grader.grade(readings, self.meter)
+        return [
+            self._score(reading, {name: column[row] for name, column in values.items()})
+            for row, reading in enumerate(readings)
+        ]
+
+    def rehearse(self, prompt: Prompt, completion: Completion) -> None:
+        """Every grader once, before anything is spent."""
+        reading = read(prompt, completion, self.rules.style)
+        for grader in self.graders:
+            grader.rehearse(reading)
+
+    def verifier(self) -> Scorer:
+        """The same without graders: what evaluation needs, at no cost."""
+        return Scorer(self.rules, symbolic=self.symbolic)
+
+    def measured(self) -> Sums:
+        """Since the last call: seconds of each reward, requests, missing grades, hangs."""
+        if self.symbolic is not None:
+            hangs, self._hangs = self.symbolic.hangs - self._hangs, self.symbolic.hangs
+            self.meter.add("symbolic/hangs", hangs)
+        return self.meter.read()
+
+    @property
+    def _equal(self) -> Callable[[str, str], bool]:
+        return compare.equal if self.symbolic is None else self.symbolic.equal
+
+    def _values(self, name: str, readings: Sequence[Reading]) -> list[float | None]:
+        with self.meter.seconds(name):
+            return [COMPONENTS[name](reading, self.rules) for reading in readings]
+
+    def _score(self, reading: Reading, values: Mapping[str, float | None]) -> Score:
+        found = (reading.strict, reading.lenient, reading.correct_strict, reading.correct_lenient)
+        return Score(total(values, self.weights), values, *found)
+
+
+def total(values: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
+    """The weighted sum; None where a value that counts is missing."""
+    counting = [(weights[name], value) for name, value in values.items() if weights.get(name)]
+    if any(value is None for _, value in counting):
+        return None
+    return sum(weight * value for weight, value in counting if value is not None)

@@ -1,0 +1,70 @@
+"""A decode step on a CUDA device: captured once for each of a few sizes, then replayed without Python in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trainer.rollout.limits import Say
+
+WIDTHS = 256  # the attention of a captured step is as wide as the next multiple
+
+
+class Steps:
+    """Calls `step(rows, width)`. Rows beyond those alive are frozen, so sizes may be rounded up."""
+
+    def __init__(
+        self, step: Callable[[int, int], None], generator: torch.Generator, device: torch.device, say: Say
+    ) -> None:
+        self.kind: tuple[Any, ...] = ()  # whatever else a captured step depends on; where the weights are comes last
+        self._step = step
+        self._generator = generator
+        self._say = say
+        self._captures = device.type == "cuda"
+        self._seen: set[tuple[Any, ...]] = set()
+        self._graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None
+
+    @property
+    def captured(self) -> int:
+        return len(self._graphs)
+
+    def __call__(self, rows: int, most_rows: int, width: int, most_places: int) -> None:
+        if not self._captures:
+            return self._step(rows, width)
+        rows, width = rounded(rows, most_rows, width, most_places)
+        key = (rows, width, *self.kind)
+        if key not in self._graphs and key in self._seen:
+            self._capture(key, rows, width)
+        if key in self._graphs:
+            return self._graphs[key].replay()
+        self._seen.add(key)  # the first of a size runs as it is: libraries allocate their workspaces then
+        return self._step(rows, width)
+
+    def _capture(self, key: tuple[Any, ...], rows: int, width: int) -> None:
+        *_, addresses = key
+        self._graphs = {old: graph for old, graph in self._graphs.items() if old[-1] == addresses}  # weights have moved
+        graph = torch.cuda.CUDAGraph()
+        try:
+            graph.register_generator_state(self._generator)
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                self._step(rows, width)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self._captures = False
+            self._say(f"rollout: the decode step cannot be captured as a CUDA graph ({error}); going on without.")
+            return
+        self._pool = self._pool or graph.pool()
+        self._graphs[key] = graph
+
+
+def rounded(rows: int, most_rows: int, width: int, most_places: int) -> tuple[int, int]:
+    """The next power of two of rows, the next multiple of `WIDTHS`: few sizes, little waste."""
+    return min(most_rows, 1 << (rows - 1).bit_length()), min(most_places, rounded_up(width, WIDTHS))
+
+
+def rounded_up(number: int, step: int) -> int:
+    return -(-number // step) * step

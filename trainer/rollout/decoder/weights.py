@@ -1,0 +1,120 @@
+"""What sampling multiplies by: copies of the weights with the adapter merged in, or the layers as they are.
+
+One small matmul costs as much as its bookkeeping, so layers that read the same input (q, k and v; gate and up) become
+one, and an adapter becomes part of the weight. Only copies are written: a base that is merged into and out of at every
+step drifts. What cannot be copied (4-bit weights, DoRA) is called as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainer.rollout.limits import free_bytes
+
+SPARE = 4  # of the free memory, one part in so many: the training pass needs the rest
+
+
+class Projection:
+    """Linear layers that read the same input, as one. `layers` are those of the model, with or without an adapter."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self.layers = layers
+        self.adapted = any(_base(layer) is not layer for layer in layers)
+        self._copy_OH: Tensor | None = None
+        self._bias_O: Tensor | None = None
+
+    @property
+    def bytes(self) -> int:
+        weights = [_base(layer).weight for layer in self.layers]
+        return sum(weight.numel() * weight.element_size() for weight in weights)
+
+    @property
+    def gains_from_a_copy(self) -> bool:
+        return (self.adapted or len(self.layers) > 1) and all(map(_can_be_copied, self.layers))
+
+    @property
+    def is_a_copy(self) -> bool:
+        return self._copy_OH is not None
+
+    @property
+    def address(self) -> int | None:
+        """Where the copy is: captured graphs read it there."""
+        return None if self._copy_OH is None else self._copy_OH.data_ptr()
+
+    def make_room(self) -> None:
+        bases = [_base(layer) for layer in self.layers]
+        self._copy_OH = torch.cat([base.weight for base in bases])
+        if any(base.bias is not None for base in bases):
+            self._bias_O = self._copy_OH.new_zeros(len(self._copy_OH))
+
+    def refresh(self) -> None:
+        """What the layers compute now, the adapter included unless it is switched off, into the same memory."""
+        if self._copy_OH is None:
+            return
+        row = 0
+        for layer in self.layers:
+            base = _base(layer)
+            rows = slice(row, row := row + base.out_features)
+            self._copy_OH[rows].copy_(base.weight)
+            for adapter in _active_adapters(layer):
+                self._copy_OH[rows].add_(layer.get_delta_weight(adapter))
+            if self._bias_O is not None and base.bias is not None:
+                self._bias_O[rows].copy_(base.bias)
+
+    @property
+    def live_adapters(self) -> list[str]:
+        """Those that are not in a copy and are switched on now."""
+        if self.is_a_copy:
+            return []
+        return [adapter for layer in self.layers for adapter in _active_adapters(layer)]
+
+    def __call__(self, hidden_NH: Tensor) -> Tensor:
+        if self._copy_OH is not None:
+            return F.linear(hidden_NH, self._copy_OH, self._bias_O)
+        outputs = [layer(hidden_NH) for layer in self.layers]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+
+
+def copy_what_fits(projections: Iterable[Projection], device: torch.device) -> None:
+    """Adapted layers first: there a copy saves two matmuls, elsewhere only bookkeeping."""
+    budget = spare_bytes(device)
+    for projection in sorted(projections, key=lambda projection: not projection.adapted):
+        if projection.gains_from_a_copy and projection.bytes <= budget:
+            budget -= projection.bytes
+            projection.make_room()
+
+
+def spare_bytes(device: torch.device) -> int:
+    """What sampling may hold on to between two steps."""
+    if device.type == "cuda":
+        return free_bytes(device) // SPARE
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // SPARE
+
+
+def _base(layer: Any) -> Any:
+    return getattr(layer, "base_layer", layer)
+
+
+def _active_adapters(layer: Any) -> list[str]:
+    if not hasattr(layer, "lora_A") or layer.disable_adapters:
+        return []
+    return [adapter for adapter in layer.active_adapters if adapter in layer.lora_A]
+
+
+def _can_be_copied(layer: Any) -> bool:
+    base = _base(layer)
+    plain = type(base) is nn.Linear  # quantised layers are subclasses
+    return plain and (base is layer or _is_plain_lora(layer))
+
+
+def _is_plain_lora(layer: Any) -> bool:
+    """Variants such as DoRA compute more than W + B A."""
+    return (
+        hasattr(layer, "lora_A") and not layer.merged and not layer.lora_variant and not any(layer.lora_bias.values())
+    )

@@ -1,0 +1,159 @@
+"""rollout by `model.generate`, done right. Slow, and the reference for every faster sampler."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+
+from trainer.machine.out_of_memory import is_out_of_memory
+from trainer.model.head import causal_lm_of
+from trainer.records import Completion, Prompt, Sampling
+from trainer.rollout import limits
+from trainer.rollout.collect import Sampler
+
+
+class HfSampler(Sampler):
+    """Samples with the model that is being trained. At most `rows` completions are generated side by side."""
+
+    def __init__(
+        self, model: Any, tokenizer: Any, stop_tokens: Sequence[int], rows: int, say: limits.Say = limits.on_stderr
+    ) -> None:
+        # an adapter that does not say what kind of model it is for would not hand our settings on
+        self.model = causal_lm_of(model)
+        self.tokenizer = tokenizer
+        self.stop_tokens = sorted(stop_tokens)
+        self.rows = limits.Rows(rows, say)
+
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+        limits.check_context(self.model, prompts, sampling.max_new_tokens)
+        torch.manual_seed(sampling.seed)
+        by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index].tokens))
+        waiting = [index for index in by_length for _ in range(sampling.group)]
+        groups: defaultdict[int, list[Completion]] = defaultdict(list)
+        longest = max((len(prompt.tokens) for prompt in prompts), default=0) + sampling.max_new_tokens
+        at_once = limits.rows_that_fit(self.model, longest, self.rows.limit)
+        with generating(self.model, self._settings(sampling)):
+            while waiting:
+                indices = waiting[: min(at_once, self.rows.limit)]
+                completions = self._generate([prompts[index].tokens for index in indices], sampling)
+                if completions is None:
+                    self.rows.halve(len(indices))
+                    continue
+                del waiting[: len(indices)]
+                for index, completion in zip(indices, completions, strict=True):
+                    groups[index].append(completion)
+                    if len(groups[index]) == sampling.group:
+                        yield index, groups.pop(index)
+
+    def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
+        """Nothing to find out: rows are counted by what they will have grown to."""
+
+    def give_back(self) -> bool:
+        return False
+
+    @torch.no_grad()
+    def _generate(self, rows: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion] | None:
+        """A completion of each row; None when they do not fit into memory."""
+        tokens_BT, attention_BT = self._left_padded(rows)
+        recorder = TemperedRecorder(sampling.temperature or 1.0)
+        try:
+            output_BT = self.model.generate(
+                input_ids=tokens_BT, attention_mask=attention_BT, logits_processor=LogitsProcessorList([recorder])
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+        sampled_BT = output_BT[:, tokens_BT.shape[1] :]
+        tokens, logprobs = sampled_BT.tolist(), recorder.logprobs_BT(sampled_BT).tolist()
+        return [self._completion(*row) for row in zip(tokens, logprobs, strict=True)]
+
+    def _completion(self, tokens: Sequence[int], logprobs: Sequence[float]) -> Completion:
+        """The row up to its first stop token, inclusive: padding may be a stop token too, so position decides."""
+        stops = (position for position, token in enumerate(tokens) if token in self.stop_tokens)
+        end = next(stops, None)
+        kept = slice(0, None if end is None else end + 1)
+        text = self.tokenizer.decode(tokens[kept], skip_special_tokens=True)
+        return Completion(tuple(tokens[kept]), tuple(logprobs[kept]), text, truncated=end is None)
+
+    def _left_padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        width = max(len(row) for row in rows)
+        pad = self.tokenizer.pad_token_id
+        tokens = [[pad] * (width - len(row)) + list(row) for row in rows]
+        attention = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+        return torch.tensor(tokens, device=self.model.device), torch.tensor(attention, device=self.model.device)
+
+    def _settings(self, sampling: Sampling) -> GenerationConfig:
+        """Everything that could bend the distribution is off, whatever the model's own generation config says."""
+        greedy = sampling.temperature == 0
+        random = {} if greedy else {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+        return GenerationConfig(
+            do_sample=not greedy,
+            max_new_tokens=sampling.max_new_tokens,
+            eos_token_id=self.stop_tokens,
+            pad_token_id=self.tokenizer.pad_token_id,
+            use_cache=True,
+            **random,
+        )
+
+
+class TemperedRecorder(LogitsProcessor):
+    """Divides the logits by the temperature, and keeps the log-prob of each token that is sampled from the result.
+
+    `generate` would apply its own temperature behind every custom processor, out of sight. Only the scores of one step
+    are kept: the token drawn from them is known at the next.
+    """
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+        self._scores_BV: Tensor | None = None
+        self._columns: list[Tensor] = []
+
+    def __call__(self, tokens_BT: Tensor, scores_BV: Tensor) -> Tensor:
+        if self._scores_BV is not None:
+            self._record(tokens_BT[:, -1])
+        self._scores_BV = scores_BV.float() / self.temperature
+        return self._scores_BV
+
+    def logprobs_BT(self, sampled_BT: Tensor) -> Tensor:
+        """Aligned to the tokens that were sampled; call once, after the last step."""
+        self._record(sampled_BT[:, -1])
+        return torch.stack(self._columns, dim=1)
+
+    def _record(self, tokens_B: Tensor) -> None:
+        assert self._scores_BV is not None, "no step has been seen"
+        chosen_B = self._scores_BV.gather(-1, tokens_B[:, None])[:, 0]
+        self._columns.append(chosen_B - self._scores_BV.logsumexp(dim=-1))
+
+
+@contextmanager
+def generating(model: Any, settings: GenerationConfig) -> Iterator[None]:
+    """The model in shape for sampling: eval mode, checkpointing off (it switches the cache off), our settings only."""
+    own_settings = model.generation_config
+    checkpointed = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    with evaluating(model):
+        try:
+            for module in checkpointed:
+                module.gradient_checkpointing = False
+            model.generation_config = settings
+            yield
+        finally:
+            for module in checkpointed:
+                module.gradient_checkpointing = True
+            model.generation_config = own_settings
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    was_training = model.training
+    try:
+        model.eval()
+        yield
+    finally:
+        model.train(was_training)

@@ -1,0 +1,67 @@
+"""The largest step that there can be, before the first one: what does not fit shows now, and not at step 600."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainer.config.settings import Config
+from trainer.errors import ModelError
+from trainer.loop import Parts
+from trainer.memory import planner
+from trainer.memory.search import changed
+from trainer.model.shapes import shape_of
+from trainer.ranks import distributed
+from trainer.records import MiniBatch, TrainingRow
+from trainer.watch.memory_use import GB, Peak
+from trainer.watch.tally import Phases, Tally
+
+DIGITS = 6
+# Of a step, as the planner calls what it does there. A rehearsal does not go as far as the optimizer.
+PLANNED = {"rollout": "rollout", "batch": "score", "step": "backward"}
+
+
+def report(config: Config, longest_prompt: int, peaks: Mapping[str, Peak], card: int, outside: bool) -> str | None:
+    """What was measured on a card of so many bytes beside its plan; None for a family that is not planned for. An
+    engine outside that samples is not rehearsed."""
+    try:
+        shape = shape_of(config.model.name, config.model.revision)
+    except ModelError:
+        return None
+    elsewhere = {"rollout.engine": "vllm_server"} if outside else {}
+    settings = changed(config, {"prompt.max_tokens": longest_prompt} | elsewhere)
+    plan = planner.plan(shape, settings, distributed.world_size(), card)
+    parts = [
+        f"{planned} {peaks[name].allocated / GB:.2f} ({plan.allocated_of(planned) / GB:.2f})"
+        for name, planned in PLANNED.items()
+        if planned in plan.phases and not (outside and planned == "rollout")
+    ]
+    reserved = max(peak.reserved for peak in peaks.values()) / GB
+    return f"memory in GB, measured (planned): {', '.join(parts)}; {reserved:.2f} reserved of {card / GB:.1f}"
+
+
+def rehearse(parts: Parts) -> dict[str, Peak]:
+    """Sampling and a training pass with the longest prompt and answers of full length, and the memory that they took.
+
+    Every rank calls it. Where it does not fit, parts are made smaller as they are in a step. Nothing is learned.
+    """
+    phases, rollout = Phases(), parts.config.rollout
+    problems = -(-rollout.problems // distributed.world_size())
+    with phases("rollout"), parts.policy.gathered():
+        parts.sampler.rehearse([parts.longest] * problems, parts.sampling_of(0))
+    rows = [_row(parts, index) for index in range(problems * rollout.group_size)]
+    largest = [rows[index] for index in parts.packer.arrange(rows)[0]]
+    tokens = float(sum(len(row.completion) for row in largest))
+    with phases("batch"):
+        (minibatch,) = parts.beforehand.prepare([MiniBatch(parts.packer.pack(largest), tokens, tokens)])
+    with phases("step"):
+        parts.policy.rehearse(parts.gradient(minibatch, Tally()))
+    return dict(phases.peaks)
+
+
+def _row(parts: Parts, index: int) -> TrainingRow:
+    """An answer of full length with a beginning of its own, its number written in tokens that the model knows."""
+    prompt, length = parts.longest.tokens, parts.config.rollout.max_new_tokens
+    known = sorted(set(prompt))
+    digits = [known[index // len(known) ** place % len(known)] for place in range(min(DIGITS, length))]
+    completion = [*digits, *[known[0]] * (length - len(digits))]
+    return TrainingRow(prompt, completion, [0.0] * length, advantage=1.0)

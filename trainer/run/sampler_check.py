@@ -1,0 +1,85 @@
+"""Is what samples the policy that is trained? Some tokens are scored both ways before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from trainer.batch.pack import Packer
+from trainer.errors import ConfigError
+from trainer.loop import Parts
+from trainer.loss.logprobs import Scores
+from trainer.ranks import distributed
+from trainer.records import Completion, Prompt, Sampling, TrainingBatch, TrainingRow
+from trainer.rollout.collect import Sampler
+from trainer.rollout.limits import Say
+
+PROMPTS = 4  # on each rank
+TOKENS = 64  # on each rank, and of each program that samples
+NOTABLE = 0.05  # mean difference of a log-prob that rounding does not make
+
+Measure = Callable[[TrainingBatch], Scores]
+
+
+def check(parts: Parts) -> None:
+    """Of a run. Every rank calls it."""
+    with parts.policy.gathered():
+        apart = differences_of(parts)
+    judge(apart, parts.config.rollout.vllm.max_difference, parts.screen.say)
+
+
+def differences_of(parts: Parts) -> dict[str, list[float]]:
+    prompts, sampling = parts.prompts_of(parts.first_step), parts.sampling_of(parts.first_step)
+    return of_each(parts.policy.measure, parts.packer, parts.device, parts.sampler, prompts, sampling)
+
+
+def judge(apart: Mapping[str, Sequence[float]], limit: float, say: Say) -> None:
+    for name, of_one in apart.items():
+        _judge(name, of_one, limit, say)
+
+
+def _judge(name: str, apart: Sequence[float], limit: float, say: Say) -> None:
+    """What to make of the differences of single tokens."""
+    mean, most = sum(apart) / len(apart), max(apart)
+    found = f"the log-probs of {name} and trainer differ by {mean:.1e} in the mean of {len(apart)} tokens"
+    say(f"rollout: {found}, by {most:.1e} at most")
+    if not mean <= limit:  # which holds for NaN, too
+        raise ConfigError(
+            f"rollout.vllm.max_difference={limit:g}: {found}, so another model samples. Compare the model, its "
+            "precision and its quantisation on both sides; a larger value goes on all the same."
+        ).of_all()
+    if mean > NOTABLE:
+        say("rollout: that is more than rounding: compare model, precision and quantisation on both sides")
+
+
+def of_each(
+    measure: Measure, packer: Packer, device: Any, sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling
+) -> dict[str, list[float]]:
+    """Of some tokens on every rank, by the name of what samples. All ranks call it."""
+    few = prompts[:PROMPTS]
+    return {name: _differences(measure, packer, device, one, few, sampling) for name, one in sampler.each().items()}
+
+
+@torch.no_grad()
+def _differences(
+    measure: Measure, packer: Packer, device: Any, sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling
+) -> list[float]:
+    groups = dict(sampler.sample(prompts, sampling))
+    share = TOKENS // len(groups)  # the beginning of an answer, so that one long answer is not all that is seen
+    rows: list[TrainingRow] = []
+    for index, one in _in_turn(groups):
+        rows.append(TrainingRow(prompts[index].tokens, one.tokens[:share], one.logprobs[:share], advantage=0.0))
+        if sum(len(row.completion) for row in rows) >= TOKENS:
+            break
+    apart: list[float] = []
+    for batch in (batch.to(device) for batch in packer.pack(rows)):
+        apart += (measure(batch).logprobs_BT - batch.sampled_logprobs_BT)[batch.mask_BT].abs().tolist()
+    return [difference for of_rank in distributed.gather(apart[:TOKENS]) for difference in of_rank]
+
+
+def _in_turn(groups: Mapping[int, Sequence[Completion]]) -> list[tuple[int, Completion]]:
+    """The first answer of each group, then the second of each."""
+    indices = sorted(groups)
+    return [pair for of_each in zip(*(groups[index] for index in indices)) for pair in zip(indices, of_each)]

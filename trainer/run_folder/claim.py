@@ -1,0 +1,116 @@
+"""The run folder: one run at a time, and never two runs of different settings."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import shutil
+import subprocess
+import sys
+import time
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+import trainer
+from trainer.config.command_line import Request, flat
+from trainer.config.settings import RUNS, Config, Vllm
+from trainer.errors import ConfigError
+from trainer.machine.shipped import CHECKOUT
+from trainer.ranks import distributed, slurm
+
+# Settings that may differ when a run goes on: they change nothing that has been done. Another length of the run gives
+# its rest another schedule.
+FREE_TO_CHANGE = {"run.dir", "run.steps", "run.epochs", "run.save_every", "run.keep", "run.threads", "run.merge"}
+FREE_TO_CHANGE |= {
+    "eval.problems",
+    "eval.every",
+    "eval.metric",
+    "eval.patience",
+    "engine.timeout_s",
+    "engine.connect_s",
+}
+FREE_TO_CHANGE |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "timeout_s", "retries", "backoff_s")}
+FREE_TO_CHANGE |= {"reward.judge.max_requests", "reward.judge.max_tokens", "reward.judge.cache", "reward.timeout"}
+FREE_TO_CHANGE |= {f"rollout.vllm.{key}" for key in Vllm.model_fields}  # where the same policy samples
+PACKAGES = ("torch", "deepspeed", "transformers", "peft")
+LEFTOVER_S = 120.0  # how long a job that Slurm started again waits for what is left of its last start to end
+
+_locks: list[IO[str]] = []  # open for as long as this process lives
+
+
+def claim(request: Request) -> Path:
+    """The folder, the same on every rank; refused when it holds a run with other settings, or one that is running."""
+    name = request.config.run.dir or RUNS / f"{Path(request.preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = distributed.gather(name)[0]
+    if (folder / "config.yaml").is_file():
+        _refuse_other_settings(folder, yaml.safe_load((folder / "config.yaml").read_text()), request.config)
+    if distributed.is_main():
+        _lock(folder)
+    distributed.barrier()
+    return folder
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether this process has claimed the folder, so nobody else is at work in it."""
+    return folder.resolve() in [Path(lock.name).resolve().parent for lock in _locks]
+
+
+def describe(folder: Path, config: Config) -> None:
+    """Write down what is run, when it is certain that it can be."""
+    if distributed.is_main():
+        (folder / "config.yaml").write_text(f"# {provenance()}\n{config.to_yaml()}")
+
+
+def _lock(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(
+            f"run.dir={folder}: it cannot be written ({error.strerror}). Choose another folder."
+        ) from None
+    deadline = time.monotonic() + (LEFTOVER_S if slurm.restarts() else 0)
+    while not _is_free(lock):
+        if time.monotonic() > deadline:
+            raise ConfigError(f"run.dir={folder}: another run is writing it. Wait for it, or choose another folder.")
+        time.sleep(0.5)
+    _locks.append(lock)
+
+
+def _is_free(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP):
+            raise
+        told = f"{Path(lock.name).parent}: its file system has no locks ({error.strerror})"
+        print(f"octet: warning: {told}. See to it that no other run writes there.", file=sys.stderr, flush=True)
+    return True
+
+
+def _refuse_other_settings(folder: Path, stored: dict[str, Any], config: Config) -> None:
+    before, now = flat(stored), flat(config.model_dump(mode="json"))
+    changed = [key for key in now if before.get(key) != now[key] and key not in FREE_TO_CHANGE]
+    if changed:
+        what = ", ".join(f"{key}={now[key]} (it has {before.get(key)})" for key in changed)
+        raise ConfigError(f"run.dir={folder}: it holds a run with other settings: {what}. Choose another folder.")
+
+
+def provenance() -> str:
+    """Which code made the run."""
+    packages = [f"{name} {version(name)}" for name in PACKAGES]
+    return ", ".join([f"octet-grpo {trainer.__version__}", *packages, revision() or "no git revision"])
+
+
+def revision() -> str:
+    """Return the git revision of the checkout; empty where there is none, or no git."""
+    if not (CHECKOUT / ".git").exists() or shutil.which("git") is None:
+        return ""
+    command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

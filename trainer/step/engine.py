@@ -1,0 +1,291 @@
+"""step: one update of the trainable parameters by a DeepSpeed ZeRO engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.runtime.zero import GatheredParameters
+from deepspeed.runtime.zero.stage3 import unwrap_model_for_generation
+from torch import Tensor
+
+from trainer.config import ds_config
+from trainer.config.settings import Config
+from trainer.errors import CheckpointError, TrainingError
+from trainer.loss.logprobs import LogProbs, Scores
+from trainer.model import lora, quantised
+from trainer.model.snapshot import Snapshot
+from trainer.model.trained import make_trained
+from trainer.ranks import distributed
+from trainer.records import TrainingBatch
+from trainer.step import gradient_regularisation
+from trainer.step.optimizer import make_optimizer
+from trainer.step.schedule import schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    grad_norm: float  # before clipping
+    lr: float  # read back from the optimizer
+    skipped: bool  # the gradient was not finite, so nothing moved
+    measured: Mapping[str, float] = field(default_factory=dict)  # by name, for the log
+
+
+FP16_LOSS_SCALE = 2.0**12  # keeps the gradients that are taken beside the engine out of the dust of fp16
+PATIENCE = {"fp16": 24}  # fp16 starts with a loss scale of 2 ** 16 and halves it until gradients are finite
+
+
+class DeepSpeedPolicy:
+    """The model inside the engine. One `update` is one reduction over the ranks and one step."""
+
+    def __init__(self, model: Any, config: Config, dtype: str, total_steps: int) -> None:
+        self.model = model
+        self.total_steps = total_steps
+        self.bad_updates_allowed = PATIENCE.get(dtype, 3)
+        self.config = config
+        self.dtype = dtype
+        self.trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.is_displaced = False  # the weights are not the policy's: nothing of this pass is logged
+        self._collected: gradient_regularisation.Gradient | None = None
+        self._is_base = False
+        optimizer = make_optimizer(model, config)
+        self.peaks = [group["lr"] for group in optimizer.param_groups]
+        settings = ds_config.fill(
+            ds_config.read(config.engine.ds_config),
+            dtype,
+            config.optim.max_grad_norm,
+            trained=sum(parameter.numel() for parameter in self.trainable),
+        )
+        if not distributed.on_gpu():
+            _use_gloo_as_it_is()
+        self.splits_weights = ds_config.splits_weights(settings["zero_optimization"])
+        self.is_gathered = False
+        algorithm, flat = config.algorithm, config.optim.layout == "flat"
+        scoring = LogProbs(
+            model, config.rollout.temperature, bool(algorithm.entropy_bonus), flat, config.model.activation_offload
+        )
+        self.engine, *_ = deepspeed.initialize(
+            model=scoring,
+            optimizer=optimizer,
+            config=settings,
+            dist_init_required=False,
+        )
+        self.engine.module.register_state_dict_post_hook(_only_what_is_trained)
+        # both with the values as the engine has rounded them
+        with self._whole(self.trainable):
+            self.trained = make_trained(model, config, dtype)
+            self.reference = Snapshot(self.trainable) if _keeps_reference(config) else None
+
+    @property
+    def is_flat(self) -> bool:
+        """Each token goes through the layers once, see `loss/shared_prefix.py`."""
+        return bool(self.engine.module.is_flat)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Where weights are split over the ranks: all of them on each rank, for work that differs from rank to rank,
+        such as sampling. Every rank enters and leaves, and nothing is trained inside."""
+        if not self.splits_weights or self.is_gathered:
+            yield
+            return
+        with unwrap_model_for_generation(self.engine):
+            self.is_gathered = True
+            try:
+                yield
+            finally:
+                self.is_gathered = False
+
+    def _whole(self, parameters: Iterable[Tensor], writes: bool = False) -> AbstractContextManager[Any]:
+        """Some of the weights on each rank, for reading, or for writing to them alike on all ranks."""
+        is_needed = self.splits_weights and not self.is_gathered
+        return GatheredParameters(parameters, modifier_rank=0 if writes else None, enabled=is_needed)
+
+    def score(self, batch: TrainingBatch) -> Scores:
+        # whose forward would hang its hooks on what comes back, or gather what is there
+        beside_the_engine = self._collected is not None or self.is_gathered
+        scores: Scores = self.engine.module(batch) if beside_the_engine else self.engine(batch)
+        return scores
+
+    @torch.no_grad()
+    def measure(self, batch: TrainingBatch) -> Scores:
+        """Scores without gradient, in the precision of the pass that they are compared with."""
+        with gradient_regularisation.in_fp32(self.trainable if self.config.algorithm.gradreg.strength else []):
+            return self.score(batch)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a share of the step's loss. The engine averages over ranks, the loss wants the sum."""
+        if self._collected is not None:
+            self._collect(loss)
+        else:
+            self.engine.backward(loss * distributed.world_size(), scale_wrt_gas=False)
+
+    def update(self, gradient: Callable[[], None], step: int) -> Update:
+        """One step on what `gradient` adds up by calling `backward`, reduced once, however often it does."""
+        share = schedule(self.config.optim, step, self.total_steps)
+        for group, peak in zip(self.engine.optimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = peak * share
+        self.engine.train()
+        strength = gradient_regularisation.strength_at(self.config.algorithm.gradreg, step)
+        if strength:
+            measured = self._regularised_gradient(gradient, strength)
+        else:
+            measured = {}
+            with self.engine.coalesce_grad_reduction():
+                gradient()
+        self.engine.step()
+        norm, rate = float(self.engine.get_global_grad_norm()), self.engine.get_lr()[0]
+        return Update(norm, rate, self.engine.optimizer.overflow, measured)
+
+    def rehearse(self, gradient: Callable[[], None]) -> None:
+        """All of an update but its step: nothing has changed afterwards. Every rank calls it."""
+        if self.config.algorithm.gradreg.strength:
+            with gradient_regularisation.in_fp32(self.trainable):
+                self._whole_gradient(gradient, displaced=False)
+            return
+        with self.engine.coalesce_grad_reduction():
+            gradient()
+            self._forget()
+
+    def start_over(self) -> None:
+        """Forget what backward passes have added up since the update began, one that broke off included."""
+        if self.splits_weights and not self.is_gathered:  # the other ranks are in the middle of gathering a layer
+            budget = self.config.optim.tokens_per_micro_batch
+            raise TrainingError(
+                f"optim.tokens_per_micro_batch={budget}: out of memory in a training pass, and with split weights "
+                f"(ZeRO-3) it cannot begin again. Write optim.tokens_per_micro_batch={max(1, budget // 2)}."
+            )
+        self._forget()
+
+    def _forget(self) -> None:
+        for part in self._collected or ():
+            part.zero_()
+        self.engine.optimizer.exit_backward()
+        for parameter in self.trainable:  # on a CPU, ZeRO-3 stumbles over those that are there
+            parameter.grad = None
+        self.engine.optimizer.zero_grad()
+
+    def _regularised_gradient(self, gradient: Callable[[], None], strength: float) -> dict[str, float]:
+        """Work the gradient out beside the engine, and hand it over as that of a linear function."""
+        eps = self.config.algorithm.gradreg.eps
+        with gradient_regularisation.in_fp32(self.trainable):
+            found = gradient_regularisation.regularised(
+                partial(self._whole_gradient, gradient), self.trainable, eps, strength
+            )
+        with self.engine.coalesce_grad_reduction():
+            parts = zip(self.trainable, found.gradient, strict=True)
+            self.engine.backward(
+                sum((parameter.float() * part).sum() for parameter, part in parts), scale_wrt_gas=False
+            )
+        norms = {"first_norm": found.first_norm, "second_norm": found.second_norm}
+        return {f"gradreg/{name}": value for name, value in (norms | {"strength": strength}).items()}
+
+    def _whole_gradient(self, gradient: Callable[[], None], displaced: bool) -> gradient_regularisation.Gradient:
+        """What `gradient` adds up, over all ranks, without the engine's hooks: the engine sees one backward a step."""
+        self._collected = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in self.trainable]
+        self.is_displaced = displaced
+        try:
+            gradient()
+            for part in self._collected:
+                distributed.sum_in_place(part)
+            return self._collected
+        finally:
+            self._collected, self.is_displaced = None, False
+
+    def _collect(self, loss: Tensor) -> None:
+        assert self._collected is not None, "only while a gradient is collected"
+        scale = FP16_LOSS_SCALE if self.dtype == "fp16" else 1.0
+        parts = torch.autograd.grad(loss * scale, self.trainable, allow_unused=True)
+        for index, part in enumerate(parts):
+            if part is not None:
+                self._collected[index] += part.float() / scale
+
+    def fingerprint(self) -> float:
+        with self._whole(self.trainable):
+            return lora.fingerprint(self.model)
+
+    @property
+    def version(self) -> int | None:
+        """Updates behind what the model computes now; None while that is the base."""
+        return None if self._is_base else int(self.engine.global_steps)
+
+    @contextmanager
+    def as_base(self) -> Iterator[None]:
+        """The model as it was before the first update."""
+        self._is_base = True
+        try:
+            with self.gathered(), self.trained.as_base(self.engine.global_steps):
+                yield
+        finally:
+            self._is_base = False
+
+    @contextmanager
+    def as_reference(self) -> Iterator[None]:
+        """What the KL is measured against."""
+        with self.gathered(), self.reference.swapped_in() if self.reference else self.as_base():
+            yield
+
+    def refresh_reference(self, step: int) -> None:
+        """At the start of a step: the policy becomes the reference, if it is time."""
+        every = self.config.algorithm.kl.refresh
+        if self.reference and every and step % every == 0:
+            with self._whole(self.trainable):
+                self.reference.refresh()
+
+    def export(self, folder: Path) -> None:
+        """What was trained, for other programs. Rank 0 calls it, while that is there whole."""
+        self.trained.export(folder)
+
+    def release(self) -> None:
+        """Give the memory back; the end of this policy. The engine has hooks that keep it alive, so that asking for it
+        to be forgotten would not do."""
+        self.engine.destroy()
+        quantised.release(self.model)
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            tensor.data = tensor.data.new_empty(0)
+        if distributed.on_gpu():
+            torch.cuda.empty_cache()
+
+    def save(self, folder: Path) -> None:
+        """Optimizer state and trainable parameters; every rank calls it. A frozen base is not written."""
+        moved = self.reference.values if self.reference and self.config.algorithm.kl.refresh else None
+        state = {"start": self.trained.start(), "reference": moved}
+        settings = {"tag": "engine", "save_latest": False}
+        self.engine.save_checkpoint(str(folder), client_state=state, exclude_frozen_parameters=True, **settings)
+        if self.config.lora.enabled:
+            with self._whole(self.trainable):
+                if distributed.is_main():
+                    self.export(folder / self.config.lora.product)
+
+    def load(self, folder: Path) -> None:
+        path, state = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
+        if path is None:
+            raise CheckpointError(f"{folder}: it holds no engine state. Delete it to go on from the one before.")
+        if state["start"]:
+            with self._whole(self.model.parameters(), writes=True):
+                self.trained.restart(state["start"])
+        if self.reference and state["reference"]:
+            self.reference.take(state["reference"])
+
+
+def _keeps_reference(config: Config) -> bool:
+    """An adapter has its base at hand; the weights of a whole model would be read again at every step."""
+    kl = config.algorithm.kl
+    return kl.refresh is not None or (kl.coef > 0 and not config.lora.enabled)
+
+
+def _only_what_is_trained(module: Any, state: dict[str, Any], *_: Any) -> None:
+    """DeepSpeed would write an output layer that is tied to the embedding, and the scales of quantised weights."""
+    trained = {name for name, value in module.named_parameters(remove_duplicate=False) if value.requires_grad}
+    for name in set(state) - trained:
+        del state[name]
+
+
+def _use_gloo_as_it_is() -> None:
+    """On a CPU DeepSpeed compiles a shared-memory all-reduce for a minute: an empty table of ops says it cannot."""
+    deepspeed.ops.__compatible_ops__ = {}

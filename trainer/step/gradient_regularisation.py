@@ -1,0 +1,62 @@
+"""step: gradient regularisation (arXiv 2602.18037), a penalty on the norm of the gradient by a finite difference.
+
+    g1 = gradient at theta            g2 = gradient at theta + eps g1            both clipped to norm 10
+    gradient of L + strength/2 |grad L|^2  =  g1 + strength H g1  ~  g1 + strength / eps (g2 - g1)
+
+A gradient comes in as a function, so a quadratic can stand in for a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainer.config.settings import GradReg
+from trainer.model.snapshot import exchanged
+
+LARGEST_NORM = 10.0
+Gradient = list[Tensor]  # one tensor for each parameter, in fp32
+
+
+class Regularised(NamedTuple):
+    gradient: Gradient
+    first_norm: float
+    second_norm: float
+
+
+def regularised(
+    gradient: Callable[[bool], Gradient], parameters: Sequence[Tensor], eps: float, strength: float
+) -> Regularised:
+    """`gradient` is called at the parameters as they are, and, with True, a step of `eps` along their gradient."""
+    first, first_norm = clipped(gradient(False))
+    with displaced(parameters, first, eps):
+        second, second_norm = clipped(gradient(True))
+    mixed = [one + strength / eps * (two - one) for one, two in zip(first, second, strict=True)]
+    return Regularised(mixed, first_norm, second_norm)
+
+
+def displaced(parameters: Sequence[Tensor], direction: Gradient, eps: float) -> AbstractContextManager[None]:
+    """The parameters moved along a direction, in their own precision; the very same tensors again afterwards."""
+    moves = zip(parameters, direction, strict=True)
+    return exchanged(parameters, [(one.data.float() + eps * part).to(one.dtype) for one, part in moves])
+
+
+def in_fp32(parameters: Sequence[Tensor]) -> AbstractContextManager[None]:
+    """The parameters in full precision: a step of 1e-3 along a gradient is lost in the eight bits of bf16."""
+    return exchanged(parameters, [parameter.data.float() for parameter in parameters])
+
+
+def clipped(gradient: Gradient) -> tuple[Gradient, float]:
+    """The gradient with its norm bounded, and the norm that it had."""
+    norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in gradient])))
+    scale = min(1.0, LARGEST_NORM / norm) if norm else 1.0
+    return [part * scale for part in gradient], norm
+
+
+def strength_at(settings: GradReg, step: int) -> float:
+    """The strength at a step, counted from 0: it rises over the warm-up."""
+    return settings.strength * min(1.0, (step + 1) / (settings.warmup + 1))

@@ -1,0 +1,36 @@
+"""step: the optimizer, and which parameters learn at which rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.config.settings import Config
+
+
+def make_optimizer(model: Any, config: Config) -> Any:
+    """With the peak learning rate in each group. Only the library that is asked for is imported."""
+    groups, settings = parameter_groups(model, config), config.optim
+    options: dict[str, Any] = {"betas": settings.betas, "weight_decay": settings.weight_decay}
+    if settings.name == "cpu_adam":
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        return DeepSpeedCPUAdam(groups, **options)
+    if settings.name in ("adamw_8bit", "paged_adamw_8bit"):
+        import bitsandbytes
+
+        paged = settings.name == "paged_adamw_8bit"
+        return bitsandbytes.optim.AdamW8bit(groups, is_paged=paged, **options)
+    import torch
+
+    return torch.optim.AdamW(groups, fused=True, **options)
+
+
+def parameter_groups(model: Any, config: Config) -> list[dict[str, Any]]:
+    """LoRA+ has a second group. None is empty: torch's schedulers and the engine's rates go wrong with one that is."""
+    lr, ratio = config.algorithm.lr, config.lora.plus_ratio if config.lora.enabled else 1.0
+    named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+    if ratio == 1.0:
+        return [{"params": [value for _, value in named], "lr": lr}]
+    faster = [value for name, value in named if "lora_B" in name]
+    others = [value for name, value in named if "lora_B" not in name]
+    return [{"params": others, "lr": lr}, {"params": faster, "lr": lr * ratio}]

@@ -1,0 +1,115 @@
+"""The numbers of a step. Everything is a sum and a weight until the last moment, so ranks add up exactly."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import sqrt
+from statistics import fmean
+from time import perf_counter
+from typing import Protocol
+
+from trainer.records import ScoredGroup
+from trainer.watch import memory_use
+
+Sums = dict[str, tuple[float, float]]  # name -> (sum, weight)
+LARGEST = "/max"  # names that end so are maxima
+
+
+class Measured(Protocol):
+    """What is logged of an update."""
+
+    @property
+    def grad_norm(self) -> float: ...
+
+    @property
+    def lr(self) -> float: ...
+
+    @property
+    def skipped(self) -> bool: ...
+
+    @property
+    def measured(self) -> Mapping[str, float]: ...
+
+
+class Tally:
+    """Weighted sums by name; `means` turns them into metrics."""
+
+    def __init__(self) -> None:
+        self.sums: Sums = {}
+
+    def add(self, name: str, amount: float, weight: float = 1.0) -> None:
+        """`amount` is a sum over `weight` things."""
+        before, weighed = self.sums.get(name, (0.0, 0.0))
+        if name.endswith(LARGEST):
+            self.sums[name] = (max(before, float(amount)), 1.0)
+        else:
+            self.sums[name] = (before + float(amount), weighed + float(weight))
+
+    def add_all(self, name: str, values: Iterable[float]) -> None:
+        for value in values:
+            self.add(name, value)
+
+    def merge(self, sums: Sums) -> None:
+        for name, (amount, weight) in sums.items():
+            self.add(name, amount, weight)
+
+    def means(self, gather: Callable[[Sums], list[Sums]]) -> dict[str, float]:
+        """Mean of each name over all ranks; `gather` brings the sums of every rank."""
+        together = Tally()
+        for sums in gather(self.sums):
+            together.merge(sums)
+        return _with_deviations({name: amount / weight for name, (amount, weight) in together.sums.items() if weight})
+
+
+def _with_deviations(means: dict[str, float]) -> dict[str, float]:
+    """`x/std` in place of the mean square `x/square`."""
+    squares = {name.removesuffix("/square"): value for name, value in means.items() if name.endswith("/square")}
+    rest = {name: value for name, value in means.items() if not name.endswith("/square")}
+    return rest | {
+        f"{name}/std": sqrt(max(0.0, square - means[f"{name}/mean"] ** 2)) for name, square in squares.items()
+    }
+
+
+def tally_groups(tally: Tally, groups: Iterable[ScoredGroup]) -> None:
+    """What the sampled answers say: reward, its parts, accuracy, length."""
+    for group in groups:
+        tally.add("dead_groups", group.is_dead)
+        for completion, score in zip(group.completions, group.scores, strict=True):
+            tally.add("length", len(completion.tokens))
+            tally.add("truncated", completion.truncated)
+            tally.add("accuracy/strict", score.correct_strict)
+            tally.add("accuracy/lenient", score.correct_lenient)
+            tally.add_all("reward/mean", [] if score.reward is None else [score.reward])
+            tally.add_all("reward/square", [] if score.reward is None else [score.reward**2])
+            for name, value in score.components.items():
+                tally.add_all(f"reward/{name}", [] if value is None else [value])
+
+
+def metrics_of_updates(updates: Sequence[Measured]) -> dict[str, float]:
+    """The same on all ranks: means over the updates of a step that were not skipped, and the rate of the last."""
+    done = [update for update in updates if not update.skipped]
+    metrics = {"lr": updates[-1].lr, "skipped": float(len(updates) - len(done))} if updates else {}
+    if done:
+        metrics["grad_norm"] = fmean(update.grad_norm for update in done)
+        metrics |= {name: fmean(update.measured[name] for update in done) for name in done[0].measured}
+    return metrics
+
+
+class Phases:
+    """Seconds spent in each word of the loop, and the most memory that was used at once."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.peaks: dict[str, memory_use.Peak] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        began = perf_counter()
+        memory_use.forget_peak()
+        try:
+            yield
+        finally:
+            self.seconds[name] += perf_counter() - began
+            self.peaks[name] = memory_use.peak()
