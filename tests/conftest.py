@@ -14,7 +14,7 @@ from trainer.machine import quiet
 from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup, TrainingRow
 
 ROOT = Path(__file__).parent.parent
-NANO = ROOT / "trainer" / "nano"
+NANO = ROOT / "trainer" / "model" / "nano"
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

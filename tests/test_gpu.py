@@ -59,7 +59,7 @@ def test_the_whole_model_trains_on_the_card(tmp_path, ds_config):
 def test_captured_steps_give_the_tokens_of_generate(rows, tokenizer):
     import torch
 
-    from tests.test_samplers import SOME, adapted, family, prompts, sampling
+    from tests.rollout.test_decoder import SOME, adapted, family, prompts, sampling
     from trainer.rollout.decoder.sampler import DecodeSampler
     from trainer.rollout.hf import HfSampler
 

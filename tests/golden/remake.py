@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.updates import Case
-from tests.test_engine import GOLDEN, launch, summary
+from tests.step.test_engine import GOLDEN, launch, summary
 
 
 def test_remake(tiny_model):

@@ -187,7 +187,7 @@ def test_vllm_samples_on_one_gpu_for_a_run_on_the_other(cluster, tmp_path):
 
 def test_each_task_may_see_one_card_of_its_own(cluster):
     """As many clusters give them out. For CUDA each card is then the first and only one of its process."""
-    code = "import os; from trainer import cluster; cluster.adopt_ranks(); "
+    code = "import os; from trainer.ranks import slurm; slurm.adopt_ranks(); "
     names = ["SLURMD_NODENAME", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"]
     code += f"print(*(os.environ[name] for name in {names}))"
     step = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1", "--gpu-bind=single:1", "--cpus-per-gpu=1"]
@@ -203,7 +203,7 @@ def test_each_task_may_see_one_card_of_its_own(cluster):
 
 def test_a_step_of_unequal_nodes_knows_its_ranks(cluster):
     """Three tasks on two nodes."""
-    code = "import os; from trainer import cluster; cluster.adopt_ranks(); print(os.environ['LOCAL_WORLD_SIZE'])"
+    code = "import os; from trainer.ranks import slurm; slurm.adopt_ranks(); print(os.environ['LOCAL_WORLD_SIZE'])"
     step = ["--nodes=2", "--ntasks=3", "--cpus-per-task=1"]
     answer = cluster.lab.ask("srun", *step, sys.executable, "-c", code, folder=ROOT, timeout=60)
     assert sorted(answer.stdout.split()) == ["1", "2", "2"], answer.stderr

@@ -291,7 +291,7 @@ def test_a_vllm_server_outlives_the_signal_that_the_run_is_told_to_stop_with(tmp
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ([], [f"{ROOT}/trainer/nano"]),
+        ([], [f"{ROOT}/trainer/model/nano"]),
         (
             ["model.name=some/model", "model.revision='2024'", "model.trust_remote_code=true"],
             ["some/model", "--revision=2024", "--trust-remote-code"],

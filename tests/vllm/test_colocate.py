@@ -19,12 +19,12 @@ SAME = """
 import json, os, random, numpy, torch
 from dataclasses import replace
 from pathlib import Path
-from trainer import distributed
+from trainer.ranks import distributed
 from trainer.errors import ConfigError
-from trainer.samplers.publish import Fixed, Outside
-from trainer.samplers.vllm_colocate import VllmColocateSampler
-from trainer.policy.base import load_tokenizer
-from trainer.settings import resolve
+from trainer.rollout.vllm.publish import Fixed, Outside
+from trainer.rollout.vllm.colocate import VllmColocateSampler
+from trainer.model.load import load_tokenizer
+from trainer.config.command_line import resolve
 
 def drawn():
     return [random.random(), float(numpy.random.rand()), float(torch.rand(1))]

@@ -15,12 +15,12 @@ Every setting, its default, and what it does. Made from `trainer/config/settings
 
     preset -> recipe -> key=value on the command line
 
-A later layer wins. Presets are `{"`, `".join(names_in(PRESETS))}` (`trainer/presets/`), or a YAML file of yours:
+A later layer wins. Presets are `{"`, `".join(names_in(PRESETS))}` (`trainer/config/presets/`), or a YAML file of yours:
 `--preset mine.yaml`. `--dry-run` prints what comes out. Settings of the engine's memory and precision are in
 `ds_configs/`.
 
 Recipes hold an objective, not the hardware, and go over any preset, with `--recipe NAME` or a file of yours:
-`{"`, `".join(names_in(RECIPES))}` (`trainer/presets/recipes/`; see [objectives.md](objectives.md)).
+`{"`, `".join(names_in(RECIPES))}` (`trainer/config/presets/recipes/`; see [objectives.md](objectives.md)).
 """
 
 

@@ -191,7 +191,7 @@ class Judge(Section):
     model: str | None = None
     """The grader, by the name that the endpoint knows it by."""
     rubric: str = "science"
-    """What is graded: a file of `trainer/rewards/rubrics/`, or a YAML file of yours."""
+    """What is graded: a file of `trainer/reward/rubrics/`, or a YAML file of yours."""
     key_env: str = "OCTET_JUDGE_KEY"
     """Name of the environment variable that holds the key; a local endpoint may need none."""
     structured: bool = True

@@ -14,7 +14,7 @@ def quiet() -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # an optional CPU kernel for 4-bit weights is not installed
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    # DeepSpeed has tested none of bitsandbytes's optimizers; tests/test_engine.py has
+    # DeepSpeed has tested none of bitsandbytes's optimizers; tests/step/test_engine.py has
     logging.getLogger("DeepSpeed").addFilter(_is_no_untested_optimizer)
     # DeepSpeed's ZeRO-3 calls torch by old names
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):

@@ -161,5 +161,5 @@ def load_rubric(name: str) -> Rubric:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}" for one in error.errors())
         raise ConfigError(
             f"reward.judge.rubric={name}: {wrong}. It has `instructions`, and under `criteria` for each name a "
-            "`weight` and a `description`, as trainer/rewards/rubrics/science.yaml has."
+            "`weight` and a `description`, as trainer/reward/rubrics/science.yaml has."
         ) from None

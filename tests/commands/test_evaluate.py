@@ -45,7 +45,7 @@ def run_folder(tmp_path_factory) -> Path:
 def side_by_side(run_folder, tmp_path_factory) -> tuple[dict, Path]:
     """The real command in a process of its own; what it printed, and where it wrote."""
     out = tmp_path_factory.mktemp("out")
-    command = [sys.executable, "-c", "from trainer.cli import main; main()", "eval", "--json", f"--out={out}"]
+    command = [sys.executable, "-c", "from trainer.commands.main import main; main()", "eval", "--json", f"--out={out}"]
     command += [f"--adapter={run_folder / 'adapter'}", f"--merged={run_folder / 'merged'}", f"--problems={PROBLEMS}"]
     command += [f"--samples={SAMPLES}", f"--trials={TRIALS}", "--temperature=1.5"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

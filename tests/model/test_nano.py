@@ -13,11 +13,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trainer.model.nano.make import MISREAD, Habits
+from scripts.make_nano import MISREAD, Habits
 from trainer.problem.word_problems import TEMPLATES, NanoTask
 from trainer.records import Problem
 
-FOLDER = Path(__file__).parent.parent / "trainer" / "nano"
+FOLDER = Path(__file__).parents[2] / "trainer" / "model" / "nano"
 PARAMETERS = 652_928
 MAX_NEW_TOKENS = 40  # what the nano preset samples
 TEXTS = [

@@ -16,7 +16,7 @@ import pytest
 
 from trainer.answers.symbolic import SymbolicPool, is_worth_asking
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 HANGS = "9^{9^{9^9}}"  # math-verify multiplies it out
 
 pytestmark = [
@@ -210,7 +210,7 @@ def test_a_child_that_died_between_calls_is_counted_and_replaced() -> None:
 
 PARENT = """
 import sys, threading, time
-from trainer.rewards.isolated import SymbolicPool
+from trainer.answers.symbolic import SymbolicPool
 pool = SymbolicPool(deadline_s=1.0)
 pool.equal("x+1", "1+x")
 print("ready", flush=True)
@@ -251,7 +251,7 @@ def test_a_child_has_neither_torch_nor_a_gpu(shared: SymbolicPool) -> None:
 
 def test_without_math_verify_the_error_says_what_to_install() -> None:
     without = "import sys; sys.modules['math_verify'] = None"
-    code = f"{without}; from trainer.rewards.isolated import SymbolicPool; SymbolicPool()"
+    code = f"{without}; from trainer.answers.symbolic import SymbolicPool; SymbolicPool()"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert "ConfigError: symbolic comparison needs math-verify" in done.stderr
     assert "octet-grpo[math]" in done.stderr

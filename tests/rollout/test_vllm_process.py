@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import on_two_ranks
+from tests.run_on_ranks import on_two_ranks
 from trainer.checks.cards import must_leave_our_cards, training_cards
 from trainer.commands import main as cli
 from trainer.config.command_line import resolve
@@ -338,8 +338,8 @@ AUTO = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from tests.test_vllm_process import *
-from trainer import distributed
+from tests.rollout.test_vllm_process import *
+from trainer.ranks import distributed
 
 distributed.connect(60)
 mine = [None, sys.argv[2]][distributed.rank()] or None

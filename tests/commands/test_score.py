@@ -199,12 +199,12 @@ def test_a_judge_that_is_away_is_said(score, tmp_path):
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from trainer.cli import main; main()", *arguments]
+    return [sys.executable, "-c", "from trainer.commands.main import main; main()", *arguments]
 
 
 def test_standard_input_without_torch():
     lines = '{"completion": "#### 1", "answer": "1"}\nbroken'
-    code = "import sys; from trainer.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
+    code = "import sys; from trainer.commands.main import main\ntry: main()\nfinally: print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code, "score", "-"], input=lines, capture_output=True, text=True, check=False, cwd=ROOT
     )

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands.test_doctor import python
 from tests.conftest import NANO, ROOT
 from tests.hub_server import Hub, serving
-from tests.test_doctor import python
 from trainer.checks import downloads
 from trainer.commands import fetch
 from trainer.config.command_line import resolve

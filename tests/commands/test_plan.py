@@ -8,7 +8,7 @@ from time import process_time
 
 import pytest
 
-from tests.test_job import run
+from tests.run.test_job import run
 from trainer.commands import main as cli
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
@@ -134,7 +134,8 @@ def test_it_takes_less_than_a_second_of_the_processor(capsys):
 
 
 def test_the_command_works_without_torch(tmp_path):
-    code = "import sys; sys.modules['torch'] = None; from trainer import cli; cli.main(['plan', '--model', 'nano'])"
+    code = "import sys; sys.modules['torch'] = None\\n"
+    code += "from trainer.commands.main import main; main(['plan', '--model', 'nano'])"
     answer = run(sys.executable, "-c", code, folder=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert "nano" in answer.stdout
@@ -180,7 +181,7 @@ def test_the_command_can_be_pasted(capsys):
 
 
 def test_a_reader_that_has_read_enough_is_no_error():
-    code = "from trainer import cli; cli.main(['plan', '--preset', '8gb', '--json'])"
+    code = "from trainer.commands.main import main; main(['plan', '--preset', '8gb', '--json'])"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""

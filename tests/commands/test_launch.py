@@ -36,7 +36,7 @@ def test_sigusr1_reaches_the_ranks_and_not_the_launcher(tmp_path):
 
 EARLY = """
 import sys
-from trainer import launch
+from trainer.commands import launch
 rank = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: exit(75)); " + (
     "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1}); time.sleep(8)"
 )

@@ -115,7 +115,7 @@ def test_the_right_choice_is_under_every_letter_alike():
 
 def test_the_order_of_choices_follows_from_the_problem_alone():
     assert shuffled("q", ["a", "b", "c", "d"]) == shuffled("q", ["d", "b", "a", "c"])
-    code = "from trainer.tasks.multiple_choice import shuffled; print(*shuffled('q', ['a', 'b', 'c', 'd']))"
+    code = "from trainer.problem.multiple_choice import shuffled; print(*shuffled('q', ['a', 'b', 'c', 'd']))"
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert there.stdout.split() == shuffled("q", ["a", "b", "c", "d"])
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.test_job import FEW, run, train
+from tests.run.test_job import FEW, run, train
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.test_evaluate import evaluation, outcome
+from tests.evaluation.test_evaluate import evaluation, outcome
 from trainer.config.command_line import resolve
 from trainer.config.settings import Eval, Model
 from trainer.errors import ConfigError

@@ -20,7 +20,7 @@ from trainer.answers.compare import equal
 from trainer.answers.find import LONGEST_TEXT, STYLES, lenient, strict
 from trainer.answers.number import LARGEST_EXPONENT, number
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TABLE = yaml.safe_load((ROOT / "tests/data/answers.yaml").read_text(encoding="utf-8"))
 
 

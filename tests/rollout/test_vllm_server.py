@@ -25,7 +25,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.ranks import on_two_ranks
+from tests.run_on_ranks import on_two_ranks
 from trainer.batch.pack import Packer
 from trainer.config.command_line import Request, resolve
 from trainer.config.settings import Lora
@@ -500,8 +500,8 @@ def _noting(parse: Callable[[Any], bool], seen: list[str | None]) -> Callable[[A
 
 BEHIND_A_PROXY = """
 import os, sys
-from tests.test_vllm_server import *
-from trainer import web
+from tests.rollout.test_vllm_server import *
+from trainer.machine import http_client as web
 
 for double in serving(Double()):
     sampler = connect(around(Path(sys.argv[1]), Policy(), double.url, settings=("rollout.vllm.wait_s=0.3",)))
@@ -630,7 +630,7 @@ def test_more_groups_are_asked_for_than_the_local_sampler_decodes_rows(policy, t
 
 HANGING = """
 import os, signal, sys
-from tests.test_vllm_server import *
+from tests.rollout.test_vllm_server import *
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs without
 double, folder = Double(), Path(sys.argv[1])
@@ -658,10 +658,10 @@ def test_an_interrupt_does_not_wait_for_a_silent_server(tmp_path):
 
 TWO_RANKS = """
 import sys
-from tests.test_vllm_server import *
-from trainer import distributed
-from trainer.cli import answering_errors
-from trainer.samplers import vllm_process
+from tests.rollout.test_vllm_server import *
+from trainer.ranks import distributed
+from trainer.exits import answering_errors
+from trainer.rollout.vllm import process as vllm_process
 
 sys.stderr = sys.stdout
 distributed.connect(30)

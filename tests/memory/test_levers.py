@@ -12,9 +12,9 @@ import torch
 
 from tests.conftest import ROOT
 from tests.e2e.updates import IDLE, ROWS, Case, groups_of, settings
-from tests.test_engine import assert_same, launch
-from tests.test_samplers import SOME, assert_greedy_is_generate, move_adapter, prompts, sample
-from tests.test_variants import advance, assert_close, logits, make_policy, read
+from tests.model.test_variants import advance, assert_close, logits, make_policy, read
+from tests.rollout.test_decoder import SOME, assert_greedy_is_generate, move_adapter, prompts, sample
+from tests.step.test_engine import assert_same, launch
 from trainer import loop
 from trainer.batch.pack import Packer, minibatches, to_tensors
 from trainer.commands import main as cli
@@ -671,7 +671,7 @@ def split_jobs(splits, tmp_path_factory):
 
 def test_a_whole_model_is_trained_and_exported_by_two_ranks_that_share_it(split_jobs):
     folder, _ = split_jobs["whole"]
-    original = read(ROOT / "trainer/nano").state_dict()
+    original = read(ROOT / "trainer/model/nano").state_dict()
     trained = read(folder / "model").state_dict()
     assert [value.shape for value in trained.values()] == [value.shape for value in original.values()]
     assert any(not torch.equal(value, original[name]) for name, value in trained.items())
@@ -679,13 +679,13 @@ def test_a_whole_model_is_trained_and_exported_by_two_ranks_that_share_it(split_
 
 def test_an_adapter_is_trained_exported_and_merged_by_two_ranks_that_share_its_base(split_jobs):
     folder, said = split_jobs["adapter"]
-    original = logits(read(ROOT / "trainer/nano"))
-    last = logits(lora.load_adapter(read(ROOT / "trainer/nano"), folder / "adapter"))
+    original = logits(read(ROOT / "trainer/model/nano"))
+    last = logits(lora.load_adapter(read(ROOT / "trainer/model/nano"), folder / "adapter"))
     assert (last - original).abs().max() > 1e-3
     assert_close(logits(read(folder / "merged")), last, 1e-5)
     saved = folder / "checkpoints/step_000002/adapter/adapter_model.safetensors"
     assert saved.read_bytes() == (folder / "adapter/adapter_model.safetensors").read_bytes()
-    assert (logits(lora.load_adapter(read(ROOT / "trainer/nano"), folder / "best")) - original).abs().max() > 1e-4
+    assert (logits(lora.load_adapter(read(ROOT / "trainer/model/nano"), folder / "best")) - original).abs().max() > 1e-4
     assert "merged against trained: 7 of 7 greedy answers identical" in said
 
 

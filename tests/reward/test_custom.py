@@ -218,7 +218,7 @@ def test_code_that_never_lets_go_of_the_interpreter_ends_the_process(tmp_path):
         "import re\ndef score(completions, **c):\n    return [re.match('(a+)+$', 'a' * 40 + 'b')]\n"
     )
     code = (
-        "from tests.rewarding import scorer_of, scores_of; from trainer.rewards import custom; custom.GRACE_S = 0.2\n"
+        "from tests.rewarding import scorer_of, scores_of; from trainer.reward import custom; custom.GRACE_S = 0.2\n"
         f"scores_of(scorer_of('reward.custom={tmp_path}/mine.py:score', 'reward.timeout=0.2'), 'a')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)

@@ -144,7 +144,8 @@ def test_in_a_container_without_slurm_the_missing_rank_is_named_all_the_same(add
 
 RANK = """
 import os, sys
-from trainer import distributed, errors, nccl
+from trainer.ranks import distributed, nccl_log as nccl
+from trainer import errors
 nccl.listen()
 with open(os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid())), "w") as file:  # where there are GPUs NCCL does
     print("far:1:1 [0] net.cc:9 NCCL WARN connection closed by remote peer", file=file)
@@ -183,7 +184,8 @@ def test_a_rank_that_dies_is_named_over_gloo(address, tmp_path):
 
 ERROR = """
 import os, sys
-from trainer import distributed, errors
+from trainer.ranks import distributed
+from trainer import errors
 distributed.connect(timeout_s=60, connect_s=20)
 try:
     with distributed.naming_the_missing(60):
