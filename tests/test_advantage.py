@@ -3,14 +3,14 @@
 import pytest
 
 from tests.conftest import group
-from trainer.advantage import advantages_of
+from trainer import advantage
 from trainer.config.settings import Algorithm
 
 EPSILON = 1e-6
 
 
 def advantages(rewards, method, step_deviation=0.0, **settings):
-    return advantages_of(rewards, Algorithm(advantage=method, **settings), step_deviation)
+    return advantage.of(rewards, Algorithm(advantage=method, **settings), step_deviation)
 
 
 def test_grpo_divides_by_the_population_deviation():

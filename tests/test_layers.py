@@ -12,10 +12,10 @@ from tests.conftest import ROOT
 
 FLOORS = [
     ["errors", "records"],
-    ["machine", "answers"],
+    ["machine", "answers", "policy"],
     ["config", "ranks", "exits"],
-    ["model", "problem", "run_folder", "watch", "advantage"],
-    ["memory", "reward", "batch"],
+    ["model", "problem", "watch", "advantage"],
+    ["memory", "reward", "batch", "run_folder"],
     ["checks", "rollout", "loss"],
     ["step", "evaluation"],
     ["loop"],
@@ -26,7 +26,7 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 MODULES = sorted(path for path in (ROOT / "trainer").rglob("*.py") if path.name != "__init__.py")
 HEAVY = ("torch", "numpy", "transformers", "deepspeed", "peft", "bitsandbytes", "datasets", "sympy", "tensorboard")
 LIGHT = ["errors", "records", "machine", "answers", "config", "ranks", "exits", "problem", "reward", "memory"]
-LIGHT += ["advantage", "checks", "commands", "model.hub", "model.shapes"]
+LIGHT += ["advantage", "policy", "checks", "commands", "model.hub", "model.shapes"]
 NEEDS_TORCH = ["machine.out_of_memory", "ranks.distributed", "ranks.rendezvous", "ranks.stopping", "checks.torch_probe"]
 NEEDS_TORCH += ["commands.evaluate"]
 ONLY_IN = {

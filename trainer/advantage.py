@@ -12,37 +12,40 @@ from math import sqrt
 from statistics import fmean
 
 from trainer.config.settings import Algorithm
+from trainer.records import ScoredGroup
+
+Gather = Callable[[list[float]], list[list[float]]]  # brings the list of every rank to every rank
 
 
 def deviation(values: Sequence[float], ddof: int) -> float:
-    """Standard deviation; 0 where there are too few values to have one."""
+    """Return the standard deviation, or 0 for too few values to have one."""
     if len(values) <= ddof:
         return 0.0
     mean = fmean(values)
     return sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - ddof))
 
 
-def normalised(rewards_G: Sequence[float], settings: Algorithm, step_deviation: float) -> list[float]:
-    """Reward minus the mean of the group, over the standard deviation of the group."""
+def normalised(rewards_G: Sequence[float], settings: Algorithm, _: float) -> list[float]:
+    """Return reward minus the mean of the group, over the standard deviation of the group."""
     spread = deviation(rewards_G, settings.advantage_ddof) + settings.advantage_eps
     return [value / spread for value in centred(rewards_G)]
 
 
 def centred(rewards_G: Sequence[float], *_: object) -> list[float]:
-    """Reward minus the mean of the group (Dr. GRPO: no division, so easy and hard problems are not blown up)."""
+    """Return reward minus the mean of the group (Dr. GRPO: a division would inflate easy and hard problems)."""
     mean = fmean(rewards_G)
     return [reward - mean for reward in rewards_G]
 
 
 def leave_one_out(rewards_G: Sequence[float], *_: object) -> list[float]:
-    """Reward minus the mean of the others (RLOO): the centred one, times G / (G - 1)."""
+    """Return reward minus the mean of the others (RLOO), which is the centred reward times G / (G - 1)."""
     others = len(rewards_G) - 1
     return [value * (others + 1) / others if others else 0.0 for value in centred(rewards_G)]
 
 
-def over_step_deviation(rewards_G: Sequence[float], settings: Algorithm, step_deviation: float) -> list[float]:
-    """Reward minus the mean of the group, over the standard deviation of all rewards of the step."""
-    return [value / (step_deviation + settings.advantage_eps) for value in centred(rewards_G)]
+def over_step_deviation(rewards_G: Sequence[float], settings: Algorithm, spread: float) -> list[float]:
+    """Return reward minus the mean of the group, over the standard deviation of all rewards of the step."""
+    return [value / (spread + settings.advantage_eps) for value in centred(rewards_G)]
 
 
 ADVANTAGES: dict[str, Callable[[Sequence[float], Algorithm, float], list[float]]] = {
@@ -53,14 +56,32 @@ ADVANTAGES: dict[str, Callable[[Sequence[float], Algorithm, float], list[float]]
 }
 
 
-def advantages_of(
-    rewards_G: Sequence[float | None], settings: Algorithm, step_deviation: float = 0.0
-) -> list[float | None]:
-    """One advantage for each reward; a completion without a reward has none and is no part of the group."""
+def live_groups(groups: Sequence[ScoredGroup], drops_dead: bool) -> dict[int, ScoredGroup]:
+    """Return the groups to train on, by their index; dead ones are dropped if `drops_dead`.
+
+    In a dead group all rewards are the same, so all advantages are 0.
+    """
+    return {index: group for index, group in enumerate(groups) if not (drops_dead and group.is_dead)}
+
+
+def step_deviation(groups: Iterable[ScoredGroup], settings: Algorithm, gather: Gather) -> float:
+    """Return the standard deviation of all rewards of the step, on all ranks, if the advantage is measured in it."""
+    if settings.advantage != "batch_std":
+        return 0.0
+    rewards = gather([reward for group in groups for reward in scored(group.rewards_G)])
+    return deviation([reward for of_rank in rewards for reward in of_rank], settings.advantage_ddof)
+
+
+def of(rewards_G: Sequence[float | None], settings: Algorithm, spread: float = 0.0) -> list[float | None]:
+    """Return one advantage per reward; `spread` is the `step_deviation`.
+
+    A completion without a reward has none and is no part of the group.
+    """
     known = scored(rewards_G)
-    values = iter(ADVANTAGES[settings.advantage](known, settings, step_deviation) if known else [])
+    values = iter(ADVANTAGES[settings.advantage](known, settings, spread) if known else [])
     return [None if reward is None else next(values) for reward in rewards_G]
 
 
 def scored(rewards: Iterable[float | None]) -> list[float]:
+    """Return the rewards that are known."""
     return [reward for reward in rewards if reward is not None]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -196,6 +196,16 @@ class TrainingBatch:
         return self.mask_BT & (self.weights_B > 0)[:, None]
 
 
+class Scores(NamedTuple):
+    """What the policy says about a batch: aligned to its targets, 0 outside its mask.
+
+    The entropy has a gradient only if the objective asks for one.
+    """
+
+    logprobs_BT: Tensor
+    entropy_BT: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class MiniBatch:
     """What one update trains on, on this rank: as many micro-batches as every other rank has.
@@ -203,9 +213,19 @@ class MiniBatch:
     The loss is a weighted sum over tokens / `divisor`. Both numbers are those of all ranks.
     """
 
-    batches: list[TrainingBatch]
+    batches: Sequence[TrainingBatch]
     divisor: float
     tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What is logged of one optimizer step."""
+
+    grad_norm: float  # before clipping
+    lr: float  # read back from the optimizer
+    skipped: bool  # the gradient was not finite, so nothing moved
+    measured: Mapping[str, float] = field(default_factory=dict)  # by name, for the log
 
 
 def _moved(record: Any, device: Any) -> dict[str, Any]:

@@ -259,6 +259,6 @@ def test_without_math_verify_the_error_says_what_to_install() -> None:
 
 def test_importing_it_is_light() -> None:
     heavy = ("torch", "sympy", "math_verify", "numpy")
-    code = f"import sys, trainer.rewards.isolated; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, trainer.answers.symbolic; print([name for name in {heavy} if name in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert loaded.strip() == "[]"

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import group, row
+from trainer import advantage
 from trainer.batch.pack import GroupRows, Packer, idle_row, minibatches, rows_of, to_tensors
 from trainer.config.command_line import resolve
 from trainer.config.settings import Algorithm
@@ -66,9 +67,13 @@ def test_answers_to_one_prompt_stay_together_and_the_prompt_counts_once():
     ]
 
 
+def made_of(scored, settings):
+    return rows_of(scored, advantage.of(scored.rewards_G, settings), settings)
+
+
 def test_rows_pair_each_completion_with_its_own_advantage_and_prompt():
     groups = [group([1, 0], lengths=[2, 4], prompt=(1, 1)), group([0, None, 1], lengths=[1, 2, 3], prompt=(9,))]
-    rows = [one for each in groups for one in rows_of(each, Algorithm(advantage="dr_grpo")).rows]
+    rows = [one for each in groups for one in made_of(each, Algorithm(advantage="dr_grpo")).rows]
     assert [(one.prompt, len(one.completion), one.advantage, one.reward) for one in rows] == [
         ((1, 1), 2, 0.5, 1),
         ((1, 1), 4, -0.5, 0),
@@ -84,14 +89,14 @@ def cut_off(scored, *indices):
 
 
 def test_masked_answers_leave_the_loss_but_not_the_mean_of_their_group():
-    made = rows_of(cut_off(group([1, 0, 0], lengths=[2, 3, 4]), 1), Algorithm(advantage="dr_grpo", truncated="mask"))
+    made = made_of(cut_off(group([1, 0, 0], lengths=[2, 3, 4]), 1), Algorithm(advantage="dr_grpo", truncated="mask"))
     assert [(len(one.completion), one.advantage) for one in made.rows] == [
         (2, pytest.approx(2 / 3)),
         (4, pytest.approx(-1 / 3)),
     ]
     assert made.size == 6  # the tokens of those that are left
-    assert len(rows_of(cut_off(group([1, 0]), 1), Algorithm()).rows) == 2
-    assert rows_of(cut_off(group([1, 0]), 0, 1), Algorithm(truncated="mask")) == GroupRows([], 0.0, 0)
+    assert len(made_of(cut_off(group([1, 0]), 1), Algorithm()).rows) == 2
+    assert made_of(cut_off(group([1, 0]), 0, 1), Algorithm(truncated="mask")) == GroupRows([], 0.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +104,7 @@ def test_masked_answers_leave_the_loss_but_not_the_mean_of_their_group():
     [("dapo", [1, 1], 6), ("dr_grpo", [1, 1], 6), ("grpo", [1 / 2, 1 / 4], 2), ("bnpo", [1 / 6, 1 / 6], 1)],
 )
 def test_a_row_has_the_weight_that_its_aggregation_gives_it(aggregation, weights, size):
-    made = rows_of(group([1, 0], lengths=[2, 4]), Algorithm(aggregation=aggregation))
+    made = made_of(group([1, 0], lengths=[2, 4]), Algorithm(aggregation=aggregation))
     assert [one.weight for one in made.rows] == pytest.approx(weights)
     assert made.size == size
 

@@ -15,7 +15,6 @@ from trainer.config.command_line import Request, resolve
 from trainer.errors import TrainingError
 from trainer.loss.logprobs import LogProbs
 from trainer.machine.out_of_memory import explained, is_out_of_memory, until_it_fits
-from trainer.records import MiniBatch
 from trainer.watch.memory_use import STEPS, Creep, Peak, forget_peak, peak
 
 # DeepSpeed imports parts of torch that warn about themselves
@@ -81,34 +80,33 @@ class Kept:
 def test_what_sampling_keeps_is_given_back_before_a_batch_is_halved():
     packer, said, forgotten = Packer(1000, 0), [], []
     policy = SimpleNamespace(start_over=lambda: forgotten.append(1))
-    room, minibatch = Room(policy, (Kept(), Kept()), packer, said.append), MiniBatch(packer.pack(ROWS), 1.0, 1.0)
-    cost = packer.cost_of(minibatch.batches[0])
-    room.make([minibatch])
-    assert len(minibatch.batches) == 1
+    room, batches = Room(policy, (Kept(), Kept()), packer, said.append), packer.pack(ROWS)
+    cost = packer.cost_of(batches[0])
+    assert room.make(batches) == batches
     assert packer.token_budget == 1000
-    room.make([minibatch])
-    assert len(minibatch.batches) == 2
+    batches = room.make(batches)
+    assert len(batches) == 2
     assert packer.token_budget == cost // 2
     assert f"Write optim.tokens_per_micro_batch={cost // 2}" in said[1]
-    while any(len(batch.weights_B) > 1 for batch in minibatch.batches):
-        room.make([minibatch])
+    while any(len(batch.weights_B) > 1 for batch in batches):
+        batches = room.make(batches)
     with pytest.raises(TrainingError, match=r"not even one answer fits.*rollout.max_new_tokens"):
-        room.make([minibatch])
+        room.make(batches)
     assert len(forgotten) == len(said) + 1
 
 
 @pytest.fixture
 def run(tiny_model, tmp_path, alone):
-    """The parts of a run of a tiny model."""
+    """A run of a tiny model, before its first step."""
     from trainer.run import assemble
     from trainer.run_folder import claim
 
     overrides = [f"model.name={tiny_model}", f"run.dir={tmp_path / 'run'}", "rollout.problems=2", "run.merge=false"]
     overrides += ["rollout.group_size=4", "rollout.max_new_tokens=12", "optim.warmup=0", "eval.problems=0"]
     config = resolve("nano", None, [*overrides, "rollout.temperature=0.5", "algorithm.entropy_bonus=0.1"])
-    parts = assemble.build(Request(config, "nano", ""))
-    yield parts
-    parts.journal.close()
+    made = assemble.build(Request(config, "nano", ""))
+    yield made
+    made.record.close()
     claim._locks.pop().close()
 
 
@@ -116,37 +114,37 @@ def test_the_rehearsal_is_of_the_worst_step_and_changes_nothing(run):
     from trainer.run.rehearsal import rehearse
 
     passes = []
-    run.policy.engine.module.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0]))
-    before, moments = run.policy.fingerprint(), len(run.policy.engine.optimizer.state)
+    run.updater.policy.engine.module.register_forward_pre_hook(lambda _, inputs: passes.append(inputs[0]))
+    before, moments = run.updater.policy.fingerprint(), len(run.updater.policy.engine.optimizer.state)
     state = torch.random.get_rng_state()
-    found = rehearse(run)
+    found = rehearse(run.rollouts, run.updater)
     (batch,) = passes
-    assert batch.mask_BT.sum(dim=1).tolist() == [run.config.rollout.max_new_tokens] * 8
-    assert rows_in(batch)[0].prompt == list(run.longest.tokens)
-    assert set(found) == {"rollout", "batch", "step"}
+    assert batch.mask_BT.sum(dim=1).tolist() == [run.rollouts.config.rollout.max_new_tokens] * 8
+    assert rows_in(batch)[0].prompt == list(run.rollouts.longest.tokens)
+    assert set(found) == {"rollout", "loss", "step"}
     assert all(one.allocated > 0 for one in found.values())
-    assert run.policy.fingerprint() == before
-    assert len(run.policy.engine.optimizer.state) == moments
-    assert all(value.grad is None for value in run.policy.trainable)
+    assert run.updater.policy.fingerprint() == before
+    assert len(run.updater.policy.engine.optimizer.state) == moments
+    assert all(value.grad is None for value in run.updater.policy.trainable)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def test_a_step_that_will_not_fit_shows_before_the_first(run, capsys):
     from trainer.run.rehearsal import rehearse
 
-    longest = len(run.longest.tokens) + run.config.rollout.max_new_tokens
-    limit(run.policy.model, longest + 20, "backward")
-    rehearse(run)
+    longest = len(run.rollouts.longest.tokens) + run.rollouts.config.rollout.max_new_tokens
+    limit(run.updater.policy.model, longest + 20, "backward")
+    rehearse(run.rollouts, run.updater)
     said = capsys.readouterr().out
     assert "out of memory in training: what sampling kept" in said
     assert "optim.tokens_per_micro_batch=16384: out of memory with" in said
-    assert run.packer.token_budget < 3 * longest
+    assert run.updater.packer.token_budget < 3 * longest
 
 
 def test_what_was_measured_stands_beside_the_plan():
     from trainer.run.rehearsal import report
 
-    peaks = {name: Peak(GB // 2, 6 * GB // 10) for name in ("rollout", "batch", "step")}
+    peaks = {name: Peak(GB // 2, 6 * GB // 10) for name in ("rollout", "loss", "step")}
     text = report(resolve("8gb"), 300, peaks, 8 * GB, outside=False)
     assert re.fullmatch(
         r"memory in GB, measured \(planned\): rollout 0\.50 \(5\.\d\d\), backward 0\.50 \(5\.\d\d\); "
@@ -192,8 +190,6 @@ def test_out_of_memory_elsewhere_is_a_message():
 def test_answers_of_the_rehearsal_have_little_in_common():
     from trainer.run.rehearsal import _row
 
-    prompt = SimpleNamespace(tokens=tuple(range(30, 60)))
-    parts = SimpleNamespace(longest=prompt, config=resolve("nano", None, ["rollout.max_new_tokens=64"]))
-    rows = [_row(parts, index) for index in range(200)]
+    rows = [_row(tuple(range(30, 60)), 64, index) for index in range(200)]
     batch = to_tensors(rows, 0)
     assert len(batch.tree.line_N) > 0.95 * 200 * 64

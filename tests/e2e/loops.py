@@ -73,22 +73,25 @@ def run(folder: Path, case: str) -> dict[str, Any]:
 
     assemble.make_sampler = by_heart
     own = [f"engine.ds_config={split(folder, engine)}", f"run.dir={folder / case}-{distributed.world_size()}"]
-    parts = assemble.build(Request(resolve("nano", None, [*SETTINGS, *TRAINED[trained], *own]), "nano", ""))
-    logprobs.CHUNK_BYTES = 4 * parts.policy.model.config.vocab_size * TOKENS_AT_ONCE
-    places = {problem.id: (step, i) for step in range(STEPS) for i, problem in enumerate(parts.curriculum.draw(step))}
+    made = assemble.build(Request(resolve("nano", None, [*SETTINGS, *TRAINED[trained], *own]), "nano", ""))
+    logprobs.CHUNK_BYTES = 4 * made.updater.policy.model.config.vocab_size * TOKENS_AT_ONCE
+    places = {
+        problem.id: (step, i) for step in range(STEPS) for i, problem in enumerate(made.rollouts.curriculum.draw(step))
+    }
     for sampler in told:
         sampler.places.update(places)
-    loop.train(parts)
-    with parts.policy.gathered():
-        learned = {name: value.flatten().tolist() for name, value in lora.trainable(parts.policy.model).items()}
-    return {"learned": learned, "metrics": metrics(parts)}
+    policy = made.updater.policy
+    loop.train(made.record.config, *made)
+    with policy.gathered():
+        learned = {name: value.flatten().tolist() for name, value in lora.trainable(policy.model).items()}
+    return {"learned": learned, "metrics": metrics(made.record.folder)}
 
 
-def metrics(parts: loop.Parts) -> list[dict[str, float]]:
+def metrics(folder: Path) -> list[dict[str, float]]:
     """What was logged, but for what a clock and the memory say."""
     if not distributed.is_main():
         return []
-    lines = [json.loads(line) for line in (parts.folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
         {name: value for name, value in line.items() if not name.startswith(("time/", "memory/"))} for line in lines
     ]

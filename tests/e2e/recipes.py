@@ -28,11 +28,12 @@ def small(recipe: str, *more: str) -> Config:
 
 def run(recipe: str, folder: Path) -> float:
     config = small(recipe, f"run.dir={folder / recipe}")
-    parts = assemble.build(Request(config, recipe, ""))
-    before = [parameter.detach().clone() for parameter in parts.policy.trainable]
-    train(parts)
-    parts.journal.close()
-    pairs = zip(before, parts.policy.trainable, strict=True)
+    made = assemble.build(Request(config, recipe, ""))
+    trainable = made.updater.policy.trainable
+    before = [parameter.detach().clone() for parameter in trainable]
+    train(config, *made)
+    made.record.close()
+    pairs = zip(before, trainable, strict=True)
     return sum(float((after.detach() - start).norm()) for start, after in pairs)
 
 

@@ -11,7 +11,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,17 @@ import torch
 
 import train
 from tests.conftest import row
-from trainer import loop
 from trainer.batch.aggregation import AGGREGATIONS
 from trainer.batch.pack import GroupRows, Packer, minibatches
 from trainer.batch.room import Room
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
-from trainer.loss.before_update import Beforehand
+from trainer.loss.kl import Coefficient
 from trainer.machine import quiet
 from trainer.model.head import causal_lm_of
 from trainer.ranks import distributed
 from trainer.records import TrainingRow
+from trainer.step.update import Updater
 from trainer.watch.tally import Tally
 
 # Different lengths, so that the token counts of two ranks differ as well as their rows. Two rows are a group.
@@ -107,17 +106,12 @@ def run(config: Config, mine: list[GroupRows], memory: int | None, breaks: str, 
     packer = Packer(config.optim.tokens_per_micro_batch, 0, policy.is_flat)
     told: list[str] = []
     room = Room(policy, (), packer, told.append)
-    beforehand, kl_coef = Beforehand(policy, config, torch.device("cpu"), packer, room), config.algorithm.kl.coef
+    updater = Updater(policy, config, torch.device("cpu"), packer, room, Coefficient(config.algorithm.kl))
     steps, measured, rates = [], [], []
     for step in range(UPDATES):
         policy.refresh_reference(step)
         tally = Tally()
-        for minibatch in beforehand.prepare(minibatches(mine, IDLE, config, packer)) * config.algorithm.epochs:
-            steps.append(
-                policy.update(
-                    partial(loop.gradient_that_fits, policy, minibatch, config.algorithm, kl_coef, tally, room), step
-                )
-            )
+        steps += updater.update(updater.prepare(minibatches(mine, IDLE, config, packer)), step, tally)
         rates.append(policy.engine.get_lr())
         measured.append(tally.means(distributed.gather))
     with policy.gathered():

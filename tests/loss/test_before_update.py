@@ -7,12 +7,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import group, row
-from trainer import loop
 from trainer.batch.pack import GroupRows, Packer, minibatches
 from trainer.batch.room import Room
 from trainer.config.command_line import resolve
-from trainer.loss.before_update import Beforehand, threshold
+from trainer.loss.before_update import threshold
+from trainer.loss.kl import Coefficient
 from trainer.loss.logprobs import LogProbs
+from trainer.step.update import Updater, backward
 from trainer.watch.tally import Tally
 
 IDLE = row(1, 1, 0.0, weight=0.0)
@@ -58,42 +59,48 @@ class Policy:
         self.model.get_output_embeddings().weight[:50] += amount
 
 
+def updater_of(policy, config, packer):
+    room = Room(policy, (), packer, print)
+    return Updater(policy, config, torch.device("cpu"), packer, room, Coefficient(config.algorithm.kl))
+
+
 def setting(tiny_model, *overrides):
     config = resolve("nano", None, ["rollout.temperature=0.7", "optim.tokens_per_micro_batch=30", *overrides])
     policy = Policy(tiny_model, config)
     packer = Packer(config.optim.tokens_per_micro_batch, 0, policy.module.is_flat)
     return (
         policy,
-        Beforehand(policy, config, torch.device("cpu"), packer, Room(policy, (), packer, print)),
+        updater_of(policy, config, packer),
         minibatches(GROUPS, IDLE, config, packer),
         config,
     )
 
 
 def test_one_update_on_policy_needs_no_pass_before_it(tiny_model):
-    policy, beforehand, dealt, config = setting(tiny_model)
-    (prepared,) = beforehand.prepare(dealt)
+    policy, updater, dealt, config = setting(tiny_model)
+    (prepared,) = updater.prepare(dealt)
     assert policy.passes == []
-    loop.gradient(policy, prepared, config.algorithm, 0.0, Tally())
+    trained = backward(policy, prepared, config, 0.0, Tally())
     assert policy.passes == ["train"] * len(prepared.batches)
-    assert all(batch.old_logprobs_BT is not None for batch in prepared.batches)
+    assert all(batch.old_logprobs_BT is not None for batch in trained.batches)
+    assert all(batch.old_logprobs_BT is None for batch in prepared.batches), "a record is not written to"
 
 
 def test_old_logprobs_are_stored_once_for_all_passes(tiny_model):
-    policy, beforehand, dealt, config = setting(tiny_model, "algorithm.epochs=3")
-    (prepared,) = beforehand.prepare(dealt)
-    loop.gradient(policy, prepared, config.algorithm, 0.0, Tally())
+    policy, updater, dealt, config = setting(tiny_model, "algorithm.epochs=3")
+    (prepared,) = updater.prepare(dealt)
+    prepared = backward(policy, prepared, config, 0.0, Tally())
     first = [batch.old_logprobs_BT for batch in prepared.batches]
     policy.move(0.3)
     tally = Tally()
-    loop.gradient(policy, prepared, config.algorithm, 0.0, tally)
-    assert [batch.old_logprobs_BT for batch in prepared.batches] == first  # the very same tensors
+    again = backward(policy, prepared, config, 0.0, tally)
+    assert [batch.old_logprobs_BT for batch in again.batches] == first  # the very same tensors
     assert tally.means(lambda sums: [sums])["ratio/max"] != 1.0
 
 
 def test_only_batches_that_come_after_another_update_are_scored_before(tiny_model):
-    policy, beforehand, dealt, _ = setting(tiny_model, "algorithm.minibatches=2")
-    first, second = beforehand.prepare(dealt)
+    policy, updater, dealt, _ = setting(tiny_model, "algorithm.minibatches=2")
+    first, second = updater.prepare(dealt)
     assert policy.passes == ["policy"] * len(second.batches)
     assert all(batch.old_logprobs_BT is None for batch in first.batches)
     with torch.no_grad():
@@ -102,8 +109,8 @@ def test_only_batches_that_come_after_another_update_are_scored_before(tiny_mode
 
 
 def test_a_reference_is_scored_only_where_kl_has_a_price(tiny_model):
-    policy, beforehand, dealt, _ = setting(tiny_model, "algorithm.kl.coef=0.04")
-    (prepared,) = beforehand.prepare(dealt)
+    policy, updater, dealt, _ = setting(tiny_model, "algorithm.kl.coef=0.04")
+    (prepared,) = updater.prepare(dealt)
     assert policy.passes == ["reference"] * len(prepared.batches)
     for batch in prepared.batches:
         difference = policy.module(batch).logprobs_BT - batch.reference_logprobs_BT
@@ -111,14 +118,14 @@ def test_a_reference_is_scored_only_where_kl_has_a_price(tiny_model):
 
 
 def test_only_the_most_uncertain_tokens_of_the_step_are_trained_on(tiny_model):
-    policy, beforehand, dealt, config = setting(tiny_model, "algorithm.top_entropy=0.25")
-    (prepared,) = beforehand.prepare(dealt)
+    policy, updater, dealt, config = setting(tiny_model, "algorithm.top_entropy=0.25")
+    (prepared,) = updater.prepare(dealt)
     kept = torch.cat([batch.trained_BT[batch.mask_BT] for batch in prepared.batches])
     entropies = torch.cat([policy.measure(batch).entropy_BT[batch.mask_BT] for batch in prepared.batches])
     assert len(kept) == 36
     assert kept.sum() == 9
     assert entropies[kept].min() >= entropies[~kept].max()
-    loop.gradient(policy, prepared, config.algorithm, 0.0, Tally())  # with the old log-probs of the pass before
+    backward(policy, prepared, config, 0.0, Tally())  # with the old log-probs of the pass before
     assert policy.passes.count("train") == len(prepared.batches)
 
 
@@ -132,11 +139,11 @@ def test_the_threshold_is_that_of_all_ranks(monkeypatch):
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_kl_is_taken_off_each_reward(tiny_model, estimator):
     overrides = ["algorithm.kl.coef=0.5", "algorithm.kl.where=reward", f"algorithm.kl.estimator={estimator}"]
-    policy, beforehand, dealt, _ = setting(tiny_model, *overrides)
+    policy, updater, dealt, _ = setting(tiny_model, *overrides)
     groups = [group([1.0, 0.0], lengths=[4, 2]), group([None, 1.0], lengths=[1, 5], prompt=(9, 8))]
     tally = Tally()
-    penalised = beforehand.penalised(groups, 0.5, tally)
-    for before, after in zip(groups, penalised, strict=True):
+    penalised = updater.penalise(dict(enumerate(groups)), tally)
+    for before, after in zip(groups, penalised.values(), strict=True):
         for completion, old, new in zip(before.completions, before.rewards_G, after.rewards_G, strict=True):
             if old is None:
                 assert new is None
@@ -145,7 +152,7 @@ def test_kl_is_taken_off_each_reward(tiny_model, estimator):
                     old - 0.5 * divergence(policy, before.prompt.tokens, completion.tokens, estimator), abs=1e-5
                 )
     assert tally.sums["kl"][1] == 12  # tokens
-    (prepared,) = beforehand.prepare(dealt)
+    (prepared,) = updater.prepare(dealt)
     assert prepared.batches[0].reference_logprobs_BT is None, "it is paid for once"
 
 
@@ -164,7 +171,7 @@ def divergence(policy, prompt, completion, estimator) -> float:
 
 
 def test_without_a_price_groups_stay_what_they_are(tiny_model):
-    policy, beforehand, _, _ = setting(tiny_model, "algorithm.kl.coef=0.5")
+    policy, updater, _, _ = setting(tiny_model, "algorithm.kl.coef=0.5")
     groups = [group([1.0, 0.0])]
-    assert beforehand.penalised(groups, 0.5, Tally()) == groups
+    assert updater.penalise(dict(enumerate(groups)), Tally()) == dict(enumerate(groups))
     assert policy.passes == []

@@ -19,15 +19,15 @@ import pytest
 import torch
 
 from tests.conftest import group
-from trainer.advantage import advantages_of
+from trainer import advantage
 from trainer.batch.pack import Packer, idle_row, minibatches, rows_of
 from trainer.batch.room import Room
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
-from trainer.loop import gradient
-from trainer.loss.before_update import Beforehand
+from trainer.loss.kl import Coefficient
 from trainer.loss.logprobs import LogProbs
 from trainer.records import Completion, ScoredGroup
+from trainer.step.update import Updater, backward
 from trainer.watch.tally import Tally
 
 # TRL itself sets it by its old name
@@ -150,13 +150,19 @@ def ours(policies: Policies, groups, config: Config) -> Outcome:
     """The update of a run: everything from `rows_of` to the gradient."""
     algorithm, policy = config.algorithm, Plain(policies, bool(config.algorithm.entropy_bonus))
     packer = Packer(config.optim.tokens_per_micro_batch, PAD, policies.flat)
-    dealt = minibatches([rows_of(one, algorithm) for one in groups], idle_row(groups[0]), config, packer)
-    (minibatch,) = Beforehand(policy, config, "cpu", packer, Room(policy, (), packer, print)).prepare(dealt)
+    dealt = minibatches(
+        [rows_of(one, advantage.of(one.rewards_G, algorithm), algorithm) for one in groups],
+        idle_row(groups[0]),
+        config,
+        packer,
+    )
+    room, kl_coef = Room(policy, (), packer, print), Coefficient(config.algorithm.kl)
+    (minibatch,) = Updater(policy, config, "cpu", packer, room, kl_coef).prepare(dealt)
     with torch.no_grad():
         old = [replace(batch, old_logprobs_BT=policy.old(batch).logprobs_BT) for batch in minibatch.batches]
     policies.now.zero_grad()
     tally = Tally()
-    gradient(policy, replace(minibatch, batches=old), algorithm, algorithm.kl.coef, tally)
+    backward(policy, replace(minibatch, batches=old), config, algorithm.kl.coef, tally)
     assert len(old) > 1, "several micro-batches are part of what is compared"
     metrics = tally.means(lambda sums: [sums])
     return Outcome(metrics["loss"], gradients(policies.now), metrics)
@@ -227,7 +233,7 @@ def padded(rows, side: str = "right") -> torch.Tensor:
 
 def inputs_of(rollouts: dict, groups, config: Config, rows: slice = EVERY) -> dict:
     """The chosen rows, with the advantages of these settings."""
-    advantages = torch.tensor([value for one in groups for value in advantages_of(one.rewards_G, config.algorithm)])
+    advantages = torch.tensor([value for one in groups for value in advantage.of(one.rewards_G, config.algorithm)])
     chosen = {name: values[rows] for name, values in rollouts.items()}
     return {**chosen, "advantages": advantages[rows], "num_items_in_batch": chosen["completion_mask"].sum()}
 

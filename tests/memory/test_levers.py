@@ -15,7 +15,6 @@ from tests.e2e.updates import IDLE, ROWS, Case, groups_of, settings
 from tests.model.test_variants import advance, assert_close, logits, make_policy, read
 from tests.rollout.test_decoder import SOME, assert_greedy_is_generate, move_adapter, prompts, sample
 from tests.step.test_engine import assert_same, launch
-from trainer import loop
 from trainer.batch.pack import Packer, minibatches, to_tensors
 from trainer.commands import main as cli
 from trainer.config import ds_config
@@ -32,6 +31,7 @@ from trainer.records import TrainingRow
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.make import make_sampler
+from trainer.step.update import backward, update
 from trainer.watch.tally import Tally
 
 KINDS = ("nf4", "int8")
@@ -437,7 +437,7 @@ def test_pissa_over_a_split_base_starts_as_the_run_did_that_it_goes_on_with(tiny
 def test_a_rehearsal_with_split_weights_leaves_nothing_behind(split_policy, trained):
     plain, rehearsed = split_policy(trained), split_policy(trained)
     (batch,) = minibatches(groups_of(ROWS, "dapo"), IDLE, plain.config, Packer(10_000, 0, plain.is_flat))
-    rehearsed.rehearse(lambda: loop.gradient(rehearsed, batch, plain.config.algorithm, 0.0, Tally()))
+    rehearsed.rehearse(lambda: backward(rehearsed, batch, plain.config, 0.0, Tally()))
     for policy in (plain, rehearsed):
         advance(policy, 0, 1)
     assert torch.equal(gathered_logits(rehearsed), gathered_logits(plain))
@@ -500,10 +500,10 @@ def test_fp16_scales_its_loss_and_survives_a_scale_that_is_too_high(tiny_model, 
     monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True, raising=False)
     policy, plain = make_policy(tiny_model, "", dtype="fp16"), make_policy(tiny_model)
     assert policy.engine.optimizer.loss_scale == 2.0**16
-    assert update(policy).grad_norm == pytest.approx(update(plain).grad_norm, rel=1e-2)
+    assert one_update(policy).grad_norm == pytest.approx(one_update(plain).grad_norm, rel=1e-2)
     policy.engine.optimizer.loss_scaler.cur_scale = 2.0**40
     before, skipped = lora.fingerprint(policy.model), 0
-    while update(policy).skipped:
+    while one_update(policy).skipped:
         assert lora.fingerprint(policy.model) == before
         skipped += 1
     assert 2 <= skipped <= policy.bad_updates_allowed
@@ -511,10 +511,10 @@ def test_fp16_scales_its_loss_and_survives_a_scale_that_is_too_high(tiny_model, 
     assert lora.fingerprint(policy.model) != before
 
 
-def update(policy):
+def one_update(policy):
     algorithm, packer = policy.config.algorithm, Packer(10_000, 0, policy.is_flat)
     (batch,) = minibatches(groups_of(ROWS, algorithm.aggregation), IDLE, policy.config, packer)
-    return policy.update(lambda: loop.gradient(policy, batch, algorithm, 0.0, Tally()), 0)
+    return update(policy, lambda: backward(policy, batch, policy.config, 0.0, Tally()), 0, policy.config)
 
 
 # Bad input.

@@ -11,17 +11,17 @@ import torch
 
 from tests.conftest import ROOT
 from tests.e2e.updates import IDLE, ROWS, Case, groups_of, make_model, settings
-from trainer import loop
 from trainer.batch.pack import Packer, minibatches
 from trainer.batch.room import Room
 from trainer.commands import main as cli
 from trainer.config import ds_config
 from trainer.config.settings import Lora, Model
 from trainer.errors import ConfigError, ModelError
-from trainer.loss.before_update import Beforehand
+from trainer.loss.kl import Coefficient
 from trainer.model import lora
 from trainer.model import merge as export
 from trainer.model.load import load_model
+from trainer.step.update import Updater, backward, update
 from trainer.watch.tally import Tally
 
 TOKENS = torch.tensor([[5, 6, 7, 30, 31, 32]])
@@ -52,11 +52,10 @@ def make_policy(model, more: str = "", dtype: str = "fp32"):
 
 
 def advance(policy, *steps: int):
-    algorithm = policy.config.algorithm
     for step in steps:
         packer = Packer(10_000, 0, policy.is_flat)
-        (batch,) = minibatches(groups_of(ROWS, algorithm.aggregation), IDLE, policy.config, packer)
-        policy.update(lambda batch=batch: loop.gradient(policy, batch, algorithm, 0.0, Tally()), step)
+        (batch,) = minibatches(groups_of(ROWS, policy.config.algorithm.aggregation), IDLE, policy.config, packer)
+        update(policy, lambda batch=batch: backward(policy, batch, policy.config, 0.0, Tally()), step, policy.config)
     return policy
 
 
@@ -135,11 +134,11 @@ def test_gradient_regularisation_over_a_4_bit_base(tiny_model):
     policy = DeepSpeedPolicy(lora.add_adapter(as_it_is_trained(base), config.lora), config, "fp32", total_steps=UPDATES)
     before, bytes_before = lora.fingerprint(policy.model), quantised.detach().clone()
     (batch,) = minibatches(groups_of(ROWS, "dapo"), IDLE, config, Packer(10_000, 0, policy.is_flat))
-    update = policy.update(lambda: loop.gradient(policy, batch, config.algorithm, 0.0, Tally()), 0)
+    done = update(policy, lambda: backward(policy, batch, config, 0.0, Tally()), 0, config)
     assert quantised.dtype == torch.uint8
     assert torch.equal(quantised, bytes_before)
     assert lora.fingerprint(policy.model) != before
-    norms = [update.measured[f"gradreg/{name}_norm"] for name in ("first", "second")]
+    norms = [done.measured[f"gradreg/{name}_norm"] for name in ("first", "second")]
     assert norms[0] > 0
     assert norms[0] != norms[1]
 
@@ -157,10 +156,10 @@ def test_what_is_scored_before_an_update_has_the_precision_of_the_update(tiny_mo
 
 
 def advance_prepared(policy, config, packer, tally):
-    beforehand = Beforehand(policy, config, torch.device("cpu"), packer, Room(policy, (), packer, print))
+    room = Room(policy, (), packer, print)
+    updater = Updater(policy, config, torch.device("cpu"), packer, room, Coefficient(config.algorithm.kl))
     for step in range(2):  # at first B is zero, and so is what rounding could change
-        (batch,) = beforehand.prepare(minibatches(groups_of(ROWS, "dapo"), IDLE, config, packer))
-        policy.update(lambda b=batch: loop.gradient(policy, b, config.algorithm, 0.0, tally), step)
+        updater.update(updater.prepare(minibatches(groups_of(ROWS, "dapo"), IDLE, config, packer)), step, tally)
 
 
 def test_a_reference_that_has_moved_comes_back_with_the_checkpoint(tiny_model, tmp_path):

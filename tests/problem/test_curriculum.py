@@ -5,13 +5,13 @@ from collections import Counter
 
 import pytest
 
-from trainer import loop
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
 from trainer.problem.curriculum import CURRICULA, BySolveRate, Curriculum, EasyFirst, difficulties, solve_rates
 from trainer.problem.task import draw
 from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup
+from trainer.rollout.collect import Rollouts
 from trainer.run_folder import checkpoints
 
 PROBLEMS = [Problem(f"p/{i}", f"question {i}", "1", extra={"level": i % 40}) for i in range(200)]
@@ -186,13 +186,7 @@ def test_ranks_that_see_different_groups_draw_the_same_problems(monkeypatch):
     """Two ranks in turns: each tells the loop its own groups, and `gather` brings those of both."""
     config = resolve("nano", None, ["task.curriculum=solve_rate"])
 
-    class Rank:
-        _observe = loop.Parts._observe
-
-        def __init__(self):
-            self.config, self.curriculum = config, BySolveRate(PROBLEMS, 8, 0, 30)
-
-    ranks = [Rank(), Rank()]
+    ranks = [Rollouts(config, BySolveRate(PROBLEMS, 8, 0, 30), None, None, None, None) for _ in range(2)]
     for step in range(30):
         drawn = [rank.curriculum.draw(step) for rank in ranks]
         assert drawn[0] == drawn[1]

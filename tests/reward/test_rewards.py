@@ -8,7 +8,6 @@ import threading
 from concurrent.futures import wait
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -229,13 +228,11 @@ def test_a_verifier_asks_nobody():
 
 
 def test_evaluation_in_the_loop_uses_the_verifier(monkeypatch):
-    from trainer import loop
+    from trainer.evaluation import evaluator
 
-    monkeypatch.setattr(loop, "evaluate", lambda name, sampler, scorer, prompts, tokens: scorer)
-    config = resolve(None)
+    monkeypatch.setattr(evaluator, "evaluate", lambda name, sampler, scorer, prompts, tokens: scorer)
     scorer, policy = Scorer(scorer_of().rules, [Meeting()]), SimpleNamespace(gathered=nullcontext)
-    parts = SimpleNamespace(scorer=scorer, evaluator=None, held_out=[], config=config, policy=policy)
-    assert loop.Parts.evaluate(parts, "step 1").graders == ()
+    assert evaluator.Evaluator(policy, None, scorer, [], 8, None).evaluate("step 1").graders == ()
 
 
 class Counting:
@@ -255,23 +252,22 @@ class Copied(Echo):
 
 def test_the_metrics_of_a_step_are_of_its_own_answers():
     """Also where those of the next one are graded before this one is written down, and not of an evaluation between."""
-    from trainer import loop
-    from trainer.rollout.ahead import Ahead
+    from trainer.rollout.collect import Rollouts
     from trainer.watch.tally import Tally
 
-    grader, steps = Counting(), 3
-    scorer = Scorer(scorer_of().rules, [grader])
-    parts = SimpleNamespace(
-        ahead=Ahead(), config=resolve(None, None, ["rollout.ahead=1", "rollout.vllm.urls=http://a"]),
-        sampler=Copied(), scorer=scorer, _observe=lambda groups: None, _is_saved_after=lambda step: step == steps - 1,
-        prompts_of=lambda step: [PROMPT] * (step + 1), sampling_of=lambda step: Sampling(2, 1.0, 8, step),
-    )  # fmt: skip
-    parts._sampled = partial(loop.Parts._sampled, parts)
+    class Growing(Rollouts):
+        def prompts_of(self, step):
+            return [PROMPT] * (step + 1)
+
+    steps, curriculum = 3, SimpleNamespace(observe=lambda rates: None)
+    scorer = Scorer(scorer_of().rules, [Counting()])
+    config = resolve(None, None, ["rollout.ahead=1", "rollout.vllm.urls=http://a", "rollout.group_size=2"])
+    rollouts = Growing(config, curriculum, None, Copied(), scorer, PROMPT)
     for step in range(steps):
         scorer.meter.add("counting/graded", 100)  # of an evaluation
         tally = Tally()
-        loop.Parts.roll_out(parts, parts.prompts_of(step), step, tally)
+        rollouts.of(rollouts.prompts_of(step), step, tally, samples_ahead=step < steps - 1)
         if step < steps - 1:
-            wait([parts.ahead._under_way[1]])
+            wait([rollouts.under_way._under_way[1]])
         assert tally.sums["counting/graded"] == (2 * (step + 1), 1.0)
         assert tally.sums["time/reward/counting"][0] > 0

@@ -30,9 +30,8 @@ from trainer.batch.pack import Packer
 from trainer.config.command_line import Request, resolve
 from trainer.config.settings import Lora
 from trainer.errors import CheckpointError, ConfigError, TrainingError
-from trainer.loss.logprobs import Scores
 from trainer.machine import hardware
-from trainer.records import Problem, Prompt, Sampling, TrainingBatch
+from trainer.records import Problem, Prompt, Sampling, Scores, TrainingBatch
 from trainer.rollout.vllm import check as vllm_check
 from trainer.rollout.vllm.check import check_server
 from trainer.rollout.vllm.publish import Fixed, Outside, Publisher

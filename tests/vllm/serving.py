@@ -15,11 +15,12 @@ from typing import Any
 
 from tests.conftest import NANO, ROOT
 from trainer.config.command_line import Request, resolve
-from trainer.loop import Parts
+from trainer.loop import train as run_loop
 from trainer.machine import hardware
 from trainer.machine.http_client import NoReply, exchange
 from trainer.rollout.vllm.process import LAUNCHER
 from trainer.run import assemble, sampler_check
+from trainer.run.assemble import Run
 
 # A cache block is 32 tokens here, and prompts are longer than two of them: in a shorter one a stale cache stays hidden.
 LONG = "Think it through: " + "read the story, write down what is known, and work towards what is asked. " * 3
@@ -99,24 +100,29 @@ def overrides(folder: Path, *more: str) -> list[str]:
 
 
 @contextmanager
-def built(folder: Path, *more: str) -> Iterator[Parts]:
-    """The parts of a small run, with the real engine and the real server."""
-    with opened(*overrides(folder, *more)) as parts:
-        yield parts
+def built(folder: Path, *more: str) -> Iterator[Run]:
+    """A small run, with the real engine and the real server."""
+    with opened(*overrides(folder, *more)) as run:
+        yield run
 
 
 @contextmanager
-def opened(*settings: str) -> Iterator[Parts]:
-    parts = assemble.build(Request(resolve("nano", None, settings), "nano", ""))
+def opened(*settings: str) -> Iterator[Run]:
+    run = assemble.build(Request(resolve("nano", None, settings), "nano", ""))
     try:
-        yield parts
+        yield run
     finally:
-        parts.close()
+        run.rollouts.close()
+        run.record.close()
 
 
-def apart(parts: Parts) -> float:
+def train_all(run: Run) -> None:
+    run_loop(run.record.config, *run)
+
+
+def apart(run: Run) -> float:
     """The largest difference of a log-prob between what samples and what is trained."""
-    return max(difference for of_one in sampler_check.differences_of(parts).values() for difference in of_one)
+    return max(difference for of_one in sampler_check.differences_of(run).values() for difference in of_one)
 
 
 def command(folder: Path, *more: str, ranks: int = 1) -> list[str]:

@@ -13,11 +13,22 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.conftest import NANO
-from tests.vllm.serving import ALLOWED, ARGUMENTS, BASIC, PYTHON, RealServer, apart, built, largest, metrics, samples
+from tests.vllm.serving import (
+    ALLOWED,
+    ARGUMENTS,
+    BASIC,
+    PYTHON,
+    RealServer,
+    apart,
+    built,
+    largest,
+    metrics,
+    samples,
+    train_all,
+)
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora
 from trainer.errors import ConfigError, TrainingError
-from trainer.loop import train
 from trainer.machine.http_client import exchange
 from trainer.model.load import load_tokenizer
 from trainer.records import Sampling
@@ -74,12 +85,12 @@ def test_answers_that_the_cache_has_no_room_for_wait_and_are_right(servers, mode
     slot for adapters, that goes well, too, because nothing is asked of the one before by then."""
     more = [f"model.name={model}", f"rollout.vllm.urls={servers.small.url}", "run.steps=2", "algorithm.lr=0.01"]
     more += ["rollout.group_size=8", "rollout.max_new_tokens=64", "rollout.vllm.wait_s=30"]
-    with built(tmp_path / "run", *more) as parts:
-        train(parts)
-        assert apart(parts) < 1e-4
-        prompts, greedy = parts.prompts_of(7), Sampling(1, 0.0, 64, 0)
-        local = HfSampler(parts.policy.model, parts.sampler.tokenizer, parts.sampler.stop_tokens, 8)
-        served, expected = (dict(one.sample(prompts, greedy)) for one in (parts.sampler, local))
+    with built(tmp_path / "run", *more) as run:
+        train_all(run)
+        assert apart(run) < 1e-4
+        prompts, greedy = run.rollouts.prompts_of(7), Sampling(1, 0.0, 64, 0)
+        local = HfSampler(run.updater.policy.model, run.rollouts.sampler.tokenizer, run.rollouts.sampler.stop_tokens, 8)
+        served, expected = (dict(one.sample(prompts, greedy)) for one in (run.rollouts.sampler, local))
     assert preemptions(servers.small) > 4
     assert {i: group[0].tokens for i, group in served.items()} == {i: g[0].tokens for i, g in expected.items()}
     assert largest(tmp_path / "run", "sampler_difference/max") < 1e-4
@@ -89,10 +100,10 @@ def test_answers_that_the_cache_has_no_room_for_wait_and_are_right(servers, mode
 
 def test_a_server_with_another_model_is_refused(servers, tmp_path):
     with (
-        built(tmp_path / "run", f"rollout.vllm.urls={servers.small.url}", "run.steps=1") as parts,
+        built(tmp_path / "run", f"rollout.vllm.urls={servers.small.url}", "run.steps=1") as run,
         pytest.raises(ConfigError, match=r"does not take the adapter\. Does it serve the model of this run\?"),
     ):
-        parts.sampler.sync()
+        run.rollouts.sampler.sync()
 
 
 def test_what_the_log_probs_of_another_model_tell_of_its_server(servers):

@@ -31,10 +31,10 @@ from tests.vllm.serving import (
     start,
     surroundings,
     train,
+    train_all,
 )
 from trainer.config.settings import Lora, Model
 from trainer.errors import ConfigError, TrainingError
-from trainer.loop import train as train_parts
 from trainer.model.load import load_model
 from trainer.model.lora import add_adapter, save_adapter
 from trainer.records import Sampling
@@ -50,23 +50,23 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 
 @pytest.fixture
-def parts(server, tmp_path):
+def run(server, tmp_path):
     more = ["run.steps=3", "algorithm.lr=0.01", "rollout.dead_groups=keep"]  # an update in each step
-    with built(tmp_path / "run", f"rollout.vllm.urls={server.url}", *more) as parts:
-        yield parts
+    with built(tmp_path / "run", f"rollout.vllm.urls={server.url}", *more) as run:
+        yield run
 
 
-def test_greedy_tokens_are_those_of_generate(parts):
+def test_greedy_tokens_are_those_of_generate(run):
     """Of the trained adapter: a fresh one computes what the base does."""
-    train_parts(parts)
-    prompts, greedy = parts.prompts_of(7), Sampling(1, 0.0, 24, 0)
+    train_all(run)
+    prompts, greedy = run.rollouts.prompts_of(7), Sampling(1, 0.0, 24, 0)
     assert min(len(prompt.tokens) for prompt in prompts) > 64
-    sampler = parts.sampler
-    local = HfSampler(parts.policy.model, sampler.tokenizer, sampler.stop_tokens, 8)
+    sampler = run.rollouts.sampler
+    local = HfSampler(run.updater.policy.model, sampler.tokenizer, sampler.stop_tokens, 8)
     served, expected = (dict(one.sample(prompts, greedy)) for one in (sampler, local))
     assert {i: group[0].tokens for i, group in served.items()} == {i: g[0].tokens for i, g in expected.items()}
     assert {group[0].version for group in served.values()} == {3}
-    with parts.policy.as_base():
+    with run.updater.policy.as_base():
         base, expected = (dict(one.sample(prompts, greedy)) for one in (sampler, local))
     assert {i: group[0].tokens for i, group in base.items()} == {i: g[0].tokens for i, g in expected.items()}
     assert base[0][0].version is None
@@ -76,49 +76,51 @@ def test_greedy_tokens_are_those_of_generate(parts):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_those_of_a_training_forward(server, tmp_path, temperature):
     at = [f"rollout.temperature={temperature}", f"rollout.vllm.urls={server.url}", "algorithm.lr=0.01", "run.steps=1"]
-    with built(tmp_path / "run", *at) as parts:
-        train_parts(parts)
-        assert apart(parts) < 1e-4
+    with built(tmp_path / "run", *at) as run:
+        train_all(run)
+        assert apart(run) < 1e-4
 
 
-def test_after_three_updates_the_served_policy_is_the_trained_one(parts, server):
+def test_after_three_updates_the_served_policy_is_the_trained_one(run, server):
     """And a sampler that misses the update is seen by the same look, which is what makes it worth something."""
-    train_parts(parts)
-    assert apart(parts) < 1e-4
-    name = parts.sampler.adapter.name
+    train_all(run)
+    assert apart(run) < 1e-4
+    name = run.rollouts.sampler.adapter.name
     assert server.loaded() == [name]
     assert name.endswith("-v3")
 
 
-def test_a_sampler_that_misses_the_updates_is_found_out(parts, monkeypatch):
-    first = parts.sampler.sync()
+def test_a_sampler_that_misses_the_updates_is_found_out(run, monkeypatch):
+    first = run.rollouts.sampler.sync()
     monkeypatch.setattr(VllmServerSampler, "sync", lambda self: first)
     with pytest.raises(TrainingError, match=r"differ by .* has an adapter of an earlier step"):
-        train_parts(replaced(parts, max_difference=1e-3))
-    assert apart(parts) > 1e-2
+        train_all(replaced(run, max_difference=1e-3))
+    assert apart(run) > 1e-2
 
 
-def replaced(parts, **changed):
-    """The same parts with other settings of vLLM."""
-    rollout = parts.config.rollout
+def replaced(run, **changed):
+    """The same run with other settings of vLLM."""
+    config = run.record.config
+    rollout = config.rollout
     vllm = rollout.vllm.model_copy(update=changed)
-    return replace(parts, config=parts.config.model_copy(update={"rollout": rollout.model_copy(update={"vllm": vllm})}))
+    rollout = rollout.model_copy(update={"vllm": vllm})
+    return run._replace(record=replace(run.record, config=config.model_copy(update={"rollout": rollout})))
 
 
 def test_a_run_with_a_server_learns_what_one_without_learns(server, tmp_path):
     """The local sampler brings these settings from 48 % of the problems to about 90 %."""
     short = ["run.steps=24", "rollout.problems=8", "algorithm.lr=0.002", "eval.problems=128", "run.merge=false"]
-    with opened(f"run.dir={tmp_path / 'run'}", f"rollout.vllm.urls={server.url}", *short) as parts:
-        with parts.policy.as_base():
-            assert parts.evaluate("base").accuracy < 0.6
-        train_parts(parts)
-        assert parts.evaluate("trained").accuracy > 0.75
+    with opened(f"run.dir={tmp_path / 'run'}", f"rollout.vllm.urls={server.url}", *short) as run:
+        with run.updater.policy.as_base():
+            assert run.evaluator.evaluate("base").accuracy < 0.6
+        train_all(run)
+        assert run.evaluator.evaluate("trained").accuracy > 0.75
     assert largest(tmp_path / "run", "sampler_difference/max") < 1e-4
 
 
-def test_a_seed_repeats_and_answers_differ(parts):
-    prompts = parts.prompts_of(0)
-    one, same, other = (dict(parts.sampler.sample(prompts, Sampling(4, 1.0, 24, seed))) for seed in (1, 1, 2))
+def test_a_seed_repeats_and_answers_differ(run):
+    prompts = run.rollouts.prompts_of(0)
+    one, same, other = (dict(run.rollouts.sampler.sample(prompts, Sampling(4, 1.0, 24, seed))) for seed in (1, 1, 2))
     assert {i: [c.tokens for c in g] for i, g in one.items()} == {i: [c.tokens for c in g] for i, g in same.items()}
     assert one != other
     assert len({c.tokens for c in one[0]}) > 1
@@ -127,16 +129,16 @@ def test_a_seed_repeats_and_answers_differ(parts):
 def test_an_adapter_above_the_servers_rank_is_refused(server, tmp_path):
     with (
         pytest.raises(ConfigError, match=r"rank 32 is greater than max_lora_rank 16.* smaller lora\.r"),
-        built(tmp_path / "run", f"rollout.vllm.urls={server.url}", "run.steps=1", "lora.r=32") as parts,
+        built(tmp_path / "run", f"rollout.vllm.urls={server.url}", "run.steps=1", "lora.r=32") as run,
     ):
-        parts.sampler.sync()
+        run.rollouts.sampler.sync()
 
 
 def test_a_pissa_adapter_is_served_as_a_plain_one_of_twice_the_rank(server, tmp_path):
     more = [f"rollout.vllm.urls={server.url}", "run.steps=2", "lora.r=8", "lora.init=pissa", "algorithm.lr=0.002"]
-    with built(tmp_path / "run", *more) as parts:
-        train_parts(parts)
-        assert apart(parts) < 1e-4
+    with built(tmp_path / "run", *more) as run:
+        train_all(run)
+        assert apart(run) < 1e-4
 
 
 SCALED = {"rsLoRA": ["lora.rslora=true", "lora.r=16"], "LoRA+": ["lora.plus_ratio=16", "algorithm.lr=0.0005"]}
@@ -146,14 +148,14 @@ SCALED = {"rsLoRA": ["lora.rslora=true", "lora.r=16"], "LoRA+": ["lora.plus_rati
 def test_an_adapter_of_another_scale_or_rate_is_served_as_it_was_trained(server, tmp_path, name):
     """After two updates: before the first one every adapter computes what the base does, whatever its scale."""
     more = [f"rollout.vllm.urls={server.url}", "run.steps=2", "rollout.dead_groups=keep", "algorithm.lr=0.002"]
-    with built(tmp_path / "run", *more, *SCALED[name]) as parts:
-        train_parts(parts)
-        assert apart(parts) < 1e-4
+    with built(tmp_path / "run", *more, *SCALED[name]) as run:
+        train_all(run)
+        assert apart(run) < 1e-4
 
 
-def test_what_is_beyond_the_servers_context_is_refused(parts):
+def test_what_is_beyond_the_servers_context_is_refused(run):
     with pytest.raises(ConfigError, match=r"max_new_tokens=200.* has room for, 256"):
-        list(parts.sampler.sample(parts.prompts_of(0), Sampling(2, 1.0, 200, 0)))
+        list(run.rollouts.sampler.sample(run.rollouts.prompts_of(0), Sampling(2, 1.0, 200, 0)))
 
 
 def test_a_folder_that_the_server_cannot_see_is_said_so(server, tmp_path):
@@ -200,11 +202,11 @@ def test_a_server_that_is_killed_and_started_again_in_the_middle_of_a_run(server
         server.start()
 
     more = [f"rollout.vllm.urls={server.url}", "run.steps=12", "run.save_every=4", "rollout.ahead=1"]
-    with built(folder, *more, "algorithm.lr=0.0003") as parts, ThreadPoolExecutor() as pool:
+    with built(folder, *more, "algorithm.lr=0.0003") as run, ThreadPoolExecutor() as pool:
         disturbed = pool.submit(disturb)
-        train_parts(parts)
+        train_all(run)
         disturbed.result()
-        assert apart(parts) < 1e-4
+        assert apart(run) < 1e-4
     steps = metrics(folder)
     assert [one["step"] for one in steps] == list(range(1, 13))
     assert {one["groups"] for one in steps} == {4.0}
@@ -217,14 +219,14 @@ def test_a_run_ahead_goes_on_as_if_it_had_not_been_cut_off(server, tmp_path):
     """What was under way is sampled again, by the policy that the undisturbed run sampled with."""
     more = [f"rollout.vllm.urls={server.url}", "run.save_every=3", "rollout.ahead=1", "run.steps=6"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    with built(whole, *more) as parts:
-        train_parts(parts)
+    with built(whole, *more) as run:
+        train_all(run)
     shutil.copytree(whole, cut, symlinks=True)
     shutil.rmtree(cut / "checkpoints/step_000006")
     (cut / "checkpoints/latest").unlink()
-    with built(cut, *more) as parts:
-        assert parts.first_step == 3
-        train_parts(parts)
+    with built(cut, *more) as run:
+        assert run.record.first_step == 3
+        train_all(run)
     assert [(one["step"], one["completion"]) for one in samples(cut)] == [
         (one["step"], one["completion"]) for one in samples(whole)
     ]

@@ -11,8 +11,8 @@ from tests.conftest import group, row
 from trainer.batch.pack import to_tensors
 from trainer.config.settings import Algorithm, Correction
 from trainer.errors import TrainingError
-from trainer.loss.logprobs import Scores
 from trainer.loss.metrics import tally_batch
+from trainer.records import Scores
 from trainer.run_folder.journal import Journal
 from trainer.watch.health import DEAD_STEPS_IN_A_ROW, Health
 from trainer.watch.screen import Screen, progress_line

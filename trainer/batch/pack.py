@@ -6,14 +6,13 @@ A row is prompt + completion. Inputs are all but its last token, targets all but
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from trainer.advantage import advantages_of
 from trainer.batch.aggregation import AGGREGATIONS
 from trainer.config.settings import Algorithm, Config
 from trainer.ranks import distributed
@@ -21,19 +20,18 @@ from trainer.records import MiniBatch, ScoredGroup, TrainingBatch, TrainingRow, 
 
 
 class GroupRows(NamedTuple):
-    """The rows of one group, its part of the divisor, and its place among the groups of all ranks."""
+    """The rows of one group, its part of the divisor, and its index among the groups of all ranks."""
 
     rows: list[TrainingRow]
     size: float
     place: int
 
 
-def rows_of(group: ScoredGroup, settings: Algorithm, step_deviation: float = 0.0, place: int = 0) -> GroupRows:
-    """The completions of a group with their advantages, without those that have no reward or are masked."""
-    advantages = advantages_of(group.rewards_G, settings, step_deviation)
+def rows_of(group: ScoredGroup, advantages_G: Sequence[float | None], settings: Algorithm, place: int = 0) -> GroupRows:
+    """Return the completions of a group as rows, without those that have no reward or are masked."""
     kept = [
         (completion, score.reward, advantage)
-        for completion, score, advantage in zip(group.completions, group.scores, advantages, strict=True)
+        for completion, score, advantage in zip(group.completions, group.scores, advantages_G, strict=True)
         if score.reward is not None
         and advantage is not None
         and not (completion.truncated and settings.truncated == "mask")
@@ -48,11 +46,24 @@ def rows_of(group: ScoredGroup, settings: Algorithm, step_deviation: float = 0.0
     return GroupRows(rows, size, place)
 
 
-def minibatches(groups: Sequence[GroupRows], idle: TrainingRow, config: Config, packer: Packer) -> list[MiniBatch]:
-    """The rows of this rank, dealt out over the updates of a pass; each update has as many micro-batches on all ranks.
+def rows(
+    groups: Mapping[int, ScoredGroup], advantages: Sequence[Sequence[float | None]], settings: Algorithm
+) -> list[GroupRows]:
+    """Return the rows of this rank's groups, which are given by their index on this rank.
 
-    A rank with fewer than the others fills up with a row without weight: they wait for its part. The groups of all
-    ranks are dealt in turn, by their place, so an update has the same groups however many ranks there are.
+    Problems are dealt to the ranks in turn, so the index among all ranks follows from that on this one.
+    """
+    return [
+        rows_of(group, advantages_G, settings, index * distributed.world_size() + distributed.rank())
+        for (index, group), advantages_G in zip(groups.items(), advantages, strict=True)
+    ]
+
+
+def minibatches(groups: Sequence[GroupRows], idle: TrainingRow, config: Config, packer: Packer) -> list[MiniBatch]:
+    """Deal the rows of this rank out over the updates of one pass; every rank has as many micro-batches per update.
+
+    A rank with fewer micro-batches than the others adds a row without weight, because they wait for it. The groups of
+    all ranks are dealt in turn by their place, so an update has the same groups however many ranks there are.
     """
     dealt = _dealt([group for group in groups if group.rows], config.algorithm.minibatches)
     packed = [packer.pack(all_rows(part)) for part in dealt]

@@ -21,16 +21,9 @@ from torch.utils.checkpoint import checkpoint
 from trainer.errors import ModelError
 from trainer.loss.shared_prefix import last_hidden, make_flat
 from trainer.model.head import Head, causal_lm_of, head_of
-from trainer.records import TrainingBatch
+from trainer.records import Scores, TrainingBatch
 
 CHUNK_BYTES = 64 * 2**20  # of fp32 logits at once; about three such tensors are alive
-
-
-class Scores(NamedTuple):
-    """Aligned to the targets of a batch, 0 outside its mask. The entropy has a gradient only if asked."""
-
-    logprobs_BT: Tensor
-    entropy_BT: Tensor
 
 
 class LogProbs(nn.Module):

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from trainer.config.settings import Algorithm
 from trainer.loss.kl import ESTIMATORS
-from trainer.loss.logprobs import Scores
 from trainer.loss.objectives import correction, mean_over_row, mismatch
-from trainer.records import TrainingBatch
+from trainer.records import Scores, TrainingBatch
 from trainer.watch.tally import LARGEST, Tally
 
 

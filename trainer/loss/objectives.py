@@ -14,8 +14,7 @@ from torch import Tensor
 
 from trainer.config.settings import Algorithm, Correction
 from trainer.loss.kl import ESTIMATORS
-from trainer.loss.logprobs import Scores
-from trainer.records import TrainingBatch
+from trainer.records import Scores, TrainingBatch
 
 
 class PolicyTerms(NamedTuple):

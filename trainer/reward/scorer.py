@@ -12,22 +12,20 @@ from trainer.answers import compare
 from trainer.answers.symbolic import SymbolicPool
 from trainer.records import Completion, Prompt, Score, ScoredGroup
 from trainer.reward.built_in import COMPONENTS, Reading, Rules, read
-
-Sums = dict[str, tuple[float, float]]  # name -> (sum, weight), as in watch/metrics.py
+from trainer.watch.tally import Sums, Tally
 
 
 class Meter:
-    """What was measured since it was last read. Several threads may write."""
+    """A tally of what was measured since it was last read. Several threads may write."""
 
     def __init__(self) -> None:
-        self._sums: Sums = {}
+        self._tally = Tally()
         self._writing = threading.Lock()
 
     def add(self, name: str, amount: float, weight: float = 0.0) -> None:
-        """`amount` out of `weight`, such as missing grades out of those asked for; weight 0 is a plain total."""
+        """Count `amount` out of `weight`, such as missing grades out of those asked for; weight 0 is a plain total."""
         with self._writing:
-            before, weighed = self._sums.get(name, (0.0, 0.0))
-            self._sums[name] = (before + amount, weighed + weight)
+            self._tally.add(name, amount, weight)
 
     @contextmanager
     def seconds(self, name: str) -> Iterator[None]:
@@ -37,7 +35,7 @@ class Meter:
 
     def read(self) -> Sums:
         with self._writing:
-            sums, self._sums = self._sums, {}
+            sums, self._tally = self._tally.sums, Tally()
         return {name: (amount, weight or 1.0) for name, (amount, weight) in sums.items()}
 
 

@@ -7,14 +7,17 @@ from concurrent.futures import Future
 
 from trainer.machine import threads
 from trainer.records import ScoredGroup
-from trainer.reward.scorer import Sums
+from trainer.watch.tally import Sums
 
-Rollout = tuple[list[ScoredGroup], Sums]  # with what their rewards took
+Rollout = tuple[list[ScoredGroup], Sums]  # groups, and what was measured while they were scored
 
 
 class Ahead:
-    """At most one step is under way. What is under way at a failure is lost, and sampled again by the run that goes on:
-    the loop has nothing under way at the saves that it knows of before the step. One that is told to stop loses it."""
+    """Holds the groups of the next step while they are sampled.
+
+    After a failure they are lost, and the resumed run samples them again. None are under way when a checkpoint is
+    saved: the loop samples ahead only between steps without one.
+    """
 
     def __init__(self) -> None:
         self._under_way: tuple[int, Future[Rollout]] | None = None
@@ -24,7 +27,7 @@ class Ahead:
         self._under_way = step, threads.begin(roll_out)
 
     def take(self, step: int) -> Rollout | None:
-        """Those of this step, if they were begun; waits for them."""
+        """Wait for the groups of this step and return them; None if they were not begun."""
         if self._under_way is None:
             return None
         (begun, rollout), self._under_way = self._under_way, None

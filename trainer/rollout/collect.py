@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
+from trainer.config.settings import Config
+from trainer.problem.curriculum import Curriculum, solve_rates
+from trainer.problem.prompts import Prompter
+from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling, ScoredGroup
 from trainer.reward.scorer import Scorer
+from trainer.rollout.ahead import Ahead, Rollout
+from trainer.watch.tally import Tally
 
 
 class Sampler(Protocol):
@@ -16,29 +24,86 @@ class Sampler(Protocol):
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]: ...
 
     def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        """Find out how much fits with prompts and answers as long as these can be."""
+        """Find out how many rows fit, with prompts and answers as long as these can be."""
         return
 
     def give_back(self) -> bool:
-        """Free what is kept between rollouts, from now on after each of them. False where nothing was left to free."""
+        """Free what is kept between rollouts, now and after every later one. False if there was nothing to free."""
         return False
 
     def frozen(self) -> Sampler:
-        """The same, from the policy of this moment, whatever becomes of it. Every rank calls it, in the main thread.
+        """Return a sampler of the policy as it is now, whatever becomes of it. Every rank calls it, in the main thread.
         The model that is being trained cannot be frozen, and never samples ahead."""
         return self
 
     def each(self) -> Mapping[str, Sampler]:
-        """Those that share the work, by name, to be looked at one by one. Every rank calls it."""
+        """Return the samplers that share the work, by name, to check them one by one. Every rank calls it."""
         return {"sampler": self}
 
     def close(self) -> None:
-        """End what it has started."""
+        """Stop what it has started."""
         return
 
 
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """Draws the problems of each step, and samples and scores a group of answers to each."""
+
+    config: Config
+    curriculum: Curriculum
+    prompter: Prompter
+    sampler: Sampler
+    scorer: Scorer
+    longest: Prompt  # among the training problems
+    under_way: Ahead = field(default_factory=Ahead)
+
+    def prompts_of(self, step: int) -> list[Prompt]:
+        """Return this rank's share of the prompts of a step."""
+        return [self.prompter.prompt(problem) for problem in distributed.mine(self.curriculum.draw(step))]
+
+    def of(self, prompts: Sequence[Prompt], step: int, tally: Tally, samples_ahead: bool) -> list[ScoredGroup]:
+        """Return the scored groups of a step; with `samples_ahead`, start sampling those of the next step."""
+        groups, measured = self.under_way.take(step) or self._sampled(self.sampler, prompts, step)
+        tally.merge(measured)
+        self._observe(groups)
+        if samples_ahead:
+            following, frozen = self.prompts_of(step + 1), self.sampler.frozen()
+            self.under_way.begin(step + 1, partial(self._sampled, frozen, following, step + 1))
+        return groups
+
+    def sampling_of(self, step: int, number: int = 0) -> Sampling:
+        """Return how to sample. Seeds follow from run, step, round and rank, so a resumed run samples what it would
+        have without the interruption."""
+        seed = (self.config.run.seed * 1_000_003 + step) * 4_099 + distributed.rank() + number * 2**40
+        rollout = self.config.rollout
+        return Sampling(rollout.group_size, rollout.temperature, rollout.max_new_tokens, seed)
+
+    def close(self) -> None:
+        self.under_way.close()
+        self.sampler.close()
+
+    def _sampled(self, sampler: Sampler, prompts: Sequence[Prompt], step: int) -> Rollout:
+        """Return groups and what the scorer measured. One step is sampled at a time, so it measured these groups."""
+        rollout = self.config.rollout
+        self.scorer.measured()  # an evaluation may have left something
+        groups = collect(sampler, self.scorer, prompts, self.sampling_of(step))
+        if rollout.dead_groups == "refill":
+            groups = refill(groups, partial(self._fresh, sampler, step), rollout.refills)
+        return groups, self.scorer.measured()
+
+    def _fresh(self, sampler: Sampler, step: int, number: int, count: int) -> list[ScoredGroup]:
+        problems = distributed.mine(self.curriculum.spare(step, number))[:count]
+        prompts = [self.prompter.prompt(problem) for problem in problems]
+        return collect(sampler, self.scorer, prompts, self.sampling_of(step, number))
+
+    def _observe(self, groups: Sequence[ScoredGroup]) -> None:
+        """Tell the curriculum how every rank did, so that all of them go on drawing the same problems."""
+        for rates in distributed.gather(solve_rates(groups, self.config.reward.answer == "lenient")):
+            self.curriculum.observe(rates)
+
+
 def collect(sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:
-    """The scored group of each prompt, in the order of the prompts."""
+    """Return the scored group of each prompt, in the order of the prompts."""
     pool = ThreadPoolExecutor(max_workers=scorer.parallel)
     scored: dict[int, Future[ScoredGroup]] = {}
     try:
@@ -54,7 +119,10 @@ def collect(sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], samplin
 def refill(
     groups: Sequence[ScoredGroup], more: Callable[[int, int], list[ScoredGroup]], rounds: int
 ) -> list[ScoredGroup]:
-    """The groups, and fresh ones until as many are live as there were: `more` has the round and how many it lacks."""
+    """Return the groups, with fresh ones until as many are live as there were groups.
+
+    `more` takes the number of the round and of the groups that are missing.
+    """
     wanted, collected = len(groups), list(groups)
     for number in range(1, rounds + 1):
         missing = wanted - sum(not group.is_dead for group in collected)
@@ -65,6 +133,6 @@ def refill(
 
 
 def _raise_first_failure(scored: Mapping[int, Future[ScoredGroup]], timeout: float | None = None) -> None:
-    """Wait until all are done or one has failed. Without a failure it does nothing else."""
+    """Wait until all are done or one has failed, and raise its error."""
     for done in wait(scored.values(), timeout, return_when=FIRST_EXCEPTION).done:
         done.result()

@@ -1,4 +1,4 @@
-"""From the configuration to the parts of a run. The only file that knows every concrete piece."""
+"""From the configuration to a run. This is the only file that knows every concrete piece."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from trainer.batch.pack import Packer
+from trainer.batch.room import Room
 from trainer.config.command_line import Request
 from trainer.config.settings import Config
 from trainer.evaluation.best import Course
 from trainer.evaluation.evaluate import Evaluation, evaluate
-from trainer.loop import Parts
+from trainer.evaluation.evaluator import Evaluator
 from trainer.loss.kl import Coefficient
 from trainer.model.load import load_model, load_tokenizer, location, resolve_dtype, stop_tokens
 from trainer.model.staging import stage
@@ -29,7 +30,7 @@ from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
 from trainer.records import Draws, Problem, Prompt
 from trainer.reward.make import make_scorer, make_verifier, worked
-from trainer.rollout.collect import Sampler
+from trainer.rollout.collect import Rollouts, Sampler
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.limits import Say, check_context, context_of
@@ -37,10 +38,21 @@ from trainer.rollout.make import make_outside, make_sampler
 from trainer.rollout.vllm.publish import Outside, Source
 from trainer.run_folder import checkpoints, claim
 from trainer.run_folder.journal import Journal
+from trainer.run_folder.record import Record
+from trainer.step.update import Updater
 from trainer.watch.screen import Screen
 
 
-def build(request: Request) -> Parts:
+class Run(NamedTuple):
+    """What the loop works with."""
+
+    rollouts: Rollouts
+    updater: Updater
+    evaluator: Evaluator
+    record: Record
+
+
+def build(request: Request) -> Run:
     config = request.config
     config.refuse_idle(distributed.world_size())
     task = make_task(config.task)
@@ -56,42 +68,35 @@ def build(request: Request) -> Parts:
     held_out = held_out_prompts(config, task, prompter)
     folder = claim.claim(request)  # not before: bad data leaves no folder that refuses the mended settings
     policy = make_policy(config, total_steps)
-    model = policy.model
     longest = longest_prompt(problems, prompter)
-    check_context(model, [*held_out, longest], config.rollout.max_new_tokens)
+    check_context(policy.model, [*held_out, longest], config.rollout.max_new_tokens)
     kl = Coefficient(config.algorithm.kl)
     first_step = checkpoints.resume(policy, folder, {"curriculum": curriculum, "kl": kl})
-    claim.describe(folder, config)
+    record = open_record(request, folder, first_step, total_steps)
+    if config.optim.layout == "flat" and not policy.is_flat:
+        record.screen.say("training: with padded rows, which is slower, because of this model's kind of attention")
+    report_data(folder, record.screen, task, len(problems), len(training) - len(problems), len(held_out))
+    with policy.gathered():
+        outside = around(config, policy, policy.model, tokenizer, folder, record.screen.say)
+        copies = not policy.splits_weights
+        sampler, evaluating = make_samplers(outside, policy.model, record.screen.warn, copies)
+    packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
+    room = Room(policy, (sampler, evaluating), packer, record.screen.warn)
+    course = Course(folder, config.eval, len(held_out), first_step, total_steps)
+    return Run(
+        Rollouts(config, curriculum, prompter, sampler, scorer, longest),
+        Updater(policy, config, distributed.device(), packer, room, kl),
+        Evaluator(policy, evaluating, scorer, held_out, config.rollout.max_new_tokens, course),
+        record,
+    )
+
+
+def open_record(request: Request, folder: Path, first_step: int, total_steps: int) -> Record:
+    """Write the configuration down, and open the log and the screen."""
+    claim.describe(folder, request.config)
     journal = Journal(folder, first_step) if distributed.is_main() else None
     screen = Screen(total_steps, first_step, quiet=not distributed.is_main(), stderr=request.json)
-    if config.optim.layout == "flat" and not policy.is_flat:
-        screen.say("training: with padded rows, which is slower, because this model has an attention of another kind")
-    report_data(folder, screen, task, len(problems), len(training) - len(problems), len(held_out))
-    with policy.gathered():
-        outside = around(config, policy, model, tokenizer, folder, screen.say)
-        sampler, evaluator = make_samplers(outside, model, screen.warn, copies=not policy.splits_weights)
-    return Parts(
-        config=config,
-        folder=folder,
-        device=distributed.device(),
-        packer=Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat),
-        problems=problems,
-        curriculum=curriculum,
-        kl=kl,
-        longest=longest,
-        held_out=held_out,
-        prompter=prompter,
-        sampler=sampler,
-        evaluator=evaluator,
-        scorer=scorer,
-        policy=policy,
-        journal=journal,
-        screen=screen,
-        course=Course(folder, config.eval, len(held_out), first_step, total_steps),
-        stopping=Stopping(),
-        first_step=first_step,
-        total_steps=total_steps,
-    )
+    return Record(request.config, folder, journal, screen, Stopping(), first_step, total_steps)
 
 
 def make_policy(config: Config, total_steps: int) -> Any:

@@ -11,18 +11,20 @@ from pathlib import Path
 from trainer.config.command_line import Request
 from trainer.config.settings import Config
 from trainer.evaluation import results
-from trainer.evaluation.best import describe, metrics_of
+from trainer.evaluation.best import Course, describe, metrics_of
 from trainer.evaluation.comparison import agreement
 from trainer.evaluation.evaluate import Evaluation
-from trainer.loop import Parts, train
+from trainer.loop import train
 from trainer.machine import disk
 from trainer.machine.out_of_memory import explained
 from trainer.machine.quiet import no_progress_bars
 from trainer.model import merge as export
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
+from trainer.policy import Policy
 from trainer.ranks import distributed, slurm
 from trainer.ranks.stopping import Stopping
 from trainer.run import assemble, sampler_check
+from trainer.run.assemble import Run
 from trainer.run.rehearsal import rehearse, report
 from trainer.watch.memory_use import total
 from trainer.watch.screen import Screen
@@ -47,72 +49,74 @@ def run(request: Request) -> None:
 
 
 def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[Evaluation]]:
-    parts = assemble.build(request)
+    config, run = request.config, assemble.build(request)
+    evaluator, record = run.evaluator, run.record
     evaluations: list[Evaluation] = []
     try:
-        _introduce(parts, request)
-        _look_ahead(parts)
-        if parts.held_out:
-            with parts.stopping.timing_an_evaluation():
-                evaluations.append(_evaluate_base(parts))
-        train(parts)
-        parts.screen.close()
-        if parts.held_out:
-            last = parts.course.last or parts.evaluate("trained")  # a finished run that is resumed made no step
+        _introduce(run, request)
+        _look_ahead(config, run)
+        if evaluator.held_out:
+            with record.stopping.timing_an_evaluation():
+                evaluations.append(_evaluate_base(run))
+        train(config, *run)
+        record.screen.close()
+        if evaluator.held_out:
+            last = evaluator.course.last or evaluator.evaluate("trained")  # a finished run that is resumed made no step
             evaluations.append(replace(last, name="trained"))
     finally:
-        parts.close()
-    for line in _of_the_best(parts):
-        parts.screen.say(line)
-    with parts.stopping.exporting():
-        _export(parts)
-    parts.policy.release()  # so that the merged model fits where it was
-    return parts.folder, parts.screen, parts.stopping, evaluations
+        run.rollouts.close()
+        record.close()
+    for line in _of_the_best(config, evaluator.course, record.total_steps):
+        record.screen.say(line)
+    with record.stopping.exporting():
+        _export(config, run.updater.policy, record.folder)
+    run.updater.policy.release()  # so that the merged model fits where it was
+    return record.folder, record.screen, record.stopping, evaluations
 
 
-def _export(parts: Parts) -> None:
-    with parts.policy.gathered():
+def _export(config: Config, policy: Policy, folder: Path) -> None:
+    with policy.gathered():
         if distributed.is_main():
-            product = parts.folder / parts.config.lora.product
+            product = folder / config.lora.product
             with disk.writing(product, "the result", "Make room; the same command then goes on to its end."):
-                parts.policy.export(product)
+                policy.export(product)
         distributed.barrier()
 
 
-def _look_ahead(parts: Parts) -> None:
-    """What would go wrong later, now: memory, and a sampler that has another model."""
-    outside = assemble.samples_outside(parts.sampler)
-    if parts.first_step < parts.total_steps:
-        peaks = rehearse(parts)
-        if distributed.on_gpu() and (text := report(parts.config, len(parts.longest.tokens), peaks, total(), outside)):
-            parts.screen.say(text)
+def _look_ahead(config: Config, run: Run) -> None:
+    """Find now what would go wrong later: too little memory, or a sampler that has another model."""
+    outside = assemble.samples_outside(run.rollouts.sampler)
+    if run.record.first_step < run.record.total_steps:
+        peaks, longest = rehearse(run.rollouts, run.updater), len(run.rollouts.longest.tokens)
+        if distributed.on_gpu() and (text := report(config, longest, peaks, total(), outside)):
+            run.record.screen.say(text)
     if outside:
-        sampler_check.check(parts)
+        sampler_check.check(run)
 
 
-def _evaluate_base(parts: Parts) -> Evaluation:
-    """What training starts from. It is step 0 of the curves."""
-    with parts.policy.as_base():
-        base = parts.evaluate("base")
-    parts.screen.say(f"base model: {describe(base)}")
-    if parts.journal and parts.first_step == 0:
-        parts.journal.metrics(0, metrics_of(base))
+def _evaluate_base(run: Run) -> Evaluation:
+    """Evaluate what training starts from, which is step 0 of the curves."""
+    record = run.record
+    with run.updater.policy.as_base():
+        base = run.evaluator.evaluate("base")
+    record.screen.say(f"base model: {describe(base)}")
+    if record.journal and record.first_step == 0:
+        record.journal.metrics(0, metrics_of(base))
     return base
 
 
-def _of_the_best(parts: Parts) -> Iterator[str]:
-    """Which step was the best, when it was not the last, and why the run ended early."""
-    course, kept = parts.course, parts.course.kept
+def _of_the_best(config: Config, course: Course, total_steps: int) -> Iterator[str]:
+    """Say which step was the best, if it was not the last, and why the run ended early."""
+    kept = course.kept
     if not course.milestones or kept is None:
         return
-    last, metric = course.milestones[-1], parts.config.eval.metric
-    if course.has_stopped_rising and last.step < parts.total_steps:
-        patience = parts.config.eval.patience
+    last, metric, patience = course.milestones[-1], config.eval.metric, config.eval.patience
+    if course.has_stopped_rising and last.step < total_steps:
         yield f"stopped after step {last.step}: {patience} evaluations without a new best (eval.patience={patience})"
     if kept["step"] != last.step:
         yield (
             f"step {kept['step']} was best: {metric} {kept[metric]:.1%}, against {last.value:.1%} after step "
-            f"{last.step}. Its {parts.config.lora.product} is in {course.folder}/best; "
+            f"{last.step}. Its {config.lora.product} is in {course.folder}/best; "
             f"of {len(course.milestones)} evaluations on the same problems the highest is partly luck"
         )
 
@@ -134,20 +138,21 @@ def _merge_and_evaluate(config: Config, folder: Path, screen: Screen) -> list[Ev
     return [assemble.evaluate_model("merged", model, load_tokenizer(merged), config)]
 
 
-def _introduce(parts: Parts, request: Request) -> None:
-    config = parts.config
-    rollout, resumed = config.rollout, f", going on after step {parts.first_step}" if parts.first_step else ""
-    if parts.first_step >= parts.total_steps:
-        resumed = f", all done: {parts.first_step} steps were made. run.steps={2 * parts.first_step} would go on"
+def _introduce(run: Run, request: Request) -> None:
+    config, record, rollout = request.config, run.record, request.config.rollout
+    resumed = f", going on after step {record.first_step}" if record.first_step else ""
+    if record.first_step >= record.total_steps:
+        resumed = f", all done: {record.first_step} steps were made. run.steps={2 * record.first_step} would go on"
     base = f", base in {config.model.quantize}" if config.model.quantize != "none" else ""
     if job := slurm.describe():
-        parts.screen.say(f"octet: {job}{parts.stopping.limit}")
+        record.screen.say(f"octet: {job}{record.stopping.limit}")
     if request.reason and not request.resumes:
-        parts.screen.say(f"octet: {request.reason}")
-    parts.screen.say(
-        f"{config.model.name} on {config.task.name} ({len(parts.problems)} problems): {parts.total_steps} steps of "
-        f"{rollout.problems} x {rollout.group_size} answers on {distributed.world_size()} x {parts.device.type}, "
-        f"engine {config.engine.ds_config}{base}{resumed}\nrun folder: {parts.folder}"
+        record.screen.say(f"octet: {request.reason}")
+    record.screen.say(
+        f"{config.model.name} on {config.task.name} ({len(run.rollouts.curriculum.problems)} problems): "
+        f"{record.total_steps} steps of {rollout.problems} x {rollout.group_size} answers on "
+        f"{distributed.world_size()} x {run.updater.device.type}, engine {config.engine.ds_config}{base}{resumed}\n"
+        f"run folder: {record.folder}"
     )
 
 

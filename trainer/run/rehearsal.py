@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trainer.config.settings import Config
 from trainer.errors import ModelError
-from trainer.loop import Parts
 from trainer.memory import planner
 from trainer.memory.search import changed
 from trainer.model.shapes import shape_of
 from trainer.ranks import distributed
 from trainer.records import MiniBatch, TrainingRow
+from trainer.rollout.collect import Rollouts
+from trainer.step.update import Updater
 from trainer.watch.memory_use import GB, Peak
-from trainer.watch.tally import Phases, Tally
+from trainer.watch.phases import Phases
+from trainer.watch.tally import Tally
 
 DIGITS = 6
 # Of a step, as the planner calls what it does there. A rehearsal does not go as far as the optimizer.
-PLANNED = {"rollout": "rollout", "batch": "score", "step": "backward"}
+PLANNED = {"rollout": "rollout", "loss": "score", "step": "backward"}
 
 
 def report(config: Config, longest_prompt: int, peaks: Mapping[str, Peak], card: int, outside: bool) -> str | None:
@@ -39,28 +41,28 @@ def report(config: Config, longest_prompt: int, peaks: Mapping[str, Peak], card:
     return f"memory in GB, measured (planned): {', '.join(parts)}; {reserved:.2f} reserved of {card / GB:.1f}"
 
 
-def rehearse(parts: Parts) -> dict[str, Peak]:
-    """Sampling and a training pass with the longest prompt and answers of full length, and the memory that they took.
+def rehearse(rollouts: Rollouts, updater: Updater) -> dict[str, Peak]:
+    """Sample and train with the longest prompt and answers of full length; return the memory that each phase took.
 
-    Every rank calls it. Where it does not fit, parts are made smaller as they are in a step. Nothing is learned.
+    Every rank calls it. If something does not fit, parts are made smaller as they are in a step. Nothing is learned.
     """
-    phases, rollout = Phases(), parts.config.rollout
+    phases, rollout = Phases(), rollouts.config.rollout
     problems = -(-rollout.problems // distributed.world_size())
-    with phases("rollout"), parts.policy.gathered():
-        parts.sampler.rehearse([parts.longest] * problems, parts.sampling_of(0))
-    rows = [_row(parts, index) for index in range(problems * rollout.group_size)]
-    largest = [rows[index] for index in parts.packer.arrange(rows)[0]]
+    with phases("rollout"), updater.policy.gathered():
+        rollouts.sampler.rehearse([rollouts.longest] * problems, rollouts.sampling_of(0))
+    prompt, length = rollouts.longest.tokens, rollout.max_new_tokens
+    rows = [_row(prompt, length, index) for index in range(problems * rollout.group_size)]
+    largest = [rows[index] for index in updater.packer.arrange(rows)[0]]
     tokens = float(sum(len(row.completion) for row in largest))
-    with phases("batch"):
-        (minibatch,) = parts.beforehand.prepare([MiniBatch(parts.packer.pack(largest), tokens, tokens)])
+    with phases("loss"):
+        (minibatch,) = updater.prepare([MiniBatch(updater.packer.pack(largest), tokens, tokens)])
     with phases("step"):
-        parts.policy.rehearse(parts.gradient(minibatch, Tally()))
+        updater.policy.rehearse(updater.gradient(minibatch, Tally()))
     return dict(phases.peaks)
 
 
-def _row(parts: Parts, index: int) -> TrainingRow:
-    """An answer of full length with a beginning of its own, its number written in tokens that the model knows."""
-    prompt, length = parts.longest.tokens, parts.config.rollout.max_new_tokens
+def _row(prompt: Sequence[int], length: int, index: int) -> TrainingRow:
+    """Return an answer of full length that begins with its number, written in tokens that the model knows."""
     known = sorted(set(prompt))
     digits = [known[index // len(known) ** place % len(known)] for place in range(min(DIGITS, length))]
     completion = [*digits, *[known[0]] * (length - len(digits))]

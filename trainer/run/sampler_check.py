@@ -9,12 +9,11 @@ import torch
 
 from trainer.batch.pack import Packer
 from trainer.errors import ConfigError
-from trainer.loop import Parts
-from trainer.loss.logprobs import Scores
 from trainer.ranks import distributed
-from trainer.records import Completion, Prompt, Sampling, TrainingBatch, TrainingRow
+from trainer.records import Completion, Prompt, Sampling, Scores, TrainingBatch, TrainingRow
 from trainer.rollout.collect import Sampler
 from trainer.rollout.limits import Say
+from trainer.run.assemble import Run
 
 PROMPTS = 4  # on each rank
 TOKENS = 64  # on each rank, and of each program that samples
@@ -23,16 +22,17 @@ NOTABLE = 0.05  # mean difference of a log-prob that rounding does not make
 Measure = Callable[[TrainingBatch], Scores]
 
 
-def check(parts: Parts) -> None:
-    """Of a run. Every rank calls it."""
-    with parts.policy.gathered():
-        apart = differences_of(parts)
-    judge(apart, parts.config.rollout.vllm.max_difference, parts.screen.say)
+def check(run: Run) -> None:
+    """Compare the log-probs of sampler and trainer before the first step. Every rank calls it."""
+    with run.updater.policy.gathered():
+        apart = differences_of(run)
+    judge(apart, run.record.config.rollout.vllm.max_difference, run.record.screen.say)
 
 
-def differences_of(parts: Parts) -> dict[str, list[float]]:
-    prompts, sampling = parts.prompts_of(parts.first_step), parts.sampling_of(parts.first_step)
-    return of_each(parts.policy.measure, parts.packer, parts.device, parts.sampler, prompts, sampling)
+def differences_of(run: Run) -> dict[str, list[float]]:
+    rollouts, updater, step = run.rollouts, run.updater, run.record.first_step
+    prompts, sampling = rollouts.prompts_of(step), rollouts.sampling_of(step)
+    return of_each(updater.policy.measure, updater.packer, updater.device, rollouts.sampler, prompts, sampling)
 
 
 def judge(apart: Mapping[str, Sequence[float]], limit: float, say: Say) -> None:

@@ -20,13 +20,8 @@ from typing import Any, Protocol
 
 from trainer.errors import CheckpointError
 from trainer.machine import disk
+from trainer.policy import Policy
 from trainer.ranks import distributed
-
-
-class Saveable(Protocol):
-    def save(self, folder: Path) -> None: ...
-
-    def load(self, folder: Path) -> None: ...
 
 
 class Stateful(Protocol):
@@ -37,7 +32,7 @@ class Stateful(Protocol):
     def load(self, state: dict[str, Any]) -> None: ...
 
 
-def save(policy: Saveable, run_folder: Path, step: int, keep: int, learned: Mapping[str, Stateful]) -> None:
+def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Mapping[str, Stateful]) -> None:
     """Every rank calls it, after `step` updates."""
     final = run_folder / "checkpoints" / f"step_{step:06d}"
     partial, before = final.with_name(f"{final.name}.partial"), _whole(final.parent)[-1:]
@@ -51,7 +46,7 @@ def save(policy: Saveable, run_folder: Path, step: int, keep: int, learned: Mapp
     distributed.barrier()
 
 
-def _write(policy: Saveable, partial: Path, step: int, learned: Mapping[str, Stateful]) -> None:
+def _write(policy: Policy, partial: Path, step: int, learned: Mapping[str, Stateful]) -> None:
     if distributed.is_main():
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -75,7 +70,7 @@ def latest(run_folder: Path) -> Path | None:
     return whole[-1] if whole else None
 
 
-def resume(policy: Saveable, run_folder: Path, learned: Mapping[str, Stateful]) -> int:
+def resume(policy: Policy, run_folder: Path, learned: Mapping[str, Stateful]) -> int:
     """Load the last whole checkpoint, if there is one; the number of updates that are done."""
     folder = latest(run_folder)
     if folder is None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,24 +17,15 @@ from torch import Tensor
 from trainer.config import ds_config
 from trainer.config.settings import Config
 from trainer.errors import CheckpointError, TrainingError
-from trainer.loss.logprobs import LogProbs, Scores
+from trainer.loss.logprobs import LogProbs
 from trainer.model import lora, quantised
 from trainer.model.snapshot import Snapshot
 from trainer.model.trained import make_trained
 from trainer.ranks import distributed
-from trainer.records import TrainingBatch
+from trainer.records import Scores, TrainingBatch, Update
 from trainer.step import gradient_regularisation
 from trainer.step.optimizer import make_optimizer
 from trainer.step.schedule import schedule
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    grad_norm: float  # before clipping
-    lr: float  # read back from the optimizer
-    skipped: bool  # the gradient was not finite, so nothing moved
-    measured: Mapping[str, float] = field(default_factory=dict)  # by name, for the log
-
 
 FP16_LOSS_SCALE = 2.0**12  # keeps the gradients that are taken beside the engine out of the dust of fp16
 PATIENCE = {"fp16": 24}  # fp16 starts with a loss scale of 2 ** 16 and halves it until gradients are finite
@@ -125,19 +115,19 @@ class DeepSpeedPolicy:
         else:
             self.engine.backward(loss * distributed.world_size(), scale_wrt_gas=False)
 
-    def update(self, gradient: Callable[[], None], step: int) -> Update:
-        """One step on what `gradient` adds up by calling `backward`, reduced once, however often it does."""
+    def set_learning_rate(self, step: int) -> None:
         share = schedule(self.config.optim, step, self.total_steps)
         for group, peak in zip(self.engine.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak * share
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        """Add up the gradients of every `backward` inside, and reduce them once over the ranks at the end."""
         self.engine.train()
-        strength = gradient_regularisation.strength_at(self.config.algorithm.gradreg, step)
-        if strength:
-            measured = self._regularised_gradient(gradient, strength)
-        else:
-            measured = {}
-            with self.engine.coalesce_grad_reduction():
-                gradient()
+        reduced_once: AbstractContextManager[None] = self.engine.coalesce_grad_reduction()
+        return reduced_once
+
+    def step(self, measured: dict[str, float]) -> Update:
+        """Let the optimizer take a step on what has been added up."""
         self.engine.step()
         norm, rate = float(self.engine.get_global_grad_norm()), self.engine.get_lr()[0]
         return Update(norm, rate, self.engine.optimizer.overflow, measured)
@@ -170,8 +160,9 @@ class DeepSpeedPolicy:
             parameter.grad = None
         self.engine.optimizer.zero_grad()
 
-    def _regularised_gradient(self, gradient: Callable[[], None], strength: float) -> dict[str, float]:
-        """Work the gradient out beside the engine, and hand it over as that of a linear function."""
+    def accumulate_regularised(self, gradient: Callable[[], None], strength: float) -> dict[str, float]:
+        """Compute the regularised gradient beside the engine, and hand it over as that of a linear function."""
+        self.engine.train()
         eps = self.config.algorithm.gradreg.eps
         with gradient_regularisation.in_fp32(self.trainable):
             found = gradient_regularisation.regularised(

@@ -6,9 +6,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.errors import TrainingError
+from trainer.policy import Policy
 from trainer.ranks import distributed
 from trainer.records import TrainingRow
 from trainer.watch import memory_use
@@ -23,19 +24,11 @@ WHY_APART = (
 )
 
 
-class Watched(Protocol):
-    @property
-    def bad_updates_allowed(self) -> int: ...
-
-    def fingerprint(self) -> float:
-        """A number that changes when the trainable parameters do."""
-
-
 class Health:
     """Sees each step once."""
 
     def __init__(
-        self, folder: Path, policy: Watched, warn: Callable[[str], None], fresh: bool, max_difference: float = 1.0
+        self, folder: Path, policy: Policy, warn: Callable[[str], None], fresh: bool, max_difference: float = 1.0
     ) -> None:
         self.folder = folder
         self.policy = policy

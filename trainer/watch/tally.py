@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from math import sqrt
 from statistics import fmean
-from time import perf_counter
-from typing import Protocol
 
-from trainer.records import ScoredGroup
-from trainer.watch import memory_use
+from trainer.records import ScoredGroup, Update
 
 Sums = dict[str, tuple[float, float]]  # name -> (sum, weight)
 LARGEST = "/max"  # names that end so are maxima
-
-
-class Measured(Protocol):
-    """What is logged of an update."""
-
-    @property
-    def grad_norm(self) -> float: ...
-
-    @property
-    def lr(self) -> float: ...
-
-    @property
-    def skipped(self) -> bool: ...
-
-    @property
-    def measured(self) -> Mapping[str, float]: ...
 
 
 class Tally:
@@ -87,7 +66,7 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup]) -> None:
                 tally.add_all(f"reward/{name}", [] if value is None else [value])
 
 
-def metrics_of_updates(updates: Sequence[Measured]) -> dict[str, float]:
+def metrics_of_updates(updates: Sequence[Update]) -> dict[str, float]:
     """The same on all ranks: means over the updates of a step that were not skipped, and the rate of the last."""
     done = [update for update in updates if not update.skipped]
     metrics = {"lr": updates[-1].lr, "skipped": float(len(updates) - len(done))} if updates else {}
@@ -95,21 +74,3 @@ def metrics_of_updates(updates: Sequence[Measured]) -> dict[str, float]:
         metrics["grad_norm"] = fmean(update.grad_norm for update in done)
         metrics |= {name: fmean(update.measured[name] for update in done) for name in done[0].measured}
     return metrics
-
-
-class Phases:
-    """Seconds spent in each word of the loop, and the most memory that was used at once."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.peaks: dict[str, memory_use.Peak] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        began = perf_counter()
-        memory_use.forget_peak()
-        try:
-            yield
-        finally:
-            self.seconds[name] += perf_counter() - began
-            self.peaks[name] = memory_use.peak()

@@ -1,0 +1,40 @@
+"""The evaluations of a run: of its base model, after some of its steps, and of what it has trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer.evaluation.best import Course
+from trainer.evaluation.evaluate import Evaluation, evaluate
+from trainer.policy import Policy
+from trainer.ranks import distributed
+from trainer.records import Prompt
+from trainer.reward.scorer import Scorer
+from trainer.rollout.collect import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluator:
+    """Evaluates the policy on the held-out problems, and keeps the best adapter or model in the run folder."""
+
+    policy: Policy
+    sampler: Sampler  # without merged copies, so that a merged model is compared with the adapter as it is
+    scorer: Scorer
+    held_out: Sequence[Prompt]
+    max_new_tokens: int
+    course: Course
+
+    def evaluate(self, name: str) -> Evaluation:
+        """Return the evaluation of the policy as it is. Every rank calls it."""
+        with self.policy.gathered():
+            return evaluate(name, self.sampler, self.scorer.verifier(), self.held_out, self.max_new_tokens)
+
+    def keep_if_best(self, step: int, evaluation: Evaluation) -> bool:
+        """Add the evaluation after a step to the course of the run; write the policy into `best/` if it is the best."""
+        is_best = self.course.add(step, evaluation)
+        if is_best:
+            with self.policy.gathered():
+                if distributed.is_main():
+                    self.course.keep(self.policy.export)
+        return is_best

@@ -1,0 +1,66 @@
+"""What a run leaves behind, step by step: log lines, samples, checkpoints, and what a person sees meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.config.settings import Config
+from trainer.policy import Policy
+from trainer.ranks import distributed
+from trainer.ranks.stopping import Stopping
+from trainer.records import ScoredGroup, Update
+from trainer.run_folder import checkpoints
+from trainer.run_folder.checkpoints import Stateful
+from trainer.run_folder.journal import Journal
+from trainer.watch.phases import Phases
+from trainer.watch.screen import Screen
+from trainer.watch.tally import Tally, metrics_of_updates, tally_groups
+
+
+@dataclass(slots=True)
+class Record:
+    """The run folder and the screen of a run, and when the run saves and stops."""
+
+    config: Config
+    folder: Path
+    journal: Journal | None  # on rank 0
+    screen: Screen
+    stopping: Stopping
+    first_step: int
+    total_steps: int
+
+    def is_checkpoint(self, done: int) -> bool:
+        """True if a checkpoint is due after `done` steps, whatever else happens then."""
+        return done == self.total_steps or done % self.config.run.save_every == 0
+
+    def step(self, done: int, groups: Sequence[ScoredGroup], metrics: Mapping[str, float]) -> None:
+        """Write a step into the log and show it."""
+        if self.journal:
+            self.journal.metrics(done, metrics)
+            self.journal.samples(done, groups)
+        self.screen.step(done, metrics)
+
+    def save(self, policy: Policy, done: int, learned: Mapping[str, Stateful]) -> None:
+        """Save a checkpoint. `learned` is what the run has to know when it resumes, beside the policy."""
+        checkpoints.save(policy, self.folder, done, self.config.run.keep, learned)
+
+    def evaluation(self, done: int, metrics: Mapping[str, float]) -> None:
+        """Add an evaluation to the log line of its step, which marks it as done."""
+        if self.journal:
+            self.journal.evaluation(done, metrics)
+
+    def close(self) -> None:
+        self.screen.close()
+        if self.journal:
+            self.journal.close()
+
+
+def metrics_of(
+    groups: Sequence[ScoredGroup], updates: Sequence[Update], tally: Tally, phases: Phases
+) -> dict[str, float]:
+    """Return the metrics of a step, which are the same on every rank but for times and memory."""
+    tally_groups(tally, groups)
+    tally.add("groups", len(groups) * distributed.world_size())  # more than rollout.problems after a refill
+    return tally.means(distributed.gather) | metrics_of_updates(updates) | phases.metrics()

@@ -1,0 +1,155 @@
+"""step: one update of the policy, from the rows of a step to the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainer.batch.pack import GroupRows, Packer, idle_row, minibatches
+from trainer.batch.room import Room
+from trainer.config.settings import Config
+from trainer.loss import before_update
+from trainer.loss.kl import Coefficient
+from trainer.loss.metrics import tally_batch
+from trainer.loss.objectives import objective, total
+from trainer.machine.out_of_memory import until_it_fits
+from trainer.policy import Policy
+from trainer.records import MiniBatch, ScoredGroup, TrainingBatch, TrainingRow, Update
+from trainer.step.gradient_regularisation import strength_at
+from trainer.watch.tally import Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Updater:
+    """Trains the policy on the rows of a step, in smaller micro-batches where memory runs out."""
+
+    policy: Policy
+    config: Config
+    device: Any
+    packer: Packer
+    room: Room
+    kl: Coefficient
+
+    def penalise(self, groups: Mapping[int, ScoredGroup], tally: Tally) -> dict[int, ScoredGroup]:
+        """Take the KL to the reference, times its coefficient, off each reward, if `algorithm.kl.where=reward`."""
+        coef = self.kl.value
+        if not coef or self.config.algorithm.kl.where != "reward":
+            return dict(groups)
+        rows = [
+            TrainingRow(group.prompt.tokens, completion.tokens, completion.logprobs, advantage=0.0)
+            for group in groups.values()
+            for completion in group.completions
+        ]
+        with self.policy.gathered():  # the ranks have more or fewer rows
+            found = iter(until_it_fits(lambda: self._divergences(rows), self._shrink))
+        penalised = {}
+        for index, group in groups.items():
+            kl_G = [next(found) for _ in group.completions]
+            tally.add("kl", sum(kl_G), sum(len(completion.tokens) for completion in group.completions))
+            penalised[index] = before_update.without_kl(group, [coef * kl for kl in kl_G])
+        return penalised
+
+    def _shrink(self) -> None:
+        self.room.make()
+
+    def _divergences(self, rows: Sequence[TrainingRow]) -> list[float]:
+        estimator = self.config.algorithm.kl.estimator
+        return before_update.divergences(self.policy, rows, self.packer, self.device, estimator)
+
+    def pack(self, rows: Sequence[GroupRows], groups: Sequence[ScoredGroup]) -> list[MiniBatch]:
+        """Return the mini-batches of a pass. A rank without rows takes part with one of `groups` that has no weight."""
+        return minibatches(rows, idle_row(groups[0]), self.config, self.packer)
+
+    def prepare(self, dealt: Sequence[MiniBatch]) -> list[MiniBatch]:
+        """Return the mini-batches on the device, with what the objective has to know before the first update."""
+        return [self._prepare(minibatch, is_first=index == 0) for index, minibatch in enumerate(dealt)]
+
+    def _prepare(self, minibatch: MiniBatch, is_first: bool) -> MiniBatch:
+        batches = minibatch.batches
+
+        def make_room() -> None:
+            nonlocal batches
+            batches = self.room.make(batches)
+
+        def score() -> list[TrainingBatch]:
+            on_device = [batch.to(self.device) for batch in batches]
+            return before_update.scored_before(self.policy, on_device, self.config.algorithm, is_first)
+
+        return replace(minibatch, batches=until_it_fits(score, make_room))
+
+    def update(self, prepared: Sequence[MiniBatch], step: int, tally: Tally) -> list[Update]:
+        """Update the policy once per mini-batch, in as many passes over all of them as `algorithm.epochs` says."""
+        waiting = [minibatch for minibatch in prepared if minibatch.tokens]
+        updates = []
+        for _ in range(self.config.algorithm.epochs):
+            for index, minibatch in enumerate(waiting):
+                gradient = self.gradient(minibatch, tally)
+                updates.append(update(self.policy, gradient, step, self.config))
+                waiting[index] = gradient.minibatch
+        return updates
+
+    def gradient(self, minibatch: MiniBatch, tally: Tally) -> Gradient:
+        return Gradient(self, minibatch, tally)
+
+    def adapt_kl(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Steer the coefficient of the KL by what was measured; return the one that this step had, for the log."""
+        if "kl" not in metrics:
+            return {}
+        used = self.kl.value
+        self.kl.observe(metrics["kl"])
+        return {"kl_coef": used}
+
+
+class Gradient:
+    """Adds up the gradient of a mini-batch when it is called, in smaller pieces where memory runs out.
+
+    `minibatch` then holds what the first pass has found out: the log-probs of the policy that answered.
+    """
+
+    def __init__(self, updater: Updater, minibatch: MiniBatch, tally: Tally) -> None:
+        self.updater = updater
+        self.minibatch = minibatch
+        self.tally = tally
+
+    def __call__(self) -> None:
+        self.minibatch, seen = until_it_fits(self._attempt, self._make_room)
+        self.tally.merge(seen.sums)  # of the attempt that succeeded
+
+    def _attempt(self) -> tuple[MiniBatch, Tally]:
+        seen = Tally()
+        return backward(self.updater.policy, self.minibatch, self.updater.config, self.updater.kl.value, seen), seen
+
+    def _make_room(self) -> None:
+        self.minibatch = replace(self.minibatch, batches=self.updater.room.make(self.minibatch.batches))
+
+
+def update(policy: Policy, gradient: Callable[[], None], step: int, config: Config) -> Update:
+    """Make one optimizer step on what `gradient` adds up, which is reduced once over the ranks."""
+    policy.set_learning_rate(step)
+    measured: dict[str, float] = {}
+    if strength := strength_at(config.algorithm.gradreg, step):
+        measured = policy.accumulate_regularised(gradient, strength)
+    else:
+        with policy.accumulating():
+            gradient()
+    return policy.step(measured)
+
+
+def backward(policy: Policy, minibatch: MiniBatch, config: Config, kl_coef: float, tally: Tally) -> MiniBatch:
+    """Add up the gradient of the loss, micro-batch by micro-batch; return them with the log-probs found on the way.
+
+    In the first pass over a mini-batch the policy is still the one that answered, so its log-probs are the old ones.
+    """
+    algorithm, seen = config.algorithm, []
+    for batch in minibatch.batches:
+        scores = policy.score(batch)
+        if batch.old_logprobs_BT is None:
+            batch = replace(batch, old_logprobs_BT=scores.logprobs_BT.detach())  # noqa: PLW2901
+        loss = total(objective(scores, batch, algorithm, kl_coef), batch, minibatch.divisor)
+        policy.backward(loss)
+        if not policy.is_displaced:
+            tally_batch(tally, batch, scores, algorithm)
+            tally.add("loss", loss.item(), float(batch.counted_BT.sum()) / minibatch.tokens)
+        seen.append(batch)
+    return replace(minibatch, batches=seen)
