@@ -1,0 +1,69 @@
+"""The real engine makes the update of examples/minimal.py, which is short enough to be checked by eye."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from examples import minimal
+from tests.conftest import NANO, group
+from trainer import advantage
+from trainer.batch import pack
+from trainer.batch.pack import Packer
+from trainer.batch.room import Room
+from trainer.config.command_line import resolve
+from trainer.loss.kl import Coefficient
+from trainer.step.update import Updater
+from trainer.watch.tally import Tally
+
+pytestmark = [
+    pytest.mark.usefixtures("alone"),
+    # DeepSpeed imports parts of torch that warn about themselves
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+SAME = ["lora.enabled=false", f"algorithm.lr={minimal.LEARNING_RATE}", "optim.weight_decay=0", "optim.warmup=0"]
+SAME += ["optim.schedule=constant", "optim.max_grad_norm=1", "algorithm.correction.level=none"]
+SAME += [f"rollout.temperature={minimal.TEMPERATURE}", f"algorithm.clip_high={minimal.CLIP}"]
+GROUPS = [
+    group([1.0, 0.0, 0.0, 1.0], lengths=[3, 5, 2, 7], prompt=(5, 6, 7, 8)),
+    group([1.0, 1.0], lengths=[2, 4], prompt=(9, 8)),
+    group([0.0, 0.0, 1.0], lengths=[6, 1, 3], prompt=(30, 31, 32)),
+]
+
+
+def answers_of(scored) -> list[minimal.Answer]:
+    values = minimal.advantages(scored.rewards_G)
+    return [
+        minimal.Answer([*scored.prompt.tokens], [*one.tokens], *numbers)
+        for one, *numbers in zip(scored.completions, scored.rewards_G, values, strict=True)
+    ]
+
+
+def test_the_engine_makes_the_update_of_the_minimal_example():
+    from trainer.step.engine import DeepSpeedPolicy
+
+    model = AutoModelForCausalLM.from_pretrained(NANO)
+    trained, config = copy.deepcopy(model), resolve("nano", None, SAME)
+    policy = DeepSpeedPolicy(trained, config, "fp32", total_steps=10)
+    packer, algorithm, tally = Packer(20, 0, policy.is_flat), config.algorithm, Tally()
+    updater = Updater(
+        policy, config, torch.device("cpu"), packer, Room(policy, (), packer, print), Coefficient(algorithm.kl)
+    )
+    live = advantage.live_groups(GROUPS, config.drops_dead_groups)
+    advantages = [advantage.of(one.rewards_G, algorithm) for one in live.values()]
+    minibatches = updater.pack(pack.rows(live, advantages, algorithm), GROUPS)
+    assert len(minibatches[0].batches) > 1, "several micro-batches are part of what is compared"
+    (done,) = updater.update(updater.prepare(minibatches), 0, tally)
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=minimal.LEARNING_RATE, weight_decay=0.0)
+    rows = [answer for one in GROUPS if not one.is_dead for answer in answers_of(one)]
+    before = [value.detach().clone() for value in model.parameters()]
+    expected_loss = minimal.step(model, optimizer, minimal.pack(rows))
+
+    assert tally.means(lambda sums: [sums])["loss"] == pytest.approx(expected_loss, abs=1e-6)
+    assert not done.skipped
+    for start, expected, found in zip(before, model.parameters(), trained.parameters(), strict=True):
+        assert not torch.equal(expected, start)
+        torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)  # 2 % of a step of 1e-4
