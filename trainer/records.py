@@ -47,7 +47,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample: `group` completions a prompt, at a temperature (0 is greedy)."""
+    """How to sample: `group` completions per prompt, at a temperature (0 is greedy)."""
 
     group: int
     temperature: float
@@ -57,7 +57,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How an evaluation samples beside its greedy answers: so many of each problem, all of it so many times over."""
+    """How an evaluation samples beside its greedy answers: `samples` per problem, and all of that `trials` times."""
 
     samples: int
     temperature: float
@@ -83,7 +83,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one completion is worth. `reward` is None where a grader did not answer.
+    """What one completion is worth. `reward` is None if a grader did not answer.
 
     `components` holds each named reward before weighting: {"correct": 1.0, "format": 1.0}.
     """
@@ -98,9 +98,9 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """The completions of one prompt with their scores: the unit that is never torn apart.
+    """The completions of one prompt with their scores. A group is never split.
 
-    A group is *dead* when all its rewards are the same: it says nothing about what is better.
+    It is *dead* when all its rewards are the same: it says nothing about what is better.
     """
 
     prompt: Prompt
@@ -187,12 +187,12 @@ class TrainingBatch:
 
     @property
     def present_BT(self) -> Tensor:
-        """bool: this input is a token of the row, not padding."""
+        """Bool: this input is a token of the row, not padding."""
         return self.mask_BT.flip(-1).cumsum(-1).flip(-1) > 0
 
     @property
     def counted_BT(self) -> Tensor:
-        """bool: this token counts in the loss and in what is logged."""
+        """Bool: this token counts in the loss and in what is logged."""
         return self.mask_BT & (self.weights_B > 0)[:, None]
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 
 class Share(NamedTuple):
-    """What one group brings: a weight for each of its answers, and its part of the divisor."""
+    """What one group contributes: a weight for each of its answers, and its part of the divisor."""
 
     weights_G: list[float]
     size: float

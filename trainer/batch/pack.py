@@ -65,9 +65,9 @@ def minibatches(groups: Sequence[GroupRows], idle: TrainingRow, config: Config, 
     A rank with fewer micro-batches than the others adds a row without weight, because they wait for it. The groups of
     all ranks are dealt in turn by their place, so an update has the same groups however many ranks there are.
     """
-    dealt = _dealt([group for group in groups if group.rows], config.algorithm.minibatches)
+    dealt = _deal([group for group in groups if group.rows], config.algorithm.minibatches)
     packed = [packer.pack(all_rows(part)) for part in dealt]
-    facts = [_facts(part, len(batches)) for part, batches in zip(dealt, packed, strict=True)]
+    facts = [_sizes(part, len(batches)) for part, batches in zip(dealt, packed, strict=True)]
     made = []
     for batches, of_all_ranks in zip(packed, zip(*distributed.gather(facts), strict=True), strict=True):
         counts, sizes, tokens = zip(*of_all_ranks, strict=True)
@@ -77,8 +77,8 @@ def minibatches(groups: Sequence[GroupRows], idle: TrainingRow, config: Config, 
     return made
 
 
-def _dealt(groups: Sequence[GroupRows], count: int) -> list[list[GroupRows]]:
-    """Those of this rank in each of so many updates."""
+def _deal(groups: Sequence[GroupRows], count: int) -> list[list[GroupRows]]:
+    """Return the groups of this rank for each of `count` updates."""
     places = distributed.gather([group.place for group in groups])
     turn = {
         place: index % count for index, place in enumerate(sorted(place for of_rank in places for place in of_rank))
@@ -86,23 +86,24 @@ def _dealt(groups: Sequence[GroupRows], count: int) -> list[list[GroupRows]]:
     return [[group for group in groups if turn[group.place] == update] for update in range(count)]
 
 
-def _facts(groups: Sequence[GroupRows], batches: int) -> tuple[int, float, int]:
-    """Of one rank: micro-batches, its part of the divisor, completion tokens."""
+def _sizes(groups: Sequence[GroupRows], batches: int) -> tuple[int, float, int]:
+    """Return what this rank brings to an update: micro-batches, its part of the divisor, and completion tokens."""
     return batches, sum(group.size for group in groups), sum(len(row.completion) for row in all_rows(groups))
 
 
 def all_rows(groups: Sequence[GroupRows]) -> list[TrainingRow]:
+    """Return the rows of all groups."""
     return [row for group in groups for row in group.rows]
 
 
 @dataclass(slots=True)
 class Packer:
-    """Micro-batches of at most `token_budget` tokens (or one row), the longest rows first. The budget falls where
-    memory is short, see `batch/room.py`.
+    """Packs rows into micro-batches of at most `token_budget` tokens (or one row), the longest rows first.
 
-    Where the model works on a line of tokens (`loss/shared_prefix.py`), answers to the same prompt stay together, and
-    the prompt counts once; but inside the attention each answer has the keys and values of its whole row, which is an
-    eighth of the memory of a token in all layers. Else rows of similar length go together, and padding counts.
+    If the model works on a line of tokens (`loss/shared_prefix.py`), answers to the same prompt stay together and the
+    prompt counts once. Inside the attention, though, each answer has the keys and values of its whole row, which take
+    an eighth of the memory of a token in all layers. Otherwise rows of similar length go together, and padding counts.
+    `token_budget` shrinks when memory runs out (`batch/room.py`).
     """
 
     token_budget: int
@@ -113,7 +114,7 @@ class Packer:
         return [to_tensors([rows[index] for index in indices], self.pad_token) for indices in self.arrange(rows)]
 
     def arrange(self, rows: Sequence[TrainingRow]) -> list[list[int]]:
-        """Which rows go together."""
+        """Return the indices of the rows of each micro-batch."""
         batches: list[list[int]] = []
         used = 0
         for index in self._order(rows):
@@ -125,7 +126,7 @@ class Packer:
         return batches
 
     def cost_of(self, batch: TrainingBatch) -> int:
-        """What it takes of the budget."""
+        """Return how much of the budget a micro-batch takes."""
         rows = rows_in(batch)
         used = rows[0].length + self._keys(rows[0])
         for index, row in enumerate(rows[1:], 1):
@@ -145,7 +146,7 @@ class Packer:
         return sorted(range(len(rows)), key=key, reverse=True)
 
     def _with_one_more(self, used: int, batch: Sequence[TrainingRow], row: TrainingRow) -> int:
-        """Tokens of a batch with one more row; of rows with padding, those of its first and longest."""
+        """Return the cost of a micro-batch with one more row. With padding, all rows count as long as the first."""
         if not self.flat:
             return (len(batch) + 1) * batch[0].length
         new = len(row.completion) if row.prompt == batch[-1].prompt else row.length
@@ -156,6 +157,7 @@ class Packer:
 
 
 def to_tensors(rows: Sequence[TrainingRow], pad_token: int) -> TrainingBatch:
+    """Return rows as one micro-batch, right-padded and shifted."""
     width = max(row.length for row in rows) - 1
     tokens = [[*row.prompt, *row.completion] for row in rows]
     before = [len(row.prompt) - 1 for row in rows]
@@ -172,7 +174,7 @@ def to_tensors(rows: Sequence[TrainingRow], pad_token: int) -> TrainingBatch:
 
 
 def tree_of(rows: Sequence[TrainingRow], width: int) -> Tree:
-    """Tokens are told apart by what stands before them, so the same number is the same beginning."""
+    """Number tokens by what stands before them, so that rows which begin alike share numbers."""
     numbers: dict[tuple[int, int], int] = {}  # (number of what stands before, token) -> number
     prompts: dict[tuple[int, ...], int] = {}
     line, edges = _Numbering(width), _Numbering(width)
@@ -189,7 +191,7 @@ def tree_of(rows: Sequence[TrainingRow], width: int) -> Tree:
 
 
 class _Numbering:
-    """Numbers in the order in which they are seen first, row by row."""
+    """Gives numbers in the order in which things are seen first, row by row."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -211,7 +213,7 @@ class _Numbering:
 
 
 def halves(batch: TrainingBatch) -> list[TrainingBatch]:
-    """Its rows in two batches, with all that has been measured of them."""
+    """Split a batch into two, with everything that has been measured."""
     rows = rows_in(batch)
     middle = len(rows) // 2
     assert middle, "one row is not divided"
@@ -219,7 +221,7 @@ def halves(batch: TrainingBatch) -> list[TrainingBatch]:
 
 
 def rows_in(batch: TrainingBatch) -> list[TrainingRow]:
-    """The tokens of each row; what is known of them beside stays in the batch."""
+    """Return the tokens of each row. What else is known about them stays in the batch."""
     rows = []
     for inputs, targets, mask in zip(batch.inputs_BT.tolist(), batch.targets_BT.tolist(), batch.mask_BT.tolist()):
         before = mask.index(True)
@@ -242,6 +244,6 @@ def _pad(rows: Sequence[Sequence[float]], width: int, filler: float) -> Tensor:
 
 
 def idle_row(group: ScoredGroup) -> TrainingRow:
-    """A row without weight, for a rank with nothing to train on."""
+    """Return a row without weight, for a rank that has nothing to train on."""
     shortest = min(group.completions, key=lambda completion: len(completion.tokens))
     return TrainingRow(group.prompt.tokens, shortest.tokens, shortest.logprobs, advantage=0.0, weight=0.0)

@@ -25,7 +25,7 @@ ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Coefficient:
-    """The price of a unit of KL: fixed, or steered towards a target (Ziegler et al. 2019)."""
+    """The price of a unit of KL, which is fixed or steered towards a target (Ziegler et al. 2019)."""
 
     GAIN = 0.1
     LARGEST_ERROR = 0.2  # so a step changes the coefficient by 2 % at most
@@ -35,7 +35,7 @@ class Coefficient:
         self.value = settings.coef
 
     def observe(self, measured: float) -> None:
-        """The mean KL of a token in the step that is over."""
+        """Adapt the coefficient to the mean KL per token of the step that has ended."""
         if self.target is not None:
             error = measured / self.target - 1
             self.value *= 1 + self.GAIN * max(-self.LARGEST_ERROR, min(self.LARGEST_ERROR, error))

@@ -27,7 +27,7 @@ CHUNK_BYTES = 64 * 2**20  # of fp32 logits at once; about three such tensors are
 
 
 class LogProbs(nn.Module):
-    """A causal language model as the training step sees it: a batch in, log-probs and entropies out."""
+    """A causal language model as the training step sees it: it takes a batch and returns log-probs and entropies."""
 
     def __init__(
         self, model: Any, temperature: float, train_entropy: bool = False, flat: bool = True, offload: bool = False
@@ -46,47 +46,50 @@ class LogProbs(nn.Module):
     def forward(self, batch: TrainingBatch) -> Scores:
         return Scores(*(self._from_line(batch) if self.is_flat else self._from_rows(batch)))
 
-    def _kept(self) -> AbstractContextManager[Any]:
-        """Where the layers leave what the backward pass needs: under checkpointing, the input of each."""
-        return saved_tensors_hooks(_to_cpu, _back_again) if self.offload else nullcontext()
+    def _offloading(self) -> AbstractContextManager[Any]:
+        """Offload what the layers keep for the backward pass. With gradient checkpointing that is the input of each
+        layer.
+        """
+        return saved_tensors_hooks(_to_cpu, _to_device) if self.offload else nullcontext()
 
     def _from_line(self, batch: TrainingBatch) -> Iterator[Tensor]:
-        with self._kept():
+        with self._offloading():
             hidden_EH = last_hidden(self.backbone, batch)
         targets_E = batch.targets_BT.flatten()[batch.tree.edge_E]
         for values_E in self.output(hidden_EH, targets_E):
             yield values_E[batch.tree.edge_BT].where(batch.mask_BT, 0.0)
 
     def _from_rows(self, batch: TrainingBatch) -> Iterator[Tensor]:
-        with self._kept():
+        with self._offloading():
             hidden_BTH = self.backbone(batch.inputs_BT, use_cache=False).last_hidden_state
         hidden_NH, targets_N = hidden_BTH[batch.mask_BT], batch.targets_BT[batch.mask_BT]
         for values_N in self.output(hidden_NH, targets_N):
             yield torch.zeros_like(batch.mask_BT, dtype=values_N.dtype).masked_scatter(batch.mask_BT, values_N)
 
 
-class Kept(NamedTuple):
-    """A tensor that waits for the backward pass, and where it came from."""
+class Offloaded(NamedTuple):
+    """A tensor that waits for the backward pass, and the device that it came from."""
 
     tensor: Tensor
     device: torch.device
 
 
-def _to_cpu(tensor: Tensor) -> Kept:
-    """A copy in CPU memory. Parameters stay where they are: they are there anyway."""
+def _to_cpu(tensor: Tensor) -> Offloaded:
+    """Copy a tensor to CPU memory. Parameters stay on the device, where they are anyway."""
     if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
-        return Kept(tensor, tensor.device)
+        return Offloaded(tensor, tensor.device)
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    return Kept(copy.copy_(tensor), tensor.device)
+    return Offloaded(copy.copy_(tensor), tensor.device)
 
 
-def _back_again(kept: Kept) -> Tensor:
+def _to_device(kept: Offloaded) -> Tensor:
     return kept.tensor.to(kept.device, non_blocking=True)
 
 
 class Output(nn.Module):
-    """From hidden states to values. The weight of the output layer is a parameter of this module as well, so that an
-    engine that splits weights (ZeRO-3) gathers it here, once: ranks have more or fewer chunks."""
+    """The output layer with its log-probs. Its weight is a parameter of this module too, so that an engine that splits
+    weights (ZeRO-3) gathers it once: the ranks have more or fewer chunks.
+    """
 
     def __init__(self, head: Head, temperature: float, train_entropy: bool) -> None:
         super().__init__()
@@ -102,7 +105,7 @@ class Output(nn.Module):
 def chunked(
     head: Head, hidden_NH: Tensor, targets_N: Tensor, temperature: float, train_entropy: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Log-prob of each target and entropy of its distribution, without a [tokens, vocabulary] tensor alive."""
+    """Return the log-prob of each target and the entropy of its distribution, never with all logits in memory."""
     if not any(parameter.requires_grad for parameter in head.layer.parameters()):
         return _FrozenHead.apply(hidden_NH, targets_N, head, temperature, train_entropy)
     pieces = [
@@ -120,6 +123,7 @@ def _chunks(head: Head, hidden_NH: Tensor, targets_N: Tensor) -> Iterator[tuple[
 def token_logprobs(
     head: Head, hidden_NH: Tensor, targets_N: Tensor, temperature: float, train_entropy: bool
 ) -> tuple[Tensor, Tensor]:
+    """Return the log-prob of each target, and the entropy of its distribution."""
     logits_NV = head.logits_NV(hidden_NH) / temperature
     normaliser_N = logits_NV.logsumexp(dim=-1)
     logprobs_N = logits_NV.gather(-1, targets_N[:, None])[:, 0] - normaliser_N
@@ -130,14 +134,14 @@ def token_logprobs(
 
 
 class _FrozenHead(torch.autograd.Function):
-    """Values and their gradients in one pass over the logits: two matrix products, and nothing is computed again."""
+    """Computes values and gradients in one pass over the logits, with two matrix products and no recomputation."""
 
     @staticmethod
     def forward(
         context: Any, hidden_NH: Tensor, targets_N: Tensor, head: Head, temperature: float, train_entropy: bool
     ) -> tuple[Tensor, Tensor]:
         wanted = (context.needs_input_grad[0], context.needs_input_grad[0] and train_entropy)
-        pieces = [_piece(head, *chunk, temperature, *wanted) for chunk in _chunks(head, hidden_NH, targets_N)]
+        pieces = [_score_chunk(head, *chunk, temperature, *wanted) for chunk in _chunks(head, hidden_NH, targets_N)]
         logprobs_N, entropy_N, *slopes = (torch.cat(parts) for parts in zip(*pieces, strict=True))
         context.save_for_backward(*slopes)
         if not train_entropy:
@@ -153,10 +157,10 @@ class _FrozenHead(torch.autograd.Function):
         return sum(parts[1:], parts[0]), None, None, None, None
 
 
-def _piece(
+def _score_chunk(
     head: Head, hidden_NH: Tensor, targets_N: Tensor, temperature: float, wants_slope: bool, wants_entropy_slope: bool
 ) -> tuple[Tensor, ...]:
-    """Log-prob, entropy, and as far as they are wanted, how both change with the hidden state."""
+    """Return log-prob and entropy of a chunk and, if they are wanted, their gradients by the hidden state."""
     logits_NV = head.logits_NV(hidden_NH)
     steepness_NV = None if head.cap is None else 1 - (logits_NV / head.cap).square()  # of the cap
     logits_NV.div_(temperature)
@@ -167,7 +171,7 @@ def _piece(
     found = [(chosen_N1 - normaliser_N1)[:, 0], entropy_N1[:, 0]]
 
     def through_the_head(slope_NV: Tensor) -> Tensor:
-        """From the tempered logits back to the hidden state."""
+        """Take a gradient by the tempered logits back to the hidden state."""
         slope_NV = slope_NV if steepness_NV is None else slope_NV * steepness_NV
         return slope_NV.to(hidden_NH.dtype) @ head.layer.weight * (head.scale / temperature)
 
@@ -184,7 +188,10 @@ def _piece(
 
 @torch.no_grad()
 def _refuse_unknown_head(backbone: Any, head: Head, model: Any) -> None:
-    """Eight tokens through the model and through its parts: a family that does more to its logits is scored wrongly."""
+    """Raise if eight tokens through the model differ from the same through its parts.
+
+    A model family that does more to its logits would be scored wrongly.
+    """
     tokens_1T = torch.arange(8, device=model.device)[None] % head.layer.weight.shape[0]
     logits_NV = head.logits_NV(backbone(tokens_1T, use_cache=False).last_hidden_state[0])
     expected_NV = model(tokens_1T, use_cache=False).logits[0].float()

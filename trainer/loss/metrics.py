@@ -13,7 +13,7 @@ from trainer.watch.tally import LARGEST, Tally
 
 
 def tally_batch(tally: Tally, batch: TrainingBatch, scores: Scores, settings: Algorithm) -> None:
-    """What the training pass says, token by token: entropy, and how far the policy is from all the others."""
+    """Count what a training pass shows, token by token: entropy, and the distance of the policy from the others."""
     counted_BT, rows_B, now_BT = batch.counted_BT, batch.weights_B > 0, scores.logprobs_BT.detach()
     assert batch.old_logprobs_BT is not None, "the first pass over a batch stores them"
     if not counted_BT.any():
@@ -25,10 +25,10 @@ def tally_batch(tally: Tally, batch: TrainingBatch, scores: Scores, settings: Al
     advantages_BT = batch.advantages_B[:, None].expand_as(counted_BT)
     sums = {
         "entropy": scores.entropy_BT.detach()[counted_BT],
-        **_of_the_sampler((batch.old_logprobs_BT - batch.sampled_logprobs_BT)[counted_BT]),
+        **_sampler_metrics((batch.old_logprobs_BT - batch.sampled_logprobs_BT)[counted_BT]),
         "sampler_ratio/raw": mismatch_BT[counted_BT],
         "sampler_ratio/corrected": correction(mismatch_BT, settings.correction)[counted_BT],
-        **_of_the_update(moved_BT[counted_BT].exp(), advantages_BT[counted_BT], settings),
+        **_ratio_metrics(moved_BT[counted_BT].exp(), advantages_BT[counted_BT], settings),
     }
     if batch.reference_logprobs_BT is not None:
         sums["kl"] = ESTIMATORS[settings.kl.estimator]((now_BT - batch.reference_logprobs_BT)[counted_BT])
@@ -38,15 +38,15 @@ def tally_batch(tally: Tally, batch: TrainingBatch, scores: Scores, settings: Al
         tally.add(name, value, len(values))
 
 
-def _of_the_sampler(apart_N: Tensor) -> dict[str, Tensor]:
-    """The policy that answered against the log-probs that came with the answers; the KL is the k3 estimate."""
+def _sampler_metrics(apart_N: Tensor) -> dict[str, Tensor]:
+    """Compare the policy that answered with the log-probs that came with the answers. The KL is the k3 estimate."""
     size_N = apart_N.abs()
     divergence_N = apart_N.expm1() - apart_N
     return {"sampler_difference": size_N, f"sampler_difference{LARGEST}": size_N, "sampler_kl": divergence_N}
 
 
-def _of_the_update(ratio_N: Tensor, advantages_N: Tensor, settings: Algorithm) -> dict[str, Tensor]:
-    """The policy now against the one that answered, and how often the clip on the side of the advantage is passed."""
+def _ratio_metrics(ratio_N: Tensor, advantages_N: Tensor, settings: Algorithm) -> dict[str, Tensor]:
+    """Compare the policy with the one that answered; count how often the clip on the advantage's side is exceeded."""
     low_N = (ratio_N < 1 - settings.clip_low) & (advantages_N < 0)
     high_N = (ratio_N > 1 + settings.clip_high) & (advantages_N > 0)
     return {"ratio": ratio_N, f"ratio{LARGEST}": ratio_N, "clipped/low": low_N, "clipped/high": high_N}

@@ -18,7 +18,7 @@ from trainer.records import Scores, TrainingBatch
 
 
 class PolicyTerms(NamedTuple):
-    """What a loss is made of. `old_logprobs_BT` is the policy that answered, without gradient."""
+    """What a loss is computed from. `old_logprobs_BT` belongs to the policy that answered and has no gradient."""
 
     logprobs_BT: Tensor
     old_logprobs_BT: Tensor
@@ -28,28 +28,28 @@ class PolicyTerms(NamedTuple):
 
 
 def reinforce(terms: PolicyTerms, settings: Algorithm) -> Tensor:
-    """-R log pi, with the raw reward."""
+    """Return -R log pi, with the raw reward."""
     return -terms.rewards_B[:, None] * terms.logprobs_BT
 
 
 def reinforce_baseline(terms: PolicyTerms, settings: Algorithm) -> Tensor:
-    """-A log pi."""
+    """Return -A log pi."""
     return -terms.advantages_B[:, None] * terms.logprobs_BT
 
 
 def grpo_clip(terms: PolicyTerms, settings: Algorithm) -> Tensor:
-    """-min(ratio A, clip(ratio) A) for each token, with ratio = pi / pi_old: the pessimistic one of the two."""
+    """Return -min(ratio A, clip(ratio) A) for each token, with ratio = pi / pi_old."""
     return pessimistic((terms.logprobs_BT - terms.old_logprobs_BT).exp(), terms.advantages_B, settings)
 
 
 def gspo(terms: PolicyTerms, settings: Algorithm) -> Tensor:
-    """The same with one ratio for the whole answer: the geometric mean of those of its tokens."""
+    """Return the same as `grpo_clip` with one ratio per answer, the geometric mean of the ratios of its tokens."""
     ratio_B1 = mean_over_row(terms.logprobs_BT - terms.old_logprobs_BT, terms.mask_BT).exp()
     return pessimistic(ratio_B1, terms.advantages_B, settings).expand_as(terms.logprobs_BT)
 
 
 def cispo(terms: PolicyTerms, settings: Algorithm) -> Tensor:
-    """-clip(ratio) A log pi, the clipped ratio being a mere weight: no token loses its gradient."""
+    """Return -clip(ratio) A log pi. The clipped ratio is only a weight, so no token loses its gradient."""
     ratio_BT = (terms.logprobs_BT - terms.old_logprobs_BT).exp().detach()
     weight_BT = ratio_BT.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     return -weight_BT * terms.advantages_B[:, None] * terms.logprobs_BT
@@ -65,7 +65,10 @@ LOSSES: dict[str, Callable[[PolicyTerms, Algorithm], Tensor]] = {
 
 
 def pessimistic(ratio: Tensor, advantages_B: Tensor, settings: Algorithm) -> Tensor:
-    """Dual clip bounds the ratio from above; a good answer is held by the first bound already."""
+    """Return the larger of the clipped and the unclipped loss.
+
+    Dual clip bounds the ratio from above; the first bound does that already for an answer with a positive advantage.
+    """
     clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     bounded = ratio if settings.dual_clip is None else ratio.clamp(max=settings.dual_clip)
     advantages_B1 = advantages_B[:, None]
@@ -73,11 +76,15 @@ def pessimistic(ratio: Tensor, advantages_B: Tensor, settings: Algorithm) -> Ten
 
 
 def mean_over_row(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return the mean of each row over its completion tokens."""
     return (values_BT * mask_BT).sum(dim=1, keepdim=True) / mask_BT.sum(dim=1, keepdim=True)
 
 
 def mismatch(old_BT: Tensor, sampled_BT: Tensor, mask_BT: Tensor, settings: Correction) -> Tensor:
-    """Probability under the policy that answered / under the sampler: they differ by the rounding of two programs."""
+    """Return the probability under the policy that answered, divided by that under the sampler.
+
+    The two differ by the rounding of two programs, or by an update if the answers were sampled ahead.
+    """
     apart_BT = old_BT - sampled_BT
     if settings.level == "sequence":
         return mean_over_row(apart_BT, mask_BT).exp().expand_as(apart_BT)
@@ -85,7 +92,7 @@ def mismatch(old_BT: Tensor, sampled_BT: Tensor, mask_BT: Tensor, settings: Corr
 
 
 def correction(ratio_BT: Tensor, settings: Correction) -> Tensor:
-    """The ratio as a weight: not above the cap, or nothing above the cap."""
+    """Return the ratio as a weight: truncated at the cap, or 0 above it."""
     if settings.level == "none":
         return torch.ones_like(ratio_BT)
     if settings.mode == "mask":
@@ -94,7 +101,7 @@ def correction(ratio_BT: Tensor, settings: Correction) -> Tensor:
 
 
 def objective(scores: Scores, batch: TrainingBatch, settings: Algorithm, kl_coef: float) -> Tensor:
-    """The loss of each token: the chosen one, corrected for the sampler, with what else the settings ask for."""
+    """Return the loss of each token: the chosen objective, corrected for the sampler, plus KL and entropy terms."""
     assert batch.old_logprobs_BT is not None, "the first pass over a batch stores them"
     old_BT, mask_BT = batch.old_logprobs_BT, batch.mask_BT
     terms = PolicyTerms(scores.logprobs_BT, old_BT, mask_BT, batch.advantages_B, batch.rewards_B)
@@ -111,5 +118,5 @@ def objective(scores: Scores, batch: TrainingBatch, settings: Algorithm, kl_coef
 
 
 def total(loss_BT: Tensor, batch: TrainingBatch, divisor: float) -> Tensor:
-    """The share of this micro-batch in the loss of the step: the weighted sum over its completion tokens / divisor."""
+    """Return this micro-batch's share of the loss of the step: a weighted sum over tokens, over the divisor."""
     return (loss_BT * batch.mask_BT * batch.weights_B[:, None]).sum() / divisor

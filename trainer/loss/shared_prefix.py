@@ -33,9 +33,11 @@ class Layout(NamedTuple):
     source_N: Tensor  # which of the places of all prompts, then of all answers, computes a token of the line
 
     def rows(self, line_1HND: Tensor, index: Tensor) -> Tensor:
+        """Lay the line out in rows."""
         return line_1HND[0].transpose(0, 1)[index].transpose(1, 2)
 
     def line(self, *rows: Tensor) -> Tensor:
+        """Put rows back into the line."""
         return torch.cat([part.flatten(0, 1) for part in rows])[self.source_N][None]
 
 
@@ -61,20 +63,20 @@ def layout_of(batch: TrainingBatch) -> Layout:
         prompts_PT,
         answers_AC,
         keys_AK=torch.cat([prompts_PT[own_prompt_B[answers]], answers_AC], dim=1),
-        mask_ACK=_seen(in_prompt_PT[own_prompt_B[answers]], longest),
+        mask_ACK=_answer_mask(in_prompt_PT[own_prompt_B[answers]], longest),
         source_N=torch.where(in_answer_N, of_answer_N, of_prompt_N),
     )
 
 
-def _seen(in_prompt_AT: Tensor, answer: int) -> Tensor:
-    """Each token of an answer sees its whole prompt and the answer up to itself."""
+def _answer_mask(in_prompt_AT: Tensor, answer: int) -> Tensor:
+    """Return the mask with which each token of an answer sees its whole prompt and the answer up to itself."""
     before_CC = torch.ones(answer, answer, dtype=torch.bool, device=in_prompt_AT.device).tril()
     rows = len(in_prompt_AT)
     return torch.cat([in_prompt_AT[:, None].expand(-1, answer, -1), before_CC.expand(rows, -1, -1)], dim=2)
 
 
 def last_hidden(backbone: Any, batch: TrainingBatch) -> Tensor:
-    """The last hidden state before each completion token of the tree."""
+    """Return the last hidden state before each completion token of the tree."""
     tree, width = batch.tree, batch.inputs_BT.shape[1]
     hidden_1NH = backbone(
         batch.inputs_BT.flatten()[tree.line_N][None],
@@ -87,11 +89,11 @@ def last_hidden(backbone: Any, batch: TrainingBatch) -> Tensor:
 
 
 def make_flat(model: Any) -> bool:
-    """Teach a model to work on a line of tokens; False, and nothing changed, where that would not be exact."""
+    """Teach a model to work on a line of tokens. Return False and change nothing if that would not be exact."""
     below = model.config._attn_implementation
     if below.startswith(PREFIX):
         return True
-    if below not in BELOW or _looks_back_only_so_far(model.config.get_text_config()):
+    if below not in BELOW or _has_sliding_window(model.config.get_text_config()):
         return False
     model.set_attn_implementation(f"{PREFIX}{below}")
     if _is_exact(model):
@@ -100,8 +102,8 @@ def make_flat(model: Any) -> bool:
     return False
 
 
-def _looks_back_only_so_far(config: Any) -> bool:
-    """Attention with a window needs a mask. Qwen2 names a window that it does not use."""
+def _has_sliding_window(config: Any) -> bool:
+    """Return True for attention with a window, which needs a mask. Qwen2 names a window that it does not use."""
     kinds = getattr(config, "layer_types", None)
     if kinds:
         return set(kinds) != {"full_attention"}
@@ -110,7 +112,10 @@ def _looks_back_only_so_far(config: Any) -> bool:
 
 @torch.no_grad()
 def _is_exact(model: Any) -> bool:
-    """Two short answers to one prompt, both ways: a family with an attention of its own kind is left alone."""
+    """Return True if two short answers to one prompt give the same hidden states in rows and in a line.
+
+    A model family with an attention of its own kind does not.
+    """
     batch = to_tensors([_answer(3, 4, 5), _answer(3, 6, 7, 8)], pad_token=0).to(model.device)
     backbone = model.get_decoder()
     rows_BTH = backbone(batch.inputs_BT, use_cache=False).last_hidden_state

@@ -53,6 +53,7 @@ class Run(NamedTuple):
 
 
 def build(request: Request) -> Run:
+    """Put a run together from its configuration."""
     config = request.config
     config.refuse_idle(distributed.world_size())
     task = make_task(config.task)
@@ -100,7 +101,7 @@ def open_record(request: Request, folder: Path, first_step: int, total_steps: in
 
 
 def make_policy(config: Config, total_steps: int) -> Any:
-    """What is trained, inside its engine."""
+    """Load the model, add the adapter, and start the engine."""
     from trainer.model.lora import add_adapter
     from trainer.step.engine import DeepSpeedPolicy
 
@@ -112,7 +113,7 @@ def make_policy(config: Config, total_steps: int) -> Any:
 
 
 def around(config: Config, source: Source, model: Any, tokenizer: Any, folder: Path, say: Say) -> Outside:
-    """What an engine outside needs to know of this model."""
+    """Return what an engine outside needs to know about this model."""
     context = context_of(model) or config.prompt.max_tokens + config.rollout.max_new_tokens
     return Outside(
         config,
@@ -128,8 +129,10 @@ def around(config: Config, source: Source, model: Any, tokenizer: Any, folder: P
 
 
 def make_samplers(run: Outside, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
-    """For training and for evaluation: the same without shortcuts. Copies of weights that are split over the ranks
-    would be as large as what splitting saves."""
+    """Return the samplers for training and for evaluation, which is the same without shortcuts.
+
+    Copies of weights that are split over the ranks would be as large as what splitting saves.
+    """
     if outside := make_outside(run):
         return outside, outside
     choose = partial(make_sampler, run.config.rollout, model, run.tokenizer, run.stop_tokens, warn)
@@ -138,18 +141,18 @@ def make_samplers(run: Outside, model: Any, warn: Say, copies: bool) -> tuple[Sa
 
 
 def samples_outside(sampler: Sampler) -> bool:
-    """With a copy of the model, which may differ from the one that is trained."""
+    """Return True if the sampler has a copy of the model, which may differ from the one that is trained."""
     return not isinstance(sampler, (DecodeSampler, HfSampler))
 
 
 def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:
-    """What is too long is answered now, not when its turn comes. Only the longest in characters are counted."""
+    """Return the longest prompt, so that one that is too long is an error now. Only the longest texts are tokenised."""
     candidates = heapq.nlargest(64, problems, key=lambda problem: len(problem.question))
     return max(map(prompter.prompt, candidates), key=lambda prompt: len(prompt.tokens))
 
 
 def report_data(folder: Path, screen: Screen, task: Task, training: int, too_long: int, held_out: int) -> None:
-    """What was read and what was left out, on the screen and in the run folder."""
+    """Say what was read and what was left out, on the screen and in the run folder."""
     said = notes(task)
     if too_long:
         said.append(f"training problems left out because they are longer than prompt.max_tokens: {too_long}")
@@ -161,6 +164,7 @@ def report_data(folder: Path, screen: Screen, task: Task, training: int, too_lon
 
 
 def held_out_prompts(config: Config, task: Task, prompter: Prompter) -> list[Any]:
+    """Return the prompts of the evaluation."""
     if not config.eval.problems:
         return []
     return [prompter.prompt(problem) for problem in prompter.fitting(evaluation_problems(task, config.eval.problems))]
@@ -174,7 +178,7 @@ def evaluate_model(
     draws: Draws | None = None,
     outside: Sampler | None = None,
 ) -> Evaluation:
-    """A model that is not being trained, on the held-out problems of the configuration; `outside` has it, too."""
+    """Evaluate a model that is not being trained on the held-out problems. If given, `outside` samples from it."""
     task = make_task(config.task)
     prompter = Prompter(tokenizer, config.prompt, task)
     stops = stop_tokens(tokenizer, model)
@@ -186,6 +190,7 @@ def evaluate_model(
 
 @contextmanager
 def process_group(config: Config) -> Iterator[None]:
+    """Join the ranks of the run, and name the one that is missing when a collective fails."""
     distributed.connect(config.engine.timeout_s, config.engine.connect_s)
     shared = None if distributed.on_gpu() else max(1, len(os.sched_getaffinity(0)) // distributed.ranks_here())
     if threads := config.run.threads or shared:

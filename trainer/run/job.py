@@ -36,6 +36,7 @@ WHAT_IT_IS = {
 
 
 def run(request: Request) -> None:
+    """Train, export, merge, evaluate, and report."""
     no_progress_bars()
     distributed.refuse_an_idle_card()
     with explained(), assemble.process_group(request.config):
@@ -54,7 +55,7 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[
     evaluations: list[Evaluation] = []
     try:
         _introduce(run, request)
-        _look_ahead(config, run)
+        _rehearse_and_check(config, run)
         if evaluator.held_out:
             with record.stopping.timing_an_evaluation():
                 evaluations.append(_evaluate_base(run))
@@ -66,7 +67,7 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[
     finally:
         run.rollouts.close()
         record.close()
-    for line in _of_the_best(config, evaluator.course, record.total_steps):
+    for line in _best_step(config, evaluator.course, record.total_steps):
         record.screen.say(line)
     with record.stopping.exporting():
         _export(config, run.updater.policy, record.folder)
@@ -83,7 +84,7 @@ def _export(config: Config, policy: Policy, folder: Path) -> None:
         distributed.barrier()
 
 
-def _look_ahead(config: Config, run: Run) -> None:
+def _rehearse_and_check(config: Config, run: Run) -> None:
     """Find now what would go wrong later: too little memory, or a sampler that has another model."""
     outside = assemble.samples_outside(run.rollouts.sampler)
     if run.record.first_step < run.record.total_steps:
@@ -105,7 +106,7 @@ def _evaluate_base(run: Run) -> Evaluation:
     return base
 
 
-def _of_the_best(config: Config, course: Course, total_steps: int) -> Iterator[str]:
+def _best_step(config: Config, course: Course, total_steps: int) -> Iterator[str]:
     """Say which step was the best, if it was not the last, and why the run ended early."""
     kept = course.kept
     if not course.milestones or kept is None:
@@ -122,7 +123,7 @@ def _of_the_best(config: Config, course: Course, total_steps: int) -> Iterator[s
 
 
 def _merge_and_evaluate(config: Config, folder: Path, screen: Screen) -> list[Evaluation]:
-    """The merged model has the clean base, so it may be larger than a quantised one that was trained over."""
+    """Merge the adapter into the clean base, which may be larger than the quantised one that was trained over."""
     device = distributed.device()
     dtype = resolve_dtype(config.model.dtype, device)
     if distributed.is_main():
@@ -157,7 +158,7 @@ def _introduce(run: Run, request: Request) -> None:
 
 
 def conclude(request: Request, folder: Path, screen: Screen, evaluations: Sequence[Evaluation]) -> None:
-    """The table, the verdict, and where everything is."""
+    """Print the table, the verdict, and where everything is."""
     said = []
     if evaluations:
         results.write(folder, results.settings_of(request.config), evaluations)

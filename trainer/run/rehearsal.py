@@ -23,8 +23,9 @@ PLANNED = {"rollout": "rollout", "loss": "score", "step": "backward"}
 
 
 def report(config: Config, longest_prompt: int, peaks: Mapping[str, Peak], card: int, outside: bool) -> str | None:
-    """What was measured on a card of so many bytes beside its plan; None for a family that is not planned for. An
-    engine outside that samples is not rehearsed."""
+    """Compare the memory measured on a card of `card` bytes with the plan; None for a family that is not planned for.
+    With `outside`, another engine samples, which is not rehearsed.
+    """
     try:
         shape = shape_of(config.model.name, config.model.revision)
     except ModelError:

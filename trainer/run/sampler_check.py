@@ -36,12 +36,13 @@ def differences_of(run: Run) -> dict[str, list[float]]:
 
 
 def judge(apart: Mapping[str, Sequence[float]], limit: float, say: Say) -> None:
+    """Report the differences of each sampler, and raise if one has another model."""
     for name, of_one in apart.items():
         _judge(name, of_one, limit, say)
 
 
 def _judge(name: str, apart: Sequence[float], limit: float, say: Say) -> None:
-    """What to make of the differences of single tokens."""
+    """Report the differences of single tokens, and raise if their mean is above the limit."""
     mean, most = sum(apart) / len(apart), max(apart)
     found = f"the log-probs of {name} and trainer differ by {mean:.1e} in the mean of {len(apart)} tokens"
     say(f"rollout: {found}, by {most:.1e} at most")
@@ -57,7 +58,7 @@ def _judge(name: str, apart: Sequence[float], limit: float, say: Say) -> None:
 def of_each(
     measure: Measure, packer: Packer, device: Any, sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling
 ) -> dict[str, list[float]]:
-    """Of some tokens on every rank, by the name of what samples. All ranks call it."""
+    """Return the differences of the log-probs of some tokens of every rank, for each sampler. Every rank calls it."""
     few = prompts[:PROMPTS]
     return {name: _differences(measure, packer, device, one, few, sampling) for name, one in sampler.each().items()}
 
@@ -69,7 +70,7 @@ def _differences(
     groups = dict(sampler.sample(prompts, sampling))
     share = TOKENS // len(groups)  # the beginning of an answer, so that one long answer is not all that is seen
     rows: list[TrainingRow] = []
-    for index, one in _in_turn(groups):
+    for index, one in _interleaved(groups):
         rows.append(TrainingRow(prompts[index].tokens, one.tokens[:share], one.logprobs[:share], advantage=0.0))
         if sum(len(row.completion) for row in rows) >= TOKENS:
             break
@@ -79,7 +80,7 @@ def _differences(
     return [difference for of_rank in distributed.gather(apart[:TOKENS]) for difference in of_rank]
 
 
-def _in_turn(groups: Mapping[int, Sequence[Completion]]) -> list[tuple[int, Completion]]:
-    """The first answer of each group, then the second of each."""
+def _interleaved(groups: Mapping[int, Sequence[Completion]]) -> list[tuple[int, Completion]]:
+    """Return the first answer of each group, then the second of each, and so on."""
     indices = sorted(groups)
     return [pair for of_each in zip(*(groups[index] for index in indices)) for pair in zip(indices, of_each)]

@@ -25,7 +25,7 @@ from trainer.ranks import distributed
 
 
 class Stateful(Protocol):
-    """What a run has learned beside the weights, the same on every rank."""
+    """What a run has learned beside the weights. It is the same on every rank."""
 
     def state(self) -> dict[str, Any]: ...
 
@@ -33,7 +33,7 @@ class Stateful(Protocol):
 
 
 def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Mapping[str, Stateful]) -> None:
-    """Every rank calls it, after `step` updates."""
+    """Save a checkpoint after `step` updates. Every rank calls it."""
     final = run_folder / "checkpoints" / f"step_{step:06d}"
     partial, before = final.with_name(f"{final.name}.partial"), _whole(final.parent)[-1:]
     goes_on = f"goes on from {before[0].name}" if before else "begins anew"
@@ -60,7 +60,9 @@ def _write(policy: Policy, partial: Path, step: int, learned: Mapping[str, State
 
 
 def latest(run_folder: Path) -> Path | None:
-    """The one that `latest` names, else the newest whole one; an error when there were some and none is left."""
+    """Return the checkpoint that `latest` names, else the newest complete one. Raise if there were some and none is
+    left.
+    """
     folder = run_folder / "checkpoints"
     link, whole = folder / "latest", _whole(folder)
     if link.exists():
@@ -71,7 +73,7 @@ def latest(run_folder: Path) -> Path | None:
 
 
 def resume(policy: Policy, run_folder: Path, learned: Mapping[str, Stateful]) -> int:
-    """Load the last whole checkpoint, if there is one; the number of updates that are done."""
+    """Load the last complete checkpoint, if there is one, and return the number of updates that are done."""
     folder = latest(run_folder)
     if folder is None:
         return 0

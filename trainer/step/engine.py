@@ -32,7 +32,7 @@ PATIENCE = {"fp16": 24}  # fp16 starts with a loss scale of 2 ** 16 and halves i
 
 
 class DeepSpeedPolicy:
-    """The model inside the engine. One `update` is one reduction over the ranks and one step."""
+    """The model inside the DeepSpeed engine. Each update is one reduction over the ranks and one optimizer step."""
 
     def __init__(self, model: Any, config: Config, dtype: str, total_steps: int) -> None:
         self.model = model
@@ -53,7 +53,7 @@ class DeepSpeedPolicy:
             trained=sum(parameter.numel() for parameter in self.trainable),
         )
         if not distributed.on_gpu():
-            _use_gloo_as_it_is()
+            _skip_building_operators()
         self.splits_weights = ds_config.splits_weights(settings["zero_optimization"])
         self.is_gathered = False
         algorithm, flat = config.algorithm, config.optim.layout == "flat"
@@ -66,7 +66,7 @@ class DeepSpeedPolicy:
             config=settings,
             dist_init_required=False,
         )
-        self.engine.module.register_state_dict_post_hook(_only_what_is_trained)
+        self.engine.module.register_state_dict_post_hook(_keep_trained)
         # both with the values as the engine has rounded them
         with self._whole(self.trainable):
             self.trained = make_trained(model, config, dtype)
@@ -74,13 +74,14 @@ class DeepSpeedPolicy:
 
     @property
     def is_flat(self) -> bool:
-        """Each token goes through the layers once, see `loss/shared_prefix.py`."""
+        """True if each token goes through the layers once, see `loss/shared_prefix.py`."""
         return bool(self.engine.module.is_flat)
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Where weights are split over the ranks: all of them on each rank, for work that differs from rank to rank,
-        such as sampling. Every rank enters and leaves, and nothing is trained inside."""
+        """Have all weights on every rank if they are split, for work that differs from rank to rank, such as sampling.
+        Every rank enters and leaves, and nothing is trained inside.
+        """
         if not self.splits_weights or self.is_gathered:
             yield
             return
@@ -92,24 +93,25 @@ class DeepSpeedPolicy:
                 self.is_gathered = False
 
     def _whole(self, parameters: Iterable[Tensor], writes: bool = False) -> AbstractContextManager[Any]:
-        """Some of the weights on each rank, for reading, or for writing to them alike on all ranks."""
+        """Gather some of the weights on every rank, for reading, or for writing the same values on all ranks."""
         is_needed = self.splits_weights and not self.is_gathered
         return GatheredParameters(parameters, modifier_rank=0 if writes else None, enabled=is_needed)
 
     def score(self, batch: TrainingBatch) -> Scores:
         # whose forward would hang its hooks on what comes back, or gather what is there
+        """Return log-probs and entropies that have a gradient."""
         beside_the_engine = self._collected is not None or self.is_gathered
         scores: Scores = self.engine.module(batch) if beside_the_engine else self.engine(batch)
         return scores
 
     @torch.no_grad()
     def measure(self, batch: TrainingBatch) -> Scores:
-        """Scores without gradient, in the precision of the pass that they are compared with."""
+        """Return scores without a gradient, in the precision of the pass that they are compared with."""
         with gradient_regularisation.in_fp32(self.trainable if self.config.algorithm.gradreg.strength else []):
             return self.score(batch)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a share of the step's loss. The engine averages over ranks, the loss wants the sum."""
+        """Add the gradient of a share of the step's loss. The engine averages over ranks; the loss wants the sum."""
         if self._collected is not None:
             self._collect(loss)
         else:
@@ -133,7 +135,7 @@ class DeepSpeedPolicy:
         return Update(norm, rate, self.engine.optimizer.overflow, measured)
 
     def rehearse(self, gradient: Callable[[], None]) -> None:
-        """All of an update but its step: nothing has changed afterwards. Every rank calls it."""
+        """Do everything that an update does except its step. Every rank calls it, and nothing changes."""
         if self.config.algorithm.gradreg.strength:
             with gradient_regularisation.in_fp32(self.trainable):
                 self._whole_gradient(gradient, displaced=False)
@@ -177,7 +179,7 @@ class DeepSpeedPolicy:
         return {f"gradreg/{name}": value for name, value in (norms | {"strength": strength}).items()}
 
     def _whole_gradient(self, gradient: Callable[[], None], displaced: bool) -> gradient_regularisation.Gradient:
-        """What `gradient` adds up, over all ranks, without the engine's hooks: the engine sees one backward a step."""
+        """Return what `gradient` adds up over all ranks, without the engine's hooks."""
         self._collected = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in self.trainable]
         self.is_displaced = displaced
         try:
@@ -202,12 +204,12 @@ class DeepSpeedPolicy:
 
     @property
     def version(self) -> int | None:
-        """Updates behind what the model computes now; None while that is the base."""
+        """How many updates the model that computes now has seen; None while that is the base model."""
         return None if self._is_base else int(self.engine.global_steps)
 
     @contextmanager
     def as_base(self) -> Iterator[None]:
-        """The model as it was before the first update."""
+        """Compute as the model did before the first update."""
         self._is_base = True
         try:
             with self.gathered(), self.trained.as_base(self.engine.global_steps):
@@ -217,24 +219,23 @@ class DeepSpeedPolicy:
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """What the KL is measured against."""
+        """Compute as the model that the KL is measured against."""
         with self.gathered(), self.reference.swapped_in() if self.reference else self.as_base():
             yield
 
     def refresh_reference(self, step: int) -> None:
-        """At the start of a step: the policy becomes the reference, if it is time."""
+        """Make the policy its own reference at the start of a step if `algorithm.kl.refresh` says so."""
         every = self.config.algorithm.kl.refresh
         if self.reference and every and step % every == 0:
             with self._whole(self.trainable):
                 self.reference.refresh()
 
     def export(self, folder: Path) -> None:
-        """What was trained, for other programs. Rank 0 calls it, while that is there whole."""
+        """Write what was trained for other programs. Rank 0 calls it while all weights are there."""
         self.trained.export(folder)
 
     def release(self) -> None:
-        """Give the memory back; the end of this policy. The engine has hooks that keep it alive, so that asking for it
-        to be forgotten would not do."""
+        """Free the memory. The engine's hooks keep the model alive, so dropping every reference to it is not enough."""
         self.engine.destroy()
         quantised.release(self.model)
         for tensor in (*self.model.parameters(), *self.model.buffers()):
@@ -243,7 +244,7 @@ class DeepSpeedPolicy:
             torch.cuda.empty_cache()
 
     def save(self, folder: Path) -> None:
-        """Optimizer state and trainable parameters; every rank calls it. A frozen base is not written."""
+        """Save optimizer state and trained parameters. Every rank calls it. A frozen base is not written."""
         moved = self.reference.values if self.reference and self.config.algorithm.kl.refresh else None
         state = {"start": self.trained.start(), "reference": moved}
         settings = {"tag": "engine", "save_latest": False}
@@ -254,6 +255,7 @@ class DeepSpeedPolicy:
                     self.export(folder / self.config.lora.product)
 
     def load(self, folder: Path) -> None:
+        """Load what `save` wrote."""
         path, state = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
         if path is None:
             raise CheckpointError(f"{folder}: it holds no engine state. Delete it to go on from the one before.")
@@ -265,18 +267,21 @@ class DeepSpeedPolicy:
 
 
 def _keeps_reference(config: Config) -> bool:
-    """An adapter has its base at hand; the weights of a whole model would be read again at every step."""
+    """Return True if the reference is kept as a copy.
+
+    An adapter's base is at hand; the original weights of a whole model would have to be read again at every step.
+    """
     kl = config.algorithm.kl
     return kl.refresh is not None or (kl.coef > 0 and not config.lora.enabled)
 
 
-def _only_what_is_trained(module: Any, state: dict[str, Any], *_: Any) -> None:
-    """DeepSpeed would write an output layer that is tied to the embedding, and the scales of quantised weights."""
+def _keep_trained(module: Any, state: dict[str, Any], *_: Any) -> None:
+    """Drop what DeepSpeed would also save: an output layer tied to the embedding, scales of quantised weights."""
     trained = {name for name, value in module.named_parameters(remove_duplicate=False) if value.requires_grad}
     for name in set(state) - trained:
         del state[name]
 
 
-def _use_gloo_as_it_is() -> None:
-    """On a CPU DeepSpeed compiles a shared-memory all-reduce for a minute: an empty table of ops says it cannot."""
+def _skip_building_operators() -> None:
+    """Tell DeepSpeed that it can build no operators: on a CPU it compiles an all-reduce for a minute."""
     deepspeed.ops.__compatible_ops__ = {}

@@ -31,7 +31,7 @@ class Regularised(NamedTuple):
 def regularised(
     gradient: Callable[[bool], Gradient], parameters: Sequence[Tensor], eps: float, strength: float
 ) -> Regularised:
-    """`gradient` is called at the parameters as they are, and, with True, a step of `eps` along their gradient."""
+    """Mix the gradient at the parameters with the one a step of `eps` along it; `gradient(True)` is called there."""
     first, first_norm = clipped(gradient(False))
     with displaced(parameters, first, eps):
         second, second_norm = clipped(gradient(True))
@@ -40,23 +40,23 @@ def regularised(
 
 
 def displaced(parameters: Sequence[Tensor], direction: Gradient, eps: float) -> AbstractContextManager[None]:
-    """The parameters moved along a direction, in their own precision; the very same tensors again afterwards."""
+    """Move the parameters along a direction, in their own precision, and restore the very same tensors afterwards."""
     moves = zip(parameters, direction, strict=True)
     return exchanged(parameters, [(one.data.float() + eps * part).to(one.dtype) for one, part in moves])
 
 
 def in_fp32(parameters: Sequence[Tensor]) -> AbstractContextManager[None]:
-    """The parameters in full precision: a step of 1e-3 along a gradient is lost in the eight bits of bf16."""
+    """Use the parameters in full precision: a step of 1e-3 along a gradient is lost in the eight bits of bf16."""
     return exchanged(parameters, [parameter.data.float() for parameter in parameters])
 
 
 def clipped(gradient: Gradient) -> tuple[Gradient, float]:
-    """The gradient with its norm bounded, and the norm that it had."""
+    """Return the gradient with its norm bounded, and the norm before."""
     norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in gradient])))
     scale = min(1.0, LARGEST_NORM / norm) if norm else 1.0
     return [part * scale for part in gradient], norm
 
 
 def strength_at(settings: GradReg, step: int) -> float:
-    """The strength at a step, counted from 0: it rises over the warm-up."""
+    """Return the strength at a step, counted from 0. It rises during the warm-up."""
     return settings.strength * min(1.0, (step + 1) / (settings.warmup + 1))

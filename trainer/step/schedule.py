@@ -8,7 +8,7 @@ from trainer.config.settings import Optim
 
 
 def schedule(settings: Optim, step: int, total_steps: int) -> float:
-    """Share of the peak learning rate at a step (counted from 0): a rising line, then the chosen descent."""
+    """Return the share of the peak learning rate at a step, counted from 0: a linear warm-up, then the chosen decay."""
     warmup = round(settings.warmup * total_steps)
     if step < warmup:
         return (step + 1) / (warmup + 1)

@@ -1,4 +1,4 @@
-"""What must not go on in silence: gradients that are not finite, an adapter that never moves, dead groups all night."""
+"""Warns about, or ends, a run that cannot learn: gradients not finite, an adapter that never moves, only dead groups."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trainer.records import TrainingRow
 from trainer.watch import memory_use
 
 DEAD_STEPS_IN_A_ROW = 50  # steps without a live group on any rank
-APART = 0.1  # mean difference of a token's log-prob between the sampler and the trainer that is worth a warning
-APART_IN_A_ROW = 3  # steps
-WHY_APART = (
+LARGE_DIFFERENCE = 0.1  # of a token's log-prob between sampler and trainer, in the mean, which is worth a warning
+STEPS_BEFORE_WARNING = 3
+LIKELY_REASONS = (
     "Likely reasons: the temperature is missing from the sampler's log-probs (vLLM with --logprobs-mode raw_logprobs), "
     "the sampler has an adapter of an earlier step, or another base, precision or quantisation. With rollout.ahead=1 "
     "one update is part of the difference: is algorithm.lr too high?"
@@ -25,7 +25,7 @@ WHY_APART = (
 
 
 class Health:
-    """Sees each step once."""
+    """Watches a run, step by step, and warns about or ends one that cannot be right."""
 
     def __init__(
         self, folder: Path, policy: Policy, warn: Callable[[str], None], fresh: bool, max_difference: float = 1.0
@@ -35,21 +35,21 @@ class Health:
         self.warn = warn
         self.creep = memory_use.Creep(memory_use.total())
         self.max_difference = max_difference
-        self.steps_apart = 0
-        # In a run that goes on, the rate may have fallen below what bf16 can show, rightly.
+        self.steps_with_difference = 0
+        # In a resumed run the learning rate may rightly have fallen below what bf16 can show.
         self.before_first_update = policy.fingerprint() if fresh else None
         self.bad_updates = 0
         self.dead_steps = 0
 
     def check(self, step: int, updates: Sequence[Any], rows: Sequence[TrainingRow]) -> None:
-        """`updates` is empty for a step without a live group."""
+        """Check the updates of a step. There are none in a step without a live group."""
         if text := self.creep.seen(step, memory_use.held()):
             self.warn(text)
         self.dead_steps = 0 if updates else self.dead_steps + 1
         for update in updates:
             self.bad_updates = self.bad_updates + 1 if update.skipped else 0
         if any(update.skipped for update in updates):
-            self._keep(step, rows)
+            self._keep_rows(step, rows)
         if self.dead_steps >= DEAD_STEPS_IN_A_ROW:
             raise TrainingError(
                 f"step {step}: no problem of the last {self.dead_steps} steps had answers to learn from. "
@@ -63,28 +63,28 @@ class Health:
                 f"{self.folder}/bad_update_*.json. Lower algorithm.lr, or use model.dtype=bf16 or fp32."
             )
         if any(not update.skipped and update.grad_norm > 0 for update in updates):
-            self._must_have_moved(step)
+            self._check_that_it_moved(step)
 
     def compare(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Does the sampler sample from the policy that is trained? Metrics are of all ranks, so all say the same."""
+        """Check that the sampler samples from the policy that is trained. Metrics are the same on all ranks."""
         apart = metrics.get("sampler_difference")
         if apart is None:  # nothing was trained on, so nothing was compared
             return
-        self.steps_apart = self.steps_apart + 1 if apart > APART else 0
+        self.steps_with_difference = self.steps_with_difference + 1 if apart > LARGE_DIFFERENCE else 0
         found = f"step {step}: the log-probs of sampler and trainer differ by {apart:.2f} in the mean of its tokens"
         if not apart <= self.max_difference:  # which holds for NaN, too
             limit = f"rollout.vllm.max_difference={self.max_difference:g}"
-            raise TrainingError(f"{found}, more than {limit}. {WHY_APART}").of_all()
-        if self.steps_apart == APART_IN_A_ROW:
-            self.warn(f"{found}, as in the {APART_IN_A_ROW - 1} steps before. {WHY_APART}")
+            raise TrainingError(f"{found}, more than {limit}. {LIKELY_REASONS}").of_all()
+        if self.steps_with_difference == STEPS_BEFORE_WARNING:
+            self.warn(f"{found}, as in the {STEPS_BEFORE_WARNING - 1} steps before. {LIKELY_REASONS}")
 
-    def _keep(self, step: int, rows: Sequence[TrainingRow]) -> None:
-        """What this rank trained on when the gradient was not finite."""
+    def _keep_rows(self, step: int, rows: Sequence[TrainingRow]) -> None:
+        """Write down what this rank trained on when the gradient was not finite."""
         path = self.folder / f"bad_update_step_{step:06d}_rank_{distributed.rank()}.json"
         path.write_text(json.dumps([asdict(row) for row in rows]))
 
-    def _must_have_moved(self, step: int) -> None:
-        """Once, after the first update."""
+    def _check_that_it_moved(self, step: int) -> None:
+        """Raise if the first update has changed nothing."""
         if self.before_first_update is not None and self.policy.fingerprint() == self.before_first_update:
             raise TrainingError(
                 f"step {step}: the update changed no trainable parameter, so this run would end without learning. "

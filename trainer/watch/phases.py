@@ -11,7 +11,7 @@ from trainer.watch import memory_use
 
 
 class Phases:
-    """Seconds spent in each word of the loop, and the most memory that was used at once."""
+    """Measures the seconds of each phase of a step, and the most memory that was in use at once."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)

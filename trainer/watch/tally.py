@@ -13,13 +13,13 @@ LARGEST = "/max"  # names that end so are maxima
 
 
 class Tally:
-    """Weighted sums by name; `means` turns them into metrics."""
+    """Holds weighted sums by name; `means` turns them into metrics."""
 
     def __init__(self) -> None:
         self.sums: Sums = {}
 
     def add(self, name: str, amount: float, weight: float = 1.0) -> None:
-        """`amount` is a sum over `weight` things."""
+        """Add a sum over `weight` things."""
         before, weighed = self.sums.get(name, (0.0, 0.0))
         if name.endswith(LARGEST):
             self.sums[name] = (max(before, float(amount)), 1.0)
@@ -35,7 +35,7 @@ class Tally:
             self.add(name, amount, weight)
 
     def means(self, gather: Callable[[Sums], list[Sums]]) -> dict[str, float]:
-        """Mean of each name over all ranks; `gather` brings the sums of every rank."""
+        """Return the mean of each name over all ranks; `gather` brings the sums of every rank."""
         together = Tally()
         for sums in gather(self.sums):
             together.merge(sums)
@@ -43,7 +43,7 @@ class Tally:
 
 
 def _with_deviations(means: dict[str, float]) -> dict[str, float]:
-    """`x/std` in place of the mean square `x/square`."""
+    """Replace the mean square `x/square` by the standard deviation `x/std`."""
     squares = {name.removesuffix("/square"): value for name, value in means.items() if name.endswith("/square")}
     rest = {name: value for name, value in means.items() if not name.endswith("/square")}
     return rest | {
@@ -52,7 +52,7 @@ def _with_deviations(means: dict[str, float]) -> dict[str, float]:
 
 
 def tally_groups(tally: Tally, groups: Iterable[ScoredGroup]) -> None:
-    """What the sampled answers say: reward, its parts, accuracy, length."""
+    """Count what the sampled answers show: reward and its parts, accuracy, length."""
     for group in groups:
         tally.add("dead_groups", group.is_dead)
         for completion, score in zip(group.completions, group.scores, strict=True):
@@ -67,7 +67,7 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup]) -> None:
 
 
 def metrics_of_updates(updates: Sequence[Update]) -> dict[str, float]:
-    """The same on all ranks: means over the updates of a step that were not skipped, and the rate of the last."""
+    """Return means over the updates of a step that were not skipped, and the last learning rate."""
     done = [update for update in updates if not update.skipped]
     metrics = {"lr": updates[-1].lr, "skipped": float(len(updates) - len(done))} if updates else {}
     if done:
