@@ -1,4 +1,4 @@
-"""Warns about, or ends, a run that cannot learn: gradients not finite, an adapter that never moves, only dead groups."""
+"""Warns about, or ends, a run that cannot learn: gradients not finite, adapters that never move, dead groups only."""
 
 from __future__ import annotations
 
