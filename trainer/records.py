@@ -1,6 +1,6 @@
-"""The records that travel through a step. Frozen, born complete, nothing filled in later.
+"""The records that travel through a step. They are frozen and complete when they are made.
 
-Axis letters, written behind a name instead of a shape comment:
+Axis letters, which end a name in place of a shape comment:
 
     P  problems of a step          B  rows of a micro-batch
     G  completions of a problem    T  token positions

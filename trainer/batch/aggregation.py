@@ -1,4 +1,4 @@
-"""loss: how the tokens of a step become one number.
+"""batch: how the tokens of a step become one number.
 
 The loss is a sum over tokens of weight x loss, divided once, by a number that belongs to the whole step: it is the same
 however the answers are dealt out over micro-batches and ranks.

@@ -1,4 +1,4 @@
-"""batch: rows of tokens, right-packed into micro-batches. The only file that shifts.
+"""batch: rows of tokens, right-packed into micro-batches. This is the only file that shifts.
 
 A row is prompt + completion. Inputs are all but its last token, targets all but its first, so position t predicts
 `targets_BT[:, t]`, and everything in a `TrainingBatch` is aligned to the targets.

@@ -1,4 +1,4 @@
-"""Where a training pass finds memory when it has run out: it is repeated with smaller micro-batches.
+"""batch: repeat a training pass that ran out of memory, with smaller micro-batches.
 
 The result is the same up to rounding, because a micro-batch is only a share of a sum. What was added up before memory
 ran out is forgotten: a backward pass that broke off has left a part of its gradient behind.

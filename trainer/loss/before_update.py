@@ -1,6 +1,6 @@
 """loss: what an objective has to know before the first update of a step moves the policy.
 
-Each forward pass here is made only where its result cannot be had otherwise:
+Each forward pass here is made only if its result cannot be had otherwise:
 
 - *old log-probs* are those of the first training pass over a batch. Only a batch that is trained on after another one
   has moved the policy is scored before.

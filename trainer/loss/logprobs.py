@@ -1,6 +1,6 @@
 """loss: log-probs and entropy of the completion tokens, chunk by chunk.
 
-The logits are the memory line of a consumer card: 151,936 entries a token in fp32 are 0.6 MB, and log-softmax with its
+Logits decide how much fits on a consumer card: 151,936 entries per token in fp32 are 0.6 MB, and log-softmax with its
 gradient makes three copies. Here only completion tokens go through the output layer, a chunk at a time. The log-prob of
 a token depends on the hidden state of that token alone, so while its logits are there, its gradient is worked out as
 well: a vector of the hidden size for each token is all that the backward pass needs. Where the output layer is trained

@@ -1,4 +1,4 @@
-"""loss: what the training pass says, token by token."""
+"""loss: the metrics of a training pass, token by token."""
 
 from __future__ import annotations
 

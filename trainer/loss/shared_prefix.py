@@ -1,8 +1,8 @@
-"""loss: each token goes through the layers once. What rows have in common stands there once, and padding nowhere.
+"""loss: each token goes through the layers once. What rows have in common is computed once, and padding never.
 
-Only attention mixes positions, so only there tokens have to stand in rows. Everything else, which is nearly all of the
-work, sees one line of tokens (`Tree` in records.py): a prompt is there once for all its answers, and so is whatever
-answers begin with alike.
+Only attention mixes positions, so only there do tokens have to be in rows. Everything else, which is nearly all of the
+work, sees one line of tokens (`Tree` in records.py), which holds a prompt once for all its answers, and a common
+beginning of answers once.
 
 The attention function below lays queries, keys and values out, once as prompts and once as answers that look back at
 their prompt, calls the model's own attention, and puts the result back into the line.

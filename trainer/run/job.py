@@ -1,4 +1,4 @@
-"""The whole job: train, then say honestly what came of it."""
+"""The whole job: train, evaluate, and report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The largest step that there can be, before the first one: what does not fit shows now, and not at step 600."""
+"""Run the largest possible step before the first one, so that what does not fit shows now and not at step 600."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what samples the policy that is trained? Some tokens are scored both ways before the first step."""
+"""Check that the sampler has the policy that is trained: score some tokens with both before the first step."""
 
 from __future__ import annotations
 

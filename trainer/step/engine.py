@@ -1,4 +1,4 @@
-"""step: one update of the trainable parameters by a DeepSpeed ZeRO engine."""
+"""step: the policy inside a DeepSpeed ZeRO engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of a step. Everything is a sum and a weight until the last moment, so ranks add up exactly."""
+"""The numbers of a step. Everything is a sum and a weight until the end, so ranks add up exactly."""
 
 from __future__ import annotations
 
