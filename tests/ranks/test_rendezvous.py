@@ -144,12 +144,12 @@ def test_in_a_container_without_slurm_the_missing_rank_is_named_all_the_same(add
 
 RANK = """
 import os, sys
-from trainer.ranks import distributed, nccl_log as nccl
+from trainer.ranks import distributed
 from trainer import errors
-nccl.listen()
-with open(os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid())), "w") as file:  # where there are GPUs NCCL does
-    print("far:1:1 [0] net.cc:9 NCCL WARN connection closed by remote peer", file=file)
 distributed.connect(timeout_s=60, connect_s=20)
+distributed._connection.ranks.nccl_log.start()  # connect() does it where there are GPUs, and NCCL writes the file
+with open(os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid())), "w") as file:
+    print("far:1:1 [0] net.cc:9 NCCL WARN connection closed by remote peer", file=file)
 assert distributed.gather(distributed.rank()) == [0, 1]
 if distributed.rank() == 1:
     os._exit(9)
@@ -178,7 +178,7 @@ def test_a_rank_that_dies_is_named_over_gloo(address, tmp_path):
     assert second.returncode == 9
     assert "rank 1 on far: it died, or did not answer within 60 s (engine.timeout_s)" in said
     assert "\n  far:1:1 [0] net.cc:9 NCCL WARN connection closed by remote peer" in said
-    (named,) = re.findall(r"What NCCL said is in (\S+) on this node", said)
+    (named,) = re.findall(r"NCCL's log is in (\S+) on this node", said)
     assert "NCCL WARN" in Path(named).read_text()
 
 

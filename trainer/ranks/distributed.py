@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -13,14 +14,21 @@ import torch.distributed as dist
 
 from trainer.errors import ClusterError, ConfigError, OctetError, TrainingError
 from trainer.machine import hardware
-from trainer.ranks import nccl_log, rendezvous
+from trainer.ranks import rendezvous
 
 Item = TypeVar("Item")
 CONNECT_S = 60.0
 
-_ranks: list[rendezvous.Ranks] = []  # of this run, while it is connected to others
 
-_farewells: list[Callable[[], None]] = []
+@dataclass
+class Connection:
+    """What this process knows about its process group, from connect() to disconnect()."""
+
+    ranks: rendezvous.Ranks | None = None  # None in a group of one
+    before_disconnect: list[Callable[[], None]] = field(default_factory=list)
+
+
+_connection = Connection()
 
 
 def rank() -> int:
@@ -89,40 +97,42 @@ def connect(timeout_s: float, connect_s: float = CONNECT_S) -> None:
         return
     ranks = rendezvous.meet(rank(), world_size(), connect_s)
     if on_gpu():
-        nccl_log.listen()
+        ranks.nccl_log.start()
     store = dist.PrefixStore("group", ranks.store)
     dist.init_process_group(backend, store=store, rank=rank(), world_size=world_size(), timeout=timeout)
     rendezvous.smoke_test(ranks, device(), connect_s)
-    _ranks[:] = [ranks]
+    _connection.ranks = ranks
 
 
 def naming_the_missing(timeout_s: float) -> AbstractContextManager[None]:
     """An error of a collective says which rank was not there."""
-    return _ranks[0].naming_the_missing(f"{timeout_s:g} s (engine.timeout_s)") if _ranks else nullcontext()
+    ranks = _connection.ranks
+    return ranks.naming_the_missing(f"{timeout_s:g} s (engine.timeout_s)") if ranks else nullcontext()
 
 
 def ranks_here() -> int:
     """Ranks on this node."""
-    return _ranks[0].here if _ranks else 1
+    return _connection.ranks.here if _connection.ranks else 1
 
 
 def is_first_here() -> bool:
     """Of the ranks on this node, one is: for what is done once for all of them."""
-    return not _ranks or _ranks[0].is_first_here
+    return not _connection.ranks or _connection.ranks.is_first_here
 
 
 def before_disconnect(work: Callable[[], None]) -> None:
     """For what lives inside the process group, and would end the group with itself."""
-    _farewells.append(work)
+    _connection.before_disconnect.append(work)
 
 
 def disconnect() -> None:
-    while _farewells:
-        _farewells.pop()()
-    _ranks.clear()
+    while _connection.before_disconnect:
+        _connection.before_disconnect.pop()()
     if dist.is_initialized():
         dist.destroy_process_group()
-    nccl_log.forget()
+    if _connection.ranks:
+        _connection.ranks.nccl_log.stop()
+        _connection.ranks = None
 
 
 def barrier() -> None:

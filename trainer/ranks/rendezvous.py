@@ -26,7 +26,8 @@ import torch
 import torch.distributed as dist
 
 from trainer.errors import ClusterError, Interrupted, LostRank
-from trainer.ranks import nccl_log, slurm
+from trainer.ranks import slurm
+from trainer.ranks.nccl_log import NcclLog
 
 WAITS = "waits"
 SOURCE = re.compile(r"^\[[^]]*gloo[^]]*\] ")  # a file and a line of gloo's
@@ -48,6 +49,7 @@ class Ranks:
     mine: int
     hosts: Sequence[str]
     last_word: list[str] = field(default_factory=list)  # of rank 0, once it has said one
+    nccl_log: NcclLog = field(default_factory=NcclLog)
 
     @property
     def here(self) -> int:
@@ -77,7 +79,7 @@ class Ranks:
             self._say("knows", "yes")
             self._keep_the_store([f"knows/{rank}" for rank in self._all() if self.mine == 0 and self._waits(rank)])
             kind = LostRank if is_lost else ClusterError
-            raise kind(f"{reason} ({_short(error)}){nccl_log.said()}") from error
+            raise kind(f"{reason} ({_short(error)}){self.nccl_log.excerpt()}") from error
 
     def _keep_the_store(self, keys: Sequence[str]) -> None:
         """It goes with rank 0, so that one stays until the others have written these."""
