@@ -11,7 +11,7 @@ from trainer.ranks import slurm, stopping
 
 @pytest.fixture(autouse=True)
 def quiet_before(monkeypatch):
-    monkeypatch.setattr(slurm, "_signals", [])
+    monkeypatch.setattr(slurm, "_stop", slurm.StopSignal())
     for name in ("SLURM_JOB_ID", "SLURM_JOB_END_TIME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -128,9 +128,9 @@ def test_there_has_to_be_time_for_the_evaluation_of_the_merged_model(monkeypatch
 def test_a_signal_that_was_held_back_is_not_lost(signalled):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     signalled()
-    assert not slurm.is_told_to_stop()
+    assert not slurm.stop_is_requested()
     slurm.listen()
-    assert slurm.is_told_to_stop()
+    assert slurm.stop_is_requested()
 
 
 def test_an_evaluation_is_ended_in_the_middle_and_once(signalled):

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -17,8 +18,16 @@ from trainer.errors import ClusterError, Interrupted
 PORTS = range(10_000, 30_000)  # below those that systems hand out by themselves
 ASK_S = 30.0  # what a question to Slurm may take
 
-_signals: list[int] = []  # that have arrived
-_last_words: list[str] = []  # of what is done now, if the signal may end it in the middle
+
+@dataclass
+class StopSignal:
+    """What this process knows about the signal that tells it to save and stop, SIGUSR1."""
+
+    has_arrived: bool = False
+    interrupts_with: str = ""  # message of the error that it raises at once; empty while it waits for the step to end
+
+
+_stop = StopSignal()
 
 
 def adopt_ranks() -> None:
@@ -139,30 +148,31 @@ def seconds_of(text: str) -> float | None:
 def listen() -> None:
     """For the signal that `#SBATCH --signal=USR1@120` sends some time before the end; see ranks/stopping.py. One that
     came before is let through now, where the launcher has held it back."""
-    signal.signal(signal.SIGUSR1, _remember)
+    signal.signal(signal.SIGUSR1, _on_stop_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
-def is_told_to_stop() -> bool:
-    return bool(_signals)
+def stop_is_requested() -> bool:
+    return _stop.has_arrived
 
 
 @contextmanager
-def ends_at_once(last_words: str) -> Iterator[None]:
-    """What is done in here is lost without harm: the signal ends it in the middle, and not only after it."""
-    _last_words.append(last_words)
+def interruptible(message: str) -> Iterator[None]:
+    """Let the signal raise Interrupted in the middle of a block whose work can be done again by the next start."""
+    _stop.interrupts_with = message
     try:
-        _end_if_told()
+        _interrupt_if_requested()
         yield
     finally:
-        _last_words.clear()
+        _stop.interrupts_with = ""
 
 
-def _remember(number: int, frame: FrameType | None) -> None:
-    _signals.append(number)
-    _end_if_told()
+def _on_stop_signal(number: int, frame: FrameType | None) -> None:
+    _stop.has_arrived = True
+    _interrupt_if_requested()
 
 
-def _end_if_told() -> None:
-    if _signals and _last_words:
-        raise Interrupted(_last_words.pop())  # once: what comes after it is on its way out
+def _interrupt_if_requested() -> None:
+    if _stop.has_arrived and _stop.interrupts_with:
+        message, _stop.interrupts_with = _stop.interrupts_with, ""  # once: a second signal must not break the clean-up
+        raise Interrupted(message)

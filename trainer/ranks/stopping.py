@@ -61,8 +61,8 @@ class Stopping:
     @contextmanager
     def evaluating(self, step: int) -> Iterator[None]:
         """After a step that is saved: the next start does the evaluation, and then goes on with the steps."""
-        last_words = f"stopped in the evaluation after step {step}, which is saved: {TOLD}. {GOES_ON}"
-        with self.timing_an_evaluation(), self._at_once(last_words):
+        message = f"stopped in the evaluation after step {step}, which is saved: {TOLD}. {GOES_ON}"
+        with self.timing_an_evaluation(), self._at_once(message):
             yield
 
     def exporting(self) -> AbstractContextManager[None]:
@@ -76,9 +76,9 @@ class Stopping:
             raise Interrupted(ALL_DONE.format("merge", self._why))
         return self._at_once(ALL_DONE.format("merge", TOLD))
 
-    def _at_once(self, last_words: str) -> AbstractContextManager[None]:
+    def _at_once(self, message: str) -> AbstractContextManager[None]:
         """Not in a start that made no step: it would be the same at the next one, for ever."""
-        return slurm.ends_at_once(last_words) if self.steps else nullcontext()
+        return slurm.interruptible(message) if self.steps else nullcontext()
 
     def stop(self, step: int) -> None:
         raise Interrupted(f"stopped after step {step}, which is saved: {self._why}. {GOES_ON}")
@@ -90,7 +90,7 @@ class Stopping:
         return bool(self._why)
 
     def _reason(self, seconds: float) -> str:
-        if slurm.is_told_to_stop():
+        if slurm.stop_is_requested():
             return TOLD
         is_short = self._ends is not None and monotonic() + seconds + SPARE_S > self._ends
         return "the time limit of the job is near" if is_short else ""
