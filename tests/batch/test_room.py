@@ -109,7 +109,7 @@ def run(tiny_model, tmp_path, alone):
     parts = assemble.build(Request(config, "nano", ""))
     yield parts
     parts.journal.close()
-    claim._locks.pop().close()
+    claim._held.popitem()[1].close()
 
 
 def test_the_rehearsal_is_of_the_worst_step_and_changes_nothing(run):

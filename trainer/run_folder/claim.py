@@ -39,7 +39,7 @@ FREE_TO_CHANGE |= {f"rollout.vllm.{key}" for key in Vllm.model_fields}  # where 
 PACKAGES = ("torch", "deepspeed", "transformers", "peft")
 LEFTOVER_S = 120.0  # how long a job that Slurm started again waits for what is left of its last start to end
 
-_locks: list[IO[str]] = []  # open for as long as this process lives
+_held: dict[Path, IO[str]] = {}  # the folders that this process has claimed, and their locks, open until it ends
 
 
 def claim(request: Request) -> Path:
@@ -56,7 +56,7 @@ def claim(request: Request) -> Path:
 
 def is_ours(folder: Path) -> bool:
     """Whether this process has claimed the folder, so nobody else is at work in it."""
-    return folder.resolve() in [Path(lock.name).resolve().parent for lock in _locks]
+    return folder.resolve() in _held
 
 
 def describe(folder: Path, config: Config) -> None:
@@ -78,7 +78,7 @@ def _lock(folder: Path) -> None:
         if time.monotonic() > deadline:
             raise ConfigError(f"run.dir={folder}: another run is writing it. Wait for it, or choose another folder.")
         time.sleep(0.5)
-    _locks.append(lock)
+    _held[folder.resolve()] = lock
 
 
 def _is_free(lock: IO[str]) -> bool:
