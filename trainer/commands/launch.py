@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -47,11 +47,9 @@ def main() -> None:
     memory.check(request.config, machine)
     make.check(request.config)
     preflight.check(request.config, machine)
-    os.environ[preflight.CHECKED] = "1"
-    if not machine.gpus:
-        os.environ["DS_ACCELERATOR"] = "cpu"
     launcher = shutil.which("deepspeed", path=str(Path(sys.executable).parent)) or "deepspeed"
-    sys.exit(run(command(launcher, machine, settled(request, sys.argv[1:]))))
+    environment = {preflight.CHECKED: "1"} | ({} if machine.gpus else {"DS_ACCELERATOR": "cpu"})
+    sys.exit(run(command(launcher, machine, settled(request, sys.argv[1:])), environment))
 
 
 def settled(request: Request, arguments: Sequence[str]) -> list[str]:
@@ -72,14 +70,14 @@ def command(launcher: str, machine: hardware.Hardware, arguments: Sequence[str])
     return [launcher, *quiet, devices, "--no_local_rank", str(TRAIN), *arguments]
 
 
-def run(launch: Sequence[str]) -> int:
+def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
     """The exit status of the launcher. It has a session of its own, so that Ctrl-C reaches it once and through here.
 
     SIGUSR1 is for the ranks, its grandchildren, which save and stop (ranks/stopping.py). The launcher would die of it,
     and Slurm sends it to every process of a step: so it is held back, in all that is started here, until a rank asks.
     While the launcher starts there may be no rank yet: then it is sent again and again until there is one."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    child = subprocess.Popen(launch, start_new_session=True)
+    child = subprocess.Popen(launch, env=os.environ | (environment or {}), start_new_session=True)
 
     def end(number: int, frame: FrameType | None) -> None:
         os.killpg(child.pid, signal.SIGTERM)
