@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+import psutil
+
 from trainer.checks import memory, preflight
 from trainer.checks.cards import training_cards
 from trainer.config import ds_config
@@ -83,10 +85,10 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
         os.killpg(child.pid, signal.SIGTERM)
 
     def tell_the_ranks(number: int, frame: FrameType | None) -> None:
-        ranks = [rank for launcher in _children(child.pid) for rank in _children(launcher) if _is_a_rank(rank)]
+        ranks = _ranks_below(child.pid)
         for rank in ranks:
-            with suppress(ProcessLookupError):
-                os.kill(rank, signal.SIGUSR1)
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                rank.send_signal(signal.SIGUSR1)
         if not ranks:
             signal.alarm(TELL_AGAIN_S)
 
@@ -98,21 +100,12 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
     return as_a_shell_says_it(child.wait())
 
 
-def _is_a_rank(process: int) -> bool:
-    """And not what the launcher asks of a compiler while it starts."""
-    with suppress(OSError):  # gone in the meantime
-        return str(TRAIN).encode() in Path(f"/proc/{process}/cmdline").read_bytes()
-    return False
-
-
-def _children(parent: int) -> list[int]:
-    """As Linux lists them; none of a process that has ended."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # gone in the meantime
-            if int(status.read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(status.parent.name))
-    return found
+def _ranks_below(runner: int) -> list[psutil.Process]:
+    """Return the grandchildren that run train.py. DeepSpeed's launcher also starts compilers for a moment."""
+    processes = list(psutil.process_iter(["ppid", "cmdline"]))
+    launchers = {process.pid for process in processes if process.info["ppid"] == runner}
+    below = [process for process in processes if process.info["ppid"] in launchers]
+    return [process for process in below if str(TRAIN) in (process.info["cmdline"] or ())]
 
 
 def as_a_shell_says_it(status: int) -> int:
