@@ -6,10 +6,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from tests.conftest import ROOT
 from trainer.errors import ClusterError, Interrupted, LostRank
@@ -68,13 +72,13 @@ def test_a_main_rank_that_does_not_come_is_named_with_its_address(address):
         rendezvous.meet(1, 2, seconds=0.5)
 
 
-def fails_at(rank: int, silent: int | None = None, raises: int | None = None):
+def fails_at(rank: int, silent: int | None = None, raises: Mapping[int, Exception] = MappingProxyType({})):
     ranks = meet(rank)
     if rank == silent:
         return
     with ranks.naming_the_missing("9 s"):
-        if rank == raises:
-            raise ValueError("out of cheese")
+        if rank in raises:
+            raise raises[rank]
         raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Timed out waiting 9000ms")
 
 
@@ -89,10 +93,49 @@ def test_a_silent_rank_is_named_when_a_collective_fails(address, quick):
 
 def test_a_rank_that_ended_is_named_with_its_reason(address, quick):
     """Nobody is lost: the job is not tried again."""
-    first, failed, _ = together(lambda rank: fails_at(rank, raises=1))
+    first, failed, _ = together(lambda rank: fails_at(rank, raises={1: ValueError("out of cheese")}))
     assert isinstance(failed, ValueError)
     assert type(first) is ClusterError
     assert "it ended with ValueError: out of cheese" in str(first)
+
+
+OF_ONE_CARD = [
+    torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+    torch.AcceleratorError("CUDA error: the launch timed out and was terminated"),  # by the watchdog of a display
+    torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
+    dist.DistBackendError(
+        "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error (run with NCCL_DEBUG=INFO for details)\n"
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 214 'uncorrectable ECC error'"
+    ),
+    dist.DistBackendError("Process group watchdog thread terminated with exception: CUDA error: unspecified failure"),
+    RuntimeError("the simulator timed out"),  # in a reward function
+]
+
+
+@pytest.mark.parametrize("error", OF_ONE_CARD, ids=lambda error: str(error)[:60])
+def test_an_error_of_one_card_is_no_lost_rank(address, quick, tmp_path, monkeypatch, error):
+    monkeypatch.setenv("OCTET_FAILED", str(tmp_path / "failed"))
+    first, failed, last = together(lambda rank: fails_at(rank, raises={1: error}))
+    assert failed is error
+    for other in (first, last):
+        assert type(other) is ClusterError
+        assert f"it ended with {type(error).__name__}: {str(error)[:20]}" in str(other)
+    assert (tmp_path / "failed").read_text().startswith("rank 1 on ")
+
+
+OF_ANOTHER_RANK = [
+    dist.DistBackendError("NCCL error in: x.cpp:1, remote process exited or there was a network error"),
+    dist.DistBackendError("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 9000 milliseconds"),
+    RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:535] Connection closed by peer"),
+]
+
+
+@pytest.mark.parametrize("error", OF_ANOTHER_RANK, ids=lambda error: str(error)[:60])
+def test_an_error_of_a_collective_makes_a_silent_rank_a_lost_one(address, quick, error):
+    first, _, last = together(lambda rank: fails_at(rank, silent=1, raises={0: error}))
+    for other in (first, last):
+        assert isinstance(other, LostRank)
+        assert "rank 1 on " in str(other)
 
 
 def test_when_all_are_there_the_network_is_named(address, quick, monkeypatch):

@@ -31,6 +31,7 @@ from trainer.ranks.nccl_log import NcclLog
 
 WAITS = "waits"
 SOURCE = re.compile(r"^\[[^]]*gloo[^]]*\] ")  # a file and a line of gloo's
+OF_THIS_CARD = re.compile("cuda (error|failure)", re.IGNORECASE)
 ANSWER_S = 5.0  # what a rank that has failed waits for the others to say that they are there
 LISTEN_S = 0.5  # between two looks at what rank 0 says, and two beats
 SILENT_S = 30.0  # without a beat, and a rank is named: before srun ends the others, which it does after a minute
@@ -257,11 +258,14 @@ def _listed(hosts: dict[int, str]) -> str:
 
 
 def _is_of_a_collective(error: BaseException) -> bool:
-    """NCCL and the store have a class of their own; gloo raises RuntimeError and says so in the text."""
-    words = ("gloo", "timed out")
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
-    )
+    """Return True for an error that another rank or the network may have caused, and False for one of this rank.
+
+    NCCL and the store raise a DistError, NCCL also where it only reports a failure of this rank's card. Gloo raises a
+    RuntimeError that begins with its source file."""
+    text = str(error)
+    if isinstance(error, dist.DistError):
+        return not OF_THIS_CARD.search(text)
+    return isinstance(error, RuntimeError) and "gloo/" in text
 
 
 def _short(error: BaseException) -> str:
