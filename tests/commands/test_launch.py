@@ -30,7 +30,7 @@ def test_sigusr1_reaches_the_ranks_and_not_the_launcher(tmp_path):
         complained = launch.communicate(timeout=60)[1]
     assert "on 2 x cpu" in started
     assert launch.returncode == 75, complained
-    assert "which is saved: SIGUSR1 has come" in complained
+    assert "which is saved: SIGUSR1 was received" in complained
     assert (tmp_path / "it/checkpoints/latest").exists()
 
 

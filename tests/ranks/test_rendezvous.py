@@ -147,7 +147,7 @@ def test_when_all_are_there_the_network_is_named(address, quick, monkeypatch):
 
 def test_a_rank_that_is_heard_no_more_is_named_while_the_others_wait(address, monkeypatch, capfd):
     """As in a collective of NCCL, which does not fail when a rank has died."""
-    monkeypatch.setattr(rendezvous, "LISTEN_S", 0.05)
+    monkeypatch.setattr(rendezvous, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(rendezvous, "SILENT_S", 1.0)
 
     def waits(rank: int) -> None:

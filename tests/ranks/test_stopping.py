@@ -40,7 +40,7 @@ def test_a_signal_stops_it_with_a_status_of_its_own(signalled):
     assert not run.is_due()
     signalled()
     assert run.is_due()
-    with pytest.raises(Interrupted, match="stopped after step 7, which is saved: SIGUSR1 has come") as caught:
+    with pytest.raises(Interrupted, match="stopped after step 7, which is saved: SIGUSR1 was received") as caught:
         run.stop(7)
     assert caught.value.status == 75
 
@@ -121,7 +121,7 @@ def test_there_has_to_be_time_for_the_evaluation_of_the_merged_model(monkeypatch
         with run.merging():
             pass
     else:
-        with pytest.raises(Interrupted, match=r"all steps are done and saved, the merge is left .* time limit"):
+        with pytest.raises(Interrupted, match=r"all steps are done and saved; the merge is left .* time limit"):
             run.merging()
 
 
@@ -155,7 +155,7 @@ def test_a_signal_from_before_ends_it_before_it_begins(signalled):
     run = stopping.Stopping()
     run.is_due()
     signalled()
-    with pytest.raises(Interrupted, match="all steps are done and saved, the export is left"), run.exporting():
+    with pytest.raises(Interrupted, match="all steps are done and saved; the export is left"), run.exporting():
         pytest.fail("it began")
 
 

@@ -1,4 +1,4 @@
-"""`octet compare`: the runs of a sweep side by side, from what their folders say."""
+"""`octet compare`: a table of the runs of a sweep, from the files in their folders."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from trainer.config.settings import fields
 from trainer.errors import DataError
 from trainer.run_folder.journal import read_records
 
-NOT_COMPARED = {"run.dir", "run.threads", "run.keep", "run.save_every"}  # they change nothing that is learned
-
-WIDTH = 500  # columns: a long name is not cut off, also where nobody says how wide the screen is
+NOT_COMPARED = {"run.dir", "run.threads", "run.keep", "run.save_every"}  # without effect on what is learned
+WIDTH = 500  # columns, so that long names are not cut off where the width of the screen is unknown
 
 
 def compare(runs: Sequence[Path], as_json: bool) -> None:
@@ -38,7 +37,7 @@ def compare(runs: Sequence[Path], as_json: bool) -> None:
 
 
 def facts_of(run: Path) -> dict[str, Any]:
-    """Settings, accuracy after the last step and at its best, steps, and seconds of training."""
+    """Return the settings, the last and the best accuracy, the number of steps and the seconds of training of a run."""
     settings = _settings(run / "config.yaml")
     lines = read_records(run / "metrics.jsonl")
     seen = [line for line in lines if "eval/accuracy" in line and line["step"]]
@@ -63,9 +62,11 @@ def _settings(path: Path) -> dict[str, Any]:
     try:
         settings = flat(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
-        raise DataError(f"{path}: it holds no settings ({' '.join(str(error).split())}). Leave this run out.") from None
+        raise DataError(
+            f"{path}: it contains no settings ({' '.join(str(error).split())}). Leave this run out."
+        ) from None
     if settings["model.name"] is None:
-        raise DataError(f"{path}: it is not that of a run, it has no model.name. Leave this folder out.")
+        raise DataError(f"{path}: it does not belong to a run: it has no model.name. Leave this folder out.")
     return settings
 
 
