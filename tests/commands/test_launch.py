@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from trainer.commands.launch import as_a_shell_says_it
+from trainer.commands.launch import shell_status
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
 FEW += ["run.steps=500", "eval.problems=0", "run.merge=false"]
@@ -58,4 +58,4 @@ def test_a_signal_that_comes_before_there_is_a_rank_is_not_lost():
 @pytest.mark.parametrize(("status", "said"), [(0, 0), (2, 2), (75, 75), (130, 130), (-15, 143), (247, 137), (250, 134)])
 def test_statuses_are_those_of_a_shell(status, said):
     """247 is what is left of -9, with which the launcher of DeepSpeed leaves when signal 9 has ended a rank."""
-    assert as_a_shell_says_it(status) == said
+    assert shell_status(status) == said

@@ -91,7 +91,7 @@ def test_a_silent_rank_is_named_when_a_collective_fails(address, quick):
         assert "rank 0" not in str(error)
 
 
-def test_a_rank_that_ended_is_named_with_its_reason(address, quick):
+def test_a_rank_that_ended_is_named_with_its_reason(address):
     """Nobody is lost: the job is not tried again."""
     first, failed, _ = together(lambda rank: fails_at(rank, raises={1: ValueError("out of cheese")}))
     assert isinstance(failed, ValueError)
@@ -113,7 +113,7 @@ OF_ONE_CARD = [
 
 
 @pytest.mark.parametrize("error", OF_ONE_CARD, ids=lambda error: str(error)[:60])
-def test_an_error_of_one_card_is_no_lost_rank(address, quick, tmp_path, monkeypatch, error):
+def test_an_error_of_one_card_is_no_lost_rank(address, tmp_path, monkeypatch, error):
     monkeypatch.setenv("OCTET_FAILED", str(tmp_path / "failed"))
     first, failed, last = together(lambda rank: fails_at(rank, raises={1: error}))
     assert failed is error
@@ -138,7 +138,7 @@ def test_an_error_of_a_collective_makes_a_silent_rank_a_lost_one(address, quick,
         assert "rank 1 on " in str(other)
 
 
-def test_when_all_are_there_the_network_is_named(address, quick, monkeypatch):
+def test_when_all_are_there_the_network_is_named(address, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
     for error in together(fails_at):
         assert "all ranks are there" in str(error)
