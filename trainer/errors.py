@@ -1,18 +1,18 @@
-"""Every error that Octet raises on purpose.
+"""The errors that Octet raises for the user to read.
 
     OctetError
-    ├── ConfigError      (ValueError)  a setting: key, value seen, why not, what to write instead
+    ├── ConfigError      (ValueError)  a setting: its key and value, what is wrong, what to write instead
     ├── DataError        (ValueError)  a data set, a record, a file of completions
     ├── RewardError      (ValueError)  a reward function that a user wrote
-    ├── ModelError       (ValueError)  a model or tokenizer that cannot be had or cannot be used
-    ├── CheckpointError                a checkpoint that is missing, half-written or of another run
-    ├── TrainingError                  training that must not go on: non-finite loss, adapter that never moved
-    ├── ClusterError                   ranks that do not find each other, a job that Slurm refuses
-    │   └── LostRank                   a rank that died or stopped to answer in the course of a run
-    └── Interrupted                    no error: the run was told to stop, has saved everything, and can go on
+    ├── ModelError       (ValueError)  a model or tokenizer that cannot be found or used
+    ├── CheckpointError                a checkpoint that is missing, incomplete or of another run
+    ├── TrainingError                  training that must not continue: non-finite loss, adapter that never changed
+    ├── ClusterError                   ranks that cannot connect, a job that Slurm refuses
+    │   └── LostRank                   a rank that died or stopped answering during a run
+    └── Interrupted                    no error: the run was told to stop, has saved everything, and can continue
 
 The command line prints the message and ends with the error's status, 2; `--debug` adds the traceback.
-What a *model* wrote never raises: it scores 0 and is counted.
+Text written by a *model* never raises: it scores 0 and is counted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from collections.abc import Sequence
 
 
 class OctetError(Exception):
-    """Base of all of them: the message is meant for the person who started the run."""
+    """Base class; the message is meant for the person who started the run."""
 
-    status = 2  # of the process that ends with it
-    is_of_all = False
+    status = 2  # exit status of the command
+    is_of_all = False  # every rank raises it, so only rank 0 prints it
 
     def of_all(self) -> OctetError:
-        """The same one: every rank ends with it, so rank 0 says it and the others need not."""
+        """Mark the error as one that every rank raises, and return it."""
         self.is_of_all = True
         return self
 
@@ -62,15 +62,15 @@ class ClusterError(OctetError):
 
 
 class LostRank(ClusterError):
-    status = 76  # job scripts try again, because a node may be to blame
+    status = 76  # job scripts requeue the job, because a node may be to blame
 
 
 class Interrupted(OctetError):
-    status = 75  # "try again later" of sysexits.h: job scripts ask for another start when they see it
+    status = 75  # EX_TEMPFAIL of sysexits.h; job scripts requeue the job
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """A sentence that names the nearest real one: the same last word in another section, else the closest spelling."""
+    """Return a sentence that names the nearest known name: the same key of another section, or the closest one."""
     leaf = name.rpartition(".")[2]
     same_leaf = [candidate for candidate in known if candidate.rpartition(".")[2] == leaf]
     close = same_leaf or difflib.get_close_matches(name, known, n=1, cutoff=0.6)

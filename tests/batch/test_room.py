@@ -107,7 +107,7 @@ def run(tiny_model, tmp_path, alone):
     made = assemble.build(Request(config, "nano", ""))
     yield made
     made.record.close()
-    claim._locks.pop().close()
+    claim._held.popitem()[1].close()
 
 
 def test_the_rehearsal_is_of_the_worst_step_and_changes_nothing(run):

@@ -56,11 +56,11 @@ def test_a_folder_that_is_no_run_is_named(runs, tmp_path):
 @pytest.mark.parametrize(
     ("file", "text", "told"),
     [
-        ("config.yaml", "model: [", "config.yaml: it holds no settings"),
-        ("config.yaml", "name: a dataset card\n", "config.yaml: it is not that of a run"),
-        ("config.yaml", "- a list\n", "config.yaml: it holds no settings"),
-        ("metrics.jsonl", '{"step": 0}\n{"step": \n', "metrics.jsonl, line 2: it is no JSON"),
-        ("metrics.jsonl", "[1]\n", "metrics.jsonl, line 1: it is no record of a step"),
+        ("config.yaml", "model: [", "config.yaml: it contains no settings"),
+        ("config.yaml", "name: a dataset card\n", "config.yaml: it does not belong to a run"),
+        ("config.yaml", "- a list\n", "config.yaml: it contains no settings"),
+        ("metrics.jsonl", '{"step": 0}\n{"step": \n', "metrics.jsonl, line 2: it is not JSON"),
+        ("metrics.jsonl", "[1]\n", "metrics.jsonl, line 1: it is not the record of a step"),
     ],
 )
 def test_a_broken_file_is_named(runs, file, text, told):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from trainer.commands.launch import as_a_shell_says_it
+from trainer.commands.launch import shell_status
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
 FEW += ["run.steps=500", "eval.problems=0", "run.merge=false"]
@@ -30,7 +30,7 @@ def test_sigusr1_reaches_the_ranks_and_not_the_launcher(tmp_path):
         complained = launch.communicate(timeout=60)[1]
     assert "on 2 x cpu" in started
     assert launch.returncode == 75, complained
-    assert "which is saved: SIGUSR1 has come" in complained
+    assert "which is saved: SIGUSR1 was received" in complained
     assert (tmp_path / "it/checkpoints/latest").exists()
 
 
@@ -58,4 +58,4 @@ def test_a_signal_that_comes_before_there_is_a_rank_is_not_lost():
 @pytest.mark.parametrize(("status", "said"), [(0, 0), (2, 2), (75, 75), (130, 130), (-15, 143), (247, 137), (250, 134)])
 def test_statuses_are_those_of_a_shell(status, said):
     """247 is what is left of -9, with which the launcher of DeepSpeed leaves when signal 9 has ended a rank."""
-    assert as_a_shell_says_it(status) == said
+    assert shell_status(status) == said

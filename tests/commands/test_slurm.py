@@ -22,10 +22,10 @@ def site(tmp_path, monkeypatch):
     return path
 
 
-def made(folder, **order) -> tuple[list[str], str]:
+def made(folder, **options) -> tuple[list[str], str]:
     """The #SBATCH lines, and the rest."""
     config = resolve("nano", None, ["run.steps=5"])
-    text = slurm.write(config, folder, slurm.Order(**order)).read_text()
+    text = slurm.write(config, folder, slurm.JobRequest(**options)).read_text()
     lines = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     return lines, text[text.rindex(lines[-1]) + len(lines[-1]) :]
 
@@ -87,7 +87,7 @@ def test_the_example_of_a_site_is_read_and_chooses_nothing_by_accident(monkeypat
 
 def test_a_broken_site_is_a_clear_error(site):
     site.write_text("export SBATCH_PARTITION='h100\n")
-    with pytest.raises(ConfigError, match=r"bash cannot read it: .* Mend that line"):
+    with pytest.raises(ConfigError, match=r"bash cannot read it: .* Correct that line"):
         slurm.read_site(site)
 
 
@@ -99,7 +99,7 @@ def test_the_last_line_of_a_site_may_be_a_test_that_does_not_hold(site, last):
 
 def test_a_site_that_ends_the_shell_says_with_which_status(site):
     site.write_text("exit 3\n")
-    with pytest.raises(ConfigError, match="it ends the shell, with status 3"):
+    with pytest.raises(ConfigError, match="it exits with status 3"):
         slurm.read_site(site)
 
 
@@ -111,9 +111,7 @@ def test_what_the_site_asks_for_is_asked_for_or_refused(site, tmp_path, monkeypa
     for line in ("--gres=nvme:1", "--exclusive=user", "--mem=0"):
         assert f"#SBATCH {line}" in lines
     site.write_text("export SBATCH_THREAD_SPEC=2\n")
-    with pytest.raises(
-        ConfigError, match=r"SBATCH_THREAD_SPEC=2: octet slurm does not know it. Of SBATCH_ it knows .*GRES"
-    ):
+    with pytest.raises(ConfigError, match=r"SBATCH_THREAD_SPEC=2: octet slurm does not support this variable. .*GRES"):
         made(tmp_path / "run", nodes=1, gpus=1)
 
 
@@ -135,17 +133,17 @@ def test_a_chain_that_is_refused_half_way_says_what_is_queued(site, sbatch, tmp_
         f"echo x >> {tmp_path}/asked; n=$(wc -l < {tmp_path}/asked)\n"
         "[ $n -lt 3 ] && echo $n || { echo full >&2; exit 1; }"
     )
-    order = slurm.Order(nodes=1, gpus=1, chain=3)
+    request = slurm.JobRequest(nodes=1, gpus=1, chain=3)
     with pytest.raises(ClusterError, match=r"(?s)full.*Submitted before that: job 1 2. `scancel 1 2`"):
-        slurm.slurm(resolve("nano", None, [f"run.dir={tmp_path}/run"]), "nano", order, dry_run=False)
+        slurm.slurm(resolve("nano", None, [f"run.dir={tmp_path}/run"]), "nano", request, dry_run=False)
 
 
 def test_a_slurm_that_does_not_answer_is_a_clear_error(site, sbatch, tmp_path, monkeypatch):
     sbatch("exec sleep 60")
-    monkeypatch.setattr(slurm, "ASK_S", 0.2)
+    monkeypatch.setattr(slurm, "TIMEOUT_S", 0.2)
     config = resolve("nano", None, [f"run.dir={tmp_path}/run"])
-    with pytest.raises(ClusterError, match=r"sbatch does not answer .* Look with `squeue --me`"):
-        slurm.slurm(config, "nano", slurm.Order(nodes=1, gpus=1), dry_run=False)
+    with pytest.raises(ClusterError, match=r"sbatch does not answer .* Check with `squeue --me`"):
+        slurm.slurm(config, "nano", slurm.JobRequest(nodes=1, gpus=1), dry_run=False)
 
 
 def octet(folder, *arguments: str) -> subprocess.CompletedProcess:
@@ -170,7 +168,7 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(tmp_path):
         (["--gpus", "0"], "--gpus 0: it must be at least 1"),
         (["rollout.grup_size=2"], "Did you mean rollout.group_size?"),
         (["--sweep", "none"], "--sweep none: there is no such file"),
-        ([], "sbatch is not here"),
+        ([], "there is no sbatch on this machine"),
     ],
 )
 def test_mistakes_are_answered(tmp_path, arguments, told):

@@ -91,7 +91,7 @@ def test_what_the_launcher_has_chosen_is_what_train_py_reads(tmp_path, monkeypat
     )
     for start in (list(start) for start in starts):
         chosen = parse_command_line(start)
-        again = parse_command_line(launch.settled(chosen, start))
+        again = parse_command_line(launch.with_choices(chosen, start))
         assert (again.config, again.resumes) == (chosen.config, chosen.resumes)
     assert parse_command_line(["--resume", "run.steps=9"]).config.run.steps == 9
 

@@ -42,7 +42,7 @@ def test_an_adapter_names_the_model_and_not_the_copy(scratch, model, tmp_path):
 
 
 def test_only_the_first_rank_of_a_node_copies_and_only_once(scratch, model, monkeypatch):
-    monkeypatch.setattr(distributed, "_ranks", [Ranks(None, mine=3, hosts=["a", "b", "a", "b"])])
+    monkeypatch.setattr(distributed._connection, "ranks", Ranks(None, mine=3, hosts=["a", "b", "a", "b"]))
     staging.stage(model)
     assert location(model) == model.name
     monkeypatch.undo()

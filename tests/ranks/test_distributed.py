@@ -68,7 +68,7 @@ def test_on_the_cpu_the_number_stays(monkeypatch):
 def test_one_rank_of_each_node_is_its_first(monkeypatch, mine, first):
     """Whatever number its card has."""
     monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setattr(distributed, "_ranks", [Ranks(None, mine, ["node1", "node2", "node1", "node2"])])
+    monkeypatch.setattr(distributed._connection, "ranks", Ranks(None, mine, ["node1", "node2", "node1", "node2"]))
     assert distributed.is_first_here() == first
 
 

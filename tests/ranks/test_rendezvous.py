@@ -6,10 +6,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from tests.conftest import ROOT
 from trainer.errors import ClusterError, Interrupted, LostRank
@@ -68,13 +72,13 @@ def test_a_main_rank_that_does_not_come_is_named_with_its_address(address):
         rendezvous.meet(1, 2, seconds=0.5)
 
 
-def fails_at(rank: int, silent: int | None = None, raises: int | None = None):
+def fails_at(rank: int, silent: int | None = None, raises: Mapping[int, Exception] = MappingProxyType({})):
     ranks = meet(rank)
     if rank == silent:
         return
     with ranks.naming_the_missing("9 s"):
-        if rank == raises:
-            raise ValueError("out of cheese")
+        if rank in raises:
+            raise raises[rank]
         raise RuntimeError("[gloo/transport/tcp/pair.cc:1] Timed out waiting 9000ms")
 
 
@@ -87,15 +91,54 @@ def test_a_silent_rank_is_named_when_a_collective_fails(address, quick):
         assert "rank 0" not in str(error)
 
 
-def test_a_rank_that_ended_is_named_with_its_reason(address, quick):
+def test_a_rank_that_ended_is_named_with_its_reason(address):
     """Nobody is lost: the job is not tried again."""
-    first, failed, _ = together(lambda rank: fails_at(rank, raises=1))
+    first, failed, _ = together(lambda rank: fails_at(rank, raises={1: ValueError("out of cheese")}))
     assert isinstance(failed, ValueError)
     assert type(first) is ClusterError
     assert "it ended with ValueError: out of cheese" in str(first)
 
 
-def test_when_all_are_there_the_network_is_named(address, quick, monkeypatch):
+OF_ONE_CARD = [
+    torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+    torch.AcceleratorError("CUDA error: the launch timed out and was terminated"),  # by the watchdog of a display
+    torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
+    dist.DistBackendError(
+        "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error (run with NCCL_DEBUG=INFO for details)\n"
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 214 'uncorrectable ECC error'"
+    ),
+    dist.DistBackendError("Process group watchdog thread terminated with exception: CUDA error: unspecified failure"),
+    RuntimeError("the simulator timed out"),  # in a reward function
+]
+
+
+@pytest.mark.parametrize("error", OF_ONE_CARD, ids=lambda error: str(error)[:60])
+def test_an_error_of_one_card_is_no_lost_rank(address, tmp_path, monkeypatch, error):
+    monkeypatch.setenv("OCTET_FAILED", str(tmp_path / "failed"))
+    first, failed, last = together(lambda rank: fails_at(rank, raises={1: error}))
+    assert failed is error
+    for other in (first, last):
+        assert type(other) is ClusterError
+        assert f"it ended with {type(error).__name__}: {str(error)[:20]}" in str(other)
+    assert (tmp_path / "failed").read_text().startswith("rank 1 on ")
+
+
+OF_ANOTHER_RANK = [
+    dist.DistBackendError("NCCL error in: x.cpp:1, remote process exited or there was a network error"),
+    dist.DistBackendError("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 9000 milliseconds"),
+    RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:535] Connection closed by peer"),
+]
+
+
+@pytest.mark.parametrize("error", OF_ANOTHER_RANK, ids=lambda error: str(error)[:60])
+def test_an_error_of_a_collective_makes_a_silent_rank_a_lost_one(address, quick, error):
+    first, _, last = together(lambda rank: fails_at(rank, silent=1, raises={0: error}))
+    for other in (first, last):
+        assert isinstance(other, LostRank)
+        assert "rank 1 on " in str(other)
+
+
+def test_when_all_are_there_the_network_is_named(address, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
     for error in together(fails_at):
         assert "all ranks are there" in str(error)
@@ -104,7 +147,7 @@ def test_when_all_are_there_the_network_is_named(address, quick, monkeypatch):
 
 def test_a_rank_that_is_heard_no_more_is_named_while_the_others_wait(address, monkeypatch, capfd):
     """As in a collective of NCCL, which does not fail when a rank has died."""
-    monkeypatch.setattr(rendezvous, "LISTEN_S", 0.05)
+    monkeypatch.setattr(rendezvous, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(rendezvous, "SILENT_S", 1.0)
 
     def waits(rank: int) -> None:
@@ -144,12 +187,12 @@ def test_in_a_container_without_slurm_the_missing_rank_is_named_all_the_same(add
 
 RANK = """
 import os, sys
-from trainer.ranks import distributed, nccl_log as nccl
+from trainer.ranks import distributed
 from trainer import errors
-nccl.listen()
-with open(os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid())), "w") as file:  # where there are GPUs NCCL does
-    print("far:1:1 [0] net.cc:9 NCCL WARN connection closed by remote peer", file=file)
 distributed.connect(timeout_s=60, connect_s=20)
+distributed._connection.ranks.nccl_log.start()  # connect() does it where there are GPUs, and NCCL writes the file
+with open(os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid())), "w") as file:
+    print("far:1:1 [0] net.cc:9 NCCL WARN connection closed by remote peer", file=file)
 assert distributed.gather(distributed.rank()) == [0, 1]
 if distributed.rank() == 1:
     os._exit(9)
@@ -178,7 +221,7 @@ def test_a_rank_that_dies_is_named_over_gloo(address, tmp_path):
     assert second.returncode == 9
     assert "rank 1 on far: it died, or did not answer within 60 s (engine.timeout_s)" in said
     assert "\n  far:1:1 [0] net.cc:9 NCCL WARN connection closed by remote peer" in said
-    (named,) = re.findall(r"What NCCL said is in (\S+) on this node", said)
+    (named,) = re.findall(r"NCCL's log is in (\S+) on this node", said)
     assert "NCCL WARN" in Path(named).read_text()
 
 

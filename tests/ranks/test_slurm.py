@@ -103,7 +103,7 @@ def test_a_controller_that_does_not_answer_is_no_reason_to_end_a_run(task, tmp_p
     (tmp_path / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(slurm, "ASK_S", 0.2)
+    monkeypatch.setattr(slurm, "TIMEOUT_S", 0.2)
     task(SLURM_JOB_ID="1")
     assert slurm.seconds_left() is None
 

@@ -11,7 +11,7 @@ from trainer.ranks import slurm, stopping
 
 @pytest.fixture(autouse=True)
 def quiet_before(monkeypatch):
-    monkeypatch.setattr(slurm, "_signals", [])
+    monkeypatch.setattr(slurm, "_stop", slurm.StopSignal())
     for name in ("SLURM_JOB_ID", "SLURM_JOB_END_TIME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -40,7 +40,7 @@ def test_a_signal_stops_it_with_a_status_of_its_own(signalled):
     assert not run.is_due()
     signalled()
     assert run.is_due()
-    with pytest.raises(Interrupted, match="stopped after step 7, which is saved: SIGUSR1 has come") as caught:
+    with pytest.raises(Interrupted, match="stopped after step 7, which is saved: SIGUSR1 was received") as caught:
         run.stop(7)
     assert caught.value.status == 75
 
@@ -121,16 +121,16 @@ def test_there_has_to_be_time_for_the_evaluation_of_the_merged_model(monkeypatch
         with run.merging():
             pass
     else:
-        with pytest.raises(Interrupted, match=r"all steps are done and saved, the merge is left .* time limit"):
+        with pytest.raises(Interrupted, match=r"all steps are done and saved; the merge is left .* time limit"):
             run.merging()
 
 
 def test_a_signal_that_was_held_back_is_not_lost(signalled):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     signalled()
-    assert not slurm.is_told_to_stop()
+    assert not slurm.stop_is_requested()
     slurm.listen()
-    assert slurm.is_told_to_stop()
+    assert slurm.stop_is_requested()
 
 
 def test_an_evaluation_is_ended_in_the_middle_and_once(signalled):
@@ -155,7 +155,7 @@ def test_a_signal_from_before_ends_it_before_it_begins(signalled):
     run = stopping.Stopping()
     run.is_due()
     signalled()
-    with pytest.raises(Interrupted, match="all steps are done and saved, the export is left"), run.exporting():
+    with pytest.raises(Interrupted, match="all steps are done and saved; the export is left"), run.exporting():
         pytest.fail("it began")
 
 

@@ -10,8 +10,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.e2e.told import RUNS
 
-STOPPED = "octet: stopped after step {}, which is saved: SIGUSR1 has come."
-IN_THE_EVALUATION = "octet: stopped in the evaluation after step {}, which is saved: SIGUSR1 has come."
+STOPPED = "octet: stopped after step {}, which is saved: SIGUSR1 was received."
+IN_THE_EVALUATION = "octet: stopped in the evaluation after step {}, which is saved: SIGUSR1 was received."
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_an_evaluation_for_which_there_is_no_time_is_not_begun(runs):
 
 def test_a_merge_is_ended_at_once(runs):
     said = runs[1]["merge"][0][1]
-    assert "octet: all steps are done and saved, the merge is left to the next start: SIGUSR1 has come." in said
+    assert "octet: all steps are done and saved; the merge is left to the next start: SIGUSR1 was received." in said
 
 
 def learned(folder) -> list[dict]:

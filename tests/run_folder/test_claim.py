@@ -3,9 +3,13 @@
 import errno
 import fcntl
 import os
+import subprocess
+import sys
 
 import pytest
 
+import trainer
+from tests.conftest import ROOT
 from trainer.run_folder import claim
 
 
@@ -41,3 +45,27 @@ def test_what_another_one_has_is_not_free(lock):
     with open(lock.name, "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert not claim._is_free(lock)
+
+
+BARE = """
+from importlib import metadata
+installed = metadata.version
+def version(name):
+    if name == "octet-grpo":
+        raise metadata.PackageNotFoundError(name)
+    return installed(name)
+metadata.version = version
+import trainer
+from tests.conftest import ROOT
+from trainer.run_folder import claim
+print(claim.provenance())
+"""
+
+
+def test_neither_git_nor_the_installed_distribution_is_needed(tmp_path):
+    """As in a container that has the dependencies, and the checkout on PYTHONPATH."""
+    bare = {"PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    answer = subprocess.run([sys.executable, "-c", BARE], env=bare, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.startswith(f"octet-grpo {trainer.__version__}, torch ")
+    assert answer.stdout.endswith(", no git revision\n")

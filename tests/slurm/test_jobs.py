@@ -79,7 +79,7 @@ def test_a_signal_saves_starts_again_and_changes_nothing(undisturbed, cluster, t
     job.until(lambda: steps_done(folder) >= 2)
     cluster.lab.client("scancel", "--signal=USR1", job.number)
     assert job.wait() == "COMPLETED 0:0", job.output
-    stopped = re.search(r"stopped after step (\d+), which is saved: SIGUSR1 has come", job.output)
+    stopped = re.search(r"stopped after step (\d+), which is saved: SIGUSR1 was received", job.output)
     assert stopped, job.output
     assert f"going on after step {stopped[1]}" in job.output
     assert "restart 1 (SLURM_RESTART_COUNT)" in job.output
@@ -223,7 +223,7 @@ def test_a_launcher_inside_of_a_task_passes_the_signal_on(cluster, tmp_path):
     cluster.lab.client("scancel", "--signal=USR1", job.number)
     assert job.wait() == "FAILED 75:0", job.output
     assert "on 2 x cpu" in job.output
-    assert "which is saved: SIGUSR1 has come" in job.output
+    assert "which is saved: SIGUSR1 was received" in job.output
     assert (folder / "checkpoints/latest").exists()
 
 
@@ -234,5 +234,5 @@ def test_a_node_that_does_not_answer_is_named(cluster, tmp_path):
     script.write_text(f"#!/bin/sh\n[ $SLURM_PROCID = 0 ] && exec {train}\nsleep 600\n")
     script.chmod(0o755)
     answer = cluster.lab.ask("srun", "--nodes=2", "--ntasks-per-node=1", "--wait=1", str(script), timeout=120)
-    assert "rank 1 of 2 did not answer within 2 s (engine.connect_s). Nothing was heard of node2." in answer.stderr
+    assert "rank 1 of 2 did not answer within 2 s (engine.connect_s). Nothing was heard from node2." in answer.stderr
     assert answer.returncode != 0

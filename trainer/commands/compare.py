@@ -1,4 +1,4 @@
-"""`octet compare`: the runs of a sweep side by side, from what their folders say."""
+"""`octet compare`: a table of the runs of a sweep, from the files in their folders."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rich.table import Table
 from trainer.config.command_line import flat
 from trainer.config.settings import fields
 from trainer.errors import DataError
+from trainer.run_folder.journal import read_records
 
-NOT_COMPARED = {"run.dir", "run.threads", "run.keep", "run.save_every"}  # they change nothing that is learned
-
-WIDTH = 500  # columns: a long name is not cut off, also where nobody says how wide the screen is
+NOT_COMPARED = {"run.dir", "run.threads", "run.keep", "run.save_every"}  # without effect on what is learned
+WIDTH = 500  # columns, so that long names are not cut off where the width of the screen is unknown
 
 
 def compare(runs: Sequence[Path], as_json: bool) -> None:
@@ -37,9 +37,9 @@ def compare(runs: Sequence[Path], as_json: bool) -> None:
 
 
 def facts_of(run: Path) -> dict[str, Any]:
-    """Settings, accuracy after the last step and at its best, steps, and seconds of training."""
+    """Return the settings, the last and the best accuracy, the number of steps and the seconds of training of a run."""
     settings = _settings(run / "config.yaml")
-    lines = _records(run / "metrics.jsonl")
+    lines = read_records(run / "metrics.jsonl")
     seen = [line for line in lines if "eval/accuracy" in line and line["step"]]
     last = seen[-1] if seen else {}
     seconds = sum(value for line in lines for name, value in line.items() if name.startswith("time/"))
@@ -62,25 +62,12 @@ def _settings(path: Path) -> dict[str, Any]:
     try:
         settings = flat(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
-        raise DataError(f"{path}: it holds no settings ({' '.join(str(error).split())}). Leave this run out.") from None
+        raise DataError(
+            f"{path}: it contains no settings ({' '.join(str(error).split())}). Leave this run out."
+        ) from None
     if settings["model.name"] is None:
-        raise DataError(f"{path}: it is not that of a run, it has no model.name. Leave this folder out.")
+        raise DataError(f"{path}: it does not belong to a run: it has no model.name. Leave this folder out.")
     return settings
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    return [_record(path, number, line) for number, line in enumerate(lines, 1) if line.endswith("\n")]
-
-
-def _record(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}, line {number}: it is no JSON ({error}). Mend or delete that line.") from None
-    if not isinstance(record, dict) or "step" not in record:
-        raise DataError(f"{path}, line {number}: it is no record of a step. Mend or delete that line.")
-    return record
 
 
 def _table(rows: Sequence[dict[str, Any]], differing: Sequence[str]) -> Table:

@@ -1,8 +1,8 @@
-"""Start `deepspeed train.py` on the devices that are here; the arguments go on to train.py. Under `srun`, which has
-started a process for each device already, this one becomes train.py.
+"""Start `deepspeed train.py` on the devices of this machine, and pass the arguments on to train.py. Under `srun`, which
+has already started a process per device, this process becomes train.py.
 
-The settings are read first, so a typo or a model that cannot be had is answered in a second, not after three imports
-of torch.
+The settings are checked first, so that a typo or a model that cannot be found is reported within a second, and not
+after torch has been imported three times.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+
+import psutil
 
 from trainer.checks import memory, preflight
 from trainer.checks.cards import training_cards
@@ -28,13 +30,13 @@ from trainer.ranks import slurm
 from trainer.reward import make
 
 TRAIN = ROOT / "train.py"
-TELL_AGAIN_S = 1
+RETRY_S = 1
 
 
 def main() -> None:
     machine = hardware.detect()
     if slurm.is_one_of_several() or (slurm.is_step() and len(machine.gpus) <= 1):
-        os.execv(sys.executable, [sys.executable, str(TRAIN), *sys.argv[1:]])  # the same process: signals reach it
+        os.execv(sys.executable, [sys.executable, str(TRAIN), *sys.argv[1:]])  # the same process, so signals reach it
     request = parse_command_line(sys.argv[1:])
     if request.dry_run:
         print(request.config.to_yaml(), end="")
@@ -47,23 +49,22 @@ def main() -> None:
     memory.check(request.config, machine)
     make.check(request.config)
     preflight.check(request.config, machine)
-    os.environ[preflight.CHECKED] = "1"
-    if not machine.gpus:
-        os.environ["DS_ACCELERATOR"] = "cpu"
     launcher = shutil.which("deepspeed", path=str(Path(sys.executable).parent)) or "deepspeed"
-    sys.exit(run(command(launcher, machine, settled(request, sys.argv[1:]))))
+    environment = {preflight.CHECKED: "1"} | ({} if machine.gpus else {"DS_ACCELERATOR": "cpu"})
+    sys.exit(run(command(launcher, machine, with_choices(request, sys.argv[1:])), environment))
 
 
-def settled(request: Request, arguments: Sequence[str]) -> list[str]:
-    """The arguments, with what has been chosen here written out, so that every rank chooses the same."""
+def with_choices(request: Request, arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with the automatic choices written out, so that all ranks use the same."""
     if request.resumes:
         return [*arguments, f"--resume={request.resumes}"]
     return ["--preset", request.preset, *arguments] if request.reason else list(arguments)
 
 
 def command(launcher: str, machine: hardware.Hardware, arguments: Sequence[str]) -> list[str]:
-    """A free port, so that two runs can share a machine; `--include` where only some cards are meant, because the
-    launcher ignores CUDA_VISIBLE_DEVICES beside `--num_gpus`. The launcher's own errors only repeat ours."""
+    """Return the command that starts the launcher: on a free port, so that two runs can share a machine, and with
+    `--include` if only some cards are used, because with `--num_gpus` it ignores CUDA_VISIBLE_DEVICES. Its log is off,
+    because its errors only repeat those of the ranks."""
     devices = f"--num_gpus={max(1, len(machine.gpus))}"
     some = [gpu.index for gpu in machine.gpus] != list(range(len(machine.gpus)))
     if machine.gpus and (some or os.environ.get("CUDA_VISIBLE_DEVICES")):
@@ -72,54 +73,46 @@ def command(launcher: str, machine: hardware.Hardware, arguments: Sequence[str])
     return [launcher, *quiet, devices, "--no_local_rank", str(TRAIN), *arguments]
 
 
-def run(launch: Sequence[str]) -> int:
-    """The exit status of the launcher. It has a session of its own, so that Ctrl-C reaches it once and through here.
+def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+    """Run the launcher and return its exit status. It gets a session of its own, so that this process forwards Ctrl-C
+    and the launcher receives it once.
 
-    SIGUSR1 is for the ranks, its grandchildren, which save and stop (ranks/stopping.py). The launcher would die of it,
-    and Slurm sends it to every process of a step: so it is held back, in all that is started here, until a rank asks.
-    While the launcher starts there may be no rank yet: then it is sent again and again until there is one."""
+    SIGUSR1 tells the ranks, the grandchildren of the launcher's process, to save and stop (ranks/stopping.py). It would
+    kill the launcher, and Slurm sends it to every process of a step, so all processes started here block it, and each
+    rank unblocks it. While the launcher starts there may be no rank yet; it is then sent again until there is one."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    child = subprocess.Popen(launch, start_new_session=True)
+    child = subprocess.Popen(launch, env=os.environ | (environment or {}), start_new_session=True)
 
     def end(number: int, frame: FrameType | None) -> None:
         os.killpg(child.pid, signal.SIGTERM)
 
-    def tell_the_ranks(number: int, frame: FrameType | None) -> None:
-        ranks = [rank for launcher in _children(child.pid) for rank in _children(launcher) if _is_a_rank(rank)]
+    def signal_ranks(number: int, frame: FrameType | None) -> None:
+        ranks = _ranks_below(child.pid)
         for rank in ranks:
-            with suppress(ProcessLookupError):
-                os.kill(rank, signal.SIGUSR1)
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                rank.send_signal(signal.SIGUSR1)
         if not ranks:
-            signal.alarm(TELL_AGAIN_S)
+            signal.alarm(RETRY_S)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
     for number in (signal.SIGUSR1, signal.SIGALRM):
-        signal.signal(number, tell_the_ranks)
+        signal.signal(number, signal_ranks)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-    return as_a_shell_says_it(child.wait())
+    return shell_status(child.wait())
 
 
-def _is_a_rank(process: int) -> bool:
-    """And not what the launcher asks of a compiler while it starts."""
-    with suppress(OSError):  # gone in the meantime
-        return str(TRAIN).encode() in Path(f"/proc/{process}/cmdline").read_bytes()
-    return False
+def _ranks_below(runner: int) -> list[psutil.Process]:
+    """Return the grandchildren that run train.py. DeepSpeed's launcher also starts compilers for a moment."""
+    processes = list(psutil.process_iter(["ppid", "cmdline"]))
+    launchers = {process.pid for process in processes if process.info["ppid"] == runner}
+    below = [process for process in processes if process.info["ppid"] in launchers]
+    return [process for process in below if str(TRAIN) in (process.info["cmdline"] or ())]
 
 
-def _children(parent: int) -> list[int]:
-    """As Linux lists them; none of a process that has ended."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # gone in the meantime
-            if int(status.read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(status.parent.name))
-    return found
-
-
-def as_a_shell_says_it(status: int) -> int:
-    """A rank that signal 9 has killed ends with -9; of the launcher, which leaves with that, the system makes 247. A
-    shell, srun and the job scripts know it as 137."""
+def shell_status(status: int) -> int:
+    """Convert an exit status to that of a shell. The launcher exits with the status of its rank: -9, if signal 9 killed
+    it. That arrives here as 247, where a shell, srun and the job scripts expect 137."""
     if status < 0:
         return 128 - status
     return 128 + 256 - status if status > 256 - signal.NSIG else status

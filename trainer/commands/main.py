@@ -320,8 +320,8 @@ def _slurm(options: argparse.Namespace) -> None:
     config = resolve(options.preset, options.recipe, options.overrides)
     from trainer.commands import slurm
 
-    order = slurm.Order(options.nodes, options.gpus, options.time, options.sweep, options.chain)
-    slurm.slurm(config, options.preset, order, options.dry_run)
+    job = slurm.JobRequest(options.nodes, options.gpus, options.time, options.sweep, options.chain)
+    slurm.slurm(config, options.preset, job, options.dry_run)
 
 
 def _compare(options: argparse.Namespace) -> None:

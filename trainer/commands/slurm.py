@@ -1,7 +1,7 @@
-"""`octet slurm`: a job script and the resolved configuration in a run folder, and the job submitted.
+"""`octet slurm`: write a job script and the resolved configuration into a run folder, and submit the job.
 
-The script is one of `slurm/*.sbatch` with the values of this job in it: options from the command line, then from
-`slurm/site.env`, then those that are shipped. It can be submitted again by hand, and goes on with the same run.
+The script is one of `slurm/*.sbatch` with the options of this job: those of the command line come first, then those of
+`slurm/site.env`, then the defaults of the script. Submitted again by hand, it continues the same run.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from trainer.errors import ClusterError, ConfigError
 from trainer.machine.shipped import IS_INSTALLED, ROOT
 
 SCRIPTS = ROOT / "slurm"
-ASK_S = 120.0  # what a question to Slurm may take
-# Variables of site.env and the options that they stand for: sbatch itself reads them from its environment only.
+TIMEOUT_S = 120.0  # for a command of Slurm
+# Variables of site.env without SBATCH_, and the options that they set. sbatch reads them from its environment only.
 SITE = {"PARTITION": "partition", "ACCOUNT": "account", "QOS": "qos", "TIMELIMIT": "time", "RESERVATION": "reservation"}
 SITE |= {"CONSTRAINT": "constraint", "GRES": "gres", "EXCLUSIVE": "exclusive", "WCKEY": "wckey", "SIGNAL": "signal"}
 SITE |= {"MEM_PER_NODE": "mem", "MEM_PER_CPU": "mem-per-cpu", "MEM_PER_GPU": "mem-per-gpu"}
@@ -31,14 +31,14 @@ SITE |= {"CPUS_PER_GPU": "cpus-per-gpu", "NETWORK": "network", "HINT": "hint"}
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What the command line asks of the cluster."""
+class JobRequest:
+    """The job that the command line asks for."""
 
     nodes: int
-    gpus: int  # of each node
+    gpus: int  # per node
     time: str | None = None
-    grid: Path | None = None  # a sweep over its lines
-    chain: int = 1  # jobs that go on one after the other
+    grid: Path | None = None  # of a sweep, with the settings of one run per line
+    chain: int = 1  # number of jobs that continue the run one after the other
 
     @property
     def script(self) -> str:
@@ -47,73 +47,73 @@ class Order:
         return "multi_node.sbatch" if self.nodes > 1 else "single_node.sbatch"
 
 
-def slurm(config: Config, preset: str, order: Order, dry_run: bool) -> None:
-    _check(config, order)
+def slurm(config: Config, preset: str, request: JobRequest, dry_run: bool) -> None:
+    _check(config, request)
     folder = config.run.dir or RUNS / f"{Path(preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    script = write(config, folder.absolute(), order)
+    script = write(config, folder.absolute(), request)
     if dry_run:
         print(script.read_text(), end="")
         print(f"\n# written, not submitted: {script} and {folder}/job.yaml")
         return
-    jobs = _submit(script, order)
-    for line in _how_to_go_on(jobs, folder, order):
+    jobs = _submit(script, request)
+    for line in _next_commands(jobs, folder, request):
         print(line)
 
 
-def write(config: Config, folder: Path, order: Order) -> Path:
-    """The script and the configuration, in the run folder."""
+def write(config: Config, folder: Path, request: JobRequest) -> Path:
+    """Write the script and the configuration into the run folder, and return the path of the script."""
     folder.mkdir(parents=True, exist_ok=True)
-    for mark in (*folder.glob("finished"), *folder.glob("*/finished")):  # of a shorter run: a chain would do nothing
+    for mark in (*folder.glob("finished"), *folder.glob("*/finished")):  # of a shorter run; a chain would stop there
         mark.unlink()
     settings = config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
     (folder / "job.yaml").write_text(settings.to_yaml())
     script = folder / "job.sbatch"
-    script.write_text("\n".join(_script(folder, order)))
+    script.write_text("\n".join(_script(folder, request)))
     script.chmod(0o755)
     return script
 
 
-def _script(folder: Path, order: Order) -> Iterator[str]:
-    shipped = (SCRIPTS / order.script).read_text().splitlines()
+def _script(folder: Path, request: JobRequest) -> Iterator[str]:
+    shipped = (SCRIPTS / request.script).read_text().splitlines()
     options = dict(
         line.removeprefix("#SBATCH --").partition("=")[::2] for line in shipped if line.startswith("#SBATCH")
     )
     arguments = ["--preset", str(folder / "job.yaml"), f"run.dir={folder}"]
     yield "#!/usr/bin/env bash"
-    yield f"# Made by octet slurm from slurm/{order.script}. Submitted again, it goes on in the same run folder."
-    for key, value in (options | _options(folder, order)).items():
+    yield f"# Made by octet slurm from slurm/{request.script}. Submitted again, it continues the run."
+    for key, value in (options | _options(folder, request)).items():
         yield f"#SBATCH --{key}" + (f"={shlex.quote(value)}" if value else "")  # sbatch reads quotes as a shell does
     yield f"export OCTET_ROOT={shlex.quote(str(ROOT))} OCTET_SITE={shlex.quote(str(site_file()))}"
-    if IS_INSTALLED:  # there is no checkout in which a job could make an environment
+    if IS_INSTALLED:  # without a checkout a job cannot create its environment
         yield f"export OCTET_PYTHON={shlex.quote(sys.executable)}"
-    if order.chain > 1:
+    if request.chain > 1:
         yield "export OCTET_CHAIN=1"
-    yield f"set -- {shlex.join([*([str(order.grid.absolute())] if order.grid else []), *arguments])}"
+    yield f"set -- {shlex.join([*([str(request.grid.absolute())] if request.grid else []), *arguments])}"
     body = next(index for index, line in enumerate(shipped) if line.startswith("set -"))
     yield from [*shipped[body:], ""]
 
 
-def _options(folder: Path, order: Order) -> dict[str, str]:
+def _options(folder: Path, request: JobRequest) -> dict[str, str]:
     site = read_site(site_file())
     _refuse_unknown(site)
     options = {option: site[f"SBATCH_{name}"] for name, option in SITE.items() if site.get(f"SBATCH_{name}")}
-    options |= {"nodes": str(order.nodes), "gpus-per-node": str(order.gpus), "job-name": folder.name}
+    options |= {"nodes": str(request.nodes), "gpus-per-node": str(request.gpus), "job-name": folder.name}
     options["chdir"] = str(Path.cwd())  # what paths in the settings are relative to
-    options["output"] = str(folder / ("slurm-%A_%a.out" if order.grid else "slurm-%j.out"))
-    if order.time:
-        options["time"] = order.time
-    if order.grid:
-        options["array"] = f"1-{_lines(order.grid)}"
+    options["output"] = str(folder / ("slurm-%A_%a.out" if request.grid else "slurm-%j.out"))
+    if request.time:
+        options["time"] = request.time
+    if request.grid:
+        options["array"] = f"1-{_lines(request.grid)}"
     return options
 
 
 def _refuse_unknown(site: dict[str, str]) -> None:
-    """What would otherwise be lost without a word."""
+    """Raise ConfigError for a SBATCH_ variable that would otherwise be ignored silently."""
     for name, value in site.items():
         if name.startswith("SBATCH_") and name.removeprefix("SBATCH_") not in SITE and value:
             raise ConfigError(
-                f"{site_file()}: {name}={value}: octet slurm does not know it. Of SBATCH_ it knows "
-                f"{', '.join(SITE)}. Leave it out, or submit a script of slurm/ with sbatch, which reads it."
+                f"{site_file()}: {name}={value}: octet slurm does not support this variable. It supports, after "
+                f"SBATCH_, {', '.join(SITE)}. Remove it, or submit a script of slurm/ with sbatch, which reads it."
             )
 
 
@@ -122,115 +122,113 @@ def site_file() -> Path:
 
 
 def read_site(path: Path) -> dict[str, str]:
-    """What the file exports; it is shell, so a shell reads it. Its last line may be a test that does not hold."""
+    """Return the environment that the file exports. It is a shell script, whose last command may fail."""
     if not path.is_file():
         return {}
     command = ["bash", "-c", 'bash -n "$1" && { source "$1" >/dev/null; env -0; }', "bash", str(path)]
-    answer = subprocess.run(command, env=_without_choices(), capture_output=True, text=True, timeout=60, check=False)
+    answer = subprocess.run(command, env=_without_options(), capture_output=True, text=True, timeout=60, check=False)
     if answer.returncode:
-        why = answer.stderr.strip() or f"it ends the shell, with status {answer.returncode}"
-        raise ConfigError(f"{path}: bash cannot read it: {why}. Mend that line.")
+        why = answer.stderr.strip() or f"it exits with status {answer.returncode}"
+        raise ConfigError(f"{path}: bash cannot read it: {why}. Correct that line.")
     return dict(entry.partition("=")[::2] for entry in answer.stdout.split("\0") if entry)
 
 
-def _without_choices() -> dict[str, str]:
-    """The environment, without what another site.env may have left in this shell: it would go before the script."""
+def _without_options() -> dict[str, str]:
+    """Return the environment without SBATCH_ variables: those of another site.env would override the script."""
     return {name: value for name, value in os.environ.items() if not name.startswith("SBATCH_")}
 
 
 def _lines(grid: Path) -> int:
     if not grid.is_file():
         raise ConfigError(
-            f"--sweep {grid}: there is no such file. Copy slurm/grid.example: a line of settings for each run."
+            f"--sweep {grid}: there is no such file. Copy slurm/grid.example: each line has the settings of a run."
         )
     lines = [line for line in grid.read_text().splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if not lines:
-        raise ConfigError(f"--sweep {grid}: there is no line of settings in it. Copy slurm/grid.example.")
+        raise ConfigError(f"--sweep {grid}: it has no line of settings. Copy slurm/grid.example.")
     return len(lines)
 
 
-def _check(config: Config, order: Order) -> None:
+def _check(config: Config, request: JobRequest) -> None:
     ds_config.check(config, has_gpu=True)
-    for name, number in (("nodes", order.nodes), ("gpus", order.gpus), ("chain", order.chain)):
+    for name, number in (("nodes", request.nodes), ("gpus", request.gpus), ("chain", request.chain)):
         if number < 1:
             raise ConfigError(f"--{name} {number}: it must be at least 1.")
-    config.refuse_idle(order.nodes * order.gpus)
+    config.refuse_idle(request.nodes * request.gpus)
 
 
-def _submit(script: Path, order: Order) -> list[str]:
-    """The numbers of the jobs; each of a chain waits for the end of the one before, whatever it is."""
+def _submit(script: Path, request: JobRequest) -> list[str]:
+    """Submit the jobs and return their IDs. Each job of a chain starts when the one before has ended in any way."""
     jobs: list[str] = []
-    for _ in range(order.chain):
+    for _ in range(request.chain):
         after = [f"--dependency=afterany:{jobs[-1]}"] if jobs else []
         try:
-            jobs.append(_sbatch(script, after, order))
+            jobs.append(_sbatch(script, after, request))
         except ClusterError as error:
             if not jobs:
                 raise
             raise ClusterError(
-                f"{error}\nSubmitted before that: job {' '.join(jobs)}. `scancel {' '.join(jobs)}` takes back what is "
-                f"queued; without it, these {len(jobs)} of the chain run."
+                f"{error}\nSubmitted before that: job {' '.join(jobs)}. `scancel {' '.join(jobs)}` removes what is "
+                f"queued; otherwise these {len(jobs)} jobs of the chain will run."
             ) from None
     return jobs
 
 
-def _sbatch(script: Path, options: Sequence[str], order: Order) -> str:
+def _sbatch(script: Path, options: Sequence[str], request: JobRequest) -> str:
     command = ["sbatch", "--parsable", *options, str(script)]
     try:
         answer = subprocess.run(
-            command, env=_without_choices(), capture_output=True, text=True, timeout=ASK_S, check=False
+            command, env=_without_options(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except FileNotFoundError:
-        raise ClusterError(
-            "sbatch is not here, so this is no machine of a Slurm cluster. Log in to one, or write --dry-run."
-        ) from None
+        raise ClusterError("there is no sbatch on this machine. Log in to a Slurm cluster, or add --dry-run.") from None
     except (OSError, subprocess.SubprocessError) as error:
         raise ClusterError(
-            f"sbatch does not answer ({error}). Look with `squeue --me` whether the job was taken; "
-            f"if not, sbatch {shlex.quote(str(script))}."
+            f"sbatch does not answer ({error}). Check with `squeue --me` whether the job is queued; "
+            f"if not, run sbatch {shlex.quote(str(script))}."
         ) from None
     if answer.returncode:
-        raise ClusterError(_explain(answer.stderr, script.read_text(), order))
+        raise ClusterError(_explain(answer.stderr, script.read_text(), request))
     return answer.stdout.strip().partition(";")[0]
 
 
-def _explain(said: str, script: str, order: Order) -> str:
-    """What sbatch did not like, with what there is instead."""
+def _explain(complaint: str, script: str, request: JobRequest) -> str:
+    """Return an error message that says what sbatch complained about, and what the cluster has instead."""
     lines = re.findall(r"^#SBATCH --([\w-]+)=(.*)$", script, flags=re.MULTILINE)
     chosen = {key: "".join(shlex.split(value)) for key, value in lines}
     partition = chosen.get("partition", "")
-    if "invalid partition" in said:
+    if "invalid partition" in complaint:
         return (
-            f"partition={partition}: Slurm knows none of that name. There are: {_sinfo('%R')}. "
-            f"Write SBATCH_PARTITION=... into {site_file()}."
+            f"partition={partition}: there is no such partition. This cluster has {_sinfo('%R')}. "
+            f"Set SBATCH_PARTITION in {site_file()}."
         )
-    if "node configuration is not available" in said or "Invalid generic resource" in said:
+    if "node configuration is not available" in complaint or "Invalid generic resource" in complaint:
         where = f" of partition {partition}" if partition else ""
         has = _sinfo("%D x %G", *([f"--partition={partition}"] if partition else []))
         return (
-            f"--nodes {order.nodes} --gpus {order.gpus}: no nodes{where} have that; there are {has}. "
-            f"Ask for less, or for another SBATCH_PARTITION in {site_file()}."
+            f"--nodes {request.nodes} --gpus {request.gpus}: no nodes{where} have that many; there are {has}. "
+            f"Request fewer, or set another SBATCH_PARTITION in {site_file()}."
         )
-    return f"sbatch refuses {chosen.get('job-name', 'the job')}: {said.strip()}"
+    return f"sbatch refuses {chosen.get('job-name', 'the job')}: {complaint.strip()}"
 
 
 def _sinfo(wanted: str, *options: str) -> str:
     command = ["sinfo", "--noheader", f"--format={wanted}", *options]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.SubprocessError) as error:
-        return f"what sinfo would say, which cannot be asked ({error})"
-    return ", ".join(sorted(set(answer.stdout.split("\n")) - {""})) or "none that can be seen"
+        return f"unknown nodes and partitions, because sinfo failed ({error})"
+    return ", ".join(sorted(set(answer.stdout.split("\n")) - {""})) or "none that you may use"
 
 
-def _how_to_go_on(jobs: Sequence[str], folder: Path, order: Order) -> Iterator[str]:
+def _next_commands(jobs: Sequence[str], folder: Path, request: JobRequest) -> Iterator[str]:
     several = " ".join(jobs)
-    output = f"{jobs[0]}_1" if order.grid else jobs[0]
-    shape = f"{order.nodes} x {order.gpus} GPUs"
-    yield f"octet: submitted job {several}: {shape}, {order.script}"
+    output = f"{jobs[0]}_1" if request.grid else jobs[0]
+    shape = f"{request.nodes} x {request.gpus} GPUs"
+    yield f"octet: submitted job {several}: {shape}, {request.script}"
     yield f"follow  tail -F {shlex.quote(f'{folder}/slurm-{output}.out')}"
     yield f"state   squeue --jobs={','.join(jobs)}"
     yield f"stop    scancel {several}"
     yield f"resume  sbatch {shlex.quote(f'{folder}/job.sbatch')}"
-    if order.grid:
+    if request.grid:
         yield f"compare octet compare {shlex.quote(str(folder))}/0*"

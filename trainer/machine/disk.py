@@ -1,4 +1,4 @@
-"""A disk that fills up while something is written: one clear error, and what was half written makes room again."""
+"""One clear error when the disk fills up during a write, and the removal of what was half written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROBE_BYTES = 1 << 20
 
 @contextmanager
 def writing(folder: Path, what: str, remedy: str, needed: int = 0) -> Iterator[None]:
-    """`folder` is new, and goes again when the disk is full. `needed`: the bytes of it, where they are known."""
+    """Turn a full disk into a CheckpointError, and delete `folder`, which is new. `needed` is its size, if known."""
     try:
         yield
     except Exception as error:
@@ -34,7 +34,7 @@ def writing(folder: Path, what: str, remedy: str, needed: int = 0) -> Iterator[N
 
 
 def _is_full(error: BaseException, folder: Path) -> bool:
-    """safetensors says it in its text, and takes its file away; torch does not say it, so it is tried."""
+    """Return True if the disk is full. safetensors says so in its message; torch does not, so try to write a file."""
     if isinstance(error, OSError):
         return error.errno in FULL
     if any(os.strerror(number) in str(error) for number in FULL):
@@ -52,6 +52,6 @@ def size(folder: Path) -> int:
 
 
 def amount(count: float) -> str:
-    """Bytes for a person."""
+    """Format a number of bytes."""
     unit, divisor = ("GB", 1e9) if count >= 1e9 else ("MB", 1e6)
     return f"{count / divisor:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Messages of libraries that a user cannot act on, silenced one by one and by name. Import before the libraries."""
+"""Filters for messages of libraries that a user cannot act on. Call quiet() before the libraries are imported."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from trainer.machine import hardware
 
 
 def quiet() -> None:
-    if not hardware.detect().gpus:  # DeepSpeed warns that it found no accelerator; the run says so itself
+    if not hardware.detect().gpus:  # DeepSpeed warns that it found none; Octet says so itself
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # an optional CPU kernel for 4-bit weights is not installed
+    # bitsandbytes: an optional CPU kernel for 4-bit weights is not installed
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    # DeepSpeed has tested none of bitsandbytes's optimizers; tests/step/test_engine.py has
-    logging.getLogger("DeepSpeed").addFilter(_is_no_untested_optimizer)
-    # DeepSpeed's ZeRO-3 calls torch by old names
+    # DeepSpeed has not tested the optimizers of bitsandbytes; tests/step/test_engine.py does
+    logging.getLogger("DeepSpeed").addFilter(_is_not_about_untested_optimizers)
+    # DeepSpeed's ZeRO-3 uses deprecated names of torch
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
         warnings.filterwarnings("ignore", message=f"`torch.distributed.{name}` is deprecated", category=FutureWarning)
-    # twenty lines of C++ frames when a rank is gone; ranks/rendezvous.py says which one
+    # torch prints twenty C++ frames when a rank has died; ranks/rendezvous.py names the rank
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # PEFT asks transformers by an old name
+    # PEFT uses a deprecated name of transformers
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
 
 
-def _is_no_untested_optimizer(record: logging.LogRecord) -> bool:
+def _is_not_about_untested_optimizers(record: logging.LogRecord) -> bool:
     return "ZeRO with an untested optimizer" not in record.getMessage()
 
 
 def no_progress_bars() -> None:
-    """Bars for loading and writing weights; downloads keep theirs."""
+    """Switch off the progress bars for loading and writing weights. Downloads keep theirs."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()

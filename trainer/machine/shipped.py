@@ -1,4 +1,4 @@
-"""The files that come with Octet beside its modules: job scripts, engine settings, train.py, pinned versions."""
+"""Where the files are that come with Octet's modules: job scripts, DeepSpeed settings, train.py, pinned versions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Threads that nobody waits for at the end of the program. Those of a ThreadPoolExecutor are joined there, so Ctrl-C
-would last until a server that is silent has used up its time."""
+"""Daemon threads, for which the program does not wait at its end. It joins the threads of a ThreadPoolExecutor, so that
+Ctrl-C would take effect only after the timeout of a server that does not answer."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ T = TypeVar("T")
 
 
 def begin(work: Callable[[], T]) -> Future[T]:
-    """Do it beside the caller."""
+    """Call a function in a thread of its own."""
     future: Future[T] = Future()
-    Thread(target=_finish, args=(work, future), daemon=True).start()
+    Thread(target=_run, args=(work, future), daemon=True).start()
     return future
 
 
 def each(work: Sequence[Callable[[], T]], at_once: int) -> Iterator[tuple[int, T]]:
-    """The results with their places, as they are there. What has not begun when the caller stops never begins."""
+    """Call the functions, `at_once` of them at a time, and yield (index, result) as they finish. If the caller stops,
+    the functions that have not started never do."""
     waiting, done = deque(enumerate(work)), SimpleQueue[tuple[int, Future[T]]]()
 
-    def toil() -> None:
+    def worker() -> None:
         while waiting:
             try:
-                index, one = waiting.popleft()
+                index, function = waiting.popleft()
             except IndexError:  # another thread was faster
                 return
             future: Future[T] = Future()
-            _finish(one, future)
+            _run(function, future)
             done.put((index, future))
 
     for _ in range(min(at_once, len(work))):
-        Thread(target=toil, daemon=True).start()
+        Thread(target=worker, daemon=True).start()
     try:
         for _ in work:
             index, future = done.get()
@@ -44,8 +45,8 @@ def each(work: Sequence[Callable[[], T]], at_once: int) -> Iterator[tuple[int, T
         waiting.clear()
 
 
-def _finish(work: Callable[[], T], future: Future[T]) -> None:
+def _run(work: Callable[[], T], future: Future[T]) -> None:
     try:
         future.set_result(work())
-    except BaseException as error:  # noqa: BLE001  it is the caller's
+    except BaseException as error:  # noqa: BLE001  the caller gets it
         future.set_exception(error)

@@ -1,10 +1,11 @@
-"""Ranks: who am I, and what do the others have. With one process everything here is immediate."""
+"""The process group: ranks, devices and collectives. In a single process the collectives return at once."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -13,14 +14,21 @@ import torch.distributed as dist
 
 from trainer.errors import ClusterError, ConfigError, OctetError, TrainingError
 from trainer.machine import hardware
-from trainer.ranks import nccl_log, rendezvous
+from trainer.ranks import rendezvous
 
 Item = TypeVar("Item")
 CONNECT_S = 60.0
 
-_ranks: list[rendezvous.Ranks] = []  # of this run, while it is connected to others
 
-_farewells: list[Callable[[], None]] = []
+@dataclass
+class Connection:
+    """What this process knows about its process group, from connect() to disconnect()."""
+
+    ranks: rendezvous.Ranks | None = None  # None in a group of one
+    before_disconnect: list[Callable[[], None]] = field(default_factory=list)
+
+
+_connection = Connection()
 
 
 def rank() -> int:
@@ -36,28 +44,28 @@ def is_main() -> bool:
 
 
 def on_gpu() -> bool:
-    """Torch and DeepSpeed have to agree: a user who hides the cards gets the CPU from both."""
+    """True if training runs on a GPU, for torch as for DeepSpeed, which DS_ACCELERATOR=cpu keeps off the GPUs."""
     return torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
 
 
 def refuse_an_idle_card() -> None:
-    """A card that torch cannot use would be passed over in silence, for days on the CPU."""
+    """Raise ConfigError if there is a card that torch cannot use: training would silently run on the CPU."""
     gpus = [] if os.environ.get("DS_ACCELERATOR") == "cpu" else hardware.detect().gpus
     if gpus and not torch.cuda.is_available():
         raise ConfigError(
-            f"{gpus[0].name}: torch {torch.__version__} cannot use this card. `octet doctor` says why; "
-            "DS_ACCELERATOR=cpu in the environment trains on the CPU all the same."
+            f"{gpus[0].name}: torch {torch.__version__} cannot use this card. `octet doctor` says why. "
+            "To train on the CPU, set DS_ACCELERATOR=cpu in the environment."
         )
 
 
 def device() -> torch.device:
-    """A task of srun may see one card only, whatever its number on the node."""
+    """Return the device of this rank. A task of srun may see only one card, whatever its local rank is."""
     number = int(os.environ.get("LOCAL_RANK", "0"))
     return torch.device("cuda", number % torch.cuda.device_count()) if on_gpu() else torch.device("cpu")
 
 
 def take_card() -> None:
-    """DeepSpeed takes LOCAL_RANK for the number of a card as this process sees them, and not of a rank on the node."""
+    """Select the card of this rank. DeepSpeed reads its index, among those that this process sees, from LOCAL_RANK."""
     if on_gpu():
         _refuse_to_share_cards(torch.cuda.device_count())
         os.environ["LOCAL_RANK"] = str(device().index)
@@ -65,7 +73,7 @@ def take_card() -> None:
 
 
 def _refuse_to_share_cards(cards: int) -> None:
-    """Two ranks on a card run out of its memory. One card in sight may be that of this rank alone."""
+    """Raise ClusterError if several ranks would use one card. A rank that sees a single card may have it to itself."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if ranks > cards > 1:
         raise ClusterError(
@@ -76,53 +84,55 @@ def _refuse_to_share_cards(cards: int) -> None:
 
 
 def connect(timeout_s: float, connect_s: float = CONNECT_S) -> None:
-    """Join the process group; a lone `python train.py` is a group of one."""
+    """Join the process group. A plain `python train.py` is a group of one."""
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", str(hardware.free_port()))
     for name, alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, alone)
     take_card()
-    # Python objects and barriers go over gloo, also beside NCCL: its errors can be caught and say what is missing
+    # Python objects and barriers use gloo even beside NCCL: its errors can be caught, and say what is missing
     backend, timeout = "cpu:gloo,cuda:nccl" if on_gpu() else "gloo", timedelta(seconds=timeout_s)
     if world_size() == 1:
         dist.init_process_group(backend, timeout=timeout)
         return
     ranks = rendezvous.meet(rank(), world_size(), connect_s)
     if on_gpu():
-        nccl_log.listen()
+        ranks.nccl_log.start()
     store = dist.PrefixStore("group", ranks.store)
     dist.init_process_group(backend, store=store, rank=rank(), world_size=world_size(), timeout=timeout)
     rendezvous.smoke_test(ranks, device(), connect_s)
-    _ranks[:] = [ranks]
+    _connection.ranks = ranks
 
 
 def naming_the_missing(timeout_s: float) -> AbstractContextManager[None]:
-    """An error of a collective says which rank was not there."""
-    return _ranks[0].naming_the_missing(f"{timeout_s:g} s (engine.timeout_s)") if _ranks else nullcontext()
+    """Turn an error of a collective into one that names the missing rank."""
+    ranks = _connection.ranks
+    return ranks.naming_the_missing(f"{timeout_s:g} s (engine.timeout_s)") if ranks else nullcontext()
 
 
 def ranks_here() -> int:
-    """Ranks on this node."""
-    return _ranks[0].here if _ranks else 1
+    """Return the number of ranks on this node."""
+    return _connection.ranks.here if _connection.ranks else 1
 
 
 def is_first_here() -> bool:
-    """Of the ranks on this node, one is: for what is done once for all of them."""
-    return not _ranks or _ranks[0].is_first_here
+    """Return True on exactly one rank per node."""
+    return not _connection.ranks or _connection.ranks.is_first_here
 
 
 def before_disconnect(work: Callable[[], None]) -> None:
-    """For what lives inside the process group, and would end the group with itself."""
-    _farewells.append(work)
+    """Register a function to call before the process group is destroyed, for what would destroy the group itself."""
+    _connection.before_disconnect.append(work)
 
 
 def disconnect() -> None:
-    while _farewells:
-        _farewells.pop()()
-    _ranks.clear()
+    while _connection.before_disconnect:
+        _connection.before_disconnect.pop()()
     if dist.is_initialized():
         dist.destroy_process_group()
-    nccl_log.forget()
+    if _connection.ranks:
+        _connection.ranks.nccl_log.stop()
+        _connection.ranks = None
 
 
 def barrier() -> None:
@@ -131,7 +141,7 @@ def barrier() -> None:
 
 
 def gather(item: Item) -> list[Item]:
-    """The item of every rank, in the order of the ranks, on every rank."""
+    """Return the items of all ranks, in the order of the ranks, on every rank."""
     if world_size() == 1:
         return [item]
     items: list[Any] = [None] * world_size()
@@ -140,36 +150,36 @@ def gather(item: Item) -> list[Item]:
 
 
 def on_main(work: Callable[[], Item]) -> Item:
-    """Every rank calls it. Rank 0 works and tells the others what it found; what goes wrong there ends all ranks."""
+    """Call a function on rank 0; return its result, or raise its error, on every rank. Every rank must call this."""
     try:
-        found = work() if is_main() else None
-    except Exception as error:  # whatever it is: the others wait for word
-        gather((None, _to_tell(error).of_all()))
+        result = work() if is_main() else None
+    except Exception as error:  # whatever it is: the other ranks are waiting
+        gather((None, _for_all_ranks(error)))
         raise
-    found, failure = gather((found, None))[0]
+    result, failure = gather((result, None))[0]
     if failure is not None:
         raise failure
-    return cast("Item", found)
+    return cast("Item", result)
 
 
-def _to_tell(failure: Exception) -> OctetError:
-    """The same for other ranks; what is not ours may not travel."""
-    if isinstance(failure, OctetError):
-        return failure
-    return TrainingError(f"rank 0 failed: {type(failure).__name__}: {failure}")
+def _for_all_ranks(error: Exception) -> OctetError:
+    """Return an error to raise on the other ranks. One of another library may not survive pickling."""
+    if isinstance(error, OctetError):
+        return error.of_all()
+    return TrainingError(f"rank 0 failed: {type(error).__name__}: {error}").of_all()
 
 
 def total(number: float) -> float:
-    """The sum of a number over all ranks."""
+    """Return the sum of a number over all ranks."""
     return sum(gather(number))
 
 
 def sum_in_place(tensor: torch.Tensor) -> None:
-    """The sum of a tensor over all ranks, on every rank."""
+    """Replace a tensor, on every rank, by its sum over all ranks."""
     if world_size() > 1:
         dist.all_reduce(tensor)
 
 
 def mine(items: Sequence[Item]) -> list[Item]:
-    """This rank's share: every world-size-th item, so that the shares differ by one at most."""
+    """Return this rank's share, every world-size-th item: shares differ in length by at most one."""
     return list(items[rank() :: world_size()])

@@ -1,7 +1,7 @@
-"""What NCCL says about itself, in a file of each process until somebody needs it.
+"""NCCL's log of this process, kept in a file until an error needs it.
 
-It is too much for the screen, and it is what explains a collective that fails: then the error has its last lines. A run
-that ends well leaves nothing behind.
+It is too long for the screen, but it explains why a collective failed: the error then shows its last lines. A run that
+ends well deletes the file.
 """
 
 from __future__ import annotations
@@ -17,37 +17,39 @@ PARTS = "INIT,NET,ENV"  # how the ranks find each other, over which network, and
 WARNING = " NCCL WARN "
 SHOWN = 8  # lines in an error
 
-_folders: list[Path] = []  # of this process, while it listens
-_needed: list[Path] = []  # those that an error has named
 
+class NcclLog:
+    """The log from start() to stop(). Before, after, and where the user has configured NCCL's log, there is none."""
 
-def listen() -> None:
-    """Before NCCL starts. Whoever has chosen what it says and where to is left alone."""
-    if _folders or any(name in os.environ for name in CHOICES):
-        return
-    with suppress(OSError):  # no room for it: no reason not to train
-        _folders.append(Path(tempfile.mkdtemp(prefix="octet-nccl-")))
-        os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_FILE"] = "INFO", str(_folders[0] / "%p.log")
-        os.environ.setdefault("NCCL_DEBUG_SUBSYS", PARTS)
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+        self._is_needed = False  # an error has named the file
 
+    def start(self) -> None:
+        """Set NCCL's environment variables, before NCCL starts; do nothing if the user has set them."""
+        if self._folder or any(name in os.environ for name in CHOICES):
+            return
+        with suppress(OSError):  # a full disk is no reason not to train
+            self._folder = Path(tempfile.mkdtemp(prefix="octet-nccl-"))
+            os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_FILE"] = "INFO", str(self._folder / "%p.log")
+            os.environ.setdefault("NCCL_DEBUG_SUBSYS", PARTS)
 
-def said() -> str:
-    """The lines that matter, warnings first, and where all of them are; nothing if it has said nothing."""
-    file = _folders[0] / f"{os.getpid()}.log" if _folders else Path()
-    lines = [line for line in file.read_text(errors="replace").splitlines() if line] if file.is_file() else []
-    if not lines:
-        return ""
-    _needed[:] = _folders
-    by_weight = sorted(lines, key=lambda line: WARNING in line)  # in their order, warnings last
-    shown = sorted(by_weight[-SHOWN:], key=lambda line: WARNING not in line)
-    return "\n".join([f". What NCCL said is in {file} on this node, and ends with:", *(f"  {line}" for line in shown)])
+    def excerpt(self) -> str:
+        """Return the last lines for an error message, warnings first, with the path of the file; "" if it is empty."""
+        file = self._folder / f"{os.getpid()}.log" if self._folder else Path()
+        lines = [line for line in file.read_text(errors="replace").splitlines() if line] if file.is_file() else []
+        if not lines:
+            return ""
+        self._is_needed = True
+        by_weight = sorted(lines, key=lambda line: WARNING in line)  # a stable sort: warnings last
+        shown = sorted(by_weight[-SHOWN:], key=lambda line: WARNING not in line)
+        return "\n".join([f". NCCL's log is in {file} on this node, and ends with:", *(f"  {line}" for line in shown)])
 
-
-def forget() -> None:
-    """The end of what it may say."""
-    for folder in _folders:
-        for name in CHOICES:
-            os.environ.pop(name, None)
-        if folder not in _needed:
-            shutil.rmtree(folder, ignore_errors=True)
-    _folders.clear()
+    def stop(self) -> None:
+        """Delete the file, unless an error has named it."""
+        if self._folder:
+            for name in CHOICES:
+                os.environ.pop(name, None)
+            if not self._is_needed:
+                shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = None

@@ -1,4 +1,4 @@
-"""What Slurm says about this process and its job. Without Slurm everything here says nothing. Imports no torch."""
+"""This process and its job as Slurm describes them. Without Slurm the functions return empty values. No torch here."""
 
 from __future__ import annotations
 
@@ -9,21 +9,30 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from trainer.errors import ClusterError, Interrupted
 
-PORTS = range(10_000, 30_000)  # below those that systems hand out by themselves
-ASK_S = 30.0  # what a question to Slurm may take
+PORTS = range(10_000, 30_000)  # below the ephemeral ports of Linux
+TIMEOUT_S = 30.0  # for a command of Slurm
 
-_signals: list[int] = []  # that have arrived
-_last_words: list[str] = []  # of what is done now, if the signal may end it in the middle
+
+@dataclass
+class StopSignal:
+    """What this process knows about the signal that tells it to save and stop, SIGUSR1."""
+
+    has_arrived: bool = False
+    interrupts_with: str = ""  # message of the error that it raises at once; empty while it waits for the step to end
+
+
+_stop = StopSignal()
 
 
 def adopt_ranks() -> None:
-    """Under plain srun: the names that torchrun uses, so that the rest of the program knows only these. deepspeed has
-    another one for the ranks of this node."""
+    """Set the environment variables of torchrun from those of srun, so that the rest of the program reads only these.
+    DeepSpeed's launcher sets them too, but for LOCAL_WORLD_SIZE, which it calls LOCAL_SIZE."""
     if "RANK" in os.environ and "LOCAL_SIZE" in os.environ:
         os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
     if "RANK" in os.environ or not is_one_of_several():
@@ -39,17 +48,17 @@ def adopt_ranks() -> None:
 
 
 def is_step() -> bool:
-    """srun started this, and not the shell of a batch script."""
+    """True if srun started this process, and not the shell of a batch script."""
     return "SLURM_STEP_ID" in os.environ
 
 
 def is_one_of_several() -> bool:
-    """srun started other tasks beside this one."""
+    """True if srun started several tasks."""
     return is_step() and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
 
 
 def tasks_of(each: str) -> list[int]:
-    """`4(x2),3` is 4, 4 and 3: the tasks of each node of a step."""
+    """Return the number of tasks on each node of a step: `4(x2),3` is [4, 4, 3]."""
     found = []
     for part in each.split(","):
         tasks, _, times = part.partition("(x")
@@ -58,51 +67,52 @@ def tasks_of(each: str) -> list[int]:
 
 
 def nodes() -> list[str]:
-    """The nodes of this step, in the order of their ranks; empty outside of one."""
+    """Return the nodes of this step in the order of their ranks; [] outside a step."""
     listed = os.environ.get("SLURM_STEP_NODELIST")
     if not is_step() or not listed:
         return []
     try:
         answer = subprocess.run(
-            ["scontrol", "show", "hostnames", listed], capture_output=True, text=True, timeout=ASK_S, check=True
+            ["scontrol", "show", "hostnames", listed], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise ClusterError(
-            f"SLURM_STEP_NODELIST={listed}: `scontrol show hostnames` cannot be asked for the nodes ({error}). "
+            f"SLURM_STEP_NODELIST={listed}: `scontrol show hostnames` cannot list the nodes ({error}). "
             "Before srun, write export MASTER_ADDR=$(scontrol show hostnames | head -n 1)."
         ) from None
     return answer.stdout.split()
 
 
 def port() -> int:
-    """From the job and its step, so that every rank finds the same one and two jobs on a node have different ones."""
+    """Return a port that is the same for all ranks, and another one for each job and step."""
     number = 7 * int(os.environ.get("SLURM_JOB_ID", "0")) + int(os.environ.get("SLURM_STEP_ID", "0"))
     return PORTS[number % len(PORTS)]
 
 
-def say_that_it_failed(what: str) -> None:
-    """To the job script, by the file that OCTET_FAILED names. The status of the job may not say it: on GPUs the others
-    wait in a collective for a rank that has ended, until srun or NCCL ends them with a status of its own."""
-    if named := os.environ.get("OCTET_FAILED"):
+def report_failure(message: str) -> None:
+    """Write to the file OCTET_FAILED, which the job script reads. The exit status of the job may hide the failure: on
+    GPUs the other ranks wait in a collective until srun or NCCL ends them, with a status of its own."""
+    if name := os.environ.get("OCTET_FAILED"):
         with suppress(OSError):
-            Path(named).parent.mkdir(parents=True, exist_ok=True)
-            Path(named).write_text(what + "\n")
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).write_text(message + "\n")
 
 
 def restarts() -> int:
-    """How often Slurm has started this job again."""
+    """Return how often Slurm has requeued this job."""
     return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
 
 def job_number() -> str:
-    """Empty outside of a job. A task of an array is asked for by both of its numbers: the last one has that of all."""
+    """Return the job ID, "" outside a job. For a task of an array it is ARRAY_TASK: SLURM_JOB_ID of the array's last
+    task is the ID of the whole array."""
     if task := os.environ.get("SLURM_ARRAY_TASK_ID"):
         return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
     return os.environ.get("SLURM_JOB_ID", "")
 
 
 def describe() -> str:
-    """The job in a few words; nothing outside of one."""
+    """Return a line about the job for the log; "" outside a job."""
     if not (job := job_number()):
         return ""
     where = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
@@ -110,7 +120,7 @@ def describe() -> str:
 
 
 def seconds_left() -> float | None:
-    """Until the time limit of the job; None where there is no job, no limit, or nobody to ask."""
+    """Return the time until the job's limit; None if there is no job, no limit or no answer from Slurm."""
     if end := os.environ.get("SLURM_JOB_END_TIME"):  # since Slurm 23.02
         return float(end) - time.time()
     job = job_number()
@@ -118,14 +128,14 @@ def seconds_left() -> float | None:
         return None
     command = ["squeue", "--noheader", f"--jobs={job}", "--format=%L"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
-    except (OSError, subprocess.SubprocessError):  # a busy controller answers late: no reason to end a run
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.SubprocessError):  # a busy controller is no reason to end a run
         return None
     return seconds_of(answer.stdout.strip())
 
 
 def seconds_of(text: str) -> float | None:
-    """`1-02:03:04`, `2:03:04` or `3:04` in seconds; None for `UNLIMITED` and its like."""
+    """Convert `1-02:03:04`, `2:03:04` or `3:04` to seconds. Return None for `UNLIMITED`, `INVALID` and the like."""
     days, dash, clock = text.rpartition("-")
     parts = clock.split(":")
     if len(parts) < 2 or not all(part.isdigit() for part in parts):
@@ -137,32 +147,33 @@ def seconds_of(text: str) -> float | None:
 
 
 def listen() -> None:
-    """For the signal that `#SBATCH --signal=USR1@120` sends some time before the end; see ranks/stopping.py. One that
-    came before is let through now, where the launcher has held it back."""
-    signal.signal(signal.SIGUSR1, _remember)
+    """Handle SIGUSR1, which `#SBATCH --signal=USR1@120` sends before the time limit; see ranks/stopping.py. One that
+    the launcher has blocked until now arrives here."""
+    signal.signal(signal.SIGUSR1, _on_stop_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
-def is_told_to_stop() -> bool:
-    return bool(_signals)
+def stop_is_requested() -> bool:
+    return _stop.has_arrived
 
 
 @contextmanager
-def ends_at_once(last_words: str) -> Iterator[None]:
-    """What is done in here is lost without harm: the signal ends it in the middle, and not only after it."""
-    _last_words.append(last_words)
+def interruptible(message: str) -> Iterator[None]:
+    """Let the signal raise Interrupted in the middle of a block whose work can be done again by the next start."""
+    _stop.interrupts_with = message
     try:
-        _end_if_told()
+        _interrupt_if_requested()
         yield
     finally:
-        _last_words.clear()
+        _stop.interrupts_with = ""
 
 
-def _remember(number: int, frame: FrameType | None) -> None:
-    _signals.append(number)
-    _end_if_told()
+def _on_stop_signal(number: int, frame: FrameType | None) -> None:
+    _stop.has_arrived = True
+    _interrupt_if_requested()
 
 
-def _end_if_told() -> None:
-    if _signals and _last_words:
-        raise Interrupted(_last_words.pop())  # once: what comes after it is on its way out
+def _interrupt_if_requested() -> None:
+    if _stop.has_arrived and _stop.interrupts_with:
+        message, _stop.interrupts_with = _stop.interrupts_with, ""  # once: a second signal must not break the clean-up
+        raise Interrupted(message)

@@ -1,4 +1,4 @@
-"""The run folder: one run at a time, and never two runs of different settings."""
+"""Claim a run folder for one run at a time, and refuse one that holds a run with other settings."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from trainer.errors import ConfigError
 from trainer.machine.shipped import CHECKOUT
 from trainer.ranks import distributed, slurm
 
-# Settings that may differ when a run goes on: they change nothing that has been done. Another length of the run gives
-# its rest another schedule.
+# Settings that may change when a run is resumed, because no step that is done depends on them. Another number of steps
+# changes the schedule of the remaining ones.
 FREE_TO_CHANGE = {"run.dir", "run.steps", "run.epochs", "run.save_every", "run.keep", "run.threads", "run.merge"}
 FREE_TO_CHANGE |= {
     "eval.problems",
@@ -35,15 +35,16 @@ FREE_TO_CHANGE |= {
 }
 FREE_TO_CHANGE |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "timeout_s", "retries", "backoff_s")}
 FREE_TO_CHANGE |= {"reward.judge.max_requests", "reward.judge.max_tokens", "reward.judge.cache", "reward.timeout"}
-FREE_TO_CHANGE |= {f"rollout.vllm.{key}" for key in Vllm.model_fields}  # where the same policy samples
+FREE_TO_CHANGE |= {f"rollout.vllm.{key}" for key in Vllm.model_fields}  # the policy that samples stays the same
 PACKAGES = ("torch", "deepspeed", "transformers", "peft")
-LEFTOVER_S = 120.0  # how long a job that Slurm started again waits for what is left of its last start to end
+LEFTOVER_S = 120.0  # how long a requeued job waits for the processes of its last start to end
 
-_locks: list[IO[str]] = []  # open for as long as this process lives
+_held: dict[Path, IO[str]] = {}  # the folders that this process has claimed, and their locks, open until it ends
 
 
 def claim(request: Request) -> Path:
-    """The folder, the same on every rank; refused when it holds a run with other settings, or one that is running."""
+    """Lock the run folder and return its path, the same on every rank. Raise ConfigError if it holds a run with other
+    settings, or one that is still running."""
     name = request.config.run.dir or RUNS / f"{Path(request.preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     folder = distributed.gather(name)[0]
     if (folder / "config.yaml").is_file():
@@ -55,12 +56,12 @@ def claim(request: Request) -> Path:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether this process has claimed the folder, so nobody else is at work in it."""
-    return folder.resolve() in [Path(lock.name).resolve().parent for lock in _locks]
+    """True if this process has claimed the folder, so that no other run writes into it."""
+    return folder.resolve() in _held
 
 
 def describe(folder: Path, config: Config) -> None:
-    """Write down what is run, when it is certain that it can be."""
+    """Write the configuration into the run folder. Called when everything is loaded, so that a mistake leaves none."""
     if distributed.is_main():
         (folder / "config.yaml").write_text(f"# {provenance()}\n{config.to_yaml()}")
 
@@ -76,9 +77,9 @@ def _lock(folder: Path) -> None:
     deadline = time.monotonic() + (LEFTOVER_S if slurm.restarts() else 0)
     while not _is_free(lock):
         if time.monotonic() > deadline:
-            raise ConfigError(f"run.dir={folder}: another run is writing it. Wait for it, or choose another folder.")
+            raise ConfigError(f"run.dir={folder}: another run is writing to it. Wait for it, or choose another folder.")
         time.sleep(0.5)
-    _locks.append(lock)
+    _held[folder.resolve()] = lock
 
 
 def _is_free(lock: IO[str]) -> bool:
@@ -89,8 +90,8 @@ def _is_free(lock: IO[str]) -> bool:
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOTSUP):
             raise
-        told = f"{Path(lock.name).parent}: its file system has no locks ({error.strerror})"
-        print(f"octet: warning: {told}. See to it that no other run writes there.", file=sys.stderr, flush=True)
+        warning = f"{Path(lock.name).parent}: its file system has no locks ({error.strerror})"
+        print(f"octet: warning: {warning}. Make sure that no other run writes there.", file=sys.stderr, flush=True)
     return True
 
 
@@ -103,13 +104,13 @@ def _refuse_other_settings(folder: Path, stored: dict[str, Any], config: Config)
 
 
 def provenance() -> str:
-    """Which code made the run."""
+    """Return a line with the versions of Octet and of the packages that it trains with."""
     packages = [f"{name} {version(name)}" for name in PACKAGES]
     return ", ".join([f"octet-grpo {trainer.__version__}", *packages, revision() or "no git revision"])
 
 
 def revision() -> str:
-    """Return the git revision of the checkout; empty where there is none, or no git."""
+    """Return the git revision of the checkout; "" without a repository or without git."""
     if not (CHECKOUT / ".git").exists() or shutil.which("git") is None:
         return ""
     command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty"]

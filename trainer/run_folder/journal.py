@@ -1,4 +1,4 @@
-"""What a run writes down: `metrics.jsonl`, `samples.jsonl` and TensorBoard. Only rank 0 keeps one."""
+"""The records of a run: `metrics.jsonl`, `samples.jsonl` and TensorBoard. Only rank 0 writes them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.errors import DataError
 from trainer.records import ScoredGroup
 
-SAMPLED_GROUPS = 2  # groups of each step that go into samples.jsonl: enough to read along, small enough to keep
+SAMPLED_GROUPS = 2  # per step in samples.jsonl
 
 
 class Journal:
-    """Appends as it goes. A run that resumes at `first_step` drops what an earlier try wrote from there on."""
+    """Appends records. A run that resumes at `first_step` first drops the records of later steps."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
         self.folder = folder
@@ -26,7 +27,7 @@ class Journal:
         self._draw(step, values)
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """Into the line of its step, which is the last one; into one of its own if that was lost."""
+        """Add the values to the record of the step, which is the last line, or append one if that line was lost."""
         path = self.folder / "metrics.jsonl"
         lines = _lines(path)
         if lines and (last := json.loads(lines[-1]))["step"] == step:
@@ -64,38 +65,51 @@ class Journal:
             self._tensorboard().add_scalar(name, value, step)
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
-        with (self.folder / name).open("a", encoding="utf-8") as file:
+        with (self.folder / name).open("ab") as file:
             file.write(_line(record))
 
     def _tensorboard(self) -> Any:
-        if self._board is None:  # imported with the first metrics: the import takes longer than a step
+        if self._board is None:  # not at the start: the import takes longer than a step
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(self.folder / "tensorboard"))
         return self._board
 
 
-def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, ensure_ascii=False) + "\n"
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a file, one per line; none if there is no file. Raise DataError if a line is damaged, but
+    ignore a last line that a crash cut short."""
+    return [_record(path, number, line) for number, line in enumerate(_lines(path), 1) if line.endswith(b"\n")]
+
+
+def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{path}, line {number}: it is not JSON ({error}). Repair or delete that line.") from None
+    if not (isinstance(record, dict) and isinstance(record.get("step"), int)):
+        raise DataError(f"{path}, line {number}: it is not the record of a step. Repair or delete that line.")
+    return record
 
 
 def _keep_before(path: Path, first_step: int) -> None:
-    """Drop the lines of steps that will be done again, and a last line that a crash cut short."""
+    """Drop the records of steps that will be done again, and a last line that a crash cut short."""
     lines = _lines(path)
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= first_step]
+    kept = [line for line, record in zip(lines, read_records(path)) if record["step"] <= first_step]
     if kept != lines:
         _replace(path, kept)
 
 
-def _lines(path: Path) -> list[str]:
-    if not path.is_file():
-        return []
-    with path.open(encoding="utf-8", newline="\n") as file:  # a model may write other ends of lines: no splitlines()
-        return list(file)
+def _lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True) if path.is_file() else []
 
 
-def _replace(path: Path, lines: Iterable[str]) -> None:
-    """Whole or not at all."""
+def _replace(path: Path, lines: Iterable[bytes]) -> None:
+    """Replace the file as a whole, so that a crash leaves the old one or the new one."""
     partial = path.with_suffix(".partial")
-    partial.write_text("".join(lines), encoding="utf-8")
+    partial.write_bytes(b"".join(lines))
     partial.replace(path)
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"

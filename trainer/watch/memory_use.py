@@ -1,4 +1,4 @@
-"""How much memory is used: on a card as its allocator counts it, on a CPU what the process has resident."""
+"""Memory in use: what torch has allocated on a GPU, the resident memory of the process on a CPU."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import torch
 
 from trainer.ranks import distributed
 
-STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 GB = 1e9
-STEPS = 50  # over which a creep is looked for
-CREEP = 0.01  # of all memory in so many steps: what is left lasts a night at most
+STEPS = 50  # over which a leak is looked for
+CREEP = 0.01  # of all memory in so many steps, which fills the rest of it in a night at most
 
 
 class Peak(NamedTuple):
-    """In bytes. What is reserved is allocated, or waits in the allocator; on a CPU there is no difference."""
+    """The highest use of memory, in bytes: what was allocated, and what torch had reserved. On a CPU both are equal."""
 
     allocated: int
     reserved: int
@@ -30,19 +30,19 @@ class Peak(NamedTuple):
 def forget_peak() -> None:
     if distributed.on_gpu():
         torch.cuda.reset_peak_memory_stats()
-    elif FORGET.exists():
-        with suppress(OSError):  # a container may forbid it: then the peak is that of the whole run
-            FORGET.write_text("5")  # the highest resident size
+    elif CLEAR_REFS.exists():
+        with suppress(OSError):  # a container may forbid it; the peak is then that of the whole run
+            CLEAR_REFS.write_text("5")  # resets VmHWM
 
 
 def peak() -> Peak:
     if distributed.on_gpu():
         return Peak(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
-    return Peak(*[_of_process("VmHWM")] * 2)
+    return Peak(*[_resident("VmHWM")] * 2)
 
 
 def held() -> int:
-    return torch.cuda.memory_allocated() if distributed.on_gpu() else _of_process("VmRSS")
+    return torch.cuda.memory_allocated() if distributed.on_gpu() else _resident("VmRSS")
 
 
 def total() -> int:
@@ -51,7 +51,8 @@ def total() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _of_process(name: str) -> int:
+def _resident(name: str) -> int:
+    """Return the resident memory now (VmRSS) or at its peak (VmHWM). psutil does not have the peak."""
     if not STATUS.exists():  # not Linux
         return 0
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
@@ -59,7 +60,7 @@ def _of_process(name: str) -> int:
 
 
 def metrics(peaks: Mapping[str, Peak]) -> dict[str, float]:
-    """In GB, of each phase of a step."""
+    """Return the metrics of a step, in GB, from the peak of each of its phases."""
     named = {f"memory/{phase}": peak.allocated / GB for phase, peak in peaks.items()}
     if distributed.on_gpu():
         named |= {f"memory/{phase}_reserved": peak.reserved / GB for phase, peak in peaks.items()}
@@ -67,26 +68,26 @@ def metrics(peaks: Mapping[str, Peak]) -> dict[str, float]:
 
 
 class Creep:
-    """What is held at the end of a step must not rise with the steps: the run would die of it hours later."""
+    """Warns once if the memory that is held at the end of a step rises steadily: the run would fail hours later."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._held: deque[int] = deque(maxlen=STEPS)
-        self._has_said = False
+        self._has_warned = False
 
     def seen(self, step: int, held: int) -> str | None:
-        """What to tell the user, once."""
+        """Record what is held after a step; return a warning if it rises over all fifths of the last steps."""
         self._held.append(held)
-        if self._has_said or len(self._held) < STEPS:
+        if self._has_warned or len(self._held) < STEPS:
             return None
         fifths = [list(self._held)[start : start + STEPS // 5] for start in range(0, STEPS, STEPS // 5)]
         rises = all(min(later) > max(before) for before, later in pairwise(fifths))
         risen = min(fifths[-1]) - max(fifths[0])
         if not rises or risen < CREEP * self._total:
             return None
-        self._has_said = True
+        self._has_warned = True
         return (
-            f"step {step}: memory that is held between steps rose by {risen / GB:.2f} GB in {STEPS} steps and goes on "
-            f"rising ({held / GB:.2f} of {self._total / GB:.1f} GB). Something keeps what it should let go of: a "
-            "function of reward.custom, or a bug of Octet. Save often (run.save_every); the run can be resumed."
+            f"step {step}: the memory held between steps rose by {risen / GB:.2f} GB in {STEPS} steps and is still "
+            f"rising ({held / GB:.2f} of {self._total / GB:.1f} GB). Something leaks memory: a function in "
+            "reward.custom, or a bug in Octet. Save often (run.save_every); the run can be resumed."
         )

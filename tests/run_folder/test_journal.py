@@ -1,0 +1,46 @@
+"""Damaged lines of metrics.jsonl and samples.jsonl, found at resume. tests/watch/test_watch.py has the rest."""
+
+import json
+
+import pytest
+
+from trainer.errors import DataError
+from trainer.run_folder.journal import Journal
+
+
+@pytest.fixture
+def metrics(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step, "loss": 0.5}) + "\n" for step in range(4)))
+    return path
+
+
+@pytest.mark.parametrize("cut", ['{"step": 4, "lo', '{"step": 3}', "é".encode()[:1]])
+def test_a_last_line_that_a_crash_cut_short_is_dropped(metrics, cut):
+    """In the middle of a character, too."""
+    with metrics.open("ab") as file:
+        file.write(cut if isinstance(cut, bytes) else cut.encode())
+    Journal(metrics.parent, 3)
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (b'{"step": 1, "lo', "it is not JSON"),
+        (b"\0\0\0", "it is not JSON"),
+        (b'{"text": "\xff"}', "it is not JSON"),
+        (b"[1]", "it is not the record of a step"),
+        (b'{"loss": 1}', "it is not the record of a step"),
+        (b'{"step": "1"}', "it is not the record of a step"),
+    ],
+)
+def test_a_broken_line_is_named_and_nothing_is_lost(metrics, name, line, told):
+    path = metrics.rename(metrics.with_name(name))
+    first, _, *rest = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([first, line + b"\n", *rest]))
+    before = path.read_bytes()
+    with pytest.raises(DataError, match=rf"{name}, line 2: {told}.* Repair or delete that line\."):
+        Journal(path.parent, 3)
+    assert path.read_bytes() == before
