@@ -20,7 +20,7 @@ from trainer.model.hub import Found
 from trainer.model.shapes import UnknownFamily, known_shape
 
 # Of a number that is trained: its fp32 master and two moments. In a checkpoint, and in CPU memory if it is offloaded.
-STATE_BYTES = {"adamw": 12, "cpu_adam": 12, "adamw_8bit": 6, "paged_adamw_8bit": 6}
+STATE_BYTES = {"adamw": 12, "adamw_8bit": 6}
 # Two thirds of what a plan counts for a process: what falls below is an error, which has to be certain, and a plan has
 # to be enough.
 PROCESS_BYTES = PROCESS * 2 // 3
@@ -44,21 +44,17 @@ def of(config: Config, found: Found, machine: Hardware) -> Needs:
     trained = _trained_by_adapter(config) if is_adapter else numbers
     state = STATE_BYTES[config.optim.name]
     checkpoint = trained * (state + width * (2 if is_adapter else 1))  # an adapter is there for other programs, too
+    is_offloaded = ds_config.is_offloaded(ds_config.zero_settings(config), "optimizer")
     results = config.merges or not is_adapter
     return Needs(
         download=found.download,
         run=(config.run.keep + 1) * checkpoint + numbers * width * results,
-        ram=ranks(machine)[1] * (PROCESS_BYTES + numbers * in_ram) + trained * state * _is_offloaded(config),
+        ram=ranks(machine)[1] * (PROCESS_BYTES + numbers * in_ram) + trained * state * is_offloaded,
     )
 
 
 def _is_fp32(config: Config, machine: Hardware) -> bool:
     return config.model.dtype == "fp32" or (config.model.dtype == "auto" and not machine.gpus)
-
-
-def _is_offloaded(config: Config) -> bool:
-    offload = ds_config.read(config.engine.ds_config).get("zero_optimization", {}).get("offload_optimizer", {})
-    return offload.get("device") == "cpu"
 
 
 def _shape(found: Found) -> Mapping[str, Any]:

@@ -137,7 +137,7 @@ def _optional(config: Config) -> Iterator[tuple[str, str, str, str]]:
 
 def needs_bitsandbytes(config: Config) -> Iterator[tuple[str, str]]:
     """The setting, and the one that does without."""
-    if config.optim.name.endswith("8bit"):
-        yield f"optim.name={config.optim.name}", "optim.name=adamw"
+    if config.optim.name == "adamw_8bit":
+        yield "optim.name=adamw_8bit", "optim.name=adamw"
     if config.model.quantize != "none":
         yield f"model.quantize={config.model.quantize}", "model.quantize=none"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +12,8 @@ WORST_NF4_ERROR = 0.2  # of weights between -1 and 1; a kernel for another card 
 SIZE = 4096
 
 
-def main(asked: Sequence[str]) -> None:
-    """`asked`: `cpu_adam`, where that is to be tried too. A line as soon as something is known."""
+def main() -> None:
+    """Print a line of JSON as soon as something is known."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     say(
         torch=torch.__version__,
@@ -24,8 +22,6 @@ def main(asked: Sequence[str]) -> None:
         bf16=device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False),
         trouble=trouble(torch.cuda.init if device.type == "cpu" else _multiply) if torch.version.cuda else "",
     )
-    if "cpu_adam" in asked:
-        say(cpu_adam=True, trouble=trouble(lambda: _cpu_adam(device)))
     say(bitsandbytes=True, trouble=trouble(lambda: _quantise(device)))  # last: its import takes longest
 
 
@@ -66,14 +62,5 @@ def _quantise(device: torch.device) -> None:
         raise RuntimeError("a step of the 8-bit optimizer moved nothing")
 
 
-def _cpu_adam(device: torch.device) -> None:
-    if device.type == "cpu":  # DeepSpeed would warn that it found nothing better
-        os.environ["DS_ACCELERATOR"] = "cpu"
-    from deepspeed.ops.op_builder import CPUAdamBuilder
-
-    if not CPUAdamBuilder().is_compatible(verbose=False):
-        raise RuntimeError("DeepSpeed cannot build its CPU Adam here; `ds_report` says why")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -79,8 +79,7 @@ def _verdict(count: Mapping[str, int]) -> str:
 
 
 def everything(config: Config) -> Iterator[Finding]:
-    optional = ["cpu_adam"] if config.optim.name == "cpu_adam" else []
-    command = [sys.executable, "-m", "trainer.checks.torch_probe", *optional]
+    command = [sys.executable, "-m", "trainer.checks.torch_probe"]
     # importing a compiler that compiles nothing here would take two seconds
     environment = os.environ | {"TORCHDYNAMO_DISABLE": "1"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -88,7 +87,6 @@ def everything(config: Config) -> Iterator[Finding]:
         machine = hardware.detect()
         yield python_and_packages()
         yield from visible_cards(config, machine)
-        yield compiler(config, bool(machine.gpus))
         yield from settings(config, machine)
         yield from optional_programs()
         yield from of_torch(config, probe, machine)
@@ -145,20 +143,6 @@ def visible_cards(config: Config, machine: hardware.Hardware) -> Iterator[Findin
         yield Finding("ok", "precision", f"compute capability {state.capability:g}, {precision}")
         speaks = hardware.driver_cuda()
         yield Finding("ok", "driver", f"{state.driver}, which runs programs built for CUDA {speaks or '(not known)'}")
-
-
-def compiler(config: Config, has_gpu: bool) -> Finding:
-    """Only DeepSpeed's CPU Adam is compiled."""
-    nvcc, needed = shutil.which("nvcc"), config.optim.name == "cpu_adam" and has_gpu
-    if needed and not nvcc:
-        text = "optim.name=cpu_adam: DeepSpeed compiles it with nvcc, which is not on the PATH"
-        return Finding(
-            "problem", "nvcc", text, "Install the CUDA toolkit of torch's version, or write optim.name=adamw."
-        )
-    why = (
-        "optim.name=cpu_adam is built with it" if needed else f"optim.name={config.optim.name} compiles nothing with it"
-    )
-    return Finding("ok", "nvcc", f"{nvcc or 'not found, and not needed'}: {why}")
 
 
 def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
@@ -245,8 +229,6 @@ def of_torch(config: Config, probe: subprocess.Popen[str], machine: hardware.Har
         facts = json.loads(row)
         if "torch" in facts:
             yield build(facts, machine, hardware.driver_cuda() if machine.gpus else None)
-        elif "cpu_adam" in facts:
-            yield cpu_adam(facts["trouble"])
         else:
             yield bitsandbytes(facts["trouble"], config)
     said = probe.stderr.read().strip().splitlines()
@@ -271,13 +253,6 @@ def build(facts: Mapping[str, Any], machine: hardware.Hardware, driver_cuda: str
         text = f"{name}, built for CUDA {cuda}, does not compute on the card: {facts['trouble'] or 'it sees none'}"
         return Finding("problem", "torch", text, "Update the driver, or install a torch that knows this card.")
     return Finding("ok", "torch", f"{name}, built for CUDA {cuda}, computes on the card")
-
-
-def cpu_adam(trouble: str) -> Finding:
-    if trouble:
-        return Finding("problem", "optimizer", f"optim.name=cpu_adam: {trouble}", "Write optim.name=adamw.")
-    text = "optim.name=cpu_adam can be built; its first start compiles for minutes"
-    return Finding("ok", "optimizer", text)
 
 
 def bitsandbytes(trouble: str, config: Config) -> Finding:

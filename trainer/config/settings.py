@@ -517,10 +517,9 @@ class Algorithm(Section):
 
 
 class Optim(Section):
-    name: Literal["adamw", "cpu_adam", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
-    """`adamw` is torch's; `cpu_adam` is DeepSpeed's, which compiles for minutes at its first start. `adamw_8bit` and
-    `paged_adamw_8bit` are bitsandbytes's: a quarter of the state. Use them with engine.ds_config=zero2: in CPU memory
-    8 bits are 40 times slower than `adamw`, and pages are refused; on the card they give way when it is full."""
+    name: Literal["adamw", "adamw_8bit"] = "adamw"
+    """`adamw` is torch's. `adamw_8bit` is bitsandbytes's, with moments of a quarter of the size; it needs an
+    engine.ds_config without optimizer offload, such as zero2, because in CPU memory it is 40 times slower."""
     betas: tuple[Share, Share] = (0.9, 0.999)
     """Adam's memory of the gradient and of its square."""
     weight_decay: float = Field(0.0, ge=0.0)

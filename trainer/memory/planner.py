@@ -36,7 +36,7 @@ DRAW = 14  # bytes for each logit of a draw: fp32 logits and probabilities, and 
 INSIDE_A_DRAW = 8  # and what is summed, in double, inside the kernel
 ITEMS = {"auto": 2, "bf16": 2, "fp16": 2, "fp32": 4}
 NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # four bits, a byte for each 64, and a float for each 256 of these bytes
-ADAM = {"adamw": 8, "cpu_adam": 8, "adamw_8bit": 2.04, "paged_adamw_8bit": 2.04}  # bytes for each number trained
+ADAM = {"adamw": 8, "adamw_8bit": 2.04}  # bytes for each number trained
 TARGETS = {"attention": ("q_proj", "k_proj", "v_proj", "o_proj")}
 DECODES = ("qwen2", "qwen3", "llama", "mistral")
 
