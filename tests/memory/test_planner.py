@@ -483,6 +483,12 @@ def test_a_target_is_known_by_the_end_of_its_name():
     assert ending.trained == planner_of("Qwen/Qwen2.5-0.5B", "lora.targets=[q_proj]").trained > 0
 
 
+def test_the_name_that_peft_has_for_all_layers_is_understood():
+    planned = planner_of("Qwen/Qwen2.5-0.5B", "lora.targets=all-linear")
+    assert planned.config.lora.targets == "all"
+    assert planned.trained == planner_of("Qwen/Qwen2.5-0.5B", "lora.targets=all").trained
+
+
 def test_without_a_gpu_a_large_model_is_refused_unless_it_is_meant(monkeypatch, tiny_model):
     monkeypatch.setattr(hardware, "free_ram", lambda: 16 * GB)
     with pytest.raises(

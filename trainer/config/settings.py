@@ -80,7 +80,7 @@ class Lora(Section):
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
     """Must stay 0: with dropout the policy that is trained is not the one that sampled."""
     targets: Literal["attention", "all"] | tuple[str, ...] = "attention"
-    """`attention` (q, k, v, o), `all` linear layers, or a list of module names."""
+    """`attention` (q, k, v, o), `all` linear layers (`all-linear` in PEFT), or a list of module names."""
 
     @property
     def product(self) -> Literal["adapter", "model"]:
@@ -97,6 +97,11 @@ class Lora(Section):
         """PEFT knows a layer by the end of its name."""
         named = self.targets if isinstance(self.targets, tuple) else ()
         return [name for name in named if name.rpartition(".")[2] in UNSERVED]
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _name_of_peft(cls, value: Any) -> Any:
+        return "all" if value == "all-linear" else value
 
     @field_validator("dropout")
     @classmethod
