@@ -238,12 +238,12 @@ def nvidia_smi(tmp_path, monkeypatch):
     """A program of that name on the PATH: one card with so much used, of this capability."""
 
     def install(used: int, capability: str, cuda: str = "12.4") -> None:
-        program = tmp_path / "nvidia-smi"
+        hardware.nvidia_smi.cache_clear()
+        free, program = 8192 - used if capability != "[N/A]" else "[N/A]", tmp_path / "nvidia-smi"
         program.write_text(
             f"""#!/bin/sh
 case "$1" in
-  *memory.total*) echo "0, GPU-aa11, NVIDIA GeForce RTX 2070, 8192" ;;
-  *compute_cap*) echo "GPU-aa11, {used}, {8192 - used if capability != "[N/A]" else "[N/A]"}, {capability}, 550.54" ;;
+  *memory.total*) echo "0, GPU-aa11, NVIDIA GeForce RTX 2070, 8192, {used}, {free}, {capability}, 550.54, [N/A]" ;;
   *) echo "| NVIDIA-SMI 550.54    Driver Version: 550.54    CUDA Version: {cuda}  |" ;;
 esac
 """
@@ -252,7 +252,8 @@ esac
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return install
+    yield install
+    hardware.nvidia_smi.cache_clear()
 
 
 def card_findings(config: Config) -> list[Finding]:

@@ -60,7 +60,7 @@ def complain(said: Sequence[Finding]) -> None:
 
 def findings(config: Config, found: hub.Found, machine: hardware.Hardware) -> list[Finding]:
     wanted, folder = disk_and_ram.of(config, found, machine), config.run.dir or RUNS
-    cards = [of_card for gpu in machine.gpus for of_card in card(config, gpu, hardware.states().get(gpu.uuid))]
+    cards = [of_card for gpu in machine.gpus for of_card in card(config, gpu)]
     return [*disk(wanted, folder), ram(config, wanted, hardware.free_ram()), *cards, *packages(config)]
 
 
@@ -95,11 +95,12 @@ def ram(config: Config, wanted: disk_and_ram.Needs, free: int) -> Finding:
     return Finding("problem", "RAM", text, f"End other programs, or {less}.")
 
 
-def card(config: Config, gpu: hardware.Gpu, state: hardware.CardState | None) -> Iterator[Finding]:
-    """What else is on it, and whether it can compute as it is told to."""
-    name = f"card {gpu.index}"
+def card(config: Config, gpu: hardware.Gpu) -> Iterator[Finding]:
+    """Yield what is known about a card: its memory, other programs on it, and whether it has model.dtype."""
+    name, state = f"card {gpu.index}", gpu.state
     if state is None:
-        yield Finding("ok", name, f"{gpu.name}, {gpu.memory_gb:.1f} GB; how much is free is not known")
+        shared = " of RAM, shared with the CPU" if gpu.shares_ram else ""
+        yield Finding("ok", name, f"{gpu.name}, {gpu.memory_gb:.1f} GB{shared}; how much is free is not known")
         return
     if config.model.dtype == "bf16" and state.capability < BF16_CAPABILITY:
         yield Finding(

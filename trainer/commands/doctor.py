@@ -134,10 +134,9 @@ def visible_cards(config: Config, machine: hardware.Hardware) -> Iterator[Findin
         remedy = "That takes days for a model of a billion parameters; --preset nano takes a minute." if slow else ""
         yield Finding("warning" if slow else "ok", "card", f"no GPU: training on {machine.cores} CPU cores", remedy)
         return
-    states = hardware.states()
     for gpu in machine.gpus:
-        yield from preflight.card(config, gpu, states.get(gpu.uuid))
-    for state in list(states.values())[:1]:
+        yield from preflight.card(config, gpu)
+    for state in [gpu.state for gpu in machine.gpus if gpu.state][:1]:
         has_bf16 = state.capability >= preflight.BF16_CAPABILITY
         precision = "bf16" if has_bf16 else "no bf16: model.dtype=auto takes fp16, with loss scaling"
         yield Finding("ok", "precision", f"compute capability {state.capability:g}, {precision}")

@@ -62,14 +62,21 @@ def settled(request: Request, arguments: Sequence[str]) -> list[str]:
 
 
 def command(launcher: str, machine: hardware.Hardware, arguments: Sequence[str]) -> list[str]:
-    """A free port, so that two runs can share a machine; `--include` where only some cards are meant, because the
-    launcher ignores CUDA_VISIBLE_DEVICES beside `--num_gpus`. The launcher's own errors only repeat ours."""
-    devices = f"--num_gpus={max(1, len(machine.gpus))}"
-    some = [gpu.index for gpu in machine.gpus] != list(range(len(machine.gpus)))
-    if machine.gpus and (some or os.environ.get("CUDA_VISIBLE_DEVICES")):
-        devices = f"--include=localhost:{','.join(str(gpu.index) for gpu in machine.gpus)}"
+    """Return the command that starts DeepSpeed's launcher.
+
+    A free port lets two runs share a machine. `--include` names cards where only some are meant, because the launcher
+    ignores CUDA_VISIBLE_DEVICES beside `--num_gpus`. It knows cards by number only, so `env` names a MIG instance. The
+    launcher's own errors only repeat ours."""
+    gpus, program = machine.gpus, [str(TRAIN)]
+    devices = f"--num_gpus={max(1, len(gpus))}"
+    some = [gpu.index for gpu in gpus] != list(range(len(gpus)))
+    if gpus and gpus[0].uuid.startswith("MIG-"):
+        visible = f"CUDA_VISIBLE_DEVICES={gpus[0].uuid}"
+        program = ["--no_python", "env", visible, sys.executable, "-u", str(TRAIN)]
+    elif gpus and (some or os.environ.get("CUDA_VISIBLE_DEVICES")):
+        devices = f"--include=localhost:{','.join(str(gpu.index) for gpu in gpus)}"
     quiet = ["--log_level=critical", f"--master_port={hardware.free_port()}"]
-    return [launcher, *quiet, devices, "--no_local_rank", str(TRAIN), *arguments]
+    return [launcher, *quiet, devices, "--no_local_rank", *program, *arguments]
 
 
 def run(launch: Sequence[str]) -> int:
