@@ -175,7 +175,7 @@ def plan(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
     shape = search.planned_shape(config)
     if shape is None:
         return
-    if reason := memory.refusal(config, machine, shape):
+    if reason := memory.problem(config, machine, shape):
         yield Finding("problem", "plan", *_and_remedy(reason))
     elif short := memory.warning(config, machine, shape):
         yield Finding("warning", "plan", *_and_remedy(short))
