@@ -1,7 +1,7 @@
-"""`octet doctor`: what this machine has for a run of these settings, a line for each thing, and what to do about it.
+"""`octet doctor`: check whether this machine can run these settings, and say what to do where it cannot.
 
-The light checks are those that every run makes at its start (checks/preflight.py). torch is looked at in another
-process, which works while those are made. Exit status: 0 when nothing stands in the way, 1 when something does.
+The light checks are those that every run makes at its start (checks/preflight.py). Meanwhile another process tries
+torch. Exit status: 0 when nothing stands in the way, 1 when something does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NAME, WIDTH = 14, 100
 
 
 def examine(config: Config, title: str, as_json: bool) -> int:
-    """Print every finding as soon as it is there; how many problems there are."""
+    """Print every finding as soon as it is known, and return the number of problems."""
     if not as_json:
         print(f"octet doctor: {title}\n", flush=True)
     found = []
@@ -60,7 +60,7 @@ def examine(config: Config, title: str, as_json: bool) -> int:
 
 
 def line(finding: Finding) -> str:
-    """Within 100 columns; what to do stands below."""
+    """Return a finding wrapped to 100 columns, with its remedy below."""
     mark = MARKS[finding.mark]
     if sys.stdout.isatty():
         mark = f"\033[{COLOURS[finding.mark]}m{mark}\033[0m"
@@ -96,7 +96,7 @@ def everything(config: Config) -> Iterator[Finding]:
 
 
 def python_and_packages() -> Finding:
-    """Against the versions that were tried together."""
+    """Compare the installed versions with those of constraints.txt, which were tried together."""
     missing = [name for name in REQUIRED if _version(name) is None]
     if missing:
         remedy = "./run_deepspeed.sh --dry-run installs them, or pip install -c constraints.txt -e ."
@@ -121,7 +121,7 @@ def differs(name: str, tried: str) -> bool:
 
 
 def pinned(constraints: Path) -> dict[str, str]:
-    """Of the lines for this Python."""
+    """Return the versions in the lines for this Python."""
     from packaging.requirements import Requirement
 
     pins = [Requirement(line) for line in constraints.read_text().splitlines() if line and not line.startswith("#")]
@@ -140,12 +140,12 @@ def visible_cards(config: Config, machine: hardware.Hardware) -> Iterator[Findin
         has_bf16 = state.capability >= preflight.BF16_CAPABILITY
         precision = "bf16" if has_bf16 else "no bf16: model.dtype=auto takes fp16, with loss scaling"
         yield Finding("ok", "precision", f"compute capability {state.capability:g}, {precision}")
-        speaks = hardware.driver_cuda()
-        yield Finding("ok", "driver", f"{state.driver}, which runs programs built for CUDA {speaks or '(not known)'}")
+        cuda = hardware.driver_cuda() or "(not known)"
+        yield Finding("ok", "driver", f"{state.driver}, which runs programs built for CUDA {cuda}")
 
 
 def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
-    """Model, data and settings as `train.py` asks for them, and what follows from the model's size: disk and RAM."""
+    """Check model, data and settings as a run does, and whether card, disk and RAM are large enough."""
     found, errors = hub.Found(None), list[tuple[str, OctetError]]()
     try:
         found = hub.find_model(config.model)
@@ -171,7 +171,7 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
 
 
 def plan(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
-    """Whether it fits, as a run is told before its model is read; nothing of a family that is not planned for."""
+    """Yield what a run would be told about memory; nothing for a model whose memory cannot be planned."""
     shape = search.planned_shape(config)
     if shape is None:
         return
@@ -189,7 +189,7 @@ def _and_remedy(text: str) -> list[str]:
 
 def room(config: Config, found: hub.Found, machine: hardware.Hardware) -> Iterator[Finding]:
     folder, free = config.run.dir or RUNS, hardware.free_ram()
-    if not found.sizes:  # of a model that is not there, so nobody knows what it takes
+    if not found.sizes:  # the model was not found, so its size is not known
         yield Finding("ok", "disk", f"{amount(disk_and_ram.free_disk(folder))} free for run.dir={folder}")
         yield Finding("ok", "RAM", f"{amount(free)} free")
         return
@@ -230,16 +230,16 @@ def of_torch(config: Config, probe: subprocess.Popen[str], machine: hardware.Har
             yield build(facts, machine, hardware.driver_cuda() if machine.gpus else None)
         else:
             yield bitsandbytes(facts["trouble"], config)
-    said = probe.stderr.read().strip().splitlines()
+    errors = probe.stderr.read().strip().splitlines()
     if probe.wait() != 0:
         remedy = "pip install --force-reinstall -c constraints.txt torch bitsandbytes"
         yield Finding(
-            "problem", "torch", f"it ended with status {probe.returncode}: {said[-1] if said else ''}", remedy
+            "problem", "torch", f"it ended with status {probe.returncode}: {errors[-1] if errors else ''}", remedy
         )
 
 
 def build(facts: Mapping[str, Any], machine: hardware.Hardware, driver_cuda: str | None) -> Finding:
-    """Does this torch compute on these cards?"""
+    """Return whether this build of torch computes on these cards."""
     name, cuda = f"torch {facts['torch']}", facts["cuda"]
     if not machine.gpus:
         return Finding("ok", "torch", f"{name}, on the CPU")
