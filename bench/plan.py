@@ -141,7 +141,7 @@ def compare(case: Case) -> dict[str, Any]:
 def planned_bytes(case: Case) -> dict[str, int]:
     """Without what cannot be seen here."""
     the_planner = planner.Planner(from_config(case.name, case.model), case.config, 1, PLENTY)
-    plan = the_planner.plan()
+    plan = the_planner.plan
     inside = the_planner.rows * case.model["vocab_size"] * planner.INSIDE_A_DRAW
     found = {}
     for phase, terms in plan.phases.items():

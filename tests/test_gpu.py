@@ -36,9 +36,8 @@ def test_the_embedded_model_trains_on_the_card(tmp_path, dtype, ds_config):
     assert all(record["sampler_difference"] < 0.05 for record in metrics if "sampler_difference" in record)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_8bit"])
-def test_8_bit_states_on_the_card(tmp_path, optimizer):
-    base, trained, _ = train(tmp_path, f"optim.name={optimizer}", "engine.ds_config=zero2")
+def test_8_bit_states_on_the_card(tmp_path):
+    base, trained, _ = train(tmp_path, "optim.name=adamw_8bit", "engine.ds_config=zero2")
     assert trained > base + 0.1
 
 

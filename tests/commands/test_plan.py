@@ -88,7 +88,8 @@ def test_the_search_fills_the_card_with_a_small_model(capsys):
 
 
 def test_a_whole_model_and_what_is_too_large_are_said(capsys):
-    _, out, _ = octet_plan(capsys, "--preset", "24gb", "lora.enabled=false")
+    status, out, _ = octet_plan(capsys, "--preset", "24gb", "lora.enabled=false")
+    assert status == 1
     assert "it does not fit" in out
     assert "--search proposes settings that do" in out
     assert "of the card here, 6.0 x the weights" in out
@@ -153,6 +154,17 @@ def test_the_memory_of_the_machine_is_held_against_the_plan(capsys, monkeypatch)
     _, out, _ = octet_plan(capsys, *elsewhere)
     assert "of 24.0 that are free here, more than this machine has" in out
     assert "it fits the card, and not the RAM of this machine: " in out
+
+
+def test_the_exit_status_says_whether_it_fits(capsys, monkeypatch):
+    too_large = ("--preset", "8gb", "model.name=Qwen/Qwen2.5-7B")
+    status, out, _ = octet_plan(capsys, *too_large, "--json")
+    assert (status, json.loads(out)["verdict"]) == (1, "too large")
+    assert octet_plan(capsys, *too_large, "--search")[0] == 0
+    assert octet_plan(capsys, "--preset", "8gb", "--vram", "6")[0] == 0  # it may fit, and a run tries
+    monkeypatch.setattr(hardware, "free_ram", lambda: 10**9)
+    assert octet_plan(capsys, "--preset", "8gb")[0] == 1
+    assert octet_plan(capsys, "--preset", "8gb", "--vram", "8")[0] == 0  # the card may be in another machine
 
 
 def test_a_recipe_counts(capsys):

@@ -1,9 +1,12 @@
 """What is found on a machine, with an nvidia-smi that answers what a real one would."""
 
 import os
+import sys
 
+import psutil
 import pytest
 
+from trainer.checks import preflight
 from trainer.commands import launch
 from trainer.config.command_line import parse_command_line, resolve
 from trainer.errors import ConfigError
@@ -19,16 +22,23 @@ def card(index: int) -> Gpu:
 
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
-    """Puts a program of that name on the PATH, which prints what it is given."""
+    """Puts a program of that name on the PATH, which prints what it is given, and `listed` for -L. It notes each call
+    in a file."""
 
-    def install(output: str, status: int = 0) -> None:
+    def install(output: str, status: int = 0, listed: str = "") -> None:
+        hardware.nvidia_smi.cache_clear()
         program = tmp_path / "nvidia-smi"
-        program.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit {status}\n")
+        program.write_text(
+            f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n'
+            f"if [ \"$1\" = -L ]; then cat <<'END'\n{listed}\nEND\n"
+            f"else cat <<'END'\n{output}\nEND\nfi\nexit {status}\n"
+        )
         program.chmod(0o755)
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return install
+    yield install
+    hardware.nvidia_smi.cache_clear()
 
 
 def test_cards_are_read_with_their_memory(nvidia_smi):
@@ -59,6 +69,62 @@ def test_only_visible_cards_count(nvidia_smi, monkeypatch, visible, names):
     nvidia_smi(TWO_CARDS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [gpu.name for gpu in hardware.detect().gpus] == names
+
+
+IN_PARTS = "0, GPU-aa11, NVIDIA A100-SXM4-40GB, 40960, [N/A], [N/A], 8.0, 550.54, Enabled"
+ALONE = "1, GPU-bb22, NVIDIA A100-SXM4-40GB, 40960, 10, 40950, 8.0, 550.54, Disabled"
+PARTS = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-aa11)
+  MIG 3g.20gb     Device  0: (UUID: MIG-c6d4f1ef)
+  MIG 1g.5gb      Device  1: (UUID: MIG-cba663e8)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-bb22)"""
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        ("MIG-cba663e8", ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5.0, "MIG-cba663e8")),
+        ("0", ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 20.0, "MIG-c6d4f1ef")),
+        ("1,MIG-cba663e8,MIG-c6d4f1ef", ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5.0, "MIG-cba663e8")),
+        (None, ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 20.0, "MIG-c6d4f1ef")),
+        ("1", ("NVIDIA A100-SXM4-40GB", pytest.approx(42.9, abs=0.1), "GPU-bb22")),
+    ],
+)
+def test_a_part_of_a_card_is_a_card_and_cuda_uses_one(nvidia_smi, monkeypatch, visible, found):
+    nvidia_smi(f"{IN_PARTS}\n{ALONE}", listed=PARTS)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [(gpu.name, gpu.memory_gb, gpu.uuid) for gpu in hardware.detect().gpus] == [found]
+
+
+def test_a_part_of_a_card_is_named_to_the_rank(nvidia_smi, monkeypatch):
+    """DeepSpeed's launcher writes numbers of cards into CUDA_VISIBLE_DEVICES, so the rank gets the name after it."""
+    nvidia_smi(IN_PARTS, listed=PARTS)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-cba663e8")
+    command = launch.command("deepspeed", hardware.detect(), ["run.steps=3"])
+    assert "--num_gpus=1" in command
+    assert command[command.index("--no_python") + 1 :][:3] == [
+        "env",
+        "CUDA_VISIBLE_DEVICES=MIG-cba663e8",
+        sys.executable,
+    ]
+    assert command[-2:] == [str(launch.TRAIN), "run.steps=3"]
+
+
+def test_a_card_without_memory_of_its_own_has_that_of_the_machine(nvidia_smi):
+    nvidia_smi("0, GPU-aa11, NVIDIA GB10, [N/A], [N/A], [N/A], 12.1, 580.95, [N/A]")
+    machine = hardware.detect()
+    assert machine.memory_gb == pytest.approx(psutil.virtual_memory().total / 1e9)
+    assert str(machine) == f"1 x NVIDIA GB10, {machine.memory_gb:.0f} GB of RAM, shared with the CPU"
+    (finding,) = preflight.card(resolve("nano"), machine.gpus[0])
+    assert "of RAM, shared with the CPU; how much is free is not known" in finding.text
+
+
+def test_nvidia_smi_is_asked_once(nvidia_smi, tmp_path):
+    nvidia_smi(ALONE)
+    for _ in range(3):
+        machine = hardware.detect()
+        assert list(preflight.card(resolve("nano"), machine.gpus[0]))
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1
 
 
 def test_the_launcher_starts_one_process_for_each_card(monkeypatch):

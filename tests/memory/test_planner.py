@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.conftest import NANO, ROOT
 from tests.hub_server import serving
 from trainer.checks import memory
-from trainer.checks.memory import refusal
+from trainer.checks.memory import problem
 from trainer.commands import launch
 from trainer.config.command_line import GPU_PRESETS, PRESETS, names_in, resolve
 from trainer.config.settings import Lora
@@ -229,11 +229,11 @@ def test_every_phase_of_the_real_code_is_as_planned(measured, name, phase):
 
 def test_offload_takes_the_state_off_the_card_and_no_more_than_that():
     name = "Qwen/Qwen2.5-1.5B"
-    on_card = planner_of(name, "lora.enabled=false", "engine.ds_config=zero2").plan()
-    offloaded = planner_of(name, "lora.enabled=false", "engine.ds_config=zero2_offload").plan()
+    on_card = planner_of(name, "lora.enabled=false", "engine.ds_config=zero2").plan
+    offloaded = planner_of(name, "lora.enabled=false", "engine.ds_config=zero2_offload").plan
     state = on_card.phases["rollout"]["optimizer state"]
     assert state == 12 * 1_543_714_304
-    assert planner.offload_saves(on_card.shape, on_card.config) == state
+    assert planner_of(name, "lora.enabled=false").state == state
     assert offloaded.phases["rollout"]["optimizer state"] == 2 * 151_936 * 1_536  # a buffer for the largest gradient
     assert offloaded.ram["run"]["optimizer state"] > state
     assert "optimizer state" not in on_card.ram["run"]
@@ -248,8 +248,8 @@ def test_more_cards_share_the_state_and_only_that():
 @pytest.mark.parametrize("trained", [(), ("lora.enabled=false",)], ids=["adapter", "whole"])
 def test_split_weights_are_shared_while_training_and_whole_while_sampling(trained):
     name, whole = "Qwen/Qwen2.5-7B", 2 * 7_615_616_512
-    split = planner_of(name, "engine.ds_config=zero3", "algorithm.kl.coef=0.1", *trained, world=4).plan().phases
-    plain = planner_of(name, "engine.ds_config=zero2", "algorithm.kl.coef=0.1", *trained, world=4).plan().phases
+    split = planner_of(name, "engine.ds_config=zero3", "algorithm.kl.coef=0.1", *trained, world=4).plan.phases
+    plain = planner_of(name, "engine.ds_config=zero2", "algorithm.kl.coef=0.1", *trained, world=4).plan.phases
     assert split["load"]["weights"] == plain["load"]["weights"] == whole
     assert split["rollout"]["weights"] == split["score"]["weights"] == whole * 5 / 4
     assert split["backward"]["weights"] == whole / 4 + 2 * GB
@@ -260,7 +260,7 @@ def test_split_weights_are_shared_while_training_and_whole_while_sampling(traine
 
 def test_weights_in_cpu_memory_leave_the_card():
     name = "Qwen/Qwen2.5-7B"
-    planned = planner_of(name, "engine.ds_config=zero3_offload", "lora.enabled=false").plan()
+    planned = planner_of(name, "engine.ds_config=zero3_offload", "lora.enabled=false").plan
     assert planned.phases["rollout"]["weights"] == 2 * 7_615_616_512
     assert planned.phases["backward"]["weights"] == 2 * 152_064 * 3_584  # the embedding is more than what may be live
     assert "weights" not in planned.phases["step"]
@@ -268,13 +268,13 @@ def test_weights_in_cpu_memory_leave_the_card():
 
 
 def test_a_lone_card_splits_nothing():
-    alone, plain = (planner_of("Qwen/Qwen2.5-7B", f"engine.ds_config={name}").plan() for name in ("zero3", "zero2"))
+    alone, plain = (planner_of("Qwen/Qwen2.5-7B", f"engine.ds_config={name}").plan for name in ("zero3", "zero2"))
     assert alone.phases["rollout"]["weights"] == plain.phases["rollout"]["weights"]
     assert alone.phases["backward"]["weights"] == plain.phases["backward"]["weights"]
 
 
 def peak(*overrides: str) -> int:
-    return planner_of("Qwen/Qwen2.5-1.5B", *overrides).plan().peak
+    return planner_of("Qwen/Qwen2.5-1.5B", *overrides).plan.peak
 
 
 @pytest.mark.parametrize(
@@ -305,8 +305,8 @@ def test_every_lever_takes_bytes_away(more, less):
 
 
 def test_what_is_scored_before_the_update_is_a_phase_only_where_something_is():
-    assert "score" not in planner_of("Qwen/Qwen2.5-0.5B").plan().phases
-    assert "score" in planner_of("Qwen/Qwen2.5-0.5B", "algorithm.kl.coef=0.1").plan().phases
+    assert "score" not in planner_of("Qwen/Qwen2.5-0.5B").plan.phases
+    assert "score" in planner_of("Qwen/Qwen2.5-0.5B", "algorithm.kl.coef=0.1").plan.phases
 
 
 # presets
@@ -373,7 +373,7 @@ def test_a_whole_model_is_offloaded_and_never_quantised():
 def test_the_largest_values_fit_and_one_more_does_not():
     config = resolve("8gb", None, ["rollout.max_new_tokens=512"])
     placement = Placement(shapes.shape_of(config.model.name), config, 1, 7 * GB)
-    tokens, length = placement.largest_micro_batch(), placement.longest_completion()
+    tokens, length = placement.limits()["tokens_per_micro_batch"], placement.limits()["max_new_tokens"]
     for key, value in (("optim.tokens_per_micro_batch", tokens), ("rollout.max_new_tokens", length)):
         assert placement.fits(changed(config, {key: value}))
         assert not placement.fits(changed(config, {key: value + 1}))
@@ -412,23 +412,23 @@ def test_a_model_that_may_fit_is_tried_with_a_warning(monkeypatch, capsys):
 def test_too_little_ram_for_the_optimizer_state_is_said(monkeypatch):
     monkeypatch.setattr(hardware, "free_ram", lambda: 16 * GB)
     config = resolve("8gb", None, ["lora.enabled=false"])
-    told = refusal(config, machine(24), shapes.shape_of(config.model.name))
+    told = problem(config, machine(24), shapes.shape_of(config.model.name))
     assert told.startswith("engine.ds_config=zero2_offload: ")
     assert told.endswith("16.0 GB are free. What fits: lora.enabled=true")
-    told = refusal(config, machine(80), shapes.shape_of(config.model.name))
+    told = problem(config, machine(80), shapes.shape_of(config.model.name))
     assert told.endswith("16.0 GB are free. What fits: engine.ds_config=zero2")
-    assert refusal(resolve("8gb"), machine(24), shapes.shape_of(config.model.name)) is None
+    assert problem(resolve("8gb"), machine(24), shapes.shape_of(config.model.name)) is None
 
 
 def test_too_little_ram_for_the_weights_is_said_of_the_model(monkeypatch):
     config = resolve("24gb")
     shape = shapes.shape_of(config.model.name)
     monkeypatch.setattr(hardware, "free_ram", lambda: 10 * GB)
-    told = refusal(config, machine(24), shape)
+    told = problem(config, machine(24), shape)
     assert told.startswith("model.name=Qwen/Qwen2.5-7B-Instruct: 16.7 GB of CPU memory are needed (processes 1.5 GB, ")
     assert told.endswith("10.0 GB are free. What fits: model.quantize=nf4")
     monkeypatch.setattr(hardware, "free_ram", lambda: GB)
-    assert refusal(config, machine(24), shape).endswith("free. Write --preset nano, or a smaller model.name.")
+    assert problem(config, machine(24), shape).endswith("free. Write --preset nano, or a smaller model.name.")
 
 
 def test_what_is_proposed_fits_the_memory_of_the_machine_as_well():
@@ -469,11 +469,11 @@ def test_a_model_that_only_the_hub_describes_is_refused_before_its_download(tmp_
 def test_what_a_setting_takes_is_planned():
     name = "Qwen/Qwen2.5-0.5B"
     base = ["optim.layout=padded", "model.gradient_checkpointing=false"]
-    plain, eager = (planner_of(name, f"model.attention={kind}", *base).plan() for kind in ("sdpa", "eager"))
+    plain, eager = (planner_of(name, f"model.attention={kind}", *base).plan for kind in ("sdpa", "eager"))
     scores = 24 * 14 * 2 * (512 + 256 - 1) ** 2 * (4 + 2 * 2)  # of each layer, for two rows to a micro-batch
     assert eager.peak_of("backward") - plain.peak_of("backward") > scores
-    whole = planner_of(name, "lora.enabled=false").plan().phases["backward"]
-    regularised = planner_of(name, "lora.enabled=false", "algorithm.gradreg.strength=0.1").plan().phases["backward"]
+    whole = planner_of(name, "lora.enabled=false").plan.phases["backward"]
+    regularised = planner_of(name, "lora.enabled=false", "algorithm.gradreg.strength=0.1").plan.phases["backward"]
     assert regularised["gradients"] == 2 * whole["gradients"] == 4 * 494_032_768
     assert regularised["regularisation"] == 16 * 494_032_768
 
@@ -481,6 +481,12 @@ def test_what_a_setting_takes_is_planned():
 def test_a_target_is_known_by_the_end_of_its_name():
     ending = planner_of("Qwen/Qwen2.5-0.5B", "lora.targets=[self_attn.q_proj]")
     assert ending.trained == planner_of("Qwen/Qwen2.5-0.5B", "lora.targets=[q_proj]").trained > 0
+
+
+def test_the_name_that_peft_has_for_all_layers_is_understood():
+    planned = planner_of("Qwen/Qwen2.5-0.5B", "lora.targets=all-linear")
+    assert planned.config.lora.targets == "all"
+    assert planned.trained == planner_of("Qwen/Qwen2.5-0.5B", "lora.targets=all").trained
 
 
 def test_without_a_gpu_a_large_model_is_refused_unless_it_is_meant(monkeypatch, tiny_model):

@@ -28,11 +28,11 @@ def placed(vram: int, *overrides: str, ram: float = inf) -> Placement:
 
 
 def test_auto_takes_vllm_where_the_plan_has_room_for_both(installed):
-    settled = placed(24).settled
-    assert settled.config.rollout.engine == "vllm_colocate"
-    assert settled.plan.fits
-    assert settled.plan.phases["rollout"]["vLLM"] > 2 * settled.shape.parameters
-    assert settled.plan.phases["backward"]["sleeping vLLM"] == ASLEEP
+    chosen = placed(24).with_chosen_engine()
+    assert chosen.config.rollout.engine == "vllm_colocate"
+    assert chosen.plan.fits
+    assert chosen.plan.phases["rollout"]["vLLM"] > 2 * chosen.shape.parameters
+    assert chosen.plan.phases["backward"]["sleeping vLLM"] == ASLEEP
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_auto_takes_vllm_where_the_plan_has_room_for_both(installed):
 )
 def test_auto_leaves_it_where_it_does_not_fit(installed, vram, overrides, reason):
     placement = placed(vram, *overrides)
-    assert placement.settled is placement
+    assert placement.with_chosen_engine() is placement
     assert re.search(reason, placement.why_no_vllm or "")
 
 
@@ -74,13 +74,13 @@ def test_auto_takes_versions_that_were_tried_in_the_process(monkeypatch, version
 def test_what_was_said_is_not_changed(installed):
     for said in (["rollout.engine=decode"], ["rollout.vllm.urls=http://here:8000"]):
         placement = placed(24, *said)
-        assert placement.settled is placement
+        assert placement.with_chosen_engine() is placement
 
 
 @pytest.mark.parametrize("installed", [False], indirect=True)
 def test_without_vllm_auto_is_octet_itself(installed):
     placement = placed(24)
-    assert placement.settled is placement
+    assert placement.with_chosen_engine() is placement
 
 
 def test_a_plan_counts_the_vllm_that_auto_will_take(installed, capsys):

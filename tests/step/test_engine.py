@@ -57,7 +57,7 @@ RATES = {
     "cosine": ("optim.schedule=cosine", "optim.warmup=0.34", "lora.plus_ratio=8"),
 }
 CLIPPED = {f"clipped at {norm}": (*FULL, f"optim.max_grad_norm={norm}") for norm in (1.0, 0.1)}
-EIGHT_BITS = {"adamw_8bit": ("optim.name=adamw_8bit",)}
+EIGHT_BITS = {"adamw_8bit": ("optim.name=adamw_8bit", "engine.ds_config=zero2")}
 
 
 def cases(world: int) -> list[Case]:

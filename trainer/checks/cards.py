@@ -11,7 +11,7 @@ from trainer.machine import hardware
 
 
 def training_cards(machine: hardware.Hardware, vllm: Vllm) -> hardware.Hardware:
-    """The machine without the cards of the servers that the run starts."""
+    """Return the machine without the cards of the vLLM servers that the run starts."""
     must_name_devices(machine, vllm)
     if not vllm.start or not vllm.devices:
         return machine
@@ -26,7 +26,8 @@ def training_cards(machine: hardware.Hardware, vllm: Vllm) -> hardware.Hardware:
 
 
 def must_name_devices(machine: hardware.Hardware, vllm: Vllm) -> None:
-    """Without devices a server gets the arguments of a CPU, and takes the card of the policy all the same."""
+    """Raise ConfigError if the servers are given no cards: they would be started for a CPU, and still take a card of
+    the policy."""
     if vllm.start and machine.gpus and not vllm.devices:
         raise ConfigError(
             f"rollout.vllm.start=true: this machine has {len(machine.gpus)} x {machine.gpus[0].name}, and the servers "
@@ -36,7 +37,8 @@ def must_name_devices(machine: hardware.Hardware, vllm: Vllm) -> None:
 
 
 def must_leave_our_cards(machine: hardware.Hardware, vllm: Vllm, ranks: int) -> None:
-    """For a rank that somebody else has started: the first cards that it sees are those of the policy."""
+    """Raise ConfigError if policy and servers would share a card. It is for ranks that Octet's launcher did not start:
+    the policy then takes the first cards that they see."""
     must_name_devices(machine, vllm)
     on_cpu = os.environ.get("DS_ACCELERATOR") == "cpu"
     ours = [] if on_cpu else [gpu.index for gpu in machine.gpus[:ranks]]

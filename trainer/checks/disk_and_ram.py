@@ -1,6 +1,6 @@
-"""What a run needs of disk and RAM at the least, by arithmetic on the files of its model. No torch is imported.
+"""The least disk space and RAM that a run needs, by arithmetic on the files of its model. No torch is imported.
 
-These are lower bounds: what falls below them cannot end well, so it is an error before the run begins.
+With less than these lower bounds a run must fail, so it is refused before it begins.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from trainer.memory.planner import PROCESS, Planner
 from trainer.model.hub import Found
 from trainer.model.shapes import UnknownFamily, known_shape
 
-# Of a number that is trained: its fp32 master and two moments. In a checkpoint, and in CPU memory if it is offloaded.
-STATE_BYTES = {"adamw": 12, "cpu_adam": 12, "adamw_8bit": 6, "paged_adamw_8bit": 6}
-# Two thirds of what a plan counts for a process: what falls below is an error, which has to be certain, and a plan has
-# to be enough.
+# For each trained number: its fp32 copy and two moments, in a checkpoint, and in CPU memory if they are offloaded.
+STATE_BYTES = {"adamw": 12, "adamw_8bit": 6}
+# Two thirds of what a plan counts for a process: a plan has to be enough, and a refusal has to be certain.
 PROCESS_BYTES = PROCESS * 2 // 3
 
 
@@ -36,19 +35,20 @@ class Needs:
 
 
 def of(config: Config, found: Found, machine: Hardware) -> Needs:
-    """Of all ranks on this machine, whose cards are those that the policy is trained on."""
+    """Return the needs of all ranks on this machine, whose cards are those that the policy is trained on."""
     shape, is_adapter = _shape(found), config.lora.enabled
     numbers = found.weights // (4 if _stored_dtype(shape) == "float32" else 2)
     width = 4 if _is_fp32(config, machine) else 2
     in_ram = width if config.model.quantize == "none" else 1
     trained = _trained_by_adapter(config) if is_adapter else numbers
     state = STATE_BYTES[config.optim.name]
-    checkpoint = trained * (state + width * (2 if is_adapter else 1))  # an adapter is there for other programs, too
+    checkpoint = trained * (state + width * (2 if is_adapter else 1))  # an adapter is also saved for other programs
+    is_offloaded = ds_config.is_offloaded(ds_config.zero_settings(config), "optimizer")
     results = config.merges or not is_adapter
     return Needs(
         download=found.download,
         run=(config.run.keep + 1) * checkpoint + numbers * width * results,
-        ram=ranks(machine)[1] * (PROCESS_BYTES + numbers * in_ram) + trained * state * _is_offloaded(config),
+        ram=ranks(machine)[1] * (PROCESS_BYTES + numbers * in_ram) + trained * state * is_offloaded,
     )
 
 
@@ -56,13 +56,8 @@ def _is_fp32(config: Config, machine: Hardware) -> bool:
     return config.model.dtype == "fp32" or (config.model.dtype == "auto" and not machine.gpus)
 
 
-def _is_offloaded(config: Config) -> bool:
-    offload = ds_config.read(config.engine.ds_config).get("zero_optimization", {}).get("offload_optimizer", {})
-    return offload.get("device") == "cpu"
-
-
 def _shape(found: Found) -> Mapping[str, Any]:
-    """The model's own configuration; empty while it is still on the hub."""
+    """Return the model's config.json; nothing while it is still on the hub."""
     if found.folder is None:
         return {}
     shape: dict[str, Any] = json.loads((found.folder / "config.json").read_text())
@@ -74,7 +69,7 @@ def _stored_dtype(shape: Mapping[str, Any]) -> str:
 
 
 def _trained_by_adapter(config: Config) -> int:
-    """Numbers; 0 for a model of a family that is not planned for, or that is not here yet."""
+    """Return how many numbers an adapter has; 0 for a model whose shape is not known here."""
     try:
         shape = known_shape(config.model.name, config.model.revision)
     except UnknownFamily:
@@ -90,6 +85,6 @@ def free_disk(folder: Path) -> int:
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there already."""
+    """Return the folder, or its nearest parent that exists."""
     folder = folder.expanduser().absolute()
     return folder if folder.is_dir() else existing(folder.parent)

@@ -1,4 +1,4 @@
-"""Can the model and the data be had? Asked before anything heavy is imported, so that the answer takes seconds."""
+"""Check that the model and the data are available, in seconds, before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.problem.task import hub_sets
 
 
 def check(config: Config) -> Found:
-    """An error for a model or data set that is neither here nor in the cache, and that the hub does not give."""
+    """Find the model. Raise ModelError or DataError if it or the data is neither on this machine nor on the hub."""
     found = find_model(config.model)
     for data in hub_sets(config.task):
         find_data(data, config.task)
@@ -21,7 +21,7 @@ def check(config: Config) -> Found:
 
 
 def find_data(data: HubSet, task: TaskSettings) -> bool:
-    """Whether it is in the cache; an error when it cannot be had."""
+    """Return True if the data is in the cache, False if the hub has it. Raise DataError if neither has."""
     cached = is_prepared(data)
     try:
         listing("datasets", data.name, "main")
@@ -46,12 +46,12 @@ def data_cache() -> Path:
 
 
 def is_prepared(data: HubSet) -> bool:
-    """Whether `datasets` has this split in its cache, ready to be read without the hub."""
+    """Return True if `datasets` can read this split from its cache, without the hub."""
     split = data.split.partition("[")[0]
     folders = [folder for folder in data_cache().glob("*___*") if _letters(folder.name) == _letters(data.name)]
     return any(file for folder in folders for file in folder.rglob(f"*-{split}*.arrow"))
 
 
 def _letters(name: str) -> str:
-    """`datasets` writes MyData as my_data, and owner/name as owner___name."""
+    """Return a name that compares with the folders of `datasets`, which writes MyData as my_data, a/b as a___b."""
     return name.replace("/", "").replace("_", "").casefold()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 
 from trainer.checks import preflight
 from trainer.config.settings import Config
@@ -14,7 +15,7 @@ from trainer.memory.search import Placement, changed, difference, planned_shape,
 from trainer.model.shapes import Shape
 
 LARGEST_ON_A_CPU = GB // 2  # parameters; with more a step takes many minutes
-# What takes the machine's memory, and the setting that makes it so.
+# What takes RAM, and the setting that decides about it.
 TAKES_RAM = {
     "optimizer state": "engine.ds_config",
     "weights": "engine.ds_config",
@@ -24,19 +25,19 @@ TAKES_RAM = {
 
 
 def check(config: Config, machine: hardware.Hardware) -> None:
-    """Refuse what cannot run here before it is downloaded, once on each machine; warn where memory will be short. A
-    model that is described nowhere is left to be tried."""
+    """Raise ConfigError for a run that cannot fit, and warn of one that may not, once on each machine. Models without a
+    known shape pass."""
     shape = None if os.environ.get(preflight.CHECKED) else planned_shape(config)
     if shape is None:
         return
-    if reason := refusal(config, machine, shape):
+    if reason := problem(config, machine, shape):
         raise ConfigError(reason)
     if os.environ.get("LOCAL_RANK", "0") == "0" and (short := warning(config, machine, shape)):
         print(f"octet: warning: {short}", file=sys.stderr, flush=True)
 
 
 def warning(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
-    """Where memory will be short, but a run can go on with less at a time."""
+    """Return a warning where memory will be short, although the run can go on with less at a time."""
     if not machine.gpus or (placement := _placement(config, machine, shape)).plan.fits:
         return None
     found = placement.search()
@@ -47,9 +48,9 @@ def warning(config: Config, machine: hardware.Hardware, shape: Shape) -> str | N
     )
 
 
-def refusal(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
-    """Why this cannot run here, and what can; None where it can."""
-    if reason := adapts_nothing(config, shape):
+def problem(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
+    """Return why the run cannot work here, and what can; None where nothing stands in its way."""
+    if reason := no_layer_to_adapt(config, shape):
         return reason
     if not machine.gpus:
         return _too_large_for_a_cpu(config, machine, shape)
@@ -59,14 +60,14 @@ def refusal(config: Config, machine: hardware.Hardware, shape: Shape) -> str | N
 
 def _placement(config: Config, machine: hardware.Hardware, shape: Shape) -> Placement:
     world_size, local_size = hardware.ranks(machine)
-    return Placement(shape, config, world_size, int(machine.memory_gb * GB), hardware.free_ram(), local_size).settled
+    placement = Placement(shape, config, world_size, int(machine.memory_gb * GB), hardware.free_ram(), local_size)
+    return placement.with_chosen_engine()
 
 
-def adapts_nothing(config: Config, shape: Shape) -> str | None:
-    """Where no name of lora.targets is that of a layer."""
-    planner = Planner(shape, config, 1, 0)
+def no_layer_to_adapt(config: Config, shape: Shape) -> str | None:
+    """Return an error if no name of lora.targets is that of a layer."""
     names = [linear.name for linear in shape.linears]
-    if not config.lora.enabled or {*planner.targets} & {*names, "lm_head", "embed_tokens"}:
+    if not config.lora.enabled or {*Planner(shape, config, 1, 0).targets} & {*names, "lm_head", "embed_tokens"}:
         return None
     return (
         f"lora.targets={','.join(config.lora.targets)}: this model has no such layers. Its linear ones are "
@@ -75,9 +76,9 @@ def adapts_nothing(config: Config, shape: Shape) -> str | None:
 
 
 def too_little_for_vllm(placement: Placement) -> str | None:
-    """Where the share of the card that it was given does not hold the base and one answer."""
+    """Return an error if vLLM's share of the card does not hold the base and one answer."""
     config, vram = placement.config, placement.vram
-    share, least = config.rollout.vllm.memory, placement.planner.vllm_at_least
+    share, least = config.rollout.vllm.memory, placement.vllm_at_least
     if config.rollout.engine != "vllm_colocate" or not share or share * vram >= least:
         return None
     return (
@@ -87,38 +88,36 @@ def too_little_for_vllm(placement: Placement) -> str | None:
 
 
 def _too_large_for_the_card(placement: Placement) -> str | None:
-    """At one answer at a time and without copies, which is what a run that is out of memory comes to by itself."""
+    """Count one answer at a time and no merged copies: a run that is out of memory gets there by itself."""
     config = placement.config
-    plan = placement.plan_of(changed(config, {"rollout.rows": 1, "optim.tokens_per_micro_batch": 1}))
-    least = plan.peak - plan.phases[plan.peak_phase].get("merged copies", 0)
+    plan = replace(placement, config=changed(config, {"rollout.rows": 1, "optim.tokens_per_micro_batch": 1})).plan
+    terms = plan.phases[plan.peak_phase]
+    least = plan.peak - terms.get("merged copies", 0)
     if least <= TIGHT * placement.vram:
         return None
-    largest = f"{plan.dominant} {plan.phases[plan.peak_phase][plan.dominant] / GB:.1f} GB"
     return (
-        f"model.name={config.model.name}: even one answer at a time takes {least / GB:.1f} GB ({largest}), and "
-        f"the card has {placement.vram / GB:.1f} GB. {placement.nearest()}"
+        f"model.name={config.model.name}: even one answer at a time takes {least / GB:.1f} GB ({plan.dominant} "
+        f"{terms[plan.dominant] / GB:.1f} GB), and the card has {placement.vram / GB:.1f} GB. {placement.nearest()}"
     )
 
 
 def _too_large_for_ram(placement: Placement) -> str | None:
-    plan = placement.plan
-    if plan.ram_peak <= placement.ram:
+    terms, peak = placement.plan.ram_terms, placement.plan.ram_peak
+    if peak <= placement.ram:
         return None
-    parts = ", ".join(f"{name} {size / GB:.1f} GB" for name, size in plan.ram_terms.items())
-    key = TAKES_RAM.get(max(plan.ram_terms, key=lambda name: plan.ram_terms[name]), "model.name")
+    key = TAKES_RAM.get(max(terms, key=lambda name: terms[name]), "model.name")
     value = value_of(placement.config, key)
     return (
-        f"{key}={value if isinstance(value, str) else str(value).lower()}: "
-        f"{plan.ram_peak / GB:.1f} GB of CPU memory are needed ({parts}), and {placement.ram / GB:.1f} GB are free. "
-        f"{placement.nearest()}"
+        f"{key}={value if isinstance(value, str) else str(value).lower()}: {peak / GB:.1f} GB of CPU memory are needed "
+        f"({', '.join(f'{name} {size / GB:.1f} GB' for name, size in terms.items())}), and {placement.ram / GB:.1f} GB "
+        f"are free. {placement.nearest()}"
     )
 
 
 def _too_large_for_a_cpu(config: Config, machine: hardware.Hardware, shape: Shape) -> str | None:
-    name, size = config.model.name, shape.parameters
+    name, size, available = config.model.name, shape.parameters, hardware.free_ram()
     in_fp32 = changed(config, {"model.dtype": "fp32"}) if config.model.dtype == "auto" else config
     needed = hardware.ranks(machine)[1] * (Planner(shape, in_fp32, 1, 0).weights + PROCESS)
-    available = hardware.free_ram()
     if needed > available:
         return (
             f"model.name={name}: no GPU was found, and on the CPU the weights take {needed / GB:.1f} GB of memory, of "

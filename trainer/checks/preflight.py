@@ -1,6 +1,6 @@
-"""What can be known to go wrong before anything heavy is imported: disk, RAM, cards, packages, model and data.
+"""Checks before anything heavy is imported: disk, RAM, cards, packages, model and data.
 
-Every run asks at its start, and hears of what needs a person only; `octet doctor` shows all of it.
+Every run makes them at its start and shows problems and warnings only; `octet doctor` shows every finding.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from trainer.problem.task import make_task
 from trainer.reward.make import compares_as_mathematics
 
 Mark = Literal["ok", "warning", "problem"]
-CHECKED = "OCTET_CHECKED"  # in the environment of what the launcher starts: this has been asked already
-BUSY_GB = 1.0  # of a card; a desktop takes less
+CHECKED = "OCTET_CHECKED"  # environment variable of what the launcher starts: it has made these checks already
+BUSY_GB = 1.0  # used by others, from which on there is a warning; a desktop takes less
 BF16_CAPABILITY = 8.0  # Ampere
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was looked at, what was found, and what to do about it. A problem's text names its setting."""
+    """What was checked, what was found, and what to do about it. The text of a problem names its setting."""
 
     mark: Mark
     name: str
@@ -40,8 +40,8 @@ class Finding:
 
 
 def check(config: Config, machine: hardware.Hardware) -> None:
-    """Once on each machine, for the cards that the policy is trained on. Problems are one error; warnings are a line
-    each."""
+    """Make the checks once on each machine. Raise one ConfigError for all problems, and print a line for each warning.
+    `machine` has the cards that the policy is trained on."""
     if os.environ.get(CHECKED):
         return
     found = downloads.check(config)  # on every rank: it may decide that this process leaves the hub alone
@@ -49,18 +49,19 @@ def check(config: Config, machine: hardware.Hardware) -> None:
         complain(findings(config, found, machine))
 
 
-def complain(said: Sequence[Finding]) -> None:
-    problems = [f"{finding.text}. {finding.remedy}" for finding in said if finding.mark == "problem"]
+def complain(found: Sequence[Finding]) -> None:
+    """Raise ConfigError if there is a problem, else print the warnings."""
+    problems = [f"{finding.text}. {finding.remedy}" for finding in found if finding.mark == "problem"]
     if problems:
         raise ConfigError("\n".join(problems))
-    for finding in said:
+    for finding in found:
         if finding.mark == "warning":
             print(f"octet: warning: {finding.text}. {finding.remedy}", file=sys.stderr, flush=True)
 
 
 def findings(config: Config, found: hub.Found, machine: hardware.Hardware) -> list[Finding]:
     wanted, folder = disk_and_ram.of(config, found, machine), config.run.dir or RUNS
-    cards = [of_card for gpu in machine.gpus for of_card in card(config, gpu, hardware.states().get(gpu.uuid))]
+    cards = [of_card for gpu in machine.gpus for of_card in card(config, gpu)]
     return [*disk(wanted, folder), ram(config, wanted, hardware.free_ram()), *cards, *packages(config)]
 
 
@@ -68,7 +69,7 @@ def findings(config: Config, found: hub.Found, machine: hardware.Hardware) -> li
 
 
 def disk(wanted: disk_and_ram.Needs, folder: Path) -> Iterator[Finding]:
-    """The cache of the hub and the run folder may share a disk, and then need their room together."""
+    """Compare free space with what the run folder and the cache of the hub need: together, where they share a disk."""
     run = wanted.run if folder == RUNS else max(0, wanted.run - size_of(folder))  # a run that goes on
     demands = [(f"run.dir={folder}", folder, run, "checkpoints and the result")]
     if wanted.download:
@@ -95,11 +96,12 @@ def ram(config: Config, wanted: disk_and_ram.Needs, free: int) -> Finding:
     return Finding("problem", "RAM", text, f"End other programs, or {less}.")
 
 
-def card(config: Config, gpu: hardware.Gpu, state: hardware.CardState | None) -> Iterator[Finding]:
-    """What else is on it, and whether it can compute as it is told to."""
-    name = f"card {gpu.index}"
+def card(config: Config, gpu: hardware.Gpu) -> Iterator[Finding]:
+    """Yield what is known about a card: its memory, other programs on it, and whether it has model.dtype."""
+    name, state = f"card {gpu.index}", gpu.state
     if state is None:
-        yield Finding("ok", name, f"{gpu.name}, {gpu.memory_gb:.1f} GB; how much is free is not known")
+        shared = " of RAM, shared with the CPU" if gpu.shares_ram else ""
+        yield Finding("ok", name, f"{gpu.name}, {gpu.memory_gb:.1f} GB{shared}; how much is free is not known")
         return
     if config.model.dtype == "bf16" and state.capability < BF16_CAPABILITY:
         yield Finding(
@@ -117,7 +119,7 @@ def card(config: Config, gpu: hardware.Gpu, state: hardware.CardState | None) ->
 
 
 def packages(config: Config) -> Iterator[Finding]:
-    """Those that only some settings need."""
+    """Look for the packages that only some settings need."""
     for setting, package, module, remedy in _optional(config):
         if importlib.util.find_spec(module) is None:
             yield Finding("problem", package, f"{setting}: it needs {package}, which is not installed", remedy)
@@ -126,7 +128,7 @@ def packages(config: Config) -> Iterator[Finding]:
 
 
 def _optional(config: Config) -> Iterator[tuple[str, str, str, str]]:
-    """The setting, the package, the name it is imported by, and what to do without it."""
+    """Yield the setting, the package that it needs, the package's import name, and what to do without it."""
     if compares_as_mathematics(config, make_task(config.task)):
         setting = "reward.symbolic=true" if config.reward.symbolic else f"task.name={config.task.name}"
         remedy = "Run: pip install 'octet-grpo[math]', or write reward.symbolic=false."
@@ -136,8 +138,8 @@ def _optional(config: Config) -> Iterator[tuple[str, str, str, str]]:
 
 
 def needs_bitsandbytes(config: Config) -> Iterator[tuple[str, str]]:
-    """The setting, and the one that does without."""
-    if config.optim.name.endswith("8bit"):
-        yield f"optim.name={config.optim.name}", "optim.name=adamw"
+    """Yield each setting that needs bitsandbytes, and what to write to do without."""
+    if config.optim.name == "adamw_8bit":
+        yield "optim.name=adamw_8bit", "optim.name=adamw"
     if config.model.quantize != "none":
         yield f"model.quantize={config.model.quantize}", "model.quantize=none"

@@ -1,11 +1,9 @@
-"""What torch, bitsandbytes and DeepSpeed find here, as JSON: `octet doctor` starts it beside its own checks."""
+"""Try torch and bitsandbytes, and print what was found as JSON. `octet doctor` starts it beside its own checks."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,27 +12,25 @@ WORST_NF4_ERROR = 0.2  # of weights between -1 and 1; a kernel for another card 
 SIZE = 4096
 
 
-def main(asked: Sequence[str]) -> None:
-    """`asked`: `cpu_adam`, where that is to be tried too. A line as soon as something is known."""
+def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    say(
+    report(
         torch=torch.__version__,
         cuda=torch.version.cuda,
         gpu=device.type == "cuda",
         bf16=device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False),
-        trouble=trouble(torch.cuda.init if device.type == "cpu" else _multiply) if torch.version.cuda else "",
+        trouble=error_of(torch.cuda.init if device.type == "cpu" else _multiply) if torch.version.cuda else "",
     )
-    if "cpu_adam" in asked:
-        say(cpu_adam=True, trouble=trouble(lambda: _cpu_adam(device)))
-    say(bitsandbytes=True, trouble=trouble(lambda: _quantise(device)))  # last: its import takes longest
+    report(bitsandbytes=True, trouble=error_of(lambda: _quantise(device)))  # last: its import takes longest
 
 
-def say(**facts: Any) -> None:
+def report(**facts: Any) -> None:
+    """Print a line of JSON at once; the rest may take seconds."""
     print(json.dumps(facts), flush=True)
 
 
-def trouble(attempt: Callable[[], None]) -> str:
-    """What went wrong in it, in a line; nothing if nothing did. Libraries raise whatever they like."""
+def error_of(attempt: Callable[[], None]) -> str:
+    """Return the first line of the error that the attempt raises, which may be of any kind; "" if it raises none."""
     try:
         attempt()
     except Exception as error:  # noqa: BLE001
@@ -43,7 +39,7 @@ def trouble(attempt: Callable[[], None]) -> str:
 
 
 def _multiply() -> None:
-    """A kernel of this build on every card: an older or a newer card than it was built for refuses here."""
+    """Run a kernel on every card. It fails on a card that this build of torch does not support."""
     for index in range(torch.cuda.device_count()):
         ones = torch.ones(8, 8, device=f"cuda:{index}")
         if float((ones @ ones).sum()) != 512:
@@ -51,7 +47,7 @@ def _multiply() -> None:
 
 
 def _quantise(device: torch.device) -> None:
-    """Weights to 4 bits and back, and one step of the 8-bit optimizer."""
+    """Convert weights to 4 bits and back, and make one step of the 8-bit optimizer."""
     import bitsandbytes
 
     weights = torch.linspace(-1, 1, SIZE, device=device).reshape(64, 64)
@@ -66,14 +62,5 @@ def _quantise(device: torch.device) -> None:
         raise RuntimeError("a step of the 8-bit optimizer moved nothing")
 
 
-def _cpu_adam(device: torch.device) -> None:
-    if device.type == "cpu":  # DeepSpeed would warn that it found nothing better
-        os.environ["DS_ACCELERATOR"] = "cpu"
-    from deepspeed.ops.op_builder import CPUAdamBuilder
-
-    if not CPUAdamBuilder().is_compatible(verbose=False):
-        raise RuntimeError("DeepSpeed cannot build its CPU Adam here; `ds_report` says why")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

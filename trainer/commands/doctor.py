@@ -1,7 +1,7 @@
-"""`octet doctor`: what this machine has for a run of these settings, a line for each thing, and what to do about it.
+"""`octet doctor`: check whether this machine can run these settings, and say what to do where it cannot.
 
-The light checks are those that every run makes at its start (checks/preflight.py). torch is looked at in another
-process, which works while those are made. Exit status: 0 when nothing stands in the way, 1 when something does.
+The light checks are those that every run makes at its start (checks/preflight.py). Meanwhile another process tries
+torch. Exit status: 0 when nothing stands in the way, 1 when something does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NAME, WIDTH = 14, 100
 
 
 def examine(config: Config, title: str, as_json: bool) -> int:
-    """Print every finding as soon as it is there; how many problems there are."""
+    """Print every finding as soon as it is known, and return the number of problems."""
     if not as_json:
         print(f"octet doctor: {title}\n", flush=True)
     found = []
@@ -60,7 +60,7 @@ def examine(config: Config, title: str, as_json: bool) -> int:
 
 
 def line(finding: Finding) -> str:
-    """Within 100 columns; what to do stands below."""
+    """Return a finding wrapped to 100 columns, with its remedy below."""
     mark = MARKS[finding.mark]
     if sys.stdout.isatty():
         mark = f"\033[{COLOURS[finding.mark]}m{mark}\033[0m"
@@ -79,8 +79,7 @@ def _verdict(count: Mapping[str, int]) -> str:
 
 
 def everything(config: Config) -> Iterator[Finding]:
-    optional = ["cpu_adam"] if config.optim.name == "cpu_adam" else []
-    command = [sys.executable, "-m", "trainer.checks.torch_probe", *optional]
+    command = [sys.executable, "-m", "trainer.checks.torch_probe"]
     # importing a compiler that compiles nothing here would take two seconds
     environment = os.environ | {"TORCHDYNAMO_DISABLE": "1"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -88,7 +87,6 @@ def everything(config: Config) -> Iterator[Finding]:
         machine = hardware.detect()
         yield python_and_packages()
         yield from visible_cards(config, machine)
-        yield compiler(config, bool(machine.gpus))
         yield from settings(config, machine)
         yield from optional_programs()
         yield from of_torch(config, probe, machine)
@@ -98,7 +96,7 @@ def everything(config: Config) -> Iterator[Finding]:
 
 
 def python_and_packages() -> Finding:
-    """Against the versions that were tried together."""
+    """Compare the installed versions with those of constraints.txt, which were tried together."""
     missing = [name for name in REQUIRED if _version(name) is None]
     if missing:
         remedy = "./run_deepspeed.sh --dry-run installs them, or pip install -c constraints.txt -e ."
@@ -123,7 +121,7 @@ def differs(name: str, tried: str) -> bool:
 
 
 def pinned(constraints: Path) -> dict[str, str]:
-    """Of the lines for this Python."""
+    """Return the versions in the lines for this Python."""
     from packaging.requirements import Requirement
 
     pins = [Requirement(line) for line in constraints.read_text().splitlines() if line and not line.startswith("#")]
@@ -136,33 +134,18 @@ def visible_cards(config: Config, machine: hardware.Hardware) -> Iterator[Findin
         remedy = "That takes days for a model of a billion parameters; --preset nano takes a minute." if slow else ""
         yield Finding("warning" if slow else "ok", "card", f"no GPU: training on {machine.cores} CPU cores", remedy)
         return
-    states = hardware.states()
     for gpu in machine.gpus:
-        yield from preflight.card(config, gpu, states.get(gpu.uuid))
-    for state in list(states.values())[:1]:
+        yield from preflight.card(config, gpu)
+    for state in [gpu.state for gpu in machine.gpus if gpu.state][:1]:
         has_bf16 = state.capability >= preflight.BF16_CAPABILITY
         precision = "bf16" if has_bf16 else "no bf16: model.dtype=auto takes fp16, with loss scaling"
         yield Finding("ok", "precision", f"compute capability {state.capability:g}, {precision}")
-        speaks = hardware.driver_cuda()
-        yield Finding("ok", "driver", f"{state.driver}, which runs programs built for CUDA {speaks or '(not known)'}")
-
-
-def compiler(config: Config, has_gpu: bool) -> Finding:
-    """Only DeepSpeed's CPU Adam is compiled."""
-    nvcc, needed = shutil.which("nvcc"), config.optim.name == "cpu_adam" and has_gpu
-    if needed and not nvcc:
-        text = "optim.name=cpu_adam: DeepSpeed compiles it with nvcc, which is not on the PATH"
-        return Finding(
-            "problem", "nvcc", text, "Install the CUDA toolkit of torch's version, or write optim.name=adamw."
-        )
-    why = (
-        "optim.name=cpu_adam is built with it" if needed else f"optim.name={config.optim.name} compiles nothing with it"
-    )
-    return Finding("ok", "nvcc", f"{nvcc or 'not found, and not needed'}: {why}")
+        cuda = hardware.driver_cuda() or "(not known)"
+        yield Finding("ok", "driver", f"{state.driver}, which runs programs built for CUDA {cuda}")
 
 
 def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
-    """Model, data and settings as `train.py` asks for them, and what follows from the model's size: disk and RAM."""
+    """Check model, data and settings as a run does, and whether card, disk and RAM are large enough."""
     found, errors = hub.Found(None), list[tuple[str, OctetError]]()
     try:
         found = hub.find_model(config.model)
@@ -188,11 +171,11 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
 
 
 def plan(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
-    """Whether it fits, as a run is told before its model is read; nothing of a family that is not planned for."""
+    """Yield what a run would be told about memory; nothing for a model whose memory cannot be planned."""
     shape = search.planned_shape(config)
     if shape is None:
         return
-    if reason := memory.refusal(config, machine, shape):
+    if reason := memory.problem(config, machine, shape):
         yield Finding("problem", "plan", *_and_remedy(reason))
     elif short := memory.warning(config, machine, shape):
         yield Finding("warning", "plan", *_and_remedy(short))
@@ -206,7 +189,7 @@ def _and_remedy(text: str) -> list[str]:
 
 def room(config: Config, found: hub.Found, machine: hardware.Hardware) -> Iterator[Finding]:
     folder, free = config.run.dir or RUNS, hardware.free_ram()
-    if not found.sizes:  # of a model that is not there, so nobody knows what it takes
+    if not found.sizes:  # the model was not found, so its size is not known
         yield Finding("ok", "disk", f"{amount(disk_and_ram.free_disk(folder))} free for run.dir={folder}")
         yield Finding("ok", "RAM", f"{amount(free)} free")
         return
@@ -245,20 +228,18 @@ def of_torch(config: Config, probe: subprocess.Popen[str], machine: hardware.Har
         facts = json.loads(row)
         if "torch" in facts:
             yield build(facts, machine, hardware.driver_cuda() if machine.gpus else None)
-        elif "cpu_adam" in facts:
-            yield cpu_adam(facts["trouble"])
         else:
             yield bitsandbytes(facts["trouble"], config)
-    said = probe.stderr.read().strip().splitlines()
+    errors = probe.stderr.read().strip().splitlines()
     if probe.wait() != 0:
         remedy = "pip install --force-reinstall -c constraints.txt torch bitsandbytes"
         yield Finding(
-            "problem", "torch", f"it ended with status {probe.returncode}: {said[-1] if said else ''}", remedy
+            "problem", "torch", f"it ended with status {probe.returncode}: {errors[-1] if errors else ''}", remedy
         )
 
 
 def build(facts: Mapping[str, Any], machine: hardware.Hardware, driver_cuda: str | None) -> Finding:
-    """Does this torch compute on these cards?"""
+    """Return whether this build of torch computes on these cards."""
     name, cuda = f"torch {facts['torch']}", facts["cuda"]
     if not machine.gpus:
         return Finding("ok", "torch", f"{name}, on the CPU")
@@ -271,13 +252,6 @@ def build(facts: Mapping[str, Any], machine: hardware.Hardware, driver_cuda: str
         text = f"{name}, built for CUDA {cuda}, does not compute on the card: {facts['trouble'] or 'it sees none'}"
         return Finding("problem", "torch", text, "Update the driver, or install a torch that knows this card.")
     return Finding("ok", "torch", f"{name}, built for CUDA {cuda}, computes on the card")
-
-
-def cpu_adam(trouble: str) -> Finding:
-    if trouble:
-        return Finding("problem", "optimizer", f"optim.name=cpu_adam: {trouble}", "Write optim.name=adamw.")
-    text = "optim.name=cpu_adam can be built; its first start compiles for minutes"
-    return Finding("ok", "optimizer", text)
 
 
 def bitsandbytes(trouble: str, config: Config) -> Finding:

@@ -62,15 +62,22 @@ def with_choices(request: Request, arguments: Sequence[str]) -> list[str]:
 
 
 def command(launcher: str, machine: hardware.Hardware, arguments: Sequence[str]) -> list[str]:
-    """Return the command that starts the launcher: on a free port, so that two runs can share a machine, and with
-    `--include` if only some cards are used, because with `--num_gpus` it ignores CUDA_VISIBLE_DEVICES. Its log is off,
-    because its errors only repeat those of the ranks."""
-    devices = f"--num_gpus={max(1, len(machine.gpus))}"
-    some = [gpu.index for gpu in machine.gpus] != list(range(len(machine.gpus)))
-    if machine.gpus and (some or os.environ.get("CUDA_VISIBLE_DEVICES")):
-        devices = f"--include=localhost:{','.join(str(gpu.index) for gpu in machine.gpus)}"
+    """Return the command that starts DeepSpeed's launcher.
+
+    It takes a free port, so that two runs can share a machine, and `--include` if only some cards are used, because
+    with `--num_gpus` it ignores CUDA_VISIBLE_DEVICES. It knows cards by number only, so `env` names a MIG instance. Its
+    log is off, because its errors only repeat those of the ranks.
+    """
+    gpus, program = machine.gpus, [str(TRAIN)]
+    devices = f"--num_gpus={max(1, len(gpus))}"
+    some = [gpu.index for gpu in gpus] != list(range(len(gpus)))
+    if gpus and gpus[0].uuid.startswith("MIG-"):
+        visible = f"CUDA_VISIBLE_DEVICES={gpus[0].uuid}"
+        program = ["--no_python", "env", visible, sys.executable, "-u", str(TRAIN)]
+    elif gpus and (some or os.environ.get("CUDA_VISIBLE_DEVICES")):
+        devices = f"--include=localhost:{','.join(str(gpu.index) for gpu in gpus)}"
     quiet = ["--log_level=critical", f"--master_port={hardware.free_port()}"]
-    return [launcher, *quiet, devices, "--no_local_rank", str(TRAIN), *arguments]
+    return [launcher, *quiet, devices, "--no_local_rank", *program, *arguments]
 
 
 def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> int:

@@ -313,7 +313,8 @@ def _fetch(options: argparse.Namespace) -> None:
 def _plan(options: argparse.Namespace) -> None:
     from trainer.commands import plan
 
-    plan.show(options)
+    if not plan.show(options):
+        sys.exit(1)
 
 
 def _slurm(options: argparse.Namespace) -> None:

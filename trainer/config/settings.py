@@ -80,7 +80,7 @@ class Lora(Section):
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
     """Must stay 0: with dropout the policy that is trained is not the one that sampled."""
     targets: Literal["attention", "all"] | tuple[str, ...] = "attention"
-    """`attention` (q, k, v, o), `all` linear layers, or a list of module names."""
+    """`attention` (q, k, v, o), `all` linear layers (`all-linear` in PEFT), or a list of module names."""
 
     @property
     def product(self) -> Literal["adapter", "model"]:
@@ -97,6 +97,11 @@ class Lora(Section):
         """PEFT knows a layer by the end of its name."""
         named = self.targets if isinstance(self.targets, tuple) else ()
         return [name for name in named if name.rpartition(".")[2] in UNSERVED]
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _name_of_peft(cls, value: Any) -> Any:
+        return "all" if value == "all-linear" else value
 
     @field_validator("dropout")
     @classmethod
@@ -517,10 +522,9 @@ class Algorithm(Section):
 
 
 class Optim(Section):
-    name: Literal["adamw", "cpu_adam", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
-    """`adamw` is torch's; `cpu_adam` is DeepSpeed's, which compiles for minutes at its first start. `adamw_8bit` and
-    `paged_adamw_8bit` are bitsandbytes's: a quarter of the state. Use them with engine.ds_config=zero2: in CPU memory
-    8 bits are 40 times slower than `adamw`, and pages are refused; on the card they give way when it is full."""
+    name: Literal["adamw", "adamw_8bit"] = "adamw"
+    """`adamw` is torch's. `adamw_8bit` is bitsandbytes's, with moments of a quarter of the size; it needs an
+    engine.ds_config without optimizer offload, such as zero2, because in CPU memory it is 40 times slower."""
     betas: tuple[Share, Share] = (0.9, 0.999)
     """Adam's memory of the gradient and of its square."""
     weight_decay: float = Field(0.0, ge=0.0)

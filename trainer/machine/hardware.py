@@ -1,4 +1,4 @@
-"""What this machine has, found without importing torch: the configuration is settled before anything heavy loads."""
+"""What this machine has. No torch is imported, so that the configuration is complete before anything heavy loads."""
 
 from __future__ import annotations
 
@@ -8,15 +8,28 @@ import shutil
 import socket
 import subprocess
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class CardState:
+    """What nvidia-smi says about the use of a card. Older versions cannot, and none can for a part of a card."""
+
+    used_gb: float
+    free_gb: float
+    capability: float
+    driver: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
     index: int
-    uuid: str
+    uuid: str  # begins with MIG- for an instance of a card
     name: str
     memory_gb: float
+    state: CardState | None = None
+    shares_ram: bool = False  # it has no memory of its own, so `memory_gb` is the machine's RAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +45,18 @@ class Hardware:
     def __str__(self) -> str:
         if not self.gpus:
             return f"no GPU found, {self.cores} CPU cores"
-        return f"{len(self.gpus)} x {self.gpus[0].name}, {self.memory_gb:.0f} GB"
-
-
-@dataclass(frozen=True, slots=True)
-class CardState:
-    """What changes, and what older tools cannot say."""
-
-    used_gb: float
-    free_gb: float
-    capability: float
-    driver: str
+        shared = " of RAM, shared with the CPU" if any(gpu.shares_ram for gpu in self.gpus) else ""
+        return f"{len(self.gpus)} x {self.gpus[0].name}, {self.memory_gb:.0f} GB{shared}"
 
 
 def detect() -> Hardware:
-    return Hardware(gpus=_visible(_nvidia_gpus()), cores=len(os.sched_getaffinity(0)))
+    """Return the visible cards and the CPU cores of this machine."""
+    return Hardware(gpus=_visible(_cards()), cores=len(os.sched_getaffinity(0)))
 
 
 def ranks(machine: Hardware) -> tuple[int, int]:
-    """Of the run, and those of them on this machine: as the launcher has said, else one for each card here."""
+    """Return the number of ranks of the run, and of those on this machine: what the launcher has set, else one for
+    each card here."""
     world_size = int(os.environ.get("WORLD_SIZE", max(1, len(machine.gpus))))
     return world_size, int(os.environ.get("LOCAL_WORLD_SIZE", min(world_size, max(1, len(machine.gpus)))))
 
@@ -62,44 +68,69 @@ def free_port() -> int:
 
 
 def let_memory_grow() -> None:
-    """Before torch is imported: pieces of memory that can grow leave no holes between batches of many lengths."""
+    """Let torch's allocator extend its segments, so that batches of many lengths leave no holes. Call it before torch
+    is imported."""
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
-def _nvidia_gpus() -> list[Gpu]:
-    if shutil.which("nvidia-smi") is None:
-        return []
-    rows = _ask("index,uuid,name,memory.total")
-    return [Gpu(int(index), uuid, name, _gigabytes(mebibytes)) for index, uuid, name, mebibytes in rows]
+# --- nvidia-smi
+
+BASIC = "index,uuid,name,memory.total"
+DETAILED = f"{BASIC},memory.used,memory.free,compute_cap,driver_version,mig.mode.current"
+MIG_DEVICE = re.compile(r"\s+MIG (\S*?(\d+)gb\S*)\s+Device +\d+: \(UUID: (MIG-[^)]+)\)")
 
 
-def states() -> dict[str, CardState]:
-    """Of each card by its UUID, as nvidia-smi sees it now; none of those that it cannot tell."""
-    if shutil.which("nvidia-smi") is None:
-        return {}
-    rows = _ask("uuid,memory.used,memory.free,compute_cap,driver_version")
-    return {
-        uuid: CardState(_gigabytes(used), _gigabytes(free), float(capability), driver)
-        for uuid, used, free, capability, driver in rows
-        if all(part.replace(".", "").isdigit() for part in (used, free, capability))  # [N/A] on a card in parts
-    }
+@cache
+def nvidia_smi(*arguments: str) -> str:
+    """Return what nvidia-smi prints; nothing where it fails or is missing. It takes up to a second, so each question
+    is asked once in a process."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    answer = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=30, check=False)
+    return answer.stdout if answer.returncode == 0 else ""  # the tool may be there without a driver
 
 
 def driver_cuda() -> str | None:
-    """The newest CUDA that the driver runs programs of; it stands above the table that nvidia-smi prints."""
-    answer = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=30, check=False)
-    found = re.search(r"CUDA[ \w]*Version: *([\d.]+)", answer.stdout)
+    """Return the newest CUDA whose programs the driver runs. It stands above the table that nvidia-smi prints."""
+    found = re.search(r"CUDA[ \w]*Version: *([\d.]+)", nvidia_smi())
     return found[1] if found else None
 
 
-def _ask(columns: str) -> list[list[str]]:
-    query = ["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader,nounits"]
-    answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    if answer.returncode != 0:  # the tool is there, the driver is not: as good as no GPU
-        return []
-    lines = [line for line in answer.stdout.splitlines() if line.count(",") == columns.count(",")]
-    return [[part.strip() for part in line.split(",")] for line in lines]
+def _cards() -> list[Gpu]:
+    """Return the cards of this machine. A card in MIG mode is replaced by its instances."""
+    for columns in (DETAILED, BASIC):  # an older nvidia-smi refuses a query with a column that it does not know
+        lines = nvidia_smi(f"--query-gpu={columns}", "--format=csv,noheader,nounits").splitlines()
+        rows = [[part.strip() for part in line.split(",")] for line in lines if line.count(",") == columns.count(",")]
+        if rows:
+            return [gpu for row in rows for gpu in _card(*row)]
+    return []
+
+
+def _card(index: str, uuid: str, name: str, memory: str, *state: str) -> list[Gpu]:
+    if (not state or state[-1] == "Enabled") and (instances := _instances(int(index), uuid, name)):
+        return instances
+    shares_ram = not _is_number(memory)  # [N/A] on a card with unified memory
+    size = _meminfo()["MemTotal"] / 1e9 if shares_ram else _gigabytes(memory)
+    return [Gpu(int(index), uuid, name, size, _state(*state[:4]) if state else None, shares_ram)]
+
+
+def _state(used: str, free: str, capability: str, driver: str) -> CardState | None:
+    if not all(map(_is_number, (used, free, capability))):
+        return None
+    return CardState(_gigabytes(used), _gigabytes(free), float(capability), driver)
+
+
+def _instances(index: int, uuid: str, name: str) -> list[Gpu]:
+    """Return the MIG instances of a card. Their profile, such as 1g.10gb, names their memory."""
+    of_card = nvidia_smi("-L").partition(f"(UUID: {uuid})")[2].partition("\nGPU ")[0]
+    found = map(MIG_DEVICE.match, of_card.splitlines())
+    return [Gpu(index, one[3], f"{name} MIG {one[1]}", float(one[2])) for one in found if one]
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "").isdigit()
 
 
 def _gigabytes(mebibytes: str) -> float:
@@ -107,32 +138,36 @@ def _gigabytes(mebibytes: str) -> float:
 
 
 def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
-    """Only the cards that CUDA_VISIBLE_DEVICES leaves, by index or by the beginning of a UUID, as CUDA reads it: the
-    first name that is unknown ends the list."""
+    """Return the cards that CUDA uses. It reads indices and beginnings of UUIDs from CUDA_VISIBLE_DEVICES up to the
+    first that is unknown. Where one of the cards is a MIG instance, CUDA uses the first instance and nothing else."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return tuple(gpus)
-    visible = []
-    for name in chosen.split(","):
-        known = [gpu for gpu in gpus if name.strip() and (name.strip() == str(gpu.index) or gpu.uuid.startswith(name))]
+    visible = gpus if chosen is None else []
+    for name in map(str.strip, (chosen or "").split(",")):
+        known = [gpu for gpu in gpus if name and (name == str(gpu.index) or gpu.uuid.startswith(name))]
         if not known:
             break
         visible.append(known[0])
-    return tuple(visible)
+    instances = [gpu for gpu in visible if gpu.uuid.startswith("MIG-")]
+    return tuple(instances[:1] or visible)
+
+
+# --- RAM
+
+
+def _meminfo(path: Path = Path("/proc/meminfo")) -> dict[str, int]:
+    """Return the bytes that Linux tells by their names."""
+    rows = (line.partition(":") for line in path.read_text().splitlines())
+    return {name: int(value.split()[0]) * 1024 for name, _, value in rows}
 
 
 def free_ram(meminfo: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """What programs can still get, swap included, and no more than the limit of a container or a cluster's job."""
-    kilobytes = {}
-    for line in meminfo.read_text().splitlines():
-        name, _, rest = line.partition(":")
-        kilobytes[name] = int(rest.split()[0])
-    free = (kilobytes["MemAvailable"] + kilobytes.get("SwapFree", 0)) * 1024
-    return min([free, *_limits(groups)])
+    """Return the bytes that programs can still get, swap included, within the limit of a container or a cluster job."""
+    found = _meminfo(meminfo)
+    return min([found["MemAvailable"] + found.get("SwapFree", 0), *_limits(groups)])
 
 
 def _limits(groups: Path) -> list[int]:
-    """Of this process's control group (version 2) and of those above it: the limit, less what is taken for good."""
+    """Return what is left under the memory limits of this process's control group (version 2) and of its parents."""
     own = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::/")]
     folder, limits = groups / own[0][len("0::/") :] if own else groups, []
     for group in (folder, *folder.parents):
@@ -144,6 +179,6 @@ def _limits(groups: Path) -> list[int]:
 
 
 def _file_cache(group: Path) -> int:
-    """Read files that are kept only as long as nobody needs the room."""
+    """Return the bytes of cached files, which the kernel gives back when memory is needed."""
     rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     return int(rows.get("inactive_file", 0)) + int(rows.get("active_file", 0))

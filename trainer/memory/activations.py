@@ -1,7 +1,7 @@
-"""What a pass through the layers holds: bytes that autograd keeps, and bytes that are there for a moment.
+"""The bytes of a pass through the layers: those that autograd keeps, and those that exist for a moment.
 
-Counted as transformers computes a block of the Llama kind under `loss/shared_prefix.py`, and as `logprobs.py` goes
-through the output layer. The kernels of attention (flash, memory-efficient) keep no scores of token by token.
+They are counted as transformers computes a block of the Llama kind under `loss/shared_prefix.py`, and as
+`loss/logprobs.py` goes through the output layer. Flash and memory-efficient attention keep no scores of token by token.
 """
 
 from __future__ import annotations
@@ -12,39 +12,34 @@ from math import ceil
 
 from trainer.model.shapes import Shape
 
-CHUNK = 64 * 2**20  # as in logprobs.py, which imports torch: bytes of fp32 logits at once
-FLOAT = 4  # norms, logits and sums of attention are in fp32, whatever the model is in
+CHUNK = 64 * 2**20  # bytes of fp32 logits at once, as in loss/logprobs.py, which imports torch
+FLOAT = 4  # norms, logits and sums of attention are in fp32, whatever the precision of the model
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A micro-batch: what goes through the layers, and how it stands in rows inside the attention."""
+    """The sizes of a micro-batch: its tokens, and the rows that the attention makes of them."""
 
-    tokens: float  # through the layers
-    edges: float  # completion tokens, through the output layer
-    prompt_places: float  # of the attention's rows of prompts
-    answer_places: float  # of its rows of answers
-    key_places: float  # that these answers look at
-    pairs: float  # of a token and a key, that a mask speaks of
+    tokens: float  # that go through the layers
+    edges: float  # completion tokens, which go through the output layer
+    prompt_places: float  # places in the attention's rows of prompts
+    answer_places: float  # places in its rows of answers
+    key_places: float  # places that these answers look at
+    pairs: float  # pairs of a token and a key in a mask
     is_flat: bool = True
-    keeps_scores: bool = False  # eager attention: of each token with each key
+    keeps_scores: bool = False  # eager attention keeps a score for each pair
 
     @classmethod
     def flat(cls, budget: int, most: int, group: int, prompt: int, completion: int) -> Work:
-        """As many answers of full length as `Packer` puts together; a part of one where lengths would allow it."""
+        """Return as many answers of full length as `Packer` puts together, with a part of one where the lengths allow
+        it."""
         row = prompt + completion
         answer = completion + row // 8
         groups, rest = divmod(budget, prompt + group * answer)
         rows = min(most, max(1.0, groups * group + max(0.0, (rest - prompt) / answer)))
-        return cls.of_rows(rows, ceil(rows / group), prompt, completion)
-
-    @classmethod
-    def of_rows(cls, rows: float, prompts: float, prompt: int, completion: int) -> Work:
-        """The last token of an answer is only a target."""
-        inputs = completion - 1
+        inputs, prompts = completion - 1, ceil(rows / group) * prompt  # the last token of an answer is only a target
         keys = rows * (prompt + inputs)
-        places = prompts * prompt + rows * inputs
-        return cls(places, rows * completion, prompts * prompt, rows * inputs, keys, keys * inputs)
+        return cls(prompts + rows * inputs, rows * completion, prompts, rows * inputs, keys, keys * inputs)
 
     @classmethod
     def padded(cls, rows: float, prompt: int, completion: int, keeps_scores: bool = False) -> Work:
@@ -54,41 +49,39 @@ class Work:
 
 
 def attention_saves(shape: Shape, work: Work, item: int) -> float:
-    """Queries, keys, values and what was found, as rows. Answers have a mask, so the heads that share keys get them
-    each for its own."""
+    """Return the bytes of queries, keys, values and output. Answers have a mask, so heads that share keys get a copy of
+    them each."""
     sums = FLOAT * shape.heads * (work.prompt_places + work.answer_places)
     if work.is_flat:
         prompts = work.prompt_places * 2 * (shape.queries + shape.keys)
         answers = (work.answer_places + work.key_places) * 2 * shape.queries
         return (prompts + answers + work.pairs) * item + sums
-    if work.keeps_scores:  # before and behind a cap, where there is one, and the softmax in fp32 and as it is used
+    if work.keeps_scores:  # before and after a cap, and the softmax in fp32 and in the model's precision
         return work.tokens * 4 * shape.queries * item + work.pairs * shape.heads * (FLOAT + 2 * item)
     keys = shape.queries if shape.windowed else shape.keys
     return work.tokens * 2 * (shape.queries + keys) * item + sums
 
 
 def saved_bytes(shape: Shape, work: Work, item: int, learning: Collection[str]) -> float:
-    """What one layer keeps for the backward pass. `learning` are the linear layers that need their input."""
+    """Return what one layer keeps for the backward pass. Layers in `learning` keep their input."""
     norms = shape.block_norms * FLOAT * shape.hidden
     if shape.head_norms:
         norms += FLOAT * (shape.queries + shape.keys)
-    inputs = 0
-    if any(name in learning for name in ("q_proj", "k_proj", "v_proj")):
-        inputs += shape.hidden
-    if "o_proj" in learning:
-        inputs += shape.queries
-    if any(name in learning for name in ("gate_proj", "up_proj")):
-        inputs += shape.hidden
-    if "down_proj" in learning:
-        inputs += shape.intermediate
-    if "norms" in learning:
-        inputs += shape.block_norms * shape.hidden
+    kept = {
+        ("q_proj", "k_proj", "v_proj"): shape.hidden,
+        ("o_proj",): shape.queries,
+        ("gate_proj", "up_proj"): shape.hidden,
+        ("down_proj",): shape.intermediate,
+        ("norms",): shape.block_norms * shape.hidden,
+    }
+    inputs = sum(width for names, width in kept.items() if any(name in learning for name in names))
     mlp = 3 * shape.intermediate
     return work.tokens * (norms + (inputs + mlp) * item) + attention_saves(shape, work, item)
 
 
-def layer_bytes(shape: Shape, work: Work, item: int, learning: Collection[str]) -> float:
-    """For a moment on the way back through a layer: the gradients inside its feed-forward part, or of its keys."""
+def layer_bytes(shape: Shape, work: Work, item: int) -> float:
+    """Return the gradients that exist for a moment in the backward pass of a layer: in its feed-forward part, or of its
+    keys."""
     mlp = work.tokens * (3 * shape.intermediate + 2 * shape.hidden) * item
     freed = work.tokens * 3 * shape.intermediate * item
     attention = (2 * work.key_places + 2 * work.answer_places) * shape.queries * item - freed
@@ -96,21 +89,21 @@ def layer_bytes(shape: Shape, work: Work, item: int, learning: Collection[str]) 
 
 
 def kept_bytes(shape: Shape, work: Work, item: int) -> float:
-    """Behind the last layer: its norm, the hidden states of completion tokens, and their gradients."""
+    """Return what is kept after the last layer: its norm, hidden states of completion tokens, and their gradients."""
     return work.tokens * FLOAT * shape.hidden + work.edges * 2 * shape.hidden * item
 
 
 def forward_bytes(shape: Shape, work: Work, item: int, targets: Collection[str]) -> float:
-    """Without gradients only one layer holds anything: hidden states and its feed-forward part, or its attention."""
+    """Return the peak of a pass without gradients, inside one layer: its feed-forward part, or its attention."""
     adapters = 2 * shape.intermediate if any(name in targets for name in ("gate_proj", "up_proj")) else 0
     mlp = work.tokens * (3 * shape.intermediate + 3 * shape.hidden + adapters) * item
     attention = attention_saves(shape, work, item) + work.tokens * 2 * shape.hidden * item
     return max(mlp, attention)
 
 
-def head_bytes(shape: Shape, edges: float, item: int, trains: bool, learns: bool, wants_entropy: bool) -> float:
-    """A chunk of logits with its probabilities and a product of the two; where the output layer learns, the gradient
-    of the whole layer as well."""
+def head_bytes(shape: Shape, edges: float, item: int, learns: bool, wants_entropy: bool) -> float:
+    """Return a chunk of logits with its probabilities and a product of the two, and the gradient of the output layer
+    where it learns."""
     logits = FLOAT * shape.vocabulary * min(edges, max(1, CHUNK // (FLOAT * shape.vocabulary)))
     copies = 3 + shape.capped + wants_entropy
     return copies * logits + (shape.embedding * item + 2 * logits if learns else 0)

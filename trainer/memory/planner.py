@@ -1,19 +1,18 @@
-"""How much memory a run needs, worked out before it begins: arithmetic over a shape and a configuration.
+"""How much memory a run needs, worked out before it begins by arithmetic over a shape and a configuration.
 
     load -> rollout -> score -> backward -> step
 
-For each phase, bytes by what they are for. Tensors are counted as the code makes them, at the lengths that the settings
-allow, so a plan is the worst case of a run, not its average. `bench/plan.py` measures the same code and holds every
-phase to the plan. What no tensor says, the context of CUDA and the slack of its allocator, are constants with a name.
+A plan lists the bytes of each phase by purpose. Tensors are counted as the code makes them, at the greatest lengths
+that the settings allow, so a plan is the worst case of a run and not its average. `bench/plan.py` measures the same
+code and compares every phase with its plan. What no tensor shows, the CUDA context and the allocator's slack, are
+constants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
-from typing import Any
+from math import ceil, inf
 
 from trainer.config import ds_config
 from trainer.config.settings import Config
@@ -22,44 +21,42 @@ from trainer.model.shapes import Linear, Shape
 
 GB = 10**9
 CONTEXT = GB // 2  # of CUDA with the kernels of torch and cuBLAS, in every process; not measured
-AT_WORK = 2 * GB  # of vLLM beside weights and cache: activations, kernels, graphs; not measured
+AT_WORK = 2 * GB  # vLLM beside weights and cache: activations, kernels, graphs; not measured
 ASLEEP = GB // 2  # what of that stays while it sleeps; a user of vLLM 0.13 saw 1.1 GB, the CUDA context included
 SLEEPING = "sleeping weights of vLLM"
-ADAPTERS = 2  # that vLLM holds: the new one is loaded while the old one is still known
+ADAPTERS = 2  # in vLLM at a time: the new one is loaded while the old one is still known
 SLACK = 0.05  # of what the allocator hands out: blocks are rounded up, and holes stay; not measured
-PROCESS = 3 * GB // 2  # of CPU memory that a rank has for Python, torch and DeepSpeed
+PROCESS = 3 * GB // 2  # CPU memory of a rank for Python, torch and DeepSpeed
 ROOMY = 0.9  # of a card: a plan below is certain to fit
-TIGHT = 1.1  # a plan above is certain not to; between the two nobody knows
+TIGHT = 1.1  # a plan above is certain not to fit; between the two it is not known
 
-PREFILL_TOKENS, PLACES, SPARE = 4096, 16, 4  # as in samplers/decode.py and weights.py, which import torch
-DRAW = 14  # bytes for each logit of a draw: fp32 logits and probabilities, and their sums in double
-INSIDE_A_DRAW = 8  # and what is summed, in double, inside the kernel
+PREFILL_TOKENS, PLACES, SPARE = 4096, 16, 4  # as in rollout/decoder, whose files import torch
+INSIDE_A_DRAW = 8  # bytes that the kernel of a draw takes for each logit: sums in double
+DRAW = 14 + INSIDE_A_DRAW  # and all that a draw takes: fp32 logits, probabilities, and their sums in double
 ITEMS = {"auto": 2, "bf16": 2, "fp16": 2, "fp32": 4}
 NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # four bits, a byte for each 64, and a float for each 256 of these bytes
-ADAM = {"adamw": 8, "cpu_adam": 8, "adamw_8bit": 2.04, "paged_adamw_8bit": 2.04}  # bytes for each number trained
-TARGETS = {"attention": ("q_proj", "k_proj", "v_proj", "o_proj")}
+ADAM = {"adamw": 8, "adamw_8bit": 2.04}  # bytes for each number trained
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 DECODES = ("qwen2", "qwen3", "llama", "mistral")
 
 Terms = dict[str, int]
+Sizes = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Bytes of one card in each phase, and of the machine's memory, by what they are for."""
+    """The bytes of each phase by purpose: on one card, and in the RAM of the machine."""
 
-    shape: Shape
-    config: Config
-    world_size: int
     vram: int
     phases: dict[str, Terms]
     ram: dict[str, Terms]
 
     def peak_of(self, phase: str) -> int:
-        """What the card has given away at the peak of a phase: what `nvidia-smi` shows."""
+        """Return what the process holds of the card at the peak of a phase, which is what `nvidia-smi` shows."""
         return sum(self.phases[phase].values())
 
     def allocated_of(self, phase: str) -> int:
-        """Without context and slack: what `torch.cuda.max_memory_allocated` shows."""
+        """Return the peak without context and slack, which is what `torch.cuda.max_memory_allocated` shows."""
         return sum(size for name, size in self.phases[phase].items() if name not in ("CUDA context", "allocator slack"))
 
     @property
@@ -78,7 +75,7 @@ class Plan:
 
     @property
     def ram_terms(self) -> Terms:
-        """Of the phase that takes most of the machine's memory."""
+        """The terms of the phase that needs most RAM."""
         return max(self.ram.values(), key=lambda terms: sum(terms.values()))
 
     @property
@@ -97,170 +94,161 @@ class Plan:
 
 
 def plan(shape: Shape, config: Config, world_size: int = 1, vram: int = 8 * GB, local_size: int | None = None) -> Plan:
-    """Of one rank of `world_size`, `local_size` of which are on its machine: all of them where nobody says."""
-    return Planner(shape, config, world_size, vram, local_size).plan()
+    """Return the plan of one rank of `world_size`, `local_size` of which are on its machine: all of them by default."""
+    return Planner(shape, config, world_size, vram, local_size=local_size).plan
 
 
+@dataclass(eq=False)
 class Planner:
-    """The terms, one property each. `item` is the bytes of a number in the model's precision."""
+    """The terms of a plan, one property each. `ram` is the memory of the machine, for all its ranks together."""
 
-    def __init__(self, shape: Shape, config: Config, world_size: int, vram: int, local_size: int | None = None) -> None:
-        self.shape, self.config, self.world_size, self.vram = shape, config, world_size, vram
-        self.local_size = world_size if local_size is None else local_size
-        self.item = ITEMS[config.model.dtype]
-        self.engine = ds_config.read(config.engine.ds_config).get("zero_optimization", {})
-        self.stage = int(self.engine.get("stage", 0))
-        self.offloads = _is_offloaded(self.engine, "offload_optimizer")
-        self.streams = self.stage == 3 and _is_offloaded(self.engine, "offload_param")
-        self.splits = self.stage == 3 and (self.streams or world_size > 1)
-        self.prompt, self.completion = longest_prompt(shape, config), config.rollout.max_new_tokens
+    shape: Shape
+    config: Config
+    world_size: int
+    vram: int
+    ram: float = inf
+    local_size: int | None = None
 
+    def __post_init__(self) -> None:
+        config, self.zero = self.config, ds_config.zero_settings(self.config)
+        self.item = ITEMS[config.model.dtype]  # bytes of a number in the model's precision
+        self.stage = int(self.zero.get("stage", 0))
+        self.offloads = ds_config.is_offloaded(self.zero, "optimizer")
+        self.streams = self.stage == 3 and ds_config.is_offloaded(self.zero, "param")  # weights stay in CPU memory
+        self.splits = self.stage == 3 and (self.streams or self.world_size > 1)
+        self.completion = config.rollout.max_new_tokens
+        self.prompt = max(1, min(config.prompt.max_tokens, self.shape.context - self.completion))
+
+    @cached_property
     def plan(self) -> Plan:
-        phases = {
-            "load": self._load(),
-            "rollout": self._resident | self._rollout(),
-            "score": self._resident | self._kept_by_rollout | self._score(),
-            "backward": self._resident | self._kept_by_rollout | self._backward(),
-            "step": self._resident | self._kept_by_rollout | self._step(),
-        }
-        if not self._scores:
-            del phases["score"]
-        whole = {name: self._with_overhead(terms) for name, terms in phases.items()}
-        return Plan(self.shape, self.config, self.world_size, self.vram, whole, self._ram())
-
-    def _with_overhead(self, terms: Mapping[str, float]) -> Terms:
-        found = {name: round(size) for name, size in terms.items() if size >= 1}
-        return {**found, "allocator slack": round(SLACK * sum(found.values())), "CUDA context": CONTEXT}
+        trains = self._resident | self._kept_by_rollout
+        phases = {"load": self._load(), "rollout": self._resident | self._rollout()}
+        algorithm = self.config.algorithm
+        if algorithm.kl.coef or algorithm.top_entropy < 1 or algorithm.minibatches > 1:  # a pass before the update
+            phases["score"] = trains | self._score()
+        phases |= {"backward": trains | self._backward(), "step": trains | self._step()}
+        return Plan(self.vram, {name: _with_overhead(terms) for name, terms in phases.items()}, self._ram())
 
     # what is there all the time
 
     @cached_property
     def targets(self) -> tuple[str, ...]:
-        """Linear layers with an adapter; those of the whole model have none."""
+        """Names of the layers with an adapter."""
         lora = self.config.lora
         if not lora.enabled:
             return ()
-        every = tuple(linear.name for linear in self.shape.linears)
-        if isinstance(lora.targets, str):
-            return TARGETS.get(lora.targets, every)
-        return tuple(name.rpartition(".")[2] for name in lora.targets)  # PEFT knows a layer by the end of its name
+        if isinstance(lora.targets, tuple):
+            return tuple(name.rpartition(".")[2] for name in lora.targets)  # PEFT compares the end of a name
+        return ATTENTION if lora.targets == "attention" else tuple(linear.name for linear in self.shape.linears)
+
+    @cached_property
+    def adapted(self) -> list[Linear]:
+        """The linear layers of a block that have an adapter."""
+        return [linear for linear in self.shape.linears if linear.name in self.targets]
 
     @cached_property
     def trained(self) -> int:
-        """Numbers that are trained."""
-        if not self.config.lora.enabled:
-            return self.shape.parameters
-        return self.shape.layers * sum(map(self._adapter, self.shape.linears))
-
-    def _adapter(self, linear: Linear) -> int:
-        if linear.name not in self.targets:
-            return 0
+        """The count of numbers that are trained."""
         lora = self.config.lora
-        return lora.r * (linear.inputs + linear.outputs) + linear.outputs * lora.dora
+        if not lora.enabled:
+            return self.shape.parameters
+        of_block = (lora.r * (one.inputs + one.outputs) + one.outputs * lora.dora for one in self.adapted)
+        return self.shape.layers * sum(of_block)
 
     @cached_property
     def weights(self) -> float:
         """Bytes of the model without an adapter."""
-        shape, of_linears = self.shape, sum(map(self._linear_bytes, self.shape.linears))
-        return (shape.embeddings + shape.norms) * self.item + shape.layers * of_linears
+        of_block = sum(map(self._linear_bytes, self.shape.linears))
+        return (self.shape.embeddings + self.shape.norms) * self.item + self.shape.layers * of_block
 
     def _linear_bytes(self, linear: Linear) -> float:
-        bias = linear.outputs * linear.bias * self.item
-        if self.config.model.quantize == "nf4":
-            return linear.weights * NF4 + bias
-        if self.config.model.quantize == "int8":
+        kind, bias = self.config.model.quantize, linear.outputs * linear.bias * self.item
+        if kind == "int8":
             return linear.weights + 4 * linear.outputs + bias
-        return linear.weights * self.item + bias
+        return linear.weights * (NF4 if kind == "nf4" else self.item) + bias
 
     @cached_property
     def shard(self) -> float:
-        """Numbers whose optimizer state is with this rank."""
+        """The count of numbers whose optimizer state belongs to this rank."""
         return self.trained / (self.world_size if self.stage else 1)
 
     @cached_property
     def state(self) -> float:
-        """Bytes of the optimizer state of this rank: the weights in fp32, and what Adam remembers. ZeRO-3 keeps the
-        gradient of its part beside them."""
+        """Bytes of this rank's optimizer state, which offload takes off the card: weights in fp32, and Adam's moments.
+        ZeRO-3 keeps the gradient of its part beside them."""
         return self.shard * (4 + ADAM[self.config.optim.name] + (self.item if self.splits else 0))
 
     @cached_property
-    def _resident(self) -> dict[str, float]:
+    def _resident(self) -> Sizes:
         lora, kl = self.config.lora, self.config.algorithm.kl
-        snapshots = (kl.refresh is not None or (kl.coef > 0 and not lora.enabled)) + (
-            lora.enabled and lora.init != "zero"
-        )
-        largest = max(self._trained_sizes)
+        earlier = int(kl.refresh is not None or (kl.coef > 0 and not lora.enabled))  # values that a KL compares with
+        earlier += lora.enabled and lora.init != "zero"  # and the first ones of PiSSA
+        sides = lora.r * max((max(one.inputs, one.outputs) for one in self.adapted), default=0)
+        largest = sides if lora.enabled else max(self.shape.embedding, *(one.weights for one in self.shape.linears))
         return {
             "weights": self._own_weights,
             "adapter": self.trained * self.item if lora.enabled else 0,
-            "optimizer state": largest * self.item if self.offloads else self.state,
-            "reference": snapshots * self.trained * self.item,
+            "optimizer state": largest * self.item if self.offloads else self.state,  # a buffer for one tensor
+            "reference": earlier * self.trained * self.item,
         }
 
     @cached_property
     def _own_weights(self) -> float:
-        """Bytes of the weights that stay on this card. An adapter stays whole: DeepSpeed splits no tensor of less than
-        100,000 numbers."""
+        """Bytes of the weights that stay on this card. An adapter is not split: DeepSpeed leaves tensors below 100,000
+        numbers whole."""
         return 0 if self.streams else self.weights / (self.world_size if self.splits else 1)
 
     @property
-    def _regularisation(self) -> float:
-        """Of algorithm.gradreg beside the second gradient, all in fp32: the parameters, the same a step further, the
-        first gradient, and the second as it is added up."""
-        return 4 * FLOAT * self.trained if self.config.algorithm.gradreg.strength else 0
-
-    @cached_property
-    def _trained_sizes(self) -> list[int]:
-        """Of single tensors."""
-        if not self.config.lora.enabled:
-            return [self.shape.embedding, *(linear.weights for linear in self.shape.linears)]
-        sides = [max(one.inputs, one.outputs) for one in self.shape.linears if one.name in self.targets]
-        return [self.config.lora.r * max(sides, default=0)]
+    def _gathered(self) -> float:
+        """Bytes that split weights take while all of them are gathered, as in a rollout."""
+        return self.weights if self.splits else 0
 
     @property
+    def _layer_by_layer(self) -> Sizes:
+        """The weights of a training pass, which gathers split layers while they are computed."""
+        live = int(self.zero.get("stage3_max_live_parameters", GB))
+        gathered = self.item * min(self.shape.parameters, max(live, self.shape.embedding)) if self.splits else 0
+        return {"weights": self._own_weights + gathered}
+
+    @cached_property
     def _free(self) -> float:
-        """What is free when the first rollout begins."""
-        return self.vram - CONTEXT - (1 + SLACK) * (sum(self._resident.values()) + self._whole)
+        """Bytes that are free when the first rollout begins."""
+        return self.vram - CONTEXT - (1 + SLACK) * (sum(self._resident.values()) + self._gathered)
 
     # load
 
-    def _load(self) -> dict[str, float]:
-        """The engine makes what is trained one flat tensor, by way of the CPU where two of them would not fit."""
+    def _load(self) -> Sizes:
+        """The engine makes one flat tensor of what is trained, by way of the CPU where two of them would not fit."""
         flat = self.trained * self.item
         frozen = self.weights if self.config.lora.enabled else 0
         own = self.shard * (self.item if self.offloads else max(4 + self.item, 8))  # in fp32, with a first gradient
         twice = flat if frozen + 2 * flat <= self.vram - CONTEXT else 0
-        if self.splits:  # a part of a weight takes the place of the whole, one after the other
-            return {"weights": self.weights, "adapter": flat if frozen else 0}
-        return {"weights": self.weights, "adapter": flat if frozen else 0, "flattening": max(twice, own)}
+        flattening = {} if self.splits else {"flattening": max(twice, own)}  # parts replace whole weights one by one
+        return {"weights": self.weights, "adapter": flat if frozen else 0, **flattening}
 
     # rollout
 
     @cached_property
-    def rows(self) -> int:
-        """Answers that are sampled side by side."""
+    def all_rows(self) -> int:
+        """Answers of this rank in a step."""
         rollout = self.config.rollout
-        return min(rollout.rows, ceil(rollout.problems / self.world_size) * rollout.group_size)
+        return ceil(rollout.problems / self.world_size) * rollout.group_size
 
     @cached_property
-    def _evaluated(self) -> int:
-        """Problems that are evaluated side by side."""
-        return min(self.config.rollout.rows, ceil(self.config.eval.problems / self.world_size))
+    def rows(self) -> int:
+        """Answers that are sampled side by side."""
+        return min(self.config.rollout.rows, self.all_rows)
 
     @cached_property
     def decodes(self) -> bool:
-        """With the decoder, not with model.generate."""
+        """True if Octet's own decoder samples, and not model.generate, a server or vLLM in this process."""
+        engine = self.config.rollout.engine
         known = self.shape.family in DECODES and not self.shape.windowed
-        return known and self.config.rollout.engine != "hf" and not self._is_outside
+        return known and not self.config.rollout.asks_servers and engine not in ("hf", "vllm_colocate")
 
     @property
-    def _is_outside(self) -> bool:
-        """Another program samples, or an engine with a share of the card."""
-        return self.config.rollout.asks_servers or bool(self._engine_of_vllm)
-
-    @property
-    def _engine_of_vllm(self) -> dict[str, float]:
-        """It takes its share whole, as soon as it samples."""
+    def _vllm_here(self) -> Sizes:
+        """A vLLM in this process takes its share whole, as soon as it samples."""
         return {"vLLM": self.vllm} if self.config.rollout.engine == "vllm_colocate" else {}
 
     @cached_property
@@ -271,18 +259,19 @@ class Planner:
 
     @property
     def vllm_at_least(self) -> float:
-        """The base as it came, adapters, and the cache of one answer."""
+        """Bytes of the unquantised base, of adapters, and of the cache of one answer."""
         adapters = ADAPTERS * self.trained if self.config.lora.enabled else 0
         return (self.shape.parameters + adapters) * self.item + self._cache(1)
 
     @cached_property
     def copies(self) -> float:
-        """Merged weights that the decoder keeps, as many as a quarter of the free memory holds, adapted ones first."""
+        """Bytes of merged weights that the decoder keeps: as many as fit a quarter of the free memory, those with an
+        adapter first."""
         if not self.decodes or self.stage == 3 or self.config.model.quantize != "none" or self.config.lora.dora:
             return 0
         linears, budget, found = self.shape.linears, self._free / SPARE, 0.0
         parts = [linears[:3], linears[3:4], linears[4:6], linears[6:]]
-        adapted = {part: any(one.name in self.targets for one in part) for part in parts}
+        adapted = {part: any(one in self.adapted for one in part) for part in parts}
         for part in sorted(parts, key=lambda part: not adapted[part]):
             if adapted[part] or len(part) > 1:
                 size = sum(one.weights for one in part) * self.item
@@ -292,21 +281,22 @@ class Planner:
 
     @cached_property
     def places(self) -> int:
+        """Tokens that the cache has room for in each row."""
         return ceil((self.prompt + self.completion) / PLACES) * PLACES
 
     def _cache(self, rows: int) -> float:
         return 2 * self.shape.layers * self.shape.keys * self.item * self.places * rows
 
     @cached_property
-    def _kept_by_rollout(self) -> dict[str, float]:
-        """The decoder keeps its copies, its captured steps, and its caches where a quarter of the free memory holds
-        them: one for training and one for evaluations, which have a decoder of their own."""
+    def _kept_by_rollout(self) -> Sizes:
+        """The decoder keeps its copies and captured steps, and its caches where a quarter of the free memory holds
+        them: one for training, and one for evaluations, which have a decoder of their own."""
+        rollout = self.config.rollout
         if not self.decodes:
-            asleep = self._engine_of_vllm and self.config.rollout.vllm.sleep
-            return {"sleeping vLLM": ASLEEP} if asleep else self._engine_of_vllm
+            return {"sleeping vLLM": ASLEEP} if self._vllm_here and rollout.vllm.sleep else self._vllm_here
         kept = {"merged copies": self.copies, "KV cache": 0.0, "cache of evaluations": 0.0, "captured steps": 0.0}
-        free = self._free - self.copies
-        for name, rows in (("cache of evaluations", self._evaluated), ("KV cache", self.rows)):
+        free, evaluated = self._free - self.copies, ceil(self.config.eval.problems / self.world_size)
+        for name, rows in (("cache of evaluations", min(rollout.rows, evaluated)), ("KV cache", self.rows)):
             if rows and self._cache(rows) <= (free - self._cache(rows)) / SPARE:
                 kept[name] = self._cache(rows)
                 kept["captured steps"] += self._decode_step(rows)
@@ -314,66 +304,51 @@ class Planner:
         return kept
 
     def _decode_step(self, rows: int) -> float:
-        """Bytes that one token more for each row takes for a moment; a captured step keeps them."""
-        return self._passing_through(rows) + rows * self.shape.vocabulary * (self.item + DRAW + INSIDE_A_DRAW)
+        """Return the bytes that one more token for each row takes for a moment; a captured step keeps them."""
+        return self._through_a_block(rows) + rows * self.shape.vocabulary * (self.item + DRAW)
 
-    def _passing_through(self, tokens: int) -> float:
-        """Through a block of the decoder: the hidden state, what its halves read and made, before any is let go."""
+    def _through_a_block(self, tokens: int) -> float:
+        """Return the bytes of a block of the decoder: the hidden state, and what its halves read and make."""
         shape = self.shape
-        heads = shape.queries + 2 * shape.keys
-        adapters = 3 * max((one.outputs for one in shape.linears if one.name in self.targets), default=0)
-        live = 2 * shape.hidden + heads + 4 * shape.intermediate + (0 if self.copies else adapters)
+        adapters = 0 if self.copies else 3 * max((one.outputs for one in self.adapted), default=0)
+        live = 2 * shape.hidden + shape.queries + 2 * shape.keys + 4 * shape.intermediate + adapters
         return tokens * live * self.item
 
-    def _rollout(self) -> dict[str, float]:
-        gathered = {"weights": self._own_weights + self._whole}
-        if self._is_outside:
-            return gathered | self._engine_of_vllm
+    def _rollout(self) -> Sizes:
+        gathered = {"weights": self._own_weights + self._gathered}
+        rollout, rows, shape = self.config.rollout, self.rows, self.shape
+        if rollout.asks_servers or self._vllm_here:
+            return gathered | self._vllm_here
         if not self.decodes:
-            return gathered | self._generated()
+            return gathered | self._generate()
         kept = gathered | self._kept_by_rollout
-        rows, prompts = self.rows, self._prompts_at_once
-        reading = self._passing_through(prompts * self.prompt) + self._spread(prompts)
-        drawing = rows * self.shape.vocabulary * (self.item + DRAW + INSIDE_A_DRAW)
-        captured = self._decode_step(rows)
+        prompts = max(1, min(PREFILL_TOKENS // self.prompt, ceil(rows / rollout.group_size)))  # read at once
+        spread = 2 * shape.keys * self.prompt * min(rows, prompts * rollout.group_size) * self.item  # of one layer
+        reading = self._through_a_block(prompts * self.prompt) + spread
+        # an adapter's product before and after it is scaled, on its way into a copy
+        merging = 2 * max((one.weights for one in self.adapted), default=0) * self.item if self.copies else 0
+        drawing = rows * shape.vocabulary * (self.item + DRAW)
         return kept | {
             "KV cache": self._cache(rows),
-            "captured steps": max(kept["captured steps"], captured),
-            "activations": max(reading, self._dequantised, self._merging),
+            "captured steps": max(kept["captured steps"], self._decode_step(rows)),
+            "activations": max(reading, self._dequantised, merging),
             "logits": max(0.0, drawing - reading),
         }
 
     @property
-    def _merging(self) -> float:
-        """The product of an adapter's two matrices, before and after it is scaled, while it goes into a copy."""
-        largest = max((one.weights for one in self.shape.linears if one.name in self.targets), default=0)
-        return 2 * largest * self.item if self.copies else 0
-
-    @property
-    def _prompts_at_once(self) -> int:
-        fitting = max(1, PREFILL_TOKENS // self.prompt)
-        return max(1, min(fitting, ceil(self.rows / self.config.rollout.group_size)))
-
-    def _spread(self, prompts: int) -> float:
-        """Keys and values of one layer, once for each row of its group."""
-        rows = min(self.rows, prompts * self.config.rollout.group_size)
-        return 2 * self.shape.keys * self.prompt * rows * self.item
-
-    @property
     def _dequantised(self) -> float:
-        """The largest weight as a number of its own, for the moment of its product."""
+        """Bytes of the largest weight in full precision, while a product with it is computed."""
         largest = max(linear.weights for linear in self.shape.linears)
         return largest * self.item if self.config.model.quantize != "none" else 0
 
-    def _generated(self) -> dict[str, float]:
-        """By model.generate: rows as limits.rows_that_fit chooses them; caches grow by being copied, layer by layer.
-        The peak is where all prompts are read at once, or at the last token."""
+    def _generate(self) -> Sizes:
+        """model.generate with as many rows as limits.rows_that_fit chooses. A cache grows by being copied layer by
+        layer, so the peak is where all prompts are read at once, or at the last token."""
         shape = self.shape
         of_place = 2 * shape.layers * shape.keys * self.item
         of_row = of_place * (self.prompt + self.completion) + 12 * shape.vocabulary
         rows = max(1, min(self.rows, int(self._free / 2 / of_row)))
-        work = self._padded(rows, 0)
-        reading = forward_bytes(shape, work, self.item, self.targets) + self._dequantised
+        reading = forward_bytes(shape, self._padded(rows, 0), self.item, self.targets) + self._dequantised
         logits = rows * shape.vocabulary * (self.item + 4 * FLOAT)
         first, last = of_place * rows * self.prompt, of_place * rows * (self.prompt + self.completion)
         growing = last / shape.layers
@@ -386,138 +361,105 @@ class Planner:
     @cached_property
     def work(self) -> Work:
         """The largest micro-batch: answers of full length to prompts of full length, up to the budget."""
-        rollout = self.config.rollout
-        most = ceil(rollout.problems / self.world_size) * rollout.group_size
-        budget = self.config.optim.tokens_per_micro_batch
-        if not self.is_flat:
-            row = self.prompt + self.completion - 1
-            return self._padded(min(most, max(1, budget // row)), self.completion)
-        return Work.flat(budget, most, rollout.group_size, self.prompt, self.completion)
+        model, optim = self.config.model, self.config.optim
+        budget = optim.tokens_per_micro_batch
+        if optim.layout == "flat" and model.attention in ("auto", "sdpa") and not self.shape.windowed:
+            return Work.flat(budget, self.all_rows, self.config.rollout.group_size, self.prompt, self.completion)
+        rows = min(self.all_rows, max(1, budget // (self.prompt + self.completion - 1)))
+        return self._padded(rows, self.completion)
 
     def _padded(self, rows: int, completion: int) -> Work:
         keeps_scores = self.shape.capped or self.config.model.attention == "eager"
         return Work.padded(rows, self.prompt, completion, keeps_scores)
 
-    @cached_property
-    def is_flat(self) -> bool:
-        attention = self.config.model.attention in ("auto", "sdpa")
-        return self.config.optim.layout == "flat" and attention and not self.shape.windowed
-
-    @property
-    def _scores(self) -> bool:
-        """Whether there is a pass before the update."""
-        algorithm = self.config.algorithm
-        return bool(algorithm.kl.coef) or algorithm.top_entropy < 1 or algorithm.minibatches > 1
-
-    @property
-    def _whole(self) -> float:
-        """Bytes of the weights that split ones are gathered into while ranks do work of their own, as in a rollout."""
-        return self.weights if self.splits else 0
-
-    @property
-    def _layer_by_layer(self) -> dict[str, float]:
-        """The weights here, with those that are gathered while the layers that need them are computed."""
-        live = int(self.engine.get("stage3_max_live_parameters", GB))
-        gathered = self.item * min(self.shape.parameters, max(live, self.shape.embedding)) if self.splits else 0
-        return {"weights": self._own_weights + gathered}
-
-    def _score(self) -> dict[str, float]:
+    def _score(self) -> Sizes:
         work, shape = self.work, self.shape
         inside = forward_bytes(shape, work, self.item, self.targets) + self._dequantised
         hidden = work.edges * shape.hidden * self.item
-        whole = {"weights": self._own_weights + self._whole}  # for a reference, all of them
-        gathered = whole if self.config.algorithm.kl.coef else self._layer_by_layer
-        return gathered | self._larger(inside, hidden, self._head(trains=False))
+        head = head_bytes(shape, work.edges, self.item, learns=False, wants_entropy=False)
+        reference = {"weights": self._own_weights + self._gathered}  # it needs all of them
+        return (reference if self.config.algorithm.kl.coef else self._layer_by_layer) | _larger(inside, hidden, head)
 
-    def _larger(self, inside: float, kept: float, head: float) -> dict[str, float]:
-        """What is kept, and the larger of two peaks: inside a layer, or at the output layer."""
-        if inside > head:
-            return {"activations": kept + inside}
-        return {"activations": kept, "logits": head}
-
-    def _head(self, trains: bool) -> float:
-        algorithm, lora = self.config.algorithm, self.config.lora
-        wants_entropy = trains and bool(algorithm.entropy_bonus)
-        learns = trains and not lora.enabled
-        return head_bytes(self.shape, self.work.edges, self.item, trains, learns, wants_entropy)
-
-    def _backward(self) -> dict[str, float]:
+    def _backward(self) -> Sizes:
         """The peak is at the head, when all layers have kept what they need, or in the last layer on the way back."""
-        shape, work, model = self.shape, self.work, self.config.model
-        saved = saved_bytes(shape, work, self.item, self._saving)
-        on_the_way = layer_bytes(shape, work, self.item, self._saving) + self._dequantised
+        shape, work, config = self.shape, self.work, self.config
+        saved = saved_bytes(shape, work, self.item, self._learning)
+        inside = layer_bytes(shape, work, self.item) + self._dequantised
         kept = kept_bytes(shape, work, self.item)
-        if not model.gradient_checkpointing:
-            inside, kept = on_the_way, kept + shape.layers * saved
+        if config.model.gradient_checkpointing:
+            inside += saved
+            kept += (2 if config.model.activation_offload else shape.layers) * work.tokens * shape.hidden * self.item
         else:
-            inside = saved + on_the_way
-            inputs = work.tokens * shape.hidden * self.item
-            kept += (2 if model.activation_offload else shape.layers) * inputs
-        regularised = self._regularisation
-        found = self.trained * (FLOAT if regularised else self.item)
-        gradients = {"gradients": found, "regularisation": regularised}
-        return self._layer_by_layer | gradients | self._larger(inside, kept, self._head(trains=True))
+            kept += shape.layers * saved
+        entropy, regularises = bool(config.algorithm.entropy_bonus), bool(config.algorithm.gradreg.strength)
+        head = head_bytes(shape, work.edges, self.item, not config.lora.enabled, entropy)
+        gradients = {
+            "gradients": self.trained * (FLOAT if regularises else self.item),
+            # in fp32: parameters, the same a step further, the first gradient, and the sum of the second
+            "regularisation": 4 * FLOAT * self.trained * regularises,
+        }
+        return self._layer_by_layer | gradients | _larger(inside, kept, head)
 
-    @cached_property
-    def _saving(self) -> tuple[str, ...]:
-        """Linear layers whose input the backward pass needs, because they or their adapter learn."""
+    @property
+    def _learning(self) -> tuple[str, ...]:
+        """Names of the layers whose input the backward pass needs, because they or their adapter learn."""
         every = tuple(linear.name for linear in self.shape.linears)
         if not self.config.lora.enabled:
             return (*every, "norms")
         return every if self.config.model.quantize == "int8" else self.targets  # int8 keeps what it multiplies
 
-    @property
-    def _bucket(self) -> float:
-        size = int(self.engine.get("reduce_bucket_size", min(self.trained, ds_config.LARGEST_BUCKET)))
-        return size * self.item * (2 if self.engine.get("overlap_comm") else 1)
-
-    def _step(self) -> dict[str, float]:
-        """The gradients are reduced bucket by bucket, and become a part in fp32 for the optimizer."""
+    def _step(self) -> Sizes:
+        """Gradients are reduced bucket by bucket, and this rank's part becomes fp32 for the optimizer."""
+        size = int(self.zero.get("reduce_bucket_size", min(self.trained, ds_config.LARGEST_BUCKET)))
+        bucket = size * self.item * (2 if self.zero.get("overlap_comm") else 1)
         gradients = self.trained * self.item
         if self.offloads:
-            return {"gradients": gradients, "reduction": self._bucket}
-        reduced, in_fp32 = 0 if self.splits else self.shard * self.item, self.shard * 4
-        return {"gradients": gradients, "reduction": reduced + max(self._bucket, in_fp32)}
+            return {"gradients": gradients, "reduction": bucket}
+        reduced = 0 if self.splits else self.shard * self.item
+        return {"gradients": gradients, "reduction": reduced + max(bucket, self.shard * 4)}
 
-    # the machine's own memory
+    # the RAM of the machine
 
     def _ram(self) -> dict[str, Terms]:
-        """Of all ranks on one machine."""
-        ranks, processes = self.local_size, {"processes": self.local_size * PROCESS}
-        loading = self.weights if self.config.model.quantize == "none" else self.shape.embedding * self.item
-        phases: dict[str, dict[str, float]] = {"load": {"weights on their way": ranks * loading}, "run": {}}
+        """Return the bytes of all ranks on the machine."""
+        model, shape = self.config.model, self.shape
+        phases: dict[str, Sizes] = {"load": {}, "run": {}}
+        phases["load"]["weights on their way"] = (
+            self.weights if model.quantize == "none" else shape.embedding * self.item
+        )
         if self.offloads:
-            phases["run"]["optimizer state"] = ranks * self._offloaded
+            phases["run"]["optimizer state"] = self._offloaded
         if self.streams:
-            phases["run"]["weights"] = pinned(self.shape.parameters * self.item / self.world_size) * ranks
-        if self._engine_of_vllm and self.config.rollout.vllm.sleep:
-            phases["run"][SLEEPING] = ranks * self.shape.parameters * self.item
-        if self.config.model.activation_offload and self.config.model.gradient_checkpointing:
-            inputs = self.shape.layers * self.work.tokens * self.shape.hidden * self.item
-            phases["run"]["activations"] = ranks * inputs
-        return {name: processes | {key: round(size) for key, size in terms.items()} for name, terms in phases.items()}
+            phases["run"]["weights"] = _page_locked(shape.parameters * self.item / self.world_size)
+        if self._vllm_here and self.config.rollout.vllm.sleep:
+            phases["run"][SLEEPING] = shape.parameters * self.item
+        if model.activation_offload and model.gradient_checkpointing:
+            phases["run"]["activations"] = shape.layers * self.work.tokens * shape.hidden * self.item
+        ranks = self.world_size if self.local_size is None else self.local_size
+        return {
+            phase: {"processes": ranks * PROCESS} | {name: round(ranks * size) for name, size in terms.items()}
+            for phase, terms in phases.items()
+        }
 
     @property
     def _offloaded(self) -> float:
-        """Page-locked memory comes in powers of two: the weights and their gradient in fp32, and a copy to send."""
-        is_pinned = self.engine["offload_optimizer"].get("pin_memory")
+        """Bytes of an offloaded optimizer: weights and gradient in fp32 and a copy to send, page-locked as a rule, and
+        the moments."""
         sizes = (4 * self.shard, 4 * self.shard, self.item * self.shard)
-        return sum(map(pinned, sizes) if is_pinned else sizes) + ADAM[self.config.optim.name] * self.shard
+        buffers = map(_page_locked, sizes) if self.zero["offload_optimizer"].get("pin_memory") else sizes
+        return sum(buffers) + ADAM[self.config.optim.name] * self.shard
 
 
-def pinned(size: float) -> float:
+def _with_overhead(terms: Sizes) -> Terms:
+    found = {name: round(size) for name, size in terms.items() if size >= 1}
+    return {**found, "allocator slack": round(SLACK * sum(found.values())), "CUDA context": CONTEXT}
+
+
+def _larger(inside: float, kept: float, head: float) -> Sizes:
+    """Return what is kept, with the larger of two peaks: inside a layer, or at the output layer."""
+    return {"activations": kept + inside} if inside > head else {"activations": kept, "logits": head}
+
+
+def _page_locked(size: float) -> float:
+    """Return the bytes of a page-locked block, which come in powers of two."""
     return 1 << (ceil(size) - 1).bit_length() if size >= 1 else 0
-
-
-def _is_offloaded(settings: Mapping[str, Any], part: str) -> bool:
-    return settings.get(part, {}).get("device", "none") != "none"
-
-
-def longest_prompt(shape: Shape, config: Config) -> int:
-    """Tokens; the context has to hold the answer, too."""
-    return max(1, min(config.prompt.max_tokens, shape.context - config.rollout.max_new_tokens))
-
-
-def offload_saves(shape: Shape, config: Config, world_size: int = 1) -> float:
-    """Bytes of a card that optimizer offload frees."""
-    return Planner(shape, config, world_size, 0).state

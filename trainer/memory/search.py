@@ -1,66 +1,49 @@
-"""What to change so that a run fits a card, and what is refused before anything is downloaded because it cannot."""
+"""What to change so that a run fits a card and the RAM of its machine, and the largest settings that fit."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, reduce
 from importlib.util import find_spec
-from math import ceil, inf
 from typing import Any
 
 from trainer.config import ds_config
 from trainer.config.settings import SERVED_RANKS, Config
 from trainer.errors import ConfigError
-from trainer.memory.planner import GB, Plan, Planner, longest_prompt, plan
+from trainer.memory.planner import GB, Planner
 from trainer.model import hub
 from trainer.model.shapes import SHIPPED, Shape, UnknownFamily, from_config, known_shape
 
-# What the search may change, in the order in which it is given back where it was in vain; offload needs checkpoints.
+# What the search may change, in the order in which needless changes are taken back: activation offload
+# needs checkpointing, and optimizer offload needs 32-bit states.
 LEVERS = (
     "lora.enabled",
     "model.quantize",
     "model.activation_offload",
     "model.gradient_checkpointing",
     "engine.ds_config",
+    "optim.name",
     "rollout.rows",
     "optim.tokens_per_micro_batch",
 )
 WITHOUT_A_CARD = 8  # GB that are planned for on a machine that has none
-MOST_IN_A_GROUP = 1024  # that are looked for
+MOST_IN_A_GROUP = 1024  # the largest group that is tried
 
 
-@dataclass(frozen=True)
-class Placement:
-    """A model, and what it has to fit into."""
-
-    shape: Shape
-    config: Config
-    world_size: int
-    vram: int
-    ram: float = inf  # of the machine, for all its ranks; without end where another machine is meant
-    local_size: int | None = None  # ranks on the machine; all of them where nobody says
-
-    @cached_property
-    def plan(self) -> Plan:
-        return self.plan_of(self.config)
-
-    @property
-    def planner(self) -> Planner:
-        return Planner(self.shape, self.config, self.world_size, self.vram, self.local_size)
-
-    def plan_of(self, config: Config) -> Plan:
-        return plan(self.shape, config, self.world_size, self.vram, self.local_size)
+class Placement(Planner):
+    """A model with its settings, on a card and a machine that they have to fit."""
 
     def fits(self, config: Config) -> bool:
-        """Card and machine."""
-        planned = self.plan_of(config)
-        return planned.fits and planned.ram_peak <= self.ram
+        """Return True if these settings fit the card and the RAM."""
+        plan = replace(self, config=config).plan
+        return plan.fits and plan.ram_peak <= self.ram
 
-    @property
-    def settled(self) -> Placement:
-        """With the engine that rollout.engine=auto will be, as far as it can be known without the model."""
+    # the engine that samples
+
+    def with_chosen_engine(self) -> Placement:
+        """Return it with the engine that rollout.engine=auto stands for, as far as that is known without the model."""
         rollout = self.config.rollout
         if rollout.engine != "auto" or rollout.asks_servers or not find_spec("vllm") or self.why_no_vllm:
             return self
@@ -72,7 +55,7 @@ class Placement:
 
     @cached_property
     def why_no_vllm(self) -> str | None:
-        """Why `auto` leaves a vLLM that is installed alone; None where it takes it into the process."""
+        """The reason why rollout.engine=auto does not use an installed vLLM; None where it does."""
         lora, planned = self.config.lora, self.with_vllm.plan
         if not lora.enabled or lora.dora or lora.served_rank > SERVED_RANKS[-1]:
             return "it serves plain LoRA adapters only"
@@ -86,44 +69,34 @@ class Placement:
             return f"while it sleeps {planned.ram_peak / GB:.1f} GB of RAM are planned, of {self.ram / GB:.1f} GB free"
         return None
 
-    @property
-    def all_rows(self) -> int:
-        """Answers of one rank in a step."""
-        rollout = self.config.rollout
-        return ceil(rollout.problems / self.world_size) * rollout.group_size
+    # the largest values that fit
+
+    def limits(self) -> dict[str, int]:
+        """Return the largest value of each setting that fits with the others as they are; 0 if none does. A group is
+        sampled side by side."""
+        return {
+            "rows": self._largest(self.all_rows, "rollout.rows"),
+            "group_size": self._largest(MOST_IN_A_GROUP, "rollout.group_size", "rollout.rows"),
+            "max_new_tokens": self._largest(self.longest_answer, "rollout.max_new_tokens"),
+            "tokens_per_micro_batch": self._largest(self.most_tokens, "optim.tokens_per_micro_batch"),
+        }
 
     @property
     def longest_row(self) -> int:
-        return longest_prompt(self.shape, self.config) + self.config.rollout.max_new_tokens
-
-    # what fits
-
-    def largest_micro_batch(self) -> int:
-        return self._largest(self.most_tokens, "optim.tokens_per_micro_batch")
+        return self.prompt + self.completion
 
     @property
     def most_tokens(self) -> int:
-        """More than a step has."""
+        """More tokens than a step has."""
         return self.longest_row * self.all_rows * 2
-
-    def largest_rows(self) -> int:
-        return self._largest(self.all_rows, "rollout.rows")
-
-    def largest_group(self) -> int:
-        """Whose answers are sampled side by side."""
-        return self._largest(MOST_IN_A_GROUP, "rollout.group_size", "rollout.rows")
-
-    def longest_completion(self) -> int:
-        return self._largest(self.longest_answer, "rollout.max_new_tokens")
 
     @property
     def longest_answer(self) -> int:
-        """That leaves room in the context: for the longest prompt, or half of it where prompts are cut anyway."""
+        """The context, less the longest prompt; less half of the context where longer prompts are cut anyway."""
         context = self.shape.context
         return context - min(self.config.prompt.max_tokens, context // 2)
 
     def _largest(self, limit: int, *keys: str) -> int:
-        """The largest value of these settings that fits, the others as they are; 0 if none does."""
         low, high = 0, max(limit, 0)
         while low < high:
             middle = (low + high + 1) // 2
@@ -136,69 +109,65 @@ class Placement:
     # what to change
 
     def search(self) -> Config | None:
-        """The first rung of the ladder that fits, without what was changed in vain; None where none does."""
+        """Return the first settings of the ladder that fit, without needless changes; None if none fit."""
         found = next(filter(self._runs, self._ladder()), None)
         if found is None:
             return None
         for key in LEVERS:
             spared = changed(found, {key: value_of(self.config, key)})
-            if self._runs(spared):
-                found = spared
+            found = spared if self._runs(spared) else found
         return found
 
     def _runs(self, config: Config) -> bool:
-        return _is_possible(config) and self.fits(config)
-
-    @property
-    def as_adapter(self) -> Placement:
-        """The same with LoRA, under an engine that leaves the weights whole."""
-        engine = ds_config.read(self.config.engine.ds_config).get("zero_optimization", {})
-        settings: dict[str, Any] = {"lora.enabled": True}
-        if ds_config.splits_weights(engine):
-            settings["engine.ds_config"] = "zero2_offload"
-        return replace(self, config=changed(self.config, settings))
-
-    def nearest(self) -> str:
-        """What to write instead: settings of this model, an adapter of it, or a smaller model."""
-        for placement in (self, self.as_adapter):
-            if found := placement.search():
-                return f"What fits: {' '.join(difference(self.config, found))}"
-        smaller = {name: shape for name, shape in SHIPPED.items() if re.fullmatch(r"Qwen/Qwen2\.5-[\d.]+B", name)}
-        for name, shape in sorted(smaller.items(), key=lambda item: -item[1].parameters):
-            placement = replace(self, shape=shape)
-            if shape.parameters < self.shape.parameters and (found := placement.search()):
-                return f"What fits: {' '.join([f'model.name={name}-Instruct', *difference(self.config, found)])}"
-        return "Write --preset nano, or a smaller model.name."
+        if config.model.activation_offload and not config.model.gradient_checkpointing:
+            return False
+        try:
+            ds_config.check(config, has_gpu=True)
+        except ConfigError:
+            return False
+        return self.fits(config)
 
     def _ladder(self) -> Iterator[Config]:
-        """What costs least comes first, and precision is given up last. A rung keeps what was changed below it."""
+        """Yield settings that need less and less memory. What costs least changes first, and precision last."""
         yield self.config
-        lora, given = self.config.lora, self.config.model.quantize
-        can_be_quantised = lora.enabled and lora.init == "zero"
-        for quantize in dict.fromkeys([given, *(["nf4"] if can_be_quantised else [])]):
-            rung = changed(self.config, {"model.quantize": quantize})
-            yield rung
-            for key, values in self._levers():
-                for value in values:
-                    rung = changed(rung, {key: value})
-                    yield rung
-
-    def _levers(self) -> list[tuple[str, list[Any]]]:
-        rollout, whole = self.config.rollout, not self.config.lora.enabled
+        lora, rollout, whole = self.config.lora, self.config.rollout, not self.config.lora.enabled
         few = min(rollout.rows, rollout.group_size)
-        return [
+        steps: list[tuple[str, list[Any]]] = [
             ("model.gradient_checkpointing", [True]),
             ("model.activation_offload", [False]),
-            ("engine.ds_config", ["zero2", "zero2_offload"] if whole else []),
+            ("engine.ds_config", ["zero2"] if whole else []),
+            ("optim.name", ["adamw"] if whole else []),
+            ("engine.ds_config", ["zero2_offload"] if whole else []),
             ("rollout.rows", _halves(rollout.rows, few)),
             ("optim.tokens_per_micro_batch", _halves(self.config.optim.tokens_per_micro_batch, self.longest_row)),
             ("model.activation_offload", [True]),
             ("engine.ds_config", ["zero3_offload"] if whole else []),
             ("rollout.rows", _halves(few, 1)),
         ]
+        precisions = [self.config.model.quantize, *(["nf4"] if lora.enabled and lora.init == "zero" else [])]
+        for quantize in dict.fromkeys(precisions):
+            rung = changed(self.config, {"model.quantize": quantize})
+            yield rung
+            for key, value in ((key, value) for key, values in steps for value in values):
+                rung = changed(rung, {key: value})
+                yield rung
+
+    def nearest(self) -> str:
+        """Return what to write instead: settings for this model, an adapter of it, or a smaller model."""
+        adapter: dict[str, Any] = {"lora.enabled": True}
+        if ds_config.splits_weights(self.zero):
+            adapter |= {"engine.ds_config": "zero2_offload", "optim.name": "adamw"}
+        for placement in (self, replace(self, config=changed(self.config, adapter))):
+            if found := placement.search():
+                return f"What fits: {' '.join(difference(self.config, found))}"
+        smaller = {name: shape for name, shape in SHIPPED.items() if re.fullmatch(r"Qwen/Qwen2\.5-[\d.]+B", name)}
+        for name, shape in sorted(smaller.items(), key=lambda item: -item[1].parameters):
+            if shape.parameters < self.shape.parameters and (found := replace(self, shape=shape).search()):
+                return f"What fits: {' '.join([f'model.name={name}-Instruct', *difference(self.config, found)])}"
+        return "Write --preset nano, or a smaller model.name."
 
     def grown(self, config: Config) -> Config:
-        """Larger micro-batches and more rows while they fit: the card is paid for."""
+        """Return settings with more rows and larger micro-batches, which use the rest of the card."""
         for key, limit in (("rollout.rows", self.all_rows), ("optim.tokens_per_micro_batch", 16384)):
             value = value_of(config, key)
             while value * 2 <= limit and self.fits(larger := changed(config, {key: value * 2})):
@@ -218,17 +187,8 @@ def value_of(config: Config, key: str) -> Any:
     return reduce(getattr, key.split("."), config)
 
 
-def _is_possible(config: Config) -> bool:
-    if config.model.activation_offload and not config.model.gradient_checkpointing:
-        return False
-    try:
-        ds_config.check(config, has_gpu=True)
-    except ConfigError:
-        return False
-    return True
-
-
 def changed(config: Config, settings: dict[str, Any]) -> Config:
+    """Return the configuration with other values, such as {"rollout.rows": 8}. They are not validated."""
     for key, value in settings.items():
         section, _, name = key.partition(".")
         config = config.model_copy(update={section: getattr(config, section).model_copy(update={name: value})})
@@ -236,15 +196,15 @@ def changed(config: Config, settings: dict[str, Any]) -> Config:
 
 
 def difference(before: Config, after: Config) -> list[str]:
-    """As it is written on the command line."""
+    """Return what the search has changed, as it is written on the command line."""
     differing = [key for key in LEVERS if value_of(before, key) != value_of(after, key)]
     return [f"{key}={str(value_of(after, key)).lower()}" for key in differing]
 
 
 def planned_shape(config: Config) -> Shape | None:
-    """None for a family that is not planned for, and where the hub does not say."""
+    """Return the shape of the configured model; None for a family without plans, and where the hub does not tell."""
     name, revision = config.model.name, config.model.revision
     try:
         return known_shape(name, revision) or from_config(name, hub.configuration(config.model))
-    except (UnknownFamily, hub.Refused, hub.Unreachable):  # whoever loads it says more
+    except (UnknownFamily, hub.Refused, hub.Unreachable):  # loading the model says more
         return None

@@ -1,14 +1,14 @@
-"""What is known of a model without its weights: the numbers of its config.json, and what follows from them.
+"""The shape of a model: the numbers of its config.json, and what follows from them. No weights are read.
 
-Shapes of common models are shipped, so that a plan needs no network. Others are read from a folder, from the cache, or
-from the hub: one small file.
+Shapes of common models are shipped, so that a plan needs no network. Others come from a folder, from the cache, or from
+the hub, which is one small file.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ NANO = Path(__file__).parent / "nano"
 
 
 class UnknownFamily(ModelError):
-    """A model that may be trained, but is not planned for."""
+    """Raised for a model that may be trained, but whose memory cannot be planned."""
 
 
 class Linear(NamedTuple):
@@ -35,13 +35,11 @@ class Linear(NamedTuple):
     def weights(self) -> int:
         return self.inputs * self.outputs
 
-    @property
-    def parameters(self) -> int:
-        return self.weights + self.outputs * self.bias
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:
+    """The numbers of a model's config.json, and what the code of its family adds to them."""
+
     family: str
     hidden: int
     layers: int
@@ -55,24 +53,24 @@ class Shape:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    head_norms: bool = False  # of queries and keys
+    head_norms: bool = False  # norms of queries and keys
     block_norms: int = 2
-    windowed: bool = False  # some layers look back only so far
-    capped: bool = False  # soft caps on the logits, and on attention, which sdpa cannot
+    windowed: bool = False  # some layers have sliding-window attention
+    capped: bool = False  # soft caps on the logits, and on attention, which sdpa cannot compute
 
     @property
     def queries(self) -> int:
-        """Width of the queries of a token."""
+        """Width of a token's queries, all heads together."""
         return self.heads * self.head_size
 
     @property
     def keys(self) -> int:
-        """Width of the keys of a token, and of its values."""
+        """Width of a token's keys, and of its values."""
         return self.kv_heads * self.head_size
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """Those of one block."""
+        """The linear layers of one block."""
         return (
             Linear("q_proj", self.hidden, self.queries, self.qkv_bias),
             Linear("k_proj", self.hidden, self.keys, self.qkv_bias),
@@ -90,7 +88,7 @@ class Shape:
     @property
     def embeddings(self) -> int:
         """Parameters of embedding and output layer."""
-        return self.embedding * (1 if self.tied else 2)
+        return self.embedding * (2 - self.tied)
 
     @property
     def norms(self) -> int:
@@ -99,7 +97,8 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        return self.embeddings + self.norms + self.layers * sum(linear.parameters for linear in self.linears)
+        of_block = sum(linear.weights + linear.outputs * linear.bias for linear in self.linears)
+        return self.embeddings + self.norms + self.layers * of_block
 
 
 # What config.json does not say, because the code of the family does.
@@ -112,51 +111,45 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"block_norms": 4, "head_norms": True, "windowed": True},
 }
 
-
-def _shape(family: str, *numbers: int, tied: bool = True) -> Shape:
-    hidden, layers, heads, kv_heads, head_size, intermediate, vocabulary, context = numbers
-    sizes = (hidden, layers, heads, kv_heads, head_size, intermediate, vocabulary)
-    return Shape(family, *sizes, tied=tied, context=context, **FAMILIES[family])
-
-
-# hidden, layers, heads, key/value heads, size of a head, intermediate, vocabulary, context
-SHIPPED: dict[str, Shape] = {
-    "Qwen/Qwen2.5-0.5B": _shape("qwen2", 896, 24, 14, 2, 64, 4864, 151936, 32768),
-    "Qwen/Qwen2.5-1.5B": _shape("qwen2", 1536, 28, 12, 2, 128, 8960, 151936, 32768),
-    "Qwen/Qwen2.5-3B": _shape("qwen2", 2048, 36, 16, 2, 128, 11008, 151936, 32768),
-    "Qwen/Qwen2.5-7B": _shape("qwen2", 3584, 28, 28, 4, 128, 18944, 152064, 32768, tied=False),
-    "Qwen/Qwen2.5-14B": _shape("qwen2", 5120, 48, 40, 8, 128, 13824, 152064, 32768, tied=False),
-    "Qwen/Qwen2.5-32B": _shape("qwen2", 5120, 64, 40, 8, 128, 27648, 152064, 32768, tied=False),
-    "Qwen/Qwen2.5-72B": _shape("qwen2", 8192, 80, 64, 8, 128, 29568, 152064, 32768, tied=False),
-    "Qwen/Qwen2.5-Math-1.5B": _shape("qwen2", 1536, 28, 12, 2, 128, 8960, 151936, 4096),
-    "Qwen/Qwen2.5-Math-7B": _shape("qwen2", 3584, 28, 28, 4, 128, 18944, 152064, 4096, tied=False),
-    "Qwen/Qwen3-0.6B": _shape("qwen3", 1024, 28, 16, 8, 128, 3072, 151936, 40960),
-    "Qwen/Qwen3-1.7B": _shape("qwen3", 2048, 28, 16, 8, 128, 6144, 151936, 40960),
-    "Qwen/Qwen3-4B": _shape("qwen3", 2560, 36, 32, 8, 128, 9728, 151936, 40960),
-    "Qwen/Qwen3-4B-Instruct-2507": _shape("qwen3", 2560, 36, 32, 8, 128, 9728, 151936, 262144),
-    "Qwen/Qwen3-4B-Thinking-2507": _shape("qwen3", 2560, 36, 32, 8, 128, 9728, 151936, 262144),
-    "Qwen/Qwen3-8B": _shape("qwen3", 4096, 36, 32, 8, 128, 12288, 151936, 40960, tied=False),
-    "Qwen/Qwen3-14B": _shape("qwen3", 5120, 40, 40, 8, 128, 17408, 151936, 40960, tied=False),
-    "Qwen/Qwen3-32B": _shape("qwen3", 5120, 64, 64, 8, 128, 25600, 151936, 40960, tied=False),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": _shape(
-        "qwen2", 1536, 28, 12, 2, 128, 8960, 151936, 131072, tied=False
-    ),
-    "meta-llama/Meta-Llama-3-8B": _shape("llama", 4096, 32, 32, 8, 128, 14336, 128256, 8192, tied=False),
-    "meta-llama/Llama-3.2-1B": _shape("llama", 2048, 16, 32, 8, 64, 8192, 128256, 131072),
-    "meta-llama/Llama-3.2-3B": _shape("llama", 3072, 28, 24, 8, 128, 8192, 128256, 131072),
-    "meta-llama/Llama-3.1-8B": _shape("llama", 4096, 32, 32, 8, 128, 14336, 128256, 131072, tied=False),
-    "HuggingFaceTB/SmolLM2-135M": _shape("llama", 576, 30, 9, 3, 64, 1536, 49152, 8192),
-    "HuggingFaceTB/SmolLM2-360M": _shape("llama", 960, 32, 15, 5, 64, 2560, 49152, 8192),
-    "HuggingFaceTB/SmolLM2-1.7B": _shape("llama", 2048, 24, 32, 32, 64, 8192, 49152, 8192),
-    "google/gemma-2-2b": _shape("gemma2", 2304, 26, 8, 4, 256, 9216, 256000, 8192),
-    "google/gemma-2-9b": _shape("gemma2", 3584, 42, 16, 8, 256, 14336, 256000, 8192),
-    "google/gemma-3-1b": _shape("gemma3_text", 1152, 26, 4, 1, 256, 6912, 262144, 32768),
+# family, hidden, layers, heads, key/value heads, size of a head, intermediate, vocabulary, tied, context
+_TABLE: dict[str, tuple[Any, ...]] = {
+    "Qwen/Qwen2.5-0.5B": ("qwen2", 896, 24, 14, 2, 64, 4864, 151936, True, 32768),
+    "Qwen/Qwen2.5-1.5B": ("qwen2", 1536, 28, 12, 2, 128, 8960, 151936, True, 32768),
+    "Qwen/Qwen2.5-3B": ("qwen2", 2048, 36, 16, 2, 128, 11008, 151936, True, 32768),
+    "Qwen/Qwen2.5-7B": ("qwen2", 3584, 28, 28, 4, 128, 18944, 152064, False, 32768),
+    "Qwen/Qwen2.5-14B": ("qwen2", 5120, 48, 40, 8, 128, 13824, 152064, False, 32768),
+    "Qwen/Qwen2.5-32B": ("qwen2", 5120, 64, 40, 8, 128, 27648, 152064, False, 32768),
+    "Qwen/Qwen2.5-72B": ("qwen2", 8192, 80, 64, 8, 128, 29568, 152064, False, 32768),
+    "Qwen/Qwen2.5-Math-1.5B": ("qwen2", 1536, 28, 12, 2, 128, 8960, 151936, True, 4096),
+    "Qwen/Qwen2.5-Math-7B": ("qwen2", 3584, 28, 28, 4, 128, 18944, 152064, False, 4096),
+    "Qwen/Qwen3-0.6B": ("qwen3", 1024, 28, 16, 8, 128, 3072, 151936, True, 40960),
+    "Qwen/Qwen3-1.7B": ("qwen3", 2048, 28, 16, 8, 128, 6144, 151936, True, 40960),
+    "Qwen/Qwen3-4B": ("qwen3", 2560, 36, 32, 8, 128, 9728, 151936, True, 40960),
+    "Qwen/Qwen3-4B-Instruct-2507": ("qwen3", 2560, 36, 32, 8, 128, 9728, 151936, True, 262144),
+    "Qwen/Qwen3-4B-Thinking-2507": ("qwen3", 2560, 36, 32, 8, 128, 9728, 151936, True, 262144),
+    "Qwen/Qwen3-8B": ("qwen3", 4096, 36, 32, 8, 128, 12288, 151936, False, 40960),
+    "Qwen/Qwen3-14B": ("qwen3", 5120, 40, 40, 8, 128, 17408, 151936, False, 40960),
+    "Qwen/Qwen3-32B": ("qwen3", 5120, 64, 64, 8, 128, 25600, 151936, False, 40960),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": ("qwen2", 1536, 28, 12, 2, 128, 8960, 151936, False, 131072),
+    "meta-llama/Meta-Llama-3-8B": ("llama", 4096, 32, 32, 8, 128, 14336, 128256, False, 8192),
+    "meta-llama/Llama-3.2-1B": ("llama", 2048, 16, 32, 8, 64, 8192, 128256, True, 131072),
+    "meta-llama/Llama-3.2-3B": ("llama", 3072, 28, 24, 8, 128, 8192, 128256, True, 131072),
+    "meta-llama/Llama-3.1-8B": ("llama", 4096, 32, 32, 8, 128, 14336, 128256, False, 131072),
+    "HuggingFaceTB/SmolLM2-135M": ("llama", 576, 30, 9, 3, 64, 1536, 49152, True, 8192),
+    "HuggingFaceTB/SmolLM2-360M": ("llama", 960, 32, 15, 5, 64, 2560, 49152, True, 8192),
+    "HuggingFaceTB/SmolLM2-1.7B": ("llama", 2048, 24, 32, 32, 64, 8192, 49152, True, 8192),
+    "google/gemma-2-2b": ("gemma2", 2304, 26, 8, 4, 256, 9216, 256000, True, 8192),
+    "google/gemma-2-9b": ("gemma2", 3584, 42, 16, 8, 256, 14336, 256000, True, 8192),
+    "google/gemma-3-1b": ("gemma3_text", 1152, 26, 4, 1, 256, 6912, 262144, True, 32768),
 }
+SHIPPED = {name: Shape(*numbers, **FAMILIES[numbers[0]]) for name, numbers in _TABLE.items()}
+NUMBERS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
 ENDINGS = ("-instruct", "-it", "-pt", "-base")  # variants that share their base's shape
 
 
 def shape_of(name: str, revision: str | None = None) -> Shape:
-    """Of a folder, a shipped model, the cache or the hub: the first that knows it."""
+    """Return the shape of a model from a folder, the shipped ones, the cache or the hub, whichever knows it first."""
     try:
         return known_shape(name, revision) or from_config(name, hub.configuration(Model(name=name, revision=revision)))
     except (hub.Refused, hub.Unreachable) as reason:
@@ -167,25 +160,21 @@ def shape_of(name: str, revision: str | None = None) -> Shape:
 
 
 def known_shape(name: str, revision: str | None = None) -> Shape | None:
-    """Without the network; None for a model that only the hub knows."""
+    """Return the shape without the network; None for a model that only the hub knows."""
     folder = NANO if name == "nano" else Path(name).expanduser()
     if folder.is_dir():
         return from_config(name, _read(name, folder / "config.json"))
-    if shipped := _shipped(name):
+    plain = name.lower().replace("qwen2.5-coder-", "qwen2.5-")  # of the same shapes
+    for ending in ENDINGS:
+        plain = plain.removesuffix(ending)
+    if shipped := {known.lower(): shape for known, shape in SHIPPED.items()}.get(plain):
         return shipped
     cached = hub.snapshot(Model(name=name, revision=revision))
     return from_config(name, _read(name, cached / "config.json")) if cached else None
 
 
-def _shipped(name: str) -> Shape | None:
-    wanted = name.lower().replace("qwen2.5-coder-", "qwen2.5-")  # of the same shapes
-    for ending in ENDINGS:
-        wanted = wanted.removesuffix(ending)
-    return {known.lower(): shape for known, shape in SHIPPED.items()}.get(wanted)
-
-
 def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
-    """The shape that a config.json describes."""
+    """Return the shape that a config.json describes. Raise ModelError if it is incomplete, or of a quantised model."""
     family = str(settings.get("model_type"))
     if quantised := settings.get("quantization_config"):
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else "unknown"
@@ -197,15 +186,6 @@ def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
         raise UnknownFamily(
             f"model.name={name}: its family is {family}, and memory is planned for {', '.join(FAMILIES)} only."
         )
-    _check_numbers(name, settings)
-    return _described(family, settings)
-
-
-NUMBERS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
-
-
-def _check_numbers(name: str, settings: Mapping[str, Any]) -> None:
     given = [key for key in OPTIONAL if settings.get(key) is not None]
     for key in (*NUMBERS, *given):
         if key not in settings:
@@ -213,11 +193,13 @@ def _check_numbers(name: str, settings: Mapping[str, Any]) -> None:
         value = settings[key]
         if type(value) is not int or value < 1:
             raise ModelError(f"model.name={name}: {key} is {value!r} in its config.json, and it is a number above 0.")
+    return _described(family, settings)
 
 
 def _described(family: str, settings: Mapping[str, Any]) -> Shape:
-    heads = settings["num_attention_heads"]
-    shape = Shape(
+    heads, bias = settings["num_attention_heads"], bool(settings.get("attention_bias"))
+    of_family = {"qkv_bias": bias, "windowed": _has_window(settings), **FAMILIES[family]}
+    return Shape(
         family,
         hidden=settings["hidden_size"],
         layers=settings["num_hidden_layers"],
@@ -229,14 +211,13 @@ def _described(family: str, settings: Mapping[str, Any]) -> Shape:
         tied=settings.get("tie_word_embeddings", family.startswith("gemma")),
         context=settings.get("max_position_embeddings") or 2**17,
         mlp_bias=family == "llama" and bool(settings.get("mlp_bias")),
-        out_bias=bool(settings.get("attention_bias")),
+        out_bias=bias,
+        **of_family,
     )
-    own = {"qkv_bias": shape.out_bias, "windowed": _has_window(settings), **FAMILIES[family]}
-    return replace(shape, **own)
 
 
 def _has_window(settings: Mapping[str, Any]) -> bool:
-    """Qwen2 names a window that it does not use."""
+    """Return True if a layer has sliding-window attention. Qwen2 names a window that it does not use."""
     kinds = settings.get("layer_types")
     if kinds:
         return set(kinds) != {"full_attention"}

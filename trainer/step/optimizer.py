@@ -8,25 +8,21 @@ from trainer.config.settings import Config
 
 
 def make_optimizer(model: Any, config: Config) -> Any:
-    """With the peak learning rate in each group. Only the library that is asked for is imported."""
+    """Return the optimizer, with the peak learning rate in each parameter group."""
     groups, settings = parameter_groups(model, config), config.optim
     options: dict[str, Any] = {"betas": settings.betas, "weight_decay": settings.weight_decay}
-    if settings.name == "cpu_adam":
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
+    if settings.name == "adamw_8bit":
+        import bitsandbytes  # takes seconds, so only where it is used
 
-        return DeepSpeedCPUAdam(groups, **options)
-    if settings.name in ("adamw_8bit", "paged_adamw_8bit"):
-        import bitsandbytes
-
-        paged = settings.name == "paged_adamw_8bit"
-        return bitsandbytes.optim.AdamW8bit(groups, is_paged=paged, **options)
+        return bitsandbytes.optim.AdamW8bit(groups, **options)
     import torch
 
     return torch.optim.AdamW(groups, fused=True, **options)
 
 
 def parameter_groups(model: Any, config: Config) -> list[dict[str, Any]]:
-    """LoRA+ has a second group. None is empty: torch's schedulers and the engine's rates go wrong with one that is."""
+    """Return one group, or two with LoRA+. No group is empty: torch's schedulers and the engine's rates fail with an
+    empty one."""
     lr, ratio = config.algorithm.lr, config.lora.plus_ratio if config.lora.enabled else 1.0
     named = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
     if ratio == 1.0:
