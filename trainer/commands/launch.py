@@ -1,5 +1,6 @@
-"""Start `deepspeed train.py` on the devices that are here; the arguments go on to train.py. Under `srun`, which has
-started a process for each device already, this one becomes train.py.
+"""`octet train`: start `deepspeed train.py` on the devices of this machine, with the same arguments.
+
+Under `srun`, which has started a process for each device already, this process becomes train.py.
 
 The settings are read first, so a typo or a model that cannot be had is answered in a second, not after three imports
 of torch.
@@ -31,11 +32,12 @@ TRAIN = ROOT / "train.py"
 TELL_AGAIN_S = 1
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
     machine = hardware.detect()
     if slurm.is_one_of_several() or (slurm.is_step() and len(machine.gpus) <= 1):
-        os.execv(sys.executable, [sys.executable, str(TRAIN), *sys.argv[1:]])  # the same process: signals reach it
-    request = parse_command_line(sys.argv[1:])
+        os.execv(sys.executable, [sys.executable, str(TRAIN), *arguments])  # the same process: signals reach it
+    request = parse_command_line(arguments)
     if request.dry_run:
         print(request.config.to_yaml(), end="")
         return
@@ -51,7 +53,7 @@ def main() -> None:
     if not machine.gpus:
         os.environ["DS_ACCELERATOR"] = "cpu"
     launcher = shutil.which("deepspeed", path=str(Path(sys.executable).parent)) or "deepspeed"
-    sys.exit(run(command(launcher, machine, settled(request, sys.argv[1:]))))
+    sys.exit(run(command(launcher, machine, settled(request, arguments))))
 
 
 def settled(request: Request, arguments: Sequence[str]) -> list[str]:

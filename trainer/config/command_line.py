@@ -17,12 +17,11 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from trainer.config.arguments import PRESETS, RECIPES, argument_parser, names_in
 from trainer.config.settings import RUNS, Config, fields, sections
 from trainer.errors import ConfigError, did_you_mean
 from trainer.machine import hardware
 
-PRESETS = Path(__file__).parent / "presets"
-RECIPES = PRESETS / "recipes"
 GPU_PRESETS = {"8gb": 8, "12gb": 12, "16gb": 16, "24gb": 24, "80gb": 80}  # and the GB of the card that each is for
 
 
@@ -112,36 +111,6 @@ def _latest_run() -> Path:
     if not runs:
         raise ConfigError(f"--resume: there is no run in {RUNS}/. Name the folder: --resume DIR.")
     return runs[-1].parent
-
-
-def argument_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="train.py",
-        description="Train a language model with GRPO. Every setting is in docs/configuration.md.",
-        epilog="example: ./run_deepspeed.sh --preset 8gb algorithm.lr=2e-5 run.steps=100",
-        allow_abbrev=False,
-    )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as rollout.group_size=16")
-    parser.add_argument(
-        "--preset", help=f"{', '.join(names_in(PRESETS))}, or a YAML file; by default the hardware chooses"
-    )
-    parser.add_argument("--recipe", help=f"an objective on top: {', '.join(names_in(RECIPES))}, or a YAML file")
-    parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
-    parser.add_argument(
-        "--resume", nargs="?", const="", metavar="DIR", help="go on with the run in DIR, or with the latest run"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="end with JSON on standard output; progress goes to standard error"
-    )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    parser.add_argument(
-        "--local_rank", help=argparse.SUPPRESS
-    )  # the deepspeed launcher adds it; the environment is read
-    return parser
-
-
-def names_in(folder: Path) -> list[str]:
-    return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
 def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
