@@ -38,7 +38,7 @@ from trainer.problem.curriculum import Curriculum, solve_rates
 from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
-from trainer.records import MiniBatch, Problem, Prompt, Sampling, ScoredGroup, TrainingBatch
+from trainer.records import SEEDS, MiniBatch, Problem, Prompt, Sampling, ScoredGroup, TrainingBatch
 from trainer.reward.scorer import Scorer
 from trainer.rollout.ahead import Ahead, Rollout
 from trainer.rollout.collect import Sampler, collect, refill
@@ -194,7 +194,7 @@ class Parts:
         """Seeds differ by run, step, round and rank, and follow from them: a resumed run samples what it would have."""
         seed = (self.config.run.seed * 1_000_003 + step) * 4_099 + distributed.rank() + number * 2**40
         rollout = self.config.rollout
-        return Sampling(rollout.group_size, rollout.temperature, rollout.max_new_tokens, seed)
+        return Sampling(rollout.group_size, rollout.temperature, rollout.max_new_tokens, seed % SEEDS)
 
     def evaluate(self, name: str) -> Evaluation:
         with self.policy.gathered():
@@ -333,4 +333,6 @@ def look_back(parts: Parts, step: int) -> None:
                     course.keep(parts.policy.export)
         if parts.journal:
             parts.journal.evaluation(step, metrics_of(evaluation) | metrics_of_phases(phases))
-    parts.screen.say(f"after step {step}: {describe(evaluation)}{', the best so far' if is_best else ''}")
+    parts.screen.say(
+        f"after step {step}: {describe(evaluation, parts.config.reward.answer)}{', the best so far' if is_best else ''}"
+    )

@@ -15,7 +15,7 @@ from trainer.commands.main import COMMANDS, main
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
-    answer = train(folder, *FEW, "run.steps=1", "run.dir=it", "run.merge=false", "eval.problems=0")
+    answer = train(folder, *FEW, "run.steps=1", "run.dir=it", "run.merge=false", "eval.problems=0", f"run.seed={2**63}")
     assert answer.returncode == 0, answer.stderr
     return folder / "it/adapter"
 
@@ -40,6 +40,13 @@ def test_eval_puts_base_and_adapter_side_by_side(adapter):
     result = json.loads(octet(adapter, "eval", "--adapter", str(adapter), "--problems", "8", "--json").stdout)
     assert [one["name"] for one in result["evaluations"]] == ["base", "adapter"]
     assert sum(result["evaluations"][0]["categories"].values()) == 8
+
+
+def test_the_largest_seed_trains_and_samples(adapter):
+    answer = octet(adapter, "eval", "--adapter", str(adapter), "--problems", "4", "--samples", "2", "--json")
+    assert answer.returncode == 0, answer.stderr
+    assert [one["sampled"]["seed"] for one in json.loads(answer.stdout)["evaluations"]] == [2**63, 2**63]
+    assert "octet: adapter, 2 sampled answers to each of 4 problems: 50%\n" in answer.stderr
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from trainer.errors import ConfigError, did_you_mean
 from trainer.machine import hardware
 
 GPU_PRESETS = {"8gb": 8, "12gb": 12, "16gb": 16, "24gb": 24, "80gb": 80}  # and the GB of the card that each is for
+
+YAML_KINDS = {bool: "true or false", int: "a number", float: "a number", date: "a date", datetime: "a date"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +46,16 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     layers = [_load_layer(preset, PRESETS, "--preset")] if preset else []
     if recipe:
         layers.append(_load_layer(recipe, RECIPES, "--recipe"))
-    layers += [_parse_override(text) for text in overrides]
+    overrides = list(overrides)
     merged: dict[str, Any] = {}
-    for layer in layers:
+    for layer in [*layers, _layer_of(overrides)]:
         _refuse_unknown_keys(layer)
         merged = _merge(_without_rival(merged, layer), layer)
-    return validate(merged)
-
-
-def validate(settings: Mapping[str, Any]) -> Config:
     try:
-        return Config.model_validate(settings)
+        return Config.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(detail) for detail in error.errors())) from None
+        typed = dict(text.partition("=")[::2] for text in overrides)
+        raise ConfigError("\n".join(_explain(detail, typed) for detail in error.errors())) from None
 
 
 def choose_preset(machine: hardware.Hardware) -> tuple[str, str]:
@@ -129,6 +129,14 @@ def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
     return layer
 
 
+def _layer_of(overrides: Iterable[str]) -> dict[str, Any]:
+    layer: dict[str, Any] = {}
+    for override in map(_parse_override, overrides):
+        _refuse_unknown_keys(override)
+        layer = _merge(layer, override)
+    return layer
+
+
 def _parse_override(text: str) -> dict[str, Any]:
     """`rollout.group_size=16` as a nested dictionary; the value is read as YAML."""
     key, equals, value = text.partition("=")
@@ -182,14 +190,17 @@ def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str]) -> Ite
             yield inner[:-1]
 
 
-def _explain(detail: Any) -> str:
-    """One line of a validation error: key, value seen, why not, what to write instead."""
+def _explain(detail: Any, typed: Mapping[str, str]) -> str:
+    """Return one line of a validation error: key, value, reason and remedy. `typed` has the overrides as written."""
     key = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "value_error" and not key:  # of several sections: it names them itself
         return f"{detail['ctx']['error']}."
     if detail["type"] == "value_error":
         seen = "" if isinstance(detail["input"], dict) else f"={detail['input']}"
         return f"{key}{seen}: {detail['ctx']['error']}."
+    if detail["type"] in ("string_type", "path_type") and (kind := YAML_KINDS.get(type(detail["input"]))):
+        text = typed.get(key, detail["input"])
+        return f"{key}={text}: YAML reads {text} as {kind}, and a text is needed. Quote it: '{key}=\"{text}\"'."
     choices = detail.get("ctx", {}).get("expected", "")
     remedy = f"Write one of {choices}" if choices else detail["msg"].replace("Input should", "It should")
     return f"{key}={detail['input']!r} cannot be used. {remedy}."

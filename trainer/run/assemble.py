@@ -63,7 +63,7 @@ def build(request: Request) -> Parts:
     first_step = checkpoints.resume(policy, folder, {"curriculum": curriculum, "kl": kl})
     claim.describe(folder, config)
     journal = Journal(folder, first_step) if distributed.is_main() else None
-    screen = Screen(total_steps, first_step, quiet=not distributed.is_main(), stderr=request.json)
+    screen = Screen(total_steps, first_step, config.reward.answer, quiet=not distributed.is_main(), stderr=request.json)
     if config.optim.layout == "flat" and not policy.is_flat:
         screen.say("training: with padded rows, which is slower, because this model has an attention of another kind")
     report_data(folder, screen, task, len(problems), len(training) - len(problems), len(held_out))
@@ -168,6 +168,7 @@ def evaluate_model(
     config: Config,
     draws: Draws | None = None,
     outside: Sampler | None = None,
+    shows_progress: bool = False,
 ) -> Evaluation:
     """A model that is not being trained, on the held-out problems of the configuration; `outside` has it, too."""
     task = make_task(config.task)
@@ -176,7 +177,7 @@ def evaluate_model(
     sampler = outside or make_sampler(config.rollout, model, tokenizer, stops, copies=False)
     scorer = make_verifier(config, task)
     prompts = held_out_prompts(config, task, prompter)
-    return evaluate(name, sampler, scorer, prompts, config.rollout.max_new_tokens, draws)
+    return evaluate(name, sampler, scorer, prompts, config.rollout.max_new_tokens, draws, shows_progress)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What `octet eval` and `octet merge` do, behind the imports that take seconds."""
+"""Evaluate or merge models outside of a run: the work of `octet eval` and `octet merge`."""
 
 from __future__ import annotations
 
@@ -68,18 +68,20 @@ def _evaluations(config: Config, models: Models, draws: Draws | None, out: Path)
     model, tokenizer = _load(config)
     alone = models.adapter is None and models.merged is None
     with _outside(config, model, tokenizer, out) as (sampler, shown):
-        yield assemble.evaluate_model("model" if alone else "base", model, tokenizer, config, draws, sampler)
+        yield assemble.evaluate_model(
+            "model" if alone else "base", model, tokenizer, config, draws, sampler, shows_progress=True
+        )
         if models.adapter:
             adapted = load_adapter(model, models.adapter)
             shown.adapter = models.adapter
             if sampler:
                 _must_be(adapted, tokenizer, config, sampler)
-            yield assemble.evaluate_model("adapter", adapted, tokenizer, config, draws, sampler)
+            yield assemble.evaluate_model("adapter", adapted, tokenizer, config, draws, sampler, shows_progress=True)
             del adapted
     del model
     if models.merged:
         model, tokenizer = _load(config, str(models.merged))
-        yield assemble.evaluate_model("merged", model, tokenizer, config, draws)
+        yield assemble.evaluate_model("merged", model, tokenizer, config, draws, shows_progress=True)
 
 
 @contextmanager
@@ -122,11 +124,11 @@ def merge(config: Config, adapter: Path, out: Path, as_json: bool) -> None:
     """Write the merged model, load it again, and see whether it answers as the adapted one does."""
     dtype = resolve_dtype(config.model.dtype, distributed.device())
     model, tokenizer = _load(config)
-    adapted = assemble.evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config)
+    adapted = assemble.evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config, shows_progress=True)
     del model
     export.merge(config.model, adapter, out, dtype)
     model, tokenizer = _load(config, str(out))
-    merged = assemble.evaluate_model("merged", model, tokenizer, config)
+    merged = assemble.evaluate_model("merged", model, tokenizer, config, shows_progress=True)
     alike = agreement(adapted, merged)
     said = [f"{results.merged_against('adapter', config)}: {alike}", f"written to {out}"]
     facts = {"out": str(out), "identical": alike.identical, "problems": alike.problems}

@@ -94,7 +94,7 @@ def _evaluate_base(parts: Parts) -> Evaluation:
     """What training starts from. It is step 0 of the curves."""
     with parts.policy.as_base():
         base = parts.evaluate("base")
-    parts.screen.say(f"base model: {describe(base)}")
+    parts.screen.say(f"base model: {describe(base, parts.config.reward.answer)}")
     if parts.journal and parts.first_step == 0:
         parts.journal.metrics(0, metrics_of(base))
     return base
