@@ -333,6 +333,5 @@ def look_back(parts: Parts, step: int) -> None:
                     course.keep(parts.policy.export)
         if parts.journal:
             parts.journal.evaluation(step, metrics_of(evaluation) | metrics_of_phases(phases))
-    parts.screen.say(
-        f"after step {step}: {describe(evaluation, parts.config.reward.answer)}{', the best so far' if is_best else ''}"
-    )
+    headline = describe(evaluation, parts.config.reward.answer)
+    parts.screen.say(f"after step {step}: {headline}{', the best so far' if is_best else ''}")
