@@ -2,10 +2,10 @@
 # One command: makes the environment if there is none, picks the preset for this hardware, trains.
 #
 #   ./run_deepspeed.sh                                      the hardware chooses
-#   ./run_deepspeed.sh --preset 8gb algorithm.lr=2e-5       your settings go through to train.py
+#   ./run_deepspeed.sh --preset 8gb algorithm.lr=2e-5       your settings go through to octet train
 #   ./run_deepspeed.sh --dry-run                            print the settings and stop
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$root/scripts/environment.sh"
 use_environment "$root"
-exec python -m trainer.commands.launch "$@"
+exec python -m trainer.commands.main train "$@"

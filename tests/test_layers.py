@@ -28,7 +28,6 @@ HEAVY = ("torch", "numpy", "transformers", "deepspeed", "peft", "bitsandbytes", 
 LIGHT = ["errors", "records", "machine", "answers", "config", "ranks", "exits", "problem", "reward", "memory"]
 LIGHT += ["advantage", "policy", "checks", "commands", "model.hub", "model.shapes"]
 NEEDS_TORCH = ["machine.out_of_memory", "ranks.distributed", "ranks.rendezvous", "ranks.stopping", "checks.torch_probe"]
-NEEDS_TORCH += ["commands.evaluate"]
 ONLY_IN = {
     "deepspeed": ("trainer.step", "trainer.checks.torch_probe"),
     "peft": ("trainer.model",),

@@ -87,4 +87,5 @@ def evaluate(evaluator: Evaluator, record: Record, step: int) -> None:
             evaluation = evaluator.evaluate(f"step {step}")
         is_best = evaluator.keep_if_best(step, evaluation)
         record.evaluation(step, metrics_of(evaluation) | phases.metrics())
-    record.screen.say(f"after step {step}: {describe(evaluation)}{', the best so far' if is_best else ''}")
+    headline = describe(evaluation, record.config.reward.answer)
+    record.screen.say(f"after step {step}: {headline}{', the best so far' if is_best else ''}")

@@ -45,6 +45,9 @@ class Prompt:
     tokens: tuple[int, ...]
 
 
+SEEDS = 2**64  # torch takes seeds below this number
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to sample: `group` completions per prompt, at a temperature (0 is greedy)."""

@@ -1,4 +1,4 @@
-"""octet eval and octet merge, on an adapter of a real run."""
+"""The command `octet`, and octet eval and octet merge on an adapter of a real run."""
 
 import json
 import subprocess
@@ -6,13 +6,16 @@ import sys
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.run.test_job import FEW, run, train
+from trainer import __version__
+from trainer.commands.main import COMMANDS, main
 
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
-    answer = train(folder, *FEW, "run.steps=1", "run.dir=it", "run.merge=false", "eval.problems=0")
+    answer = train(folder, *FEW, "run.steps=1", "run.dir=it", "run.merge=false", "eval.problems=0", f"run.seed={2**63}")
     assert answer.returncode == 0, answer.stderr
     return folder / "it/adapter"
 
@@ -39,6 +42,13 @@ def test_eval_puts_base_and_adapter_side_by_side(adapter):
     assert sum(result["evaluations"][0]["categories"].values()) == 8
 
 
+def test_the_largest_seed_trains_and_samples(adapter):
+    answer = octet(adapter, "eval", "--adapter", str(adapter), "--problems", "4", "--samples", "2", "--json")
+    assert answer.returncode == 0, answer.stderr
+    assert [one["sampled"]["seed"] for one in json.loads(answer.stdout)["evaluations"]] == [2**63, 2**63]
+    assert "octet: adapter, 2 sampled answers to each of 4 problems: 50%\n" in answer.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -54,7 +64,62 @@ def test_mistakes_are_answered(adapter, arguments, told):
     assert "Traceback" not in answer.stderr
 
 
-def test_without_a_command_it_lists_them(adapter):
-    answer = octet(adapter)
-    assert answer.returncode == 2
-    assert "octet merge" in answer.stdout
+# --- the command itself
+
+
+def answered(capsys, *arguments: str) -> tuple[object, str, str]:
+    """Return the exit status of `octet` with these arguments, and what it wrote to standard output and error."""
+    try:
+        main(arguments)
+        status: object = 0
+    except SystemExit as ended:
+        status = ended.code
+    written = capsys.readouterr()
+    return status, written.out, written.err
+
+
+@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0), (["-h"], 0)])
+def test_the_help_lists_every_command_in_its_group(capsys, arguments, status):
+    ended, page, errors = answered(capsys, *arguments)
+    assert (ended, errors) == (status, "")
+    assert [line for line in page.splitlines() if line.endswith(":")] == ["train:", "look:", "prepare:", "share:"]
+    assert [line.split()[0] for line in page.splitlines() if line.startswith("  ")] == [*COMMANDS]
+    assert max(map(len, page.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_has_an_example(capsys, name):
+    status, page, _ = answered(capsys, name, "--help")
+    assert status == 0
+    assert page.startswith(f"usage: octet {name} ")
+    assert f"example: octet {name} " in " ".join(page.split())
+
+
+@pytest.mark.parametrize(("typed", "nearest"), [("trian", "train"), ("evla", "eval"), ("docter", "doctor")])
+def test_an_unknown_command_is_an_error_that_names_the_nearest(capsys, typed, nearest):
+    status, page, errors = answered(capsys, typed, "--preset", "nano")
+    assert (status, page) == (2, "")
+    assert f"octet: {typed}: there is no such command. Did you mean {nearest}?" in errors
+
+
+def test_the_version(capsys):
+    assert answered(capsys, "--version") == (0, f"octet {__version__}\n", "")
+
+
+def test_train_prints_the_settings_as_the_launcher_does(tmp_path):
+    arguments = ["--preset", "nano", "--dry-run", "run.steps=3"]
+    printed = [
+        run(sys.executable, "-m", *command, *arguments, folder=tmp_path, PYTHONPATH=str(ROOT)).stdout
+        for command in (["trainer.commands.main", "train"], ["trainer.commands.launch"])
+    ]
+    assert printed[0] == printed[1]
+    assert "steps: 3" in printed[0]
+
+
+def test_the_help_of_train_imports_no_settings():
+    """It answers at once: neither the launcher nor pydantic is imported for it."""
+    code = "import sys; from trainer.commands.main import main\ntry: main(['train', '--help'])\n"
+    code += "finally: sys.stderr.write(str([name for name in ('pydantic', 'trainer.checks') if name in sys.modules]))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert answer.stderr == "[]"
+    assert "octet train" in answer.stdout

@@ -240,6 +240,6 @@ def test_help_shows_the_command(capsys):
     with pytest.raises(SystemExit):
         main([])
     shown = capsys.readouterr().out
-    assert "octet score" in shown
-    assert "octet play" in shown
+    assert "  score " in shown
+    assert "  play " in shown
     assert Path(ROOT / "docs/rewards.md").is_file()

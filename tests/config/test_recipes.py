@@ -10,7 +10,8 @@ import yaml
 
 from tests.conftest import ROOT
 from tests.e2e.recipes import small
-from trainer.config.command_line import PRESETS, RECIPES, names_in, resolve
+from trainer.config.arguments import PRESETS, RECIPES, names_in
+from trainer.config.command_line import resolve
 from trainer.config.settings import fields
 
 NAMES = names_in(RECIPES)

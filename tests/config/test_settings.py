@@ -52,6 +52,35 @@ def test_steps_displace_the_epochs_of_the_preset():
     assert settings.total_steps(train_problems=1000) == 7
 
 
+def test_steps_and_epochs_on_one_command_line_are_refused():
+    with pytest.raises(ConfigError, match=r"run: steps=7 and epochs=2.0: a run has either .* Write one of them"):
+        resolve("8gb", None, ["run.steps=7", "run.epochs=2"])
+    assert resolve("8gb", None, ["run.steps=null", "run.epochs=2"]).run.epochs == 2
+
+
+def test_a_seed_has_at_most_63_bits():
+    assert resolve("nano", None, [f"run.seed={2**63}"]).run.seed == 2**63
+    with pytest.raises(ConfigError, match=r"run.seed=9223372036854775809 cannot be used. It should be less than or"):
+        resolve("nano", None, [f"run.seed={2**63 + 1}"])
+
+
+@pytest.mark.parametrize(
+    ("override", "read_as"),
+    [
+        ("model.revision=2024", "a number"),
+        ("prompt.system=no", "true or false"),
+        ("task.path=2024-01-31", "a date"),
+        ("task.data_dir=1.5", "a number"),
+    ],
+)
+def test_a_text_that_yaml_reads_as_something_else_has_to_be_quoted(override, read_as):
+    key, _, value = override.partition("=")
+    told = f"{key}={value}: YAML reads {value} as {read_as}, and a text is needed. Quote it: '{key}=\"{value}\"'."
+    with pytest.raises(ConfigError) as refused:
+        resolve("nano", None, [override])
+    assert str(refused.value) == told
+
+
 def test_epochs_become_steps():
     settings = resolve("8gb", None, ["run.epochs=2", "rollout.problems=8"])
     assert settings.total_steps(train_problems=100) == 25
@@ -87,7 +116,7 @@ def test_a_resolved_configuration_is_frozen():
         ("algorithm.advantage_eps=0", "algorithm.advantage_eps=0 cannot be used. It should be greater than 0"),
         ("algorithm.minibatches=17", "algorithm.minibatches=17: groups stay whole, .* rollout.problems=16. Write "),
         ("lora.dropout=0.05", "lora.dropout=0.05: dropout makes .* Write 0."),
-        ("run.steps=null", "run: a run has either steps or epochs. Write one of them"),
+        ("run.steps=null", "run: steps=None and epochs=None: a run has either steps or epochs. Write one of them"),
         ("group_size", "group_size: expected key=value, such as rollout.group_size=16."),
         ("model.name=[a", "model.name=.* not valid YAML"),
     ],

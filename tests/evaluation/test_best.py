@@ -14,7 +14,7 @@ from tests.evaluation.test_evaluate import evaluation, outcome
 from trainer.config.command_line import resolve
 from trainer.config.settings import Eval, Model
 from trainer.errors import ConfigError
-from trainer.evaluation.best import Course, metrics_of
+from trainer.evaluation.best import Course, describe, metrics_of
 from trainer.evaluation.evaluate import Evaluation
 
 KEPT = ("best/best.json", "best/adapter_model.safetensors", "metrics.jsonl")
@@ -80,6 +80,16 @@ def test_a_line_that_a_crash_cut_short_is_no_evaluation(tmp_path):
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1, "eval/acc')
     assert len(course(tmp_path, first_step=1).milestones) == 1
+
+
+def test_a_run_that_rewards_the_lenient_answer_hears_of_it_first():
+    right = outcome("18")
+    in_no_format = replace(right, score=replace(right.score, strict=None, correct_strict=False))
+    seen = Evaluation("", (right, in_no_format))
+    assert describe(seen).startswith("50.0% (9.5-90.5) of 2 held-out problems correct")
+    assert describe(seen, "lenient") == (
+        "100.0% (34.2-100.0) of 2 held-out problems correct in any format, 50.0% (9.5-90.5) in the one asked for"
+    )
 
 
 def test_the_metric_decides(tmp_path):

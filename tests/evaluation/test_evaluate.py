@@ -9,6 +9,7 @@ from trainer.evaluation.evaluate import Evaluation, Outcome, Sampled, evaluate, 
 from trainer.records import Completion, Draws, Problem, Prompt, Sampling, Score
 from trainer.reward.built_in import Rules
 from trainer.reward.scorer import Scorer
+from trainer.rollout.collect import Sampler
 
 
 def outcome(strict: str | None, gold: str = "18", **completion) -> Outcome:
@@ -190,3 +191,23 @@ def test_agreement_looks_at_log_probs_up_to_the_first_other_token():
     other = Evaluation("other", (outcome("1", tokens=(5, 6, 8), logprobs=(-1.5, -2.25, -9.0)), outcome("1")))
     alike = agreement(one, other)
     assert (alike.identical, alike.problems, alike.largest_difference) == (1, 2, 0.5)
+
+
+@pytest.mark.parametrize(("seed", "first"), [(7, (7 * 1_009) * 4_099), (2**63, 2**63 * 1_009 * 4_099 % 2**64)])
+def test_seeds_stay_below_64_bits_and_small_ones_are_not_changed(seed, first):
+    used = []
+
+    class Recording(Sampler):
+        def sample(self, prompts, sampling):
+            used.append(sampling.seed)
+            yield from ((index, [Completion((1,), (-0.5,), "#### 18", False)]) for index in range(len(prompts)))
+
+    evaluate(
+        "m",
+        Recording(),
+        Scorer(Rules(Reward(), "gsm8k", 9)),
+        [Prompt(Problem("p", "q", "18"), "q", (5,))],
+        8,
+        Draws(1, 1.0, 2, seed),
+    )
+    assert used == [0, first, first + 4_099]

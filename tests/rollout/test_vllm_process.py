@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import ArgumentParser
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from tests.run_on_ranks import on_two_ranks
 from trainer.checks.cards import must_leave_our_cards, training_cards
-from trainer.commands import main as cli
+from trainer.commands import eval as eval_command
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, TrainingError
 from trainer.machine.hardware import Gpu, Hardware
@@ -308,8 +309,10 @@ def served_run(folder: Path) -> Path:
     ],
 )
 def test_whoever_asks_about_a_served_adapter_does_not_need_its_server(tmp_path, given, engine, urls):
-    options = cli._eval_parser().parse_intermixed_args([f"--adapter={served_run(tmp_path)}", *given])
-    rollout = cli._settings(options).rollout
+    parser = ArgumentParser()
+    eval_command.add_arguments(parser)
+    options = parser.parse_intermixed_args([f"--adapter={served_run(tmp_path)}", *given])
+    rollout = eval_command.settings_for(options).rollout
     assert (rollout.engine, rollout.vllm.urls, rollout.ahead) == (engine, urls, 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,16 @@ from trainer.run_folder.journal import read_records
 
 NOT_COMPARED = {"run.dir", "run.threads", "run.keep", "run.save_every"}  # without effect on what is learned
 WIDTH = 500  # columns, so that long names are not cut off where the width of the screen is unknown
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet compare runs/sweep/0*"
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(options: Namespace) -> None:
+    compare(options.runs, options.json)
 
 
 def compare(runs: Sequence[Path], as_json: bool) -> None:

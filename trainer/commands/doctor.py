@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -23,7 +24,9 @@ from typing import Any
 
 from trainer.checks import cards, disk_and_ram, downloads, memory, preflight
 from trainer.checks.preflight import Finding
+from trainer.commands.options import add_settings_of_a_run
 from trainer.config import ds_config
+from trainer.config.command_line import choose_preset, resolve
 from trainer.config.settings import RUNS, Config
 from trainer.errors import OctetError
 from trainer.machine import hardware
@@ -40,6 +43,23 @@ REQUIRED += ["safetensors", "pydantic", "PyYAML", "rich"]
 MARKS = {"ok": "✓", "warning": "!", "problem": "✗"}
 COLOURS = {"ok": "32", "warning": "33", "problem": "31"}
 NAME, WIDTH = 14, 100
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = (
+        "example: octet doctor --preset 8gb. "
+        "Exit status: 0 if such a run can start, 1 if something prevents it, 2 for a mistake in the settings."
+    )
+    add_settings_of_a_run(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: Namespace) -> None:
+    preset, why = (options.preset, "") if options.preset else choose_preset(hardware.detect())
+    config = resolve(preset, options.recipe, options.overrides)
+    title = " ".join([f"preset {preset}", *([options.recipe] if options.recipe else []), *options.overrides])
+    if examine(config, f"{title} ({why})" if why else title, options.json):
+        sys.exit(1)
 
 
 def examine(config: Config, title: str, as_json: bool) -> int:

@@ -20,13 +20,17 @@ import platform
 import shlex
 import subprocess
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.checks import disk_and_ram, downloads
+from trainer.commands.options import add_settings_of_a_run
+from trainer.config.command_line import choose_preset, resolve
 from trainer.config.settings import Config, Model
 from trainer.errors import ConfigError, DataError, ModelError
+from trainer.machine import hardware
 from trainer.machine.disk import amount
 from trainer.machine.shipped import ROOT
 from trainer.model import hub
@@ -51,6 +55,28 @@ Whether everything has arrived:
 
   octet fetch --verify {folder}
 """
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet fetch --preset 8gb --to DIR"
+    add_settings_of_a_run(parser)
+    parser.add_argument("--to", type=Path, metavar="DIR", help="the folder to fill, or to go on filling")
+    parser.add_argument("--no-wheels", action="store_true", help="leave the packages out")
+    parser.add_argument(
+        "--verify", type=Path, metavar="DIR", help="compare a copied folder with its manifest, and stop"
+    )
+
+
+def run(options: Namespace) -> None:
+    if options.verify:
+        verify(options.verify)
+        return
+    if options.to is None:
+        raise ConfigError("--to: it names the folder to fill. Write --to DIR.")
+    preset = options.preset or choose_preset(hardware.detect())[0]
+    config = resolve(preset, options.recipe, options.overrides)
+    chosen = ["--preset", preset, *(["--recipe", options.recipe] if options.recipe else []), *options.overrides]
+    fetch(config, chosen, options.to, wheels=not options.no_wheels)
 
 
 def fetch(config: Config, arguments: Sequence[str], folder: Path, wheels: bool) -> None:

@@ -1,5 +1,6 @@
-"""Start `deepspeed train.py` on the devices of this machine, and pass the arguments on to train.py. Under `srun`, which
-has already started a process per device, this process becomes train.py.
+"""`octet train`: start `deepspeed train.py` on the devices of this machine, with the same arguments.
+
+Under `srun`, which has started a process for each device already, this process becomes train.py.
 
 The settings are checked first, so that a typo or a model that cannot be found is reported within a second, and not
 after torch has been imported three times.
@@ -33,11 +34,12 @@ TRAIN = ROOT / "train.py"
 RETRY_S = 1
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
     machine = hardware.detect()
     if slurm.is_one_of_several() or (slurm.is_step() and len(machine.gpus) <= 1):
-        os.execv(sys.executable, [sys.executable, str(TRAIN), *sys.argv[1:]])  # the same process, so signals reach it
-    request = parse_command_line(sys.argv[1:])
+        os.execv(sys.executable, [sys.executable, str(TRAIN), *arguments])  # the same process, so signals reach it
+    request = parse_command_line(arguments)
     if request.dry_run:
         print(request.config.to_yaml(), end="")
         return
@@ -51,7 +53,7 @@ def main() -> None:
     preflight.check(request.config, machine)
     launcher = shutil.which("deepspeed", path=str(Path(sys.executable).parent)) or "deepspeed"
     environment = {preflight.CHECKED: "1"} | ({} if machine.gpus else {"DS_ACCELERATOR": "cpu"})
-    sys.exit(run(command(launcher, machine, with_choices(request, sys.argv[1:])), environment))
+    sys.exit(run(command(launcher, machine, with_choices(request, arguments)), environment))
 
 
 def with_choices(request: Request, arguments: Sequence[str]) -> list[str]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from argparse import Namespace
+import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -18,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trainer.checks import memory
+from trainer.commands.options import add_settings_of_a_run
 from trainer.config import command_line, ds_config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
@@ -49,8 +51,21 @@ class Question:
         return self.placement.plan.ram_peak <= self.free_ram
 
 
-def show(options: Namespace) -> bool:
-    """Print the plan, and return False if the run cannot fit."""
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet plan --preset 8gb --vram 6 --search"
+    add_settings_of_a_run(parser)
+    parser.add_argument("--model", help="a hub id, a folder, or nano; by default that of the preset")
+    parser.add_argument("--vram", type=float, metavar="GB", help="of the card; by default that of this machine, else 8")
+    parser.add_argument("--gpus", type=int, metavar="N", help="cards that share the work; by default those here")
+    parser.add_argument("--group", type=int, metavar="G", help="the same as rollout.group_size=G")
+    parser.add_argument("--completion", type=int, metavar="N", help="the same as rollout.max_new_tokens=N")
+    parser.add_argument("--prompt", type=int, metavar="N", help="the same as prompt.max_tokens=N")
+    parser.add_argument("--search", action="store_true", help="propose settings that fit, and use the card")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(options: Namespace) -> None:
+    """Print the plan, and exit with status 1 if the run cannot fit."""
     question = ask(options)
     if options.search:
         question = searched(question)
@@ -61,7 +76,8 @@ def show(options: Namespace) -> bool:
         for part in (title(question), table(question.placement.plan), *answer(question)):
             console.print(part)
     plan = question.placement.plan
-    return plan.verdict != "too large" and plan.ram_peak <= question.placement.ram
+    if plan.verdict == "too large" or plan.ram_peak > question.placement.ram:
+        sys.exit(1)
 
 
 def ask(options: Namespace) -> Question:

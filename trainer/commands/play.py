@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import random
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
-from trainer.commands.score import with_every_component
+from trainer.checks import downloads
+from trainer.commands.score import add_reward_arguments, settings_for, with_every_component
 from trainer.config.settings import Config
 from trainer.problem.task import make_task
 from trainer.records import Completion, Problem, Prompt, Score
 from trainer.reward.make import make_scorer
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet play --task gsm8k"
+    add_reward_arguments(parser)
+    parser.add_argument("--data-dir", type=Path, help="a folder with train.jsonl and test.jsonl")
+
+
+def run(options: Namespace) -> None:
+    config = settings_for(options, options.data_dir)
+    downloads.check(config)
+    play(config)
 
 
 def play(config: Config) -> None:

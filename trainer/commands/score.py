@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer.answers import find
+from trainer.commands.options import TASKS, add_overrides
+from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.errors import DataError
 from trainer.problem.task import make_task
@@ -33,6 +36,31 @@ from trainer.reward.scorer import Scorer
 LINES_AT_ONCE = 64  # where graders from outside are asked, so that they can work side by side
 
 Sample = tuple[Prompt, Completion]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet score labelled.jsonl --task gsm8k"
+    parser.add_argument("file", help="each line has `completion` and `answer`; - is standard input")
+    add_reward_arguments(parser)
+
+
+def add_reward_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--task", help=f"{TASKS}; by default nano")
+    parser.add_argument("--preset", help="take the other settings from this preset, or from the config.yaml of a run")
+    add_overrides(parser, "reward.custom=mine.py:score")
+
+
+def run(options: Namespace) -> None:
+    if options.task == "records":  # these completions are the records
+        options.overrides.insert(0, f"task.path={options.file}")
+    score_file(settings_for(options), options.file)
+
+
+def settings_for(options: Namespace, data_dir: Path | None = None) -> Config:
+    """Return the settings with the embedded model, which is always there: none is loaded."""
+    named = {"task.name": options.task, "task.data_dir": data_dir, "model.name": "nano"}
+    overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
+    return resolve(options.preset, None, [*overrides, *options.overrides])
 
 
 def score_file(config: Config, path: str) -> None:

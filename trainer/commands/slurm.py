@@ -11,12 +11,15 @@ import re
 import shlex
 import subprocess
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from trainer.commands.options import add_overrides
 from trainer.config import ds_config
+from trainer.config.command_line import resolve
 from trainer.config.settings import RUNS, Config
 from trainer.errors import ClusterError, ConfigError
 from trainer.machine.shipped import IS_INSTALLED, ROOT
@@ -45,6 +48,25 @@ class JobRequest:
         if self.grid:
             return "sweep.sbatch"
         return "multi_node.sbatch" if self.nodes > 1 else "single_node.sbatch"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet slurm --preset cluster --nodes 2 --gpus 4"
+    parser.add_argument("--preset", default="cluster", help="by default cluster")
+    parser.add_argument("--recipe", help="an objective on top of the preset")
+    parser.add_argument("--nodes", type=int, default=1, help="how many (default 1)")
+    parser.add_argument("--gpus", type=int, default=1, help="of each node (default 1), with one rank each")
+    parser.add_argument("--time", help="limit, as sbatch reads it; by default that of slurm/site.env")
+    parser.add_argument("--sweep", type=Path, metavar="GRID", help="a run for each line of this file")
+    parser.add_argument("--chain", type=int, default=1, metavar="N", help="N jobs, each resuming the one before")
+    parser.add_argument("--dry-run", action="store_true", help="write script and configuration, and submit nothing")
+    add_overrides(parser, "rollout.group_size=16")
+
+
+def run(options: Namespace) -> None:
+    config = resolve(options.preset, options.recipe, options.overrides)
+    request = JobRequest(options.nodes, options.gpus, options.time, options.sweep, options.chain)
+    slurm(config, options.preset, request, options.dry_run)
 
 
 def slurm(config: Config, preset: str, request: JobRequest, dry_run: bool) -> None:

@@ -4,16 +4,43 @@ from __future__ import annotations
 
 import json
 import logging
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from trainer.checks import downloads
+from trainer.commands.options import TASKS, add_overrides
+from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.problem.prompts import Prompter
 from trainer.problem.task import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.records import Problem, Prompt
 
 MEASURED = 10_000  # prompts whose length is measured: enough for the distribution of any data set
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet task show gsm8k -n 3 --model Qwen/Qwen2.5-0.5B-Instruct"
+    parser.add_argument("action", choices=["show"])
+    parser.add_argument("task", help=TASKS)
+    parser.add_argument("-n", type=int, default=3, help="how many problems to print (default 3)")
+    parser.add_argument("--split", choices=["train", "test"], default="train", help="which problems (default train)")
+    parser.add_argument("--model", default="nano", help="whose tokenizer: a hub id, a folder, or nano (default)")
+    parser.add_argument("--preset", help="take the other settings from this preset")
+    parser.add_argument("--style", help="the same as prompt.style=STYLE")
+    parser.add_argument("--data-dir", help="the same as task.data_dir=FOLDER")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_overrides(parser, "task.path=my.jsonl")
+
+
+def run(options: Namespace) -> None:
+    named = {"model.name": options.model, "task.name": options.task}
+    named |= {"prompt.style": options.style, "task.data_dir": options.data_dir}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
+    config = resolve(options.preset, None, [*overrides, *options.overrides])
+    downloads.check(config)
+    show(config, options.split, options.n, as_json=options.json)
 
 
 def show(config: Config, split: str, count: int, as_json: bool) -> None:

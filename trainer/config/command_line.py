@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from trainer.config.arguments import PRESETS, RECIPES, argument_parser, names_in
 from trainer.config.settings import RUNS, Config, fields, sections
 from trainer.errors import ConfigError, did_you_mean
 from trainer.machine import hardware
 
-PRESETS = Path(__file__).parent / "presets"
-RECIPES = PRESETS / "recipes"
 GPU_PRESETS = {"8gb": 8, "12gb": 12, "16gb": 16, "24gb": 24, "80gb": 80}  # and the GB of the card that each is for
+
+YAML_KINDS = {bool: "true or false", int: "a number", float: "a number", date: "a date", datetime: "a date"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +46,16 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     layers = [_load_layer(preset, PRESETS, "--preset")] if preset else []
     if recipe:
         layers.append(_load_layer(recipe, RECIPES, "--recipe"))
-    layers += [_parse_override(text) for text in overrides]
+    overrides = list(overrides)
     merged: dict[str, Any] = {}
-    for layer in layers:
+    for layer in [*layers, _layer_of(overrides)]:
         _refuse_unknown_keys(layer)
         merged = _merge(_without_rival(merged, layer), layer)
-    return validate(merged)
-
-
-def validate(settings: Mapping[str, Any]) -> Config:
     try:
-        return Config.model_validate(settings)
+        return Config.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(detail) for detail in error.errors())) from None
+        typed = dict(text.partition("=")[::2] for text in overrides)
+        raise ConfigError("\n".join(_explain(detail, typed) for detail in error.errors())) from None
 
 
 def choose_preset(machine: hardware.Hardware) -> tuple[str, str]:
@@ -114,36 +113,6 @@ def _latest_run() -> Path:
     return runs[-1].parent
 
 
-def argument_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="train.py",
-        description="Train a language model with GRPO. Every setting is in docs/configuration.md.",
-        epilog="example: ./run_deepspeed.sh --preset 8gb algorithm.lr=2e-5 run.steps=100",
-        allow_abbrev=False,
-    )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as rollout.group_size=16")
-    parser.add_argument(
-        "--preset", help=f"{', '.join(names_in(PRESETS))}, or a YAML file; by default the hardware chooses"
-    )
-    parser.add_argument("--recipe", help=f"an objective on top: {', '.join(names_in(RECIPES))}, or a YAML file")
-    parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
-    parser.add_argument(
-        "--resume", nargs="?", const="", metavar="DIR", help="go on with the run in DIR, or with the latest run"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="end with JSON on standard output; progress goes to standard error"
-    )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    parser.add_argument(
-        "--local_rank", help=argparse.SUPPRESS
-    )  # the deepspeed launcher adds it; the environment is read
-    return parser
-
-
-def names_in(folder: Path) -> list[str]:
-    return sorted(path.stem for path in folder.glob("*.yaml"))
-
-
 def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if not path.is_file():
@@ -157,6 +126,14 @@ def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
         raise ConfigError(f"{flag} {name}: not valid YAML: {error}") from None
     if not isinstance(layer, dict):
         raise ConfigError(f"{flag} {name}: expected sections such as `rollout:`, found a {type(layer).__name__}.")
+    return layer
+
+
+def _layer_of(overrides: Iterable[str]) -> dict[str, Any]:
+    layer: dict[str, Any] = {}
+    for override in map(_parse_override, overrides):
+        _refuse_unknown_keys(override)
+        layer = _merge(layer, override)
     return layer
 
 
@@ -213,14 +190,17 @@ def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str]) -> Ite
             yield inner[:-1]
 
 
-def _explain(detail: Any) -> str:
-    """One line of a validation error: key, value seen, why not, what to write instead."""
+def _explain(detail: Any, typed: Mapping[str, str]) -> str:
+    """Return one line of a validation error: key, value, reason and remedy. `typed` has the overrides as written."""
     key = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "value_error" and not key:  # of several sections: it names them itself
         return f"{detail['ctx']['error']}."
     if detail["type"] == "value_error":
         seen = "" if isinstance(detail["input"], dict) else f"={detail['input']}"
         return f"{key}{seen}: {detail['ctx']['error']}."
+    if detail["type"] in ("string_type", "path_type") and (kind := YAML_KINDS.get(type(detail["input"]))):
+        text = typed.get(key, detail["input"])
+        return f"{key}={text}: YAML reads {text} as {kind}, and a text is needed. Quote it: '{key}=\"{text}\"'."
     choices = detail.get("ctx", {}).get("expected", "")
     remedy = f"Write one of {choices}" if choices else detail["msg"].replace("Input should", "It should")
     return f"{key}={detail['input']!r} cannot be used. {remedy}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.config.command_line import PRESETS, RECIPES, names_in
+from trainer.config.arguments import PRESETS, RECIPES, names_in
 from trainer.config.settings import is_section, sections
 
 HEAD = f"""# Configuration

@@ -553,7 +553,8 @@ class Engine(Section):
 class Run(Section):
     dir: Path | None = None
     """The run folder; by default `runs/<preset>-<date>-<time>`. The same command in the same folder resumes."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=2**63)
+    """The order of the problems, the first values of the adapter and every sampled token follow from it."""
     steps: int | None = Field(None, ge=1)
     """Updates to do. Give this or `run.epochs`."""
     epochs: float | None = Field(None, gt=0.0)
@@ -570,7 +571,10 @@ class Run(Section):
     @model_validator(mode="after")
     def _steps_or_epochs(self) -> Run:
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError("a run has either steps or epochs. Write one of them, such as run.steps=100")
+            raise ValueError(
+                f"steps={self.steps} and epochs={self.epochs}: a run has either steps or epochs. "
+                "Write one of them, such as run.steps=100"
+            )
         return self
 
 

@@ -96,8 +96,12 @@ class Course:
         partial.rename(final)
 
 
-def describe(evaluation: Evaluation) -> str:
-    return f"{percent(evaluation.strict)} of {len(evaluation.outcomes)} held-out problems correct"
+def describe(evaluation: Evaluation, answer: str = "strict") -> str:
+    """Return the headline of an evaluation. The accuracy that `reward.answer` pays for comes first."""
+    strict, count = percent(evaluation.strict), f"of {len(evaluation.outcomes)} held-out problems correct"
+    if answer == "strict":
+        return f"{strict} {count}"
+    return f"{percent(evaluation.lenient)} {count} in any format, {strict} in the one asked for"
 
 
 def metrics_of(evaluation: Evaluation) -> dict[str, float]:

@@ -5,18 +5,18 @@ Greedy answers always; sampled ones when asked for. `docs/evaluation.md` says wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from statistics import fmean, stdev
 from typing import Any
 
 from trainer.answers import compare
 from trainer.evaluation.estimates import Share, pass_at, share_of
 from trainer.ranks import distributed
-from trainer.records import Completion, Draws, Prompt, Sampling, Score
+from trainer.records import SEEDS, Completion, Draws, Prompt, Sampling, Score
 from trainer.reward.scorer import Scorer
 from trainer.rollout.collect import Sampler, collect
+from trainer.watch.screen import Progress
 
 CATEGORIES = ("correct", "wrong answer", "no answer")
 
@@ -179,18 +179,39 @@ def evaluate(
     prompts: Sequence[Prompt],
     max_new_tokens: int,
     draws: Draws | None = None,
+    shows_progress: bool = False,
 ) -> Evaluation:
-    """Greedy answers, and sampled ones if `draws` are given. Every rank gets the whole result."""
-    answered = partial(_answered, sampler, scorer, prompts)
-    greedy = answered(Sampling(group=1, temperature=0.0, max_new_tokens=max_new_tokens, seed=0))
+    """Evaluate greedy answers, and sampled ones if `draws` are given. Every rank gets the whole result."""
+
+    def answered(what: str, sampling: Sampling) -> tuple[tuple[Outcome, ...], ...]:
+        if not shows_progress:
+            return _answered(sampler, scorer, prompts, sampling)
+        with Progress(f"{name}, {what} {len(prompts)} problems", len(distributed.mine(prompts))) as progress:
+            return _answered(Reporting(sampler, progress.advance), scorer, prompts, sampling)
+
+    greedy = answered("greedy answers to", Sampling(1, temperature=0.0, max_new_tokens=max_new_tokens, seed=0))
     outcomes = tuple(outcome for (outcome,) in greedy)
     if draws is None:
         return Evaluation(name, outcomes)
+    what = f"{draws.samples} sampled answers to each of"
     trials = [
-        answered(Sampling(draws.samples, draws.temperature, max_new_tokens, _seed(draws, trial)))
+        answered(what, Sampling(draws.samples, draws.temperature, max_new_tokens, _seed(draws, trial)))
         for trial in range(draws.trials)
     ]
     return Evaluation(name, outcomes, Sampled(draws, tuple(trials)))
+
+
+@dataclass(frozen=True, slots=True)
+class Reporting(Sampler):
+    """Samples as `sampler` does, and reports each group that is finished."""
+
+    sampler: Sampler
+    report: Callable[[], None]
+
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+        for group in self.sampler.sample(prompts, sampling):
+            self.report()
+            yield group
 
 
 def _answered(
@@ -214,7 +235,7 @@ def _answered(
 
 def _seed(draws: Draws, trial: int) -> int:
     """Trials differ, ranks differ, and the same command gives the same answers again."""
-    return (draws.seed * 1_009 + trial) * 4_099 + distributed.rank()
+    return ((draws.seed * 1_009 + trial) * 4_099 + distributed.rank()) % SEEDS
 
 
 def _up_to(k: int) -> list[int]:

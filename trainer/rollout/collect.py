@@ -12,7 +12,7 @@ from trainer.config.settings import Config
 from trainer.problem.curriculum import Curriculum, solve_rates
 from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
-from trainer.records import Completion, Prompt, Sampling, ScoredGroup
+from trainer.records import SEEDS, Completion, Prompt, Sampling, ScoredGroup
 from trainer.reward.scorer import Scorer
 from trainer.rollout.ahead import Ahead, Rollout
 from trainer.watch.tally import Tally
@@ -76,7 +76,7 @@ class Rollouts:
         have without the interruption."""
         seed = (self.config.run.seed * 1_000_003 + step) * 4_099 + distributed.rank() + number * 2**40
         rollout = self.config.rollout
-        return Sampling(rollout.group_size, rollout.temperature, rollout.max_new_tokens, seed)
+        return Sampling(rollout.group_size, rollout.temperature, rollout.max_new_tokens, seed % SEEDS)
 
     def close(self) -> None:
         self.under_way.close()

@@ -96,7 +96,8 @@ def open_record(request: Request, folder: Path, first_step: int, total_steps: in
     """Write the configuration down, and open the log and the screen."""
     claim.describe(folder, request.config)
     journal = Journal(folder, first_step) if distributed.is_main() else None
-    screen = Screen(total_steps, first_step, quiet=not distributed.is_main(), stderr=request.json)
+    answer, is_main = request.config.reward.answer, distributed.is_main()
+    screen = Screen(total_steps, first_step, answer, quiet=not is_main, stderr=request.json)
     return Record(request.config, folder, journal, screen, Stopping(), first_step, total_steps)
 
 
@@ -177,6 +178,7 @@ def evaluate_model(
     config: Config,
     draws: Draws | None = None,
     outside: Sampler | None = None,
+    shows_progress: bool = False,
 ) -> Evaluation:
     """Evaluate a model that is not being trained on the held-out problems. If given, `outside` samples from it."""
     task = make_task(config.task)
@@ -185,7 +187,7 @@ def evaluate_model(
     sampler = outside or make_sampler(config.rollout, model, tokenizer, stops, copies=False)
     scorer = make_verifier(config, task)
     prompts = held_out_prompts(config, task, prompter)
-    return evaluate(name, sampler, scorer, prompts, config.rollout.max_new_tokens, draws)
+    return evaluate(name, sampler, scorer, prompts, config.rollout.max_new_tokens, draws, shows_progress)
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def _evaluate_base(run: Run) -> Evaluation:
     record = run.record
     with run.updater.policy.as_base():
         base = run.evaluator.evaluate("base")
-    record.screen.say(f"base model: {describe(base)}")
+    record.screen.say(f"base model: {describe(base, record.config.reward.answer)}")
     if record.journal and record.first_step == 0:
         record.journal.metrics(0, metrics_of(base))
     return base

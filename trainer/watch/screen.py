@@ -6,8 +6,10 @@ import sys
 from collections.abc import Mapping
 from time import perf_counter
 
+from rich import progress
 from rich.console import Console
 from rich.live import Live
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -19,9 +21,17 @@ PERMANENT_LINES = 12  # lines of progress that stay on the screen in the course 
 class Screen:
     """Prints for rank 0; on the other ranks it is silent."""
 
-    def __init__(self, total_steps: int = 0, first_step: int = 0, quiet: bool = False, stderr: bool = False) -> None:
+    def __init__(
+        self,
+        total_steps: int = 0,
+        first_step: int = 0,
+        answer: str = "strict",
+        quiet: bool = False,
+        stderr: bool = False,
+    ) -> None:
         self.console = Console(quiet=quiet, stderr=stderr, highlight=False, soft_wrap=True)
         self.total_steps = total_steps
+        self._answer = answer
         self._every = max(1, total_steps // PERMANENT_LINES)
         self._first_step = first_step
         self._began = perf_counter()
@@ -42,7 +52,7 @@ class Screen:
             self.say(text)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        line = progress_line(step, self.total_steps, metrics, self._remaining(step))
+        line = progress_line(step, self.total_steps, metrics, self._remaining(step), self._answer)
         if step in (1, self.total_steps) or step % self._every == 0:
             self.say(line)
         if self.console.is_terminal and not self.console.quiet:
@@ -60,14 +70,50 @@ class Screen:
         return each * (self.total_steps - step)
 
 
-def progress_line(step: int, total: int, metrics: Mapping[str, float], seconds_left: float) -> str:
-    """One step in one line, in the order of the loop."""
+class Progress:
+    """Shows on standard error how much of a task is done: with a bar in a terminal, else with a line each quarter."""
+
+    def __init__(self, task: str, total: int, console: Console | None = None) -> None:
+        self.task = task
+        self.total = max(1, total)
+        self.done = 0
+        self.console = console or Console(stderr=True, quiet=not distributed.is_main(), soft_wrap=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        self._bar = progress.Progress(*columns, console=self.console, disable=not self.console.is_terminal)
+        self._bar.add_task(task, total=self.total)
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        self._print_quarter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def advance(self) -> None:
+        self.done += 1
+        self._bar.advance(progress.TaskID(0))
+        if 4 * self.done // self.total > 4 * (self.done - 1) // self.total:
+            self._print_quarter()
+
+    def _print_quarter(self) -> None:
+        if not self.console.is_terminal:
+            self.console.print(f"octet: {self.task}: {self.done / self.total:.0%}", highlight=False, markup=False)
+
+
+def progress_line(
+    step: int, total: int, metrics: Mapping[str, float], seconds_left: float, answer: str = "strict"
+) -> str:
+    """Return one step in one line, in the order of the loop. The accuracy that `reward.answer` pays for comes first."""
     minutes, seconds = divmod(round(seconds_left), 60)
+    correct = f"correct {metrics['accuracy/strict']:.0%}"
+    if answer == "lenient":
+        correct = f"correct {metrics['accuracy/lenient']:.0%} (strict {metrics['accuracy/strict']:.0%})"
     parts = [
         f"{step:>{len(str(total))}}/{total}",
         f"rollout {metrics['time/rollout']:.1f}s {metrics['length']:.0f} tokens",
         f"reward {metrics['reward/mean']:.3f}" if "reward/mean" in metrics else "reward none",
-        f"correct {metrics['accuracy/strict']:.0%}",
+        correct,
         f"dead {metrics['dead_groups']:.0%}",
     ]
     if "loss" in metrics:

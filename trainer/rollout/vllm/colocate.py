@@ -144,7 +144,7 @@ def _engine(run: Outside, sleeps: bool) -> Any:
         revision=run.config.model.revision,
         trust_remote_code=run.config.model.trust_remote_code,
         dtype=DTYPES[run.dtype],
-        seed=run.config.run.seed,
+        seed=run.config.run.seed % 2**32,  # vLLM seeds numpy with it
         max_model_len=run.context,
         max_num_seqs=settings.rows,
         enable_lora=lora.enabled,

@@ -105,7 +105,7 @@ def arguments(config: Config, location: str, dtype: str, context: int) -> list[s
         "tensor-parallel-size": settings.tensor_parallel,
         "logprobs-mode": vllm_check.MODE,
         "generation-config": "vllm",  # the model's own could set top-k
-        "seed": config.run.seed,
+        "seed": config.run.seed % 2**32,  # vLLM seeds numpy with it
     }
     if config.model.revision:
         options["revision"] = config.model.revision

@@ -1,4 +1,4 @@
-"""What `octet eval` and `octet merge` do, behind the imports that take seconds."""
+"""Evaluate or merge models outside of a run: the work of `octet eval` and `octet merge`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from trainer.rollout.make import make_outside, may_colocate
 from trainer.rollout.vllm.publish import Fixed
 from trainer.run import assemble, sampler_check
 from trainer.watch.screen import Screen
+
+evaluate_model = partial(assemble.evaluate_model, shows_progress=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +71,18 @@ def _evaluations(config: Config, models: Models, draws: Draws | None, out: Path)
     model, tokenizer = _load(config)
     alone = models.adapter is None and models.merged is None
     with _outside(config, model, tokenizer, out) as (sampler, shown):
-        yield assemble.evaluate_model("model" if alone else "base", model, tokenizer, config, draws, sampler)
+        yield evaluate_model("model" if alone else "base", model, tokenizer, config, draws, sampler)
         if models.adapter:
             adapted = load_adapter(model, models.adapter)
             shown.adapter = models.adapter
             if sampler:
                 _must_be(adapted, tokenizer, config, sampler)
-            yield assemble.evaluate_model("adapter", adapted, tokenizer, config, draws, sampler)
+            yield evaluate_model("adapter", adapted, tokenizer, config, draws, sampler)
             del adapted
     del model
     if models.merged:
         model, tokenizer = _load(config, str(models.merged))
-        yield assemble.evaluate_model("merged", model, tokenizer, config, draws)
+        yield evaluate_model("merged", model, tokenizer, config, draws)
 
 
 @contextmanager
@@ -122,11 +125,11 @@ def merge(config: Config, adapter: Path, out: Path, as_json: bool) -> None:
     """Write the merged model, load it again, and see whether it answers as the adapted one does."""
     dtype = resolve_dtype(config.model.dtype, distributed.device())
     model, tokenizer = _load(config)
-    adapted = assemble.evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config)
+    adapted = evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config)
     del model
     export.merge(config.model, adapter, out, dtype)
     model, tokenizer = _load(config, str(out))
-    merged = assemble.evaluate_model("merged", model, tokenizer, config)
+    merged = evaluate_model("merged", model, tokenizer, config)
     alike = agreement(adapted, merged)
     said = [f"{results.merged_against('adapter', config)}: {alike}", f"written to {out}"]
     facts = {"out": str(out), "identical": alike.identical, "problems": alike.problems}

@@ -1,0 +1,120 @@
+"""`octet eval`: its options, and the settings under which a model is evaluated. `octet merge` evaluates with them, too.
+
+Nothing here imports torch, so a mistake is answered at once.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from math import inf
+from pathlib import Path
+
+from trainer.checks import downloads
+from trainer.commands.options import TASKS, add_overrides
+from trainer.config.command_line import resolve
+from trainer.config.settings import Config
+from trainer.errors import CheckpointError, ConfigError
+from trainer.machine import quiet
+from trainer.records import Draws
+
+SAMPLE_TEMPERATURE = 0.7
+# The servers of a run belong to that run: they may be gone. Other servers can be named on the command line.
+NO_SERVERS = ("rollout.engine=auto", "rollout.ahead=0", "rollout.vllm.urls=[]", "rollout.vllm.start=false")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet eval --adapter runs/demo/adapter --problems 1000 --samples 8"
+    add_model_arguments(parser)
+    parser.add_argument("--adapter", type=Path, help="the adapter folder of a run; its base is evaluated beside it")
+    parser.add_argument("--merged", type=Path, help="the merged folder of a run; its base is evaluated beside it")
+    parser.add_argument("--problems", type=int, help="how many held-out problems")
+    parser.add_argument("--samples", type=int, metavar="K", help="sampled answers too: avg@K, maj@K and pass@K")
+    parser.add_argument("--temperature", type=float, help=f"of the sampled answers (default {SAMPLE_TEMPERATURE})")
+    parser.add_argument("--trials", type=int, metavar="T", help="sample everything T times: mean and deviation")
+    parser.add_argument("--out", type=Path, help="the folder for eval.json, eval.md and the answers")
+
+
+def add_model_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--model", help="a hub id, a folder, or nano; by default the base of --adapter, else nano")
+    parser.add_argument("--task", help=TASKS)
+    parser.add_argument("--preset", help="take the other settings from this preset")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_overrides(parser)
+
+
+def run(options: Namespace) -> None:
+    if options.merged and not (options.merged / "config.json").is_file():
+        raise CheckpointError(f"--merged {options.merged}: there is no config.json in it. Name a folder with a model.")
+    config = settings_for(options)
+    draws, out = _draws(options, config.run.seed), options.out or _default_out(options, config)
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: it is a file. Name a folder.")
+    from trainer.run import evaluate_models
+
+    models = evaluate_models.Models(options.adapter, options.merged)
+    evaluate_models.evaluate(config, models, draws, out, as_json=options.json)
+
+
+def settings_for(options: Namespace) -> Config:
+    """Return the settings of the run that made the adapter or model, if there is one, changed by the command line."""
+    named = {"model.name": options.model, "task.name": options.task, "eval.problems": options.problems}
+    overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
+    if options.adapter and not (options.adapter / "adapter_config.json").is_file():
+        raise CheckpointError(
+            f"--adapter {options.adapter}: there is no adapter_config.json in it. Name the `adapter` folder of a run, "
+            "or a whole model with --model."
+        )
+    clean = "model.quantize=none"  # whatever the run had: an adapter fits the original base
+    preset = options.preset or _preset_for(options)
+    local = NO_SERVERS if preset and resolve(preset).rollout.asks_servers else ()
+    config = resolve(preset, None, [clean, *local, *overrides, *options.overrides])
+    if not config.eval.problems:
+        raise ConfigError("eval.problems=0: there is nothing to evaluate. Try --problems 256.")
+    downloads.check(config)
+    quiet.quiet()
+    return config
+
+
+def _draws(options: Namespace, seed: int) -> Draws | None:
+    """Return how to sample, or None if neither samples, trials nor a temperature were asked for."""
+    if options.samples is options.trials is options.temperature is None:
+        return None
+    for name in ("samples", "trials"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name} {value}: it must be at least 1. Leave it out for greedy answers only.")
+    temperature = SAMPLE_TEMPERATURE if options.temperature is None else options.temperature
+    if not 0 < temperature < inf:
+        raise ConfigError(
+            f"--temperature {temperature:g}: samples need one above 0. Greedy answers are always there: leave it out."
+        )
+    return Draws(options.samples or 1, temperature, options.trials or 1, seed)
+
+
+def _default_out(options: Namespace, config: Config) -> Path:
+    """Return `eval` in the run folder of the adapter or model, or `eval-<name>` here if there is no run folder."""
+    folder = _evaluated(options)
+    if folder and _config_of_run(folder):
+        return folder.parent / "eval"
+    return Path(f"eval-{(folder or Path(config.model.name)).resolve().name}")
+
+
+def _preset_for(options: Namespace) -> str | None:
+    folder = _evaluated(options)
+    if folder and (stored := _config_of_run(folder)):
+        return str(stored)
+    if folder and not options.model:
+        flag = "--adapter" if options.adapter else "--merged"
+        raise ConfigError(f"{flag} {folder}: it has no run's config.yaml beside it. Name its base: --model.")
+    return "nano" if options.model in (None, "nano") else None
+
+
+def _evaluated(options: Namespace) -> Path | None:
+    """Return the adapter, the merged model or the model that was named; `octet merge` has no --merged."""
+    return options.adapter or getattr(options, "merged", None) or (Path(options.model) if options.model else None)
+
+
+def _config_of_run(folder: Path) -> Path | None:
+    """Return the config.yaml of the run that this folder belongs to."""
+    settings = folder.parent / "config.yaml"
+    return settings if folder.is_dir() and settings.is_file() else None

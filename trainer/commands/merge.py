@@ -1,0 +1,26 @@
+"""`octet merge`: write the model with an adapter merged in, and compare its answers with the adapted model's."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from trainer.commands.eval import add_model_arguments, settings_for
+from trainer.errors import ConfigError
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet merge --adapter runs/demo/best --out best-model"
+    add_model_arguments(parser)
+    parser.add_argument("--adapter", type=Path, required=True, help="the adapter folder of a run")
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    parser.add_argument("--problems", type=int, default=32, help="held-out problems for the comparison (default 32)")
+
+
+def run(options: Namespace) -> None:
+    if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
+        raise ConfigError(f"--out {options.out}: it exists and is not empty. Name a new folder.")
+    config = settings_for(options)
+    from trainer.run import evaluate_models
+
+    evaluate_models.merge(config, options.adapter, options.out, as_json=options.json)

@@ -1,0 +1,38 @@
+"""The options of `octet train` and `train.py`. It imports next to nothing, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+PRESETS = Path(__file__).parent / "presets"
+RECIPES = PRESETS / "recipes"
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="train.py" if sys.argv[0].endswith("train.py") else "octet train",
+        description="Train a language model with GRPO. Every setting is in docs/configuration.md.",
+        epilog="example: octet train --preset 8gb algorithm.lr=2e-5 run.steps=100",
+        allow_abbrev=False,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as rollout.group_size=16")
+    parser.add_argument(
+        "--preset", help=f"{', '.join(names_in(PRESETS))}, or a YAML file; by default the hardware decides"
+    )
+    parser.add_argument("--recipe", help=f"an objective on top: {', '.join(names_in(RECIPES))}, or a YAML file")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
+    parser.add_argument(
+        "--resume", nargs="?", const="", metavar="DIR", help="resume the run in DIR, by default the latest run"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the result as JSON on standard output, progress on standard error"
+    )
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed adds it; the environment is read instead
+    return parser
