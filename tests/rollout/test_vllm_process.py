@@ -343,9 +343,9 @@ from trainer.ranks import distributed
 
 distributed.connect(60)
 mine = [None, sys.argv[2]][distributed.rank()] or None
-choose.find_spec, choose._why_not_colocated = lambda name: name, lambda run: mine
+make.find_spec, make._why_not_colocated = lambda name: name, lambda run: mine
 said = []
-found = choose.found_by_auto(replace(outside(Path(sys.argv[1])), say=said.append))
+found = make.found_by_auto(replace(outside(Path(sys.argv[1])), say=said.append))
 print(found, said)
 distributed.disconnect()
 """

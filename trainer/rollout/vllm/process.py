@@ -90,7 +90,7 @@ def _folder_of_the_extension(folder: Path) -> Path:
     """With nothing else in it: our own packages would come before those of the server's environment."""
     modules = folder.resolve() / "vllm_modules"
     modules.mkdir(exist_ok=True)
-    shutil.copy(EXTENSION, modules)
+    shutil.copy(EXTENSION, modules / "vllm_worker.py")
     return modules
 
 
@@ -115,7 +115,7 @@ def arguments(config: Config, location: str, dtype: str, context: int) -> list[s
         rank = next(rank for rank in SERVED_RANKS if rank >= lora.served_rank)
         options |= {"max-lora-rank": rank, "max-loras": vllm_check.SLOTS}
     else:
-        options["worker-extension-cls"] = f"{EXTENSION.stem}.WholeModel"
+        options["worker-extension-cls"] = "vllm_worker.WholeModel"
     flags = ["--enable-lora"] * lora.enabled + ["--trust-remote-code"] * config.model.trust_remote_code
     flags += [] if settings.devices else _on_a_cpu(config.rollout.rows, context)
     named = [text for name, value in options.items() for text in (f"--{name}", str(value))]
