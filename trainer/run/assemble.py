@@ -33,8 +33,8 @@ from trainer.rollout.collect import Sampler
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.limits import Say, check_context, context_of
-from trainer.rollout.make import make_outside, make_sampler
-from trainer.rollout.vllm.publish import Outside, Source
+from trainer.rollout.make import make_sampler, make_vllm_sampler
+from trainer.rollout.vllm.publish import Exportable, VllmContext
 from trainer.run_folder import checkpoints, claim
 from trainer.run_folder.journal import Journal
 from trainer.watch.screen import Screen
@@ -106,12 +106,12 @@ def make_policy(config: Config, total_steps: int) -> Any:
     return DeepSpeedPolicy(model, config, dtype, total_steps)
 
 
-def around(config: Config, source: Source, model: Any, tokenizer: Any, folder: Path, say: Say) -> Outside:
+def around(config: Config, policy: Exportable, model: Any, tokenizer: Any, folder: Path, say: Say) -> VllmContext:
     """What an engine outside needs to know of this model."""
     context = context_of(model) or config.prompt.max_tokens + config.rollout.max_new_tokens
-    return Outside(
+    return VllmContext(
         config,
-        source,
+        policy,
         location(config.model),
         resolve_dtype(config.model.dtype, distributed.device()),
         min(context, config.prompt.max_tokens + config.rollout.max_new_tokens),
@@ -122,10 +122,10 @@ def around(config: Config, source: Source, model: Any, tokenizer: Any, folder: P
     )
 
 
-def make_samplers(run: Outside, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
+def make_samplers(run: VllmContext, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
     """For training and for evaluation: the same without shortcuts. Copies of weights that are split over the ranks
     would be as large as what splitting saves."""
-    if outside := make_outside(run):
+    if outside := make_vllm_sampler(run):
         return outside, outside
     choose = partial(make_sampler, run.config.rollout, model, run.tokenizer, run.stop_tokens, warn)
     sampler = choose(copies=copies)
