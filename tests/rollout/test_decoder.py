@@ -430,11 +430,11 @@ def test_a_4_bit_base_is_never_copied(tiny_model, tokenizer):
     pytest.importorskip("bitsandbytes")
     from transformers import BitsAndBytesConfig
 
-    from trainer.model.quantised import as_it_is_trained
+    from trainer.model.quantised import keep_training_arithmetic
 
     settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32, bnb_4bit_quant_type="nf4")
     base = AutoModelForCausalLM.from_pretrained(tiny_model, quantization_config=settings, dtype=torch.float32)
-    model, asked = adapted(as_it_is_trained(base)), prompts(9, 3, 14)
+    model, asked = adapted(keep_training_arithmetic(base)), prompts(9, 3, 14)
     sampler = DecodeSampler(model, tokenizer, SOME, 64)
     groups = dict(sampler.sample(asked, sampling(temperature=0.0)))
     assert not any(projection.is_a_copy for projection in sampler.forward.projections)
