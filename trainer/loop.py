@@ -42,6 +42,7 @@ from trainer.records import MiniBatch, Problem, Prompt, Sampling, ScoredGroup, T
 from trainer.reward.scorer import Scorer
 from trainer.rollout.ahead import Ahead, Rollout
 from trainer.rollout.collect import Sampler, collect, refill
+from trainer.rollout.make import uses_vllm
 from trainer.run_folder import checkpoints
 from trainer.run_folder.checkpoints import Stateful
 from trainer.run_folder.journal import Journal
@@ -210,6 +211,7 @@ def train(parts: Parts) -> None:
         parts.screen.warn,
         fresh=parts.first_step == 0,
         max_difference=settings.rollout.vllm.max_difference,
+        uses_vllm=uses_vllm(parts.sampler),
     )
     beforehand = parts.beforehand
     parts.screen.start()

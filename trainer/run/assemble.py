@@ -30,7 +30,6 @@ from trainer.ranks.stopping import Stopping
 from trainer.records import Draws, Problem, Prompt
 from trainer.reward.make import make_scorer, make_verifier, worked
 from trainer.rollout.collect import Sampler
-from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.limits import Say, check_context, context_of
 from trainer.rollout.make import make_sampler, make_vllm_sampler
@@ -130,11 +129,6 @@ def make_samplers(run: VllmContext, model: Any, warn: Say, copies: bool) -> tupl
     choose = partial(make_sampler, run.config.rollout, model, run.tokenizer, run.stop_tokens, warn)
     sampler = choose(copies=copies)
     return sampler, sampler if isinstance(sampler, HfSampler) else choose(copies=False)
-
-
-def samples_outside(sampler: Sampler) -> bool:
-    """With a copy of the model, which may differ from the one that is trained."""
-    return not isinstance(sampler, (DecodeSampler, HfSampler))
 
 
 def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:

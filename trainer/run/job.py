@@ -22,6 +22,7 @@ from trainer.model import merge as export
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.ranks import distributed, slurm
 from trainer.ranks.stopping import Stopping
+from trainer.rollout.make import uses_vllm
 from trainer.run import assemble, sampler_check
 from trainer.run.rehearsal import rehearse, report
 from trainer.watch.memory_use import total
@@ -81,7 +82,7 @@ def _export(parts: Parts) -> None:
 
 def _look_ahead(parts: Parts) -> None:
     """What would go wrong later, now: memory, and a sampler that has another model."""
-    outside = assemble.samples_outside(parts.sampler)
+    outside = uses_vllm(parts.sampler)
     if parts.first_step < parts.total_steps:
         peaks = rehearse(parts)
         if distributed.on_gpu() and (text := report(parts.config, len(parts.longest.tokens), peaks, total(), outside)):

@@ -16,10 +16,14 @@ from trainer.watch import memory_use
 DEAD_STEPS_IN_A_ROW = 50  # steps without a live group on any rank
 APART = 0.1  # mean difference of a token's log-prob between the sampler and the trainer that is worth a warning
 APART_IN_A_ROW = 3  # steps
-WHY_APART = (
-    "Likely reasons: the temperature is missing from the sampler's log-probs (vLLM with --logprobs-mode raw_logprobs), "
-    "the sampler has an adapter of an earlier step, or another base, precision or quantisation. With rollout.ahead=1 "
-    "one update is part of the difference: is algorithm.lr too high?"
+WHY_VLLM_DIFFERS = (
+    "Likely reasons: the temperature is missing from vLLM's log-probs (--logprobs-mode raw_logprobs), vLLM has an "
+    "adapter of an earlier step, or another base, precision or quantisation. With rollout.ahead=1 one update is part "
+    "of the difference: is algorithm.lr too high?"
+)
+WHY_OCTET_DIFFERS = (
+    "Octet sampled with the weights that it trains, so only rounding should differ. Try model.dtype=fp32, and "
+    "rollout.engine=hf, which samples with model.generate."
 )
 
 
@@ -35,13 +39,20 @@ class Health:
     """Sees each step once."""
 
     def __init__(
-        self, folder: Path, policy: Watched, warn: Callable[[str], None], fresh: bool, max_difference: float = 1.0
+        self,
+        folder: Path,
+        policy: Watched,
+        warn: Callable[[str], None],
+        fresh: bool,
+        max_difference: float = 1.0,
+        uses_vllm: bool = False,
     ) -> None:
         self.folder = folder
         self.policy = policy
         self.warn = warn
         self.creep = memory_use.Creep(memory_use.total())
         self.max_difference = max_difference
+        self.uses_vllm = uses_vllm
         self.steps_apart = 0
         # In a run that goes on, the rate may have fallen below what bf16 can show, rightly.
         self.before_first_update = policy.fingerprint() if fresh else None
@@ -79,11 +90,11 @@ class Health:
             return
         self.steps_apart = self.steps_apart + 1 if apart > APART else 0
         found = f"step {step}: the log-probs of sampler and trainer differ by {apart:.2f} in the mean of its tokens"
+        why, setting = (WHY_VLLM_DIFFERS, "rollout.vllm.max_difference=") if self.uses_vllm else (WHY_OCTET_DIFFERS, "")
         if not apart <= self.max_difference:  # which holds for NaN, too
-            limit = f"rollout.vllm.max_difference={self.max_difference:g}"
-            raise TrainingError(f"{found}, more than {limit}. {WHY_APART}").of_all()
+            raise TrainingError(f"{found}, more than {setting}{self.max_difference:g}. {why}").of_all()
         if self.steps_apart == APART_IN_A_ROW:
-            self.warn(f"{found}, as in the {APART_IN_A_ROW - 1} steps before. {WHY_APART}")
+            self.warn(f"{found}, as in the {APART_IN_A_ROW - 1} steps before. {why}")
 
     def _keep(self, step: int, rows: Sequence[TrainingRow]) -> None:
         """What this rank trained on when the gradient was not finite."""
