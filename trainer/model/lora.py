@@ -64,7 +64,7 @@ def _init_pissa(model: Any, settings: Lora) -> None:
             )
         whole = weight.data.clone()
         layer.pissa_init(ADAPTER, settings.init)
-        for factor in _factors(layer):
+        for factor in (layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight):
             factor.data = factor.data.to(weight.dtype).float()
         weight.data = _without_adapter(whole, layer)
 
@@ -92,10 +92,6 @@ def _without_adapter(whole: Tensor, layer: Any) -> Tensor:
 
 def _layers(model: Any) -> Iterator[tuple[str, Any]]:
     return ((name, part) for name, part in model.named_modules() if isinstance(part, LoraLayer))
-
-
-def _factors(layer: Any) -> tuple[Any, Any]:
-    return layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
 
 
 def load_adapter(model: Any, folder: Path) -> Any:

@@ -109,13 +109,9 @@ def _active_adapters(layer: Any) -> list[str]:
 
 
 def _can_be_copied(layer: Any) -> bool:
+    """Return True for linear layers, under plain LoRA or not: variants such as DoRA compute more than W + B A."""
     base = _base(layer)
-    plain = type(base) is nn.Linear  # quantised layers are subclasses
-    return plain and (base is layer or _is_plain_lora(layer))
-
-
-def _is_plain_lora(layer: Any) -> bool:
-    """Return False for variants such as DoRA, which compute more than W + B A."""
-    return (
-        hasattr(layer, "lora_A") and not layer.merged and not layer.lora_variant and not any(layer.lora_bias.values())
-    )
+    if type(base) is not nn.Linear or base is layer:
+        return type(base) is nn.Linear  # quantised layers are subclasses
+    is_lora = hasattr(layer, "lora_A") and not layer.merged
+    return is_lora and not layer.lora_variant and not any(layer.lora_bias.values())
