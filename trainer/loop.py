@@ -21,6 +21,7 @@ from trainer.evaluation.best import describe, metrics_of
 from trainer.evaluation.evaluator import Evaluator
 from trainer.ranks import distributed
 from trainer.rollout.collect import Rollouts
+from trainer.rollout.make import uses_vllm
 from trainer.run_folder import record as run_record
 from trainer.run_folder.record import Record
 from trainer.step.update import Updater
@@ -31,8 +32,8 @@ from trainer.watch.tally import Tally
 
 def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evaluator, record: Record) -> None:
     algorithm, policy, course = config.algorithm, updater.policy, evaluator.course
-    limit = config.rollout.vllm.max_difference
-    health = Health(record.folder, policy, record.screen.warn, record.first_step == 0, limit)
+    limit, served = config.rollout.vllm.max_difference, uses_vllm(rollouts.sampler)
+    health = Health(record.folder, policy, record.screen.warn, record.first_step == 0, limit, served)
     record.screen.start()
     if course.is_owed(record.first_step):
         evaluate(evaluator, record, record.first_step)

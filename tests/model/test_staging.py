@@ -48,9 +48,9 @@ def test_only_the_first_rank_of_a_node_copies_and_only_once(scratch, model, monk
     monkeypatch.undo()
     monkeypatch.setenv("OCTET_SCRATCH", str(scratch))
     staging.stage(model)
-    before = (staging.copy_of(model) / "config.json").stat().st_ino
+    before = (staging.staged_copy(model) / "config.json").stat().st_ino
     staging.stage(model)
-    assert (staging.copy_of(model) / "config.json").stat().st_ino == before
+    assert (staging.staged_copy(model) / "config.json").stat().st_ino == before
 
 
 def test_a_changed_model_is_another_copy(scratch, model, tmp_path):

@@ -126,14 +126,15 @@ def test_gradient_regularisation_over_a_4_bit_base(tiny_model):
     """Only the adapter is displaced and moves; the quantised base stays as it is."""
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    from trainer.model.quantised import as_it_is_trained
+    from trainer.model.quantised import keep_training_arithmetic
     from trainer.step.engine import DeepSpeedPolicy
 
     config = settings(str(tiny_model), Case("one", [4], settings=["algorithm.gradreg.strength=0.01"]))
     nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, quantization_config=nf4, device_map="cpu")
+    base = keep_training_arithmetic(base)
     quantised = base.model.layers[0].self_attn.q_proj.weight
-    policy = DeepSpeedPolicy(lora.add_adapter(as_it_is_trained(base), config.lora), config, "fp32", total_steps=UPDATES)
+    policy = DeepSpeedPolicy(lora.add_adapter(base, config.lora), config, "fp32", total_steps=UPDATES)
     before, bytes_before = lora.fingerprint(policy.model), quantised.detach().clone()
     (batch,) = minibatches(groups_of(ROWS, "dapo"), IDLE, config, Packer(10_000, 0, policy.is_flat))
     done = update(policy, lambda: backward(policy, batch, config, 0.0, Tally()), 0, config)

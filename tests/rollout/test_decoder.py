@@ -32,7 +32,7 @@ from trainer.model.snapshot import Snapshot
 from trainer.records import Completion, Problem, Prompt, Sampling, TrainingRow
 from trainer.rollout.decoder import weights
 from trainer.rollout.decoder.cuda_graphs import rounded
-from trainer.rollout.decoder.sampler import DecodeSampler, Work, draw
+from trainer.rollout.decoder.sampler import DecodeSampler, Scheduler, draw
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.make import make_sampler
 
@@ -363,24 +363,24 @@ def test_a_stop_token_that_the_model_does_not_have(kind, tokenizer):
 
 def test_what_is_torn_by_memory_begins_anew_as_a_whole():
     """The completions that a torn group has are its short ones: kept, they would make answers shorter."""
-    work, done = Work([(5,), (6,)], group=2), Completion((2,), (-0.1,), "", truncated=False)
-    assert [one.prompt for one in work.begin(4, 4)] == [0, 1]
-    assert work.finish(0, done) is None
-    assert work.finish(1, done) is None
-    assert work.finish(1, done) == [done, done]
-    work.restart()
-    assert [(one.prompt, one.completions) for one in work.begin(4, 4)] == [(0, 2)]
-    assert work.finish(0, done) is None
-    assert work.finish(0, done) == [done, done]
-    assert work.is_done
+    scheduler, done = Scheduler([(5,), (6,)], group=2), Completion((2,), (-0.1,), "", truncated=False)
+    assert [one.prompt for one in scheduler.schedule(4, 4)] == [0, 1]
+    assert scheduler.finish(0, done) is None
+    assert scheduler.finish(1, done) is None
+    assert scheduler.finish(1, done) == [done, done]
+    scheduler.restart_unfinished()
+    assert [(one.prompt, one.completions) for one in scheduler.schedule(4, 4)] == [(0, 2)]
+    assert scheduler.finish(0, done) is None
+    assert scheduler.finish(0, done) == [done, done]
+    assert scheduler.is_finished
 
 
 def test_a_large_group_begins_in_parts_and_leaves_few_rows_idle():
-    work = Work([(5,), (6,)], group=8)
-    assert [(one.prompt, one.completions) for one in work.begin(8, 8)] == [(0, 8)]
-    assert work.begin(1, 8) == []
-    assert [(one.prompt, one.completions) for one in work.begin(2, 8)] == [(1, 2)]
-    assert [(one.prompt, one.completions) for one in work.begin(6, 8)] == [(1, 6)]
+    scheduler = Scheduler([(5,), (6,)], group=8)
+    assert [(one.prompt, one.completions) for one in scheduler.schedule(8, 8)] == [(0, 8)]
+    assert scheduler.schedule(1, 8) == []
+    assert [(one.prompt, one.completions) for one in scheduler.schedule(2, 8)] == [(1, 2)]
+    assert [(one.prompt, one.completions) for one in scheduler.schedule(6, 8)] == [(1, 6)]
 
 
 def test_what_is_not_a_number_in_one_row_does_not_stay_in_its_place(tokenizer):
@@ -430,11 +430,11 @@ def test_a_4_bit_base_is_never_copied(tiny_model, tokenizer):
     pytest.importorskip("bitsandbytes")
     from transformers import BitsAndBytesConfig
 
-    from trainer.model.quantised import as_it_is_trained
+    from trainer.model.quantised import keep_training_arithmetic
 
     settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32, bnb_4bit_quant_type="nf4")
     base = AutoModelForCausalLM.from_pretrained(tiny_model, quantization_config=settings, dtype=torch.float32)
-    model, asked = adapted(as_it_is_trained(base)), prompts(9, 3, 14)
+    model, asked = adapted(keep_training_arithmetic(base)), prompts(9, 3, 14)
     sampler = DecodeSampler(model, tokenizer, SOME, 64)
     groups = dict(sampler.sample(asked, sampling(temperature=0.0)))
     assert not any(projection.is_a_copy for projection in sampler.forward.projections)
@@ -584,8 +584,8 @@ def test_rows_beyond_those_alive_and_rare_looks_change_nothing(rows, tokenizer):
     greedy = sampling(temperature=0.0)
     dict(sampler.sample(asked, greedy))
     assert not sampler.batch.running_R.any(), "a row that was moved would run on where it had been, out of its cache"
-    sampler.batch.steps = RoundedSteps(sampler.batch)
-    sampler.batch.looks_every = 8
+    sampler.batch.decode_step = RoundedSteps(sampler.batch)
+    sampler.batch.steps_per_check = 8
     assert_greedy_is_generate(dict(sampler.sample(asked, greedy)), model, asked, SOME)
     drawn = dict(sampler.sample(asked, sampling()))
     assert {len(group) for group in drawn.values()} == {4}

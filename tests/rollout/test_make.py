@@ -13,7 +13,7 @@ from trainer.memory.planner import ASLEEP, GB
 from trainer.memory.search import Placement
 from trainer.model.shapes import shape_of
 from trainer.rollout import make
-from trainer.rollout.vllm import check as vllm_check
+from trainer.rollout.vllm import check
 
 MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 
@@ -66,8 +66,8 @@ def test_other_programs_on_the_card_and_in_ram_count_when_the_run_begins():
     [("0.32.0", None), ("0.32.0+cu130", None), ("0.11.0", "has not been tried"), (None, "not installed as vllm")],
 )
 def test_auto_takes_versions_that_were_tried_in_the_process(monkeypatch, version, reason):
-    monkeypatch.setattr(vllm_check, "installed", lambda: version)
-    found = vllm_check.why_not_by_itself()
+    monkeypatch.setattr(check, "installed", lambda: version)
+    found = check.why_not_automatic()
     assert found is None if reason is None else reason in found
 
 

@@ -20,9 +20,8 @@ from trainer.machine.hardware import Gpu, Hardware
 from trainer.memory import planner, search
 from trainer.model import shapes
 from trainer.rollout import make
-from trainer.rollout.vllm import check as vllm_check
-from trainer.rollout.vllm import process as vllm_process
-from trainer.rollout.vllm.publish import Fixed, Outside
+from trainer.rollout.vllm import check, process
+from trainer.rollout.vllm.publish import StaticPolicy, VllmContext
 from trainer.rollout.vllm.supervisor import GRACE_S
 
 REFUSED = {
@@ -104,7 +103,7 @@ def test_a_rank_started_by_hand_does_not_share_its_card_with_a_server(monkeypatc
 
 def of_server(*overrides: str) -> list[str]:
     config = resolve("nano", None, ["rollout.vllm.start=true", *overrides])
-    return vllm_process.arguments(config, "some/model", "bf16", 512)
+    return process.arguments(config, "some/model", "bf16", 512)
 
 
 def test_a_server_is_started_with_what_a_run_needs():
@@ -126,7 +125,7 @@ def test_a_server_is_started_with_what_a_run_needs():
 def test_a_server_is_not_told_of_our_ranks(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
-    around = vllm_process._environment([2, 3])
+    around = process._environment([2, 3])
     assert not {"RANK", "WORLD_SIZE", "MASTER_PORT"} & set(around)
     assert around["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert around["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
@@ -141,8 +140,8 @@ def test_a_server_imports_the_packages_of_its_own_environment(tmp_path, monkeypa
     python.chmod(0o755)
     rate = "algorithm.lr=0.0001"
     named = ["rollout.vllm.start=true", f"rollout.vllm.python={python}", f"lora.enabled={not whole}", rate]
-    (server,) = vllm_process.start(outside(tmp_path, *named))
-    server.keeper.wait(timeout=30)
+    (server,) = process.start(outside(tmp_path, *named))
+    server.supervisor.wait(timeout=30)
     first, *words = server.log.read_text().rstrip("\n").split(" ")
     folders = [tmp_path / "vllm_modules"] if whole else []
     assert [Path(folder) for folder in first.split(os.pathsep) if folder] == folders
@@ -150,35 +149,35 @@ def test_a_server_imports_the_packages_of_its_own_environment(tmp_path, monkeypa
     assert ("vllm_worker.WholeModel" in words) == whole
 
 
-def outside(folder: Path, *overrides: str) -> Outside:
+def outside(folder: Path, *overrides: str) -> VllmContext:
     config = resolve("nano", None, overrides)
-    return Outside(config, Fixed(), "nano", "fp32", 64, None, [2], folder, lambda text: None)
+    return VllmContext(config, StaticPolicy(), "nano", "fp32", 64, None, [2], folder, lambda text: None)
 
 
 def test_an_environment_without_vllm_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"rollout.vllm.python=/nowhere/python: it cannot be run"):
-        vllm_process.start(outside(tmp_path, "rollout.vllm.start=true", "rollout.vllm.python=/nowhere/python"))
+        process.start(outside(tmp_path, "rollout.vllm.start=true", "rollout.vllm.python=/nowhere/python"))
     bare = f"rollout.vllm.python={sys.executable}"
-    if vllm_check.installed() is None:
+    if check.installed() is None:
         with pytest.raises(ConfigError, match="there is no vLLM in its environment"):
-            vllm_process.start(outside(tmp_path, "rollout.vllm.start=true", bare))
+            process.start(outside(tmp_path, "rollout.vllm.start=true", bare))
         with pytest.raises(ConfigError, match=r"rollout.engine=vllm_colocate: vLLM is not in this environment"):
-            make.make_outside(outside(tmp_path, "rollout.engine=vllm_colocate"))
+            make.make_vllm_sampler(outside(tmp_path, "rollout.engine=vllm_colocate"))
 
 
 def test_an_interpreter_that_does_not_answer_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(vllm_process, "LOOK_S", 0.2)
+    monkeypatch.setattr(process, "PYTHON_S", 0.2)
     silent = tmp_path / "python"
     silent.write_text("#!/bin/sh\nexec sleep 60\n")
     silent.chmod(0o755)
     with pytest.raises(ConfigError, match=rf"rollout.vllm.python={silent}: it did not answer in 0\.2 s"):
-        vllm_process.start(outside(tmp_path, "rollout.vllm.start=true", f"rollout.vllm.python={silent}"))
+        process.start(outside(tmp_path, "rollout.vllm.start=true", f"rollout.vllm.python={silent}"))
 
 
-def test_a_server_that_ends_by_itself_is_an_error_with_its_last_words(tmp_path):
+def test_a_server_that_ends_by_itself_is_an_error_with_its_error_lines(tmp_path):
     dying = [sys.executable, "-c", "raise SystemExit('no room on this card')"]
-    started = vllm_process._start(dying, [], tmp_path / "log")
-    started.keeper.wait(timeout=30)
+    started = process._start(dying, [], tmp_path / "log")
+    started.supervisor.wait(timeout=30)
     with pytest.raises(TrainingError, match=r"vLLM has ended \(status 1\)(.|\n)*no room on this card"):
         started.check()
     started.stop()
@@ -195,12 +194,12 @@ WARNING [utils.py:2] an error like `OSError: [Errno 24] Too many open files`
 """
         + "  warnings.warn('leaked')\n" * 9
     )
-    assert vllm_process.last_words(log) == ["ValueError: no room for the cache", "RuntimeError: see above"]
+    assert process.error_lines(log) == ["ValueError: no room for the cache", "RuntimeError: see above"]
 
 
 PARENT = """
 import subprocess, sys, os, time
-keeper = subprocess.Popen([sys.executable, sys.argv[1], str(os.getpid()), sys.executable, "-c", sys.argv[2]])
+supervisor = subprocess.Popen([sys.executable, sys.argv[1], str(os.getpid()), sys.executable, "-c", sys.argv[2]])
 time.sleep(600)
 """
 SERVER = """
@@ -213,12 +212,12 @@ time.sleep(600)
 
 def test_a_killed_trainer_leaves_no_server_behind(tmp_path):
     note = tmp_path / "note"
-    keeper = str(vllm_process.KEEPER)
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, keeper, SERVER], env=os.environ | {"NOTE": str(note)})
+    supervisor = str(process.SUPERVISOR)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, supervisor, SERVER], env=os.environ | {"NOTE": str(note)})
     wait_for(lambda: note.is_file() and note.read_text().endswith("\n"))
     processes = [int(number) for number in note.read_text().split()]
-    for process in processes:
-        os.kill(process, signal.SIGUSR1)  # as Slurm does before the time is up; the run needs its server to the end
+    for number in processes:
+        os.kill(number, signal.SIGUSR1)  # as Slurm does before the time is up; the run needs its server to the end
     time.sleep(0.2)
     assert all(map(is_alive, processes))
     parent.send_signal(signal.SIGKILL)
@@ -230,7 +229,7 @@ def test_a_server_is_asked_to_leave_and_its_children_go_with_it(tmp_path):
     note = tmp_path / "note"
     os.environ["NOTE"] = str(note)
     try:
-        started = vllm_process._start([sys.executable, "-c", SERVER], [], tmp_path / "log")
+        started = process._start([sys.executable, "-c", SERVER], [], tmp_path / "log")
         wait_for(lambda: note.is_file() and note.read_text().endswith("\n"))
     finally:
         del os.environ["NOTE"]
@@ -250,16 +249,16 @@ while True:
 
 def test_a_server_that_waits_for_its_clients_is_asked_twice(tmp_path, monkeypatch):
     monkeypatch.setenv("NOTE", str(tmp_path / "note"))
-    started = vllm_process._start([sys.executable, "-c", STUBBORN], [], tmp_path / "log")
+    started = process._start([sys.executable, "-c", STUBBORN], [], tmp_path / "log")
     wait_for((tmp_path / "note").is_file)
     began = time.monotonic()
     started.stop()
     assert time.monotonic() - began < GRACE_S / 2
 
 
-def is_alive(process: int) -> bool:
+def is_alive(number: int) -> bool:
     """Dead children that nobody has asked after do not count."""
-    stat = Path(f"/proc/{process}/stat")
+    stat = Path(f"/proc/{number}/stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
@@ -320,11 +319,11 @@ def test_auto_says_why_it_leaves_an_installed_vllm(tmp_path, monkeypatch):
     said: list[str] = []
     run = replace(outside(tmp_path), say=said.append)
     monkeypatch.setattr(make, "find_spec", lambda name: None)
-    assert make.make_outside(run) is None
+    assert make.make_vllm_sampler(run) is None
     assert said == []
     monkeypatch.setattr(make, "find_spec", lambda name: name)
-    assert make.make_outside(run) is None
-    assert said == ["rollout: by Octet itself and not by the vLLM of this environment: there is no GPU"]
+    assert make.make_vllm_sampler(run) is None
+    assert said == ["rollout: sampling without the vLLM of this environment: there is no GPU"]
 
 
 def test_auto_leaves_vllm_alone_where_it_serves_no_adapter_of_a_layer():
@@ -346,9 +345,9 @@ from trainer.ranks import distributed
 
 distributed.connect(60)
 mine = [None, sys.argv[2]][distributed.rank()] or None
-choose.find_spec, choose._why_not_colocated = lambda name: name, lambda run: mine
+make.find_spec, make._why_not_colocated = lambda name: name, lambda run: mine
 said = []
-found = choose.found_by_auto(replace(outside(Path(sys.argv[1])), say=said.append))
+found = make.why_auto_colocates(replace(outside(Path(sys.argv[1])), say=said.append))
 print(found, said)
 distributed.disconnect()
 """
@@ -356,7 +355,7 @@ distributed.disconnect()
 
 def test_a_rank_without_room_speaks_for_all(tmp_path):
     """One that chose by itself would wait for the others for ever."""
-    why = "rollout: by Octet itself and not by the vLLM of this environment: the card is full"
+    why = "rollout: sampling without the vLLM of this environment: the card is full"
     assert on_two_ranks(AUTO, str(tmp_path), "the card is full") == [f"None {[why]}"] * 2
     taken = on_two_ranks(AUTO, str(tmp_path), "")
     assert [said.endswith("is installed, and the card has room for it []") for said in taken] == [True, True]

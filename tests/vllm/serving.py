@@ -18,7 +18,7 @@ from trainer.config.command_line import Request, resolve
 from trainer.loop import train as run_loop
 from trainer.machine import hardware
 from trainer.machine.http_client import NoReply, exchange
-from trainer.rollout.vllm.process import LAUNCHER
+from trainer.rollout.vllm.process import RANK_VARIABLES
 from trainer.run import assemble, sampler_check
 from trainer.run.assemble import Run
 
@@ -26,7 +26,7 @@ from trainer.run.assemble import Run
 LONG = "Think it through: " + "read the story, write down what is known, and work towards what is asked. " * 3
 BASIC = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "64", "--enforce-eager"]
 BASIC += ["--no-enable-chunked-prefill", "--block-size", "32", "--generation-config", "vllm"]
-BASIC += ["--max-num-batched-tokens", "16384"]  # no prompt in parts; see vllm_process.tokens_at_once
+BASIC += ["--max-num-batched-tokens", "16384"]  # no prompt in parts; see max_batched_tokens
 ARGUMENTS = [*BASIC, "--enable-lora", "--max-lora-rank", "16"]
 PROCESSED = ["--logprobs-mode", "processed_logprobs", "--max-loras", "2"]
 # The servers' vLLM; by default that of this environment. Another one shows whether another version works.
@@ -45,7 +45,7 @@ ALLOWED = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1"}
 
 def surroundings(**more: str) -> dict[str, str]:
     """For a process of its own: this one may be a group of one, which is not for others to join."""
-    return {name: value for name, value in os.environ.items() if name not in LAUNCHER} | QUICK | more
+    return {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES} | QUICK | more
 
 
 class RealServer:

@@ -39,10 +39,11 @@ from trainer.model.load import load_model
 from trainer.model.lora import add_adapter, save_adapter
 from trainer.records import Sampling
 from trainer.rollout.hf import HfSampler
-from trainer.rollout.vllm import check as vllm_check
+from trainer.rollout.vllm import check
 from trainer.rollout.vllm.check import check_server, probed_mode
+from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.publish import Published
-from trainer.rollout.vllm.server import Server, VllmServerSampler
+from trainer.rollout.vllm.server import VllmServerSampler
 from trainer.run import assemble
 
 DTYPE = "fp32"
@@ -62,7 +63,7 @@ def test_greedy_tokens_are_those_of_generate(run):
     prompts, greedy = run.rollouts.prompts_of(7), Sampling(1, 0.0, 24, 0)
     assert min(len(prompt.tokens) for prompt in prompts) > 64
     sampler = run.rollouts.sampler
-    local = HfSampler(run.updater.policy.model, sampler.tokenizer, sampler.stop_tokens, 8)
+    local = HfSampler(run.updater.policy.model, sampler.context.tokenizer, sampler.context.stop_tokens, 8)
     served, expected = (dict(one.sample(prompts, greedy)) for one in (sampler, local))
     assert {i: group[0].tokens for i, group in served.items()} == {i: g[0].tokens for i, g in expected.items()}
     assert {group[0].version for group in served.values()} == {3}
@@ -187,7 +188,7 @@ def test_a_server_that_reports_processed_logprobs_shows_them_too(server):
 
 
 def test_a_server_that_reports_too_few_slots_is_refused(server, monkeypatch):
-    monkeypatch.setattr(vllm_check, "SLOTS", 3)
+    monkeypatch.setattr(check, "SLOTS", 3)
     with pytest.raises(ConfigError, match=r"it holds 2 .* --max-loras 3"):
         check_server(Server(server.url), "base", [20, 30], Lora(), print)
 

@@ -250,7 +250,7 @@ def test_progress_on_a_terminal_is_a_bar_and_elsewhere_a_few_lines():
 
 def test_a_sampler_that_drifts_is_named_and_one_that_is_elsewhere_ends_the_run(tmp_path):
     said = []
-    watching = Health(tmp_path, Policy(1.0), said.append, fresh=True)
+    watching = Health(tmp_path, Policy(1.0), said.append, fresh=True, uses_vllm=True)
     for step, apart in enumerate([0.2, 0.2, 0.01, 0.2, 0.2, 0.2, 0.2], 1):
         watching.compare(step, {"sampler_difference": apart})
     assert len(said) == 1
@@ -265,6 +265,17 @@ def test_a_sampler_that_drifts_is_named_and_one_that_is_elsewhere_ends_the_run(t
     assert ended.value.is_of_all
     with pytest.raises(TrainingError, match="differ by nan"):
         watching.compare(9, {"sampler_difference": float("nan")})
+
+
+def test_where_octet_sampled_nothing_is_said_of_vllm(tmp_path):
+    said = []
+    watching = Health(tmp_path, Policy(1.0), said.append, fresh=True)
+    for step in (1, 2, 3):
+        watching.compare(step, {"sampler_difference": 0.2})
+    with pytest.raises(TrainingError, match=r"differ by 1.50 .* more than 1\. Octet sampled with") as ended:
+        watching.compare(4, {"sampler_difference": 1.5})
+    assert "rollout.engine=hf" in said[0]
+    assert "vllm" not in f"{said[0]} {ended.value}".lower()
 
 
 def test_a_step_with_nothing_to_compare_is_no_agreement(tmp_path):

@@ -1,4 +1,4 @@
-"""The output layer of a model: from hidden states to logits."""
+"""The output layer of a model, which turns hidden states into logits."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 
 class Head(NamedTuple):
-    """The output layer with what some families do to its logits."""
+    """An output layer, with the scale and the soft cap that some model families apply to their logits."""
 
     layer: Any
     scale: float = 1.0  # Cohere, Granite
-    cap: float | None = None  # Gemma 2: logits never leave (-cap, cap)
+    cap: float | None = None  # Gemma 2: logits stay in (-cap, cap)
 
     def logits_NV(self, hidden_NH: Tensor) -> Tensor:
         logits_NV = self._project(hidden_NH).float()
@@ -22,14 +22,14 @@ class Head(NamedTuple):
         return logits_NV if self.cap is None else self.cap * torch.tanh(logits_NV / self.cap)
 
     def _project(self, hidden_NH: Tensor) -> Tensor:
-        """A plain layer is not called: under ZeRO-3 its hooks would gather it again, and let go of it afterwards."""
+        """Apply the layer. A plain one is not called: ZeRO-3's hooks would gather its weight again, then release it."""
         if type(self.layer) is nn.Linear:
             return nn.functional.linear(hidden_NH, self.layer.weight, self.layer.bias)
         return self.layer(hidden_NH)
 
 
 def causal_lm_of(model: Any) -> Any:
-    """The transformers model, under an adapter or not."""
+    """Return the transformers model, without the adapter's wrapper if it has one."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

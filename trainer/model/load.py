@@ -1,4 +1,4 @@
-"""The model and its tokenizer, as they come from a folder, the hub, or the package itself."""
+"""Loads a model and its tokenizer from a folder, the hub, or the package itself."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trainer.config.settings import Model
 from trainer.errors import ConfigError, ModelError
 from trainer.model import quantised
-from trainer.model.staging import copy_of
+from trainer.model.staging import staged_copy
 
 NANO = Path(__file__).parent / "nano"
-ATTENTION = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}  # None: the best there is
+ATTENTION = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}  # None: transformers chooses
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>")
 
 
 def location(settings: Model) -> str:
-    """Where it is read from: the package, a disk of this node, or what its name says."""
-    return str(NANO) if settings.name == "nano" else str(copy_of(settings) or settings.name)
+    """Return where the model is read from: the package, a copy on this node, or the folder or hub that it names."""
+    return str(NANO) if settings.name == "nano" else str(staged_copy(settings) or settings.name)
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> str:
@@ -38,9 +38,9 @@ def resolve_dtype(dtype: str, device: torch.device) -> str:
 def load_tokenizer(settings: Model) -> Any:
     tokenizer = _load(AutoTokenizer, settings)
     if not tokenizer("1")["input_ids"]:
-        raise ModelError(f"model.name={settings.name}: its tokenizer knows no words. Is tokenizer.json missing?")
+        raise ModelError(f"model.name={settings.name}: its tokenizer has no vocabulary. Is tokenizer.json missing?")
     if tokenizer.pad_token_id is None:
-        # any token does: what is padding is known by its place
+        # any token will do, because padding is masked by its position
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     return tokenizer
 
@@ -55,14 +55,14 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
         # the second name is that of transformers before 5.21
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
-    if copy_of(settings):  # what is saved names the model, and not this node's copy of it
+    if staged_copy(settings):  # saved files should name the model, not this node's copy
         model.name_or_path = model.config._name_or_path = settings.name
-    _switch_dropout_off(model)
-    return model.to(device) if settings.quantize == "none" else quantised.as_it_is_trained(model)
+    _disable_dropout(model)
+    return model.to(device) if settings.quantize == "none" else quantised.keep_training_arithmetic(model)
 
 
 def _refuse_quantised_on_disk(settings: Model) -> None:
-    """From its config alone, before the weights are read. There would be nothing clean to merge an adapter into."""
+    """Raise if the model is quantised, because an adapter could not be merged into it. Only its config is read."""
     found = getattr(_load(AutoConfig, settings), "quantization_config", None)
     if found:
         method = found.get("quant_method", "unknown") if isinstance(found, dict) else found.quant_method
@@ -72,8 +72,8 @@ def _refuse_quantised_on_disk(settings: Model) -> None:
         )
 
 
-def _switch_dropout_off(model: Any) -> None:
-    """Whatever its configuration says: with dropout the policy that is trained is not the one that sampled."""
+def _disable_dropout(model: Any) -> None:
+    """Set every dropout to 0: with dropout, the policy being trained is not the policy that sampled."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -83,7 +83,7 @@ def _switch_dropout_off(model: Any) -> None:
 
 
 def fits(folder: Path, device: torch.device) -> bool:
-    """Whether there is room for the weights in a folder, and a little to compute with."""
+    """Return True if the card has room for the weights in a folder, and 20 % more to compute with."""
     if device.type != "cuda":
         return True
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -91,7 +91,7 @@ def fits(folder: Path, device: torch.device) -> bool:
 
 
 def stop_tokens(tokenizer: Any, model: Any) -> list[int]:
-    """All tokens that end an answer: the tokenizer's, the generation config's, and the ends of a turn that it knows."""
+    """Return all tokens that end an answer: of the tokenizer, the generation config, and known ends of a turn."""
     configured = model.generation_config.eos_token_id
     stops = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
     vocabulary = tokenizer.get_vocab()

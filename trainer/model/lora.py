@@ -1,7 +1,7 @@
-"""step: the adapter, a few MB beside a base that stays frozen.
+"""step: the adapter, a few MB that are trained beside a frozen base.
 
-PiSSA is the exception: it takes the principal part out of each weight and makes it the adapter. So that this stays
-inside a run, it is saved as what was learned, B A - B0 A0 = [B, -B0] [A; A0]: a plain adapter of the original base.
+PiSSA changes the base, too: it moves the principal part of each weight into the adapter. What leaves the run is an
+adapter of the original base all the same: the difference that was learned, B A - B0 A0 = [B, -B0] [A; A0].
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch import Tensor
 from trainer.config.settings import Lora
 from trainer.errors import CheckpointError, ConfigError
 
-ADAPTER = "default"  # PEFT's name for the only one
+ADAPTER = "default"  # PEFT's name for the first adapter
 TARGETS: dict[str, Any] = {"attention": ["q_proj", "k_proj", "v_proj", "o_proj"], "all": "all-linear"}
 
 
 def add_adapter(model: Any, settings: Lora) -> Any:
-    """The model with fresh, trainable LoRA layers. It computes what the base computes."""
+    """Return the model with new LoRA layers, which do not change what it computes yet."""
     wanted = list(settings.targets) if isinstance(settings.targets, tuple) else TARGETS[settings.targets]
     options = peft.LoraConfig(
         r=settings.r,
@@ -39,7 +39,7 @@ def add_adapter(model: Any, settings: Lora) -> Any:
     )
     try:
         adapted = peft.get_peft_model(model, options)
-    except ValueError as error:  # PEFT found none of the modules
+    except ValueError as error:  # PEFT has found none of the modules
         names = sorted(
             {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
         )
@@ -48,12 +48,12 @@ def add_adapter(model: Any, settings: Lora) -> Any:
             "Write lora.targets=all or name some of them."
         ) from error
     if settings.init != "zero":
-        _start_with_the_principal_part(adapted, settings)
+        _init_pissa(adapted, settings)
     return adapted
 
 
-def _start_with_the_principal_part(model: Any, settings: Lora) -> None:
-    """PiSSA. PEFT's factors are rounded as the engine will, so that factors and rest are together what was there."""
+def _init_pissa(model: Any, settings: Lora) -> None:
+    """Initialise PiSSA. The factors are rounded now, as the engine would, so that factors and rest add up exactly."""
     for name, layer in _layers(model):
         weight = layer.get_base_layer().weight
         if settings.r > min(weight.shape):
@@ -64,20 +64,20 @@ def _start_with_the_principal_part(model: Any, settings: Lora) -> None:
             )
         whole = weight.data.clone()
         layer.pissa_init(ADAPTER, settings.init)
-        for factor in _factors(layer):
+        for factor in (layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight):
             factor.data = factor.data.to(weight.dtype).float()
         weight.data = _without_adapter(whole, layer)
 
 
 @torch.no_grad()
-def start_anew(model: Any, start: Mapping[str, Tensor]) -> None:
-    """A model that began with other factors of the same base, from a checkpoint: the rest is made to fit these."""
+def restore_first_factors(model: Any, start: Mapping[str, Tensor]) -> None:
+    """Replace PiSSA's first factors by those of a checkpoint, and adjust the base so that the sum stays the same."""
     trained = trainable(model)
     for name, layer in _layers(model):
         weight = layer.get_base_layer().weight
         own = {key: value.to(weight.device) for key, value in start.items() if key.startswith(f"{name}.lora_")}
         if all(torch.equal(trained[key], value) for key, value in own.items()):
-            continue  # as it is on the same machine; nothing is rounded again
+            continue  # the same machine computes the same factors, and nothing is rounded again
         whole = weight.data.float() + layer.get_delta_weight(ADAPTER).float()
         for key, value in own.items():
             trained[key].copy_(value)
@@ -94,19 +94,15 @@ def _layers(model: Any) -> Iterator[tuple[str, Any]]:
     return ((name, part) for name, part in model.named_modules() if isinstance(part, LoraLayer))
 
 
-def _factors(layer: Any) -> tuple[Any, Any]:
-    return layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
-
-
 def load_adapter(model: Any, folder: Path) -> Any:
-    """The model with the adapter of a run, for reading only."""
+    """Return the model with an adapter that is not trained further."""
     try:
         return peft.PeftModel.from_pretrained(model, str(folder))
     except (OSError, RuntimeError, ValueError) as error:  # a file is missing, a shape differs, a module is not there
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(
-            f"{folder}: it does not fit this model ({reason}). Name the base that it was trained on; it stands in "
-            "adapter_config.json."
+            f"{folder}: it does not fit this model ({reason}). Name the base that it was trained on; "
+            "adapter_config.json has its name."
         ) from error
 
 
@@ -115,39 +111,40 @@ def merged(model: Any, folder: Path) -> Any:
 
 
 def save_adapter(model: Any, folder: Path, values: Mapping[str, Tensor] | None = None) -> None:
-    """The adapter in PEFT format, or other values of it."""
+    """Write the adapter in PEFT's format, with other values if there are any."""
     with warnings.catch_warnings():
-        # PEFT asks the hub whether the vocabulary changed; it did not, and there may be no hub
+        # PEFT asks the hub whether the vocabulary has changed, and warns if it gets no answer
         warnings.simplefilter("ignore", UserWarning)
         model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=values)
 
 
-def save_learned(model: Any, start: Mapping[str, Tensor], folder: Path) -> None:
-    """What was learned since `start`, as a plain adapter of the original base: [B, -B0] [A; A0]."""
+def save_difference(model: Any, start: Mapping[str, Tensor], folder: Path) -> None:
+    """Write what was learned since `start` as an adapter of the original base: [B, -B0] [A; A0]."""
     own = model.peft_config[ADAPTER]
     rank = 2 * own.r
     scale = own.lora_alpha / (math.sqrt(own.r) if own.use_rslora else own.r)
     model.peft_config[ADAPTER] = replace(own, r=rank, lora_alpha=scale * rank, use_rslora=False)
     try:
-        save_adapter(model, folder, {name: _beside(name, now, start[name]) for name, now in trainable(model).items()})
+        values = {name: _difference(name, now, start[name]) for name, now in trainable(model).items()}
+        save_adapter(model, folder, values)
     finally:
         model.peft_config[ADAPTER] = own
 
 
-def _beside(name: str, now: Tensor, start: Tensor) -> Tensor:
+def _difference(name: str, now: Tensor, start: Tensor) -> Tensor:
     if "lora_A" in name:
         return torch.cat([now, start], dim=0)
     if "lora_B" in name:
         return torch.cat([now, -start], dim=1)
-    return now  # the lengths of DoRA
+    return now  # the magnitudes of DoRA
 
 
 def trainable(model: Any) -> dict[str, Tensor]:
-    """Name and present value of everything that is trained."""
+    """Return everything that is trained, by name."""
     return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 
 def fingerprint(model: Any) -> float:
-    """A number that changes when the adapter does: a run whose adapter never moved is not a run."""
+    """Return a number that changes with the adapter, to find out whether an update has changed anything."""
     with torch.no_grad():
         return sum(float(part.double().abs().sum()) for part in model.parameters() if part.requires_grad)

@@ -1,4 +1,4 @@
-"""The adapter merged into its base: a model that runs anywhere without PEFT."""
+"""Merges an adapter into its base, which gives a model that needs no PEFT."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.model.load import load_model, load_tokenizer
 
 
 def merge(settings: Model, adapter: Path, out: Path, dtype: str) -> None:
-    """Merge on the CPU, into the clean base and once, and write the model with its tokenizer."""
+    """Merge an adapter into the unquantised base on the CPU, and write the model with its tokenizer."""
     model = lora.merged(load_model(settings.clean, dtype, torch.device("cpu")), adapter)
     remedy = f"The adapter is whole: make room, or octet merge --adapter {adapter} --out FOLDER, on another disk."
     with disk.writing(out, "the merged model", remedy, needed=model.get_memory_footprint()):

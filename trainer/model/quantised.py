@@ -1,7 +1,7 @@
-"""The base in 4 or 8 bits: NF4 and LLM.int8 of bitsandbytes. It is frozen; what learns is the adapter over it.
+"""A frozen base in 4 or 8 bits, quantised by bitsandbytes (NF4 or LLM.int8), under an adapter that is trained.
 
-The layers between embeddings and output layer are quantised while they are read, one after the other, on the device
-that they are for: the model is never there in 16 bits.
+The layers between the embedding and the output layer are quantised one by one while they are loaded, so the whole model
+is never in memory in 16 bits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from transformers import BitsAndBytesConfig
 
 
 def options(kind: str, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """What `from_pretrained` is told."""
+    """Return the arguments for `from_pretrained`."""
     if kind == "int8":
         how = BitsAndBytesConfig(load_in_8bit=True)
     else:
@@ -27,11 +27,11 @@ def options(kind: str, dtype: torch.dtype, device: torch.device) -> dict[str, An
     return {"quantization_config": how, "device_map": {"": device}}
 
 
-def as_it_is_trained(model: Any) -> Any:
-    """The same arithmetic while sampling and while training.
+def keep_training_arithmetic(model: Any) -> Any:
+    """Make bitsandbytes compute the same in eval mode as in training mode.
 
-    On a CPU bitsandbytes computes differently in eval mode: it rounds what goes into an 8-bit layer as well, and packs
-    a 4-bit weight for instructions of some processors, after which there is no gradient through it.
+    On a CPU it would also round the inputs of 8-bit layers in eval mode, and on some processors repack 4-bit weights,
+    through which no gradient flows afterwards.
     """
     for layer in layers(model):
         if layer.weight.device.type == "cpu":
@@ -45,7 +45,7 @@ def _in_training_mode(layer: Any, _: Any) -> None:
 
 
 def release(model: Any) -> None:
-    """Give back what is kept beside the parameters, the end of this model."""
+    """Free what bitsandbytes keeps beside the parameters. The model cannot be used afterwards."""
     for layer in layers(model):
         if hasattr(layer, "state"):
             layer.state.reset_grads()
@@ -53,5 +53,5 @@ def release(model: Any) -> None:
 
 
 def layers(model: Any) -> Iterator[Any]:
-    """bitsandbytes's own, also those under an adapter."""
+    """Return the layers of bitsandbytes, including those under an adapter."""
     return (part for part in model.modules() if type(part).__module__ == "bitsandbytes.nn.modules")

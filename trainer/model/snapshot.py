@@ -1,4 +1,4 @@
-"""step: earlier values of what is trained, to compute with for a moment: the base model, a reference for KL."""
+"""step: earlier values of the trained parameters, such as a reference for KL, to compute with for a moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @contextmanager
 def exchanged(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
-    """Parameters with other values on the same device inside; the very same tensors outside."""
+    """Give parameters other values inside the context. Afterwards they have the very same tensors as before."""
     own = [parameter.data for parameter in parameters]
     for parameter, value in zip(parameters, values, strict=True):
         parameter.data = value
@@ -23,26 +23,22 @@ def exchanged(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> Iterato
 
 
 class Snapshot:
-    """The values that parameters have now. The engine keeps pointers into their memory, so that is never written to."""
+    """A copy of the present values. They are swapped in as tensors, because the engine keeps pointers to its own."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._parameters = list(parameters)
-        self._values = [parameter.detach().clone() for parameter in self._parameters]
-
-    @property
-    def values(self) -> list[Tensor]:
-        return self._values
+        self.values = [parameter.detach().clone() for parameter in self._parameters]
 
     def swapped_in(self) -> AbstractContextManager[None]:
-        """The parameters have these values inside, and their own tensors again outside. Not around an update."""
-        return exchanged(self._parameters, self._values)
+        """Give the parameters these values inside the context, in which nothing may be updated."""
+        return exchanged(self._parameters, self.values)
 
     def refresh(self) -> None:
-        """Take the present values instead."""
+        """Replace the values by the present ones."""
         self.take(self._parameters)
 
     @torch.no_grad()
     def take(self, values: Sequence[Tensor]) -> None:
-        """Other values instead, such as those of a checkpoint."""
-        for own, value in zip(self._values, values, strict=True):
+        """Replace the values, for example by those of a checkpoint."""
+        for own, value in zip(self.values, values, strict=True):
             own.copy_(value)

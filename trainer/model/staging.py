@@ -1,7 +1,7 @@
-"""A copy of the model on a disk of the node, made once per node and not once per rank.
+"""Copies the model to a local disk, once per node and not once per rank.
 
-`OCTET_SCRATCH` names the disk. It is a place of the machine, so it is no setting of the run; what is written into run
-folders is the model's own name.
+`OCTET_SCRATCH` names a folder on that disk. It belongs to the machine and is not a setting of the run; run folders
+record the model's own name.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from trainer.ranks import distributed
 
 
 def stage(settings: Model) -> None:
-    """Every rank calls it before the model loads. What cannot be copied is read from where it is."""
+    """Copy the model, or warn if that is impossible. Every rank calls it before the model is loaded."""
     if os.environ.get("OCTET_SCRATCH") and distributed.is_first_here():
         try:
             place, source = _place(settings), _source(settings)
             if place and source and not place.is_dir():
                 _copy(source, place)
         except OSError as error:
-            told = f"OCTET_SCRATCH: {settings.name} cannot be copied there ({error.strerror or error})"
-            print(f"octet: warning: {told}. It is read from where it is.", file=sys.stderr, flush=True)
+            reason = f"{settings.name} cannot be copied there ({error.strerror or error})"
+            print(f"octet: warning: OCTET_SCRATCH: {reason}. It is read from where it is.", file=sys.stderr, flush=True)
     distributed.barrier()
 
 
-def copy_of(settings: Model) -> Path | None:
-    """The copy on this node, if there is a whole one."""
+def staged_copy(settings: Model) -> Path | None:
+    """Return the copy on this node, if there is a complete one."""
     try:
         place = _place(settings)
-    except OSError:  # a file of the model that cannot be read: said when it was to be copied
+    except OSError:  # a file cannot be read, of which `stage` has warned
         return None
     return place if place and place.is_dir() else None
 
 
 def _copy(source: Path, place: Path) -> None:
-    """Under another name until it is whole: another job of this node may look for it, or make it too."""
+    """Copy under a temporary name, and rename it when it is complete: other jobs on this node may read or copy it."""
     partial = place.with_name(f"{place.name}.{os.getpid()}")
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -51,7 +51,7 @@ def _copy(source: Path, place: Path) -> None:
 
 
 def _place(settings: Model) -> Path | None:
-    """Named after the model and what is in its folder, so that another version is another copy."""
+    """Return the path of the copy. It depends on the files of the model, so another version gets another copy."""
     scratch = os.environ.get("OCTET_SCRATCH")
     source = _source(settings) if scratch else None
     if not scratch or source is None:
@@ -62,9 +62,9 @@ def _place(settings: Model) -> Path | None:
 
 
 def _source(settings: Model) -> Path | None:
-    """The folder of the model: one that is named, or that of the hub's cache."""
+    """Return the folder of the model, which may be in the hub's cache."""
     if settings.name == "nano":
-        return None  # small, and in the package
+        return None  # it is small, and part of the package
     folder = Path(settings.name).expanduser()
     if folder.is_dir():
         return folder
@@ -72,5 +72,5 @@ def _source(settings: Model) -> Path | None:
 
     try:
         return Path(snapshot_download(settings.name, revision=settings.revision, local_files_only=True))
-    except (OSError, ValueError):  # not in the cache: it is about to be downloaded
+    except (OSError, ValueError):  # it is not in the cache yet
         return None

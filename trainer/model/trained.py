@@ -1,4 +1,4 @@
-"""step: what is trained, an adapter or the whole model: where its base is, and how it leaves a run."""
+"""step: what is trained, an adapter or the whole model, how to compute with its base, and how to export it."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from trainer.ranks import distributed
 class Trained(ABC):
     @abstractmethod
     def as_base(self, updates: int) -> AbstractContextManager[None]:
-        """The model computes what it did before the first of so many updates."""
+        """Make the model compute what it did before the first update, inside the context. `updates` have been made."""
 
     @abstractmethod
     def export(self, folder: Path) -> None:
-        """Write it for other programs."""
+        """Write it in a format that other programs read."""
 
     def start(self) -> dict[str, Tensor]:
-        """What a checkpoint has to keep of the beginning."""
+        """Return the first values, if a checkpoint has to keep them."""
         return {}
 
     def restart(self, start: Mapping[str, Tensor]) -> None:
-        """The same beginning as that of the run whose values are loaded."""
-        assert not start, "only a beginning that was kept comes back"
+        """Restore the first values from the checkpoint whose present values are loaded."""
+        assert not start, "nothing was kept by start()"
 
 
 class Adapter(Trained):
-    """LoRA and DoRA that started as nothing: the base is the model with the adapter switched off."""
+    """LoRA or DoRA that starts at zero, so the base is the model with the adapter disabled."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -51,7 +51,7 @@ class Adapter(Trained):
 
 
 class PrincipalAdapter(Trained):
-    """PiSSA: the base is the adapter's first values with the rest of the weights."""
+    """PiSSA, whose base is the rest of the weights with the adapter's first values."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -61,18 +61,18 @@ class PrincipalAdapter(Trained):
         return self.first.swapped_in()
 
     def export(self, folder: Path) -> None:
-        lora.save_learned(self.model, self.start(), folder)
+        lora.save_difference(self.model, self.start(), folder)
 
     def start(self) -> dict[str, Tensor]:
         return dict(zip(lora.trainable(self.model), self.first.values, strict=True))
 
     def restart(self, start: Mapping[str, Tensor]) -> None:
         with self.first.swapped_in():
-            lora.start_anew(self.model, start)
+            lora.restore_first_factors(self.model, start)
 
 
 class WholeModel(Trained):
-    """Every parameter is trained. The original weights are read again when they are asked for, and not kept."""
+    """All parameters are trained. The original weights are not kept in memory, but read again when needed."""
 
     def __init__(self, model: Any, settings: Model, dtype: str) -> None:
         self.model = model

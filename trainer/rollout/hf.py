@@ -1,4 +1,4 @@
-"""rollout by `model.generate`, done right. Slow, and the reference for every faster sampler."""
+"""rollout with `model.generate`: slow, but the reference that every faster sampler is tested against."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from trainer.rollout.collect import Sampler
 
 
 class HfSampler(Sampler):
-    """Samples with the model that is being trained. At most `rows` completions are generated side by side."""
+    """Samples with the model that is being trained, at most `rows` completions at a time."""
 
     def __init__(
         self, model: Any, tokenizer: Any, stop_tokens: Sequence[int], rows: int, say: limits.Say = limits.on_stderr
     ) -> None:
-        # an adapter that does not say what kind of model it is for would not hand our settings on
+        # an adapter that was saved without its task type would not pass our settings on to the model
         self.model = causal_lm_of(model)
         self.tokenizer = tokenizer
         self.stop_tokens = sorted(stop_tokens)
-        self.rows = limits.Rows(rows, say)
+        self.rows = limits.RowLimit(rows, say)
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         limits.check_context(self.model, prompts, sampling.max_new_tokens)
@@ -51,15 +51,9 @@ class HfSampler(Sampler):
                     if len(groups[index]) == sampling.group:
                         yield index, groups.pop(index)
 
-    def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
-        """Nothing to find out: rows are counted by what they will have grown to."""
-
-    def give_back(self) -> bool:
-        return False
-
     @torch.no_grad()
     def _generate(self, rows: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion] | None:
-        """A completion of each row; None when they do not fit into memory."""
+        """Return a completion for each row, or None if memory runs out."""
         tokens_BT, attention_BT = self._left_padded(rows)
         recorder = TemperedRecorder(sampling.temperature or 1.0)
         try:
@@ -75,7 +69,7 @@ class HfSampler(Sampler):
         return [self._completion(*row) for row in zip(tokens, logprobs, strict=True)]
 
     def _completion(self, tokens: Sequence[int], logprobs: Sequence[float]) -> Completion:
-        """The row up to its first stop token, inclusive: padding may be a stop token too, so position decides."""
+        """Cut the row off after its first stop token. What follows is padding, which may be a stop token too."""
         stops = (position for position, token in enumerate(tokens) if token in self.stop_tokens)
         end = next(stops, None)
         kept = slice(0, None if end is None else end + 1)
@@ -90,7 +84,7 @@ class HfSampler(Sampler):
         return torch.tensor(tokens, device=self.model.device), torch.tensor(attention, device=self.model.device)
 
     def _settings(self, sampling: Sampling) -> GenerationConfig:
-        """Everything that could bend the distribution is off, whatever the model's own generation config says."""
+        """Return settings that leave the distribution as it is, whatever the model's generation config says."""
         greedy = sampling.temperature == 0
         random = {} if greedy else {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
         return GenerationConfig(
@@ -104,10 +98,10 @@ class HfSampler(Sampler):
 
 
 class TemperedRecorder(LogitsProcessor):
-    """Divides the logits by the temperature, and keeps the log-prob of each token that is sampled from the result.
+    """Divides the logits by the temperature and records the log-prob of each sampled token.
 
-    `generate` would apply its own temperature behind every custom processor, out of sight. Only the scores of one step
-    are kept: the token drawn from them is known at the next.
+    `generate` applies its own temperature after every custom processor, where its effect could not be recorded. The
+    scores of a single step are kept, because the token sampled from them is known in the next one.
     """
 
     def __init__(self, temperature: float) -> None:
@@ -122,7 +116,7 @@ class TemperedRecorder(LogitsProcessor):
         return self._scores_BV
 
     def logprobs_BT(self, sampled_BT: Tensor) -> Tensor:
-        """Aligned to the tokens that were sampled; call once, after the last step."""
+        """Return the log-probs of the sampled tokens. Call it once, after the last step."""
         self._record(sampled_BT[:, -1])
         return torch.stack(self._columns, dim=1)
 
@@ -134,7 +128,8 @@ class TemperedRecorder(LogitsProcessor):
 
 @contextmanager
 def generating(model: Any, settings: GenerationConfig) -> Iterator[None]:
-    """The model in shape for sampling: eval mode, checkpointing off (it switches the cache off), our settings only."""
+    """Put the model into eval mode with these settings, and disable gradient checkpointing, which would disable the
+    cache. Everything is restored afterwards."""
     own_settings = model.generation_config
     checkpointed = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
     with evaluating(model):

@@ -1,4 +1,4 @@
-"""What a sampler cannot do: go beyond the context of the model, or beyond the memory of the card."""
+"""The limits of a sampler: the context of the model and the memory of the card."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def on_stderr(text: str) -> None:
 
 
 def check_context(model: Any, prompts: Sequence[Prompt], new_tokens: int) -> None:
-    """Beyond its context a model does not fail, it babbles: better to say so before anything is sampled."""
+    """Raise if a prompt with its answer exceeds the context: the model would go on without an error, and babble."""
     context = context_of(model)
     if context is None or not prompts:
         return
@@ -33,7 +33,7 @@ def check_context(model: Any, prompts: Sequence[Prompt], new_tokens: int) -> Non
     if length + new_tokens > context:
         raise ConfigError(
             f"rollout.max_new_tokens={new_tokens}: with the {length} tokens of the prompt of "
-            f"{longest.problem.id} that is beyond the context of this model, {context}. "
+            f"{longest.problem.id} that is more than the context of this model, {context}. "
             f"Write rollout.max_new_tokens={context - length} or less, or a smaller prompt.max_tokens."
         )
 
@@ -44,7 +44,7 @@ def context_of(model: Any) -> int | None:
 
 
 def rows_that_fit(model: Any, places: int, wanted: int) -> int:
-    """At most so many completions, as far as half of the free memory of a card holds their caches and logits."""
+    """Return how many of the wanted completions fit into half of the free memory, with their caches and logits."""
     if model.device.type != "cuda":
         return wanted
     free = free_bytes(model.device)
@@ -52,37 +52,37 @@ def rows_that_fit(model: Any, places: int, wanted: int) -> int:
 
 
 def free_bytes(card: torch.device) -> int:
-    """With what torch has reserved and does not use."""
+    """Return the free memory of a card, including what torch has reserved but does not use."""
     cached = torch.cuda.memory_reserved(card) - torch.cuda.memory_allocated(card)
     return int(torch.cuda.mem_get_info(card)[0]) + cached
 
 
 def row_bytes(config: Any, places: int, item: int) -> int:
-    """Of one completion: keys and values in all layers, and logits with their probabilities in fp32."""
+    """Return the memory of one completion: keys and values of all layers, logits and probabilities in fp32."""
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     keys = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return 2 * config.num_hidden_layers * keys * head * item * places + 3 * 4 * config.vocab_size
 
 
-class Rows:
-    """How many completions are decoded side by side: as many as were asked for, until the card says no."""
+class RowLimit:
+    """The number of completions that are decoded side by side, halved whenever memory runs out."""
 
     def __init__(self, wanted: int, say: Say) -> None:
         self.limit = wanted
         self._wanted = wanted
         self._say = say
-        self._has_said = False
+        self._has_warned = False
 
     def halve(self, tried: int) -> None:
-        """After an attempt with so many rows that ran out of memory."""
+        """Lower the limit after an attempt with `tried` rows ran out of memory."""
         if tried <= 1:
             raise ConfigError(
                 "rollout.rows=1: not even one completion fits into the memory of the card. "
                 "Write a smaller rollout.max_new_tokens, prompt.max_tokens or model.name."
             )
         self.limit = tried // 2
-        if not self._has_said:
-            self._has_said = True
+        if not self._has_warned:
+            self._has_warned = True
             self._say(
                 f"rollout.rows={self._wanted}: out of memory with {tried} completions side by side; going on with "
                 f"{self.limit}, and fewer if that is too many. Write rollout.rows={self.limit} to begin with that."

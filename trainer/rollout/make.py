@@ -1,4 +1,4 @@
-"""Which sampler a configuration means, on this model."""
+"""Chooses the sampler that a configuration asks for."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trainer.memory.planner import CONTEXT, GB, SLEEPING, Plan
 from trainer.ranks import distributed
 from trainer.rollout import limits
 from trainer.rollout.collect import Sampler
-from trainer.rollout.decoder import forward
+from trainer.rollout.decoder.forward import why_unsupported
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
-from trainer.rollout.vllm import check as vllm_check
-from trainer.rollout.vllm.publish import Outside
+from trainer.rollout.vllm import check
+from trainer.rollout.vllm.publish import VllmContext
 
 
 def make_sampler(
@@ -31,12 +31,12 @@ def make_sampler(
     say: limits.Say = limits.on_stderr,
     copies: bool = True,
 ) -> Sampler:
-    """`auto` takes the faster one wherever it gives the same answers, and says so where it does not.
+    """Return one of Octet's own samplers. Unless `engine` is `hf`, that is the fast one if it supports the model.
 
-    Without `copies` it samples with the layers as they are: slower, and no adapter is merged on the way, which is what
-    an evaluation is compared with when the adapter has been merged for good.
+    Without `copies` the layers are called as they are, which is slower, but no adapter is merged into copies: a model
+    with an adapter is evaluated like this, so that the merged model is compared with the adapter itself.
     """
-    reason = None if settings.engine == "hf" else forward.why_not(model)  # vLLM has none of this model: as `auto`
+    reason = None if settings.engine == "hf" else why_unsupported(model)
     if reason and settings.engine == "decode":
         raise ConfigError(
             f"rollout.engine=decode: it cannot sample from this model: {reason}. Write rollout.engine=hf."
@@ -49,63 +49,68 @@ def make_sampler(
 
 
 def may_colocate(settings: Rollout) -> bool:
-    """Whether vLLM may come into this process, which then has to be in a process group."""
+    """Return True if vLLM may be started in this process, which then has to be in a process group."""
     found = settings.engine == "auto" and distributed.on_gpu() and find_spec("vllm") is not None
     return settings.engine == "vllm_colocate" or (found and not settings.asks_servers)
 
 
-def make_outside(run: Outside) -> Sampler | None:
-    """vLLM, where the settings mean it or `auto` finds it."""
-    if run.config.rollout.asks_servers:
-        from trainer.rollout.vllm import server as vllm_server
+def make_vllm_sampler(context: VllmContext) -> Sampler | None:
+    """Return a sampler that uses vLLM, or None if the settings ask for another engine. Every rank calls it."""
+    if context.config.rollout.asks_servers:
+        from trainer.rollout.vllm import server
 
-        return vllm_server.connect(run)
-    reason = "rollout.engine" if run.config.rollout.engine == "vllm_colocate" else found_by_auto(run)
+        return server.connect(context)
+    reason = "rollout.engine" if context.config.rollout.engine == "vllm_colocate" else why_auto_colocates(context)
     if reason is None:
         return None
     from trainer.rollout.vllm.colocate import VllmColocateSampler
 
-    run.say(f"rollout: vLLM in this process ({reason})")
-    return VllmColocateSampler(run)
+    context.say(f"rollout: vLLM in this process ({reason})")
+    return VllmColocateSampler(context)
 
 
-def found_by_auto(run: Outside) -> str | None:
-    """Why `auto` takes the vLLM of this environment; None where it does not. It is not imported to find out.
+def why_auto_colocates(context: VllmContext) -> str | None:
+    """Return why `auto` uses the vLLM of this environment, or None if it does not. vLLM is not imported to find out.
 
-    Every rank calls it, and all choose the same: a rank whose card has less room speaks for all."""
-    if run.config.rollout.engine != "auto":
+    Every rank calls it, and all of them decide alike: vLLM is used only if the card of every rank has room for it."""
+    if context.config.rollout.engine != "auto":
         return None
     is_here = find_spec("vllm") is not None
-    found = distributed.gather((is_here, _why_not_colocated(run) if is_here else None))
+    found = distributed.gather((is_here, _why_not_colocated(context) if is_here else None))
     if not any(is_here for is_here, _ in found):
         return None
     reasons = ["a rank has none" if not is_here else why_not for is_here, why_not in found]
     if reason := next(filter(None, reasons), None):
-        run.say(f"rollout: by Octet itself and not by the vLLM of this environment: {reason}")
+        context.say(f"rollout: sampling without the vLLM of this environment: {reason}")
         return None
-    return f"vLLM {vllm_check.installed()} is installed, and the card has room for it"
+    return f"vLLM {check.installed()} is installed, and the card has room for it"
 
 
-def _why_not_colocated(run: Outside) -> str | None:
-    """By the plan of the run with vLLM, and what other programs leave of the card."""
+def _why_not_colocated(context: VllmContext) -> str | None:
+    """Compare the plan of the run with vLLM with the memory that other programs leave free."""
     if not distributed.on_gpu():
         return "there is no GPU"
-    if reason := vllm_check.why_not_by_itself():
+    if reason := check.why_not_automatic():
         return reason
-    shape, card = search.planned_shape(run.config), distributed.device()
+    shape, card = search.planned_shape(context.config), distributed.device()
     if shape is None:
-        return "memory is not planned for this model. rollout.engine=vllm_colocate takes it all the same"
+        return "memory cannot be planned for this model. rollout.engine=vllm_colocate uses it all the same"
     size = torch.cuda.get_device_properties(card).total_memory
     ranks, here = distributed.world_size(), distributed.ranks_here()
-    placement = search.Placement(shape, run.config, ranks, size, local_size=here)
+    placement = search.Placement(shape, context.config, ranks, size, local_size=here)
     room = limits.free_bytes(card) + torch.cuda.memory_allocated(card) + CONTEXT
     return placement.why_no_vllm or why_no_room(placement.with_vllm.plan, room, hardware.free_ram())
 
 
 def why_no_room(planned: Plan, room: int, free_ram: int) -> str | None:
-    """On a machine where the policy is loaded already: of the RAM only the sleeping weights are still to come."""
+    """Return what does not fit. The policy is loaded already, so only vLLM's sleeping weights need more RAM."""
     if planned.peak > room:
         return f"with it {planned.peak / GB:.1f} GB are planned, and others leave {room / GB:.1f} GB of the card"
     if (sleeping := planned.ram["run"].get(SLEEPING, 0)) > free_ram:
         return f"while it sleeps it takes {sleeping / GB:.1f} GB of RAM, and {free_ram / GB:.1f} GB are free"
     return None
+
+
+def uses_vllm(sampler: Sampler) -> bool:
+    """Return True if the sampler has its own copy of the model, which may differ from the one that is trained."""
+    return not isinstance(sampler, DecodeSampler | HfSampler)

@@ -31,11 +31,10 @@ from trainer.ranks.stopping import Stopping
 from trainer.records import Draws, Problem, Prompt
 from trainer.reward.make import make_scorer, make_verifier, worked
 from trainer.rollout.collect import Rollouts, Sampler
-from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.limits import Say, check_context, context_of
-from trainer.rollout.make import make_outside, make_sampler
-from trainer.rollout.vllm.publish import Outside, Source
+from trainer.rollout.make import make_sampler, make_vllm_sampler
+from trainer.rollout.vllm.publish import Exportable, VllmContext
 from trainer.run_folder import checkpoints, claim
 from trainer.run_folder.journal import Journal
 from trainer.run_folder.record import Record
@@ -113,12 +112,12 @@ def make_policy(config: Config, total_steps: int) -> Any:
     return DeepSpeedPolicy(model, config, dtype, total_steps)
 
 
-def around(config: Config, source: Source, model: Any, tokenizer: Any, folder: Path, say: Say) -> Outside:
+def around(config: Config, policy: Exportable, model: Any, tokenizer: Any, folder: Path, say: Say) -> VllmContext:
     """Return what an engine outside needs to know about this model."""
     context = context_of(model) or config.prompt.max_tokens + config.rollout.max_new_tokens
-    return Outside(
+    return VllmContext(
         config,
-        source,
+        policy,
         location(config.model),
         resolve_dtype(config.model.dtype, distributed.device()),
         min(context, config.prompt.max_tokens + config.rollout.max_new_tokens),
@@ -129,21 +128,16 @@ def around(config: Config, source: Source, model: Any, tokenizer: Any, folder: P
     )
 
 
-def make_samplers(run: Outside, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
+def make_samplers(run: VllmContext, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
     """Return the samplers for training and for evaluation, which is the same without shortcuts.
 
     Copies of weights that are split over the ranks would be as large as what splitting saves.
     """
-    if outside := make_outside(run):
+    if outside := make_vllm_sampler(run):
         return outside, outside
     choose = partial(make_sampler, run.config.rollout, model, run.tokenizer, run.stop_tokens, warn)
     sampler = choose(copies=copies)
     return sampler, sampler if isinstance(sampler, HfSampler) else choose(copies=False)
-
-
-def samples_outside(sampler: Sampler) -> bool:
-    """Return True if the sampler has a copy of the model, which may differ from the one that is trained."""
-    return not isinstance(sampler, (DecodeSampler, HfSampler))
 
 
 def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:

@@ -30,8 +30,8 @@ from trainer.ranks import distributed
 from trainer.records import Draws, Prompt, Sampling
 from trainer.rollout import limits
 from trainer.rollout.collect import Sampler
-from trainer.rollout.make import make_outside, may_colocate
-from trainer.rollout.vllm.publish import Fixed
+from trainer.rollout.make import make_vllm_sampler, may_colocate
+from trainer.rollout.vllm.publish import StaticPolicy
 from trainer.run import assemble, sampler_check
 from trainer.watch.screen import Screen
 
@@ -86,11 +86,11 @@ def _evaluations(config: Config, models: Models, draws: Draws | None, out: Path)
 
 
 @contextmanager
-def _outside(config: Config, model: Any, tokenizer: Any, out: Path) -> Iterator[tuple[Sampler | None, Fixed]]:
+def _outside(config: Config, model: Any, tokenizer: Any, out: Path) -> Iterator[tuple[Sampler | None, StaticPolicy]]:
     """vLLM, if the settings mean it, and what it is to show: the base at first."""
-    shown = Fixed()
+    shown = StaticPolicy()
     out.mkdir(parents=True, exist_ok=True)
-    sampler = make_outside(assemble.around(config, shown, model, tokenizer, out, _say))
+    sampler = make_vllm_sampler(assemble.around(config, shown, model, tokenizer, out, _say))
     try:
         if sampler:
             _must_be(model, tokenizer, config, sampler)

@@ -23,6 +23,7 @@ from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.policy import Policy
 from trainer.ranks import distributed, slurm
 from trainer.ranks.stopping import Stopping
+from trainer.rollout.make import uses_vllm
 from trainer.run import assemble, sampler_check
 from trainer.run.assemble import Run
 from trainer.run.rehearsal import rehearse, report
@@ -86,7 +87,7 @@ def _export(config: Config, policy: Policy, folder: Path) -> None:
 
 def _rehearse_and_check(config: Config, run: Run) -> None:
     """Find now what would go wrong later: too little memory, or a sampler that has another model."""
-    outside = assemble.samples_outside(run.rollouts.sampler)
+    outside = uses_vllm(run.rollouts.sampler)
     if run.record.first_step < run.record.total_steps:
         peaks, longest = rehearse(run.rollouts, run.updater), len(run.rollouts.longest.tokens)
         if distributed.on_gpu() and (text := report(config, longest, peaks, total(), outside)):

@@ -17,10 +17,14 @@ from trainer.watch import memory_use
 DEAD_STEPS_IN_A_ROW = 50  # steps without a live group on any rank
 LARGE_DIFFERENCE = 0.1  # of a token's log-prob between sampler and trainer, in the mean, which is worth a warning
 STEPS_BEFORE_WARNING = 3
-LIKELY_REASONS = (
-    "Likely reasons: the temperature is missing from the sampler's log-probs (vLLM with --logprobs-mode raw_logprobs), "
-    "the sampler has an adapter of an earlier step, or another base, precision or quantisation. With rollout.ahead=1 "
-    "one update is part of the difference: is algorithm.lr too high?"
+WHY_VLLM_DIFFERS = (
+    "Likely reasons: the temperature is missing from vLLM's log-probs (--logprobs-mode raw_logprobs), vLLM has an "
+    "adapter of an earlier step, or another base, precision or quantisation. With rollout.ahead=1 one update is part "
+    "of the difference: is algorithm.lr too high?"
+)
+WHY_OCTET_DIFFERS = (
+    "Octet sampled with the weights that it trains, so only rounding should differ. Try model.dtype=fp32, and "
+    "rollout.engine=hf, which samples with model.generate."
 )
 
 
@@ -28,13 +32,20 @@ class Health:
     """Watches a run, step by step, and warns about or ends one that cannot be right."""
 
     def __init__(
-        self, folder: Path, policy: Policy, warn: Callable[[str], None], fresh: bool, max_difference: float = 1.0
+        self,
+        folder: Path,
+        policy: Policy,
+        warn: Callable[[str], None],
+        fresh: bool,
+        max_difference: float = 1.0,
+        uses_vllm: bool = False,
     ) -> None:
         self.folder = folder
         self.policy = policy
         self.warn = warn
         self.creep = memory_use.Creep(memory_use.total())
         self.max_difference = max_difference
+        self.uses_vllm = uses_vllm
         self.steps_with_difference = 0
         # In a resumed run the learning rate may rightly have fallen below what bf16 can show.
         self.before_first_update = policy.fingerprint() if fresh else None
@@ -72,11 +83,11 @@ class Health:
             return
         self.steps_with_difference = self.steps_with_difference + 1 if apart > LARGE_DIFFERENCE else 0
         found = f"step {step}: the log-probs of sampler and trainer differ by {apart:.2f} in the mean of its tokens"
+        why, setting = (WHY_VLLM_DIFFERS, "rollout.vllm.max_difference=") if self.uses_vllm else (WHY_OCTET_DIFFERS, "")
         if not apart <= self.max_difference:  # which holds for NaN, too
-            limit = f"rollout.vllm.max_difference={self.max_difference:g}"
-            raise TrainingError(f"{found}, more than {limit}. {LIKELY_REASONS}").of_all()
+            raise TrainingError(f"{found}, more than {setting}{self.max_difference:g}. {why}").of_all()
         if self.steps_with_difference == STEPS_BEFORE_WARNING:
-            self.warn(f"{found}, as in the {STEPS_BEFORE_WARNING - 1} steps before. {LIKELY_REASONS}")
+            self.warn(f"{found}, as in the {STEPS_BEFORE_WARNING - 1} steps before. {why}")
 
     def _keep_rows(self, step: int, rows: Sequence[TrainingRow]) -> None:
         """Write down what this rank trained on when the gradient was not finite."""

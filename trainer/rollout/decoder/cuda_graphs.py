@@ -1,4 +1,4 @@
-"""A decode step on a CUDA device: captured once for each of a few sizes, then replayed without Python in between."""
+"""A decode step on a CUDA device: captured as a graph for each of a few sizes, then replayed without Python."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 
 from trainer.rollout.limits import Say
 
-WIDTHS = 256  # the attention of a captured step is as wide as the next multiple
+WIDTHS = 256  # the attention width of a captured step is a multiple of this
 
 
-class Steps:
-    """Calls `step(rows, width)`. Rows beyond those alive are frozen, so sizes may be rounded up."""
+class DecodeStep:
+    """Calls `step(rows, width)`. Sizes may be rounded up, because rows beyond the active ones are frozen."""
 
     def __init__(
         self, step: Callable[[int, int], None], generator: torch.Generator, device: torch.device, say: Say
     ) -> None:
-        self.kind: tuple[Any, ...] = ()  # whatever else a captured step depends on; where the weights are comes last
+        self.depends_on: tuple[Any, ...] = ()  # what a captured step has read; the address of the weights comes last
         self._step = step
         self._generator = generator
         self._say = say
@@ -35,17 +35,18 @@ class Steps:
         if not self._captures:
             return self._step(rows, width)
         rows, width = rounded(rows, most_rows, width, most_places)
-        key = (rows, width, *self.kind)
+        key = (rows, width, *self.depends_on)
         if key not in self._graphs and key in self._seen:
             self._capture(key, rows, width)
         if key in self._graphs:
             return self._graphs[key].replay()
-        self._seen.add(key)  # the first of a size runs as it is: libraries allocate their workspaces then
+        self._seen.add(key)  # the first step of a size is not captured: libraries allocate their workspaces in it
         return self._step(rows, width)
 
     def _capture(self, key: tuple[Any, ...], rows: int, width: int) -> None:
         *_, addresses = key
-        self._graphs = {old: graph for old, graph in self._graphs.items() if old[-1] == addresses}  # weights have moved
+        # graphs of weights that have moved since are useless
+        self._graphs = {old: graph for old, graph in self._graphs.items() if old[-1] == addresses}
         graph = torch.cuda.CUDAGraph()
         try:
             graph.register_generator_state(self._generator)
@@ -62,7 +63,7 @@ class Steps:
 
 
 def rounded(rows: int, most_rows: int, width: int, most_places: int) -> tuple[int, int]:
-    """The next power of two of rows, the next multiple of `WIDTHS`: few sizes, little waste."""
+    """Round rows up to a power of two and the width to a multiple of `WIDTHS`: few sizes, little waste."""
     return min(most_rows, 1 << (rows - 1).bit_length()), min(most_places, rounded_up(width, WIDTHS))
 
 

@@ -1,7 +1,7 @@
-"""The forward pass of Qwen2, Qwen3, Llama and Mistral for sampling: over the weights of the model, with a static cache.
+"""The forward pass of Qwen2, Qwen3, Llama and Mistral for sampling, with the model's own weights and a static cache.
 
-Axes besides those of `records.py`: L layers, R rows that the cache has room for, K key/value heads (keys, then values:
-2K), h heads of all three kinds, D size of a head, N tokens whichever row they belong to, O outputs.
+Axes in addition to those of `records.py`: L layers, R rows of the cache, K key/value heads (2K: keys, then values),
+h query, key and value heads together, D size of a head, N tokens of all rows, O outputs.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from trainer.model.head import causal_lm_of
 from trainer.rollout.decoder.weights import Projection, copy_what_fits
 
 FAMILIES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM")
-ROPES = ("default", "linear", "llama3", "yarn")  # the others change their angles with the length
+ROPES = ("default", "linear", "llama3", "yarn")  # other types change the angles with the length
 
-Attention = Callable[[int, Tensor], Tensor]  # index of a layer and its heads (q, k, v) to what they found
+Attention = Callable[[int, Tensor], Tensor]  # from the index of a layer and its q, k and v heads to the output
 
 
 class Layer:
-    """One block of the decoder."""
+    """One decoder block with its projections."""
 
     def __init__(self, block: Any) -> None:
         attention, mlp = block.self_attn, block.mlp
@@ -59,17 +59,17 @@ class Forward:
 
     @property
     def addresses(self) -> int:
-        """Where the live weights are: captured steps read them there, and other values may be swapped in."""
+        """A hash of the addresses that captured steps read weights from. It changes while values are swapped in."""
         return hash(tuple(parameter.data_ptr() for parameter in self.model.parameters()))
 
     def cache(self, rows: int, places: int) -> Tensor:
-        """Room for the keys and values of so many rows, each as long as `places`."""
+        """Allocate keys and values for `rows` sequences of up to `places` tokens."""
         self._make_angles(places)
         shape = (len(self.layers), rows, 2 * self.kv_heads, places, self.head_size)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)  # masked, but 0 x NaN would be NaN
 
     def _make_angles(self, places: int) -> None:
-        """Sines carry the sign of their half, so that turning a head is two products with the halves swapped."""
+        """Compute cosines and sines. The sines carry the sign of their half, so that `_rotate` needs two products."""
         positions_T = torch.arange(places, device=self.device)
         cos, sin = self.decoder.rotary_emb(self.decoder.embed_tokens.weight, positions_T[None])
         half = self.head_size // 2
@@ -77,6 +77,7 @@ class Forward:
         self.sin_TD = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
 
     def refresh(self) -> None:
+        """Read the present weights, which may have been updated or swapped."""
         self.embedding_VH = self.decoder.embed_tokens.weight
         self.last_norm_H = self.decoder.norm.weight
         for layer in self.layers:
@@ -86,7 +87,7 @@ class Forward:
         self.adapters = tuple(adapter for projection in self.projections for adapter in projection.live_adapters)
 
     def prefill(self, tokens_PT: Tensor, lengths_P: Tensor, cache_LBKTD: Tensor, groups_P: Tensor) -> Tensor:
-        """Logits behind each prompt. Its keys and values go to as many rows of the cache as its group has.
+        """Return the logits after each prompt and write its keys and values to the rows of its group.
 
         Prompts are padded on the right, where causal attention never looks.
         """
@@ -97,10 +98,10 @@ class Forward:
             queries, keys_values = heads_PhTD.split([self.query_heads, 2 * self.kv_heads], dim=1)
             cache_LBKTD[layer, :, :, :width] = keys_values.repeat_interleave(groups_P, dim=0)
             keys, values = keys_values.chunk(2, dim=1)
-            found = F.scaled_dot_product_attention(
+            output = F.scaled_dot_product_attention(
                 queries, keys, values, is_causal=True, scale=self.scale, enable_gqa=True
             )
-            return found.transpose(1, 2).reshape(prompts * width, -1)
+            return output.transpose(1, 2).reshape(prompts * width, -1)
 
         positions_N = torch.arange(width, device=self.device).repeat(prompts)
         hidden_NH = self._run(tokens_PT.flatten(), positions_N, attend)
@@ -108,10 +109,10 @@ class Forward:
         return self.head(self._norm(hidden_NH[last_P], self.last_norm_H))
 
     def step(self, tokens_B: Tensor, places_B: Tensor, mask_BT: Tensor, cache_LRKTD: Tensor) -> Tensor:
-        """Logits behind one more token of each row. `mask_BT` is 0 where a row may look and -inf elsewhere."""
+        """Return the logits after one more token of each row. `mask_BT` is 0 where a row may attend, else -inf."""
         (rows, width), places = mask_BT.shape, cache_LRKTD.shape[3]
         mask_B11T = mask_BT[:, None, None]
-        # whatever does not differ from layer to layer is done once: at a small model this costs as much as the matmuls
+        # what all layers share is computed once: in a small model it costs as much as the matmuls
         slots = cache_LRKTD.view(len(self.layers), -1, self.head_size).unbind()
         slot_of_BK = torch.arange(rows * 2 * self.kv_heads, device=self.device).view(rows, -1) * places
         slot_of_BK += places_B[:, None]
@@ -120,12 +121,12 @@ class Forward:
 
         def attend(layer: int, heads_BhD: Tensor) -> Tensor:
             slots[layer].index_copy_(0, slot_of_BK.view(-1), heads_BhD[:, self.query_heads :].flatten(0, 1))
-            # the query heads that share keys stand where queries of several positions would
+            # query heads that share keys take the axis of several query positions
             shared = heads_BhD[:, : self.query_heads].reshape(rows, self.kv_heads, -1, self.head_size)
-            found = F.scaled_dot_product_attention(
+            output = F.scaled_dot_product_attention(
                 shared, keys[layer], values[layer], attn_mask=mask_B11T, scale=self.scale
             )
-            return found.reshape(rows, -1)
+            return output.reshape(rows, -1)
 
         hidden_BH = self._run(tokens_B, places_B, attend)
         return self.head(self._norm(hidden_BH, self.last_norm_H))
@@ -135,14 +136,14 @@ class Forward:
         cos_N1D, sin_N1D = self.cos_TD[positions_N].unsqueeze(1), self.sin_TD[positions_N].unsqueeze(1)
         for index, layer in enumerate(self.layers):
             heads_NhD = layer.qkv(self._norm(hidden_NH, layer.norm_H)).view(len(hidden_NH), -1, self.head_size)
-            self._turn(heads_NhD[:, : self.query_heads + self.kv_heads], layer, cos_N1D, sin_N1D)
+            self._rotate(heads_NhD[:, : self.query_heads + self.kv_heads], layer, cos_N1D, sin_N1D)
             hidden_NH += layer.out(attend(index, heads_NhD))
             gate, up = layer.gate_up(self._norm(hidden_NH, layer.mlp_norm_H)).chunk(2, dim=-1)
             hidden_NH += layer.down(F.silu(gate).mul_(up))
         return hidden_NH
 
-    def _turn(self, heads_NhD: Tensor, layer: Layer, cos_N1D: Tensor, sin_N1D: Tensor) -> None:
-        """The rotary embedding of queries and keys, in place."""
+    def _rotate(self, heads_NhD: Tensor, layer: Layer, cos_N1D: Tensor, sin_N1D: Tensor) -> None:
+        """Apply the rotary embedding to queries and keys in place."""
         if self.has_head_norms:
             attention = layer.block.self_attn
             queries, keys = heads_NhD.split([self.query_heads, self.kv_heads], dim=1)
@@ -155,8 +156,8 @@ class Forward:
         return F.rms_norm(hidden, weight.shape, weight, self.epsilon)
 
 
-def why_not(model: Any) -> str | None:
-    """Why this pass cannot stand in for that of the model; None where it can."""
+def why_unsupported(model: Any) -> str | None:
+    """Return the reason why this forward pass would differ from the model's own, or None if it does not."""
     return next(_reasons(model), None)
 
 

@@ -1,8 +1,9 @@
-"""What sampling multiplies by: copies of the weights with the adapter merged in, or the layers as they are.
+"""The weights that sampling multiplies by: merged copies where they fit into memory, else the layers themselves.
 
-One small matmul costs as much as its bookkeeping, so layers that read the same input (q, k and v; gate and up) become
-one, and an adapter becomes part of the weight. Only copies are written: a base that is merged into and out of at every
-step drifts. What cannot be copied (4-bit weights, DoRA) is called as it is.
+A small matmul costs no more than the overhead of its call, so layers that read the same input (q, k and v; gate and up)
+are joined, and the adapter is added to the copy. The base itself is never written to, because merging an adapter into
+it and out of it again at every step would let it drift. Layers that cannot be copied (4-bit weights, DoRA) are called
+directly.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from torch.nn import functional as F
 
 from trainer.rollout.limits import free_bytes
 
-SPARE = 4  # of the free memory, one part in so many: the training pass needs the rest
+SPARE = 4  # copies may take 1/SPARE of the free memory: the training pass needs the rest
 
 
 class Projection:
-    """Linear layers that read the same input, as one. `layers` are those of the model, with or without an adapter."""
+    """Joins linear layers that read the same input. `layers` belong to the model and may have an adapter."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self.layers = layers
@@ -44,17 +45,17 @@ class Projection:
 
     @property
     def address(self) -> int | None:
-        """Where the copy is: captured graphs read it there."""
+        """The address of the copy, which captured graphs read."""
         return None if self._copy_OH is None else self._copy_OH.data_ptr()
 
-    def make_room(self) -> None:
+    def allocate_copy(self) -> None:
         bases = [_base(layer) for layer in self.layers]
         self._copy_OH = torch.cat([base.weight for base in bases])
         if any(base.bias is not None for base in bases):
             self._bias_O = self._copy_OH.new_zeros(len(self._copy_OH))
 
     def refresh(self) -> None:
-        """What the layers compute now, the adapter included unless it is switched off, into the same memory."""
+        """Write the present weights into the copy, with the adapter unless it is disabled."""
         if self._copy_OH is None:
             return
         row = 0
@@ -69,7 +70,7 @@ class Projection:
 
     @property
     def live_adapters(self) -> list[str]:
-        """Those that are not in a copy and are switched on now."""
+        """Names of enabled adapters that are not part of a copy."""
         if self.is_a_copy:
             return []
         return [adapter for layer in self.layers for adapter in _active_adapters(layer)]
@@ -82,16 +83,16 @@ class Projection:
 
 
 def copy_what_fits(projections: Iterable[Projection], device: torch.device) -> None:
-    """Adapted layers first: there a copy saves two matmuls, elsewhere only bookkeeping."""
+    """Copy adapted layers first: there a copy saves two matmuls, elsewhere only the overhead of calls."""
     budget = spare_bytes(device)
     for projection in sorted(projections, key=lambda projection: not projection.adapted):
         if projection.gains_from_a_copy and projection.bytes <= budget:
             budget -= projection.bytes
-            projection.make_room()
+            projection.allocate_copy()
 
 
 def spare_bytes(device: torch.device) -> int:
-    """What sampling may hold on to between two steps."""
+    """Return how much memory sampling may keep between two steps."""
     if device.type == "cuda":
         return free_bytes(device) // SPARE
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // SPARE
@@ -108,13 +109,9 @@ def _active_adapters(layer: Any) -> list[str]:
 
 
 def _can_be_copied(layer: Any) -> bool:
+    """Return True for linear layers, under plain LoRA or not: variants such as DoRA compute more than W + B A."""
     base = _base(layer)
-    plain = type(base) is nn.Linear  # quantised layers are subclasses
-    return plain and (base is layer or _is_plain_lora(layer))
-
-
-def _is_plain_lora(layer: Any) -> bool:
-    """Variants such as DoRA compute more than W + B A."""
-    return (
-        hasattr(layer, "lora_A") and not layer.merged and not layer.lora_variant and not any(layer.lora_bias.values())
-    )
+    if type(base) is not nn.Linear or base is layer:
+        return type(base) is nn.Linear  # quantised layers are subclasses
+    is_lora = hasattr(layer, "lora_A") and not layer.merged
+    return is_lora and not layer.lora_variant and not any(layer.lora_bias.values())

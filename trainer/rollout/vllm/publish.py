@@ -1,9 +1,8 @@
-"""What both engines of vLLM have in common: what is asked of it, and what it reads of the policy.
+"""What both vLLM engines share: the context of the run, and the versions of the policy that they read from disk.
 
-Every version of the policy is a folder with a name, which appears whole and is never used again.
-
-vLLM keeps what it has computed by the name and the path of an adapter, not by its content. A name or a path that comes
-again is answered with status 200 and the old policy's tokens, so nothing here can express that.
+vLLM caches what it has computed by the name and path of an adapter, not by its content: if a name or a path is used
+again, it answers with status 200 and the tokens of the old policy. So every version gets a new folder and a new name,
+and nothing here can reuse either.
 """
 
 from __future__ import annotations
@@ -19,99 +18,35 @@ from typing import Any, Protocol
 
 from trainer.config.settings import Config
 from trainer.machine import disk
+from trainer.memory.planner import ADAPTERS
 from trainer.ranks import distributed
+from trainer.records import Completion
 from trainer.rollout.limits import Say
 from trainer.run_folder import claim
 
-
-class Source(Protocol):
-    """The policy, as far as a program outside has to know it."""
-
-    @property
-    def version(self) -> int | None:
-        """Updates behind what the model computes now; None while that is the base."""
-
-    def export(self, folder: Path) -> None:
-        """Write it for other programs. Rank 0 calls it."""
-
-
-# Whatever the model's own generation config says: nothing bends the distribution.
+MODE = "processed_logprobs"  # log-probs of the distribution that is sampled from, temperature included
+# A new adapter is loaded before the old one is removed. With a single slot it would replace the old one, which is right
+# only if no request for the old one is in flight. The plan counts the memory of as many.
+SLOTS = ADAPTERS
+# Sent with every request, so that the model's own generation config cannot change the distribution.
 NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "min_tokens": 0}
 NEUTRAL |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
-def seed_of(seed: int, index: int) -> int:
-    """Of a group, far from those of the others: vLLM gives the answers of a group the seeds that follow."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=7).digest(), "big")
+class Exportable(Protocol):
+    """A policy that can be written to disk: the one that is trained, or a `StaticPolicy`."""
 
+    @property
+    def version(self) -> int | None:
+        """The number of updates behind what the model computes now, or None while it computes the base."""
 
-@dataclass(frozen=True, slots=True)
-class Outside:
-    """What an engine that has its own copy of the model has to know of a run."""
-
-    config: Config
-    source: Source
-    location: str  # of the base: a folder, or a name on the hub
-    dtype: str
-    context: int  # tokens of the longest prompt with its answer
-    tokenizer: Any
-    stop_tokens: Sequence[int]
-    folder: Path  # for what is published, and for logs
-    say: Say
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """One version of the policy, where others can read it."""
-
-    name: str
-    path: Path
-    version: int | None
-
-
-class Publisher:
-    """Writes versions into a folder. A folder is deleted one version late: an engine may read it again until then."""
-
-    def __init__(self, folder: Path) -> None:
-        run = f"octet-{secrets.token_hex(4)}"  # a restarted run must not meet the names of the one before
-        self.run, self.folder = distributed.gather((run, folder.resolve()))[0]
-        self._kept: list[Published] = []
-        self._count = 0
-        if distributed.is_main() and claim.is_ours(folder.parent):
-            shutil.rmtree(self.folder, ignore_errors=True)  # an earlier start of this run was killed
-
-    def publish(self, source: Source, version: int | None) -> Published:
-        """Every rank calls it. The base is published only where a whole model is trained, and may come back."""
-        self._count += 1
-        name = f"{self.run}-{self._count}-" + ("base" if version is None else f"v{version}")
-        published = Published(name, self.folder / name, version)
-        if distributed.is_main():
-            partial = published.path.with_suffix(".tmp")
-            with disk.writing(partial, "the policy for vLLM", "Make room; the same command then goes on."):
-                source.export(partial)
-            partial.rename(published.path)
-        self._kept.append(published)
-        if len(self._kept) > 2:
-            self._delete(self._kept.pop(0))
-        distributed.barrier()
-        return published
-
-    def close(self) -> None:
-        """Nobody reads any of it from here on."""
-        while self._kept:
-            self._delete(self._kept.pop())
-        if distributed.is_main():
-            with suppress(OSError):  # another run's, or none was made
-                self.folder.rmdir()
-
-    def _delete(self, published: Published) -> None:
-        if distributed.is_main():
-            shutil.rmtree(published.path, ignore_errors=True)
+    def export(self, folder: Path) -> None:
+        """Write it in a format that other programs read. Only rank 0 calls it."""
 
 
 @dataclass(slots=True)
-class Fixed:
-    """A policy that is not trained: the base, or an adapter in a folder."""
+class StaticPolicy:
+    """A policy that is not trained: the base model, or an adapter in a folder."""
 
     adapter: Path | None = None
 
@@ -122,3 +57,76 @@ class Fixed:
     def export(self, folder: Path) -> None:
         assert self.adapter is not None, "a base is not published"
         shutil.copytree(self.adapter, folder)
+
+
+@dataclass(frozen=True, slots=True)
+class VllmContext:
+    """What a vLLM engine needs to know of a run."""
+
+    config: Config
+    policy: Exportable
+    location: str  # of the base: a folder, or a name on the hub
+    dtype: str
+    context_length: int  # tokens of the longest prompt with its answer
+    tokenizer: Any
+    stop_tokens: Sequence[int]
+    folder: Path  # for published versions and logs
+    say: Say
+
+    def completion(self, tokens: Sequence[int], logprobs: Sequence[float], version: int | None) -> Completion:
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return Completion(tuple(tokens), tuple(map(float, logprobs)), text, tokens[-1] not in self.stop_tokens, version)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One version of the policy on disk."""
+
+    name: str
+    path: Path
+    version: int | None
+
+
+class Publisher:
+    """Writes versions of the policy into a folder, and deletes each one version late: vLLM may read it until then."""
+
+    def __init__(self, folder: Path) -> None:
+        run = f"octet-{secrets.token_hex(4)}"  # a restarted run must not reuse the names of the first start
+        self.run, self.folder = distributed.gather((run, folder.resolve()))[0]
+        self._kept: list[Published] = []
+        self._count = 0
+        if distributed.is_main() and claim.is_ours(folder.parent):
+            shutil.rmtree(self.folder, ignore_errors=True)  # left by an earlier start of this run that was killed
+
+    def publish(self, policy: Exportable, version: int | None) -> Published:
+        """Write a version. Every rank calls it. The base is published only if the whole model is trained."""
+        self._count += 1
+        name = f"{self.run}-{self._count}-" + ("base" if version is None else f"v{version}")
+        published = Published(name, self.folder / name, version)
+        if distributed.is_main():
+            partial = published.path.with_suffix(".tmp")
+            with disk.writing(partial, "the policy for vLLM", "Make room; the same command then goes on."):
+                policy.export(partial)
+            partial.rename(published.path)
+        self._kept.append(published)
+        if len(self._kept) > 2:
+            self._delete(self._kept.pop(0))
+        distributed.barrier()
+        return published
+
+    def close(self) -> None:
+        """Delete all versions."""
+        while self._kept:
+            self._delete(self._kept.pop())
+        if distributed.is_main():
+            with suppress(OSError):  # nothing was published, or another run uses the folder
+                self.folder.rmdir()
+
+    def _delete(self, published: Published) -> None:
+        if distributed.is_main():
+            shutil.rmtree(published.path, ignore_errors=True)
+
+
+def seed_of(seed: int, index: int) -> int:
+    """Return a seed for a group, far from the others: vLLM seeds the answers of a group with this and the next ones."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=7).digest(), "big")

@@ -1,8 +1,8 @@
-"""Keeps a server alive as long as the trainer lives, and no longer: `python keeper.py PID COMMAND ...`
+"""Runs a server and ends it when the trainer ends: `python supervisor.py PID COMMAND ...`
 
-The trainer may be killed without a chance to clean up, so it is not the one that cleans up. This process is told who
-its parent is; when that is gone, or asks for the end, it ends the whole session of the server. No imports of Octet: it
-runs in a fresh interpreter that should start at once.
+The trainer may be killed without a chance to clean up, so this process does it. It knows the process id of the trainer,
+its parent; when that has gone, or when it gets a signal itself, it ends the server with all processes that the server
+has started. It imports nothing of Octet, because it runs in a fresh interpreter that should start at once.
 """
 
 from __future__ import annotations
@@ -15,46 +15,42 @@ import sys
 import time
 from types import FrameType
 
-AGAIN_S = 2.0  # vLLM waits for open connections at the first signal, and for nothing at the second
-GRACE_S = 20.0  # for the server to leave by itself
-LOOKS_EVERY_S = 0.3
+SECOND_SIGNAL_S = 2.0  # at the first signal vLLM waits for open connections, at the second for nothing
+GRACE_S = 20.0  # to end by itself before it is killed
+POLL_S = 0.3
 
 
 def main() -> int:
     trainer, command = int(sys.argv[1]), sys.argv[2:]
-    asked = []
+    signals: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+        signals.append(number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm's word to the run that its time is up; the server inherits it
+    # Slurm sends it before the time is up. It is for the trainer; the server inherits that it is ignored.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     server = subprocess.Popen(command, start_new_session=True)
-    while server.poll() is None and not asked and os.getppid() == trainer:
-        time.sleep(LOOKS_EVERY_S)
+    while server.poll() is None and not signals and os.getppid() == trainer:
+        time.sleep(POLL_S)
     _end(server)
     return server.returncode or 0
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    """The server and all that it started, which is what its session is."""
-    for patience_s in (AGAIN_S, GRACE_S):
+    """End the server and everything in its session: ask twice, then kill."""
+    for timeout_s in (SECOND_SIGNAL_S, GRACE_S):
         if server.poll() is None:
             _signal(server, signal.SIGINT)
-            _wait(server, patience_s)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(timeout_s)
     _signal(server, signal.SIGKILL)
     server.wait()
 
 
-def _wait(server: subprocess.Popen[bytes], patience_s: float) -> None:
-    deadline = time.monotonic() + patience_s
-    while server.poll() is None and time.monotonic() < deadline:
-        time.sleep(LOOKS_EVERY_S)
-
-
 def _signal(server: subprocess.Popen[bytes], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # all gone
+    with contextlib.suppress(ProcessLookupError):  # all of them have ended
         os.killpg(server.pid, number)
 
 

@@ -1,5 +1,7 @@
-"""What a server that a run started can do more: take the weights of a whole model. vLLM's worker imports this file, in
-its own environment, so nothing of the trainer is imported here."""
+"""Extends the workers of a server that the run has started: they can load the weights of a whole model.
+
+vLLM imports a copy of this file in its own environment, so it imports nothing of Octet.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from vllm import _custom_ops
 from vllm.platforms import current_platform
 
 if current_platform.is_cpu():
-    # it would keep packed copies of the weights, and go on with the old ones of tied embeddings
+    # oneDNN would keep packed copies of the weights, and go on with the old ones of tied embeddings
     _custom_ops._supports_onednn = False
 
 
 class WholeModel:
-    """Becomes a base of vLLM's worker."""
+    """vLLM makes this class a base of its worker."""
 
     def octet_load(self: Any, folder: str, version: int | None) -> str:
         if "weights_path" in signature(self.model_runner.reload_weights).parameters:

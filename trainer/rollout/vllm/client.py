@@ -1,0 +1,190 @@
+"""An HTTP client for one vLLM server, and how it retries."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from trainer.config.settings import Vllm
+from trainer.errors import ConfigError, OctetError, TrainingError
+from trainer.machine.http_client import NoReply, exchange, read_key
+from trainer.rollout.limits import Say
+from trainer.rollout.vllm.process import ServerProcess
+from trainer.rollout.vllm.publish import Published
+
+T = TypeVar("T")
+
+KEY = "VLLM_API_KEY"  # the variable that vLLM itself reads
+LARGEST_REPLY = 1 << 30  # bytes
+TIMEOUT_S = 60.0  # for requests that sample nothing
+LONGEST_PAUSE_S = 5.0  # between two attempts
+SAY_EVERY_S = 15.0
+INVALID_REPLIES = 3  # to the same request end the run
+
+
+class InvalidReply(NoReply):
+    """A reply that is not an answer to the request."""
+
+
+class Server:
+    """The routes of one server. Each raises `NoReply` if a single attempt fails."""
+
+    def __init__(self, url: str, process: ServerProcess | None = None) -> None:
+        self.url = url
+        self.process = process  # if this rank has started it
+        self.base = ""  # its name for the base; like `max_model_len` set from `describe`
+        self.max_model_len: int | None = None
+        self._key = read_key(KEY)
+
+    def get(self, path: str) -> Any:
+        return self._json(path, None, TIMEOUT_S)
+
+    def post(self, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> Any:
+        return self._json(path, body, timeout_s)
+
+    def describe(self) -> tuple[str, int | None]:
+        """Return its name for the base and its context length."""
+        try:
+            cards = self.get("/v1/models")["data"]
+        except NoReply as failure:
+            if failure.status != 404:
+                raise
+            raise ConfigError(
+                f"rollout.vllm.urls={self.url}: no vLLM answers there, because /v1/models is unknown (HTTP 404). Write "
+                "the address of a vLLM server, with its port and without a path."
+            ) from None
+        card = next(card for card in cards if card.get("parent") is None)
+        return str(card["id"]), card.get("max_model_len")
+
+    def load(self, adapter: Published) -> None:
+        """Load an adapter. A server that has it already keeps it."""
+        try:
+            self._send("/v1/load_lora_adapter", {"lora_name": adapter.name, "lora_path": str(adapter.path)})
+        except NoReply as failure:
+            if "already been loaded" not in str(failure):
+                raise _explained(failure, self.url, adapter) from None
+
+    def unload(self, adapter: Published, timeout_s: float = TIMEOUT_S) -> None:
+        """Remove an adapter. A server that has been restarted does not have it."""
+        try:
+            self._send("/v1/unload_lora_adapter", {"lora_name": adapter.name}, timeout_s)
+        except NoReply as failure:
+            if failure.status != 404:
+                raise
+
+    def reset_prefix_cache(self) -> None:
+        self._send("/reset_prefix_cache", {})
+
+    def _json(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Any:
+        try:
+            return json.loads(self._send(path, body, timeout_s))
+        except (ValueError, RecursionError):
+            raise InvalidReply(f"{self.url}{path}: the reply is not JSON") from None
+
+    def _send(self, path: str, body: Mapping[str, Any] | None, timeout_s: float = TIMEOUT_S) -> bytes:
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        try:
+            return exchange(f"{self.url}{path}", body, timeout_s, LARGEST_REPLY, headers, direct=True)
+        except NoReply as failure:
+            if self.process is not None:
+                self.process.check()
+            remedy = f" (set {KEY} to the key of this server)" if failure.status in (401, 403) else ""
+            raise failure.said(f"{self.url}: {failure}{remedy}") from None
+
+
+def _explained(failure: NoReply, url: str, adapter: Published) -> Exception:
+    """Return an error that says how to make the server take the adapter, or the failure if a retry may help."""
+    text = str(failure)
+    if failure.status == 404 and "No adapter found" not in text:
+        return ConfigError(
+            f"rollout.vllm.urls={url}: the server takes no adapters while it runs. Start it with --enable-lora "
+            "and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment."
+        )
+    if failure.status == 404:
+        return ConfigError(
+            f"rollout.vllm.urls={url}: the server cannot see {adapter.path}. Put the run folder (run.dir) on a file "
+            "system that both machines mount at the same place."
+        )
+    if "max_lora_rank" in text:
+        return ConfigError(
+            f"rollout.vllm.urls={url}: {text.partition('failed: ')[2][:80]} Start it with a --max-lora-rank that holds "
+            "the adapter, or write a smaller lora.r."
+        )
+    if "LoRA is not enabled" in text:
+        return ConfigError(f"rollout.vllm.urls={url}: the server takes no adapters. Start it with --enable-lora.")
+    if failure.again and "add_lora" not in text:
+        return failure
+    return ConfigError(
+        f"rollout.vllm.urls={url}: the server does not take the adapter. Does it serve the model of this run? {text}"
+    )
+
+
+class Retry:
+    """Retries one request until a server answers, for up to `rollout.vllm.wait_s`, and reports that it is waiting."""
+
+    def __init__(self, settings: Vllm, say: Say, stop: threading.Event) -> None:
+        self.settings = settings
+        self._stop = stop
+        self._say = say
+        self._began: float | None = None
+        self._invalid_replies = 0
+
+    def call(self, request: Callable[[], T], url: str) -> T:
+        """Return the result of `request`. Any exception that reading a reply can raise counts as an invalid reply."""
+        while True:
+            try:
+                return request()
+            except NoReply as error:
+                failure = error
+            except OctetError:
+                raise
+            except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+                failure = InvalidReply(f"{url}: the reply is not from vLLM ({type(error).__name__}: {error})")
+            self.wait(failure)
+
+    def wait(self, failure: NoReply) -> None:
+        """Pause before the next attempt, or raise if there should be none."""
+        now = time.monotonic()
+        self._began = now if self._began is None else self._began
+        waited_s = now - self._began
+        self._invalid_replies += isinstance(failure, InvalidReply)
+        if reason := self._why_give_up(failure, waited_s):
+            raise TrainingError(f"rollout.engine=vllm_server: {failure}. {reason}")
+        if waited_s > SAY_EVERY_S:
+            self._say(f"waiting for vLLM, {waited_s:.0f} s so far: {failure}")
+        self._stop.wait(min(LONGEST_PAUSE_S, 0.1 + waited_s / 4))
+
+    def _why_give_up(self, failure: NoReply, waited_s: float) -> str | None:
+        if self._stop.is_set():
+            return "Sampling was stopped."
+        if not failure.again:
+            return "A retry would fail in the same way; the log of the server says more."
+        if self._invalid_replies >= INVALID_REPLIES:
+            return (
+                f"These were {self._invalid_replies} invalid replies to one request. Is it vLLM itself that answers, "
+                "in a version that works?"
+            )
+        if waited_s > self.settings.wait_s:
+            return (
+                f"Octet has waited for {waited_s:.0f} s (rollout.vllm.wait_s={self.settings.wait_s:g}). Read the log "
+                "of the server; when it runs again, --resume goes on from the last checkpoint."
+            )
+        return None
+
+
+def rate_limited(say: Say) -> Say:
+    """Drop messages that follow another too soon: many groups wait for the same server, and one message is enough."""
+    lock, last = threading.Lock(), -math.inf
+
+    def say_sometimes(text: str) -> None:
+        nonlocal last
+        with lock:
+            if time.monotonic() - last > SAY_EVERY_S:
+                last = time.monotonic()
+                say(text)
+
+    return say_sometimes
