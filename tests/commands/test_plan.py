@@ -134,7 +134,7 @@ def test_it_takes_less_than_a_second_of_the_processor(capsys):
 
 
 def test_the_command_works_without_torch(tmp_path):
-    code = "import sys; sys.modules['torch'] = None\\n"
+    code = "import sys; sys.modules['torch'] = None\n"
     code += "from trainer.commands.main import main; main(['plan', '--model', 'nano'])"
     answer = run(sys.executable, "-c", code, folder=tmp_path)
     assert answer.returncode == 0, answer.stderr

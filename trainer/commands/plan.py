@@ -18,6 +18,7 @@ from trainer.checks import memory
 from trainer.config import command_line, ds_config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
+from trainer.machine.shipped import TRAIN
 from trainer.memory import search
 from trainer.memory.planner import GB, ROOMY, Plan, Planner, offload_saves
 from trainer.memory.search import MOST_IN_A_GROUP, Placement
@@ -78,7 +79,7 @@ def ask(options: Namespace) -> Asked:
     placement = Placement(shape, config, ranks, round(vram * GB), ram, local).settled
     _refuse_what_a_run_refuses(placement)
     recipe = ["--recipe", options.recipe] if options.recipe else []
-    return Asked(placement, card, ["./run_deepspeed.sh", "--preset", preset, *recipe, *overrides], free)
+    return Asked(placement, card, [*TRAIN.split(), "--preset", preset, *recipe, *overrides], free)
 
 
 def _card(options: Namespace, machine: hardware.Hardware) -> tuple[float, str]:
