@@ -218,7 +218,7 @@ def main() -> None:
     if options.side:
         print(json.dumps(one_side(options.side, options.bytes, options.more)))
         return
-    if not torch.cuda.is_available() and options.only != "tiny":
+    if not torch.cuda.is_available() and not options.only.startswith("tiny"):
         sys.exit("there is no card: --only tiny tries the script without one")
     cases = [case for case in CASES if case.name.startswith(options.only) and (options.only or case.size != "tiny")]
     found = [compared(case, int(options.cap * GIB)) for case in cases]
@@ -227,6 +227,8 @@ def main() -> None:
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     if options.json:
         print(json.dumps(result))
+    if any("failed" in case[side] for case in found for side in SIDES if case["case"].startswith("tiny")):
+        sys.exit("a case that fits every card failed")
 
 
 def card() -> str:

@@ -35,6 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the result instead of a table")
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048])
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the file to write (default %(default)s)")
     parser.add_argument("--one", nargs=2, metavar=("WAY", "TOKENS"), help=argparse.SUPPRESS)  # what a child measures
     options = parser.parse_args()
     if options.one:
@@ -42,7 +43,7 @@ def main() -> None:
         return
     sizes = [compare(tokens) for tokens in options.tokens]
     result = {"machine": describe(), "vocabulary": VOCABULARY, "hidden": HIDDEN, "sizes": sizes}
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
     if options.json:
         print(json.dumps(result))
         return

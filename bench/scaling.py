@@ -101,11 +101,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the file to write (default %(default)s)")
     options = parser.parse_args()
     before = {"machine": describe(), "load_before": os.getloadavg()[0]}
     result = before | measure(options.steps, options.rounds)
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"efficiency of two ranks: {result['efficiency']['whole']:.0%}, written to {RESULTS}")
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"efficiency of two ranks: {result['efficiency']['whole']:.0%}, written to {options.out}")
 
 
 if __name__ == "__main__":

@@ -18,12 +18,13 @@ from typing import Any
 from machine import describe
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench/results/seeds.json"
 PHASES = ("problem", "rollout", "advantage", "batch", "step")
 
 
-def one_run(seed: int, folder: Path) -> dict[str, Any]:
+def one_run(seed: int, folder: Path, more: list[str]) -> dict[str, Any]:
     began = time.perf_counter()
-    settings = [f"run.seed={seed}", f"run.dir={folder}"]
+    settings = [*more, f"run.seed={seed}", f"run.dir={folder}"]
     subprocess.run(
         [sys.executable, "-m", "trainer.commands.launch", "--preset", "nano", *settings], check=True, cwd=ROOT
     )
@@ -49,18 +50,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print the result instead of a table")
-    options = parser.parse_args()
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the file to write (default %(default)s)")
+    parser.add_argument("more", nargs="*", metavar="key=value", help="settings of every run")
+    options = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as folder:
-        runs = [one_run(seed, Path(folder) / str(seed)) for seed in range(options.seeds)]
+        runs = [one_run(seed, Path(folder) / str(seed), options.more) for seed in range(options.seeds)]
     result = {"machine": describe(), "least_gain": min(run["gain"] for run in runs), "runs": runs}
-    out = ROOT / "bench/results/seeds.json"
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
     if options.json:
         print(json.dumps(result))
         return
     for run in runs:
         print(f"seed {run['seed']}  {run['base']:.1%} -> {run['trained']:.1%}  {run['wall_s']:.0f} s")
-    print(f"mean gain {fmean(run['gain'] for run in runs):.1%}, written to {out}")
+    print(f"mean gain {fmean(run['gain'] for run in runs):.1%}, written to {options.out}")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,10 @@ model_of() {
         /^  revision: null/d; s/^  revision: '\{0,1\}\([^']*\)'\{0,1\}$/--revision=\1/p
         s/^  trust_remote_code: true/--trust-remote-code/p
     }")" || return
-    [ "${model%%$'\n'*}" != nano ] || model="$root/trainer/model/nano"
+    if [ "${model%%$'\n'*}" = nano ]; then
+        model="$root/trainer/model/nano"
+        [ -d "$model" ] || model="$(dirname "$root")/model/nano" # of an installed Octet
+    fi
     echo "$model"
 }
 

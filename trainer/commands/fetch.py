@@ -25,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import trainer
 from trainer.checks import disk_and_ram, downloads
 from trainer.commands.options import add_settings_of_a_run
 from trainer.config.command_line import choose_preset, resolve
@@ -32,7 +33,7 @@ from trainer.config.settings import Config, Model
 from trainer.errors import ConfigError, DataError, ModelError
 from trainer.machine import hardware
 from trainer.machine.disk import amount
-from trainer.machine.shipped import ROOT
+from trainer.machine.shipped import IS_INSTALLED, ROOT, TRAIN
 from trainer.model import hub
 from trainer.problem.task import hub_sets
 
@@ -47,7 +48,7 @@ Made on {platform}, Python {python}, with
   octet fetch {arguments} --to DIR
 
 Copy the folder with its links (rsync -a, or tar): {size} in {count} files. On the other machine, in the folder of
-Octet, and with another place in these lines if this folder has another one there:
+Octet or of its wheel, and with another place in these lines if this folder has another one there:
 
   {run}
 
@@ -210,13 +211,19 @@ def conclude(folder: Path, said: Sequence[str], arguments: str, wheels: bool) ->
     size = amount(sum(file.stat().st_size for file in set(map(Path.resolve, files.values()))))
     text = README.format(what="\n".join(said), **made, folder=folder, size=size, count=len(listed))
     (folder / "README.txt").write_text(text)
-    print(f"\nCopy {folder} ({size}) with its links, then, in the folder of Octet over there:\n  {run}")
+    print(f"\nCopy {folder} ({size}) with its links, then, in the folder of Octet or of its wheel over there:\n  {run}")
     print(f"More in {folder / 'README.txt'}")
 
 
 def command(folder: Path, arguments: str, wheels: bool) -> str:
-    packages = f"OCTET_WHEELS={shlex.quote(str(folder / 'wheels'))} " if wheels else ""
-    return f"{packages}HF_HOME={shlex.quote(str(folder))} HF_HUB_OFFLINE=1 ./run_deepspeed.sh {arguments}"
+    run = f"HF_HOME={shlex.quote(str(folder))} HF_HUB_OFFLINE=1 {TRAIN} {arguments}"
+    if not wheels:
+        return run
+    packages = shlex.quote(str(folder / "wheels"))
+    if IS_INSTALLED:  # there is no run_deepspeed.sh that installs the packages
+        wheel = f"octet_grpo-{trainer.__version__}-py3-none-any.whl"
+        return f"pip install --no-index --find-links {packages} {wheel} && {run}"
+    return f"OCTET_WHEELS={packages} {run}"
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -23,6 +23,7 @@ from trainer.commands.options import add_settings_of_a_run
 from trainer.config import command_line, ds_config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
+from trainer.machine.shipped import TRAIN
 from trainer.memory import search
 from trainer.memory.planner import GB, ROOMY, Plan
 from trainer.memory.search import MOST_IN_A_GROUP, Placement
@@ -97,7 +98,7 @@ def ask(options: Namespace) -> Question:
     placement = Placement(shape, config, ranks, round(vram * GB), ram, local).with_chosen_engine()
     _refuse_what_a_run_refuses(placement)
     recipe = ["--recipe", options.recipe] if options.recipe else []
-    return Question(placement, card, ["./run_deepspeed.sh", "--preset", preset, *recipe, *overrides], free)
+    return Question(placement, card, [*TRAIN.split(), "--preset", preset, *recipe, *overrides], free)
 
 
 def _card(options: Namespace, machine: hardware.Hardware) -> tuple[float, str]:

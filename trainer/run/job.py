@@ -18,6 +18,7 @@ from trainer.loop import train
 from trainer.machine import disk
 from trainer.machine.out_of_memory import explained
 from trainer.machine.quiet import no_progress_bars
+from trainer.machine.shipped import TRAIN
 from trainer.model import merge as export
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.policy import Policy
@@ -190,4 +191,4 @@ def _where_everything_is(config: Config, folder: Path) -> Iterator[str]:
     base = f" model.quantize={config.model.quantize}" if config.model.quantize != "none" else ""
     yield f"  octet eval --{product} {folder}/{product} --problems 1000 --samples 8{base}"
     if config.model.name == "nano":
-        yield "  ./run_deepspeed.sh --preset 8gb     on a machine with a GPU"
+        yield f"  {TRAIN} --preset 8gb     on a machine with a GPU"

@@ -1,7 +1,7 @@
 """vLLM against the local samplers in whole runs, on this machine:
 
-    .venv-vllm/bin/python bench/vllm.py                                               the embedded model
-    .venv-vllm/bin/python bench/vllm.py --smollm2 FOLDER --data GSM8K --steps 6       SmolLM2-135M on GSM8K
+    .venv-vllm/bin/python bench/serving.py                                               the embedded model
+    .venv-vllm/bin/python bench/serving.py --smollm2 FOLDER --data GSM8K --steps 6       SmolLM2-135M on GSM8K
 
 The environment is the one that `bash tests/run.sh vllm` makes, the folder that of `scripts/smollm2.py`. Each engine
 makes the same few steps with one thread; the numbers are medians over them, without the first and the last.
@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder with GSM8K")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the file to write (default %(default)s)")
     options = parser.parse_args()
     quiet.quiet()
     os.environ |= ONE_THREAD
@@ -109,8 +110,8 @@ def main() -> None:
             found["sync"]["vllm_server"] = sync(scratch / "sync", preset, more)
             print("sync", found["sync"], flush=True)
         distributed.disconnect()
-    stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps(stored | {name: found}, indent=1) + "\n")
+    stored = json.loads(options.out.read_text()) if options.out.exists() else {}
+    options.out.write_text(json.dumps(stored | {name: found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

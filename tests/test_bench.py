@@ -1,0 +1,66 @@
+"""The measurements in bench/: every script runs, none hides a package, and docs/performance.md is up to date."""
+
+import configparser
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16"]
+# What makes each script a matter of seconds. OUT stands for a file to write in place of the one in bench/results/.
+SMOKE = {
+    "answers": ["--repetitions=1"],
+    "decode": ["--rows=8", "--repetitions=1", "--out=OUT"],
+    "gpu_memory": ["--only=tiny bf16"],
+    "logprobs": ["--tokens=8", "--out=OUT"],
+    "plan": ["--only", "small"],
+    "report": [],
+    "scaling": ["--steps=1", "--rounds=1", "--out=OUT"],
+    "seeds": ["--seeds=1", "--out=OUT", "run.steps=1", "eval.problems=8", *FEW],
+    "serving": ["--engines=decode", "--steps=3", "--out=OUT"],
+    "vs_trl": ["--steps=4", "--repeats=1", "--out=OUT", *FEW],
+}
+MODULES = sorted(file.stem for file in (ROOT / "bench").glob("*.py"))
+SCRIPTS = [name for name in MODULES if "__main__" in (ROOT / f"bench/{name}.py").read_text()]
+
+
+def test_no_script_hides_a_package():
+    """The folder of a script comes first on its path, so `bench/vllm.py` would be the `vllm` of every library."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    requirements = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
+    named = {re.split(r"\W", line)[0] for lines in requirements for line in lines.split()}
+    assert not set(MODULES) & {*sys.stdlib_module_names, *packages_distributions(), *named}
+
+
+def test_every_script_has_its_short_form():
+    assert sorted(SMOKE) == SCRIPTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_runs(script, tmp_path):
+    record = json.dumps({"question": "What is 6 * 7?", "answer": "6 * 7 = 42\n#### 42"})
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(f"{record}\n")
+    arguments = [argument.replace("OUT", str(tmp_path / "out.json")) for argument in SMOKE[script]]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OCTET_GSM8K": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    results = {file: file.stat().st_mtime_ns for file in (ROOT / "bench/results").iterdir()}
+    command = [sys.executable, f"bench/{script}.py", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stderr
+    assert results == {file: file.stat().st_mtime_ns for file in (ROOT / "bench/results").iterdir()}
+    if "--out=OUT" in SMOKE[script]:
+        assert json.loads(Path(tmp_path / "out.json").read_text())
+
+
+def test_the_page_is_made_from_the_results():
+    page = subprocess.run([sys.executable, "bench/report.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert (ROOT / "docs/performance.md").read_text() == page.stdout, "python bench/report.py > docs/performance.md"

@@ -1,0 +1,146 @@
+"""Octet as others install it: from a wheel, in an empty folder; and from a checkout that nobody has installed."""
+
+import configparser
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+RUN = ["--preset", "nano", "eval.problems=8", "run.dir=it"]
+
+
+def make_environment(folder: Path, *wheels: Path) -> Path:
+    """Make an environment with all packages of this one except Octet, install the wheels, and return its `bin`."""
+    venv = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
+    subprocess.run(venv, check=True)
+    packages = folder / "packages"
+    packages.mkdir()
+    for place in (Path(place) for place in sys.path if place.endswith(("site-packages", "dist-packages"))):
+        for package in place.iterdir():
+            if "octet_grpo" not in package.name and package.suffix != ".pth" and not (packages / package.name).exists():
+                (packages / package.name).symlink_to(package)
+    (own,) = folder.glob("lib/python*/site-packages")
+    (own / "packages.pth").write_text(f"{packages}\n")
+    launcher = folder / "bin/deepspeed"  # pip would have written it beside the package
+    launcher.write_text(f"#!{folder}/bin/python\nfrom deepspeed.launcher.runner import main\nmain()\n")
+    launcher.chmod(0o755)
+    if wheels:
+        pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", "--quiet", "--no-deps"]
+        subprocess.run([*pip, "--no-index", *wheels], check=True)
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The `bin` of an environment with a wheel that was built from the files that git knows."""
+    folder = tmp_path_factory.mktemp("installed")
+    listed = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(listed, capture_output=True, text=True, check=False).stdout.split("\0")
+    if not any(files):
+        pytest.skip("this is no git checkout, so a build could not be told from its sources")
+    for file in files:
+        if (ROOT / file).is_file():
+            (folder / "source" / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, folder / "source" / file)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*build, "--wheel-dir", str(folder), str(folder / "source")], check=True)
+    return make_environment(folder / "environment", *folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def uninstalled(tmp_path_factory) -> Path:
+    """The `bin` of an environment that has what Octet needs, and not Octet."""
+    return make_environment(tmp_path_factory.mktemp("uninstalled") / "environment")
+
+
+def run(*command: str | Path, folder: Path, path: Path, **environment: str) -> subprocess.CompletedProcess:
+    """Run a program of an environment, and fail with what it printed unless it ends with status 0."""
+    left_out = ("PYTHONPATH", "VIRTUAL_ENV", "OCTET_PYTHON", "OCTET_SITE", "CONDA_PREFIX")
+    clean = {name: value for name, value in os.environ.items() if name not in left_out}
+    clean |= {"PATH": f"{path}:{os.defpath}", "VIRTUAL_ENV": str(path.parent)} | environment
+    answer = subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True, timeout=300, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return answer
+
+
+def test_every_package_is_listed_for_the_wheel():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    folders = [file.parent for file in (ROOT / "trainer").rglob("__init__.py")]
+    packages = [".".join(folder.relative_to(ROOT).parts) for folder in folders]
+    assert sorted(setup["options"]["packages"].split()) == sorted([*packages, "trainer.shipped"])
+    without = {file.parent for file in (ROOT / "trainer").rglob("*.py")} - set(folders)
+    assert not without, "a folder with modules needs an __init__.py, or it is left out of the wheel"
+
+
+def test_the_light_commands_of_a_wheel_need_no_checkout(installed, tmp_path):
+    where = "import trainer; print(trainer.__file__)"
+    home = Path(run(installed / "python", "-c", where, folder=tmp_path, path=installed).stdout.strip()).parent
+    assert home.is_relative_to(installed.parent)
+    octet = installed / "octet"
+    assert "64 rows" in run(octet, "plan", "--preset", "8gb", folder=tmp_path, path=installed).stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_script_of_a_wheel_starts_the_installed_program(installed, tmp_path):
+    """In a job whose srun is a stand-in, up to the first check of the run, which finds no such model."""
+    job = ["--gpus=1", "--dry-run", "--preset", "nano", "model.name=no/such-model", "run.dir=it"]
+    printed = run(installed / "octet", "slurm", *job, folder=tmp_path, path=installed).stdout
+    assert f"export OCTET_ROOT={installed.parent}" in printed
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/srun").write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\n"$@"\nexit 0\n')
+    (tmp_path / "bin/srun").chmod(0o755)
+    inside = {"PATH": f"{tmp_path}/bin:{os.defpath}", "SLURM_JOB_ID": "5", "SLURM_JOB_NODELIST": "node1"}
+    inside["HF_HUB_OFFLINE"] = "1"
+    answer = run("bash", "it/job.sbatch", folder=tmp_path, path=installed, **inside)
+    assert "model.name=no/such-model: it is neither a folder nor whole in the cache" in answer.stderr
+    script = 'source "$root/slurm/common.sh"; model_of --preset nano'  # for the servers of vllm.sbatch
+    (root,) = installed.parent.glob("lib/python*/site-packages/trainer/shipped")
+    named = run("bash", "-c", script, folder=tmp_path, path=installed, root=str(root)).stdout.strip()
+    assert (Path(named) / "model.safetensors").is_file()
+
+
+def test_a_wheel_says_how_it_is_started(installed, tmp_path):
+    """There is no run_deepspeed.sh in an empty folder."""
+    code = (
+        "from trainer.commands.fetch import command; from pathlib import Path; print(command(Path('it'), 'a=b', True))"
+    )
+    printed = run(installed / "python", "-c", code, folder=tmp_path, path=installed).stdout
+    assert "octet train a=b" in printed
+    assert "run_deepspeed.sh" not in printed
+    plan = run(installed / "octet", "plan", "--preset", "8gb", "--search", folder=tmp_path, path=installed).stdout
+    assert "octet train --preset 8gb" in plan
+
+
+@pytest.mark.slow
+def test_a_wheel_trains(installed, tmp_path):
+    """In an empty folder; `octet doctor` says before that it will."""
+    doctor = run(installed / "octet", "doctor", "--preset", "nano", folder=tmp_path, path=installed).stdout
+    assert "No problem" in doctor
+    launch = [installed / "python", "-m", "trainer.commands.launch", *RUN, "run.steps=2"]
+    answer = run(*launch, folder=tmp_path, path=installed)
+    assert "run_deepspeed.sh" not in answer.stdout
+    assert "8 of 8 greedy answers identical" in answer.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["it"]
+    assert (tmp_path / "it/merged/model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_a_checkout_trains_without_an_installation_and_without_git(uninstalled, tmp_path):
+    """As in a container that has only the dependencies: the checkout is on PYTHONPATH, and the PATH has no git."""
+    surroundings = {"PATH": str(uninstalled), "PYTHONPATH": str(ROOT)}
+    installed = "from importlib.metadata import version; version('octet-grpo')"
+    with pytest.raises(AssertionError, match="PackageNotFoundError"):
+        run(uninstalled / "python", "-c", installed, folder=tmp_path, path=uninstalled, **surroundings)
+    launch = [uninstalled / "python", "-m", "trainer.commands.launch", *RUN, "run.steps=1", "run.merge=false"]
+    assert "  steps: 1\n" in run(*launch, "--dry-run", folder=tmp_path, path=uninstalled, **surroundings).stdout
+    run(*launch, folder=tmp_path, path=uninstalled, **surroundings)
+    (_, step) = map(json.loads, (tmp_path / "it/metrics.jsonl").read_text().splitlines())
+    assert step["step"] == 1
+    assert "no git revision" in (tmp_path / "it/config.yaml").read_text()
