@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -117,10 +117,11 @@ def octet(folder: Path, cap: int, more: list[str]) -> dict[str, Any]:
     quiet.quiet()
     config = vs_trl.settings(STEPS, 0, folder, "rollout.dead_groups=keep", *more)
     with assemble.process_group(config):
-        parts = replace(assemble.build(Request(config, "nano", "")), screen=Listening(quiet=True))
-        rehearse(parts)
-        train(parts)
-        longest = len(parts.longest.tokens)
+        assemble.Screen = Listening
+        run = assemble.build(Request(config, "nano", ""))
+        rehearse(run.rollouts, run.updater)
+        train(config, *run)
+        longest = len(run.rollouts.longest.tokens)
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     names = [name for name in steps[0] if name.startswith(("memory/", "time/")) and name.count("/") == 1]
     return {

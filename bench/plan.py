@@ -24,11 +24,11 @@ from live import LiveBytes
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from machine import describe
+from trainer import advantage
 from trainer.batch.pack import Packer, idle_row, rows_of
 from trainer.batch.pack import minibatches as deal
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
-from trainer.loop import gradient
 from trainer.machine import quiet
 from trainer.memory import planner
 from trainer.model.load import DTYPES, load_tokenizer
@@ -38,6 +38,7 @@ from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling, Score, ScoredGroup
 from trainer.rollout.make import make_sampler
 from trainer.step.engine import DeepSpeedPolicy
+from trainer.step.update import backward, update
 from trainer.watch.tally import Tally
 
 RESULTS = Path(__file__).parent / "results/plan.json"
@@ -203,7 +204,10 @@ def scored(prompt: Prompt, completions: list[Completion]) -> ScoredGroup:
 
 
 def train(policy: Any, config: Config, groups: list[ScoredGroup], packer: Packer, step: int, found: Any) -> None:
-    rows = [rows_of(group, config.algorithm, place=place) for place, group in enumerate(groups)]
+    algorithm = config.algorithm
+    rows = [
+        rows_of(group, advantage.of(group.rewards_G, algorithm), algorithm, place) for place, group in enumerate(groups)
+    ]
     (minibatch,) = deal(rows, idle_row(groups[0]), config, packer)
     found.live.forget_the_peak()
     for batch in minibatch.batches:
@@ -211,10 +215,10 @@ def train(policy: Any, config: Config, groups: list[ScoredGroup], packer: Packer
     found.end("score")
 
     def collected() -> None:
-        gradient(policy, minibatch, config.algorithm, 0.0, Tally())
+        backward(policy, minibatch, config, 0.0, Tally())
         found.end("backward")
 
-    policy.update(collected, step)
+    update(policy, collected, step, config)
     found.end("step")
 
 

@@ -68,21 +68,23 @@ def run(engine: str, steps: int, folder: Path, preset: str, more: list[str]) -> 
 def sync(folder: Path, preset: str, more: list[str], repetitions: int = 20) -> dict[str, float]:
     """Milliseconds from an update to a server that has it, and of these to write the adapter down."""
     overrides = [*more, *FIXED, f"run.dir={folder}", "run.steps=1", *ENGINES["vllm_server"]]
-    parts = assemble.build(Request(resolve(preset, None, overrides), preset, ""))
+    run = assemble.build(Request(resolve(preset, None, overrides), preset, ""))
+    sampler, policy = run.rollouts.sampler, run.updater.policy
     took, writing = [], []
     try:
-        list(parts.sampler.sample(parts.prompts_of(0)[:1], parts.sampling_of(0)))
+        list(sampler.sample(run.rollouts.prompts_of(0)[:1], run.rollouts.sampling_of(0)))
         for _ in range(repetitions):
-            parts.policy.engine.global_steps += 1
+            policy.engine.global_steps += 1
             began = time.perf_counter()
-            parts.sampler.sync()
+            sampler.sync()
             took.append(1e3 * (time.perf_counter() - began))
             began = time.perf_counter()
-            parts.policy.export(folder / "written")
+            policy.export(folder / "written")
             writing.append(1e3 * (time.perf_counter() - began))
-        size = sum(path.stat().st_size for path in parts.sampler.adapter.path.iterdir())
+        size = sum(path.stat().st_size for path in sampler.adapter.path.iterdir())
     finally:
-        parts.close()
+        run.rollouts.close()
+        run.record.close()
     found = {"median_ms": median(took), "most_ms": max(took), "writing_ms": median(writing)}
     return {name: round(number, 1) for name, number in found.items()} | {"bytes": size}
 

@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -90,9 +89,10 @@ def octet(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None
     quiet.quiet()
     config = settings(steps, seed, folder, *more)
     with assemble.process_group(config):
-        parts = replace(assemble.build(Request(config, "nano", "")), screen=Ticking(quiet=True))
-        train(parts)
-        parts.policy.export(folder / "adapter")
+        run = assemble.build(Request(config, "nano", ""))
+        run.record.screen = Ticking(quiet=True)
+        train(config, *run)
+        run.updater.policy.export(folder / "adapter")
 
 
 def trl(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None:
