@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Sourced by the job scripts in this folder: what a job does before, around and after the run.
-# Site values come from slurm/site.env, or from the file that OCTET_SITE names.
+# Functions of the job scripts in this folder, which source this file.
+# The values of the site come from slurm/site.env, or from the file OCTET_SITE.
 
-# prepare ROOT: the site's values, and the environment with Octet in it. The job works where it was submitted, so that
-# paths in settings mean what they mean on a command line there.
+# prepare ROOT: read the values of the site, and activate the environment with Octet. The job stays in the folder in which
+# it was submitted, so that relative paths in settings mean the same as on a command line there.
 prepare() {
     root="$1"
     read_site "${OCTET_SITE:-$root/slurm/site.env}"
@@ -12,27 +12,27 @@ prepare() {
     if [ -z "${OCTET_APPTAINER_IMAGE:-}${OCTET_PYXIS_IMAGE:-}" ]; then
         # shellcheck source=scripts/environment.sh
         source "$root/scripts/environment.sh"
-        use_environment "$root" # once, here: not by every rank at the same time
+        use_environment "$root" # here, and not in every rank at the same time
     elif [ -z "${OCTET_PYTHON:-}" ]; then
-        echo "octet: a container is named and OCTET_PYTHON is not: each rank would make an environment of its own in" \
-            "there. Write OCTET_PYTHON=, the path of the python in the image, into site.env." >&2
+        echo "octet: a container image is set, but OCTET_PYTHON is not, so each rank would create an environment of its" \
+            "own in the container. Set OCTET_PYTHON in site.env to the path of the python in the image." >&2
         exit 2
     fi
     echo "octet: job $(job_number) on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}"
 }
 
-# A task of an array has to be called by both of its numbers: the last one has that of the whole array.
+# Print the job ID. For a task of an array it is ARRAY_TASK: SLURM_JOB_ID of the last task is the ID of the whole array.
 job_number() {
     if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then echo "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"; else echo "$SLURM_JOB_ID"; fi
 }
 
 read_site() {
-    [ -f "$1" ] || { echo "octet: there is no $1, so the cluster's own defaults are used" && return; }
+    [ -f "$1" ] || { echo "octet: $1 does not exist, so the defaults of the cluster are used" && return; }
     # shellcheck source=slurm/site.env.example
-    source "$1" || true # its last line may be a test that does not hold
+    source "$1" || true # its last command may fail
     if [ -n "${SBATCH_PARTITION:-}" ] && [ "$SBATCH_PARTITION" != "${SLURM_JOB_PARTITION:-}" ]; then
-        echo "octet: $1 says partition $SBATCH_PARTITION, and this job is in ${SLURM_JOB_PARTITION:-none}: sbatch" \
-            "reads no file, so write source $1 before it"
+        echo "octet: $1 sets partition $SBATCH_PARTITION, but this job is in ${SLURM_JOB_PARTITION:-none}: sbatch does" \
+            "not read the file, so run source $1 before sbatch"
     fi
 }
 
@@ -43,14 +43,14 @@ load_modules() {
     done
 }
 
-# run_step SRUN_OPTION... -- COMMAND...: in the container, if there is one. A rank that ends gives the others a minute
-# to say what they miss, and to save.
+# run_step SRUN_OPTION... -- COMMAND...: run a command with srun, in the container if there is one. After a rank has ended
+# the others have a minute to report what they wait for, and to save.
 run_step() {
     local options=(--kill-on-bad-exit=0 --wait=60) inside=()
     while [ "$1" != -- ]; do options+=("$1") && shift; done
     shift
     if [ -n "${OCTET_PYXIS_IMAGE:-}${OCTET_APPTAINER_IMAGE:-}" ]; then
-        MASTER_ADDR="$(scontrol show hostnames | head -n 1)" # in there is no scontrol
+        MASTER_ADDR="$(scontrol show hostnames | head -n 1)" # the container has no scontrol
         export MASTER_ADDR
     fi
     if [ -n "${OCTET_PYXIS_IMAGE:-}" ]; then
@@ -62,18 +62,18 @@ run_step() {
     srun "${options[@]}" ${inside[@]+"${inside[@]}"} "$@"
 }
 
-# mounts ARGUMENT...: of a program that runs in the container.
+# mounts ARGUMENT...: print the mounts that a program with these arguments needs in the container.
 mounts() {
     local mounted="$PWD:$PWD" place
     while read -r place; do
         case ",$mounted," in *",$place:$place,"*) continue ;; esac
-        [ ! -e "$place" ] || mounted+=",$place:$place" # what is not here may be inside the image
+        [ ! -e "$place" ] || mounted+=",$place:$place" # what does not exist here may be inside the image
     done < <(places "$@")
     echo "$mounted"
 }
 
-# places ARGUMENT...: the checkout, the caches, and what the arguments and their preset name by an absolute path. A run
-# folder may be still to be made: the nearest folder above it that is there.
+# places ARGUMENT...: print the checkout, the caches, and the absolute paths in the arguments and in their preset. For a
+# run folder that does not exist yet, print the nearest existing parent.
 places() {
     local argument place
     printf '%s\n' "$root" "${HF_HOME:-}" "${OCTET_SCRATCH:-}"
@@ -89,7 +89,8 @@ gpus_of_node() {
     echo "${SLURM_GPUS_ON_NODE:-1}"
 }
 
-# The model that the settings name, the embedded one by its folder, and what else a server has to know of it, a line each.
+# model_of SETTING...: print the model, for the embedded one its folder, and then the options that a server needs to load
+# it, one per line.
 model_of() {
     local model
     model="$("${OCTET_PYTHON:-python}" "$root/train.py" --dry-run "$@" | sed -n "/^model:/,/^lora:/{
@@ -104,26 +105,26 @@ model_of() {
     echo "$model"
 }
 
-# train_in FOLDER SETTINGS...: a rank for each GPU of each node, or where step_options say. Started again, it goes on in
-# the same run folder.
+# train_in FOLDER SETTING...: train with one rank per GPU of each node, or as step_options say. After a restart it
+# continues in the same run folder.
 train_in() {
-    local folder="$1" asked status=0 options=(--ntasks-per-node="$(gpus_of_node)")
+    local folder="$1" settings status=0 options=(--ntasks-per-node="$(gpus_of_node)")
     [ -z "${step_options[*]:-}" ] || options=("${step_options[@]}")
     shift
-    asked="${*%%rollout.vllm.urls=*}" # each job has servers of its own
-    if [ -n "${OCTET_CHAIN:-}" ] && [ "$(cat "$folder/finished" 2>/dev/null || echo not)" = "$asked" ]; then
-        echo "octet: $folder is finished; the rest of the chain has nothing to do"
+    settings="${*%%rollout.vllm.urls=*}" # each job has its own servers
+    if [ -n "${OCTET_CHAIN:-}" ] && [ "$(cat "$folder/finished" 2>/dev/null || echo not)" = "$settings" ]; then
+        echo "octet: $folder is finished; this job of the chain has nothing to do"
         return
     fi
-    export OCTET_FAILED="$folder/failed" # written by a rank that ends with an error of its own
+    export OCTET_FAILED="$folder/failed" # written by a rank that fails by itself
     rm -f "$OCTET_FAILED"
     run_step "${options[@]}" -- "$root/run_deepspeed.sh" "$@" run.dir="$folder" || status=$?
-    [ "$status" != 0 ] || [ ! -d "$folder" ] || echo "$asked" >"$folder/finished"
-    go_on_later "$status" "$folder"
+    [ "$status" != 0 ] || [ ! -d "$folder" ] || echo "$settings" >"$folder/finished"
+    exit_with "$status" "$folder"
 }
 
-# The folder that the settings name, last of all those of a preset in a file; or one with the number of the job, which
-# stays the same when it is started again.
+# folder_of SETTING...: print the run folder: run.dir of the settings, else of their preset file, else a folder with the
+# job ID, which stays the same after a requeue.
 folder_of() {
     local setting preset="" folder=""
     for setting in "$@"; do
@@ -136,45 +137,48 @@ folder_of() {
     echo "${folder:-runs/$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}"
 }
 
-# folder_in PRESET: its run.dir. The python that knows YAML may be inside of a container.
+# folder_in PRESET: print its run.dir. The python that could parse the YAML may be inside a container.
 folder_in() {
     local folder
     folder="$(sed -n '/^run:/,/^[^ #]/s/^ \{1,\}dir: *//p' "$1" | sed 's/ *#.*//; s/ *$//' | tr -d "\"'")"
     [ "$folder" = null ] || echo "$folder"
 }
 
-# go_on_later STATUS FOLDER. 75 is the status of a run that was told to stop and has saved everything. The others are
-# tried again a few times: 138 is a run whose signal came before it could listen, 76 one that has lost a rank, 137 a rank
-# that was killed and 134 one that NCCL's watchdog has ended; a node may be to blame. It is not when a rank has ended with
-# an error of its own: the others, in a collective that it never comes to, are then ended in these ways. Such a job asks
-# to be started again; in a chain the next job goes on.
-go_on_later() {
-    [ "$1" != 134 ] || echo "octet: what NCCL said before it ended a rank is in octet-nccl-*, in the temporary folder" \
+# exit_with STATUS FOLDER: requeue the job if that may help, and exit. In a chain the next job continues instead.
+#   75   the run was told to stop, and has saved everything
+#   138  the signal to stop came before the run could handle it
+#   76   the run has lost a rank
+#   137  a rank was killed
+#   134  NCCL's watchdog has aborted a rank
+# After the last four a node may be to blame, so the job is requeued up to three times; but not if a rank has failed by
+# itself. The other ranks, which wait for it in a collective, are then ended in one of these ways, too.
+exit_with() {
+    [ "$1" != 134 ] || echo "octet: NCCL's log of the rank that it aborted is in octet-nccl-*, in the temporary folder" \
         "(TMPDIR) of its node" >&2
     case "$1" in
-    75) ask_again "$1" ;;
+    75) requeue "$1" ;;
     76 | 134 | 137 | 138)
         if [ -f "$2/failed" ]; then
-            echo "octet: not tried again: $(cat "$2/failed")" >&2
+            echo "octet: not requeued: $(cat "$2/failed")" >&2
         elif [ "$(lost_before "$2")" -lt 3 ]; then
             job_number >>"$2/lost"
-            ask_again "$1"
+            requeue "$1"
         fi
         ;;
     esac
     exit "$1"
 }
 
-# lost_before FOLDER: how often this job was tried again. SLURM_RESTART_COUNT counts what stopped in good order, too.
+# lost_before FOLDER: print how often this job was requeued after a loss. SLURM_RESTART_COUNT also counts regular stops.
 lost_before() {
     mkdir -p "$1"
     touch "$1/lost"
     grep -cFx "$(job_number)" "$1/lost" || true
 }
 
-ask_again() {
+requeue() {
     [ -z "${OCTET_CHAIN:-}" ] || exit "$1"
-    echo "octet: asking for job $(job_number) to be started again"
+    echo "octet: requeueing job $(job_number)"
     scontrol requeue "$(job_number)" ||
-        echo "octet: this cluster does not start jobs again; submit the same command with the same run.dir" >&2
+        echo "octet: this cluster does not requeue jobs; submit the same command with the same run.dir" >&2
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# One vLLM server, a task of vllm.sbatch on one of its GPUs: MODEL FIRST_PORT OPTION... OCTET_VLLM_PYTHON names the
-# python that has vLLM; without it that is Octet's own.
+# vllm_server.sh MODEL FIRST_PORT OPTION...: start a vLLM server, as a task of vllm.sbatch, on one of its GPUs.
+# OCTET_VLLM_PYTHON is a python with vLLM; the default is Octet's own.
 #
-# It takes adapters and weights from whoever reaches it, so it listens on the address of the node alone: keep that
-# inside of the cluster.
+# The server accepts adapters and weights from anyone who can reach it, so it listens only on the address of the node,
+# which must not be reachable from outside the cluster.
 set -euo pipefail
-trap '' USR1 # it is sent to every step and ends a program that does not know it: the run says when it is over
+trap '' USR1 # Slurm sends it to every step, and it would kill the server, which the run needs until its last step is done
 IFS=, read -r -a devices <<<"${CUDA_VISIBLE_DEVICES:-}"
 [ "${#devices[@]}" -lt 2 ] || export CUDA_VISIBLE_DEVICES="${devices[SLURM_LOCALID]}"
 export VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 VLLM_SERVER_DEV_MODE=1 VLLM_NO_USAGE_STATS=1

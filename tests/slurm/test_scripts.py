@@ -92,7 +92,7 @@ def test_an_error_of_one_rank_is_not_tried_again_however_the_others_are_ended(jo
     answer = job("single_node.sbatch", "run.dir=it", STATUS="137", RANK_SAYS=said)
     assert answer.returncode == 137
     assert "requeue" not in answer.stdout
-    assert f"octet: not tried again: {said}" in answer.stderr
+    assert f"octet: not requeued: {said}" in answer.stderr
     assert "requeue" in job("single_node.sbatch", "run.dir=it", STATUS="137").stdout, "that was the last start's"
 
 
@@ -208,7 +208,7 @@ def test_sbatch_takes_every_script(cluster, script):
 def test_a_job_outside_of_a_checkout_says_so(cluster, tmp_path):
     job = cluster.submit("single_node.sbatch", OCTET_ROOT=str(tmp_path))
     assert job.wait(30) == "FAILED 2:0"
-    assert f"octet: {tmp_path} is no checkout: submit from one, or export OCTET_ROOT" in job.output
+    assert f"octet: {tmp_path} is not a checkout: submit from one, or export OCTET_ROOT" in job.output
 
 
 @pytest.mark.slurm
@@ -217,7 +217,7 @@ def test_another_partition_than_that_of_the_site_is_pointed_out(cluster, tmp_pat
     site.write_text("export SBATCH_PARTITION=elsewhere OCTET_PYTHON=/nowhere/python\n")
     job = cluster.submit("single_node.sbatch", "--dry-run", OCTET_SITE=str(site))
     job.wait(30)
-    assert "says partition elsewhere, and this job is in gpu: sbatch reads no file" in job.output
+    assert "sets partition elsewhere, but this job is in gpu: sbatch does not read the file" in job.output
 
 
 @pytest.mark.slurm
