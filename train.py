@@ -1,6 +1,6 @@
-"""What the deepspeed launcher starts: `deepspeed --num_gpus=1 train.py --preset 8gb algorithm.lr=2e-5`.
+"""The program that the deepspeed launcher starts: `deepspeed --num_gpus=1 train.py --preset 8gb algorithm.lr=2e-5`.
 
-The configuration comes first: a typo is answered before torch is imported.
+It checks the configuration first, so a typo is answered before torch is imported.
 """
 
 import os
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def stop(number: int, frame: FrameType | None) -> None:
-    """As Ctrl-C does, so that what is open is closed; once, because the launcher may ask twice."""
+    """Stop as Ctrl-C does, so that everything is closed. Later signals are ignored: the launcher may send two."""
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, signal.SIG_IGN)
     raise KeyboardInterrupt

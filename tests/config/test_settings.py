@@ -115,7 +115,7 @@ def test_a_resolved_configuration_is_frozen():
         ),
         ("algorithm.advantage_eps=0", "algorithm.advantage_eps=0 cannot be used. It should be greater than 0"),
         ("algorithm.minibatches=17", "algorithm.minibatches=17: groups stay whole, .* rollout.problems=16. Write "),
-        ("lora.dropout=0.05", "lora.dropout=0.05: dropout makes .* Write 0."),
+        ("lora.dropout=0.05", "lora.dropout=0.05: with dropout, .* Write 0."),
         ("run.steps=null", "run: steps=None and epochs=None: a run has either steps or epochs. Write one of them"),
         ("group_size", "group_size: expected key=value, such as rollout.group_size=16."),
         ("model.name=[a", "model.name=.* not valid YAML"),

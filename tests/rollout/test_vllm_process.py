@@ -36,7 +36,7 @@ REFUSED = {
     ),
     "DoRA": (["rollout.vllm.urls=http://a", "lora.dora=true"], "vLLM serves no DoRA"),
     "DoRA, colocated": (["rollout.engine=vllm_colocate", "lora.dora=true"], "vLLM serves no DoRA"),
-    "rank": (["rollout.vllm.urls=http://a", "lora.r=300", "lora.init=pissa"], "leaves the run with 600.* lora.r=256"),
+    "rank": (["rollout.vllm.urls=http://a", "lora.r=300", "lora.init=pissa"], "exported with rank 600.* lora.r=256"),
     "a layer": (
         ["rollout.vllm.urls=http://a", "lora.targets=[q_proj,model.embed_tokens]"],
         r"lora.targets=q_proj,model.embed_tokens: vLLM serves no adapter of model.embed_tokens, .* lora.targets=all",

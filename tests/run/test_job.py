@@ -148,7 +148,7 @@ def test_the_latest_run_goes_on_through_the_launcher(job, tmp_path):
     shutil.copytree(job[0], tmp_path / "runs/it", symlinks=True)
     answer = run(str(ROOT / "run_deepspeed.sh"), "--resume", "run.steps=5", "run.merge=false", folder=tmp_path)
     assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.splitlines()[0] == "octet: going on with runs/it"
+    assert answer.stdout.splitlines()[0] == "octet: resuming runs/it"
     assert "going on after step 4" in answer.stdout
     assert lines(tmp_path / "runs/it/metrics.jsonl")[-1]["step"] == 5
 

@@ -1,6 +1,5 @@
-"""`octet train`: start `deepspeed train.py` on the devices of this machine, with the same arguments.
-
-Under `srun`, which has started a process for each device already, this process becomes train.py.
+"""Start `deepspeed train.py` on the devices that are here; the arguments go on to train.py. Under `srun`, which has
+started a process for each device already, this one becomes train.py.
 
 The settings are checked first, so that a typo or a model that cannot be found is reported within a second, and not
 after torch has been imported three times.

@@ -1,8 +1,8 @@
-"""How the settings of a run are put together.
+"""Combine the settings of a run.
 
     preset (presets/8gb.yaml) -> recipe (presets/recipes/*.yaml) -> key=value on the command line
 
-A later layer wins. The result is validated, frozen, and written into the run folder.
+A later layer wins. The result is validated and frozen.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ YAML_KINDS = {bool: "true or false", int: "a number", float: "a number", date: "
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the command line asks for."""
+    """A parsed command line."""
 
     config: Config
     preset: str
-    reason: str  # what was chosen for the user, and why; empty when nothing was
+    reason: str  # which preset was chosen for the user, and why; else empty
     dry_run: bool = False
     json: bool = False
     debug: bool = False
-    resumes: Path | None = None  # the folder of the run that goes on
+    resumes: Path | None = None  # the folder of the run to resume
 
 
 def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[str] = ()) -> Config:
-    """The frozen configuration of a preset, a recipe and `key=value` overrides."""
+    """Return the frozen configuration of a preset, a recipe and `key=value` overrides."""
     layers = [_load_layer(preset, PRESETS, "--preset")] if preset else []
     if recipe:
         layers.append(_load_layer(recipe, RECIPES, "--recipe"))
@@ -50,7 +50,7 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     merged: dict[str, Any] = {}
     for layer in [*layers, _layer_of(overrides)]:
         _refuse_unknown_keys(layer)
-        merged = _merge(_without_rival(merged, layer), layer)
+        merged = _merge(_without_other_length(merged, layer), layer)
     try:
         return Config.model_validate(merged)
     except ValidationError as error:
@@ -59,7 +59,7 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
 
 
 def choose_preset(machine: hardware.Hardware) -> tuple[str, str]:
-    """The preset for this hardware, and why."""
+    """Return the preset for this hardware, and why."""
     if not machine.gpus:
         return "nano", f"{machine}: the embedded model trains in minutes without one"
     preset = preset_for(machine.memory_gb)
@@ -69,13 +69,13 @@ def choose_preset(machine: hardware.Hardware) -> tuple[str, str]:
 
 
 def preset_for(memory_gb: float) -> str | None:
-    """The largest preset for a card; one that is sold as 8 GB may show a little less."""
+    """Return the largest preset for a card. A card that is sold as 8 GB may report a little less."""
     fitting = [name for name, size in GPU_PRESETS.items() if memory_gb >= 0.94 * size]
     return fitting[-1] if fitting else None
 
 
 def parse_command_line(arguments: Sequence[str]) -> Request:
-    options = argument_parser().parse_intermixed_args(_resume_apart(arguments))
+    options = argument_parser().parse_intermixed_args(_separate_resume(arguments))
     if options.resume is not None:
         return _resumed(options)
     preset, why = (options.preset, "") if options.preset else choose_preset(hardware.detect())
@@ -84,8 +84,8 @@ def parse_command_line(arguments: Sequence[str]) -> Request:
     return Request(config, preset, reason, options.dry_run, options.json, options.debug)
 
 
-def _resume_apart(arguments: Sequence[str]) -> list[str]:
-    """`--resume run.steps=9` is the latest run with a setting, not a folder of that name."""
+def _separate_resume(arguments: Sequence[str]) -> list[str]:
+    """Read `--resume run.steps=9` as the latest run with a setting, not as a folder of that name."""
     followers = [*arguments[1:], ""]
     return [
         "--resume=" if argument == "--resume" and "=" in follower else argument
@@ -94,7 +94,7 @@ def _resume_apart(arguments: Sequence[str]) -> list[str]:
 
 
 def _resumed(options: argparse.Namespace) -> Request:
-    """The settings of an earlier run, from its folder, with the overrides of this command line on top."""
+    """Return the settings of an earlier run, from its folder, with the overrides of this command line."""
     folder = Path(options.resume) if options.resume else _latest_run()
     stored = folder / "config.yaml"
     if options.preset or options.recipe:
@@ -102,7 +102,7 @@ def _resumed(options: argparse.Namespace) -> Request:
     if not stored.is_file():
         raise ConfigError(f"--resume {folder}: there is no config.yaml in it, so it is not the folder of a run.")
     config = resolve(str(stored), None, [*options.overrides, f"run.dir={folder}"])
-    reason = f"going on with {folder}"
+    reason = f"resuming {folder}"
     return Request(config, folder.name, reason, options.dry_run, options.json, options.debug, resumes=folder)
 
 
@@ -138,7 +138,7 @@ def _layer_of(overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def _parse_override(text: str) -> dict[str, Any]:
-    """`rollout.group_size=16` as a nested dictionary; the value is read as YAML."""
+    """Return `rollout.group_size=16` as a nested dictionary. The value is read as YAML."""
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ConfigError(f"{text}: expected key=value, such as rollout.group_size=16.")
@@ -146,15 +146,15 @@ def _parse_override(text: str) -> dict[str, Any]:
         nested: Any = yaml.safe_load(value)
     except yaml.YAMLError:
         raise ConfigError(f"{text}: the value is not valid YAML. Put quotes around it.") from None
-    if isinstance(nested, str) and nested.startswith("~"):  # the shell does not look behind an equals sign
+    if isinstance(nested, str) and nested.startswith("~"):  # the shell expands no ~ after an equals sign
         nested = str(Path(nested).expanduser())
     for part in reversed(key.split(".")):
         nested = {part: nested}
     return nested
 
 
-def _without_rival(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`run.steps` in a later layer displaces `run.epochs` of an earlier one, and the other way round."""
+def _without_other_length(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop `run.epochs` from the earlier layers if a later one sets `run.steps`, and the other way round."""
     for key, rival in (("steps", "epochs"), ("epochs", "steps")):
         if above.get("run", {}).get(key) is not None and "run" in below:
             below = _merge(below, {"run": {rival: None}})
@@ -193,7 +193,7 @@ def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str]) -> Ite
 def _explain(detail: Any, typed: Mapping[str, str]) -> str:
     """Return one line of a validation error: key, value, reason and remedy. `typed` has the overrides as written."""
     key = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] == "value_error" and not key:  # of several sections: it names them itself
+    if detail["type"] == "value_error" and not key:  # about several sections, which the text names
         return f"{detail['ctx']['error']}."
     if detail["type"] == "value_error":
         seen = "" if isinstance(detail["input"], dict) else f"={detail['input']}"
@@ -207,7 +207,7 @@ def _explain(detail: Any, typed: Mapping[str, str]) -> str:
 
 
 def flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Every setting as `section.key`; None where an older version did not have it."""
+    """Return every setting as `section.key`. A setting that an older version did not have is None."""
 
     def inside(part: Any, name: str) -> Any:
         return part.get(name) if part else None

@@ -1,4 +1,4 @@
-"""docs/configuration.md from the configuration itself: `python -m trainer.config.reference > docs/configuration.md`."""
+"""Generate docs/configuration.md: `python -m trainer.config.reference > docs/configuration.md`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from trainer.config.settings import is_section, sections
 
 HEAD = f"""# Configuration
 
-Every setting, its default, and what it does. Made from `trainer/config/settings.py` by
-`python -m trainer.config.reference`.
+Every setting, its default, and what it does. This page is generated: `python -m trainer.config.reference` writes it
+from the docstrings in `trainer/config/sections/`.
 
     preset -> recipe -> key=value on the command line
 
-A later layer wins. Presets are `{"`, `".join(names_in(PRESETS))}` (`trainer/config/presets/`), or a YAML file of yours:
-`--preset mine.yaml`. `--dry-run` prints what comes out. Settings of the engine's memory and precision are in
-`ds_configs/`.
-
-Recipes hold an objective, not the hardware, and go over any preset, with `--recipe NAME` or a file of yours:
-`{"`, `".join(names_in(RECIPES))}` (`trainer/config/presets/recipes/`; see [objectives.md](objectives.md)).
+A later layer wins, and `--dry-run` prints the result. A preset is made for a size of card; it is one of
+`{"`, `".join(names_in(PRESETS))}`
+(in `trainer/config/presets/`), or your own YAML file: `--preset mine.yaml`. A recipe sets an objective on top of any
+preset, with `--recipe NAME` or your own file:
+`{"`, `".join(names_in(RECIPES))}`
+(in `trainer/config/presets/recipes/`; see [objectives.md](objectives.md)). Memory and precision of the engine are set
+in `ds_configs/`.
 """
 
 

@@ -1,9 +1,9 @@
-"""The course of a run: its evaluations so far, the best of them, and whether the accuracy still rises.
+"""The evaluations of a run: which was the best, and whether the accuracy still rises.
 
     <run folder>/best/            the adapter (or model) with the highest `eval.metric` so far
                       best.json   its step and accuracy
 
-The evaluations are read back from `metrics.jsonl`, so a run that resumes counts on where the undisturbed one would be.
+The evaluations are read back from `metrics.jsonl`, so a resumed run goes on as an uninterrupted one would.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Milestone:
 
 
 class Course:
-    """Sees every evaluation after a step. The base model's is no candidate: nothing of it has to be kept."""
+    """The evaluations after the steps of a run. That of the base model is not a candidate for the best."""
 
     def __init__(self, folder: Path, settings: Eval, problems: int, first_step: int, total_steps: int) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class Course:
             for record in records
             if record["eval/problems"] == problems
         ]
-        self.is_seen = any(record["step"] == first_step for record in records)  # whatever the number of problems
+        self.is_seen = any(record["step"] == first_step for record in records)  # with any number of problems
         self.spares_best = first_step >= total_steps and kept is not None
         self.last: Evaluation | None = None
 
@@ -52,12 +52,13 @@ class Course:
         return bool(self.problems) and (step == self.total_steps or (every is not None and step % every == 0))
 
     def is_owed(self, first_step: int) -> bool:
-        """A start that was ended in the evaluation after a step leaves it to the next one, which begins here."""
+        """Return True if the run was interrupted during the evaluation after `first_step`, which is then repeated."""
         return first_step > 0 and self.is_due(first_step) and not self.is_seen
 
     def add(self, step: int, evaluation: Evaluation) -> bool:
-        """Whether it is a new best, in a run that looks more than once. As good as the best is not better. With nothing
-        to compare, a finished run leaves what it has kept."""
+        """Add an evaluation, and return True if it is a new best that has to be kept.
+
+        An equal value is not a new best. A finished run without comparable evaluations keeps its earlier best."""
         best, value = self.best, metrics_of(evaluation)[f"eval/{self.settings.metric}"]
         self.milestones.append(Milestone(step, value))
         self.last = evaluation
@@ -70,25 +71,25 @@ class Course:
 
     @property
     def kept(self) -> dict[str, Any] | None:
-        """What `best.json` says of the adapter or model beside it."""
+        """Return the content of `best.json`, which describes the adapter or model beside it."""
         path = self.folder / "best" / "best.json"
         return json.loads(path.read_text()) if path.is_file() else None
 
     @property
     def has_stopped_rising(self) -> bool:
-        """`eval.patience` evaluations have passed without a new best."""
+        """True if there were `eval.patience` evaluations in a row without a new best."""
         patience, best = self.settings.patience, self.best
         if patience is None or best is None:
             return False
         return len(self.milestones) - 1 - self.milestones.index(best) >= patience
 
     def keep(self, export: Callable[[Path], None]) -> None:
-        """Put what the last evaluation was of into `best/`, whole or not at all. Rank 0 calls it."""
+        """Export what was evaluated last into `best/`, completely or not at all. Called on rank 0 only."""
         final, partial = self.folder / "best", self.folder / "best.partial"
         shutil.rmtree(partial, ignore_errors=True)
         with disk.writing(partial, "the best of the run", "Make room; the same command then goes on."):
             export(partial)
-        assert self.last is not None, "there was an evaluation"
+        assert self.last is not None, "keep() follows an evaluation"
         shares = {"accuracy": self.last.strict.value, "lenient": self.last.lenient.value}
         note = {"step": self.milestones[-1].step, **shares, "problems": self.problems}
         (partial / "best.json").write_text(json.dumps(note, indent=2) + "\n")
@@ -105,7 +106,7 @@ def describe(evaluation: Evaluation, answer: str = "strict") -> str:
 
 
 def metrics_of(evaluation: Evaluation) -> dict[str, float]:
-    """What goes into `metrics.jsonl`."""
+    """Return what is written into `metrics.jsonl`."""
     return {
         "eval/accuracy": evaluation.strict.value,
         "eval/lenient": evaluation.lenient.value,
@@ -116,7 +117,7 @@ def metrics_of(evaluation: Evaluation) -> dict[str, float]:
 
 
 def _evaluated(folder: Path, first_step: int) -> list[dict[str, Any]]:
-    """The lines of steps 1 to `first_step` that have an evaluation."""
+    """Return the lines of steps 1 to `first_step` that contain an evaluation."""
     path = folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
     records: list[dict[str, Any]] = [json.loads(line) for line in lines if line.endswith("\n")]

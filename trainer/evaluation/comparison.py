@@ -1,4 +1,4 @@
-"""Two evaluations of the same problems, side by side: which is better, what flipped, how alike the answers are."""
+"""Compare two evaluations of the same problems: which is better, what flipped, how similar the answers are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIGNIFICANT = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A problem that one model solves and the other does not."""
+    """A problem that only one of two models solves."""
 
     direction: str  # gained or lost
     before: Outcome
@@ -41,7 +41,7 @@ class Comparison:
 
     @property
     def test(self) -> tuple[int, int, float]:
-        """Problems gained, problems lost, and p of the exact McNemar test."""
+        """Return the problems gained, the problems lost, and p of the exact McNemar test."""
         return mcnemar(self.before.correct, self.after.correct)
 
     @property
@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Better, worse, or not told apart by so few problems."""
+        """Return a sentence: better, worse, or within the noise of so few problems."""
         gained, lost, p = self.test
         change = f"{self.before.accuracy:.1%} -> {self.after.accuracy:.1%}"
         if p >= SIGNIFICANT:
@@ -68,13 +68,13 @@ class Comparison:
 
 
 def all_pairs(evaluations: Sequence[Evaluation]) -> list[Comparison]:
-    """Each model against every earlier one: base and adapter, base and merged, adapter and merged."""
+    """Compare each model with every earlier one: base and adapter, base and merged, adapter and merged."""
     return [Comparison(*pair) for pair in combinations(evaluations, 2)]
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How alike two models answer: the same tokens, and how far the log-probs of these tokens are apart."""
+    """How similar the answers of two models are: identical ones, and the log-probs of the tokens they share."""
 
     identical: int
     problems: int
@@ -94,7 +94,7 @@ def agreement(one: Evaluation, other: Evaluation) -> Agreement:
 
 
 def _common_logprobs(one: Completion, other: Completion) -> list[tuple[float, float]]:
-    """Log-probs of the tokens up to the first that differs: behind it the two are answers to different texts."""
+    """Return the log-probs of the tokens before the first difference, after which the contexts differ."""
     both = list(zip(one.tokens, other.tokens, one.logprobs, other.logprobs))
     end = next((position for position, (a, b, *_) in enumerate(both) if a != b), len(both))
     return [(x, y) for _, _, x, y in both[:end]]

@@ -1,4 +1,4 @@
-"""What a few hundred answers can say: shares with honest intervals, pass@k, and the paired test."""
+"""Statistics of a few hundred answers: shares with intervals, pass@k, and the paired test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Share(NamedTuple):
 
 
 def wilson(successes: float, trials: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The Wilson interval of a share: honest for small samples and near 0 and 1, where the usual one is not."""
+    """Return the Wilson interval of a share, which is valid for small samples and near 0 and 1 as well."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     share, spread = successes / trials, z * z / trials
     middle = share + spread / 2
@@ -28,12 +28,13 @@ def wilson(successes: float, trials: float, confidence: float = CONFIDENCE) -> t
 
 
 def share_of(values: Sequence[float], answers_each: float = 1.0) -> Share:
-    """The mean over problems of a number between 0 and 1, with the Wilson interval of as many independent answers.
+    """Return the mean of one value between 0 and 1 for each problem, with a Wilson interval.
 
-    Eight answers to one problem are not eight problems. How many independent answers would scatter as much as the
-    problems do is `mean * (1 - mean) / (variance over problems / problems)`: the number of problems when the answers to
-    one are all alike, and so exactly Wilson for one answer each; `answers_each` times as many when problems do not
-    differ, which is the most that is believed. Where every value is 0, or every value is 1, problems are counted.
+    Eight answers to one problem are not eight independent answers. The interval uses the number of independent answers
+    that would have the same variance, `mean * (1 - mean) / (variance over problems / problems)`. It equals the number
+    of problems if all answers to a problem agree, so for one answer each the interval is exactly Wilson's. It is at
+    most `answers_each` times the number of problems, which it reaches if problems do not differ. If every value is 0,
+    or every value is 1, it is the number of problems.
     """
     mean, variance = fmean(values), pvariance(values)
     independent: float = len(values)
@@ -44,15 +45,15 @@ def share_of(values: Sequence[float], answers_each: float = 1.0) -> Share:
 
 
 def pass_at(k: int, answers: int, correct: int) -> float:
-    """The chance that at least one of k answers is right, drawn without replacement from those there are.
+    """Return the probability that at least one of k answers, drawn without replacement, is right.
 
-    Chen et al. 2021, equation 1. Unbiased, which 1 - (1 - accuracy) ** k is not.
+    Chen et al. 2021, equation 1. It is unbiased; 1 - (1 - accuracy) ** k is not.
     """
     return 1 - comb(answers - correct, k) / comb(answers, k)
 
 
 def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, float]:
-    """Problems gained, problems lost, and the exact chance of so uneven a split if neither model is better."""
+    """Return the problems gained, the problems lost, and the p-value of the exact McNemar test."""
     gained = sum(new and not old for old, new in zip(before, after, strict=True))
     lost = sum(old and not new for old, new in zip(before, after, strict=True))
     flipped = gained + lost

@@ -1,6 +1,6 @@
-"""How good a model is: its answers to held-out problems, counted, with intervals.
+"""Evaluate a model on held-out problems: greedy answers always, sampled answers on request.
 
-Greedy answers always; sampled ones when asked for. `docs/evaluation.md` says what each number means.
+`docs/evaluation.md` explains each number.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Several answers to each problem, in trials that differ by their seed alone: trials, problems, answers."""
+    """Several answers to each problem, in trials that differ only in their seed: `trials[trial][problem][answer]`."""
 
     draws: Draws
     trials: tuple[tuple[tuple[Outcome, ...], ...], ...]
 
     @property
     def by_problem(self) -> list[list[Outcome]]:
-        """All answers to each problem, over all trials."""
+        """Return all answers to each problem, over all trials."""
         return [[outcome for group in groups for outcome in group] for groups in zip(*self.trials, strict=True)]
 
     @property
     def accuracies(self) -> list[float]:
-        """One for each trial."""
+        """Return the accuracy of each trial."""
         return [fmean(outcome.score.correct_strict for group in trial for outcome in group) for trial in self.trials]
 
     def shares(self) -> dict[str, Share]:
-        """avg@k, maj@k and pass@k by name. Everything is a mean over problems, whose spread makes the interval."""
+        """Return avg@k, maj@k and pass@k by name, each a mean over problems with its interval."""
         k, problems = self.draws.samples, self.by_problem
         each = len(problems[0])
         strict = [fmean(outcome.score.correct_strict for outcome in group) for group in problems]
@@ -92,14 +92,14 @@ class Sampled:
         return {**asdict(self.draws), **shares, **spread, **described}
 
     def _majorities(self) -> list[float]:
-        """For each problem, the share of trials in which the majority was right."""
+        """Return, for each problem, the share of trials in which the majority was right."""
         voted = [[majority(group) for group in groups] for groups in zip(*self.trials, strict=True)]
         return [fmean(winner is not None and winner.score.correct_strict for winner in row) for row in voted]
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """All problems, answered greedily by one model: `strict` in the format that was asked for, `lenient` in any."""
+    """The answers of one model: `strict` is the accuracy in the requested format, `lenient` in any format."""
 
     name: str
     outcomes: tuple[Outcome, ...]
@@ -122,7 +122,7 @@ class Evaluation:
         return share_of([outcome.score.correct_lenient for outcome in self.outcomes])
 
     def summary(self) -> dict[str, Any]:
-        """What is printed and stored; `records` has the single answers."""
+        """Return what is printed and stored; `records` has the single answers."""
         return {
             "name": self.name,
             "problems": len(self.outcomes),
@@ -135,7 +135,7 @@ class Evaluation:
         }
 
     def records(self) -> list[dict[str, Any]]:
-        """Every answer. The greedy one of a problem has temperature 0; sampled ones are numbered within their trial."""
+        """Return every answer. Greedy answers have temperature 0; sampled ones are numbered within their trial."""
         records = [{"model": self.name, "temperature": 0.0, **outcome.record()} for outcome in self.outcomes]
         if self.sampled:
             temperature = self.sampled.draws.temperature
@@ -149,7 +149,7 @@ class Evaluation:
 
 
 def describe(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The three categories as counts and as shares, how many answers were cut off, and how long they are."""
+    """Return the three categories as counts and shares, the share of truncated answers, and the mean length."""
     counts = {name: sum(outcome.category == name for outcome in outcomes) for name in CATEGORIES}
     return {
         "categories": counts,
@@ -160,7 +160,7 @@ def describe(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def majority(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The first outcome with the most frequent answer; of equally frequent ones the first seen."""
+    """Return the first outcome with the most frequent answer; ties go to the answer seen first."""
     ballots: list[list[Outcome]] = []
     for outcome in (outcome for outcome in outcomes if outcome.score.strict is not None):
         for ballot in ballots:
@@ -217,7 +217,7 @@ class Reporting(Sampler):
 def _answered(
     sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], sampling: Sampling
 ) -> tuple[tuple[Outcome, ...], ...]:
-    """The scored answers to each prompt, in the order of the prompts, which are split over the ranks."""
+    """Return the scored answers to each prompt, in the order of the prompts. The prompts are split over the ranks."""
     groups = collect(sampler, scorer, distributed.mine(prompts), sampling)
     parts = distributed.gather(
         [
@@ -234,12 +234,12 @@ def _answered(
 
 
 def _seed(draws: Draws, trial: int) -> int:
-    """Trials differ, ranks differ, and the same command gives the same answers again."""
+    """Return a seed that depends on trial and rank, and is the same whenever the command is repeated."""
     return ((draws.seed * 1_009 + trial) * 4_099 + distributed.rank()) % SEEDS
 
 
 def _up_to(k: int) -> list[int]:
-    """2, 4, 8 ... and k itself."""
+    """Return 2, 4, 8 ... and k."""
     powers = [2**n for n in range(1, k.bit_length()) if 2**n < k]
     return [*powers, k] if k > 1 else []
 

@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: four files (see `FILES`), and what is printed."""
+"""Write an evaluation into four files (see `FILES`), and format what is printed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES = "eval.json, eval.md, eval_answers.jsonl, eval_flips.jsonl"
 
 
 def settings_of(config: Config) -> dict[str, Any]:
-    """Under which the numbers hold."""
+    """Return the settings that the numbers depend on."""
     quantised = {"quantize": config.model.quantize} if config.model.quantize != "none" else {}
     return {
         "model": config.model.name,
@@ -34,7 +34,7 @@ def settings_of(config: Config) -> dict[str, Any]:
 
 
 def merged_against(other: str, config: Config) -> str:
-    """What is compared: a merged model always has the clean base."""
+    """Return what is compared. A merged model never has a quantised base."""
     kind = config.model.quantize
     return f"merged against {other}" + (f" (clean base against {kind} base)" if kind != "none" else "")
 
@@ -73,7 +73,7 @@ def _write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
-    """The table: a line for each number, a column for each model."""
+    """Return the table: a row for each number, a column for each model."""
     described = [describe(evaluation.outcomes) for evaluation in evaluations]
     lines = {
         "correct": [percent(evaluation.strict) for evaluation in evaluations],
@@ -101,7 +101,7 @@ def _sampled_lines(sampled: Sequence[Sampled]) -> dict[str, list[str]]:
 
 
 def percent(share: Share) -> str:
-    """With its 95 % interval: `62.1% (55.0-68.7)`."""
+    """Return a share with its 95 % interval: `62.1% (55.0-68.7)`."""
     return f"{share.value:.1%} ({100 * share.low:.1f}-{100 * share.high:.1f})"
 
 
@@ -115,27 +115,27 @@ def _gained_and_lost(first: Evaluation, other: Evaluation) -> str:
 
 
 def title(evaluations: Sequence[Evaluation]) -> str:
-    said = f"Greedy answers to {len(evaluations[0].outcomes)} held-out problems"
+    text = f"Greedy answers to {len(evaluations[0].outcomes)} held-out problems"
     if (sampled := evaluations[0].sampled) is None:
-        return f"{said}, with 95 % intervals"
+        return f"{text}, with 95 % intervals"
     draws = sampled.draws
     times = f", {draws.trials} times" if draws.trials > 1 else ""
-    return f"{said}; {draws.samples} sampled of each at temperature {draws.temperature:g}{times}"
+    return f"{text}; {draws.samples} sampled of each at temperature {draws.temperature:g}{times}"
 
 
 def verdicts(evaluations: Sequence[Evaluation]) -> list[str]:
-    """The first pair is what the run was about."""
+    """Return a sentence for each pair. The verdict is about the first two models."""
     named = [f"{comparison.names}: {comparison.verdict}" for comparison in all_pairs(evaluations)]
     return [f"verdict: {all_pairs(evaluations)[0].verdict}", *named[1:]] if named else []
 
 
 def flip_lines(comparison: Comparison) -> Iterator[str]:
-    """A handful of the problems that flipped, in both directions."""
-    for direction, said in (("gained", "now right"), ("lost", "no longer right")):
+    """Yield some of the problems that flipped, in both directions."""
+    for direction, label in (("gained", "now right"), ("lost", "no longer right")):
         flips = [flip for flip in comparison.flips if flip.direction == direction]
         more = f", {SHOWN_FLIPS} of them" if len(flips) > SHOWN_FLIPS else ""
         if flips:
-            yield f"{comparison.names}, {said}: {len(flips)}{more}"
+            yield f"{comparison.names}, {label}: {len(flips)}{more}"
         yield from (f"  {_flip_line(flip, comparison)}" for flip in flips[:SHOWN_FLIPS])
 
 
@@ -150,9 +150,9 @@ def _flip_line(flip: Flip, comparison: Comparison) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ eval.md
 
-LEGEND = """`correct`: the gold answer in the format that was asked for. `in any format`: the gold answer anywhere.
-`wrong answer`: the right format with another answer. `no answer found`: nothing in the format that was asked for.
-Brackets hold 95 % intervals in percent. `gained/lost`: problems that flipped against the first model.
+LEGEND = """`correct`: the right answer in the requested format. `in any format`: the right answer in any format.
+`wrong answer`: the requested format with another answer. `no answer found`: nothing in the requested format.
+Brackets contain 95 % intervals in percent. `gained/lost`: problems that flipped against the first model.
 """
 
 
@@ -160,11 +160,11 @@ def markdown(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> 
     names = [evaluation.name for evaluation in evaluations]
     head = [["", *names], ["---"] + ["---:"] * len(names)]
     table = [f"| {' | '.join(_escaped(cells))} |" for cells in [*head, *rows(evaluations)]]
-    said = [f"- {line}" for line in verdicts(evaluations)]
+    sentences = [f"- {line}" for line in verdicts(evaluations)]
     flips = [line for comparison in all_pairs(evaluations)[:1] for line in flip_lines(comparison)]
     facts = ", ".join(f"{name} `{value}`" for name, value in settings.items() if value is not None)
     parts = [f"# {title(evaluations)}", facts, "\n".join(table), LEGEND.rstrip()]
-    parts += ["\n".join(said)] if said else []
+    parts += ["\n".join(sentences)] if sentences else []
     parts += ["```\n" + "\n".join(flips).replace("```", "'''") + "\n```"] if flips else []
     return "\n\n".join(parts) + "\n"
 
@@ -174,7 +174,7 @@ def _escaped(cells: Sequence[str]) -> list[str]:
 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
-    """Models side by side; gained and lost problems are counted against the first."""
+    """Return the models side by side; gained and lost problems are counted against the first."""
     table = Table(title=title(evaluations), box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("", no_wrap=True)
     for evaluation in evaluations:

@@ -1,7 +1,7 @@
 """The rewards that are built in: each takes one read completion and gives a number, 1.0 at best.
 
 `overlong` and `repetition` are penalties: 0.0 at best, -1.0 at worst. To add a reward, write a function, name it in
-`COMPONENTS` and in `REWARDS` of `trainer/config/settings.py`; `reward.weights` does the rest.
+`COMPONENTS` and in `REWARDS` of `trainer/config/sections/reward.py`; `reward.weights` does the rest.
 """
 
 from __future__ import annotations

@@ -40,14 +40,14 @@ evaluate_model = partial(assemble.evaluate_model, shows_progress=True)
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """What is evaluated beside the model of the configuration."""
+    """What is evaluated in addition to the model of the configuration."""
 
     adapter: Path | None = None
     merged: Path | None = None
 
 
 def evaluate(config: Config, models: Models, draws: Draws | None, out: Path, as_json: bool) -> None:
-    """The model of the configuration; the same with an adapter and a merged model, if there are such, beside it.
+    """Evaluate the model of the configuration, and the adapter and the merged model if they are named.
 
     Under srun or torchrun the problems are split over the ranks."""
     cards.must_leave_our_cards(hardware.detect(), config.rollout.vllm, distributed.world_size())
@@ -67,7 +67,7 @@ def evaluate(config: Config, models: Models, draws: Draws | None, out: Path, as_
 
 
 def _evaluations(config: Config, models: Models, draws: Draws | None, out: Path) -> Iterator[Evaluation]:
-    """One model after the other, so that only one is in memory. vLLM has the base, and the adapter if there is one."""
+    """Evaluate one model after the other, so that only one is in memory. vLLM has the base and the adapter."""
     model, tokenizer = _load(config)
     alone = models.adapter is None and models.merged is None
     with _outside(config, model, tokenizer, out) as (sampler, shown):
@@ -87,7 +87,7 @@ def _evaluations(config: Config, models: Models, draws: Draws | None, out: Path)
 
 @contextmanager
 def _outside(config: Config, model: Any, tokenizer: Any, out: Path) -> Iterator[tuple[Sampler | None, StaticPolicy]]:
-    """vLLM, if the settings mean it, and what it is to show: the base at first."""
+    """Return vLLM, if the settings select it, and what it serves: the base at first."""
     shown = StaticPolicy()
     out.mkdir(parents=True, exist_ok=True)
     sampler = make_vllm_sampler(assemble.around(config, shown, model, tokenizer, out, _say))
@@ -101,7 +101,7 @@ def _outside(config: Config, model: Any, tokenizer: Any, out: Path) -> Iterator[
 
 
 def _say(text: str) -> None:
-    """Once, however many ranks there are."""
+    """Print on rank 0 only."""
     if distributed.is_main():
         limits.on_stderr(text)
 
@@ -112,7 +112,7 @@ def _some_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
 
 
 def _must_be(model: Any, tokenizer: Any, config: Config, sampler: Sampler) -> None:
-    """An error when vLLM has another model, or another adapter, than the one that was asked about."""
+    """Raise an error if vLLM serves another model or adapter than the one to be evaluated."""
     prompts = _some_prompts(config, tokenizer)
     sampling = Sampling(4, 1.0, config.rollout.max_new_tokens, config.run.seed)
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, flat=False)
@@ -122,7 +122,7 @@ def _must_be(model: Any, tokenizer: Any, config: Config, sampler: Sampler) -> No
 
 
 def merge(config: Config, adapter: Path, out: Path, as_json: bool) -> None:
-    """Write the merged model, load it again, and see whether it answers as the adapted one does."""
+    """Write the merged model, load it again, and compare its answers with those of the adapted model."""
     dtype = resolve_dtype(config.model.dtype, distributed.device())
     model, tokenizer = _load(config)
     adapted = evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config)

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a line that moves in a terminal, a line now and then in a log file."""
+"""Show the progress of a run or a task: a moving line in a terminal, a line now and then in a log file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rich.text import Text
 
 from trainer.ranks import distributed
 
-PERMANENT_LINES = 12  # lines of progress that stay on the screen in the course of a run
+PERMANENT_LINES = 12  # lines of progress that stay on the screen during a run
 
 
 class Screen:
-    """Prints for rank 0; on the other ranks it is silent."""
+    """Prints on rank 0, and nothing on the other ranks."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class Screen:
         self._live = Live(console=self.console, refresh_per_second=4, transient=True)
 
     def start(self) -> None:
-        """The first step begins: what was before it says nothing about the time that is left."""
+        """Measure time from here: what came before the first step does not predict the time that is left."""
         self._began = perf_counter()
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
 
     def warn(self, text: str) -> None:
-        """From whichever rank."""
+        """Print a warning, from any rank."""
         if self.console.quiet:
             print(f"rank {distributed.rank()}: {text}", file=sys.stderr)
         else:

@@ -1,0 +1,113 @@
+"""The section `algorithm`: the objective. docs/objectives.md has a table of all of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from trainer.config.sections.base import Section
+
+
+class Kl(Section):
+    coef: float = Field(0.0, ge=0.0)
+    """Weight of the KL penalty. With 0 there is no reference model, and no time or memory is spent on it."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL from one sample; see `trainer/loss/kl.py`."""
+    where: Literal["loss", "reward"] = "loss"
+    """Add the KL to the loss, or subtract it, summed over the tokens of an answer, from the reward before the
+    advantage."""
+    target: float | None = Field(None, gt=0.0)
+    """Adapt the coefficient to keep the mean KL of a token near this value."""
+    refresh: int | None = Field(None, ge=1)
+    """Replace the reference by the current policy every so many steps; by default it stays the initial model."""
+
+    @model_validator(mode="after")
+    def _needs_a_coefficient(self) -> Kl:
+        if self.coef == 0 and (self.target or self.refresh):
+            name = "target" if self.target else "refresh"
+            raise ValueError(f"{name} has no effect while coef is 0. Write algorithm.kl.coef=0.04 as well")
+        return self
+
+
+class Correction(Section):
+    level: Literal["none", "token", "sequence"] = "token"
+    """Weight each token by the probability ratio of policy to sampler: of the token, or the geometric mean of the
+    answer."""
+    mode: Literal["truncate", "mask"] = "truncate"
+    """Weights above the cap are set to the cap, or to 0."""
+    cap: float = Field(2.0, ge=1.0)
+    """Largest weight."""
+
+
+class GradReg(Section):
+    strength: float = Field(0.0, ge=0.0)
+    """Weight of the penalty on the gradient norm; published values are 1e-3 to 1e-2. Above 0, a step computes two
+    gradients."""
+    eps: float = Field(1e-3, gt=0.0)
+    """Distance along the first gradient at which the second is computed."""
+    warmup: int = Field(0, ge=0)
+    """Steps over which the strength rises to its value."""
+
+
+class Algorithm(Section):
+    """docs/objectives.md lists every objective in one table."""
+
+    loss: Literal["reinforce", "reinforce_baseline", "grpo_clip", "gspo", "cispo"] = "grpo_clip"
+    """The policy loss; see `trainer/loss/objectives.py`."""
+    aggregation: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = "dapo"
+    """How the losses of tokens are averaged: over all tokens, over answers, by a constant, or over groups."""
+    advantage: Literal["grpo", "dr_grpo", "rloo", "batch_std"] = "grpo"
+    """`grpo` divides by the standard deviation of the group, `dr_grpo` does not, `rloo` takes the mean of the other
+    answers as the baseline, `batch_std` divides by the standard deviation of the whole step."""
+    advantage_eps: float = Field(1e-6, gt=0.0)
+    """Added to the standard deviation before the division."""
+    advantage_ddof: Literal[0, 1] = 0
+    """Divide the variance by G (0) or by G - 1 (1)."""
+    clip_low: float = Field(0.2, ge=0.0, le=1.0)
+    """The ratio is clipped at 1 - clip_low."""
+    clip_high: float = Field(0.2, ge=0.0)
+    """The ratio is clipped at 1 + clip_high."""
+    dual_clip: float | None = Field(None, gt=1.0)
+    """A second bound of the ratio, for answers with a negative advantage; 3 is usual."""
+    epochs: int = Field(1, ge=1)
+    """Passes over each batch of answers (mu)."""
+    minibatches: int = Field(1, ge=1)
+    """Updates in one pass; the answers are divided among them."""
+    truncated: Literal["keep", "mask"] = "keep"
+    """Answers that were cut off at max_new_tokens: `mask` removes them from the loss, not from the mean of the
+    group."""
+    entropy_bonus: float = 0.0
+    """Coefficient of the entropy in the objective."""
+    top_entropy: float = Field(1.0, gt=0.0, le=1.0)
+    """Train only on this share of the tokens of an update, those with the highest entropy."""
+    kl: Kl = Kl()
+    """A penalty on the distance to a reference model."""
+    correction: Correction = Correction()
+    """Importance weights for the difference between the probabilities of the sampler and of the policy."""
+    gradreg: GradReg = GradReg()
+    """Gradient regularisation: prefer flat minima."""
+    lr: float = Field(1e-5, gt=0.0)
+    """Peak learning rate."""
+
+    @model_validator(mode="after")
+    def _dual_clip_beyond_clip_high(self) -> Algorithm:
+        if self.dual_clip is not None and self.loss not in ("grpo_clip", "gspo"):
+            raise ValueError(
+                f"dual_clip={self.dual_clip} has no effect on loss={self.loss}. Write algorithm.dual_clip=null"
+            )
+        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
+            raise ValueError(
+                f"dual_clip={self.dual_clip} is inside the first bound, 1 + clip_high = {1 + self.clip_high:g}. "
+                f"Write algorithm.dual_clip={max(3.0, 2 * (1 + self.clip_high)):g}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _refresh_leaves_a_distance(self) -> Algorithm:
+        if self.kl.refresh == 1 and (self.kl.where == "reward" or self.epochs * self.minibatches == 1):
+            raise ValueError(
+                "kl.refresh=1 makes the policy its own reference, so the KL is always 0. "
+                "Write algorithm.kl.refresh=50, or with kl.where=loss algorithm.epochs=2"
+            )
+        return self

@@ -1,0 +1,99 @@
+"""The sections `model` and `lora`: which model, and what of it is trained."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from trainer.config.sections.base import Section
+
+UNSERVED = ("lm_head", "embed_tokens")  # layers whose adapters vLLM serves for a few models only
+
+
+class Model(Section):
+    name: str = "nano"
+    """A model on the hub, a local folder, or `nano`, the small model that is shipped with Octet."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """`auto` is bf16 on cards that support it, fp16 on older ones, fp32 on the CPU."""
+    quantize: Literal["none", "nf4", "int8"] = "none"
+    """Store the frozen base of an adapter in 4 bits (NF4 with double quantisation) or 8 bits (LLM.int8), with
+    bitsandbytes. Embeddings and output layer stay in model.dtype. The adapter is merged into the base that is not
+    quantised."""
+    attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"
+    """`auto` is `sdpa`, which is part of torch and the only one that supports optim.layout=flat. `flash` needs the
+    package flash_attn and a GPU. `flash` and `eager` train with padded rows."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    activation_offload: bool = False
+    """Move what gradient checkpointing stores, the input of each layer, to CPU memory."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Only for authors you trust."""
+
+    @model_validator(mode="after")
+    def _offload_needs_checkpointing(self) -> Model:
+        if self.activation_offload and not self.gradient_checkpointing:
+            raise ValueError(
+                "activation_offload=true moves what gradient checkpointing stores, and that is switched off. "
+                "Write model.gradient_checkpointing=true as well"
+            )
+        return self
+
+    @property
+    def clean(self) -> Model:
+        """Return the same model without quantisation, into which an adapter is merged."""
+        return self.model_copy(update={"quantize": "none"})
+
+
+class Lora(Section):
+    enabled: bool = True
+    """`false` trains the whole model; the other settings of this section are then ignored."""
+    r: int = Field(16, ge=1, le=512)
+    """Rank of the adapter."""
+    alpha: int = Field(32, ge=1)
+    """The adapter is scaled by alpha / r."""
+    rslora: bool = False
+    """Scale the adapter by alpha / sqrt(r) instead (rsLoRA), so that a high rank learns as fast as a low one."""
+    dora: bool = False
+    """Train the length of each weight row separately from its direction (DoRA): better at low ranks, and slower."""
+    init: Literal["zero", "pissa", "pissa_niter_16"] = "zero"
+    """`zero`: the adapter starts without effect. `pissa`: it starts as the principal part of each weight, and the rest
+    is frozen; it is saved as a plain adapter of twice the rank. `pissa_niter_16`: the same, approximated faster."""
+    plus_ratio: float = Field(1.0, gt=0.0)
+    """LoRA+: the learning rate of the B matrices, as a multiple of algorithm.lr. Try 16, with a lower lr."""
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """Must be 0: with dropout, the policy being trained is not the policy that sampled."""
+    targets: Literal["attention", "all"] | tuple[str, ...] = "attention"
+    """`attention` (q, k, v, o), `all` linear layers (`all-linear` in PEFT), or a list of module names."""
+
+    @property
+    def product(self) -> Literal["adapter", "model"]:
+        """Return what a run produces. The folder with the result has this name."""
+        return "adapter" if self.enabled else "model"
+
+    @property
+    def served_rank(self) -> int:
+        """Return the rank of the adapter as it is exported: PiSSA is written as a plain adapter of twice the rank."""
+        return self.r if self.init == "zero" else 2 * self.r
+
+    @property
+    def unserved_targets(self) -> list[str]:
+        """Return the targets that vLLM does not serve. PEFT identifies a layer by the end of its name."""
+        named = self.targets if isinstance(self.targets, tuple) else ()
+        return [name for name in named if name.rpartition(".")[2] in UNSERVED]
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _name_of_peft(cls, value: Any) -> Any:
+        return "all" if value == "all-linear" else value
+
+    @field_validator("dropout")
+    @classmethod
+    def _no_dropout(cls, value: float) -> float:
+        if value:
+            raise ValueError(
+                "with dropout, the log-probs of step 1 differ from those of the sampler, so the ratio is wrong. Write 0"
+            )
+        return value

@@ -1,0 +1,139 @@
+"""The section `reward`: what an answer is worth."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from trainer.config.sections.base import RUNS, Section
+from trainer.errors import did_you_mean
+
+# The rewards of reward/built_in.py, and the language model that grades (reward/judge.py).
+REWARDS = ("correct", "format", "length", "overlong", "repetition", "think_tags", "judge")
+# `octet score` writes these names, so a custom reward function cannot have them.
+RESERVED = (*REWARDS, "strict", "lenient", "correct_strict", "correct_lenient", "reward")
+
+
+class Judge(Section):
+    url: str | None = None
+    """Base of an OpenAI-compatible endpoint, such as `http://localhost:8000/v1`."""
+    model: str | None = None
+    """Name of the grader at the endpoint."""
+    rubric: str = "science"
+    """What is graded: the name of a file in `trainer/reward/rubrics/`, or your own YAML file."""
+    key_env: str = "OCTET_JUDGE_KEY"
+    """Name of the environment variable with the key; a local endpoint may need none."""
+    structured: bool = True
+    """Request grades with a JSON schema. `false` for an endpoint that does not support `response_format`."""
+    reply_tokens: int = Field(1024, ge=1)
+    """Most tokens that the grader may write, including its thinking."""
+    concurrency: int = Field(8, ge=1, le=256)
+    """Concurrent requests of each rank."""
+    timeout_s: float = Field(60.0, gt=0.0)
+    """Timeout of one request, in seconds."""
+    retries: int = Field(4, ge=0)
+    """Retries after status 429 or 5xx, a failed connection, or grades that cannot be read."""
+    backoff_s: float = Field(1.0, ge=0.0)
+    """Seconds before the first retry; doubles each time, with jitter. `Retry-After` is honoured."""
+    max_requests: int | None = Field(None, ge=1)
+    """Budget of requests for the whole run, over all ranks, including retries. When it is spent, grades are missing."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Budget of tokens, from `usage` in the replies; without `usage`, four characters count as one token."""
+    cache: Path | None = RUNS / "judge-cache"
+    """Folder with earlier grades, so that no answer is graded twice. `null`: no cache."""
+    extra: dict[str, Any] = Field({})
+    """Merged into the body of each request, such as `{temperature: 1}`; `null` removes a key."""
+
+    @model_validator(mode="after")
+    def _no_secret_in_the_settings(self) -> Judge:
+        """Refuse what may be a key. The messages do not show the values."""
+        parts = urllib.parse.urlsplit(self.url or "http://none")
+        if "@" in parts.netloc or parts.query:
+            raise ValueError("the url has a user name or a query in it. Put the key into the environment; see key_env")
+        if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
+            raise ValueError("key_env is the name of a variable, in capitals, not the key. Write OCTET_JUDGE_KEY")
+        if not (self.url or "").isascii() or parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ValueError("the url does not begin with http:// or https://. Write one like http://localhost:8000/v1")
+        return self
+
+
+class Reward(Section):
+    custom: tuple[str, ...] = ()
+    """Your own reward functions with TRL's signature: `my_rewards.py:score`, or a list; see docs/rewards.md."""
+    weights: dict[str, float] = Field({"correct": 1.0})
+    """The reward is the sum of weight x component; see docs/rewards.md. A custom function has weight 1.0 by default."""
+    answer: Literal["strict", "lenient"] = "strict"
+    """What `correct` accepts: an answer in the requested format only, or any answer that can be found."""
+    symbolic: bool | None = None
+    """Also compare answers symbolically, with math-verify. By default only the task `math` does."""
+    symbolic_s: float = Field(5.0, gt=0.0)
+    """Timeout of one symbolic comparison, in seconds; after it, the answers count as different."""
+    length_band: tuple[int, int] = (50, 500)
+    """Number of characters, from and to, that `length` rewards."""
+    overlong_buffer: int | None = Field(None, ge=1)
+    """Tokens before rollout.max_new_tokens over which `overlong` falls from 0 to -1; by default a fifth, as in DAPO."""
+    repetition_words: int = Field(4, ge=1)
+    """Number of words in a phrase of `repetition`."""
+    timeout: float = Field(60.0, gt=0.0)
+    """Timeout of one call of a custom function, in seconds; after it, the run stops."""
+    custom_format: Literal["auto", "text", "chat"] = "auto"
+    """What custom functions receive: texts, or TRL's lists of messages. `auto`: messages if the data set has them."""
+    judge: Judge = Judge()
+    """A language model that grades answers; it needs a weight, reward.weights.judge."""
+
+    @field_validator("custom", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("custom")
+    @classmethod
+    def _file_and_function(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            file, _, function = text.rpartition(":")
+            if not file.endswith(".py") or not function.isidentifier():
+                raise ValueError(f"{text} is not FILE.py:FUNCTION. Write one like my_rewards.py:score")
+        names = [function_name(text) for text in value]
+        for name in names:
+            if name in RESERVED or names.count(name) > 1:
+                raise ValueError(f"the name {name} is taken. Give the function another one")
+        return value
+
+    @field_validator("weights")
+    @classmethod
+    def _known_names(cls, value: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        known = [*REWARDS, *map(function_name, info.data.get("custom", ()))]
+        for name in value:
+            if name not in known:
+                raise ValueError(
+                    f"there is no reward `{name}`.{did_you_mean(name, known)} Known: {', '.join(known)}, "
+                    "and your own functions, with reward.custom=FILE.py:FUNCTION"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _something_to_learn_from(self) -> Reward:
+        if not any(self.all_weights.values()):
+            raise ValueError(
+                "no reward has a weight, so there is nothing to learn. Write reward.weights={correct: 1.0}"
+            )
+        judged = "judge" in self.weights
+        if judged and not (self.judge.url and self.judge.model):
+            raise ValueError("weights.judge needs reward.judge.url and reward.judge.model. Write both")
+        if self.judge.url and not judged:
+            raise ValueError("judge.url is set, but the judge has no weight. Write reward.weights.judge=1.0")
+        return self
+
+    @property
+    def all_weights(self) -> dict[str, float]:
+        """Return all weights, with 1.0 for custom functions that have no weight."""
+        return {**self.weights, **{name: self.weights.get(name, 1.0) for name in map(function_name, self.custom)}}
+
+
+def function_name(custom: str) -> str:
+    """Return `score` for `my_rewards.py:score`."""
+    return custom.rpartition(":")[2]

@@ -1,0 +1,119 @@
+"""The section `rollout`: how answers are sampled, and by which engine."""
+
+from __future__ import annotations
+
+import urllib.parse
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from trainer.config.sections.base import Section
+
+SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # adapter ranks for which vLLM can reserve memory
+
+
+class Vllm(Section):
+    """Where and how vLLM samples; see docs/vllm.md."""
+
+    urls: tuple[str, ...] = ()
+    """Running servers, such as `http://127.0.0.1:8000`; several share the load."""
+    start: bool = False
+    """Start servers for this run, and stop them at its end. They listen on this machine only."""
+    python: Path | None = None
+    """Python interpreter of the environment with vLLM; by default that of the trainer."""
+    devices: tuple[int, ...] = ()
+    """CUDA devices for the servers that the run starts, such as `0` or `0,1`; the policy is trained on the others.
+    Required on a machine with GPUs."""
+    tensor_parallel: int = Field(1, ge=1)
+    """Devices that share one copy of the model. One server is started for each such group of `devices`."""
+    memory: float | None = Field(None, gt=0.0, lt=1.0)
+    """Share of a device's memory for vLLM. By default 0.9 of a device of its own; of a shared device, enough for the
+    base, the adapter and the cache of all rows, as `octet plan` counts it."""
+    sleep: Literal[0, 1] = 1
+    """What `vllm_colocate` does while the policy trains: 0 keeps everything on the GPU, 1 moves the weights to CPU
+    memory and frees the cache."""
+    arguments: tuple[str, ...] = ()
+    """More arguments for the servers that the run starts, such as `--quantization,fp8`."""
+    wait_s: float = Field(600.0, gt=0.0)
+    """Seconds that a server may be unreachable, at the start or later, before the run ends."""
+    timeout_s: float = Field(600.0, gt=0.0)
+    """Timeout for the answers to one problem, in seconds, including the wait at a busy server."""
+    max_difference: float = Field(1.0, gt=0.0)
+    """Largest mean difference between a token's log-probs of sampler and trainer. Above it, the run is refused or
+    ends."""
+
+    @field_validator("urls", "arguments", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return tuple(value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _by_comma(cls, value: Any) -> Any:
+        return str(value).split(",") if isinstance(value, (str, int)) else value
+
+    @field_validator("urls")
+    @classmethod
+    def _base_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for url in value:
+            parts = urllib.parse.urlsplit(url)
+            if not url.isascii() or parts.scheme not in ("http", "https") or not parts.netloc or parts.query:
+                raise ValueError(f"{url} is not the address of a server. Write one like http://127.0.0.1:8000")
+        return tuple(url.rstrip("/").removesuffix("/v1") for url in value)
+
+    @model_validator(mode="after")
+    def _running_or_started(self) -> Vllm:
+        if self.urls and self.start:
+            raise ValueError("urls name running servers, and start=true starts others. Write one of the two")
+        if len(set(self.devices)) < len(self.devices) or min(self.devices, default=0) < 0:
+            raise ValueError(
+                f"devices={','.join(map(str, self.devices))} are not numbers of different cards. Write some like 0,1"
+            )
+        if len(self.devices) % self.tensor_parallel:
+            raise ValueError(
+                f"devices={','.join(map(str, self.devices))} cannot be divided by "
+                f"tensor_parallel={self.tensor_parallel}. Name a multiple of it"
+            )
+        return self
+
+
+class Rollout(Section):
+    engine: Literal["auto", "decode", "hf", "vllm_server", "vllm_colocate"] = "auto"
+    """`decode` is Octet's own fast decoder, for Qwen2, Qwen3, Llama and Mistral; `hf` is model.generate; `vllm_server`
+    uses servers; `vllm_colocate` runs vLLM in the trainer's process. `auto` uses servers if rollout.vllm names or
+    starts some, else vLLM if it is installed and the GPU has room for both, else `decode`, else `hf`."""
+    vllm: Vllm = Vllm()
+    """Settings of the two vLLM engines."""
+    ahead: Literal[0, 1] = 0
+    """1: sample the answers of the next step while this one trains, with the policy before the update. Only with
+    `vllm_server`."""
+    problems: int = Field(16, ge=1)
+    """Problems in a step, over all ranks."""
+    group_size: int = 8
+    """Completions of each problem."""
+    temperature: float = Field(1.0, gt=0.0)
+    """The logits are divided by this, in sampling and in training."""
+    max_new_tokens: int = Field(256, ge=1)
+    """Longer completions are cut off, and count as truncated."""
+    dead_groups: Literal["drop", "keep", "refill"] = "drop"
+    """What to do with groups whose rewards are all equal, and whose advantages are therefore 0. `drop` leaves them out:
+    the loss, with its KL and entropy terms, is the mean over the tokens of the other groups. `keep` counts their tokens
+    in that mean. `refill` samples new problems in their place (dynamic sampling)."""
+    refills: int = Field(3, ge=1)
+    """Most rounds of new problems that `refill` samples in a step."""
+    rows: int = Field(128, ge=1)
+    """Completions that a local sampler decodes at once; halved if they do not fit into memory. A vLLM server that was
+    started elsewhere decides by itself, and queues the rest."""
+
+    @field_validator("group_size")
+    @classmethod
+    def _group_of_two(cls, value: int) -> int:
+        if value < 2:
+            raise ValueError("GRPO compares answers to the same problem, so it needs at least 2. Try 8")
+        return value
+
+    @property
+    def asks_servers(self) -> bool:
+        named = bool(self.vllm.urls) or self.vllm.start
+        return self.engine == "vllm_server" or (self.engine == "auto" and named)

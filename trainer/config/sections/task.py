@@ -1,0 +1,84 @@
+"""The sections `task` and `prompt`: the problems, and how a model is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from trainer.config.sections.base import Section
+from trainer.errors import did_you_mean
+
+
+class TaskSettings(Section):
+    name: Literal["nano", "gsm8k", "math", "multiple_choice", "records"] = "nano"
+    """`nano` generates its own problems; the others read them. See `docs/tasks.md`."""
+    data_dir: Path | None = None
+    """A folder with `train` and `test` as .jsonl, .csv or .parquet; without it, the data set comes from the hub."""
+    path: str | None = None
+    """One .jsonl, .csv or .parquet file, or a data set on the hub such as `owner/name`."""
+    test_path: str | None = None
+    """The held-out problems: a file or a data set, as in `task.path`."""
+    subset: str | None = None
+    """Configuration of the data set on the hub."""
+    split: str = "train"
+    """Split of the data set on the hub to train on."""
+    test_split: str | None = None
+    """Split of the data set on the hub to hold out."""
+    question: str | None = None
+    """Column of the question; by default that of the task's data set."""
+    answer: str | None = None
+    """Column of the answer. `none`: there is no answer, and a custom reward decides (`records` only)."""
+    solution: str | None = None
+    """Column of a worked solution, for few-shot examples."""
+    incorrect: tuple[str, ...] = ()
+    """Columns of the wrong choices (`multiple_choice`); a column may hold a list of them."""
+    holdout: float = Field(0.1, gt=0.0, le=1.0)
+    """Share of the problems that is held out if no test set is named."""
+    on_bad_record: Literal["error", "skip"] = "error"
+    """What to do with a record that cannot be used: end with an error before the run starts, or leave it out and count
+    it."""
+    limit: int | None = Field(None, ge=1)
+    """Train on this many problems, the first of the shuffled training set."""
+    curriculum: Literal["none", "difficulty", "solve_rate"] = "none"
+    """`difficulty`: easy problems first. `solve_rate`: problems that are solved always or never are drawn less
+    often."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TaskSettings:
+        reads = sorted({"data_dir", "path"} & {key for key, value in self if value is not None})
+        if self.name == "nano" and reads:
+            raise ValueError(f"nano makes up its own problems and reads no {reads[0]}. Write task.name=records")
+        if self.name == "records" and not reads:
+            raise ValueError("records are read from your own data. Write task.path=FILE or task.data_dir=FOLDER")
+        if len(reads) == 2:
+            raise ValueError("problems come from one source. Write either task.path or task.data_dir")
+        if self.path is None and (self.test_path or self.subset or self.test_split):
+            raise ValueError("test_path, subset and test_split belong to a task.path. Write task.path as well")
+        return self
+
+
+PROMPT_STYLES = ("auto", "chat", "r1_zero", "gsm8k", "boxed", "letter", "few_shot")
+
+
+class PromptSettings(Section):
+    style: str = "auto"
+    """`chat`, `r1_zero`, `gsm8k`, `boxed`, `letter`, `few_shot` or a template file; `auto` is the style of the task."""
+    system: str | None = None
+    """A system message before the question."""
+    shots: int = Field(4, ge=1)
+    """Number of solved examples in a `few_shot` prompt."""
+    answer: Literal["auto", "gsm8k", "boxed", "tags", "letter"] = "auto"
+    """Where a strict answer is expected (####, \\boxed{}, <answer>, a letter); `auto` follows the style."""
+    max_tokens: int = Field(512, ge=1)
+    """Problems with a longer prompt are left out, and counted."""
+
+    @field_validator("style")
+    @classmethod
+    def _known_or_file(cls, style: str) -> str:
+        if style in PROMPT_STYLES or Path(style).is_file():
+            return style
+        raise ValueError(
+            f"it is neither a file nor a style.{did_you_mean(style, PROMPT_STYLES)} Known: {', '.join(PROMPT_STYLES)}"
+        )
