@@ -26,6 +26,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that start processes first: they take longest, and the quick ones then fill up both workers."""
+    items.sort(key=lambda item: not {"forked", "subprocess"} & set(vars(item.module)))  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def with_slow(request: pytest.FixtureRequest) -> bool:
+    """True if slow tests of this file are selected, so that what all of its tests share is made for them, too."""
+    return any(item.path == request.path and item.get_closest_marker("slow") for item in request.session.items)
+
+
 @pytest.fixture(scope="session")
 def gsm8k_folder() -> Path:
     folder = Path(os.environ.get("OCTET_GSM8K", ROOT.parent / "shared" / "gsm8k"))

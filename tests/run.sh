@@ -20,9 +20,11 @@ else
 fi
 cd "$root"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # the test models are too small to share between threads
+side_by_side=(-n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder) # in the order of tests/conftest.py
 case "${1:-}" in
-slow | gpu | slurm) exec python -m pytest -m "$@" ;;
+slow) exec python -m pytest "${side_by_side[@]}" -m "$@" ;;
+gpu | slurm) exec python -m pytest -m "$@" ;;
 vllm) shift && exec python -m pytest -m vllm tests/vllm "$@" ;;
 all) shift && exec python -m pytest -m "not vllm" "$@" ;;
-*) exec python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow and not gpu and not vllm and not slurm" "$@" ;;
+*) exec python -m pytest "${side_by_side[@]}" -m "not slow and not gpu and not vllm and not slurm" "$@" ;;
 esac

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 from tests.conftest import ROOT
+from tests.forks import forked
 from trainer.machine.hardware import free_port
 
 
@@ -15,7 +15,7 @@ def on_two_ranks(program: str, *arguments: str) -> list[str]:
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", program, *arguments],
+            [*forked(), "-c", program, *arguments],
             env=os.environ | group | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from statistics import fmean, stdev
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import NANO, ROOT
+from tests.forks import forked
 from trainer.commands import main as cli
 from trainer.config.command_line import resolve
 from trainer.config.settings import Model
@@ -45,7 +45,7 @@ def run_folder(tmp_path_factory) -> Path:
 def side_by_side(run_folder, tmp_path_factory) -> tuple[dict, Path]:
     """The real command in a process of its own; what it printed, and where it wrote."""
     out = tmp_path_factory.mktemp("out")
-    command = [sys.executable, "-c", "from trainer.commands.main import main; main()", "eval", "--json", f"--out={out}"]
+    command = [*forked(), "-c", "from trainer.commands.main import main; main()", "eval", "--json", f"--out={out}"]
     command += [f"--adapter={run_folder / 'adapter'}", f"--merged={run_folder / 'merged'}", f"--problems={PROBLEMS}"]
     command += [f"--samples={SAMPLES}", f"--trials={TRIALS}", "--temperature=1.5"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

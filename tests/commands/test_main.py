@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.forks import forked
 from tests.run.test_job import FEW, run, train
 from trainer import __version__
 from trainer.commands.main import COMMANDS, main
@@ -21,7 +21,7 @@ def adapter(tmp_path_factory):
 
 
 def octet(adapter, *arguments: str) -> subprocess.CompletedProcess:
-    return run(sys.executable, "-m", "trainer.commands.main", *arguments, folder=adapter.parent.parent)
+    return run(*forked(), "-m", "trainer.commands.main", *arguments, folder=adapter.parent.parent)
 
 
 def test_merge_writes_a_model_that_answers_alike(adapter):

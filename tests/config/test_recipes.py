@@ -10,6 +10,7 @@ import yaml
 
 from tests.conftest import ROOT
 from tests.e2e.recipes import small
+from tests.forks import forked
 from trainer.config.arguments import PRESETS, RECIPES, names_in
 from trainer.config.command_line import resolve
 from trainer.config.settings import fields
@@ -77,15 +78,20 @@ def test_the_command_line_takes_a_recipe_and_still_wins():
     assert settings["reward"]["weights"] == {"correct": 1.0, "format": 0.1, "length": 0.05, "overlong": 0.5}
 
 
+SOME = ("dapo", "full_finetune", "gradreg")
+TRAINED = [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, with_slow):
     """Two steps of each: the run folders, and how far each adapter went."""
     folder = tmp_path_factory.mktemp("recipes")
-    subprocess.run([sys.executable, "-m", "tests.e2e.recipes", folder, *NAMES], cwd=ROOT, check=True, timeout=300)
+    recipes = NAMES if with_slow else SOME
+    subprocess.run([*forked(), "-m", "tests.e2e.recipes", folder, *recipes], cwd=ROOT, check=True, timeout=300)
     return folder
 
 
-@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("recipe", TRAINED)
 def test_a_recipe_trains_the_embedded_model(recipe, trained):
     steps = [json.loads(line) for line in (trained / recipe / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2]
@@ -94,7 +100,7 @@ def test_a_recipe_trains_the_embedded_model(recipe, trained):
     assert json.loads((trained / "moved.json").read_text())[recipe] > 0
 
 
-@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("recipe", TRAINED)
 def test_what_a_recipe_asks_for_is_measured(recipe, trained):
     """What has no effect in a run is not in its log either."""
     algorithm = small(recipe).algorithm

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.evaluation.test_evaluate import evaluation, outcome
+from tests.forks import forked
 from trainer.config.command_line import resolve
 from trainer.config.settings import Eval, Model
 from trainer.errors import ConfigError
@@ -168,7 +168,7 @@ def test_patience_without_evaluations_is_a_mistake(other):
 def train(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     settings = ["run.merge=false", "eval.every=1", "eval.problems=16", "eval.patience=2", "rollout.problems=2"]
     settings += ["algorithm.lr=1e-9", "optim.warmup=0", "optim.schedule=constant"]
-    command = [sys.executable, "train.py", "--preset", "nano", f"run.dir={folder}", *settings, *overrides]
+    command = [*forked(), "train.py", "--preset", "nano", f"run.dir={folder}", *settings, *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
 

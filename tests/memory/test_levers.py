@@ -12,6 +12,7 @@ import torch
 
 from tests.conftest import ROOT
 from tests.e2e.updates import IDLE, ROWS, Case, groups_of, settings
+from tests.forks import forked
 from tests.model.test_variants import advance, assert_close, logits, make_policy, read
 from tests.rollout.test_decoder import SOME, assert_greedy_is_generate, move_adapter, prompts, sample
 from tests.step.test_engine import assert_same, launch
@@ -592,7 +593,7 @@ def train(folder, *arguments: str, ranks: int = 1) -> str:
         own |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(hardware.free_port())}
     started = [
         subprocess.Popen(
-            [sys.executable, str(ROOT / "train.py"), *arguments],
+            [*forked(), str(ROOT / "train.py"), *arguments],
             cwd=folder,
             env=own | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}),
             stdout=subprocess.PIPE,

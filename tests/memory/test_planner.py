@@ -12,6 +12,7 @@ from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import NANO, ROOT
+from tests.forks import forked
 from tests.hub_server import serving
 from trainer.checks import memory
 from trainer.checks.memory import problem
@@ -209,13 +210,14 @@ def test_four_bits_are_what_bitsandbytes_makes_of_a_weight():
     assert planned._linear_bytes(linear) == found
 
 
-MEASURED = ("normed, checkpointed", "small, whole model", "small, all layers")
+SOME, REST = ["normed, checkpointed"], ["small, whole model", "small, all layers"]
+MEASURED = [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)]
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict:
+def measured(with_slow) -> dict:
     """Live tensors of the real decoder and engine, from a process of its own."""
-    command = [sys.executable, "bench/plan.py", "--json", "--only", *MEASURED]
+    command = [*forked(), "bench/plan.py", "--json", "--only", *SOME, *(REST if with_slow else [])]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return {case["case"]: case["bytes"] for case in json.loads(answer.stdout)["cases"]}
 

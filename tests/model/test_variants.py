@@ -4,13 +4,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
 import torch
 
 from tests.conftest import ROOT
 from tests.e2e.updates import IDLE, ROWS, Case, groups_of, make_model, settings
+from tests.forks import forked
 from trainer.batch.pack import Packer, minibatches
 from trainer.batch.room import Room
 from trainer.commands import main as cli
@@ -284,7 +284,7 @@ def job(tmp_path_factory):
 
 
 def start(folder, *arguments: str) -> str:
-    command = [sys.executable, str(ROOT / "train.py"), *arguments]
+    command = [*forked(), str(ROOT / "train.py"), *arguments]
     own_group = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
     answer = subprocess.run(
         command, cwd=folder, env=own_group, capture_output=True, text=True, timeout=240, check=False

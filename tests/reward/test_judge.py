@@ -227,9 +227,8 @@ def test_nobody_there(server):
 def test_a_slow_grader_is_left_at_the_timeout(server):
     release = threading.Event()
     server.replies = [lambda: (release.wait(20), chat(GOOD))[1]]
-    began = time.monotonic()
     assert grades(judge(server.url, "reward.judge.timeout_s=0.2", "reward.judge.retries=1"), "a") == [None]
-    assert 0.4 <= time.monotonic() - began < 5
+    assert len(server.requests) == 2
     release.set()
 
 
@@ -241,10 +240,8 @@ def test_a_grader_that_drips_is_left_at_the_timeout(monkeypatch):
             time.sleep(0.01)
             return b" "
 
-    began = time.monotonic()
     with pytest.raises(TimeoutError):
         http_client._read(Dripping(), time.monotonic() + 0.1, largest=1 << 20)
-    assert time.monotonic() - began < 2
 
 
 def test_retry_after_is_honoured(server):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.forks import forked
 
 FEW = [
     "rollout.problems=4",
@@ -37,7 +38,7 @@ def run(*command: str, folder: Path, **environment: str) -> subprocess.Completed
 
 
 def train(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    return run(sys.executable, str(ROOT / "train.py"), *arguments, folder=folder)
+    return run(*forked(), str(ROOT / "train.py"), *arguments, folder=folder)
 
 
 def lines(path: Path) -> list[dict]:

@@ -7,7 +7,6 @@ answers, from the first three steps to the last three: about 380 answers on eith
 import json
 import os
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.conftest import ROOT
+from tests.forks import forked
 from trainer.loss.objectives import LOSSES
 
 pytestmark = pytest.mark.slow
@@ -48,7 +48,7 @@ JOBS = [Job("train.py", loss, seed) for loss in SETTINGS for seed in SEEDS] + SH
 def gain(job: Job, folder: Path) -> float:
     """By how much the mean reward of an answer rose."""
     settings = [f"algorithm.loss={job.loss}", f"run.seed={job.seed}", f"run.dir={folder}", *SETTINGS[job.loss]]
-    command = [sys.executable, str(ROOT / job.script), "--preset", "nano", *COMMON, *settings]
+    command = [*forked(), str(ROOT / job.script), "--preset", "nano", *COMMON, *settings]
     subprocess.run(command, cwd=ROOT, check=True, timeout=590, env=os.environ | {"OMP_NUM_THREADS": "1"})
     rewards = [json.loads(line)["reward/mean"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert len(rewards) == 12
@@ -58,6 +58,7 @@ def gain(job: Job, folder: Path) -> float:
 @pytest.fixture(scope="module")
 def gains(tmp_path_factory) -> dict[Job, float]:
     folder = tmp_path_factory.mktemp("learning")
+    forked()  # starts the server, before there are threads
     with ThreadPoolExecutor(2) as pool:
         found = dict(zip(JOBS, pool.map(lambda job: gain(job, folder / str(JOBS.index(job))), JOBS)))
     for job, value in found.items():

@@ -11,18 +11,21 @@ import torch
 
 from tests.conftest import ROOT
 from tests.e2e.loops import DEAD_STEP, PROBLEMS
+from tests.forks import forked
 from trainer.config.settings import Model
 from trainer.model.load import load_model
 
-ENGINES = ("zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
-CASES = (*ENGINES, "zero2 whole", "zero3 whole")
+SOME = ("zero2", "zero2_offload", "zero3", "zero3 whole")
+REST = ("zero1", "zero3_offload", "zero2 whole")
+CASES = (*SOME, *(pytest.param(case, marks=pytest.mark.slow) for case in REST))
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory) -> dict[int, dict]:
-    """Of one rank and of two, by engine; the three processes run at the same time."""
+def results(tmp_path_factory, with_slow) -> dict[int, dict]:
+    """The results of one rank and of two, by case; the three processes run at the same time."""
     folder = tmp_path_factory.mktemp("loops")
-    command = [sys.executable, "-m", "tests.e2e.loops", str(folder), *CASES]
+    cases = (*SOME, *REST) if with_slow else SOME
+    command = [*forked(), "-m", "tests.e2e.loops", str(folder), *cases]
     ranks = []
     for world in (1, 2):
         with socket.socket() as probe:
@@ -49,7 +52,9 @@ def test_two_ranks_train_what_one_does(results, case):
     assert (one - two).abs().max() <= 1e-6
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [*SOME[:-1], *(pytest.param(case, marks=pytest.mark.slow) for case in (*REST, "zero3 whole"))]
+)
 def test_every_engine_trains_the_same(results, case):
     same = results[1]["zero2" + case.removeprefix(case.partition(" ")[0])]
     assert (flat(same) - flat(results[1][case])).abs().max() <= 1e-6

@@ -47,11 +47,6 @@ def undisturbed(cluster, tmp_path_factory):
     return folder, job
 
 
-def test_the_installed_lab_is_up_in_time(lab):
-    """Without the installation of Slurm, which is the network's time and not the lab's."""
-    assert lab.seconds < 20
-
-
 def test_two_nodes_come_to_the_end(undisturbed):
     folder, job = undisturbed
     assert "2 x cpu" in job.output

@@ -177,21 +177,26 @@ def test_without_a_python_that_will_do_a_cluster_is_told_of_its_modules(tmp_path
     assert "module load python/3.11" in answer.stderr
 
 
-def test_jobs_that_start_together_install_once(tmp_path):
-    """What stands in for the python of an environment writes down what it is asked for."""
+@pytest.mark.parametrize(("setting", "installer"), [("", "uv"), ("global.index-url='mirror'", "pip")])
+def test_jobs_that_start_together_install_once(tmp_path, setting, installer):
+    """With uv, unless pip has settings that uv does not read. Stand-ins write down what they are asked for."""
     if shutil.which("flock") is None:
         pytest.skip("there is no flock(1)")
     python = tmp_path / ".venv/bin/python"
     python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/asked\nsleep 0.2\n')
-    python.chmod(0o755)
+    said = f'case $* in *config*) echo "{setting}" ;; *) echo pip $* >> {tmp_path}/asked ;; esac'
+    python.write_text(f"#!/bin/sh\n{said}\nsleep 0.2\n")
+    (tmp_path / "uv").write_text(f"#!/bin/sh\necho uv $* >> {tmp_path}/asked\n")
+    for program in (python, tmp_path / "uv"):
+        program.chmod(0o755)
     for name in ("setup.cfg", "constraints.txt"):
         (tmp_path / name).touch()
     script = f"set -euo pipefail; source scripts/environment.sh; use_environment {tmp_path}"
-    clean = {"PATH": os.environ["PATH"]}
+    clean = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     jobs = [subprocess.Popen(["bash", "-c", script], cwd=ROOT, env=clean) for _ in range(3)]
     assert [job.wait(timeout=60) for job in jobs] == [0, 0, 0]
-    assert len((tmp_path / "asked").read_text().splitlines()) == 3  # calls of pip, as many as one job needs
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert [line.split()[0] for line in asked] == [installer] * 3, "as often as one job needs"
 
 
 @pytest.mark.slurm

@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from dataclasses import asdict
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 
 from tests.conftest import ROOT
 from tests.e2e.updates import ROWS, UPDATES, Case, deterministic, make_model, settings
+from tests.forks import forked
 
 GOLDEN = ROOT / "tests/golden/one_step.json"
 HOW_TO_DECIDE = (
@@ -101,7 +101,7 @@ def launch(model, out, world: int, cases: list[Case]) -> dict:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     what = json.dumps([asdict(case) for case in cases])
-    command = [sys.executable, "-m", "tests.e2e.updates", str(model), str(out), what]
+    command = [*forked(), "-m", "tests.e2e.updates", str(model), str(out), what]
     shared = os.environ | {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [
         subprocess.Popen(command, cwd=ROOT, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})

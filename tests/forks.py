@@ -1,0 +1,221 @@
+"""`python ...` as a fork of a process that has imported torch, transformers, peft and deepspeed already.
+
+`subprocess.run([*forked(), "train.py", "--preset", "nano"], ...)` is what `[sys.executable, "train.py", ...]` would be,
+without seconds of imports. Three processes take part. The server, one for each pytest process, imports and then waits
+for requests. The client, which subprocess starts in place of the program, hands its arguments, environment, working
+directory, standard input and outputs to the server, passes signals on, and ends as the program ends. The program is a
+fork of the server: its exceptions, exit functions and exit status are those of a Python process of its own.
+
+Where a variable that the libraries read while they are imported differs from the server's, the client becomes the
+program itself. A test about starting, imports or the launcher takes `sys.executable` anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+READ_BY_IMPORTS = ("CUDA_", "DS_", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "TRANSFORMERS_")
+IMPORTED = ["bitsandbytes", "datasets", "deepspeed", "peft", "safetensors.torch", "torch.utils.tensorboard", "train"]
+IMPORTED += ["transformers.models.qwen2.modeling_qwen2", "trainer.commands.evaluate", "trainer.run.job"]
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+_address: list[str] = []  # of this process's server, once it is started
+
+
+def forked() -> list[str]:
+    """Return the beginning of a command, to stand where `sys.executable` would. The first call starts the server."""
+    if not _address:
+        _address.append(_start_server())
+    return [sys.executable, "-IS", __file__, *_address]
+
+
+def _start_server() -> str:
+    """Start the server, which ends with this process: it then has no more standard input."""
+    import atexit
+    import subprocess
+    from pathlib import Path
+
+    address = f"\0octet-tests-{os.getpid()}"  # of an abstract socket: no file is left behind
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.forks", str(listener.fileno())],
+            cwd=Path(__file__).parent.parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+        )
+    atexit.register(server.communicate)
+    return address[1:]
+
+
+# ---------------------------------------------------------------- the client
+
+
+def ask(address: str, arguments: list[str]) -> None:
+    """Have the server run a program with these arguments of `python`, and end as it ends."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(f"\0{address}")
+        request = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
+        message = json.dumps(request).encode()
+        for number in PASSED_ON:
+            signal.signal(number, lambda number, _: server.send(bytes([number])))
+        socket.send_fds(server, [len(message).to_bytes(8, "big")], [0, 1, 2])
+        server.sendall(message)
+        answer = server.recv(64).decode()
+    if answer == "start it yourself":
+        os.execv(sys.executable, [sys.executable, *arguments])
+    if not answer:
+        sys.exit("the fork server has ended")
+    status = int(answer)
+    if status < 0:
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+# ---------------------------------------------------------------- the server
+
+
+class Server:
+    """Answers the requests of clients until standard input ends."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        import selectors
+
+        self.listener = listener
+        self.imported_with = _read_by_imports(os.environ)
+        self.running: dict[int, tuple[int, socket.socket]] = {}  # pidfd of a program -> its process, and its client
+        self.watched = selectors.DefaultSelector()
+        for source in (sys.stdin, listener):
+            self.watched.register(source, selectors.EVENT_READ)
+        _import_everything()
+
+    def serve(self) -> None:
+        """Return when standard input has ended and, in each fork, when its program has."""
+        while True:
+            for key, _ in self.watched.select():
+                if key.fileobj is sys.stdin:
+                    for process, _ in self.running.values():
+                        os.kill(process, signal.SIGKILL)
+                    return
+                if key.fileobj is self.listener:
+                    client, _ = self.listener.accept()
+                    request, files = _receive(client)
+                    if self.start(client, request):
+                        _become(request, files)
+                        return
+                    for file in files:
+                        os.close(file)
+                elif key.fd in self.running:
+                    self.end(key.fd)
+                elif any(client is key.fileobj for _, client in self.running.values()):
+                    self.pass_on(key.fileobj)
+
+    def start(self, client: socket.socket, request: dict[str, Any]) -> bool:
+        """Fork, and return True in the fork."""
+        if _read_by_imports(request["environment"]) != self.imported_with:
+            client.send(b"start it yourself")
+            client.close()
+        elif process := os.fork():
+            program = os.pidfd_open(process)
+            self.running[program] = process, client
+            for source in (program, client):
+                self.watched.register(source, 1)
+        else:
+            self.watched.close()
+            for source in (self.listener, client, *(other for _, other in self.running.values())):
+                source.close()
+            for program in self.running:
+                os.close(program)
+            return True
+        return False
+
+    def end(self, program: int) -> None:
+        process, client = self.running.pop(program)
+        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        with suppress(BrokenPipeError):  # the client may be gone
+            client.send(str(status).encode())
+        for source in (program, client):
+            with suppress(KeyError):
+                self.watched.unregister(source)
+        os.close(program)
+        client.close()
+
+    def pass_on(self, client: socket.socket) -> None:
+        """Send a program the signal that its client was sent, or end it with its client."""
+        received = client.recv(1)
+        (process,) = (process for process, other in self.running.values() if other is client)
+        os.kill(process, received[0] if received else signal.SIGKILL)
+        if not received:
+            self.watched.unregister(client)
+
+
+def _import_everything() -> None:
+    """In the order of train.py, which silences some warnings first."""
+    import gc
+    import importlib
+
+    from trainer.machine import hardware, quiet
+
+    hardware.let_memory_grow()
+    quiet.quiet()
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()  # what is shared by all forks stays so
+
+
+def _read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value for name, value in environment.items() if name.startswith(READ_BY_IMPORTS) and name != "PYTHONPATH"
+    }
+
+
+def _receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    size, files, _, _ = socket.recv_fds(client, 8, 3)
+    message = b""
+    while len(message) < int.from_bytes(size, "big"):
+        message += client.recv(int.from_bytes(size, "big") - len(message))
+    return json.loads(message), files
+
+
+def _become(request: dict[str, Any], files: list[int]) -> None:
+    """Run the program in this process. What it raises ends the process as it would end any other."""
+    import runpy
+    import types
+
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    sys.stdin = open(0)  # noqa: SIM115  the server's own has ended
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path and path not in sys.path[1:]]
+    what, *rest = request["arguments"]
+    if what == "-m":
+        sys.path[:1], sys.argv = [os.getcwd(), *paths], rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif what == "-c":
+        sys.path[:1], sys.argv = ["", *paths], ["-c", *rest[1:]]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(rest[0], sys.modules["__main__"].__dict__)  # noqa: S102  what `python -c` does
+    else:
+        sys.path[:1], sys.argv = [os.path.dirname(os.path.abspath(what)), *paths], [what, *rest]
+        runpy.run_path(what, run_name="__main__")
+
+
+if __name__ == "__main__":
+    if sys.flags.isolated:
+        ask(sys.argv[1], sys.argv[2:])
+    else:
+        Server(socket.socket(fileno=int(sys.argv[1]))).serve()
