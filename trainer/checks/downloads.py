@@ -1,19 +1,22 @@
-"""Can the model and the data be had? Asked before anything heavy is imported, so that the answer takes seconds."""
+"""Check that the model and the data can be had, before anything heavy is imported, so that the answer takes seconds."""
 
 from __future__ import annotations
 
+import glob
 import os
 from pathlib import Path
 
+from huggingface_hub import constants
+
 from trainer.config.settings import Config, TaskSettings
 from trainer.errors import DataError
-from trainer.model.hub import FETCH, Found, Refused, Unreachable, _home, _stay_offline, find_model, listing
+from trainer.model.hub import FETCH, Found, Refused, Unreachable, find_model, listing, stay_offline
 from trainer.problem.sources import HubSet
 from trainer.problem.task import hub_sets
 
 
 def check(config: Config) -> Found:
-    """An error for a model or data set that is neither here nor in the cache, and that the hub does not give."""
+    """Raise an error for a model or data set that is not on this machine and that the hub does not give."""
     found = find_model(config.model)
     for data in hub_sets(config.task):
         find_data(data, config.task)
@@ -21,10 +24,10 @@ def check(config: Config) -> Found:
 
 
 def find_data(data: HubSet, task: TaskSettings) -> bool:
-    """Whether it is in the cache; an error when it cannot be had."""
+    """Return True for a data set in the cache, False for one on the hub. Raise DataError if it is in neither."""
     cached = is_prepared(data)
     try:
-        listing("datasets", data.name, "main")
+        listing("datasets", data.name, None)
     except Refused as refusal:
         if not cached:
             raise DataError(
@@ -37,21 +40,21 @@ def find_data(data: HubSet, task: TaskSettings) -> bool:
                 f"task.name={task.name}: {data} is not in the cache ({data_cache()}), and {reason}. "
                 f"Write task.data_dir=FOLDER with train.jsonl and test.jsonl. {FETCH}"
             ) from None
-        _stay_offline(reason)
+        stay_offline(reason)
     return cached
 
 
 def data_cache() -> Path:
-    return Path(os.environ.get("HF_DATASETS_CACHE", _home() / "datasets"))
+    return Path(os.environ.get("HF_DATASETS_CACHE", f"{constants.HF_HOME}/datasets"))
 
 
 def is_prepared(data: HubSet) -> bool:
-    """Whether `datasets` has this split in its cache, ready to be read without the hub."""
-    split = data.split.partition("[")[0]
-    folders = [folder for folder in data_cache().glob("*___*") if _letters(folder.name) == _letters(data.name)]
+    """True if `datasets` has this split of this configuration in its cache, so that it can read it without the hub."""
+    split, subset = data.split.partition("[")[0], glob.escape(data.subset or "") or "*"
+    folders = [folder for folder in data_cache().glob(f"*___*/{subset}") if _is_cache_of(folder.parent.name, data.name)]
     return any(file for folder in folders for file in folder.rglob(f"*-{split}*.arrow"))
 
 
-def _letters(name: str) -> str:
-    """`datasets` writes MyData as my_data, and owner/name as owner___name."""
-    return name.replace("/", "").replace("_", "").casefold()
+def _is_cache_of(folder: str, name: str) -> bool:
+    """True if `datasets` keeps a data set in this folder: it writes owner/MyData as owner___my_data."""
+    return folder.replace("_", "").casefold() == name.replace("/", "").replace("_", "").casefold()
