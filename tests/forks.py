@@ -23,7 +23,7 @@ from typing import Any
 
 READ_BY_IMPORTS = ("CUDA_", "DS_", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "TRANSFORMERS_")
 IMPORTED = ["bitsandbytes", "datasets", "deepspeed", "peft", "safetensors.torch", "torch.utils.tensorboard", "train"]
-IMPORTED += ["transformers.models.qwen2.modeling_qwen2", "trainer.commands.evaluate", "trainer.run.job"]
+IMPORTED += ["transformers.models.qwen2.modeling_qwen2", "trainer.run.evaluate_models", "trainer.run.job"]
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _address: list[str] = []  # of this process's server, once it is started

@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import ssl
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+import pytest
+from huggingface_hub import constants
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?")
@@ -22,21 +27,42 @@ class Hub(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, repositories: Mapping[str, Path], token: str | None = None) -> None:
+    def __init__(
+        self, repositories: Mapping[str, Path], token: str | None = None, certificate: Path | None = None
+    ) -> None:
         super().__init__(("127.0.0.1", 0), _Answer)
+        self.scheme = "https" if certificate else "http"
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
         self.repositories = dict(repositories)
         self.token = token  # when there is one, nothing is given without it
         self.downloads: list[tuple[str, str]] = []  # each file sent, and the range that was asked for
+        self.delay_s = 0.0  # before each answer
         self.cut_after: int | None = None  # bytes after which a download breaks off, once
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+        return f"{self.scheme}://127.0.0.1:{self.server_port}"
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, url: str, home: Path) -> None:
+    """Let this process, which has read its environment already, ask the hub at `url` and keep its cache in `home`."""
+    for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # so that what a test makes of it is undone
+    places = {"HF_HOME": home, "HF_HUB_CACHE": home / "hub", "HF_TOKEN_PATH": home / "token", "ENDPOINT": url}
+    for name, value in places.items():
+        monkeypatch.setattr(constants, name, str(value))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
 @contextmanager
-def serving(repositories: Mapping[str, Path], token: str | None = None) -> Iterator[Hub]:
-    hub = Hub(repositories, token)
+def serving(
+    repositories: Mapping[str, Path], token: str | None = None, certificate: Path | None = None
+) -> Iterator[Hub]:
+    hub = Hub(repositories, token, certificate)
     thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
@@ -54,6 +80,7 @@ class _Answer(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
+        time.sleep(self.server.delay_s)
         path = unquote(urlsplit(self.path).path)
         if api := API.fullmatch(path):
             self._describe(api)

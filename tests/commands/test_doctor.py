@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from tests.conftest import ROOT
 from tests.forks import forked
+from tests.hub_server import use_hub
 from trainer.checks import disk_and_ram, downloads, preflight
 from trainer.commands import doctor, launch
 from trainer.commands.doctor import Finding
@@ -81,13 +83,13 @@ def test_a_disk_that_is_too_small_is_answered_before_the_run(small_disk, tmp_pat
 
 def test_download_and_run_folder_share_the_room_of_one_disk(small_disk, monkeypatch):
     folder = small_disk(10 * MEGABYTE)
-    monkeypatch.setenv("HF_HUB_CACHE", str(folder / "cache/hub"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache/hub"))
     each = disk_and_ram.Needs(download=6_000_000, run=6_000_000, ram=0)
     (finding,) = preflight.disk(each, folder / "runs/it")
     assert finding.mark == "problem"
     assert f"run.dir={folder}/runs/it, HF_HUB_CACHE={folder}/cache/hub: " in finding.text
     assert "need 12.0 MB, and 10.5 MB are free" in finding.text
-    monkeypatch.setenv("HF_HUB_CACHE", str(small_disk(10 * MEGABYTE)))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(small_disk(10 * MEGABYTE)))
     assert [finding.mark for finding in preflight.disk(each, folder / "runs/it")] == ["ok", "ok"]
 
 
@@ -335,18 +337,16 @@ def test_bitsandbytes_that_does_not_work_is_a_problem_only_where_it_is_needed():
 @pytest.fixture
 def nobody(monkeypatch, tmp_path):
     """A machine that has downloaded nothing, and a port at which nobody ever answers."""
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    for name in ("HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_DATASETS_CACHE"):
-        monkeypatch.delenv(name, raising=False)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        use_hub(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}", tmp_path)
         yield
 
 
 @pytest.mark.usefixtures("nobody")
-def test_a_hub_that_is_silent_is_given_up():
+def test_a_hub_that_is_silent_is_given_up(monkeypatch):
+    monkeypatch.setattr(hub, "DEADLINE_S", 0.2)
     with pytest.raises(ModelError, match=r"the hub cannot be reached \(.*\)\. Write the path .* `octet fetch`"):
         downloads.check(resolve("8gb"))
 
@@ -364,10 +364,9 @@ def test_without_a_network_the_run_ends_before_it_imports(tmp_path):
 
 
 def test_offline_by_its_own_word_it_is_not_asked(monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
-    monkeypatch.setenv("HF_ENDPOINT", "no address at all")
-    with pytest.raises(DataError, match="HF_HUB_OFFLINE forbids to ask the hub"):
+    use_hub(monkeypatch, "no address at all", tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="HF_HUB_OFFLINE forbids asking the hub"):
         downloads.check(resolve("nano", None, ["task.name=gsm8k"]))
 
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from tests.commands.test_doctor import python
 from tests.conftest import NANO, ROOT
-from tests.hub_server import Hub, serving
+from tests.hub_server import Hub, serving, use_hub
 from trainer.checks import downloads
 from trainer.commands import fetch
 from trainer.config.command_line import resolve
@@ -136,15 +137,59 @@ def test_the_printed_command_runs_without_a_hub_from_wherever_the_folder_is(fetc
 
 
 def test_a_hub_that_is_away_is_said_once_and_the_cache_is_used(fetched, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("HF_HOME", str(fetched[0]))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    use_hub(monkeypatch, "http://127.0.0.1:9", fetched[0])
     found = downloads.check(resolve("8gb", None, ["model.name=octet/nano"]))
     assert found.folder is not None
     assert found.weights == (NANO / "model.safetensors").stat().st_size
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     said = "octet: the hub cannot be reached (Connection refused): going on with what is in the cache\n"
     assert capsys.readouterr().err == said
+
+
+def test_another_configuration_of_a_data_set_is_not_the_one_that_is_asked_for(fetched, monkeypatch):
+    """The cache of `datasets` holds gsm8k as `main`. No configuration means the only one that there is."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(fetched[0] / "datasets"))
+    names = ["main", None, "socratic", "ma", "*n"]
+    prepared = [downloads.is_prepared(HubSet("openai/gsm8k", name, "train")) for name in names]
+    assert prepared == [True, True, False, False, False]
+
+
+def test_a_hub_that_takes_four_seconds_does_not_switch_the_run_offline(fetched, model, monkeypatch, capsys):
+    with serving({"models/octet/nano": model}) as slow:
+        slow.delay_s = 4.0
+        use_hub(monkeypatch, slow.url, fetched[0])
+        assert hub.find_model(Model(name="octet/nano")).folder is not None
+    assert not hub.is_offline()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory) -> Path:
+    """A certificate that signs itself, with its key in the same file."""
+    file = tmp_path_factory.mktemp("certificate") / "127.0.0.1.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "-", "-out", "-", "-days", "2"]
+    named = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl here to make a certificate")
+    file.write_bytes(subprocess.run([*command, *named], check=True, capture_output=True).stdout)
+    return file
+
+
+@pytest.mark.parametrize("variable", ["REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", None])
+def test_a_mirror_with_a_certificate_of_its_own_is_trusted_when_it_is_named(
+    model, certificate, tmp_path, monkeypatch, variable
+):
+    for name in ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    named = {variable: str(certificate)} if variable else {}
+    with serving({"models/octet/nano": model}, certificate=certificate) as mirror:
+        environment = {"HF_ENDPOINT": mirror.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+        answer = octet("fetch", "--preset", "nano", "model.name=octet/nano", "--to", "it", "--no-wheels",
+                       folder=tmp_path, **environment, **named)  # fmt: skip
+    if variable:
+        assert answer.returncode == 0, answer.stderr
+    else:
+        assert "the hub cannot be reached ([SSL: CERTIFICATE_VERIFY_FAILED]" in answer.stderr
 
 
 def test_records_of_the_hub_are_read_under_any_name(gsm8k, model, tmp_path):
@@ -182,7 +227,7 @@ def test_a_folder_that_was_not_fetched_cannot_be_verified(tmp_path):
 
 
 def test_a_model_of_which_a_part_is_missing_is_not_taken_for_cached(fetched, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     shutil.copytree(fetched[0] / "hub", tmp_path, symlinks=True, dirs_exist_ok=True)
     folder = hub.snapshot(Model(name="octet/nano"))
     assert folder is not None
@@ -200,11 +245,8 @@ def test_a_model_of_which_a_part_is_missing_is_not_taken_for_cached(fetched, tmp
 
 @pytest.fixture
 def strict_hub(model, monkeypatch, tmp_path) -> Iterator[Hub]:
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    for name in ("HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
     with serving({"models/octet/nano": model}, token=TOKEN) as it:
-        monkeypatch.setenv("HF_ENDPOINT", it.url)
+        use_hub(monkeypatch, it.url, tmp_path)
         yield it
 
 

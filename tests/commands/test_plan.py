@@ -8,6 +8,7 @@ from time import process_time
 
 import pytest
 
+from tests.hub_server import use_hub
 from tests.run.test_job import run
 from trainer.commands import main as cli
 from trainer.machine import hardware
@@ -200,10 +201,9 @@ def test_a_reader_that_has_read_enough_is_no_error():
     assert process.returncode == 141
 
 
-def test_a_hub_that_is_not_there_is_asked_once(capsys, monkeypatch):
+def test_a_hub_that_is_not_there_is_asked_once(capsys, monkeypatch, tmp_path):
     """Port 9 of this machine: nobody listens."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path)
     status, _, err = octet_plan(capsys, "--model", "nobody/nothing")
     assert status == 2
     assert "cannot be had (the hub cannot be reached (Connection refused)). Write a local folder" in err

@@ -9,11 +9,12 @@ from itertools import pairwise
 import pytest
 import torch
 from accelerate import init_empty_weights
+from huggingface_hub import constants
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import NANO, ROOT
 from tests.forks import forked
-from tests.hub_server import serving
+from tests.hub_server import serving, use_hub
 from trainer.checks import memory
 from trainer.checks.memory import problem
 from trainer.commands import launch
@@ -142,7 +143,7 @@ def test_a_broken_configuration_is_answered_by_the_plan_and_by_a_run(tmp_path, w
 
 
 def test_a_snapshot_of_another_revision_is_not_taken(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     folder = tmp_path / "models--some--body"
     for revision, layers in (("main", 2), ("later", 3)):
         snapshot = folder / "snapshots" / f"commit-of-{revision}"
@@ -457,12 +458,7 @@ def test_ranks_are_counted_as_the_launcher_has_said(monkeypatch):
 def test_a_model_that_only_the_hub_describes_is_refused_before_its_download(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(settings_of(shapes.SHIPPED["Qwen/Qwen2.5-14B"])))
     with serving({"models/some/body": tmp_path}) as hub:
-        for key, value in {
-            "HF_ENDPOINT": hub.url,
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_CACHE": str(tmp_path / "hub"),
-        }.items():
-            monkeypatch.setenv(key, value)
+        use_hub(monkeypatch, hub.url, tmp_path)
         with pytest.raises(ConfigError, match="some/body: even one answer at a time takes 32"):
             memory.check(resolve("8gb", None, ["model.name=some/body"]), machine(8.6))
         memory.check(resolve("8gb", None, ["model.name=no/body"]), machine(8.6))
@@ -508,7 +504,7 @@ def test_without_a_gpu_a_large_model_is_refused_unless_it_is_meant(monkeypatch, 
 def test_the_launcher_refuses_before_it_asks_the_hub(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["launch", "--preset", "8gb", "model.name=Qwen/Qwen2.5-14B"])
     monkeypatch.setattr(hardware, "detect", lambda: machine(8.6))
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="even one answer at a time"):
         launch.main()
 

@@ -443,11 +443,13 @@ def test_what_a_task_reads_from_the_hub_is_known_beforehand(name, settings, sets
 
 
 def test_a_missing_data_set_is_answered_before_anything_heavy(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     with pytest.raises(DataError, match=r"task.name=math: DigitalLearningGmbH/MATH-lighteval train is not in the cach"):
         downloads.check(resolve("nano", None, ["task.name=math"]))
-    for name in ("DigitalLearningGmbH___math-lighteval/math-train.arrow", "HuggingFaceH4___math-500/math-test.arrow"):
-        (tmp_path / name).parent.mkdir()
+    for name in (
+        "DigitalLearningGmbH___math-lighteval/default/0.0.0/0a/math-train.arrow",
+        "HuggingFaceH4___math-500/default/0.0.0/0b/math-test.arrow",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
     downloads.check(resolve("nano", None, ["task.name=math"]))

@@ -210,7 +210,7 @@ def test_dry_run_prints_the_settings_and_does_nothing(tmp_path):
     ("arguments", "told"),
     [
         (["rollout.group_size=1"], "rollout.group_size=1: GRPO compares answers"),
-        (["model.name=no/such-model"], "model.name=no/such-model: it is neither a folder nor whole in the cache"),
+        (["model.name=no/such-model"], "model.name=no/such-model: it is neither a folder nor complete in the cache"),
         (["engine.ds_config=zero9"], "engine.ds_config=zero9: there is no"),
         (["task.name=gsm8k"], "task.name=gsm8k: openai/gsm8k train is not in the cache"),
     ],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from pathlib import Path
 
+from huggingface_hub import constants
+
 from trainer.config.settings import Config, TaskSettings
 from trainer.errors import DataError
-from trainer.model.hub import FETCH, Found, Refused, Unreachable, _home, _stay_offline, find_model, listing
+from trainer.model.hub import FETCH, Found, Refused, Unreachable, find_model, listing, stay_offline
 from trainer.problem.sources import HubSet
 from trainer.problem.task import hub_sets
 
@@ -24,7 +27,7 @@ def find_data(data: HubSet, task: TaskSettings) -> bool:
     """Return True if the data is in the cache, False if the hub has it. Raise DataError if neither has."""
     cached = is_prepared(data)
     try:
-        listing("datasets", data.name, "main")
+        listing("datasets", data.name, None)
     except Refused as refusal:
         if not cached:
             raise DataError(
@@ -37,21 +40,21 @@ def find_data(data: HubSet, task: TaskSettings) -> bool:
                 f"task.name={task.name}: {data} is not in the cache ({data_cache()}), and {reason}. "
                 f"Write task.data_dir=FOLDER with train.jsonl and test.jsonl. {FETCH}"
             ) from None
-        _stay_offline(reason)
+        stay_offline(reason)
     return cached
 
 
 def data_cache() -> Path:
-    return Path(os.environ.get("HF_DATASETS_CACHE", _home() / "datasets"))
+    return Path(os.environ.get("HF_DATASETS_CACHE", f"{constants.HF_HOME}/datasets"))
 
 
 def is_prepared(data: HubSet) -> bool:
-    """Return True if `datasets` can read this split from its cache, without the hub."""
-    split = data.split.partition("[")[0]
-    folders = [folder for folder in data_cache().glob("*___*") if _letters(folder.name) == _letters(data.name)]
+    """True if `datasets` has this split of this configuration in its cache, so that it can read it without the hub."""
+    split, subset = data.split.partition("[")[0], glob.escape(data.subset or "") or "*"
+    folders = [folder for folder in data_cache().glob(f"*___*/{subset}") if _is_cache_of(folder.parent.name, data.name)]
     return any(file for folder in folders for file in folder.rglob(f"*-{split}*.arrow"))
 
 
-def _letters(name: str) -> str:
-    """Return a name that compares with the folders of `datasets`, which writes MyData as my_data, a/b as a___b."""
-    return name.replace("/", "").replace("_", "").casefold()
+def _is_cache_of(folder: str, name: str) -> bool:
+    """True if `datasets` keeps a data set in this folder: it writes owner/MyData as owner___my_data."""
+    return folder.replace("_", "").casefold() == name.replace("/", "").replace("_", "").casefold()

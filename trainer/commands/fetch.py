@@ -25,6 +25,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants
+
 import trainer
 from trainer.checks import disk_and_ram, downloads
 from trainer.commands.options import add_settings_of_a_run
@@ -84,8 +86,8 @@ def fetch(config: Config, arguments: Sequence[str], folder: Path, wheels: bool) 
     if hub.is_offline():
         raise ConfigError("HF_HUB_OFFLINE=1: nothing can be fetched with it. Unset it.")
     folder = folder.expanduser().absolute()
-    # read when the libraries are imported; not HF_HOME, where the login is
-    os.environ["HF_HUB_CACHE"], os.environ["HF_DATASETS_CACHE"] = str(folder / "hub"), str(folder / "datasets")
+    constants.HF_HUB_CACHE = str(folder / "hub")  # HF_HOME stays, because the login is there
+    os.environ["HF_DATASETS_CACHE"] = str(folder / "datasets")  # read when `datasets` is imported
     if disk_and_ram.existing(folder) != folder:
         _make(folder)
     said = [fetch_model(config.model, folder), fetch_data(config)]

@@ -1,4 +1,8 @@
-"""One HTTP exchange with a program that may be slow, busy, wrong or away. Standard library only."""
+"""One HTTP exchange with a server that may be slow, busy, wrong or unreachable. Standard library only.
+
+An HTTP library would follow no redirect by default, and has neither a deadline for the whole reply nor a limit of its
+size nor `Retry-After`: the code would not be shorter, and its import takes a third of a second.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,18 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import timezone
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 from trainer.errors import ConfigError
 
-LONGEST_WAIT_S = 120.0  # an endpoint that asks for more patience has its question given up
+LONGEST_WAIT_S = 120.0  # a request is given up if the server asks for a longer wait
 WORTH_RETRYING = (408, 409, 425, 429)  # and everything from 500 on
 
 
 class NoReply(Exception):
-    """One try that failed. `wait_s` is what the endpoint asked for, `status` that of HTTP if there was one."""
+    """A request that failed. `wait_s` is the wait that the server asks for, `status` the HTTP status, if any."""
 
     def __init__(self, reason: str, again: bool = True, wait_s: float = 0.0, status: int | None = None) -> None:
         super().__init__(reason)
@@ -30,7 +34,7 @@ class NoReply(Exception):
         self.status = status
 
     def said(self, reason: str) -> NoReply:
-        """The same with more to say."""
+        """Return the same failure with another reason."""
         return NoReply(reason, self.again, self.wait_s, self.status)
 
 
@@ -42,9 +46,9 @@ def exchange(
     headers: Mapping[str, str] | None = None,
     direct: bool = False,
 ) -> bytes:
-    """What is there, or the answer to a body; `NoReply` for whatever goes wrong.
+    """Return the reply to a POST of `body` as JSON, or to a GET if there is no body. Raise NoReply if anything fails.
 
-    `direct` is past the proxies of the environment, which have no way to this machine or to the nodes of a cluster."""
+    `direct` ignores the proxies of the environment, which do not lead to this machine or to the nodes of a cluster."""
     sent = {"Content-Type": "application/json", "User-Agent": "octet-grpo", **(headers or {})}
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, sent, method="GET" if body is None else "POST")
@@ -61,7 +65,7 @@ def exchange(
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry a key to another host."""
+    """Follow no redirect, because it would carry a key to another host."""
 
     def redirect_request(self, *arguments: Any) -> None:
         return None
@@ -73,16 +77,16 @@ _DIRECT = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler(
 
 def _refusal(error: urllib.error.HTTPError) -> NoReply:
     try:
-        said = " ".join(error.read(1000).decode("utf-8", "replace").split())
+        text = " ".join(error.read(1000).decode("utf-8", "replace").split())
     except (OSError, http.client.HTTPException):
-        said = ""
+        text = ""
     again = error.code in WORTH_RETRYING or error.code >= 500
     wait_s = seconds_of(error.headers.get("Retry-After"))
-    return NoReply(f"HTTP {error.code} {said}".strip(), again, wait_s, error.code)
+    return NoReply(f"HTTP {error.code} {text}".strip(), again, wait_s, error.code)
 
 
 def _read(response: http.client.HTTPResponse, deadline: float, largest: int) -> bytes:
-    """The body; the timeout of the socket alone would allow a byte a minute for ever."""
+    """Return the body. The timeout of the socket alone would allow a byte a minute for ever."""
     parts, size = [], 0
     while part := response.read1(1 << 16):
         parts.append(part)
@@ -95,7 +99,7 @@ def _read(response: http.client.HTTPResponse, deadline: float, largest: int) -> 
 
 
 def seconds_of(retry_after: str | None) -> float:
-    """`Retry-After` is a number of seconds or a date; 0 where it is neither."""
+    """Return the seconds to wait for a `Retry-After`, which is a number or a date; 0 for anything else."""
     try:
         seconds = float(retry_after or 0)
     except ValueError:
@@ -108,11 +112,11 @@ def _seconds_until(date: str) -> float:
         then = parsedate_to_datetime(date)
     except ValueError:
         return 0.0
-    return (then if then.tzinfo else then.replace(tzinfo=timezone.utc)).timestamp() - datetime.now().timestamp()
+    return (then if then.tzinfo else then.replace(tzinfo=timezone.utc)).timestamp() - time.time()
 
 
 def read_key(variable: str) -> str:
-    """The key, which is in no message: http.client would quote a bad one in its error."""
+    """Return the key in an environment variable. No message shows it: http.client would quote a bad one."""
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(f"{variable}: the key has characters that cannot stand in a header. Set the variable again.")

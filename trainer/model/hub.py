@@ -1,7 +1,8 @@
-"""Can the model and the data be had? Asked before anything heavy is imported, so that the answer takes seconds.
+"""Look for a model in a folder, in the cache, or on the hub, before anything heavy is imported.
 
-What is whole in the cache is enough where the hub cannot be reached: it is then not asked again in this run, because
-the libraries would try for half a minute. `octet fetch` brings such a cache to a machine without internet.
+A model that is complete in the cache is enough when the hub cannot be reached. The hub is then not asked again in this
+run, because each library would wait for its own timeout. `octet fetch` brings such a cache to a machine without
+internet.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ import json
 import os
 import re
 import sys
-import threading
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterable, Mapping
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import quote
+
+from huggingface_hub import constants
 
 from trainer.config.settings import Model
 from trainer.errors import ModelError
+from trainer.machine import threads
 
-DEADLINE_S = 3.0  # for one answer, the look-up of the name included
+CONNECT_S = 3.0
+DEADLINE_S = 10.0  # for the whole answer, including the DNS look-up, which no timeout of a socket covers
 PAGE = 1000  # entries of a listing that the hub sends at once
 REFUSED = (401, 403, 404)
 FETCH = "`octet fetch`, on a machine with internet, brings what is missing: docs/offline.md."
@@ -30,20 +33,20 @@ NANO = Path(__file__).parent / "nano"
 
 
 class Unreachable(Exception):
-    """The hub does not answer, or is not to be asked."""
+    """The hub does not answer, or must not be asked."""
 
 
-class Unwell(Unreachable):
-    """The hub is there, but cannot say now."""
+class ServerError(Unreachable):
+    """The hub answers, but with an error of its own."""
 
 
 class Refused(Exception):
-    """The hub answers, and does not give."""
+    """The hub does not give access, or has no such repository or revision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A model: its files and their bytes, in a folder, or on the hub where there is none."""
+    """A model with the sizes of its files in bytes. `folder` is None for a model that has to be downloaded."""
 
     folder: Path | None
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -58,12 +61,13 @@ class Found:
 
 
 def find_model(model: Model) -> Found:
+    """Find a model. Raise ModelError if it is not on this machine and the hub does not give it."""
     folder = NANO if model.name == "nano" else _local(model.name)
     if folder:
         return Found(folder, _sizes(folder))
     cached = snapshot(model)
     try:
-        listed = listing("models", model.name, model.revision or "main")
+        listed = listing("models", model.name, model.revision)
     except Refused as refusal:
         if not cached:
             raise ModelError(
@@ -73,10 +77,10 @@ def find_model(model: Model) -> Found:
     except Unreachable as reason:
         if not cached:
             raise ModelError(
-                f"model.name={model.name}: it is neither a folder nor whole in the cache ({cache()}), and {reason}. "
+                f"model.name={model.name}: it is neither a folder nor complete in the cache ({cache()}), and {reason}. "
                 f"Write the path of a local folder, or try --preset nano, which needs no download. {FETCH}"
             ) from None
-        _stay_offline(reason)
+        stay_offline(reason)
     else:
         if not cached:
             names = wanted(listed, model.trust_remote_code)
@@ -84,25 +88,25 @@ def find_model(model: Model) -> Found:
     return Found(cached, _sizes(cached))
 
 
-# ---------------------------------------------------------------- what is here
+# ---------------------------------------------------------------- on this machine
 
 
 def cache() -> Path:
-    return Path(os.environ.get("HF_HUB_CACHE", _home() / "hub"))
+    return Path(constants.HF_HUB_CACHE)
 
 
 def snapshot(model: Model) -> Path | None:
-    """The folder of a model in the cache, when it is there with all its weights."""
+    """Return the folder of a model in the cache, or None if its configuration or any of its weights are missing."""
     folder = cache() / f"models--{model.name.replace('/', '--')}"
     revision = model.revision or "main"
     reference = folder / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
-    here = folder / "snapshots" / commit
-    return here if _is_whole(here) else None
+    found = folder / "snapshots" / commit
+    return found if _is_complete(found) else None
 
 
 def wanted(names: Iterable[str], code: bool = False) -> list[str]:
-    """What a run reads of a model: its configuration, its tokenizer, and its weights once, safetensors if they are."""
+    """Return the files that a run reads: configuration, tokenizer, and one set of weights, preferably safetensors."""
     top = [name for name in names if "/" not in name]
     weights = [name for name in top if name.startswith("model") and _is_weights(name)]
     weights = weights or [name for name in top if name.startswith("pytorch_model") and _is_weights(name)]
@@ -112,7 +116,7 @@ def wanted(names: Iterable[str], code: bool = False) -> list[str]:
 
 
 def _index_of(weights: str) -> str:
-    """`model.safetensors.index.json` of `model-00001-of-00002.safetensors`."""
+    """Return `model.safetensors.index.json` for `model-00001-of-00002.safetensors`."""
     return re.sub(r"-\d+-of-\d+", "", weights) + ".index.json"
 
 
@@ -120,13 +124,13 @@ def _is_weights(name: str) -> bool:
     return name.endswith((".safetensors", ".bin"))
 
 
-def _is_whole(folder: Path) -> bool:
-    """With a configuration and weights; all of them, where there is a list of their files."""
+def _is_complete(folder: Path) -> bool:
+    """True if there is a configuration and some weights; every shard of them if there is an index of shards."""
     if not (folder / "config.json").is_file():
         return False
-    lists = [set(json.loads(index.read_text())["weight_map"].values()) for index in folder.glob("*.index.json")]
-    if lists:
-        return any(all((folder / shard).is_file() for shard in shards) for shards in lists)
+    indices = [set(json.loads(index.read_text())["weight_map"].values()) for index in folder.glob("*.index.json")]
+    if indices:
+        return any(all((folder / shard).is_file() for shard in shards) for shards in indices)
     return any(_is_weights(file.name) for file in folder.iterdir())
 
 
@@ -141,85 +145,64 @@ def _local(name: str) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def _home() -> Path:
-    return Path(os.environ.get("HF_HOME", Path("~/.cache/huggingface").expanduser()))
+# ---------------------------------------------------------------- on the hub
 
 
-# ---------------------------------------------------------------- what the hub says
-
-
-def listing(kind: str, name: str, revision: str) -> dict[str, int]:
-    """The files at the top of a repository and their bytes; none when the hub is there but cannot say now."""
-    path = f"/api/{kind}/{urllib.parse.quote(name)}/tree/{urllib.parse.quote(revision, safe='')}?limit={PAGE}"
+def listing(kind: Literal["models", "datasets"], name: str, revision: str | None) -> dict[str, int]:
+    """Return the files at the top of a repository with their sizes; none if the hub has an error of its own."""
     try:
-        return {entry["path"]: entry.get("size", 0) for entry in _answer(path) if entry["type"] == "file"}
-    except Unwell:
+        entries = _get(f"/api/{kind}/{name}/tree/{_quoted(revision)}?limit={PAGE}")
+        return {entry["path"]: entry.get("size", 0) for entry in entries if entry["type"] == "file"}
+    except ServerError:
         return {}
 
 
 def configuration(model: Model) -> dict[str, Any]:
-    """The config.json of a model on the hub."""
-    revision = urllib.parse.quote(model.revision or "main", safe="")
-    found = _answer(f"/{urllib.parse.quote(model.name)}/resolve/{revision}/config.json")
+    """Return the config.json of a model on the hub."""
+    found = _get(f"/{model.name}/resolve/{_quoted(model.revision)}/config.json")
     return found if isinstance(found, dict) else {}
 
 
-def _answer(path: str) -> Any:
+def _quoted(revision: str | None) -> str:
+    return quote(revision or constants.DEFAULT_REVISION, safe="")
+
+
+def _get(path: str) -> Any:
+    """Return the hub's answer in JSON. Raise Refused, ServerError or Unreachable, at the latest after the deadline."""
+    if is_offline():
+        raise Unreachable("HF_HUB_OFFLINE forbids asking the hub")
+    if bundle := os.environ.get("REQUESTS_CA_BUNDLE"):  # pip reads it; huggingface_hub reads only the other two
+        os.environ.setdefault("SSL_CERT_DIR" if os.path.isdir(bundle) else "SSL_CERT_FILE", bundle)
+
+    import httpx2
+    from huggingface_hub import get_session, get_token
+
+    token = get_token()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}  # build_hf_headers sends a request of its own
+
+    def ask() -> httpx2.Response:
+        timeout = httpx2.Timeout(DEADLINE_S, connect=CONNECT_S)
+        return get_session().get(f"{constants.ENDPOINT}{path}", headers=headers, timeout=timeout)
+
     try:
-        return json.loads(_get(path))
-    except urllib.error.HTTPError as error:
-        error.close()  # it holds the connection
-        kind = Refused if error.code in REFUSED else Unwell
-        raise kind(f"{error.code} {error.reason}") from None
-    except (OSError, ValueError) as error:
-        raise Unreachable(f"the hub cannot be reached ({_reason(error)})") from None
+        response = threads.begin(ask).result(DEADLINE_S)
+        if response.is_success:
+            return response.json()
+    except (OSError, ValueError, ImportError, httpx2.HTTPError, httpx2.InvalidURL, FutureTimeout) as error:
+        reason = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or f"no answer within {DEADLINE_S:g} s"
+        raise Unreachable(f"the hub cannot be reached ({reason})") from None
+    kind = Refused if response.status_code in REFUSED else ServerError
+    raise kind(f"{response.status_code} {response.reason_phrase}")
 
 
 def is_offline() -> bool:
-    """As huggingface_hub reads it."""
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    return constants.is_offline_mode()
 
 
-def _get(path: str) -> bytes:
-    """Within the deadline: a name server that is silent keeps `urlopen` for longer than its time limit."""
-    if is_offline():
-        raise Unreachable("HF_HUB_OFFLINE forbids to ask the hub")
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    request = urllib.request.Request(f"{endpoint}{path}")
-    if token := _token():
-        request.add_unredirected_header("Authorization", f"Bearer {token}")
-    outcome: list[bytes | Exception] = []
-
-    def ask() -> None:
-        try:
-            with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
-                outcome.append(answer.read())
-        except (OSError, ValueError) as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(DEADLINE_S)
-    answer = outcome[0] if outcome else TimeoutError(f"no answer within {DEADLINE_S:g} s")
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
-
-
-def _token() -> str:
-    """That of `hf auth login`, or of the environment."""
-    stored = Path(os.environ.get("HF_TOKEN_PATH", _home() / "token"))
-    return os.environ.get("HF_TOKEN") or (stored.read_text().strip() if stored.is_file() else "")
-
-
-def _reason(error: Exception) -> str:
-    cause = getattr(error, "reason", error)
-    return getattr(cause, "strerror", None) or str(cause)
-
-
-def _stay_offline(reason: Unreachable) -> None:
-    """Spare the libraries their attempts, each with its own time limit."""
+def stay_offline(reason: Unreachable) -> None:
+    """Stop this process and its children from asking the hub, and say so once on each machine."""
     if not is_offline():
         os.environ["HF_HUB_OFFLINE"] = "1"
+        constants.HF_HUB_OFFLINE = True
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"octet: {reason}: going on with what is in the cache", file=sys.stderr, flush=True)
