@@ -260,12 +260,7 @@ class Batch:
         self.prompts: list[int] = []  # of each active row
         self.longest = 0  # tokens of the longest sequence
         self.temperature, self.limit = sampling.temperature, sampling.max_new_tokens
-        self.decode_step.depends_on = (
-            sampling.temperature,
-            sampling.max_new_tokens,
-            self.forward.adapters,
-            self.forward.addresses,
-        )
+        self.decode_step.depends_on = (self.temperature, self.limit, self.forward.adapters, self.forward.addresses)
         self.generator.manual_seed(sampling.seed)
 
     @property

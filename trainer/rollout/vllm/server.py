@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -98,16 +98,7 @@ class VllmServerSampler(Sampler):
     def _retry(self, request: Callable[[], T], server: Server) -> T:
         return Retry(self.settings.vllm, self._say, self._stop).call(request, server.url)
 
-    def groups(
-        self, adapter: Published | None, servers: Sequence[Server], prompts: Sequence[Prompt], sampling: Sampling
-    ) -> Iterator[tuple[int, list[Completion]]]:
-        """Yield the groups in the order in which they are finished."""
-        if error := _too_long(servers, prompts, sampling.max_new_tokens):
-            raise error
-        ask = partial(self._group, adapter, servers, sampling)
-        return threads.each([partial(ask, *numbered) for numbered in enumerate(prompts)], OPEN_REQUESTS * len(servers))
-
-    def _group(
+    def group(
         self, adapter: Published | None, servers: Sequence[Server], sampling: Sampling, index: int, prompt: Prompt
     ) -> list[Completion]:
         """Ask the servers in turn for a group until one of them answers."""
@@ -194,16 +185,20 @@ def _load_weights(server: Server, published: Published) -> None:
     server.reset_prefix_cache()
 
 
+@dataclass(frozen=True)
 class FrozenSampler(Sampler):
     """Samples from one version of the policy, or from the base, with some of the servers."""
 
-    def __init__(self, sampler: VllmServerSampler, adapter: Published | None, servers: Sequence[Server]) -> None:
-        self.sampler = sampler
-        self.adapter = adapter
-        self.servers = servers
+    sampler: VllmServerSampler
+    adapter: Published | None
+    servers: Sequence[Server]
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
-        return self.sampler.groups(self.adapter, self.servers, prompts, sampling)
+        if error := _too_long(self.servers, prompts, sampling.max_new_tokens):
+            raise error
+        ask = partial(self.sampler.group, self.adapter, self.servers, sampling)
+        requests = [partial(ask, *numbered) for numbered in enumerate(prompts)]
+        return threads.each(requests, OPEN_REQUESTS * len(self.servers))
 
 
 def connect(context: VllmContext) -> VllmServerSampler:
