@@ -99,7 +99,7 @@ def test_a_job_script_of_a_wheel_starts_the_installed_program(installed, tmp_pat
     inside = {"PATH": f"{tmp_path}/bin:{os.defpath}", "SLURM_JOB_ID": "5", "SLURM_JOB_NODELIST": "node1"}
     inside["HF_HUB_OFFLINE"] = "1"
     answer = run("bash", "it/job.sbatch", folder=tmp_path, path=installed, **inside)
-    assert "model.name=no/such-model: it is neither a folder nor whole in the cache" in answer.stderr
+    assert "model.name=no/such-model: it is neither a folder nor complete in the cache" in answer.stderr
     script = 'source "$root/slurm/common.sh"; model_of --preset nano'  # for the servers of vllm.sbatch
     (root,) = installed.parent.glob("lib/python*/site-packages/trainer/shipped")
     named = run("bash", "-c", script, folder=tmp_path, path=installed, root=str(root)).stdout.strip()

@@ -4,11 +4,11 @@ Where this GRPO departs from the paper (Shao et al. 2024), and why:
 
 1. The loss is a sum over tokens divided by the tokens of the step, over all micro-batches and ranks. The paper takes a
    mean for each answer first, which favours short right answers and long wrong ones (`algorithm.aggregation=grpo`).
-2. Groups whose rewards are all the same are dropped. Their gradient is zero; what changes is the mean, which is over
-   the tokens that are left. `rollout.dead_groups=keep` has the paper's.
+2. Groups whose rewards are all the same are dropped. Their advantages are zero; what changes is the mean, which is over
+   the tokens that are left. `rollout.dead_groups=keep` takes the mean over all tokens, as the paper does.
 3. One update for each batch of answers, so the ratio is exactly 1 in value and only its gradient counts
    (`algorithm.epochs`, `algorithm.minibatches` make more).
-4. No KL term and no reference model: the adapter is small and the run is short (`algorithm.kl.coef` has both).
+4. No KL term and no reference model: the adapter is small and the run is short (`algorithm.kl.coef` adds both).
 5. The temperature divides the logits in training as it does in sampling: otherwise the ratio is not 1.
 """
 
@@ -43,11 +43,11 @@ def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evalu
         done, tally, phases = step + 1, Tally(), Phases()
         with phases("problem"):
             prompts = rollouts.prompts_of(step)
-        with phases("rollout"), policy.gathered():  # rewards are computed beside it
-            # A run that resumes after a save has only the policy of that moment, so the undisturbed one waits for it.
-            waits = record.is_checkpoint(done) or course.is_due(done)
-            groups = rollouts.of(prompts, step, tally, samples_ahead=bool(config.rollout.ahead) and not waits)
-        with phases("reward"):
+        with phases("rollout"), policy.gathered():  # a group is scored while the next ones are sampled
+            # A resumed run starts from the saved policy, so no run samples ahead of a save.
+            is_saved = record.is_checkpoint(done) or course.is_due(done)
+            groups = rollouts.of(prompts, step, tally, samples_ahead=bool(config.rollout.ahead) and not is_saved)
+        with phases("reward"):  # what has to be known of a whole group: is it live, and its KL to the reference
             policy.refresh_reference(step)
             live = updater.penalise(advantage.live_groups(groups, config.drops_dead_groups), tally)
         with phases("advantage"):
@@ -64,12 +64,12 @@ def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evalu
         metrics = run_record.metrics_of(groups, updates, tally, phases)
         metrics |= updater.adapt_kl(metrics)
         record.step(done, groups, metrics)
-        finish_step(done, rollouts, updater, evaluator, record)
         health.compare(done, metrics)
+        finish_step(done, rollouts, updater, evaluator, record)
 
 
 def finish_step(done: int, rollouts: Rollouts, updater: Updater, evaluator: Evaluator, record: Record) -> None:
-    """Do what is due after a step: save a checkpoint, stop, evaluate. An evaluation may be cut short, so it is last."""
+    """Do what is due after a step: save, stop, evaluate. A signal may end the evaluation at once, so it comes last."""
     is_last, evaluates = done == record.total_steps, evaluator.course.is_due(done)
     stops = record.stopping.is_due(is_last, evaluates)
     if evaluates or stops or record.is_checkpoint(done):
@@ -81,7 +81,7 @@ def finish_step(done: int, rollouts: Rollouts, updater: Updater, evaluator: Eval
 
 
 def evaluate(evaluator: Evaluator, record: Record, step: int) -> None:
-    """Evaluate the policy after a step. What this makes is kept before the log has it, which marks it as done."""
+    """Evaluate the policy after a step. The log line comes last, because it marks the evaluation as done."""
     phases = Phases()
     with record.stopping.evaluating(step):
         with phases("evaluation"):

@@ -14,7 +14,7 @@ def run_in(folder, accuracies: dict[int, float], *overrides: str):
     (folder / "config.yaml").write_text(resolve("nano", None, overrides).to_yaml())
     lines = [{"step": 0, "eval/accuracy": 0.9, "eval/low": 0.8, "eval/high": 0.95, "eval/problems": 64}]
     for step in range(1, 5):
-        line = {"step": step, "time/rollout": 10.0, "time/step": 5.5}
+        line = {"step": step, "time/rollout": 10.0, "time/step": 5.5, "time/reward/judge": 7.0, "time/evaluation": 9.0}
         if value := accuracies.get(step):
             line |= {"eval/accuracy": value, "eval/low": value - 0.1, "eval/high": value + 0.1, "eval/problems": 64}
         lines.append(line)

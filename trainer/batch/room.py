@@ -18,7 +18,7 @@ from trainer.records import TrainingBatch
 
 class GivesBack(Protocol):
     def give_back(self) -> bool:
-        """Free what is kept between rollouts, now and after every later one. False if there was nothing to free."""
+        """Free what is kept from one rollout to the next, now and from now on. False if there was nothing to free."""
 
 
 @dataclass(frozen=True, slots=True)

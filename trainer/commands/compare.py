@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +54,9 @@ def facts_of(run: Path) -> dict[str, Any]:
     lines = read_records(run / "metrics.jsonl")
     seen = [line for line in lines if "eval/accuracy" in line and line["step"]]
     last = seen[-1] if seen else {}
-    seconds = sum(value for line in lines for name, value in line.items() if name.startswith("time/"))
+    # `time/reward/<name>` is part of `time/rollout`
+    phases = {name for line in lines for name in line if re.fullmatch(r"time/(?!evaluation)\w+", name)}
+    seconds = sum(line.get(name, 0.0) for line in lines for name in phases)
     return {
         "settings": settings,
         "steps": lines[-1]["step"] if lines else 0,

@@ -15,8 +15,8 @@ Rollout = tuple[list[ScoredGroup], Sums]  # groups, and what was measured while 
 class Ahead:
     """Holds the groups of the next step while they are sampled.
 
-    After a failure they are lost, and the resumed run samples them again. None are under way when a checkpoint is
-    saved: the loop samples ahead only between steps without one.
+    After a failure they are lost, and the resumed run samples them again. None are under way at a checkpoint that is
+    due by the settings, because the loop then does not sample ahead. A run that is told to stop loses them.
     """
 
     def __init__(self) -> None:

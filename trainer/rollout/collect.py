@@ -28,7 +28,7 @@ class Sampler(Protocol):
         return
 
     def give_back(self) -> bool:
-        """Free what is kept between rollouts, now and after every later one. False if there was nothing to free."""
+        """Free what is kept from one rollout to the next, now and from now on. False if there was nothing to free."""
         return False
 
     def frozen(self) -> Sampler:
@@ -83,9 +83,9 @@ class Rollouts:
         self.sampler.close()
 
     def _sampled(self, sampler: Sampler, prompts: Sequence[Prompt], step: int) -> Rollout:
-        """Return groups and what the scorer measured. One step is sampled at a time, so it measured these groups."""
+        """Return groups and what the scorer measured, which is of these groups: one step is sampled at a time."""
         rollout = self.config.rollout
-        self.scorer.measured()  # an evaluation may have left something
+        self.scorer.measured()  # forget what was measured in an evaluation
         groups = collect(sampler, self.scorer, prompts, self.sampling_of(step))
         if rollout.dead_groups == "refill":
             groups = refill(groups, partial(self._fresh, sampler, step), rollout.refills)
@@ -119,9 +119,9 @@ def collect(sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], samplin
 def refill(
     groups: Sequence[ScoredGroup], more: Callable[[int, int], list[ScoredGroup]], rounds: int
 ) -> list[ScoredGroup]:
-    """Return the groups, with fresh ones until as many are live as there were groups.
+    """Return the groups with fresh ones added, until as many groups are live as there were at first.
 
-    `more` takes the number of the round and of the groups that are missing.
+    `more` takes the number of the round, from 1, and how many groups are missing.
     """
     wanted, collected = len(groups), list(groups)
     for number in range(1, rounds + 1):

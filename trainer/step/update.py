@@ -41,7 +41,9 @@ class Updater:
             for group in groups.values()
             for completion in group.completions
         ]
-        with self.policy.gathered():  # the ranks have more or fewer rows
+        with (
+            self.policy.gathered()
+        ):  # the ranks have different numbers of rows, and split weights are gathered together
             found = iter(until_it_fits(lambda: self._divergences(rows), self._shrink))
         penalised = {}
         for index, group in groups.items():
@@ -58,7 +60,7 @@ class Updater:
         return before_update.divergences(self.policy, rows, self.packer, self.device, estimator)
 
     def pack(self, rows: Sequence[GroupRows], groups: Sequence[ScoredGroup]) -> list[MiniBatch]:
-        """Return the mini-batches of a pass. A rank without rows takes part with one of `groups` that has no weight."""
+        """Return the mini-batches of a pass. A rank without rows takes part with a row without weight."""
         return minibatches(rows, idle_row(groups[0]), self.config, self.packer)
 
     def prepare(self, dealt: Sequence[MiniBatch]) -> list[MiniBatch]:
@@ -79,7 +81,7 @@ class Updater:
         return replace(minibatch, batches=until_it_fits(score, make_room))
 
     def update(self, prepared: Sequence[MiniBatch], step: int, tally: Tally) -> list[Update]:
-        """Update the policy once per mini-batch, in as many passes over all of them as `algorithm.epochs` says."""
+        """Update the policy once per mini-batch, and go over all mini-batches `algorithm.epochs` times."""
         waiting = [minibatch for minibatch in prepared if minibatch.tokens]
         updates = []
         for _ in range(self.config.algorithm.epochs):
@@ -102,9 +104,9 @@ class Updater:
 
 
 class Gradient:
-    """Adds up the gradient of a mini-batch when it is called, in smaller pieces where memory runs out.
+    """Adds up the gradient of a mini-batch when it is called, in smaller pieces if memory runs out.
 
-    `minibatch` then holds what the first pass has found out: the log-probs of the policy that answered.
+    Afterwards `minibatch` holds the log-probs of the policy that answered, which the first pass computes.
     """
 
     def __init__(self, updater: Updater, minibatch: MiniBatch, tally: Tally) -> None:
@@ -137,9 +139,9 @@ def update(policy: Policy, gradient: Callable[[], None], step: int, config: Conf
 
 
 def backward(policy: Policy, minibatch: MiniBatch, config: Config, kl_coef: float, tally: Tally) -> MiniBatch:
-    """Add up the gradient of the loss, micro-batch by micro-batch; return them with the log-probs found on the way.
+    """Add up the gradient of the loss, and return the mini-batch with the old log-probs.
 
-    In the first pass over a mini-batch the policy is still the one that answered, so its log-probs are the old ones.
+    In the first pass the policy is still the one that answered, so the log-probs of this pass are the old ones.
     """
     algorithm, seen = config.algorithm, []
     for batch in minibatch.batches:
