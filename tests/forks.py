@@ -21,7 +21,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-READ_BY_IMPORTS = ("CUDA_", "DS_", "HF_", "LD_", "MKL_", "OMP_", "PYTHON", "TRANSFORMERS_")
+READ_BY_IMPORTS = ("CUDA_", "DS_", "HF_", "HOME", "LD_", "MKL_", "OMP_", "PYTHON", "TMP", "TRANSFORMERS_", "XDG_")
+READ_BY_IMPORTS += ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 IMPORTED = ["bitsandbytes", "datasets", "deepspeed", "peft", "safetensors.torch", "torch.utils.tensorboard", "train"]
 IMPORTED += ["transformers.models.qwen2.modeling_qwen2", "trainer.run.evaluate_models", "trainer.run.job"]
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
