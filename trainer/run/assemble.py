@@ -49,12 +49,12 @@ def build(request: Request) -> Parts:
     tokenizer = load_tokenizer(config.model)
     prompter = Prompter(tokenizer, config.prompt, task)
     problems = prompter.fitting(training)
-    scorer = make_scorer(config, task, distributed.world_size())
-    scorer.rehearse(prompter.prompt(problems[0]), worked(problems[0]))
     total_steps = config.total_steps(len(problems))
     curriculum = CURRICULA[config.task.curriculum](problems, config.rollout.problems, config.run.seed, total_steps)
     held_out = held_out_prompts(config, task, prompter)
     folder = claim.claim(request)  # not before: bad data leaves no folder that refuses the mended settings
+    scorer = make_scorer(config, task, folder)
+    scorer.rehearse(prompter.prompt(problems[0]), worked(problems[0]))
     policy = make_policy(config, total_steps)
     model = policy.model
     longest = longest_prompt(problems, prompter)
