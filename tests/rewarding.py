@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 from trainer.config.command_line import resolve
@@ -14,8 +15,8 @@ PROBLEM = Problem("p/7", "What is 3 * 4?", "12", "3 * 4 = 12\n#### 12", {"level"
 PROMPT = Prompt(PROBLEM, "Question: What is 3 * 4?", (1, 2))
 
 
-def scorer_of(*overrides: str, task: object = TASK) -> Scorer:
-    return make_scorer(resolve(None, None, overrides), task)  # type: ignore[arg-type]
+def scorer_of(*overrides: str, task: object = TASK, folder: Path | None = None) -> Scorer:
+    return make_scorer(resolve(None, None, overrides), task, folder)  # type: ignore[arg-type]
 
 
 def answer(text: str, tokens: int = 3) -> Completion:

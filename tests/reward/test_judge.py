@@ -7,10 +7,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,10 +114,10 @@ def no_key(monkeypatch):
     monkeypatch.delenv("OCTET_JUDGE_KEY", raising=False)
 
 
-def judge(url: str, *overrides: str) -> Scorer:
+def judge(url: str, *overrides: str, folder: Path | None = None) -> Scorer:
     quick = ["reward.judge.backoff_s=0.001", "reward.judge.cache=null", "reward.judge.timeout_s=5"]
     named = [f"reward.judge.url={url}", "reward.judge.model=grader", "reward.weights={judge: 1.0}"]
-    return scorer_of(*named, *quick, *overrides)
+    return scorer_of(*named, *quick, *overrides, folder=folder)
 
 
 def grades(scorer: Scorer, *texts: str) -> list[float | None]:
@@ -358,8 +360,38 @@ def test_tokens_are_estimated_where_the_endpoint_does_not_count(server, tokens):
     assert [grade is None for grade in grades(scorer, *"abcd")] == [False, True, True, True]
 
 
-def test_ranks_share_the_budget():
-    assert [judge_client._share(limit, 4) for limit in (None, 10, 3)] == [None, 2, 1]
+def test_ranks_share_the_budget_and_a_resumed_run_goes_on_with_it(server, tmp_path):
+    def ranks() -> list[Scorer]:
+        return [judge(server.url, "reward.judge.max_requests=7", folder=tmp_path) for _ in range(4)]
+
+    with ThreadPoolExecutor(4) as four:
+        list(four.map(lambda rank: rank.rehearse(PROMPT, worked(PROBLEM)), ranks()))
+        assert len(server.requests) == 4
+        given = list(four.map(lambda rank: grades(rank, *"abc"), ranks()))
+        assert len(server.requests) == 7
+        assert sum(grade is None for of_rank in given for grade in of_rank) == 9
+        list(four.map(lambda rank: rank.rehearse(PROMPT, worked(PROBLEM)), ranks()))
+        assert len(server.requests) == 7
+    more = judge(server.url, "reward.judge.max_requests=9", folder=tmp_path)
+    assert [grade is None for grade in grades(more, *"abc")].count(False) == 2
+
+
+def test_three_requests_on_four_ranks_are_three(server, tmp_path):
+    for _ in range(4):
+        judge(server.url, "reward.judge.max_requests=3", folder=tmp_path).rehearse(PROMPT, worked(PROBLEM))
+    assert len(server.requests) == 3
+
+
+def test_a_budget_that_is_spent_on_failures_does_not_hide_them(server):
+    server.replies = [refusal(500)]
+    with pytest.raises(RewardError, match=r"gave no grade: HTTP 500 .*, and then the budget .* is spent"):
+        judge(server.url, "reward.judge.max_requests=2").rehearse(PROMPT, worked(PROBLEM))
+
+
+def test_a_resumed_run_has_spent_its_tokens_too(server, tmp_path):
+    for expected in ([False, False, True], [True, True, True]):
+        scorer = judge(server.url, "reward.judge.max_tokens=150", "reward.judge.concurrency=1", folder=tmp_path)
+        assert [grade is None for grade in grades(scorer, *"abc")] == expected
 
 
 # ------------------------------------------------------------------------------------------------------------ secrets

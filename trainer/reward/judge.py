@@ -21,7 +21,7 @@ from trainer.config.settings import Judge as JudgeSettings
 from trainer.config.settings import Section
 from trainer.errors import ConfigError, RewardError
 from trainer.reward.built_in import Reading
-from trainer.reward.judge_client import Client
+from trainer.reward.judge_client import SPENT, Client
 from trainer.reward.scorer import Meter
 
 RUBRICS = Path(__file__).parent / "rubrics"
@@ -88,10 +88,10 @@ class Judge:
 
     name = "judge"
 
-    def __init__(self, settings: JudgeSettings, ranks: int = 1) -> None:
+    def __init__(self, settings: JudgeSettings, folder: Path | None = None) -> None:
         self.settings = settings
         self.rubric = load_rubric(settings.rubric)
-        self.client = Client(settings, ranks)
+        self.client = Client(settings, folder)
         self.parallel = settings.concurrency
         self._threads = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="judge")
 
@@ -109,7 +109,8 @@ class Judge:
         return [self._counted(asked[text].result(), meter) for text in texts]
 
     def rehearse(self, reading: Reading) -> None:
-        if self.client.ask(self._question(reading), self.rubric.grades, Meter(), fresh=True) is None:
+        grades = self.client.ask(self._question(reading), self.rubric.grades, Meter(), fresh=True)
+        if grades is None and self.client.last_failure != SPENT:  # a resumed run may have nothing left to spend
             raise RewardError(
                 f"reward.judge.url={self.settings.url}: the grader gave no grade: {self.client.last_failure}. "
                 f"Is the server there, does it know reward.judge.model={self.settings.model}, and does "

@@ -7,6 +7,7 @@ It never raises for what the endpoint does. The key is in the header of the requ
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -14,8 +15,7 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,17 +29,18 @@ T = TypeVar("T")
 LONGEST_BACKOFF_S = 60.0
 CHARACTERS_A_TOKEN = 4
 LARGEST_REPLY = 4 << 20  # bytes
+SPENT = "the budget (reward.judge.max_requests, max_tokens) is spent"
 
 
 class Client:
     """Safe to call from several threads; how many is the caller's choice."""
 
-    def __init__(self, settings: JudgeSettings, ranks: int = 1) -> None:
+    def __init__(self, settings: JudgeSettings, folder: Path | None = None) -> None:
         assert settings.url, "the settings want one"
         base = settings.url.rstrip("/")
         self.url = base if base.endswith("/chat/completions") else f"{base}/chat/completions"
         self.settings = settings
-        self.budget = Budget(_share(settings.max_requests, ranks), _share(settings.max_tokens, ranks))
+        self.budget = Budget(settings.max_requests, settings.max_tokens, folder and folder / "judge.json")
         self.cache = Cache(settings.cache.expanduser()) if settings.cache else None
         self.last_failure = ""
         self._key = read_key(settings.key_env)
@@ -57,7 +58,7 @@ class Client:
         for attempt in range(self.settings.retries + 1):
             self._wait(attempt)
             if not self.budget.take():
-                self.last_failure = "the budget (reward.judge.max_requests, max_tokens) is spent"
+                self.last_failure = f"{self.last_failure}, and then {SPENT}" if attempt else SPENT
                 return None
             try:
                 return self._try(name, body, understand, meter)
@@ -111,31 +112,44 @@ class Client:
         return text.replace(self._key, "***") if self._key else text
 
 
-def _share(limit: int | None, ranks: int) -> int | None:
-    return limit and max(1, limit // ranks)
-
-
-@dataclass
 class Budget:
-    """Requests and tokens that may still be spent; None is no limit. Requests under way may overdraw the tokens."""
+    """Limits on requests and tokens; None is no limit. Requests under way may exceed the limit of tokens.
 
-    requests: int | None
-    tokens: int | None
+    What was spent is counted in `file`, which all ranks of a run share and a resumed run reads again, or in memory.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, max_requests: int | None, max_tokens: int | None, file: Path | None = None) -> None:
+        self.limits = {"requests": max_requests, "tokens": max_tokens}
+        self.file = file
+        self._spent = dict.fromkeys(self.limits, 0)
         self._counting = threading.Lock()
 
     def take(self) -> bool:
-        """One request, if there is one left."""
-        with self._counting:
-            if (self.requests is not None and self.requests <= 0) or (self.tokens is not None and self.tokens <= 0):
+        """Count a request. Return False if there is none left."""
+        with self._locked() as spent:
+            if any(limit is not None and spent[name] >= limit for name, limit in self.limits.items()):
                 return False
-            self.requests = None if self.requests is None else self.requests - 1
+            spent["requests"] += 1
             return True
 
     def spend(self, tokens: int) -> None:
+        with self._locked() as spent:
+            spent["tokens"] += tokens
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[dict[str, int]]:
+        """Give what was spent to one thread of one rank at a time, and write down what it makes of it."""
         with self._counting:
-            self.tokens = None if self.tokens is None else self.tokens - tokens
+            if self.file is None:
+                yield self._spent
+                return
+            with open(os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666), "r+", encoding="utf-8") as file:
+                with contextlib.suppress(OSError):  # a file system without locks, of which a warning has been given
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                self._spent |= json.loads(file.read() or "{}")
+                yield self._spent
+                file.seek(0)
+                json.dump(self._spent, file)  # never shorter than before
 
 
 class Cache:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from pathlib import Path
 
 from trainer.answers.symbolic import SymbolicPool
 from trainer.config.settings import Config
@@ -24,11 +25,11 @@ def check(config: Config) -> None:
         load_rubric(config.reward.judge.rubric)
 
 
-def make_scorer(config: Config, task: Task, ranks: int = 1) -> Scorer:
-    """With all graders. The budget of the judge is shared out over the ranks."""
+def make_scorer(config: Config, task: Task, folder: Path | None = None) -> Scorer:
+    """Make a scorer with all graders. What the judge costs is counted in `folder`, for all ranks and every restart."""
     graders: list[Grader] = [Custom(setting, config.reward) for setting in config.reward.custom]
     if "judge" in config.reward.weights:
-        graders.append(Judge(config.reward.judge, ranks))
+        graders.append(Judge(config.reward.judge, folder))
     scorer = make_verifier(config, task)
     return Scorer(scorer.rules, graders, scorer.symbolic)
 
