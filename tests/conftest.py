@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from trainer.machine import quiet
 from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup, TrainingRow
@@ -23,6 +24,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def pytest_configure(config: pytest.Config) -> None:
     """The messages that a run silences by name are not errors here either."""
     quiet.quiet()
+    settings.register_profile("octet", deadline=None)  # no test depends on how busy the machine is
+    settings.load_profile("octet")
     config.addinivalue_line("filterwarnings", "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import train
-from trainer import loop
-from trainer.evaluation import best
+from trainer.evaluation import best, evaluator
 from trainer.exits import answering_errors
 from trainer.machine import quiet
 from trainer.model import merge as export
@@ -65,12 +64,12 @@ def start(folder: Path, moment: str) -> tuple[int, str]:
     if (child := os.fork()) == 0:
         for descriptor in (1, 2):
             os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), descriptor)
-        loop.evaluate = tells(moment, "", loop.evaluate)
+        evaluator.evaluate = tells(moment, "", evaluator.evaluate)
         export.merge = tells(moment, "merge", export.merge)
         best.Course.keep = tells(moment, "best", best.Course.keep)
         if moment == AN_HOUR:
             os.environ["SLURM_JOB_END_TIME"] = str(time.time() + 1.5 * 3600)
-            loop.evaluate = takes_an_hour(loop.evaluate)
+            evaluator.evaluate = takes_an_hour(evaluator.evaluate)
         sys.argv = ["train.py", *SETTINGS, f"run.dir={folder}"]
         status = answering_errors(train.main)
         sys.stdout.flush()

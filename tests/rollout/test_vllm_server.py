@@ -264,7 +264,7 @@ def test_what_a_killed_start_of_the_run_left_is_deleted_and_nobody_elses(policy,
         assert published.path.is_dir()
     assert len(list((claimed / "published").iterdir())) == 1
     assert len(list((others / "published").iterdir())) == 2
-    claim._locks.pop().close()
+    claim._held.popitem()[1].close()
 
 
 class Large(Policy):
