@@ -213,7 +213,7 @@ pool = SymbolicPool(deadline_s=1.0)
 pool.equal("x+1", "1+x")
 print("ready", flush=True)
 if sys.argv[1] == "spinning":
-    threading.Thread(target=pool._places.queue[-1].ask, args=({hangs!r}, "1"), daemon=True).start()
+    threading.Thread(target=pool._children.queue[-1].ask, args=({hangs!r}, "1"), daemon=True).start()
 if sys.argv[1] == "leaves":
     sys.exit()
 time.sleep(60)

@@ -1,7 +1,7 @@
-r"""Compare two answers. Standard library only; what a model wrote is only ever read.
+r"""Compare two answers. Standard library only; what a model wrote is never evaluated.
 
-`equal` puts both sides into one normal form: an exact number, else intervals, tuples and sets of such, else text. What
-was decided where a reading is open (tests/data/answers.yaml has a case for each):
+`equal` brings both sides to one normal form: an exact number, else intervals, tuples and sets of these, else text.
+Where more than one reading is possible, these are the decisions (tests/data/answers.yaml has a case for each):
 
     percent      50% is 50, as GSM8K writes it; it is not 0.5
     units        are dropped: 18 dollars, $18 and 18 are one; 3 hours 20 minutes is no single number
@@ -29,7 +29,7 @@ _DEPTH = 3  # of lists within lists
 
 
 def equal(answer: str, gold: str) -> bool:
-    """Whether two answers are the same: as exact numbers, lists of such, choices, or text."""
+    """Return True if two answers are the same as exact numbers, lists of numbers, choices, or text."""
     if answer.strip() == gold.strip():
         return True
     if max(len(answer), len(gold)) > LONGEST_ANSWER:
@@ -41,7 +41,7 @@ def equal(answer: str, gold: str) -> bool:
 
 
 def _key(text: str, depth: int) -> Hashable:
-    """The normal form: equal answers have equal keys."""
+    """Return the normal form: equal answers have equal keys."""
     value = number(text)
     if value is not None:
         return value
@@ -64,7 +64,7 @@ def _unordered(items: list[str], depth: int) -> tuple[Hashable, ...]:
 
 
 def _brackets(text: str) -> tuple[str, str, str]:
-    """`[1, 2)` as its bracket, inside and bracket; two empty brackets if none encloses the whole."""
+    """Split `[1, 2)` into bracket, inside and bracket. The brackets are empty if none encloses the whole text."""
     size = 2 if text.startswith("\\{") and text.endswith("\\}") else 1
     if len(text) < 2 * size or text[size - 1] not in "([{" or text[-1] not in ")]}":
         return "", text, ""
@@ -77,7 +77,7 @@ def _brackets(text: str) -> tuple[str, str, str]:
 
 
 def _split(text: str, separator: str) -> list[str] | None:
-    """At separators outside all brackets; None if there is none, or a piece would be empty."""
+    """Split at separators outside all brackets. Return None if there is none, or if a piece would be empty."""
     if separator not in text:
         return None
     pieces, depth, start = [], 0, 0

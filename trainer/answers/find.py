@@ -1,14 +1,14 @@
-r"""Find the answer in a text. Standard library only; what a model wrote is only ever read.
+r"""Find the answer in a text. Standard library only; what a model wrote is never evaluated.
 
 `strict(text, style)` looks only where the format asked for puts the answer (`STYLES`). `lenient(text)` looks
-everywhere; the first that finds something wins:
+everywhere, in this order, and returns the first answer that it finds:
 
     1. the marks `\boxed{}`, `####` and `<answer>`: whichever of them comes last in the text
     2. "the answer is ..." (also "Answer: ..."), the last one
     3. a choice that ends the last line: "so it is (C)."
     4. the last number of the text
 
-Both look behind the thinking (`</think>`) first; only `lenient` looks into it, where nothing comes after.
+Both look after the thinking (`</think>`) first. Only `lenient` looks into it, if it finds nothing after it.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _IN_TEXT = re.compile(
     re.VERBOSE,
 )
 _ANY_DIGIT = re.compile(f"[\\d{''.join(VULGAR_FRACTIONS)}]")
-Found = tuple[int, str]  # where, and what
+Found = tuple[int, str]  # the position, and the answer
 
 
 def _tidy(phrase: str) -> str:
-    """Without what surrounds an answer; what is left stays as it was written."""
+    """Strip what surrounds an answer, and leave the answer as it was written."""
     phrase = BOLD.sub(r"\2", phrase.strip().lstrip("# "))
     for _ in range(3):  # **$18$**. has three layers
         phrase = phrase.rstrip(".,;: ").strip(WRAPPERS)
@@ -76,7 +76,7 @@ def _tidy(phrase: str) -> str:
 
 
 def _pick(phrase: str) -> str | None:
-    """The answer within a phrase that holds one: `18` of "$18 per day, because 3*6=18"."""
+    """Return the answer in a phrase: `18` for "$18 per day, because 3*6=18"."""
     if len(phrase) > LONGEST_ANSWER:
         return None
     if number(phrase) is None and (label := _LABEL.match(phrase)):
@@ -121,7 +121,7 @@ def _boxed(text: str) -> Found | None:
 
 
 def _braced(text: str) -> str | None:
-    """What is between the first brace of `text` and the one that closes it."""
+    """Return the text between its first brace and the matching one."""
     depth = 0
     for brace in re.finditer(r"\\[{}]|[{}]", text):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
@@ -145,7 +145,7 @@ def _hashes(text: str) -> Found | None:
 
 
 def _is_heading(line: str) -> bool:
-    """`#### Step 2: add` is markdown, not an answer."""
+    """Return True for a markdown heading, such as `#### Step 2: add`, which is no answer."""
     if number(line) is not None:
         return False
     if _HEADING.match(line.lstrip("* ")):
@@ -166,15 +166,15 @@ _CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations, whic
 
 
 def _phrase(text: str) -> str | None:
-    """What follows the last "the answer is", up to the end of the sentence."""
+    """Return what follows the last "the answer is", up to the end of the sentence."""
     end = len(text)
     for _ in range(MOST_TRIES):
         start = max(text.rfind("nswer", 0, end), text.rfind("NSWER", 0, end))
         if start < 0:
             return None
         window = text[start : start + LONGEST_ANSWER]
-        if said := _ANSWER_IS.match(window):
-            rest = _CALCULATION.sub("", window[said.end() :])
+        if lead := _ANSWER_IS.match(window):
+            rest = _CALCULATION.sub("", window[lead.end() :])
             return rest[: stop.start()] if (stop := _SENTENCE_END.search(rest)) else rest
         end = start
     return None
@@ -195,13 +195,13 @@ def _answer_is(text: str) -> str | None:
 
 _CHOICE = re.compile(r"(?:[Oo]ption\s+|[Cc]hoice\s+)?\(?([A-J])\)?(?:\s*[.):]\s.*|\s*[.):]?)", re.DOTALL)
 _LOWER_CHOICE = re.compile(r"\(([a-j])\)[.:]?|([a-j])[.):]?")
-_SAID_CHOICE = re.compile(r"(?:(?:option|choice|letter)\s+)?['\"(]?([A-J])['\")]?(?=[\s.,:;]|$)")
+_STATED_CHOICE = re.compile(r"(?:(?:option|choice|letter)\s+)?['\"(]?([A-J])['\")]?(?=[\s.,:;]|$)")
 _TWO_CHOICES = re.compile(r"\(?[A-J]\)?\s*(?:or|and|/|,|&)\s*\(?[A-J]\b")
 _NAMED_CHOICE = re.compile(r"\b(?:[Oo]ption|[Cc]hoice)\s+\(?([A-J])\b")
 
 
 def choice_letter(phrase: str) -> str | None:
-    """C of `C`, `(C)`, `C) Paris`, `\\text{(C)}`, `(c)`."""
+    """Return C for `C`, `(C)`, `C) Paris`, `\\text{(C)}` and `(c)`."""
     phrase = clean(phrase)
     if _TWO_CHOICES.match(phrase):
         return None
@@ -211,14 +211,14 @@ def choice_letter(phrase: str) -> str | None:
     return (lower[1] or lower[2]).upper() if lower else None
 
 
-def _said_choice(text: str) -> str | None:
+def _stated_choice(text: str) -> str | None:
     phrase = clean(_phrase(text) or "")
     if _TWO_CHOICES.match(phrase):
         return None
-    said = _SAID_CHOICE.match(phrase)
-    if said is None or re.match(r"I\s+[a-z]", phrase):  # "Answer: I think ..."
+    stated = _STATED_CHOICE.match(phrase)
+    if stated is None or re.match(r"I\s+[a-z]", phrase):  # "Answer: I think ..."
         return choice_letter(phrase)
-    return said[1]
+    return stated[1]
 
 
 def _last_line(text: str) -> str:
@@ -229,7 +229,7 @@ _MAY_CLOSE = re.compile(r"\([A-J]\)|^\W*[A-Ja-j]\W*$")
 
 
 def _closing_choice(text: str) -> str | None:
-    """A choice in brackets that ends the last line, or is all of it."""
+    """Return a choice in brackets at the end of the last line, or a choice that is the whole line."""
     line = _last_line(text)
     if not _MAY_CLOSE.search(line):
         return None
@@ -243,7 +243,7 @@ def _letter(text: str) -> str | None:
     for found in (_boxed(text), _tags(text)):
         if found and (choice := choice_letter(found[1])):
             return choice
-    if choice := _said_choice(text) or _closing_choice(text) or choice_letter(_last_line(text)):
+    if choice := _stated_choice(text) or _closing_choice(text) or choice_letter(_last_line(text)):
         return choice
     named = _NAMED_CHOICE.findall(_last_line(text))
     return named[0] if len(set(named)) == 1 else None
@@ -286,14 +286,14 @@ STYLES: dict[str, Callable[[str], str | None]] = {
 
 
 def strict(text: str, style: str) -> str | None:
-    """The answer in the place that the format asks for, as written; None if there is none."""
-    return STYLES[style](_spoken(text))
+    """Return the answer, as written, from the place that the format asks for, or None if there is none."""
+    return STYLES[style](_after_thinking(text))
 
 
 def lenient(text: str) -> str | None:
-    """The answer wherever it is; the order stands on top of this file."""
+    """Return the answer wherever it stands. The order of places is at the top of this file."""
     thought = text[-LONGEST_TEXT:].rpartition(_THOUGHT_END)[0]
-    for part in (_spoken(text), thought) if thought else (_spoken(text),):
+    for part in (_after_thinking(text), thought) if thought else (_after_thinking(text),):
         for find in (_last_mark, _answer_is, _closing_choice, _last_number):
             if (found := find(part)) is not None:
                 return found
@@ -305,8 +305,8 @@ _STOP = re.compile(r"<\|(?:endoftext|end_of_text|im_end|eot_id|eom_id|end|return
 _STOP_TOKENS = re.compile(r"(?:<\|[A-Za-z_]{1,40}\|>|</s>|<eos>|\s)+$")
 
 
-def _spoken(text: str) -> str:
-    """What comes after the thinking, up to the stop token: a number in a thought is no answer yet."""
+def _after_thinking(text: str) -> str:
+    """Return what comes after the thinking, up to the stop token: a number in a thought is not yet an answer."""
     text = text[-LONGEST_TEXT:].rpartition(_THOUGHT_END)[2]
     if (stop := _STOP.search(text)) and not (stop[0] == "</s>" and "<s>" in text):  # <s>17</s> is struck out
         text = text[: stop.start()]

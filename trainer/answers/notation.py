@@ -1,4 +1,4 @@
-"""One notation for many: every text in ASCII digits, signs and spaces."""
+"""Bring the many ways to write mathematics to one notation in ASCII."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 
 
 def to_ascii(text: str) -> str:
-    """ASCII digits, signs and spaces; nothing invisible (NUL, bidi marks, zero-width spaces)."""
+    """Convert digits, signs and spaces to ASCII, and drop what is invisible (NUL, bidi marks, zero-width spaces)."""
     if text.isascii() and text.isprintable():
         return text
     text = _GLUED_METRES.sub(" ", text)
@@ -71,7 +71,7 @@ _OUTER_TAGS = re.compile(rf"^(?:\s*{_TAG})+|(?:{_TAG}\s*)+$", re.IGNORECASE)
 
 
 def clean(text: str) -> str:
-    """Without the dress of LaTeX and markdown, and without the full stop."""
+    """Strip the markup of LaTeX and markdown, and the full stop."""
     text = BOLD.sub(r"\2", to_ascii(text)).replace("{,}", ",").replace("~", " ")
     if "<" in text:
         text = _OUTER_TAGS.sub("", text)

@@ -1,4 +1,4 @@
-"""One exact number, or none."""
+"""Read one exact number from a text."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _UNIT_WORDS = re.compile(r"[A-Za-z']+(?:\s*\^\s*\{?[23]\}?)?\.?(?:[\s/*.-]+[A-Za
 
 
 def number(text: str) -> Fraction | None:
-    """The exact value of one written number: `-$1,234.50`, `3 1/2 cups`, `\\frac{3}{4}`, `1.5 \\times 10^3`.
+    """Return the exact value of one written number: `-$1,234.50`, `3 1/2 cups`, `\\frac{3}{4}`, `1.5 \\times 10^3`.
 
-    None if there is no number, more than one, or algebra around it.
+    Return None if there is no number, more than one, or algebra around it.
     """
     if len(text) > LONGEST_ANSWER:
         return None
@@ -74,7 +74,7 @@ _EXPLANATION = re.compile(r"\b(?:because|since|as|so|where|which|that|when|if|fo
 
 
 def _after_equals(text: str) -> str:
-    """`18` of "x = 18" and "3 * 6 = 18", but all of "19 because 3 * 6 = 18"."""
+    """Return `18` for "x = 18" and "3 * 6 = 18", but the whole text for "19 because 3 * 6 = 18"."""
     left, equals, right = text.rpartition("=")
     if not equals or left.endswith(("<", ">", "!", ":", "\\")) or _EXPLANATION.search(left):
         return text
@@ -113,7 +113,7 @@ def _decimal(digits: str) -> Fraction:
 
 
 def _scale(tail: str, money: bool) -> int | None:
-    """By how much the words behind a number multiply it: 1 for units. None if they are not units."""
+    """Return the factor that the words after a number stand for: 1 for units, None for words that are not units."""
     glued = tail[:1].isalpha()
     tail = tail.strip().lstrip("%$€£¥₹₽₩-/ ").strip(" .")
     if not tail or _COUNTERS.fullmatch(tail):

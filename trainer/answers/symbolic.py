@@ -4,16 +4,16 @@ r"""Symbolic equality for MATH, through math-verify in child processes that can 
         pool.equal("x+1", "1+x")          # True
         pool.equal("9^{9^{9^9}}", "1")    # False after five seconds; pool.hangs is 1
 
-math-verify may compute for ever on what a model wrote (`99999999!`), and its own time limit is a signal handler, which
-only the main thread may set and which `except Exception` anywhere below it can swallow. So it lives in another process,
-which is killed at the deadline:
+math-verify may compute forever on what a model wrote (`99999999!`), and its own time limit is a signal handler, which
+only the main thread may set and which any `except Exception` below it can swallow. So it runs in another process, which
+is killed at the deadline:
 
     parent  one line of JSON, [answer, gold]  ->  child
     parent  <-  one byte: equal, different, or failed    child
 
-A child is started when first needed, by a fresh interpreter: it inherits neither torch nor CUDA. It ends when its input
-closes, so also when the parent dies; should it be spinning then, its own alarm ends it a second after the deadline.
-Only the LaTeX reader of math-verify is used: its other reader goes through Python's `eval`.
+A child is started when it is first needed, by a fresh interpreter, so it inherits neither torch nor CUDA. It ends when
+its input closes, and therefore when the parent dies; if it is computing at that moment, its own alarm ends it a second
+after the deadline. Only the LaTeX parser of math-verify is used, because its other parser calls Python's `eval`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from trainer.errors import ConfigError, RewardError
 
 READY, EQUAL, DIFFERENT, FAILED = b"r", b"1", b"0", b"!"
 START_S = 60.0  # importing sympy from a cold network disk
-GRACE_S = 1.0  # the parent kills first, the child's own alarm is for when there is no parent
-MEMORY_BYTES = 2 << 30  # a power tower fills any memory
+GRACE_S = 1.0  # the parent kills first; the child's own alarm is for a parent that died
+MEMORY_BYTES = 2 << 30  # a tower of powers fills any memory
 # Decimals of an irrational number that count as equal to it: 1.414214 is not the square root of two.
 DECIMALS = 12
 
@@ -47,7 +47,7 @@ _WORD = re.compile(r"[A-Za-z]{4,}")
 
 
 class SymbolicPool:
-    """Compares two answers as mathematics. Safe to call from several threads; each call has one child to itself."""
+    """Compares answers as mathematics. It may be called from several threads; each call has a child to itself."""
 
     def __init__(self, workers: int = 1, deadline_s: float = 5.0) -> None:
         if importlib.util.find_spec("math_verify") is None:
@@ -61,10 +61,10 @@ class SymbolicPool:
         self._workers = workers
         self._counting = threading.Lock()
         self._closed = False
-        # None is a place whose child is not running. Last in, first out: running children are used first.
-        self._places: LifoQueue[_Child | None] = LifoQueue()
+        # None stands for a child that is not running. Last in, first out: running children are used first.
+        self._children: LifoQueue[_Child | None] = LifoQueue()
         for _ in range(workers):
-            self._places.put(None)
+            self._children.put(None)
 
     def __enter__(self) -> SymbolicPool:
         return self
@@ -73,32 +73,32 @@ class SymbolicPool:
         self.close()
 
     def close(self) -> None:
-        """Ends all children; waits for the calls that are under way."""
+        """End all children, after waiting for the calls that are running."""
         if self._closed:
             return
         self._closed = True
-        for child in [self._places.get() for _ in range(self._workers)]:
+        for child in [self._children.get() for _ in range(self._workers)]:
             if child is not None:
                 child.kill()
 
     def equal(self, answer: str, gold: str) -> bool:
-        """What `answers.equal` says, and where that is no, what math-verify says. False at the deadline."""
+        """Return True if the answers are equal by `compare.equal` or by math-verify. Return False at the deadline."""
         if compare.equal(answer, gold):
             return True
         return is_worth_asking(answer, gold) and self._ask(answer, gold)
 
     def _ask(self, answer: str, gold: str) -> bool:
         assert not self._closed, "the pool is closed"
-        child = self._places.get()
+        child = self._children.get()
         reply: bytes | None = b""
         try:
             child = child or _Child(self.deadline_s)
             reply = child.ask(answer, gold)
         finally:
-            if child is not None and reply not in (EQUAL, DIFFERENT, FAILED):  # it hangs, died, or we were interrupted
+            if child is not None and reply not in (EQUAL, DIFFERENT, FAILED):  # it hangs, died, or was interrupted
                 child.kill()
                 child = None
-            self._places.put(child)
+            self._children.put(child)
         if reply not in (EQUAL, DIFFERENT):
             self._count(hang=reply is None)
         return reply == EQUAL
@@ -110,11 +110,11 @@ class SymbolicPool:
 
 
 def is_worth_asking(answer: str, gold: str) -> bool:
-    """Both look like mathematics, and they are not two numbers, which are already compared exactly."""
+    """Return True if both look like mathematics and are not two numbers, which are compared exactly without it."""
     if not (_looks_like_maths(answer) and _looks_like_maths(gold)):
         return False
     if not (_SIGNS.search(answer) or _SIGNS.search(gold)):
-        return False  # two letters
+        return False  # two single letters
     return number.number(answer) is None or number.number(gold) is None
 
 
@@ -147,7 +147,7 @@ class _Child:
             )
 
     def ask(self, answer: str, gold: str) -> bytes | None:
-        """The reply; empty if the child died, None if it took too long."""
+        """Return the reply: empty if the child died, None if it took too long."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps([answer, gold]).encode() + b"\n")
@@ -171,12 +171,12 @@ class _Child:
 
 
 def serve(alarm_s: float) -> None:
-    """Answers requests from standard input until it closes."""
+    """Answer requests from standard input until it closes."""
     replies = os.dup(1)
     os.dup2(2, 1)  # what a library prints must not be taken for a reply
     _limit_memory()
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel ends the process; nothing can swallow it
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # of Slurm, to every process of the run; only the ranks are meant
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel ends the process, and no handler can swallow that
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to every process; only ranks act on it
     same = _math_verify()
     os.write(replies, READY)
     for request in iter(sys.stdin.buffer.readline, b""):

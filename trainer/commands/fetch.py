@@ -1,4 +1,4 @@
-"""`octet fetch`: model, data and packages of a run in one folder, for a machine without internet.
+"""`octet fetch`: put the model, data and packages of a run in one folder, for a machine without internet.
 
     DIR/hub/        the model, as huggingface_hub caches it
         datasets/   the data, as `datasets` has prepared them
@@ -6,8 +6,8 @@
         manifest.json   every file with its size and SHA-256
         README.txt      the commands for the other machine
 
-With HF_HOME=DIR the same settings run there: names stay names, in the settings and in the adapter, where a path would
-be of that machine only. The same command goes on with a folder that is half full.
+With HF_HOME=DIR the same settings run there, and the adapter names its base by its name instead of a path that exists
+on one machine only. The same command continues with an incomplete folder.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from trainer.problem.task import hub_sets
 
 CONSTRAINTS = ROOT / "constraints.txt"
 BUILD_TOOLS = ("pip", "setuptools", "wheel", "ninja", "packaging")
-NOT_LISTED = ("manifest.json", "README.txt")  # they say what the rest is
+NOT_LISTED = ("manifest.json", "README.txt")  # they describe the other files
 
 README = """\
 {what}
@@ -90,13 +90,13 @@ def fetch(config: Config, arguments: Sequence[str], folder: Path, wheels: bool) 
     os.environ["HF_DATASETS_CACHE"] = str(folder / "datasets")  # read when `datasets` is imported
     if disk_and_ram.existing(folder) != folder:
         _make(folder)
-    said = [fetch_model(config.model, folder), fetch_data(config)]
-    for line in said:
+    summary = [fetch_model(config.model, folder), fetch_data(config)]
+    for line in summary:
         print(line, flush=True)
     if wheels:
-        said.append(fetch_wheels(requirements(), CONSTRAINTS, folder / "wheels"))
-        print(said[-1], flush=True)
-    conclude(folder, said, shlex.join(arguments), wheels)
+        summary.append(fetch_wheels(requirements(), CONSTRAINTS, folder / "wheels"))
+        print(summary[-1], flush=True)
+    conclude(folder, summary, shlex.join(arguments), wheels)
 
 
 def _make(folder: Path) -> None:
@@ -137,7 +137,7 @@ def _download(model: Model, found: hub.Found, folder: Path) -> None:
 
 
 def _compare(model: Model, found: hub.Found) -> None:
-    """With what the hub says of its size."""
+    """Raise ModelError if a file is missing, or has another size than on the hub."""
     here = {name: found.folder / name for name in found.sizes} if found.folder else {}
     wrong = [name for name, file in here.items() if not file.is_file() or file.stat().st_size != found.sizes[name]]
     if wrong or not here:
@@ -164,7 +164,7 @@ def fetch_data(config: Config) -> str:
 
 
 def requirements(setup: Path = ROOT / "setup.cfg") -> list[str]:
-    """What Octet needs, its optional mathematics, and what installs it."""
+    """Return the packages that Octet needs, those for symbolic mathematics, and those that install them."""
     parser = configparser.ConfigParser()
     parser.read(setup)
     needed = parser["options"]["install_requires"].split() + parser["options.extras_require"]["math"].split()
@@ -172,8 +172,9 @@ def requirements(setup: Path = ROOT / "setup.cfg") -> list[str]:
 
 
 def fetch_wheels(wanted: Sequence[str], constraints: Path, folder: Path) -> str:
-    """For this Python and this platform. DeepSpeed is published as source only, and looks for torch while it is built:
-    that of this environment."""
+    """Fetch the packages for this Python and this platform.
+
+    DeepSpeed is published as source only, and its build imports torch, which it finds in this environment."""
     stamp = folder / ".complete"
     state = f"{platform.platform()} {platform.python_version()} {' '.join(wanted)}\n{constraints.read_text()}"
     state = hashlib.sha256(state.encode()).hexdigest()
@@ -199,10 +200,10 @@ def _pip_wheel(arguments: Sequence[str]) -> None:
         )
 
 
-# ---------------------------------------------------------------- what the other machine is told
+# ---------------------------------------------------------------- manifest and instructions
 
 
-def conclude(folder: Path, said: Sequence[str], arguments: str, wheels: bool) -> None:
+def conclude(folder: Path, summary: Sequence[str], arguments: str, wheels: bool) -> None:
     files = {str(file.relative_to(folder)): file for file in _listed(folder)}
     sums = _sums(files.values())
     listed = {name: {"bytes": file.stat().st_size, "sha256": sums[file.resolve()]} for name, file in files.items()}
@@ -211,7 +212,7 @@ def conclude(folder: Path, said: Sequence[str], arguments: str, wheels: bool) ->
     made |= {"arguments": arguments, "run": run}
     (folder / "manifest.json").write_text(json.dumps({**made, "files": listed}, indent=1) + "\n")
     size = amount(sum(file.stat().st_size for file in set(map(Path.resolve, files.values()))))
-    text = README.format(what="\n".join(said), **made, folder=folder, size=size, count=len(listed))
+    text = README.format(what="\n".join(summary), **made, folder=folder, size=size, count=len(listed))
     (folder / "README.txt").write_text(text)
     print(f"\nCopy {folder} ({size}) with its links, then, in the folder of Octet or of its wheel over there:\n  {run}")
     print(f"More in {folder / 'README.txt'}")
@@ -229,13 +230,13 @@ def command(folder: Path, arguments: str, wheels: bool) -> str:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """Links of the cache too: a copy may have files in their place."""
+    """Return all files, links of the cache included, because a copy may have files in their place."""
     files = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix not in (".lock", ".incomplete"))
     return [file for file in files if str(file.relative_to(folder)) not in NOT_LISTED]
 
 
 def _sums(files: Iterable[Path]) -> dict[Path, str]:
-    """Of the files themselves: several links may name one."""
+    """Return the SHA-256 of each file. Links are resolved, and a file with several links is read once."""
     sums = {}
     for file in {file.resolve() for file in files}:
         with file.open("rb") as content:
@@ -247,7 +248,7 @@ def _sums(files: Iterable[Path]) -> dict[Path, str]:
 
 
 def verify(folder: Path) -> None:
-    """Whether every file is there as it was listed."""
+    """Raise DataError if a file is missing or differs from the manifest."""
     try:
         listed = json.loads((folder / "manifest.json").read_text())["files"]
     except (OSError, ValueError, KeyError) as error:

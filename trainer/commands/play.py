@@ -1,4 +1,4 @@
-"""`octet play`: a person stands in for the model and sees what an answer is worth. It finds a wrong reward at once."""
+"""`octet play`: a person answers in place of the model and sees the reward. That shows at once if a reward is wrong."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def play(config: Config) -> None:
 
 
 def typed(lines: Iterable[str]) -> Iterator[str]:
-    """Texts of one line or several, each ended by an empty line or by the end of the input."""
+    """Yield the texts that were typed, each ended by an empty line or by the end of the input."""
     text: list[str] = []
     for line in lines:
         if line.strip():
@@ -59,7 +59,7 @@ def typed(lines: Iterable[str]) -> Iterator[str]:
 
 
 def verdict(problem: Problem, score: Score, weights: dict[str, float]) -> Iterator[str]:
-    """What was parsed, each reward, and what it comes to."""
+    """Yield lines that show what was parsed, each component, and the reward."""
     yield f"  {'gold':<12} {problem.gold!r}"
     yield f"  {'strict':<12} {_parsed(score.strict, score.correct_strict)}"
     yield f"  {'lenient':<12} {_parsed(score.lenient, score.correct_lenient)}"

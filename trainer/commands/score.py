@@ -1,6 +1,6 @@
-"""`octet score`: completions from a file, scored as a run would score them. One JSON object in, one out, in order.
+"""`octet score`: score the completions in a file as a run would. Reads and writes one JSON object a line, in order.
 
-in    completion and answer, both needed; answer is the gold answer, or a worked solution that ends with it
+in    completion and answer, both required; answer is the gold answer, or a worked solution that ends with it
       question or prompt, id, tokens (token ids, which `overlong` counts); every further key is a column for
       functions of your own
 out   strict, lenient                  what was parsed, as text or null
@@ -33,7 +33,7 @@ from trainer.reward.built_in import COMPONENTS
 from trainer.reward.make import make_scorer
 from trainer.reward.scorer import Scorer
 
-LINES_AT_ONCE = 64  # where graders from outside are asked, so that they can work side by side
+LINES_AT_ONCE = 64  # for graders, which score several lines in parallel
 
 Sample = tuple[Prompt, Completion]
 
@@ -64,7 +64,7 @@ def settings_for(options: Namespace, data_dir: Path | None = None) -> Config:
 
 
 def score_file(config: Config, path: str) -> None:
-    """`-` is standard input."""
+    """Score a file; `-` is standard input."""
     config = with_every_component(config)
     scorer = make_scorer(config, make_task(config.task))
     with contextlib.ExitStack() as stack:
@@ -75,11 +75,11 @@ def score_file(config: Config, path: str) -> None:
             sys.stdout.flush()
         except BrokenPipeError:  # `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    _say_what_is_missing(scorer)
+    _report_missing(scorer)
 
 
 def with_every_component(config: Config) -> Config:
-    """Those that are built in and have no weight get the weight 0: they are shown and do not count."""
+    """Give every built-in component without a weight the weight 0, so that it is shown and does not count."""
     weights = {**dict.fromkeys(COMPONENTS, 0.0), **config.reward.weights}
     return config.model_copy(update={"reward": config.reward.model_copy(update={"weights": weights})})
 
@@ -108,7 +108,7 @@ def samples(lines: Iterable[bytes], name: str) -> Iterator[Sample]:
 
 
 def gold_of(answer: str) -> str:
-    r"""The gold answer of a worked solution: behind the last `####`, else in the last `\boxed{}`, else all of it."""
+    r"""Return the gold answer of a solution: after the last `####`, else in the last `\boxed{}`, else all of it."""
     if "####" in answer:
         return answer.rpartition("####")[2].strip()
     return find.strict(answer, "boxed") or answer.strip()
@@ -142,17 +142,17 @@ def _sample(record: dict[str, Any], where: str) -> Sample:
     if not isinstance(answer, str) or not (gold := gold_of(answer)):
         raise DataError(f"{where}: `answer` is {answer!r:.60}. Write the gold answer, or a solution that ends with it.")
     completed = Completion(_tokens(record, where), (), completion, truncated=False)
-    columns = {**record, "answer": answer}  # a function gets the column as it stands, as in training
+    columns = {**record, "answer": answer}  # a function gets the column unchanged, as in training
     return _prompt(record, Problem(str(record.get("id", where)), "", gold, answer, columns)), completed
 
 
 def _prompt(record: dict[str, Any], problem: Problem) -> Prompt:
-    """`prompt` is a text or a list of chat messages."""
+    """Make the prompt from a record whose `prompt` is a text or a list of chat messages."""
     question = record.get("question", record.get("prompt", ""))
     prompt = record.get("prompt", question)
     is_chat = isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt)
-    asked = replace(problem, question=_text(question), messages=tuple(prompt) if is_chat else ())
-    return Prompt(asked, _text(prompt), ())
+    problem = replace(problem, question=_text(question), messages=tuple(prompt) if is_chat else ())
+    return Prompt(problem, _text(prompt), ())
 
 
 def _text(value: Any) -> str:
@@ -166,12 +166,12 @@ def _tokens(record: dict[str, Any], where: str) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def _say_what_is_missing(scorer: Scorer) -> None:
+def _report_missing(scorer: Scorer) -> None:
     measured = scorer.measured()
-    missing, asked = measured.get("judge/missing", (0, 0))
+    missing, total = measured.get("judge/missing", (0, 0))
     if missing:
         why = "; ".join(failure for grader in scorer.graders if (failure := grader.last_failure))
-        print(f"octet: the judge gave no grade for {missing:.0f} of {asked:.0f} completions: {why}.", file=sys.stderr)
+        print(f"octet: the judge gave no grade for {missing:.0f} of {total:.0f} completions: {why}.", file=sys.stderr)
     hangs = measured.get("symbolic/hangs", (0, 0))[0]
     if hangs:
         print(f"octet: {hangs:.0f} symbolic comparisons took too long and count as different.", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`octet task show`: what a task holds, and the exact text and tokens that a model would see of it."""
+"""`octet task show`: show what a task holds, and the exact text that a model would see with its number of tokens."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def run(options: Namespace) -> None:
 
 def show(config: Config, split: str, count: int, as_json: bool) -> None:
     task = make_task(config.task)
-    problems = _problems(task, config, split)  # bad data is answered before a tokenizer loads
+    problems = _problems(task, config, split)  # raises an error for bad data before a tokenizer loads
     facts: dict[str, Any] = {"task": task.name, **_sizes(task, config, split, len(problems)), "notes": notes(task)}
 
     from trainer.model.load import load_tokenizer
 
-    # that a prompt is longer than the model reads is what the lengths below say
+    # silences the warning about long prompts, which the lengths below report
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
     prompter = Prompter(load_tokenizer(config.model), config.prompt, task)
     prompts = [prompter.prompt(problem) for problem in problems[:MEASURED]]
     facts |= {"prompt_style": prompter.style, "answer_style": prompter.answer_style, "model": config.model.name}
     facts["prompt_tokens"] = _lengths(prompts, config.prompt.max_tokens)
     facts["problems"] = [_facts_of(prompt) for prompt in prompts[:count]]
-    print(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else _for_people(facts, split))
+    print(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else _as_text(facts, split))
 
 
 def _problems(task: Task, config: Config, split: str) -> list[Problem]:
@@ -67,7 +67,7 @@ def _problems(task: Task, config: Config, split: str) -> list[Problem]:
 
 
 def _sizes(task: Task, config: Config, split: str, count: int) -> dict[str, int]:
-    if split == "test":  # the training set may not be there
+    if split == "test":  # the training set may be missing
         return {"test": count}
     return {"train": count, "test": len(task.test())}
 
@@ -84,7 +84,7 @@ def _facts_of(prompt: Prompt) -> dict[str, Any]:
     return {"id": problem.id, "gold": problem.gold, "tokens": len(prompt.tokens), "text": prompt.text}
 
 
-def _for_people(facts: dict[str, Any], split: str) -> str:
+def _as_text(facts: dict[str, Any], split: str) -> str:
     lengths = facts["prompt_tokens"]
     sizes = ", ".join(f"{facts[name]:,} {what}" for name, what in SIZES.items() if name in facts)
     lines = [

@@ -1,7 +1,7 @@
 """One HTTP exchange with a server that may be slow, busy, wrong or unreachable. Standard library only.
 
-An HTTP library would follow no redirect by default, and has neither a deadline for the whole reply nor a limit of its
-size nor `Retry-After`: the code would not be shorter, and its import takes a third of a second.
+httpx has neither a deadline for the whole reply, nor a limit on its size, nor `Retry-After`, so the code would not be
+shorter with it, and its import takes a third of a second.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class MathTask(DataTask):
         return Problem(name, question, self._gold(record), solution, record.others(column) | _level(record))
 
     def _gold(self, record: Record) -> str:
-        """The `answer` column where there is one, else the box in the solution."""
+        """Return the `answer` column if there is one, else the content of the last box in the solution."""
         boxed, has_answer = find.STYLES["boxed"], record.values.get("answer") not in (None, "")
         if given := self.settings.answer or ("answer" if has_answer else None):
             text = record.answer(given, "task.answer")
@@ -44,7 +44,7 @@ class MathTask(DataTask):
 
 
 def _level(record: Record) -> dict[str, Any]:
-    """`Level 5` as the number 5: what a curriculum by difficulty goes by."""
+    """Return the subject, and `Level 5` as the number 5, which a curriculum by difficulty needs."""
     digits = re.search(r"\d+", str(record.values.get("level")))
     subject = record.values.get("subject") or record.values.get("type")
     return ({"level": int(digits[0])} if digits else {"level": None}) | ({"subject": subject} if subject else {})

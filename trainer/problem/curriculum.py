@@ -1,10 +1,10 @@
-"""Which problems a step draws. Every rank draws the same ones, and a resumed run draws what the undisturbed one had.
+"""Choose the problems of a step. Every rank draws the same ones, and so does a resumed run.
 
     none         the shuffled set, pass after pass
     difficulty   easy ones first: at the start from the easiest quarter, from half of the run on from all
-    solve_rate   problems that are solved always or never are drawn a tenth as often as those solved half the time
+    solve_rate   problems that are always or never solved are drawn a tenth as often as those solved half the time
 
-The first two follow from the seed and the step. The third learns; what it knows is its `state`.
+The first two depend on the seed and the step alone. The third learns, and keeps what it has learned in its `state`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Rates = list[tuple[str, float]]  # problem id -> share of its answers that were 
 
 
 class Curriculum:
-    """`none`: every problem once in a pass."""
+    """`none`: draw every problem once in a pass."""
 
     def __init__(self, problems: Sequence[Problem], count: int, seed: int, total_steps: int) -> None:
         self.problems = problems
@@ -34,38 +34,39 @@ class Curriculum:
         self.total_steps = total_steps
 
     def draw(self, step: int) -> list[Problem]:
-        """The problems of a step, counted from 0."""
+        """Return the problems of a step. Steps are counted from 0."""
         return draw(self.problems, step, self.count, self.seed)
 
     def spare(self, step: int, number: int) -> list[Problem]:
-        """As many other problems for the same step, where some of its own taught nothing. Those of a later `number`
-        may be among them again, the step's own only where there are no more."""
+        """Return as many other problems for a step whose own taught nothing.
+
+        The step's own are among them only if there are no others. Different numbers may draw the same problems."""
         own = {problem.id for problem in self.draw(step)}
         others = [problem for problem in self.pool(step) if problem.id not in own]
         return self._sample(others or self.problems, random.Random(f"{self.seed}/{step}/{number}"))
 
     def pool(self, step: int) -> Sequence[Problem]:
-        """What a step may draw from."""
+        """Return the problems that a step may draw from."""
         return self.problems
 
     def weight(self, problem_id: str) -> float:
         return 1.0
 
     def observe(self, rates: Rates) -> None:
-        """How a step went, on one rank; called for every rank in the same order."""
+        """Take in the solve rates of a step on one rank. It is called for every rank in the same order."""
 
     def state(self) -> dict[str, Any]:
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from an earlier `state`."""
+        """Restore an earlier `state`."""
 
     def _sample(self, problems: Sequence[Problem], rng: random.Random) -> list[Problem]:
-        """A weighted sample without repetition: the smallest of exponential numbers (Efraimidis and Spirakis 2006)."""
+        """Draw a weighted sample without repetition, by exponential variates (Efraimidis and Spirakis 2006)."""
         drawn = list[Problem]()
         while len(drawn) < self.count:  # more than once only if a step has more problems than there are
-            waits = [rng.expovariate(self.weight(problem.id)) for problem in problems]
-            first = heapq.nsmallest(self.count - len(drawn), range(len(waits)), key=waits.__getitem__)
+            keys = [rng.expovariate(self.weight(problem.id)) for problem in problems]
+            first = heapq.nsmallest(self.count - len(drawn), range(len(keys)), key=keys.__getitem__)
             drawn += [problems[index] for index in first]
         return drawn
 
@@ -96,7 +97,7 @@ class EasyFirst(Curriculum):
 
 
 class BySolveRate(Curriculum):
-    LEAST = 0.1  # weight of a problem that is solved always or never: it may change, so it is never given up
+    LEAST = 0.1  # weight of a problem that is always or never solved; that may change, so it is not 0
     NEWEST = 0.5  # weight of the newest group in the running solve rate
 
     def __init__(self, problems: Sequence[Problem], count: int, seed: int, total_steps: int) -> None:
@@ -145,7 +146,7 @@ MEASURES = ("difficulty", "level", "steps")  # columns, the first that some prob
 
 
 def difficulties(problems: Sequence[Problem]) -> list[float]:
-    """By a column that says so, else by the lines of the worked solution; problems that do not say count as hard."""
+    """Return the difficulties from a column, else from the lines of the worked solutions; unknown ones are infinite."""
     column = next((name for name in MEASURES if any(problem.extra.get(name) is not None for problem in problems)), None)
     if column:
         measured = [_number(problem.extra.get(column)) for problem in problems]

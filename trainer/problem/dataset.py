@@ -1,4 +1,4 @@
-"""Tasks whose problems are read: every record is checked, and training never sees a question that is held out."""
+"""Tasks that read their problems: every record is checked, and training never sees a held-out question."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainer.records import Problem
 
 
 class DataTask(ABC):
-    """A subclass says how a record becomes a problem, and where the data set is published."""
+    """A task on a data set. A subclass turns a record into a problem and names where the data set is published."""
 
     name: ClassVar[str]
     prompt_style = "gsm8k"
@@ -25,13 +25,13 @@ class DataTask(ABC):
     def __init__(self, settings: TaskSettings) -> None:
         self.settings = settings
         self.sources = {split: locate(settings, split, self.published) for split in ("train", "test")}
-        self.skipped: list[str] = []  # why each record that was left out could not be used
-        self.overlap = 0  # training problems that the test set asks too
+        self.skipped: list[str] = []  # the reason for each record that was left out
+        self.overlap = 0  # number of training problems that are in the test set, too
         self._read: dict[str, list[Problem]] = {}
 
     @abstractmethod
     def problem(self, name: str, record: Record) -> Problem:
-        """The problem that a record holds; a DataError that says what is wrong with it."""
+        """Return the problem in a record. Raise DataError if the record cannot be used."""
 
     def train(self) -> list[Problem]:
         problems = self._problems("train") if self.sources["test"] else self._held_out()[0]
@@ -44,7 +44,7 @@ class DataTask(ABC):
         return self._problems("test") if self.sources["test"] else self._held_out()[1]
 
     def notes(self) -> list[str]:
-        """What was left out, in sentences."""
+        """Say what was left out, in sentences."""
         notes = []
         if self.overlap:
             notes.append(f"training problems left out because the test set asks them too: {self.overlap}")
@@ -56,7 +56,7 @@ class DataTask(ABC):
         return [source for source in self.sources.values() if isinstance(source, HubSet)]
 
     def _held_out(self) -> tuple[list[Problem], list[Problem]]:
-        """Training and test problems out of one set: the same ones whatever the seed of the run."""
+        """Split one set into training and test problems, always the same ones whatever the seed of the run."""
         problems = self._problems("train")
         count = max(1, round(len(problems) * self.settings.holdout))
         chosen = set(random.Random(0).sample(range(len(problems)), count))
@@ -75,7 +75,7 @@ class DataTask(ABC):
 
     def _read_all(self, split: str, source: Source) -> list[Problem]:
         problems: list[Problem] = []
-        seen: dict[str, str] = {}  # normalised question -> where it stands
+        seen: dict[str, str] = {}  # normalised question -> its place
         skipped_before = len(self.skipped)
         for index, record in enumerate(source.records()):
             try:
@@ -100,7 +100,7 @@ class DataTask(ABC):
         return self.problem(name, record)
 
     def _repeated(self, source: Source, record: Record, first: str) -> None:
-        """An error; but nobody here can mend a published set, so there it is only counted."""
+        """Raise an error for a repeated question; in a published set, which the user cannot mend, only count it."""
         message = f"{record.where}: the question of {first} again; expected each one once."
         if not isinstance(source, HubSet):
             raise DataError(message)
@@ -108,5 +108,5 @@ class DataTask(ABC):
 
 
 def normalised(question: str) -> str:
-    """What makes two questions one: case, spaces and the way accents are encoded do not count."""
+    """Return a question in a form that ignores case, spaces and the encoding of accents."""
     return " ".join(unicodedata.normalize("NFC", question).casefold().split())

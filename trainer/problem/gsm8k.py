@@ -1,4 +1,4 @@
-"""GSM8K: 7,473 training and 1,319 test problems, word problems of grade school with worked solutions."""
+"""GSM8K: 7,473 training and 1,319 test word problems at grade-school level, with worked solutions."""
 
 from __future__ import annotations
 

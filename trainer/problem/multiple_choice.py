@@ -1,4 +1,4 @@
-"""Multiple choice, as in GPQA: one right and some wrong choices, in an order that each problem always has."""
+"""Multiple choice, as in GPQA: one right and some wrong choices, in an order that never changes for a problem."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from trainer.problem.dataset import DataTask
 from trainer.problem.sources import HubSet, Record
 from trainer.records import Problem
 
-LETTERS = ascii_uppercase[:10]  # as many as answers/ reads
+LETTERS = ascii_uppercase[:10]  # as many as trainer/answers/ recognises
 INCORRECT = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")  # as GPQA calls them
 
 
 class MultipleChoiceTask(DataTask):
-    """From the hub: GPQA's main set to train on, without the diamond set, which is held out."""
+    """Multiple choice; by default GPQA's main set to train on, and its diamond set held out."""
 
     name = "multiple_choice"
     prompt_style = "letter"
@@ -52,7 +52,7 @@ class MultipleChoiceTask(DataTask):
 
 
 def shuffled(question: str, choices: list[str]) -> list[str]:
-    """An order that follows from the problem alone, so it is the same in every run and wherever the record stands."""
+    """Shuffle the choices in an order that depends on the problem alone, so it is the same in every run."""
     in_order = sorted(choices)
     random.Random("\n".join([question, *in_order])).shuffle(in_order)
     return in_order

@@ -1,4 +1,4 @@
-"""Anybody's own data: `task.question` and `task.answer` name the columns; a `prompt` may be text or a conversation.
+"""The user's own data: `task.question` and `task.answer` name the columns; a `prompt` may be text or a conversation.
 
 All columns but the question's go into `Problem.extra` under their own names, where a custom reward finds them.
 """
@@ -24,13 +24,13 @@ class RecordsTask(DataTask):
     def problem(self, name: str, record: Record) -> Problem:
         column = self.settings.question or _usual_column(record)
         messages = conversation(record, column)
-        said = "\n\n".join(message["content"].strip() for message in messages if message["role"] != "system")
-        question = said or record.text(column, "task.question")
+        spoken = "\n\n".join(message["content"].strip() for message in messages if message["role"] != "system")
+        question = spoken or record.text(column, "task.question")
         gold, solution = self._gold(record)
         return Problem(name, question, gold, solution, record.others(column), messages)
 
     def _gold(self, record: Record) -> tuple[str, str]:
-        """The answer, and the worked solution: the answer column may hold both, as in GSM8K and MATH."""
+        """Return answer and worked solution. The answer column may hold both, as in GSM8K and MATH."""
         if self.settings.answer == NO_ANSWER:
             return "", ""
         text = record.answer(self.settings.answer or "answer", "task.answer")
@@ -45,13 +45,13 @@ class RecordsTask(DataTask):
 
 
 def _usual_column(record: Record) -> str:
-    """`prompt`, where it is a conversation or stands alone: TRL's data sets often keep the question beside it."""
+    """Return `prompt` if it is a conversation or there is no `question`: data sets for TRL often have both columns."""
     is_chat = isinstance(record.values.get("prompt"), list)
     return "prompt" if is_chat or ("prompt" in record.values and "question" not in record.values) else "question"
 
 
 def conversation(record: Record, column: str) -> tuple[Mapping[str, Any], ...]:
-    """The messages of a chat-format column, as they are; none where the column holds text."""
+    """Return the messages of a chat-format column unchanged, or none if the column holds text."""
     value = record.values.get(column)
     if value is None or isinstance(value, str):
         return ()
@@ -61,7 +61,7 @@ def conversation(record: Record, column: str) -> tuple[Mapping[str, Any], ...]:
         raise DataError(f"{record.where}: `{column}` holds half a character; expected UTF-8 text.")
     if not any(message["role"] == "user" for message in value):
         raise DataError(f"{record.where}: nobody asks in `{column}`; expected a message of the role `user`.")
-    # a parquet file fills the keys that other messages have with nothing
+    # a parquet file gives every message the keys of all messages, and fills them with None
     return tuple({key: part for key, part in message.items() if part is not None} for message in value)
 
 

@@ -1,4 +1,4 @@
-"""From a problem to the tokens that the model sees.
+"""Turn a problem into the tokens that the model sees.
 
     chat       the question alone: the model has to know the format already
     gsm8k      asks for the answer after ####
@@ -8,8 +8,8 @@
     r1_zero    asks for <think> and <answer>; the text of DeepSeek-R1-Zero, made for base models
     a file     your own text around {question}
 
-The chat template of the model goes around all of them but `r1_zero`; a model without one sees `Question: ... Answer:`.
-A conversation that the data set brings is asked as it is.
+The model's chat template is applied to all of them but `r1_zero`; a model without one sees `Question: ... Answer:`. A
+conversation from the data set is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What is asked besides the question, and where a strict answer has to stand: by default where the task says."""
+    """The text around the question, and where a strict answer has to stand (None: where the task says)."""
 
     request: str
     answer: str | None = None
-    raw: bool = False  # the whole prompt: no chat template around it
+    raw: bool = False  # no chat template is applied
 
 
 STYLES: dict[str, Style] = {
@@ -62,13 +62,13 @@ STYLES: dict[str, Style] = {
         raw=True,
     ),
 }
-# How an example ends whose solution does not already.
+# How an example ends whose solution does not end with a marked answer.
 MARKS = {"gsm8k": "#### {}", "boxed": "\\boxed{{{}}}", "tags": "<answer>{}</answer>", "letter": "Answer: {}"}
 ROLES = {"user": "Question: ", "assistant": "Answer: ", "system": ""}  # for a model without a chat template
 
 
 class Prompter:
-    """Asks questions in one style. `answer_style` is where a strict answer has to stand."""
+    """Writes prompts in one style. `answer_style` says where a strict answer has to stand."""
 
     def __init__(self, tokenizer: Any, settings: PromptSettings, task: Task) -> None:
         self.tokenizer = tokenizer
@@ -84,9 +84,9 @@ class Prompter:
         return Prompt(problem, text, tuple(tokens))
 
     def fitting(self, problems: Sequence[Problem]) -> list[Problem]:
-        """The problems whose prompts are at most `prompt.max_tokens` long; an error when none is.
+        """Return the problems whose prompts have at most `prompt.max_tokens` tokens. Raise DataError if there are none.
 
-        A token is at least one byte, so only long texts have to be tokenized to know.
+        A token is at least one byte, so only long texts have to be tokenized.
         """
         wrapping = len(self.prompt(Problem("", "", "")).tokens)
         kept = [
@@ -100,7 +100,7 @@ class Prompter:
         return kept
 
     def messages(self, problem: Problem) -> Messages:
-        """The conversation that ends with the question."""
+        """Return the conversation that ends with the question."""
         if problem.messages:
             return problem.messages
         turns = [{"role": "system", "content": self.settings.system}] if self.settings.system else []
@@ -114,7 +114,7 @@ class Prompter:
         return self._style.request.replace("{question}", problem.question)
 
     def _text(self, problem: Problem) -> tuple[str, bool]:
-        """The text, and whether the special tokens of its beginning are in it."""
+        """Return the text, and True if it already contains the special tokens of its beginning."""
         if self._style.raw and not problem.messages:
             before = f"{self.settings.system}\n\n" if self.settings.system else ""
             return before + self._request(problem), False
@@ -126,27 +126,27 @@ class Prompter:
     def _templated(self, messages: Messages, problem: Problem) -> str:
         from jinja2 import TemplateError
 
-        begun = messages[-1]["role"] == "assistant"  # the model goes on with what the data set begins
+        continues = messages[-1]["role"] == "assistant"  # the data set has begun the answer
         try:
             text: str = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 tokenize=False,
-                add_generation_prompt=not begun,
-                continue_final_message=begun,
+                add_generation_prompt=not continues,
+                continue_final_message=continues,
             )
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             raise DataError(
                 f"{problem.id or 'prompt'}: the chat template of the model refuses the messages ({roles}): {error}. "
-                "Many know no `system`: leave prompt.system out."
+                "Many have no role `system`: leave prompt.system out."
             ) from None
         return text
 
 
 def answer_style(settings: PromptSettings, task: Task) -> str:
-    """Where a strict answer has to stand."""
-    asked = _style(settings, task)[1].answer or task.answer_style
-    return asked if settings.answer == "auto" else settings.answer
+    """Return the style that says where a strict answer has to stand."""
+    default = _style(settings, task)[1].answer or task.answer_style
+    return default if settings.answer == "auto" else settings.answer
 
 
 def _style(settings: PromptSettings, task: Task) -> tuple[str, Style]:
@@ -155,7 +155,7 @@ def _style(settings: PromptSettings, task: Task) -> tuple[str, Style]:
 
 
 def examples(task: Task, shots: int) -> list[Problem]:
-    """Training problems for few-shot prompts: always the same, and one to spare for when an example is asked itself."""
+    """Return training problems for few-shot prompts, always the same, and a spare in case one is the question."""
     problems = [problem for problem in task.train() if not problem.messages]
     if len(problems) <= shots:
         raise ConfigError(
@@ -165,7 +165,7 @@ def examples(task: Task, shots: int) -> list[Problem]:
 
 
 def solved(problem: Problem, answer_style: str) -> str:
-    """The worked solution, with the answer where a strict answer has to stand."""
+    """Return the worked solution, with the answer where a strict answer has to stand."""
     found = find.strict(problem.solution, answer_style) if problem.solution else None
     if found is not None and compare.equal(found, problem.gold):
         return problem.solution

@@ -1,4 +1,4 @@
-"""Where records come from: a file (.jsonl, .csv, .parquet) or a data set on the hub. Each record knows its place."""
+"""Read records from a file (.jsonl, .csv, .parquet) or a data set on the hub. Each record carries its place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from math import isfinite
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
@@ -19,14 +19,14 @@ from trainer.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record and the place where it stands. `flaw` says why it could not be read."""
+    """A record with its place in the source. `flaw` says why it could not be read."""
 
     where: str
     values: Mapping[str, Any] = field(default_factory=dict)
     flaw: str = ""
 
     def text(self, column: str, setting: str) -> str:
-        """The text of a column, never empty. `setting` is what names the column."""
+        """Return the text of a column, never empty. `setting` is the setting that names the column."""
         value = self._value(column, setting)
         if not isinstance(value, str):
             raise DataError(f"{self.where}: `{column}` is {_kind(value)}; expected text.")
@@ -37,7 +37,7 @@ class Record:
         return value.strip()
 
     def answer(self, column: str, setting: str) -> str:
-        """Like `text`, but a number will do."""
+        """Return the text of a column that may hold a number."""
         value = self._value(column, setting)
         if isinstance(value, (int, float, Decimal)) and not isinstance(value, bool) and isfinite(value):
             return str(value)
@@ -70,10 +70,6 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-class Source(Protocol):
-    def records(self) -> Iterator[Record]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class File:
     path: Path
@@ -102,7 +98,7 @@ class HubSet:
     def records(self) -> Iterator[Record]:
         import datasets
 
-        for name in ("load", "packaged_modules.cache.cache"):  # that the cache is read while offline: it is meant to be
+        for name in ("load", "packaged_modules.cache.cache"):  # they warn that an offline run reads the cache
             logging.getLogger(f"datasets.{name}").setLevel(logging.ERROR)
         try:
             rows = datasets.load_dataset(self.name, self.subset, split=self.split)
@@ -116,6 +112,8 @@ class HubSet:
         for index, row in enumerate(rows):
             yield Record(f"{self}[{index}]", dict(row))
 
+
+Source = File | HubSet
 
 # ---------------------------------------------------------------- formats
 
@@ -140,7 +138,7 @@ def _json_record(where: str, line: bytes) -> Record:
 
 
 def _csv(path: Path) -> Iterator[Record]:
-    # bytes that are no UTF-8 come through as lone surrogates, so that the line can be named
+    # invalid UTF-8 becomes lone surrogates, so that the error can name the line
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         rows = csv.reader(file, strict=True)
         header: list[str] | None = None
@@ -189,7 +187,7 @@ ENDINGS = ", ".join(READERS)
 
 
 def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) -> Source | None:
-    """Where the problems of `train` or `test` are; None where no test set is named."""
+    """Return the source of the `train` or `test` problems, or None if no test set is named."""
     if settings.data_dir is not None:
         return _in_folder(settings.data_dir.expanduser(), split)
     if settings.path is None:

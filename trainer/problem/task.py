@@ -1,4 +1,4 @@
-"""What every task offers, and the way from its name to the object."""
+"""The interface of a task, and the table of tasks by name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from typing import Protocol
 
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
+from trainer.problem.competition_math import MathTask
 from trainer.problem.dataset import DataTask, normalised
+from trainer.problem.gsm8k import Gsm8kTask
+from trainer.problem.multiple_choice import MultipleChoiceTask
+from trainer.problem.own_records import RecordsTask
 from trainer.problem.sources import HubSet
+from trainer.problem.word_problems import NanoTask
 from trainer.records import Problem
 
 
@@ -22,53 +27,23 @@ class Task(Protocol):
 
     @property
     def prompt_style(self) -> str:
-        """How it is asked when nobody says otherwise; see `prompts.py`."""
+        """Return the default of prompt.style; see `prompts.py`."""
 
     @property
     def answer_style(self) -> str:
-        """How an answer is marked; see `trainer/answers/`."""
+        """Return how an answer is marked; see `trainer/answers/`."""
 
     def train(self) -> Sequence[Problem]: ...
 
     def test(self) -> Sequence[Problem]: ...
 
 
-def _nano(settings: TaskSettings) -> Task:
-    from trainer.problem.word_problems import NanoTask
-
-    return NanoTask()
-
-
-def _gsm8k(settings: TaskSettings) -> Task:
-    from trainer.problem.gsm8k import Gsm8kTask
-
-    return Gsm8kTask(settings)
-
-
-def _math(settings: TaskSettings) -> Task:
-    from trainer.problem.competition_math import MathTask
-
-    return MathTask(settings)
-
-
-def _multiple_choice(settings: TaskSettings) -> Task:
-    from trainer.problem.multiple_choice import MultipleChoiceTask
-
-    return MultipleChoiceTask(settings)
-
-
-def _records(settings: TaskSettings) -> Task:
-    from trainer.problem.own_records import RecordsTask
-
-    return RecordsTask(settings)
-
-
 TASKS: dict[str, Callable[[TaskSettings], Task]] = {
-    "nano": _nano,
-    "gsm8k": _gsm8k,
-    "math": _math,
-    "multiple_choice": _multiple_choice,
-    "records": _records,
+    "nano": lambda settings: NanoTask(),
+    "gsm8k": Gsm8kTask,
+    "math": MathTask,
+    "multiple_choice": MultipleChoiceTask,
+    "records": RecordsTask,
 }
 
 
@@ -77,7 +52,7 @@ def make_task(settings: TaskSettings) -> Task:
 
 
 def training_problems(task: Task, settings: TaskSettings, seed: int) -> list[Problem]:
-    """The training set in its seeded order, without questions that the test set also asks."""
+    """Return the training set in its seeded order, without questions of the test set."""
     held_out = {normalised(problem.question) for problem in task.test()}
     problems = [problem for problem in task.train() if normalised(problem.question) not in held_out]
     random.Random(seed).shuffle(problems)
@@ -88,19 +63,19 @@ def training_problems(task: Task, settings: TaskSettings, seed: int) -> list[Pro
 
 
 def evaluation_problems(task: Task, count: int) -> list[Problem]:
-    """The same `count` held-out problems every time, whatever the seed of the run."""
+    """Return `count` held-out problems, the same ones whatever the seed of the run."""
     problems = list(task.test())
     random.Random(0).shuffle(problems)
     return problems[:count]
 
 
 def notes(task: Task) -> list[str]:
-    """What was left out while the problems were read; nothing for a task that makes its own."""
+    """Say what was left out while the problems were read. A task that makes its own leaves nothing out."""
     return task.notes() if isinstance(task, DataTask) else []
 
 
 def hub_sets(settings: TaskSettings) -> list[HubSet]:
-    """The data sets on the hub that the task reads."""
+    """Return the data sets on the hub that the task reads."""
     task = make_task(settings)
     return task.hub_sets() if isinstance(task, DataTask) else []
 
@@ -111,9 +86,9 @@ def _order(seed: int, passes: int, size: int) -> list[int]:
 
 
 def draw(problems: Sequence[Problem], step: int, count: int, seed: int) -> list[Problem]:
-    """The problems of a step (counted from 0): the set in an order of its own for each pass, cut into steps.
+    """Return the problems of a step, counted from 0. Each pass over the set has its own order and is cut into steps.
 
-    A function of its arguments alone, so a resumed run sees what the undisturbed one would have seen.
+    The result depends on the arguments alone, so a resumed run sees what an uninterrupted one would have seen.
     """
     drawn: list[Problem] = []
     position = step * count

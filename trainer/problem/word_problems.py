@@ -1,11 +1,11 @@
-"""The embedded task: grade-school word problems of one to three steps, made up on the spot, in GSM8K's own format.
+"""The embedded task: grade-school generated word problems of one to three steps, in GSM8K's own format.
 
-A template is a story and its working, side by side:
+A template is a story and the calculation that solves it:
 
     "bags"  "{who} buys {a} bags of {b} {item} and gives {c} away. How many {item} are left?"
             "a * b = x; x - c = y"
 
-Drawing a problem means drawing its letters again until every line of the working is a whole number from 1 to 99:
+The numbers of a problem are drawn again until every result of the calculation is a whole number from 1 to 99:
 
     Amy buys 3 bags of 4 apples and gives 5 away. How many apples are left?
     3 * 4 = 12
@@ -137,7 +137,7 @@ TEST_SHARE = 10  # one question in ten is a test question
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a working, still in letters: `a * b = x`."""
+    """One line of a calculation in letters: `a * b = x`."""
 
     left: str
     sign: str
@@ -150,7 +150,7 @@ class Line:
         return cls(left, sign, right, result)
 
     def solve(self, values: dict[str, int]) -> bool:
-        """Put the result among the values; False if it is not a whole number from 1 to LARGEST."""
+        """Add the result to the values. Return False if it is not a whole number from 1 to LARGEST."""
         left, right = values[self.left], values[self.right]
         values[self.result] = result = OPERATORS[self.sign](left, right)
         return 0 < result <= LARGEST and (self.sign != "/" or left % right == 0)
@@ -164,7 +164,7 @@ class Template:
     name: str
     story: str
     lines: tuple[Line, ...]
-    letters: tuple[str, ...]  # those that are drawn; the others are results
+    letters: tuple[str, ...]  # of the numbers that are drawn; the other letters are results
 
     @classmethod
     def parse(cls, name: str, story: str, working: str) -> Template:
@@ -172,7 +172,7 @@ class Template:
         return cls(name, story, lines, tuple(letter for letter in RANGES if letter in working))
 
     def draw(self, rng: random.Random) -> tuple[str, str, str]:
-        """A question, its worked solution and the answer."""
+        """Return a question, its worked solution and the answer."""
         values = self._numbers(rng)
         who, other = rng.sample(NAMES, 2)
         question = self.story.format(who=who, other=other, item=rng.choice(ITEMS), **values)
@@ -191,7 +191,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class NanoTask:
-    """The same problems on every machine: everything follows from the seed.
+    """The embedded task. The problems depend on the seed alone, so they are the same on every machine.
 
     >>> task = NanoTask()
     >>> task.train()[0].id, len(task.test())
@@ -219,7 +219,7 @@ class NanoTask:
         ]
 
     def _draws(self) -> Iterator[tuple[Template, str, str, str]]:
-        """Every question once, templates in turn."""
+        """Draw from the templates in turn, and every question once."""
         rng, seen = random.Random(self.seed), set[str]()
         templates = [Template.parse(name, *text) for name, text in TEMPLATES.items()]
         while True:

@@ -18,7 +18,7 @@ from trainer.records import Completion, Problem, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the rewards go by. `style` is where a strict answer has to stand."""
+    """What the rewards depend on. `style` says where a strict answer has to stand."""
 
     settings: Reward
     style: str
@@ -26,7 +26,7 @@ class Rules:
 
     @property
     def overlong_buffer(self) -> int:
-        """Tokens over which `overlong` falls; DAPO has 4,096 of 20,480."""
+        """Return the number of tokens over which `overlong` falls. DAPO uses 4,096 of 20,480."""
         buffer = self.settings.overlong_buffer or max(1, self.max_new_tokens // 5)
         if buffer > self.max_new_tokens:
             raise ConfigError(
@@ -55,7 +55,7 @@ class Reading:
 def read(
     prompt: Prompt, completion: Completion, style: str, equal: Callable[[str, str], bool] = compare.equal
 ) -> Reading:
-    """`equal` compares an answer with the gold one."""
+    """Parse a completion and compare what was found with the gold answer by `equal`."""
     gold = prompt.problem.gold
     strict = find.strict(completion.text, style)
     lenient = find.lenient(completion.text)
@@ -78,7 +78,7 @@ def length(reading: Reading, rules: Rules) -> float:
 
 
 def overlong(reading: Reading, rules: Rules) -> float | None:
-    """DAPO's soft punishment (Yu et al. 2025, equation 13). None where nobody knows how many tokens it was."""
+    """Return DAPO's soft penalty (Yu et al. 2025, equation 13), or None if the number of tokens is unknown."""
     tokens = len(reading.completion.tokens)
     if not tokens and reading.completion.text:
         return None
@@ -86,7 +86,7 @@ def overlong(reading: Reading, rules: Rules) -> float | None:
 
 
 def repetition(reading: Reading, rules: Rules) -> float:
-    """Minus the share of phrases, so many words in a row, that have been there before."""
+    """Return minus the share of phrases of `repetition_words` words that occurred before."""
     words, size = reading.completion.text.lower().split(), rules.settings.repetition_words
     phrases = list(zip(*(words[start:] for start in range(size))))
     return len(set(phrases)) / len(phrases) - 1.0 if phrases else 0.0
@@ -97,7 +97,7 @@ _THINKS = re.compile(rf"\s*{_OPEN}(?P<thought>.*?){_CLOSE}(?P<answer>.*)", re.DO
 
 
 def think_tags(reading: Reading, rules: Rules) -> float:
-    """One thought in tags, first of all, and an answer behind it. Some prompts have opened the tag already."""
+    """Return 1 for one thought in tags at the start and an answer after it. Some prompts open the tag themselves."""
     text = reading.completion.text
     if reading.prompt.text.rstrip().endswith(_OPEN):
         text = _OPEN + text

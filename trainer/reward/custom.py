@@ -4,12 +4,13 @@
 
 A function is called with keywords, each a list with one entry for each completion: `prompts`, `completions`,
 `completion_ids`, and the columns of the data: `question`, `answer` and `gold` (both the gold answer), `solution`,
-`problem_id`, and every further column of the record, which wins over these names. What a function does not ask for is
-left out. `None` leaves the sample out of its group. Where TRL does otherwise: there is no `trainer_state`, and a
-`None` is not made up for by the other rewards.
+`problem_id`, and every further column of the record, which takes precedence over these names. A function receives only
+the arguments that it declares. `None` leaves the sample out of its group. There are two differences from TRL: there is
+no `trainer_state`, and the other rewards do not stand in for a `None`.
 
-A call has a thread of its own, which is left behind when `reward.timeout` is over. Code that never lets go of the
-interpreter, such as a regular expression that explodes, cannot be left behind: the process ends with a traceback.
+Each call runs in a thread of its own, which is abandoned after `reward.timeout`. Code that never releases the
+interpreter, such as a regular expression with catastrophic backtracking, cannot be abandoned: the process then ends
+with a traceback.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from trainer.reward.scorer import Meter
 
 GRACE_S = 5.0
 SHOWN = 200  # characters of a completion in an error
-# Most functions of users are not safe to call from two threads, and there is one last resort for all of them.
+# Most users' functions are not thread-safe, and faulthandler has only one timer.
 _ONE_AT_A_TIME = threading.Lock()
 
 
 class Call(threading.Thread):
-    """One call in a thread that can be left behind. What it raises is kept: user code may raise anything."""
+    """A call in a thread that can be abandoned. It keeps what the call raises, because user code may raise anything."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         super().__init__(daemon=True)
@@ -60,7 +61,7 @@ class Call(threading.Thread):
         return True
 
     def within(self, seconds: float) -> bool:
-        """Start, and wait so long; False if it is still at it."""
+        """Start the call and wait for it. Return False if it is still running after `seconds`."""
         # The interpreter's own alarm needs no lock that the call might hold.
         faulthandler.dump_traceback_later(2 * seconds + GRACE_S, exit=True, file=sys.__stderr__ or 2)
         self.start()
@@ -70,10 +71,10 @@ class Call(threading.Thread):
 
 
 class Custom:
-    """One function as a grader."""
+    """A grader that calls one function."""
 
     parallel = 1
-    last_failure = ""  # what fails here ends the run
+    last_failure = ""  # a failure here ends the run
 
     def __init__(self, setting: str, settings: Reward) -> None:
         self.setting = setting
@@ -89,7 +90,7 @@ class Custom:
         with _ONE_AT_A_TIME:
             call = self._run(readings)
             if call.error is not None and not isinstance(call.error, RewardError):
-                raise self._raised(call.error, self._guilty(readings))
+                raise self._raised(call.error, self._culprit(readings))
         if call.error is not None:
             raise call.error
         return list(call.result)
@@ -126,7 +127,7 @@ class Custom:
         return float(grade)
 
     def _arguments(self, readings: Sequence[Reading]) -> dict[str, Any]:
-        """As TRL passes them, but only what the function can take."""
+        """Return the arguments as TRL passes them, but only those that the function accepts."""
         offered = columns(readings) | self._texts(readings)
         parameters = inspect.signature(self.function).parameters.values()
         wanted = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
@@ -152,8 +153,8 @@ class Custom:
         answers = [[{"role": "assistant", "content": text}] for text in texts]
         return {"prompts": prompts, "completions": answers, "completion_ids": ids}
 
-    def _guilty(self, readings: Sequence[Reading]) -> Sequence[Reading]:
-        """The sample that makes it raise, if it does so with one alone."""
+    def _culprit(self, readings: Sequence[Reading]) -> Sequence[Reading]:
+        """Return the first sample that makes the function raise by itself, or all samples if none does."""
         if len(readings) == 1:
             return readings
         return next(([one] for one in readings if self._run([one]).error is not None), readings)
@@ -162,7 +163,7 @@ class Custom:
         return self._error(f"it raised {self._where(error)}.", readings)
 
     def _where(self, error: BaseException) -> str:
-        """The exception, and the last line of the user's file that was running."""
+        """Describe the exception and the last line of the user's file that was running."""
         what = f"{type(error).__name__}: {str(error)[:500]}".rstrip(": ")
         if isinstance(error, SyntaxError) and error.filename == str(self.path):
             return f"{what} ({self.path.name}, line {error.lineno})"
@@ -175,7 +176,7 @@ class Custom:
 
     def _load(self) -> Callable[..., Any]:
         spec = importlib.util.spec_from_file_location(f"octet_custom_{self.path.stem}", self.path)
-        assert spec is not None, "the settings want a .py file"
+        assert spec is not None, "the settings require a .py file"
         assert spec.loader is not None, "a .py file has one"
         module = importlib.util.module_from_spec(spec)
         sys.modules[module.__name__] = module  # dataclasses and pickle look there
@@ -193,7 +194,7 @@ class Custom:
 
 
 def find(setting: str) -> Path:
-    """The file of `my_rewards.py:score`."""
+    """Return the path of the file in a setting such as `my_rewards.py:score`."""
     path = Path(setting.rpartition(":")[0]).expanduser().resolve()
     if not path.is_file():
         raise ConfigError(f"reward.custom={setting}: there is no file {path}. Write the path as seen from here.")
@@ -201,7 +202,7 @@ def find(setting: str) -> Path:
 
 
 def columns(readings: Sequence[Reading]) -> dict[str, list[Any]]:
-    """One list for each column of the records."""
+    """Return the columns of the records, each as a list."""
     records = [_record(reading) for reading in readings]
     names = {name: None for record in records for name in record}  # a set that keeps its order
     return {name: [record.get(name) for record in records] for name in names}
@@ -215,8 +216,8 @@ def _record(reading: Reading) -> dict[str, Any]:
 
 
 def _messages(problem: Problem) -> list[dict[str, Any]]:
-    asked = problem.messages or [{"role": "user", "content": problem.question}]
-    return [dict(message) for message in asked]
+    messages = problem.messages or [{"role": "user", "content": problem.question}]
+    return [dict(message) for message in messages]
 
 
 def described(readings: Sequence[Reading]) -> str:

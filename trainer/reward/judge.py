@@ -1,8 +1,8 @@
 """The reward `judge`: a language model grades each completion by a rubric of weighted criteria, each from 0 to 1.
 
-Neither side is trusted. The completion may try to talk to the grader: it stands between marks that it cannot foresee,
-and the grader is told that it is data. The grader may answer anything: a reply that does not hold exactly the criteria,
-each a number from 0 to 1, is asked for again. A grade that cannot be had is None, never 0, and is counted.
+Neither side is trusted. The completion may try to talk to the grader, so it stands between marks that it cannot
+predict, and the grader is told that it is data. The grader may reply anything, so a reply that does not hold exactly
+the criteria, each with a number from 0 to 1, is retried. A missing grade is None, never 0, and is counted.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ class Rubric(Section):
         return f"{self.instructions.strip()}\n\n{RULES.format(criteria=chr(10).join(lines), example=example)}"
 
     def response_format(self) -> dict[str, Any]:
-        """Without limits on the numbers: some endpoints refuse a schema that has them."""
+        """Return the JSON schema of the grades. It has no limits, because some endpoints refuse them."""
         properties = {name: {"type": "number"} for name in self.criteria}
         schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
         return {"type": "json_schema", "json_schema": {"name": "grades", "strict": True, "schema": schema}}
 
     def grades(self, reply: str) -> dict[str, float] | None:
-        """What the reply gives each criterion; None for a reply that is anything else."""
+        """Return the grade of each criterion, or None for an invalid reply."""
         try:
-            said = reply.rpartition("</think>")[2]
-            found = json.loads(said[said.find("{") : said.rfind("}") + 1])
+            answer = reply.rpartition("</think>")[2]
+            found = json.loads(answer[answer.find("{") : answer.rfind("}") + 1])
         except (ValueError, RecursionError):
             return None
         if not isinstance(found, dict) or found.keys() != self.criteria.keys():
@@ -84,7 +84,7 @@ class Rubric(Section):
 
 
 class Judge:
-    """The grader. Several groups may be given to it at once; `reward.judge.concurrency` bounds the requests."""
+    """The grader. It may grade several groups at once; `reward.judge.concurrency` limits the requests."""
 
     name = "judge"
 
@@ -102,11 +102,11 @@ class Judge:
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
         questions = [self._question(reading) for reading in readings]
         texts = [json.dumps(question) for question in questions]
-        asked = {  # the same question once
+        replies = {  # each distinct question is asked once
             text: self._threads.submit(self.client.ask, question, self.rubric.grades, meter)
             for text, question in dict(zip(texts, questions)).items()
         }
-        return [self._counted(asked[text].result(), meter) for text in texts]
+        return [self._counted(replies[text].result(), meter) for text in texts]
 
     def rehearse(self, reading: Reading) -> None:
         grades = self.client.ask(self._question(reading), self.rubric.grades, Meter(), fresh=True)
@@ -125,7 +125,7 @@ class Judge:
         return None if grades is None else self.rubric.mean(grades)
 
     def _question(self, reading: Reading) -> dict[str, Any]:
-        """The body of the request."""
+        """Return the body of the request."""
         system = {"role": "system", "content": self.rubric.system_message()}
         body: dict[str, Any] = {
             "model": self.settings.model,
@@ -139,7 +139,7 @@ class Judge:
 
 
 def user_message(reading: Reading) -> str:
-    """What is graded, between marks that follow from all of it, so that no text can hold its own end."""
+    """Return what is graded, between marks hashed from the whole text, so that no text can contain its own end mark."""
     problem = reading.problem
     parts = {"QUESTION": problem.question or reading.prompt.text, "REFERENCE ANSWER": problem.gold}
     parts = {name: text for name, text in parts.items() if text} | {"ANSWER TO GRADE": reading.completion.text}
@@ -149,7 +149,7 @@ def user_message(reading: Reading) -> str:
 
 
 def load_rubric(name: str) -> Rubric:
-    """A shipped rubric by its name, or a YAML file."""
+    """Load a shipped rubric by its name, or one from a YAML file."""
     path = Path(name).expanduser() if name.endswith((".yaml", ".yml")) else RUBRICS / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(one.stem for one in RUBRICS.glob("*.yaml")))

@@ -1,7 +1,7 @@
-"""Questions to an OpenAI-compatible endpoint that may be slow, busy, wrong or away. Standard library only.
+"""A client for an OpenAI-compatible endpoint that may be slow, busy, wrong or unreachable. Standard library only.
 
-`Client.ask` gives what `understand` makes of the reply, or None: after the last retry, or when the budget is spent.
-It never raises for what the endpoint does. The key is in the header of the request and nowhere else.
+`Client.ask` returns what `parse` makes of the reply, or None after the last retry and when the budget is spent. It
+never raises an error for what the endpoint does. The key is in the header of the request and nowhere else.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ SPENT = "the budget (reward.judge.max_requests, max_tokens) is spent"
 
 
 class Client:
-    """Safe to call from several threads; how many is the caller's choice."""
+    """Asks an endpoint. It may be called from several threads."""
 
     def __init__(self, settings: JudgeSettings, folder: Path | None = None) -> None:
-        assert settings.url, "the settings want one"
+        assert settings.url, "the settings require a URL"
         base = settings.url.rstrip("/")
         self.url = base if base.endswith("/chat/completions") else f"{base}/chat/completions"
         self.settings = settings
@@ -44,24 +44,24 @@ class Client:
         self.cache = Cache(settings.cache.expanduser()) if settings.cache else None
         self.last_failure = ""
         self._key = read_key(settings.key_env)
-        self._not_before = 0.0  # when the endpoint is busy, all threads wait
+        self._not_before = 0.0  # all threads wait until then, because the endpoint is busy
 
     def ask(
-        self, body: Mapping[str, Any], understand: Callable[[str], T | None], meter: Meter, fresh: bool = False
+        self, body: Mapping[str, Any], parse: Callable[[str], T | None], meter: Meter, fresh: bool = False
     ) -> T | None:
-        """`understand` returns None for a text that is no answer. `fresh` asks even if the answer is in the cache."""
+        """Return the parsed reply. `parse` returns None for an invalid one; `fresh` asks even if one is cached."""
         name = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
-        kept = None if fresh else self._kept(name, understand)
-        if kept is not None:
+        cached = None if fresh else self._cached(name, parse)
+        if cached is not None:
             meter.add("judge/from_cache", 1)
-            return kept
+            return cached
         for attempt in range(self.settings.retries + 1):
             self._wait(attempt)
             if not self.budget.take():
                 self.last_failure = f"{self.last_failure}, and then {SPENT}" if attempt else SPENT
                 return None
             try:
-                return self._try(name, body, understand, meter)
+                return self._try(name, body, parse, meter)
             except NoReply as failure:
                 self.last_failure = self._without_key(str(failure))
                 if not failure.again:
@@ -69,21 +69,21 @@ class Client:
                 self._not_before = max(self._not_before, time.monotonic() + failure.wait_s)
         return None
 
-    def _kept(self, name: str, understand: Callable[[str], T | None]) -> T | None:
+    def _cached(self, name: str, parse: Callable[[str], T | None]) -> T | None:
         text = self.cache.get(name) if self.cache else None
-        return None if text is None else understand(text)
+        return None if text is None else parse(text)
 
-    def _try(self, name: str, body: Mapping[str, Any], understand: Callable[[str], T | None], meter: Meter) -> T:
+    def _try(self, name: str, body: Mapping[str, Any], parse: Callable[[str], T | None], meter: Meter) -> T:
         text = self._reply(body, meter)
-        understood = understand(text)
-        if understood is None:
+        parsed = parse(text)
+        if parsed is None:
             raise NoReply(f"the reply is not what was asked for: {text[:200]!r}")
         if self.cache:
             self.cache.put(name, text)
-        return understood
+        return parsed
 
     def _wait(self, attempt: int) -> None:
-        """Twice as long each time, give or take half, so that threads do not come back together."""
+        """Wait before an attempt, twice as long each time, with jitter so that threads do not retry together."""
         backoff = min(LONGEST_BACKOFF_S, self.settings.backoff_s * 2 ** (attempt - 1)) if attempt else 0.0
         time.sleep(max(backoff * random.uniform(0.5, 1.5), self._not_before - time.monotonic(), 0.0))
 
@@ -92,15 +92,15 @@ class Client:
         try:
             reply = json.loads(self._post(body))
             text = reply["choices"][0]["message"]["content"]
-            counted = (reply.get("usage") or {}).get("total_tokens")
+            tokens = (reply.get("usage") or {}).get("total_tokens")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise NoReply("the reply is no chat completion in JSON") from None
         if not isinstance(text, str):
             raise NoReply("the reply has no text")
-        if not isinstance(counted, int) or counted <= 0:  # some do not count
-            counted = (len(json.dumps(body)) + len(text)) // CHARACTERS_A_TOKEN
-        self.budget.spend(counted)
-        meter.add("judge/tokens", counted)
+        if not isinstance(tokens, int) or tokens <= 0:  # some endpoints do not count
+            tokens = (len(json.dumps(body)) + len(text)) // CHARACTERS_A_TOKEN
+        self.budget.spend(tokens)
+        meter.add("judge/tokens", tokens)
         return text
 
     def _post(self, body: Mapping[str, Any]) -> bytes:
@@ -108,7 +108,7 @@ class Client:
         return exchange(self.url, body, self.settings.timeout_s, LARGEST_REPLY, headers)
 
     def _without_key(self, text: str) -> str:
-        """An endpoint may quote the key in its complaint."""
+        """Return the text with the key masked: an endpoint may quote it in its error."""
         return text.replace(self._key, "***") if self._key else text
 
 
@@ -153,7 +153,7 @@ class Budget:
 
 
 class Cache:
-    """One small file for each reply, which appears whole or not at all, also with several processes and over NFS."""
+    """Keeps each reply in a small file, written atomically, so that several processes may share it, also over NFS."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -166,13 +166,13 @@ class Cache:
 
     def get(self, name: str) -> str | None:
         try:
-            kept = json.loads(self._path(name).read_text(encoding="utf-8"))
+            text = json.loads(self._path(name).read_text(encoding="utf-8"))
         except (OSError, ValueError):  # not there, or cut short by a power failure
             return None
-        return kept if isinstance(kept, str) else None
+        return text if isinstance(text, str) else None
 
     def put(self, name: str, text: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk makes the next run pay again; it does not end this one
+        with contextlib.suppress(OSError):  # a full disk makes the next run pay again but does not end this one
             self._path(name).parent.mkdir(exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self.folder, suffix=".part", delete=False) as file:
                 json.dump(text, file)

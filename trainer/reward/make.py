@@ -1,4 +1,4 @@
-"""From the settings to a scorer with everything that it asks for."""
+"""Make the scorer that the settings describe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.reward.scorer import Grader, Scorer
 
 
 def check(config: Config) -> None:
-    """What can be known before anything heavy is imported: are the files there that the rewards name?"""
+    """Raise an error if a file that the rewards name is missing, before anything heavy is imported."""
     for setting in config.reward.custom:
         custom.find(setting)
     if "judge" in config.reward.weights:
@@ -35,7 +35,7 @@ def make_scorer(config: Config, task: Task, folder: Path | None = None) -> Score
 
 
 def make_verifier(config: Config, task: Task) -> Scorer:
-    """Built-in rewards only: what evaluation needs, at no cost."""
+    """Make a scorer with the built-in rewards only, which is what evaluation needs and costs nothing."""
     rules = Rules(config.reward, answer_style(config.prompt, task), config.rollout.max_new_tokens)
     if not compares_as_mathematics(config, task):
         return Scorer(rules)
@@ -45,11 +45,11 @@ def make_verifier(config: Config, task: Task) -> Scorer:
 
 
 def compares_as_mathematics(config: Config, task: Task) -> bool:
-    """As the setting says, else as the task does."""
+    """Return reward.symbolic, or by default what the task asks for."""
     asked = config.reward.symbolic
     return bool(getattr(task, "symbolic", False)) if asked is None else asked
 
 
 def worked(problem: Problem) -> Completion:
-    """A completion to rehearse with: the worked solution of the problem."""
+    """Return the worked solution of a problem as a completion to rehearse with."""
     return Completion((), (), problem.solution or problem.gold, truncated=False)
