@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from trainer.machine import quiet
@@ -21,8 +22,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The messages that a run silences by name are not errors here either."""
+    """Silence the messages that a run silences by name, and let examples take their time on a busy machine."""
     quiet.quiet()
+    hypothesis.settings.register_profile(
+        "octet", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("octet")
     config.addinivalue_line("filterwarnings", "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 
