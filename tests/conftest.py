@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
-from hypothesis import settings
 
 from trainer.machine import quiet
 from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup, TrainingRow
@@ -22,10 +22,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The messages that a run silences by name are not errors here either."""
+    """Silence the messages that a run silences by name, and let examples take their time on a busy machine."""
     quiet.quiet()
-    settings.register_profile("octet", deadline=None)  # no test depends on how busy the machine is
-    settings.load_profile("octet")
+    hypothesis.settings.register_profile(
+        "octet", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("octet")
     config.addinivalue_line("filterwarnings", "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 
