@@ -99,7 +99,7 @@ def shaped(shape: Shape, device: torch.device, dtype: str) -> Work:
 
 
 def adapted(model: Any) -> Any:
-    """As in training: r=16 on all linear layers, and not zero any more, but too small to change what is written."""
+    """Add an adapter as in training, with r=16 on all linear layers and values too small to change the answers."""
     model = add_adapter(model, Lora(r=16, targets="all")).eval()
     for name, parameter in model.named_parameters():
         if "lora_B" in name:

@@ -36,7 +36,7 @@ STEPS = 4
 
 @dataclass(frozen=True)
 class Size:
-    """Of a Qwen2.5."""
+    """The size of a Qwen2.5 model."""
 
     hidden: int
     layers: int
@@ -155,7 +155,7 @@ SIDES: dict[str, Callable[[Path, int, list[str]], dict[str, Any]]] = {"octet": o
 
 
 def one_side(side: str, cap: int, more: list[str]) -> dict[str, Any]:
-    """What a child process does. Its context is what is gone from the card before it has allocated anything."""
+    """Run one program in this child process. Its CUDA context is what the card lacks before anything is allocated."""
     on_card = torch.cuda.is_available()
     context = cap - torch.cuda.mem_get_info()[0] if on_card else 0
     with tempfile.TemporaryDirectory() as folder:

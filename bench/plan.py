@@ -140,7 +140,7 @@ def compare(case: Case) -> dict[str, Any]:
 
 
 def planned_bytes(case: Case) -> dict[str, int]:
-    """Without what cannot be seen here."""
+    """Return the planned bytes of each phase, without those that cannot be measured here."""
     the_planner = planner.Planner(from_config(case.name, case.model), case.config, 1, PLENTY)
     plan = the_planner.plan
     inside = the_planner.rows * case.model["vocab_size"] * planner.INSIDE_A_DRAW

@@ -43,7 +43,7 @@ class Clock:
         self.ticks.append((time.process_time(), time.perf_counter()))
 
     def seconds(self, of_kind: int) -> list[float]:
-        """Of each step but the first two."""
+        """Return the seconds of each step except the first two."""
         times = [tick[of_kind] for tick in self.ticks]
         return [after - before for before, after in zip(times[WARM_UP:-1], times[WARM_UP + 1 :])]
 
@@ -144,7 +144,7 @@ def trl(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None:
 
 
 def side_by_side(rows: int, fitting: int) -> int:
-    """As many of them as Octet's token budget would hold with padding, and as go evenly into all."""
+    """Return how many answers fit into Octet's token budget with padding, and divide the batch evenly."""
     return max(count for count in range(1, max(1, min(rows, fitting)) + 1) if rows % count == 0)
 
 
@@ -180,7 +180,7 @@ def accuracy(folder: Path, steps: int) -> float:
 
 
 def one_side(side: str, steps: int, seed: int, more: list[str]) -> None:
-    """What a child process does; its last line is the result."""
+    """Run one program in this child process, and print the result as its last line."""
     import torch
 
     torch.set_num_threads(1)

@@ -185,5 +185,5 @@ def _entry(folder: Path, path: Path) -> dict[str, object]:
 
 
 def _oid(content: bytes) -> str:
-    """As git names a file."""
+    """Return the name that git gives a file."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()

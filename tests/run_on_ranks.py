@@ -11,7 +11,7 @@ from trainer.machine.hardware import free_port
 
 
 def on_two_ranks(program: str, *arguments: str) -> list[str]:
-    """What each of them says."""
+    """Run code on two ranks and return the output of each."""
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(

@@ -133,7 +133,7 @@ def test_a_wheel_trains(installed, tmp_path):
 
 @pytest.mark.slow
 def test_a_checkout_trains_without_an_installation_and_without_git(uninstalled, tmp_path):
-    """As in a container that has only the dependencies: the checkout is on PYTHONPATH, and the PATH has no git."""
+    """A container may have only the dependencies: the checkout is on PYTHONPATH, and no git on the PATH."""
     surroundings = {"PATH": str(uninstalled), "PYTHONPATH": str(ROOT)}
     installed = "from importlib.metadata import version; version('octet-grpo')"
     with pytest.raises(AssertionError, match="PackageNotFoundError"):

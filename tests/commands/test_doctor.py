@@ -317,7 +317,7 @@ def test_torch_has_to_fit_the_driver_and_the_card(nvidia_smi, facts, mark, text)
     ],
 )
 def test_a_package_is_missed_only_by_settings_that_need_it(monkeypatch, overrides, told):
-    """Without the folder of the packages on the path nothing is installed."""
+    """Nothing is installed when the folder of the packages is not on the path."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ("bitsandbytes", "math_verify")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if "site-packages" not in place])

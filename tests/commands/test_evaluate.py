@@ -27,7 +27,7 @@ MODELS = [(0, "base"), (1, "adapter"), (2, "merged")]
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory) -> Path:
-    """What a run leaves, made in a second: an adapter that spoils many answers, and the merged model."""
+    """Make what a run leaves within a second: an adapter that spoils many answers, and the merged model."""
     folder = tmp_path_factory.mktemp("runs") / "one"
     config = resolve("nano")
     model = add_adapter(load_model(config.model, "fp32", torch.device("cpu")), config.lora)

@@ -115,7 +115,7 @@ def test_the_login_reaches_no_file(fetched):
 
 
 def test_the_printed_command_runs_without_a_hub_from_wherever_the_folder_is(fetched, tmp_path):
-    """As README.txt has it, with the folder's new place, and train.py for the script that makes an environment."""
+    """Run the command of README.txt with the new folder, and with train.py in place of the script."""
     here = tmp_path / "carried over"
     shutil.copytree(fetched[0], here, symlinks=True)
     answer = octet("fetch", "--verify", str(here), folder=tmp_path)
@@ -193,7 +193,7 @@ def test_a_mirror_with_a_certificate_of_its_own_is_trusted_when_it_is_named(
 
 
 def test_records_of_the_hub_are_read_under_any_name(gsm8k, model, tmp_path):
-    """With a model and a data set that Octet has never heard of."""
+    """Neither the model nor the data set is one that Octet knows."""
     asked = ["task.path=octet/sums", "task.subset=main", "task.test_split=test", "-n", "1", "--split", "test", "--json"]
     with serving({"datasets/octet/sums": gsm8k, "models/octet/nano": model}) as it:
         environment = {"HF_ENDPOINT": it.url, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}

@@ -15,7 +15,7 @@ FEW += ["run.steps=500", "eval.problems=0", "run.merge=false"]
 
 
 def test_sigusr1_reaches_the_ranks_and_not_the_launcher(tmp_path):
-    """As Slurm sends it to a task that has started the launcher; a second one comes while they stop."""
+    """Slurm sends it to a task that has started the launcher; a second one arrives while the ranks stop."""
     command = [sys.executable, "-m", "tests.e2e.two_ranks", *FEW, "run.dir=it"]
     own = {"PYTHONPATH": str(ROOT), "VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -47,7 +47,7 @@ sys.exit(launch.run(["bash", "-c", launcher, "bash", "-c", inner, sys.executable
 
 
 def test_a_signal_that_comes_before_there_is_a_rank_is_not_lost():
-    """What stands in for the launcher and its ranks starts the rank a second later."""
+    """The stand-in for the launcher starts its rank a second later."""
     command = [sys.executable, "-c", EARLY]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launch:
         assert launch.stdout.readline() == "up\n"

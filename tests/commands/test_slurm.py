@@ -104,7 +104,7 @@ def test_a_site_that_ends_the_shell_says_with_which_status(site):
 
 
 def test_what_the_site_asks_for_is_asked_for_or_refused(site, tmp_path, monkeypatch):
-    """What another site has left in the shell is neither."""
+    """Variables that another site has left in the shell are ignored."""
     monkeypatch.setenv("SBATCH_CLUSTERS", "elsewhere")
     site.write_text("export SBATCH_GRES=nvme:1 SBATCH_EXCLUSIVE=user SBATCH_MEM_PER_NODE=0 SBATCH_WAIT=\n")
     lines, _ = made(tmp_path / "run", nodes=1, gpus=1)
@@ -117,7 +117,7 @@ def test_what_the_site_asks_for_is_asked_for_or_refused(site, tmp_path, monkeypa
 
 @pytest.fixture
 def sbatch(tmp_path, monkeypatch):
-    """What stands where sbatch does: a shell script."""
+    """Put a shell script in the place of sbatch."""
 
     def says(script: str) -> None:
         (tmp_path / "bin").mkdir()

@@ -102,7 +102,7 @@ def test_a_recipe_trains_the_embedded_model(recipe, trained):
 
 @pytest.mark.parametrize("recipe", TRAINED)
 def test_what_a_recipe_asks_for_is_measured(recipe, trained):
-    """What has no effect in a run is not in its log either."""
+    """A setting without an effect on a run is not in its log either."""
     algorithm = small(recipe).algorithm
     step = json.loads((trained / recipe / "metrics.jsonl").read_text().splitlines()[-1])
     assert ("kl" in step) == ("kl_coef" in step) == (algorithm.kl.coef > 0)

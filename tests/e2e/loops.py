@@ -88,7 +88,7 @@ def run(folder: Path, case: str) -> dict[str, Any]:
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
-    """What was logged, but for what a clock and the memory say."""
+    """Return what was logged, without times and memory."""
     if not distributed.is_main():
         return []
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

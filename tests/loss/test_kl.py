@@ -30,7 +30,7 @@ def test_zero_where_nothing_has_moved_and_k3_never_below():
 
 
 def gradient_of_mean(name: str) -> torch.Tensor:
-    """With respect to the logits, in expectation over samples of the policy (no gradient through the sampling)."""
+    """Return the gradient by the logits, in expectation over samples of the policy."""
     logits = POLICY.log().requires_grad_()
     difference = torch.log_softmax(logits, -1) - REFERENCE.log()
     (POLICY * ESTIMATORS[name](difference)).sum().backward()

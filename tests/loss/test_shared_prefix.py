@@ -175,7 +175,7 @@ def test_a_row_of_one_token_to_a_prompt_of_two():
     st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(1, 3), min_size=1, max_size=5)), min_size=1, max_size=8)
 )
 def test_any_rows_come_back_as_they_were(drawn):
-    """What stands at the place of each token in the line is that token, behind the same beginning."""
+    """Each place in the line holds its token, behind the same beginning."""
     prompts = [(5,), (5, 1), (5, 1, 2)]
     rows = [answer(prompts[which], *tokens) for which, tokens in drawn]
     batch = to_tensors(rows, pad_token=0)

@@ -207,7 +207,7 @@ def make_trainer(model, tokenizer, folder, rows: int, options: dict):
 
 @pytest.fixture(scope="module")
 def rollouts(policies, groups) -> dict:
-    """What TRL's trainer makes of its rollouts: prompts padded on the left, completions on the right."""
+    """Return the inputs of TRL's trainer: prompts padded on the left, completions on the right."""
     answers = [(one.prompt.tokens, completion) for one in groups for completion in one.completions]
     prompts = [torch.tensor(prompt) for prompt, _ in answers]
     tokens = [torch.tensor(completion.tokens) for _, completion in answers]
@@ -247,7 +247,7 @@ def assert_same(one: Outcome, loss: float, gradient: dict[str, torch.Tensor]) ->
 
 
 def assert_same_metrics(mine: dict[str, float], trl: dict[str, float]) -> None:
-    """Where both log the same thing; with one ratio for an answer TRL takes the mean over answers."""
+    """Compare what both log. With one ratio per answer TRL takes the mean over answers."""
     names = {
         "entropy": "entropy",
         "kl": "kl",

@@ -144,7 +144,7 @@ def test_the_cards_that_a_user_has_chosen_are_kept(monkeypatch):
 
 
 def test_what_the_launcher_has_chosen_is_what_train_py_reads(tmp_path, monkeypatch):
-    """For each kind of start: the arguments that go on give the same request, without choosing again."""
+    """The arguments that are passed on give the same request, without choosing again."""
     (tmp_path / "runs/old").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/old/config.yaml").write_text(resolve("nano", None, ["run.steps=7"]).to_yaml())

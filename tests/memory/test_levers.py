@@ -78,7 +78,7 @@ def base(folder, kind: str = "none", dtype: str = "fp32"):
 
 
 def dequantised(kind: str, layer) -> torch.Tensor:
-    """By bitsandbytes's own functions, not by its layers."""
+    """Return the weights by bitsandbytes's functions, not by its layers."""
     if kind == "nf4":
         return bitsandbytes.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
     return bitsandbytes.functional.int8_vectorwise_dequant(layer.weight.data, layer.weight.SCB)
@@ -86,7 +86,7 @@ def dequantised(kind: str, layer) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def twins(tiny_model, tmp_path_factory):
-    """For each kind a clean model whose weights are what the quantised one's stand for."""
+    """Make, for each kind, a clean model with the weights that the quantised one stands for."""
     folders = {}
     for kind in KINDS:
         folders[kind] = shutil.copytree(tiny_model, tmp_path_factory.mktemp("twins") / kind)
@@ -118,8 +118,9 @@ def split(splits) -> str:
 
 
 def case(name: str, **how) -> Case:
-    """With a rate so low that Adam does not make a difference of a gradient that is nearly zero and was rounded
-    otherwise: of a whole model, that of the bias of the keys. The gradient itself is compared by its norm."""
+    """Make a case with a rate so low that Adam does not enlarge the rounding of a gradient that is nearly zero. The
+    gradient itself is compared by its norm.
+    """
     chosen = ("algorithm.lr=0.0002", *how.pop("settings", ()))
     return Case(name, **{"groups": [4], "settings": chosen, **how})
 
@@ -199,7 +200,7 @@ def test_weights_split_over_two_ranks_give_the_update_of_one(updates, two_ranks,
 
 
 def assert_same_share(one: dict, other: dict, tolerance: float) -> None:
-    """Of their size for norms: those of a whole model are above 10, which fp32 rounds by as much as 1e-6."""
+    """Compare norms relative to their size: those of a whole model are above 10, which fp32 rounds by 1e-6."""
     assert other["grad_norms"] == pytest.approx(one["grad_norms"], rel=1e-6)
     assert_same(one, other | {"grad_norms": one["grad_norms"]}, tolerance)
 
@@ -315,7 +316,7 @@ def test_the_adapter_is_merged_into_the_clean_base(tiny_model, tmp_path, kind):
 
 
 def test_a_4_bit_weight_is_never_packed_for_a_processor(tiny_model):
-    """Where a processor could, bitsandbytes would pack it in eval mode, and it would have no gradient after that."""
+    """On some processors bitsandbytes packs it in eval mode, and it then has no gradient."""
     layer = next(quantised.layers(base(tiny_model, "nf4")))
     assert layer.support_avx512bf16_for_cpu is False
 
@@ -587,7 +588,7 @@ FEW += ["reward.length_band=[1, 30]"]
 
 
 def train(folder, *arguments: str, ranks: int = 1) -> str:
-    """What rank 0 says; as the launcher starts them."""
+    """Start the ranks as the launcher does, and return the output of rank 0."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
     if ranks > 1:
         own |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(hardware.free_port())}
@@ -608,7 +609,7 @@ def train(folder, *arguments: str, ranks: int = 1) -> str:
 
 
 def do_the_last_step_again(folder, ranks: int = 1) -> str:
-    """As after a crash in the second of two steps."""
+    """Leave a run as a crash in the second of two steps does."""
     for path in ("checkpoints/latest", "eval.json"):
         (folder / path).unlink(missing_ok=True)
     shutil.rmtree(folder / "checkpoints/step_000002")

@@ -181,7 +181,7 @@ def test_a_reference_that_has_moved_comes_back_with_the_checkpoint(tiny_model, t
 
 
 def test_a_machine_that_finds_another_principal_part_resumes_with_the_first(tiny_model, tmp_path):
-    """As other versions of a library may; here it differs grossly."""
+    """Other versions of a library may find another one; here it differs a lot."""
     before = advance(make_policy(tiny_model, ADAPTERS["pissa"]), 0, 1)
     before.save(tmp_path)
     resumed = make_policy(tiny_model, ADAPTERS["pissa"])

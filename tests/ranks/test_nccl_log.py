@@ -23,7 +23,7 @@ def log(monkeypatch, tmp_path):
 
 
 def write(*lines: str) -> Path:
-    """As NCCL does: `%p` is the process."""
+    """Write a log as NCCL does; `%p` is the process."""
     file = Path(os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid())))
     file.write_text("".join(f"\n{line}\n" if " WARN " in line else f"{line}\n" for line in lines))
     return file

@@ -36,7 +36,7 @@ def quick(monkeypatch):
 
 
 def together(rank_does, ranks=(0, 1, 2)) -> list:
-    """What each rank comes back with, or raises."""
+    """Return what each rank returns or raises."""
 
     def caught(rank: int):
         try:
@@ -146,7 +146,7 @@ def test_when_all_are_there_the_network_is_named(address, monkeypatch):
 
 
 def test_a_rank_that_is_heard_no_more_is_named_while_the_others_wait(address, monkeypatch, capfd):
-    """As in a collective of NCCL, which does not fail when a rank has died."""
+    """A collective of NCCL does not fail when a rank has died."""
     monkeypatch.setattr(rendezvous, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(rendezvous, "SILENT_S", 1.0)
 
@@ -166,7 +166,7 @@ def test_a_rank_that_is_heard_no_more_is_named_while_the_others_wait(address, mo
     ("error", "told"), [(ValueError("out of cheese"), True), (Interrupted("later"), False), (LostRank("3"), False)]
 )
 def test_the_job_is_told_of_a_rank_that_fails_by_itself(address, tmp_path, monkeypatch, error, told):
-    """To be told to stop is no failure, and neither is to lose another rank."""
+    """Being told to stop is no failure, and losing another rank is none either."""
     failed = tmp_path / "run/failed"
     monkeypatch.setenv("OCTET_FAILED", str(failed))
     alone = rendezvous.meet(0, 1, seconds=3.0)
@@ -208,7 +208,7 @@ os._exit(0)
 
 
 def test_a_rank_that_dies_is_named_over_gloo(address, tmp_path):
-    """And what NCCL has said about it is shown, and stays; that of the rank that died stays anyway."""
+    """NCCL's log is shown and kept; the log of the rank that died is kept anyway."""
     command = [sys.executable, "-c", RANK]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
     environment = clean | {"WORLD_SIZE": "2", "SLURMD_NODENAME": "far", "TMPDIR": str(tmp_path)}

@@ -64,7 +64,7 @@ def family(name="qwen2", **changed):
 
 
 def adapted(model, **options):
-    """With an adapter that does something: a fresh one has a B of zero."""
+    """Add an adapter that has an effect: a fresh one has a B of zero."""
     model = peft.get_peft_model(model, peft.LoraConfig(**{**PLAIN, **options}))
     move_adapter(model, seed=1)
     return model.eval()
@@ -566,7 +566,7 @@ def test_calls_that_take_turns_share_one_memory(tokenizer):
 
 
 class RoundedSteps:
-    """What a card does, without the graphs: more rows and places than are needed."""
+    """Rounds rows and places up as a card does, without the graphs."""
 
     kind = ()
 

@@ -133,7 +133,7 @@ def test_a_server_is_not_told_of_our_ranks(monkeypatch):
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_server_imports_the_packages_of_its_own_environment(tmp_path, monkeypatch, whole):
-    """What stands in for vLLM says where it would look first. The trainer may be among other packages."""
+    """A stand-in for vLLM says where it looks first. Octet may be among other packages."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "$PYTHONPATH" "$@"\n')

@@ -465,7 +465,7 @@ def test_the_versions_of_code_package_and_documentation_are_the_same():
 
 
 def test_an_adapter_in_a_folder_is_served_under_a_new_name(double, tmp_path):
-    """What `octet eval` does."""
+    """`octet eval` serves adapters in this way."""
     adapter = tmp_path / "adapter"
     Policy().export(adapter)
     (tmp_path / "out").mkdir()
@@ -576,7 +576,7 @@ def test_the_compared_tokens_are_of_several_groups(policy, double, tmp_path):
 
 
 def measured_by_hand(batch: TrainingBatch) -> Scores:
-    """What the good server says of its first version, whoever was asked."""
+    """Return what the good server says about its first version."""
     rest_BT = torch.full(batch.targets_BT.shape, -0.25)
     first_BT = rest_BT.masked_fill(batch.targets_BT == 100, -0.5)
     return Scores(first_BT.masked_fill(batch.targets_BT == STOP, -1.0), rest_BT)
@@ -681,7 +681,7 @@ NOWHERE = ("rollout.vllm.start=true", "rollout.vllm.urls=[]", "rollout.vllm.pyth
 
 
 def test_whatever_goes_wrong_on_rank_0_reaches_the_ranks_that_wait_for_it(tmp_path):
-    """And is said once."""
+    """The error is printed once."""
     one, other = (said.splitlines() for said in on_two_ranks(TWO_RANKS, str(tmp_path)))
     assert one[0] == "base ZeroDivisionError division by zero"
     assert re.fullmatch(r"octet: rollout.vllm.urls=\S+: vLLM 0\.1\.0 is too old.*", one[1])

@@ -264,7 +264,7 @@ def test_a_run_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
 
 
 def test_an_active_conda_environment_is_used(tmp_path):
-    """Without VIRTUAL_ENV; the stamp of the installation is kept in the environment."""
+    """There is no VIRTUAL_ENV, and the stamp of the installation is kept in the environment."""
     stamp = subprocess.run(
         "cat setup.cfg constraints.txt | cksum", shell=True, cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout

@@ -46,7 +46,7 @@ JOBS = [Job("train.py", loss, seed) for loss in SETTINGS for seed in SEEDS] + SH
 
 
 def gain(job: Job, folder: Path) -> float:
-    """By how much the mean reward of an answer rose."""
+    """Return by how much the mean reward of an answer rose."""
     settings = [f"algorithm.loss={job.loss}", f"run.seed={job.seed}", f"run.dir={folder}", *SETTINGS[job.loss]]
     command = [*forked(), str(ROOT / job.script), "--preset", "nano", *COMMON, *settings]
     subprocess.run(command, cwd=ROOT, check=True, timeout=590, env=os.environ | {"OMP_NUM_THREADS": "1"})

@@ -80,7 +80,7 @@ def test_what_is_logged_is_of_all_ranks(results, case):
 
 @pytest.mark.slow
 def test_a_hostfile_starts_a_rank_on_each_node(tmp_path):
-    """Without ssh: the launcher is started on both nodes by hand."""
+    """The launcher is started on both nodes by hand, without ssh."""
     (tmp_path / "hosts").write_text("127.0.0.1 slots=1\n127.0.0.2 slots=1\n")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -20,7 +20,7 @@ def lock(tmp_path):
 
 
 def refusing(number: int):
-    """What a file system answers, as Lustre does that is mounted without locks."""
+    """Answer as a file system without locks does, such as some mounts of Lustre."""
 
     def flock(*_: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -63,7 +63,7 @@ print(claim.provenance())
 
 
 def test_neither_git_nor_the_installed_distribution_is_needed(tmp_path):
-    """As in a container that has the dependencies, and the checkout on PYTHONPATH."""
+    """A container may have only the dependencies, and the checkout on PYTHONPATH."""
     bare = {"PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}
     answer = subprocess.run([sys.executable, "-c", BARE], env=bare, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr

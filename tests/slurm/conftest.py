@@ -33,7 +33,7 @@ class Cluster:
         return Job(self, answer.stdout.strip())
 
     def site(self) -> dict[str, str]:
-        """What `source slurm/site.env` leaves in the environment of whoever submits, and where the checkout is."""
+        """Return what `source slurm/site.env` leaves in the environment of a user, and where the checkout is."""
         text = (self.folder / "site.env").read_text()
         found = dict(re.findall(r"^export (\w+)=(\S*)$", text, flags=re.MULTILINE))
         return found | {"OCTET_ROOT": str(ROOT), "OCTET_SITE": str(self.folder / "site.env")}

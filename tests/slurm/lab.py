@@ -64,7 +64,7 @@ PartitionName=gpu Nodes=node[1-2] Default=YES MaxTime=INFINITE State=UP
 
 
 def why_not() -> str:
-    """What stands in the way of a Slurm on this machine; nothing if it can be had."""
+    """Return why Slurm cannot be started on this machine; empty if it can."""
     if os.geteuid() != 0:
         return "only root can make the namespaces of its nodes"
     if reason := _no_container_for_it():
@@ -127,7 +127,7 @@ class Lab:
         self._daemon(*inside, "slurmd", "-N", node)
 
     def kill_node(self, node: str) -> None:
-        """As when the power fails: all that runs in its namespace at once, and what could still report it first."""
+        """Kill everything in the node's namespace at once, as a power failure does."""
         daemon = (self.folder / f"slurmd.{node}.pid").read_text().strip()
         home = os.readlink(f"/proc/{daemon}/ns/uts")
         running = [pid for pid in self.processes("SLURM_CONF=") if _link(f"/proc/{pid}/ns/uts") == home]

@@ -99,7 +99,7 @@ def test_a_node_that_dies_is_survived(undisturbed, cluster, tmp_path):
 
 
 def test_a_rank_that_is_killed_is_named_and_tried_again(cluster, tmp_path):
-    """As when the system runs out of memory. Two ranks on one node."""
+    """The system kills a rank when it runs out of memory. Two ranks on one node."""
     folder = tmp_path / "run"
     settings = [*SMALL, "run.steps=12", "run.save_every=2", f"run.dir={folder}"]
     job = cluster.submit("single_node.sbatch", *settings, options=("--gpus-per-node=2", "--cpus-per-gpu=1"))
@@ -181,7 +181,7 @@ def test_vllm_samples_on_one_gpu_for_a_run_on_the_other(cluster, tmp_path):
 
 
 def test_each_task_may_see_one_card_of_its_own(cluster):
-    """As many clusters give them out. For CUDA each card is then the first and only one of its process."""
+    """Many clusters give cards out in this way. CUDA then sees one card, the first."""
     code = "import os; from trainer.ranks import slurm; slurm.adopt_ranks(); "
     names = ["SLURMD_NODENAME", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"]
     code += f"print(*(os.environ[name] for name in {names}))"

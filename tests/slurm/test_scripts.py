@@ -179,7 +179,7 @@ def test_without_a_python_that_will_do_a_cluster_is_told_of_its_modules(tmp_path
 
 @pytest.mark.parametrize(("setting", "installer"), [("", "uv"), ("global.index-url='mirror'", "pip")])
 def test_jobs_that_start_together_install_once(tmp_path, setting, installer):
-    """With uv, unless pip has settings that uv does not read. Stand-ins write down what they are asked for."""
+    """They use uv, unless pip has settings that uv does not read. Stand-ins record the calls."""
     if shutil.which("flock") is None:
         pytest.skip("there is no flock(1)")
     python = tmp_path / ".venv/bin/python"

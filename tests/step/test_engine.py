@@ -282,7 +282,7 @@ def sum_of_losses(model, temperature: float) -> torch.Tensor:
 
 
 def completion_logprobs(model, temperature: float) -> torch.Tensor:
-    """Of every completion token of every row, one row at a time."""
+    """Return the log-prob of every completion token, one row at a time."""
     logprobs = []
     for one in ROWS:
         everything = torch.log_softmax(

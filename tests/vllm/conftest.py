@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Of the environment: without triton, torch takes a way to its compiler that warns of itself."""
+    """Set the environment: without triton, torch warns about its compiler."""
     config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
     config.addinivalue_line("filterwarnings", "ignore:unclosed file.*lock:ResourceWarning")
 

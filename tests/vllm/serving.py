@@ -44,7 +44,7 @@ ALLOWED = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1"}
 
 
 def surroundings(**more: str) -> dict[str, str]:
-    """For a process of its own: this one may be a group of one, which is not for others to join."""
+    """Return the environment for another process: this one may be a group of one, which others must not join."""
     return {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES} | QUICK | more
 
 

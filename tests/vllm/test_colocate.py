@@ -89,7 +89,7 @@ def test_building_the_engine_leaves_random_numbers_and_environment_alone():
 
 
 def test_octet_eval_has_base_and_adapter_answered_in_its_own_process(tmp_path):
-    """And compares log-probs for each of the two, because the adapter comes after the base was found to be right."""
+    """Log-probs are compared for each, because the adapter is loaded after the base was checked."""
     adapter = tmp_path / "adapter"
     save_adapter(add_adapter(load_model(Model(), "fp32", torch.device("cpu")), Lora(r=8)), adapter)
     settings = [f"--adapter={adapter}", "--model=nano", "--problems=8", f"--out={tmp_path / 'out'}"]

@@ -58,7 +58,7 @@ def run(server, tmp_path):
 
 
 def test_greedy_tokens_are_those_of_generate(run):
-    """Of the trained adapter: a fresh one computes what the base does."""
+    """The adapter is trained: a fresh one computes what the base does."""
     train_all(run)
     prompts, greedy = run.rollouts.prompts_of(7), Sampling(1, 0.0, 24, 0)
     assert min(len(prompt.tokens) for prompt in prompts) > 64
@@ -83,7 +83,7 @@ def test_logprobs_are_those_of_a_training_forward(server, tmp_path, temperature)
 
 
 def test_after_three_updates_the_served_policy_is_the_trained_one(run, server):
-    """And a sampler that misses the update is seen by the same look, which is what makes it worth something."""
+    """The next test shows that this check finds a sampler that misses an update."""
     train_all(run)
     assert apart(run) < 1e-4
     name = run.rollouts.sampler.adapter.name
@@ -217,7 +217,7 @@ def test_a_server_that_is_killed_and_started_again_in_the_middle_of_a_run(server
 
 
 def test_a_run_ahead_goes_on_as_if_it_had_not_been_cut_off(server, tmp_path):
-    """What was under way is sampled again, by the policy that the undisturbed run sampled with."""
+    """What was under way is sampled again, by the same policy."""
     more = [f"rollout.vllm.urls={server.url}", "run.save_every=3", "rollout.ahead=1", "run.steps=6"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     with built(whole, *more) as run:
@@ -244,7 +244,7 @@ def test_two_ranks_share_a_server(server, tmp_path):
 
 
 def test_octet_eval_asks_the_server_for_base_and_adapter(server, tmp_path):
-    """And has the same greedy answers as the local sampler."""
+    """The greedy answers are those of the local sampler."""
     adapter = tmp_path / "adapter"
     model = add_adapter(load_model(Model(), DTYPE, assemble.distributed.device()), Lora(r=8, targets="all"))
     for name, parameter in model.named_parameters():
@@ -263,7 +263,7 @@ def test_octet_eval_asks_the_server_for_base_and_adapter(server, tmp_path):
 
 
 def test_the_run_starts_a_server_and_takes_it_with_it_when_it_is_killed(tmp_path):
-    """And trains a whole model, whose weights go to such a server only."""
+    """The run trains a whole model, whose weights only such a server can take."""
     folder = tmp_path / "run"
     more = ["rollout.vllm.start=true", f"rollout.vllm.python={PYTHON}", "rollout.vllm.arguments=--block-size,32"]
     run = start(folder, *more, "lora.enabled=false", "algorithm.lr=0.0003", "run.steps=500", "run.save_every=500")

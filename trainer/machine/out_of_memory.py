@@ -14,13 +14,16 @@ Result = TypeVar("Result")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of a card, or of a CPU, whose allocator says so in words only."""
+    """Return True for a CUDA out-of-memory error, or the CPU allocator's RuntimeError."""
     in_words = isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
     return in_words or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def until_it_fits(do: Callable[[], Result], make_room: Callable[[], None]) -> Result:
-    """Room is made outside of the handler: there the traceback would keep the tensors alive."""
+    """Call `do` until it does not run out of memory, and `make_room` in between.
+
+    Room is made outside of the exception handler, whose traceback would keep the tensors alive.
+    """
     while True:
         try:
             return do()
@@ -34,7 +37,7 @@ def until_it_fits(do: Callable[[], Result], make_room: Callable[[], None]) -> Re
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Where nothing can be made smaller, such as while a model loads, the end is a message and no traceback."""
+    """Turn an out-of-memory error into a message, where nothing can be made smaller, such as while a model loads."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
