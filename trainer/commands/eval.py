@@ -66,7 +66,7 @@ def settings_for(options: Namespace) -> Config:
         )
     clean = "model.quantize=none"  # whatever the run had: an adapter fits the original base
     preset = options.preset or _preset_for(options)
-    local = NO_SERVERS if preset and resolve(preset).rollout.asks_servers else ()
+    local = NO_SERVERS if preset and resolve(preset).rollout.uses_servers else ()
     config = resolve(preset, None, [clean, *local, *overrides, *options.overrides])
     if not config.eval.problems:
         raise ConfigError("eval.problems=0: there is nothing to evaluate. Try --problems 256.")

@@ -105,7 +105,7 @@ class Config(Section):
                 f"rollout.engine={rollout.engine}: this engine uses no server, and rollout.vllm names one. "
                 "Write rollout.engine=vllm_server"
             )
-        if rollout.ahead and not rollout.asks_servers:
+        if rollout.ahead and not rollout.uses_servers:
             raise ValueError(
                 "rollout.ahead=1: only a server samples while the policy trains. Write rollout.engine=vllm_server"
             )
@@ -114,7 +114,7 @@ class Config(Section):
                 "rollout.ahead=1: the answers come from the previous policy, and algorithm.correction.level=none "
                 "does not correct for that. Write algorithm.correction.level=token"
             )
-        if rollout.asks_servers or rollout.engine == "vllm_colocate":
+        if rollout.uses_servers or rollout.engine == "vllm_colocate":
             self._vllm_serves_the_adapter()
         return self
 

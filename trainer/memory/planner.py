@@ -244,7 +244,7 @@ class Planner:
         """True if Octet's own decoder samples, and not model.generate, a server or vLLM in this process."""
         engine = self.config.rollout.engine
         known = self.shape.family in DECODES and not self.shape.windowed
-        return known and not self.config.rollout.asks_servers and engine not in ("hf", "vllm_colocate")
+        return known and not self.config.rollout.uses_servers and engine not in ("hf", "vllm_colocate")
 
     @property
     def _vllm_here(self) -> Sizes:
@@ -317,7 +317,7 @@ class Planner:
     def _rollout(self) -> Sizes:
         gathered = {"weights": self._own_weights + self._gathered}
         rollout, rows, shape = self.config.rollout, self.rows, self.shape
-        if rollout.asks_servers or self._vllm_here:
+        if rollout.uses_servers or self._vllm_here:
             return gathered | self._vllm_here
         if not self.decodes:
             return gathered | self._generate()

@@ -45,7 +45,7 @@ class Placement(Planner):
     def with_chosen_engine(self) -> Placement:
         """Return it with the engine that rollout.engine=auto stands for, as far as that is known without the model."""
         rollout = self.config.rollout
-        if rollout.engine != "auto" or rollout.asks_servers or not find_spec("vllm") or self.why_no_vllm:
+        if rollout.engine != "auto" or rollout.uses_servers or not find_spec("vllm") or self.why_no_vllm:
             return self
         return self.with_vllm
 

@@ -51,12 +51,12 @@ def make_sampler(
 def may_colocate(settings: Rollout) -> bool:
     """Return True if vLLM may be started in this process, which then has to be in a process group."""
     found = settings.engine == "auto" and distributed.on_gpu() and find_spec("vllm") is not None
-    return settings.engine == "vllm_colocate" or (found and not settings.asks_servers)
+    return settings.engine == "vllm_colocate" or (found and not settings.uses_servers)
 
 
 def make_vllm_sampler(context: VllmContext) -> Sampler | None:
     """Return a sampler that uses vLLM, or None if the settings ask for another engine. Every rank calls it."""
-    if context.config.rollout.asks_servers:
+    if context.config.rollout.uses_servers:
         from trainer.rollout.vllm import server
 
         return server.connect(context)

@@ -77,7 +77,7 @@ def build(request: Request) -> Run:
         record.screen.say("training: with padded rows, which is slower, because of this model's kind of attention")
     report_data(folder, record.screen, task, len(problems), len(training) - len(problems), len(held_out))
     with policy.gathered():
-        outside = around(config, policy, policy.model, tokenizer, folder, record.screen.say)
+        outside = vllm_context(config, policy, policy.model, tokenizer, folder, record.screen.say)
         copies = not policy.splits_weights
         sampler, evaluating = make_samplers(outside, policy.model, record.screen.warn, copies)
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
@@ -112,7 +112,7 @@ def make_policy(config: Config, total_steps: int) -> Any:
     return DeepSpeedPolicy(model, config, dtype, total_steps)
 
 
-def around(config: Config, policy: Exportable, model: Any, tokenizer: Any, folder: Path, say: Say) -> VllmContext:
+def vllm_context(config: Config, policy: Exportable, model: Any, tokenizer: Any, folder: Path, say: Say) -> VllmContext:
     """Return what an engine outside needs to know about this model."""
     context = context_of(model) or config.prompt.max_tokens + config.rollout.max_new_tokens
     return VllmContext(

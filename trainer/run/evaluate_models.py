@@ -90,7 +90,7 @@ def _outside(config: Config, model: Any, tokenizer: Any, out: Path) -> Iterator[
     """Return vLLM, if the settings select it, and what it serves: the base at first."""
     shown = StaticPolicy()
     out.mkdir(parents=True, exist_ok=True)
-    sampler = make_vllm_sampler(assemble.around(config, shown, model, tokenizer, out, _say))
+    sampler = make_vllm_sampler(assemble.vllm_context(config, shown, model, tokenizer, out, _say))
     try:
         if sampler:
             _must_be(model, tokenizer, config, sampler)

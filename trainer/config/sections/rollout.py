@@ -114,6 +114,6 @@ class Rollout(Section):
         return value
 
     @property
-    def asks_servers(self) -> bool:
+    def uses_servers(self) -> bool:
         named = bool(self.vllm.urls) or self.vllm.start
         return self.engine == "vllm_server" or (self.engine == "auto" and named)
