@@ -10,6 +10,7 @@ from tests.conftest import group, row
 from trainer.batch.pack import GroupRows, Packer, minibatches
 from trainer.batch.room import Room
 from trainer.config.command_line import resolve
+from trainer.errors import TrainingError
 from trainer.loss.before_update import threshold
 from trainer.loss.kl import Coefficient
 from trainer.loss.logprobs import LogProbs
@@ -175,3 +176,14 @@ def test_without_a_price_groups_stay_what_they_are(tiny_model):
     groups = [group([1.0, 0.0])]
     assert updater.penalise(dict(enumerate(groups)), Tally()) == dict(enumerate(groups))
     assert policy.passes == []
+
+
+def test_a_kl_that_never_fits_ends_when_no_batch_can_be_halved(tiny_model, monkeypatch, capsys):
+    """And not when the budget has been halved down to one token."""
+    overrides = ["algorithm.kl.coef=0.5", "algorithm.kl.where=reward", "optim.tokens_per_micro_batch=4096"]
+    policy, updater, _, _ = setting(tiny_model, *overrides)
+    policy.start_over = lambda: None
+    monkeypatch.setattr(policy, "measure", lambda batch: torch.empty(1 << 50, dtype=torch.uint8))
+    with pytest.raises(TrainingError, match=r"it counts as 1\d tokens"):
+        updater.penalise({0: group([1.0, 0.0], lengths=[4, 8])}, Tally())
+    assert capsys.readouterr().out.count("out of memory") == 1

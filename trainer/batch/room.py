@@ -30,7 +30,7 @@ class Room:
     packer: Packer
     warn: Callable[[str], None]
 
-    def make(self, batches: Sequence[TrainingBatch] = ()) -> Sequence[TrainingBatch]:
+    def make(self, batches: Sequence[TrainingBatch]) -> Sequence[TrainingBatch]:
         """Return the batches to try again with, and have smaller ones packed from now on; raise if none can shrink."""
         self.policy.start_over()
         given_back = [sampler.give_back() for sampler in self.samplers]
@@ -39,9 +39,9 @@ class Room:
                 "out of memory in training: what sampling kept from one step to the next is given back after each"
             )
             return batches
-        tried = max(map(self.packer.cost_of, batches), default=self.packer.token_budget)
+        tried = max(map(self.packer.cost_of, batches))
         smaller = tried // 2
-        if not smaller or (batches and all(self._stays_whole(batch, smaller) for batch in batches)):
+        if all(self._stays_whole(batch, smaller) for batch in batches):
             raise TrainingError(
                 f"optim.tokens_per_micro_batch={self.packer.token_budget}: not even one answer fits into memory in a "
                 f"training pass (it counts as {tried} tokens). Write a smaller rollout.max_new_tokens or "

@@ -41,19 +41,18 @@ class Updater:
             for group in groups.values()
             for completion in group.completions
         ]
-        with (
-            self.policy.gathered()
-        ):  # the ranks have different numbers of rows, and split weights are gathered together
-            found = iter(until_it_fits(lambda: self._divergences(rows), self._shrink))
+
+        def make_room() -> None:
+            self.room.make(self.packer.pack(rows))  # they are packed again with the smaller budget
+
+        with self.policy.gathered():  # the ranks have different numbers of rows
+            found = iter(until_it_fits(lambda: self._divergences(rows), make_room))
         penalised = {}
         for index, group in groups.items():
             kl_G = [next(found) for _ in group.completions]
             tally.add("kl", sum(kl_G), sum(len(completion.tokens) for completion in group.completions))
             penalised[index] = before_update.without_kl(group, [coef * kl for kl in kl_G])
         return penalised
-
-    def _shrink(self) -> None:
-        self.room.make()
 
     def _divergences(self, rows: Sequence[TrainingRow]) -> list[float]:
         estimator = self.config.algorithm.kl.estimator
