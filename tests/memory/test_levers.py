@@ -144,12 +144,13 @@ def updates(tiny_model, twins, splits, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tiny_model, splits, tmp_path_factory):
+def two_ranks(tiny_model, splits, tmp_path_factory, with_slow):
     dealt = {"groups": [3, 1], "budget": 30}
     cases = [
         case(f"{name} {zero}", ds_config=path, settings=SPLIT[name], **dealt)
         for name in TWO_RANKS
         for zero, path in splits.items()
+        if with_slow or zero == "zero3_offload"
     ]
     cases.append(case("nf4", **over("nf4", dealt)))
     return launch(tiny_model, tmp_path_factory.mktemp("two") / "out.json", 2, cases)
@@ -193,7 +194,9 @@ def test_split_weights_give_the_update_of_whole_ones(updates, what):
     assert_same_share(updates[f"{what} zero2"], updates[f"{what} split"], tolerance)
 
 
-@pytest.mark.parametrize("engine", ["shipped", "zero3", "zero3_offload"])
+@pytest.mark.parametrize(
+    "engine", ["zero3_offload", *(pytest.param(name, marks=pytest.mark.slow) for name in ("shipped", "zero3"))]
+)
 @pytest.mark.parametrize("what", TWO_RANKS)
 def test_weights_split_over_two_ranks_give_the_update_of_one(updates, two_ranks, what, engine):
     assert_same_share(updates[f"{what} zero2"], two_ranks[f"{what} {engine}"], tolerance=1e-6)

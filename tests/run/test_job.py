@@ -104,6 +104,7 @@ def test_checkpoints_are_adapter_sized(job):
     assert size < 8 * trainable  # adapter twice, fp32 master weights, two moments: and no base
 
 
+@pytest.mark.slow
 def test_the_merged_model_loads_without_peft(job):
     code = """
 import sys
@@ -145,6 +146,7 @@ def test_the_same_command_in_the_same_folder_resumes_and_other_settings_are_refu
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.slow
 def test_the_latest_run_goes_on_through_the_launcher(job, tmp_path):
     shutil.copytree(job[0], tmp_path / "runs/it", symlinks=True)
     answer = run(str(ROOT / "run_deepspeed.sh"), "--resume", "run.steps=5", "run.merge=false", folder=tmp_path)
@@ -177,6 +179,7 @@ def test_json_is_all_that_stands_on_standard_output(tmp_path):
     assert (tmp_path / result["run_folder"] / "adapter").is_dir()
 
 
+@pytest.mark.slow
 def test_two_ranks_through_the_launcher(tmp_path):
     launcher = [f"{sys.prefix}/bin/deepspeed", "--num_gpus=2", "--master_port=29517"]
     answer = run(*launcher, str(ROOT / "train.py"), *FEW, "run.steps=2", "run.dir=two", folder=tmp_path)

@@ -60,7 +60,10 @@ CLIPPED = {f"clipped at {norm}": (*FULL, f"optim.max_grad_norm={norm}") for norm
 EIGHT_BITS = {"adamw_8bit": ("optim.name=adamw_8bit", "engine.ds_config=zero2")}
 
 
-def cases(world: int) -> list[Case]:
+DEALT_SLOWLY = (" rows", " even")  # in the slow tests: the default ones have pieces, uneven and idle
+
+
+def cases(world: int, with_slow: bool) -> list[Case]:
     """Every objective in one piece, in pieces, backwards, and over two ranks evenly, unevenly and with one idle."""
     dealt = []
     for name, chosen in OBJECTIVES.items():
@@ -83,7 +86,7 @@ def cases(world: int) -> list[Case]:
         dealt += [Case(f"{name} short of memory late", groups, breaks="backward", ds_config="zero2", **short)]
     if world == 1:
         dealt += [Case("kl whole", [4], settings=("algorithm.kl.coef=0.1",))]
-    return dealt + variants(world)
+    return [case for case in dealt + variants(world) if with_slow or not case.name.endswith(DEALT_SLOWLY)]
 
 
 def variants(world: int) -> list[Case]:
@@ -112,13 +115,13 @@ def launch(model, out, world: int, cases: list[Case]) -> dict:
 
 
 @pytest.fixture(scope="module")
-def one_rank(tiny_model, tmp_path_factory):
-    return launch(tiny_model, tmp_path_factory.mktemp("one") / "out.json", 1, cases(1))
+def one_rank(tiny_model, tmp_path_factory, with_slow):
+    return launch(tiny_model, tmp_path_factory.mktemp("one") / "out.json", 1, cases(1, with_slow))
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tiny_model, tmp_path_factory):
-    return launch(tiny_model, tmp_path_factory.mktemp("two") / "out.json", 2, cases(2))
+def two_ranks(tiny_model, tmp_path_factory, with_slow):
+    return launch(tiny_model, tmp_path_factory.mktemp("two") / "out.json", 2, cases(2, with_slow))
 
 
 def assert_same(one: dict, other: dict, tolerance: float) -> None:
@@ -128,13 +131,13 @@ def assert_same(one: dict, other: dict, tolerance: float) -> None:
         torch.testing.assert_close(torch.tensor(other["adapter"][name]), torch.tensor(values), atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("dealt", ["pieces", "rows"])
+@pytest.mark.parametrize("dealt", ["pieces", pytest.param("rows", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_micro_batches_order_and_offload_change_nothing(one_rank, objective, dealt):
     assert_same(one_rank[f"{objective} whole"], one_rank[f"{objective} {dealt}"], tolerance=1e-5)
 
 
-@pytest.mark.parametrize("dealt", ["even", "uneven", "idle"])
+@pytest.mark.parametrize("dealt", ["uneven", "idle", pytest.param("even", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_two_ranks_give_the_update_of_one(one_rank, two_ranks, objective, dealt):
     assert_same(one_rank[f"{objective} whole"], two_ranks[f"{objective} {dealt}"], tolerance=1e-5)
