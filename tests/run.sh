@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The one test command: makes the same environment as run_deepspeed.sh, with the development tools, and runs the tests.
 #
-#   bash tests/run.sh                 the default tier, about ten minutes on two cores
+#   bash tests/run.sh                 the default tier, minutes on two quiet cores
 #   bash tests/run.sh slow            minutes: learning, the shipped default to its end
 #   bash tests/run.sh gpu             needs a CUDA device
 #   bash tests/run.sh vllm            a real vLLM on the CPU, in an environment of its own that is made here, or that of

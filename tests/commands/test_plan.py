@@ -43,7 +43,7 @@ def test_the_table_says_what_where_and_whether(capsys):
         assert term in words
     assert "it fits: " in words
     assert "most of it is weights, 3.09 GB" in words
-    assert "optimizer offload saves 0.05 GB here: with LoRA it is no lever" in words
+    assert "optimizer offload saves 0.05 GB, because LoRA trains little" in words
     assert "it would save 18.5 GB, 6.0 x the weights" in words
     assert "the most that fits" in words
 
@@ -92,7 +92,7 @@ def test_a_whole_model_and_what_is_too_large_are_said(capsys):
     status, out, _ = octet_plan(capsys, "--preset", "24gb", "lora.enabled=false")
     assert status == 1
     assert "it does not fit" in out
-    assert "--search proposes settings that do" in out
+    assert "What fits: " in out
     assert "of the card here, 6.0 x the weights" in out
 
 
@@ -106,9 +106,9 @@ def test_the_card_of_this_machine_is_taken(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--vram", "0"], "--vram 0: that is no size of a card"),
-        (["--vram", "nan"], "--vram nan: that is no size of a card"),
-        (["--vram", "inf"], "--vram inf: that is no size of a card"),
+        (["--vram", "0"], "--vram 0: that is not the size of a card"),
+        (["--vram", "nan"], "--vram nan: that is not the size of a card"),
+        (["--vram", "inf"], "--vram inf: that is not the size of a card"),
         (["--gpus", "9"], "rollout.problems=8: each of the 9 ranks needs one"),
         (["--completion", "32767"], "prompts of up to 512 tokens have to be in it as well. Write --completion 32256"),
         (["engine.ds_config=zero3", "lora.dora=true"], "Write engine.ds_config=zero2_offload, or lora.dora=false"),
@@ -117,7 +117,10 @@ def test_the_card_of_this_machine_is_taken(capsys, monkeypatch):
         (["--gpus", "0"], "--gpus 0: at least one card is needed"),
         (["--model", "nobody/nothing"], "model.name=nobody/nothing: its config.json cannot be had"),
         (["--completion", "40000"], "rollout.max_new_tokens=40000: the context of this model is 32768"),
-        (["--model", "Qwen/Qwen2.5-14B", "--vram", "4", "--search"], "nothing makes Qwen/Qwen2.5-14B fit 4 GB: one"),
+        (
+            ["--model", "Qwen/Qwen2.5-14B", "--vram", "4", "--search"],
+            "nothing makes Qwen/Qwen2.5-14B fit 4 GB: with prompts of 512",
+        ),
         (["rollout.grup=1"], "Did you mean"),
         (["model.quantize=int4"], "Write one of 'none', 'nf4' or 'int8'"),
     ],

@@ -94,7 +94,7 @@ def line(finding: Finding) -> str:
 def _verdict(count: Mapping[str, int]) -> str:
     problems, warnings = (f"{count[mark]} {mark}{'s' * (count[mark] != 1)}" for mark in ("problem", "warning"))
     if count["problem"]:
-        return f"{problems}, {warnings}: such a run would not get far."
+        return f"{problems}, {warnings}: such a run cannot start, or would not end well."
     return f"No problem, {warnings}: such a run can start."
 
 

@@ -31,7 +31,7 @@ from trainer.model.shapes import shape_of
 
 VERDICTS = {
     "fits": "[bold green]it fits[/]",
-    "tight": "[bold yellow]it may fit, and may not[/]",
+    "tight": "[bold yellow]it may not fit[/]",
     "too large": "[bold red]it does not fit[/]",
     "no ram": "[bold red]it fits the card, and not the RAM of this machine[/]",
 }
@@ -104,7 +104,9 @@ def ask(options: Namespace) -> Question:
 def _card(options: Namespace, machine: hardware.Hardware) -> tuple[float, str]:
     if options.vram is not None:
         if not 0 < options.vram < inf:
-            raise ConfigError(f"--vram {options.vram:g}: that is no size of a card. Write its GB, such as --vram 8.")
+            raise ConfigError(
+                f"--vram {options.vram:g}: that is not the size of a card. Write its GB, such as --vram 8."
+            )
         return options.vram, f"{options.vram:g} GB"
     if machine.gpus:
         return machine.memory_gb, str(machine)
@@ -134,7 +136,9 @@ def searched(question: Question) -> Question:
         and_ram = "" if placement.ram == inf else f" and the {question.free_ram / GB:.1f} GB of RAM that are free"
         raise ConfigError(
             f"--search: nothing makes {placement.config.model.name} fit {placement.vram / GB:g} GB{and_ram}: "
-            f"one answer at a time, with every lever, it is still too large. {placement.nearest()}"
+            f"with prompts of {placement.config.prompt.max_tokens} and answers of "
+            f"{placement.config.rollout.max_new_tokens} tokens, one answer at a time and every other setting tried, it "
+            f"is still too large. Shorten them. {placement.nearest()}"
         )
     found = placement.grown(found)
     changes = search.difference(placement.config, found)
@@ -207,7 +211,7 @@ def answer(question: Question) -> Iterator[str]:
         yield f"proposed: [bold]{shlex.join(question.proposal) or 'nothing to change'}[/]"
         yield f"  {shlex.join(question.command)}"
     elif not placement.fits(placement.config):
-        yield "--search proposes settings that do"
+        yield "--search proposes settings that do" if placement.search() else placement.nearest()
     yield f"[dim]An estimate for the longest prompts and answers; below {ROOMY:.0%} of a card counts as fitting.[/]"
 
 
@@ -219,7 +223,7 @@ def _offload(placement: Placement) -> str:
     if not placement.config.lora.enabled:
         return f"optimizer offload saves {placement.state / GB:.1f} GB of the card here, {times}"
     return (
-        f"optimizer offload saves {placement.state / GB:.2f} GB here: with LoRA it is no lever. If the whole model "
+        f"optimizer offload saves {placement.state / GB:.2f} GB, because LoRA trains little. If the whole model "
         f"were trained\n  it would save {whole.state / GB:.1f} GB, {times}"
     )
 

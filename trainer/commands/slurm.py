@@ -177,6 +177,8 @@ def _check(config: Config, request: JobRequest) -> None:
         if number < 1:
             raise ConfigError(f"--{name} {number}: it must be at least 1.")
     config.refuse_idle(request.nodes * request.gpus)
+    if request.grid:
+        _lines(request.grid)
 
 
 def _submit(script: Path, request: JobRequest) -> list[str]:

@@ -424,7 +424,7 @@ class Planner:
         """Return the bytes of all ranks on the machine."""
         model, shape = self.config.model, self.shape
         phases: dict[str, Sizes] = {"load": {}, "run": {}}
-        phases["load"]["weights on their way"] = (
+        phases["load"]["weights being loaded"] = (
             self.weights if model.quantize == "none" else shape.embedding * self.item
         )
         if self.offloads:
