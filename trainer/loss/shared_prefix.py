@@ -24,7 +24,7 @@ BELOW = ("sdpa",)
 
 
 class Layout(NamedTuple):
-    """Where tokens stand in the line: P prompts of up to T tokens, A answers of up to C. Padding points anywhere."""
+    """The places of tokens in the line: P prompts of up to T tokens, A answers of up to C. Padding points anywhere."""
 
     prompts_PT: Tensor
     answers_AC: Tensor

@@ -14,7 +14,7 @@ SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # adapter ranks for which vL
 
 
 class Vllm(Section):
-    """Where and how vLLM samples; see docs/vllm.md."""
+    """Settings of the vLLM engines; see docs/vllm.md."""
 
     urls: tuple[str, ...] = ()
     """Running servers, such as `http://127.0.0.1:8000`; several share the load."""
