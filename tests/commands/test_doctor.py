@@ -101,6 +101,7 @@ def test_a_run_that_goes_on_has_its_room_already(small_disk):
     assert finding.mark == "ok"
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_leaves_the_last_checkpoint_and_the_run_goes_on(small_disk, tmp_path):
     folder = small_disk(16 * MEGABYTE)
     few = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "eval.problems=0"]
