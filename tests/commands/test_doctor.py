@@ -242,7 +242,7 @@ def nvidia_smi(tmp_path, monkeypatch):
     """A program of that name on the PATH: one card with so much used, of this capability."""
 
     def install(used: int, capability: str, cuda: str = "12.4") -> None:
-        hardware.nvidia_smi.cache_clear()
+        hardware.answers.clear()
         free, program = 8192 - used if capability != "[N/A]" else "[N/A]", tmp_path / "nvidia-smi"
         program.write_text(
             f"""#!/bin/sh
@@ -257,7 +257,7 @@ esac
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     yield install
-    hardware.nvidia_smi.cache_clear()
+    hardware.answers.clear()
 
 
 def card_findings(config: Config) -> list[Finding]:

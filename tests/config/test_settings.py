@@ -101,7 +101,9 @@ def test_a_resolved_configuration_is_frozen():
         ("group_size=4", "group_size: there is no such section. Did you mean rollout.group_size?"),
         ("optim.betas=[1.5, 2]", "optim.betas.0=1.5 cannot be used. It should be less than 1"),
         ("rollout=4", "rollout=4: rollout is a section. Write rollout.KEY=VALUE."),
-        ("algorithm.lr=fast", "algorithm.lr='fast' cannot be used. It should be a valid number"),
+        ("algorithm.lr=fast", "algorithm.lr='fast' cannot be used. Write a number"),
+        ("run.seed=abc", "run.seed='abc' cannot be used. Write a whole number"),
+        ("lora.targets=foo", "lora.targets='foo' cannot be used. Write one of .* or a list: .a, b."),
         ("algorithm.lr=nan", "algorithm.lr='nan' cannot be used. It should be a finite number"),
         ("algorithm.lr=0", "algorithm.lr=0 cannot be used. It should be greater than 0"),
         (

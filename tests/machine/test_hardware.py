@@ -1,11 +1,14 @@
 """What is found on a machine, with an nvidia-smi that answers what a real one would."""
 
+import json
 import os
+import subprocess
 import sys
 
 import psutil
 import pytest
 
+from tests.conftest import ROOT
 from trainer.checks import preflight
 from trainer.commands import launch
 from trainer.config.command_line import parse_command_line, resolve
@@ -26,7 +29,7 @@ def nvidia_smi(tmp_path, monkeypatch):
     in a file."""
 
     def install(output: str, status: int = 0, listed: str = "") -> None:
-        hardware.nvidia_smi.cache_clear()
+        hardware.answers.clear()
         program = tmp_path / "nvidia-smi"
         program.write_text(
             f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n'
@@ -38,7 +41,7 @@ def nvidia_smi(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     yield install
-    hardware.nvidia_smi.cache_clear()
+    hardware.answers.clear()
 
 
 def test_cards_are_read_with_their_memory(nvidia_smi):
@@ -60,7 +63,6 @@ def test_a_driver_that_does_not_answer_is_no_gpu(nvidia_smi):
         ("", []),
         ("-1", []),
         ("1,0", ["NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3070"]),
-        ("7", []),
         ("0,7,1", ["NVIDIA GeForce RTX 3070"]),
         ("GPU-bb", ["NVIDIA GeForce RTX 3090"]),
     ],
@@ -69,6 +71,15 @@ def test_only_visible_cards_count(nvidia_smi, monkeypatch, visible, names):
     nvidia_smi(TWO_CARDS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [gpu.name for gpu in hardware.detect().gpus] == names
+
+
+@pytest.mark.parametrize("visible", ["7", "GPU-cc", "MIG-cba663e8", "7,0"])
+def test_a_card_that_is_not_there_is_an_error_and_not_no_gpu(nvidia_smi, monkeypatch, visible):
+    nvidia_smi(TWO_CARDS)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    told = rf"CUDA_VISIBLE_DEVICES={visible}: there is no such card. This machine has 0 \(GPU-aa"
+    with pytest.raises(ConfigError, match=told):
+        hardware.detect()
 
 
 IN_PARTS = "0, GPU-aa11, NVIDIA A100-SXM4-40GB, 40960, [N/A], [N/A], 8.0, 550.54, Enabled"
@@ -125,6 +136,18 @@ def test_nvidia_smi_is_asked_once(nvidia_smi, tmp_path):
         machine = hardware.detect()
         assert list(preflight.card(resolve("nano"), machine.gpus[0]))
     assert len((tmp_path / "calls").read_text().splitlines()) == 1
+
+
+def test_the_ranks_take_the_answers_of_nvidia_smi_from_the_launcher(nvidia_smi, tmp_path):
+    """A detection in another process asks again, unless it has been given the answers."""
+    nvidia_smi(ALONE)
+    assert len(hardware.detect().gpus) == 1
+    command = [sys.executable, "-c", "from trainer.machine import hardware; print(len(hardware.detect().gpus))"]
+    handed = os.environ | {hardware.ANSWERS: json.dumps(hardware.answers)}
+    for environment, calls in ((handed, 1), (os.environ, 2)):
+        answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        assert answer.stdout == "1\n"
+        assert len((tmp_path / "calls").read_text().splitlines()) == calls
 
 
 def test_the_launcher_starts_one_process_for_each_card(monkeypatch):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import socket
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+
+from trainer.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +81,22 @@ def let_memory_grow() -> None:
 
 BASIC = "index,uuid,name,memory.total"
 DETAILED = f"{BASIC},memory.used,memory.free,compute_cap,driver_version,mig.mode.current"
+ANSWERS = "OCTET_NVIDIA_SMI"  # environment variable of what the launcher starts
+HIDE_ALL = ("", "-1", "none", "void", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that name no card on purpose
+answers: dict[str, str] = json.loads(os.environ.get(ANSWERS, "{}"))
 MIG_DEVICE = re.compile(r"\s+MIG (\S*?(\d+)gb\S*)\s+Device +\d+: \(UUID: (MIG-[^)]+)\)")
 
 
-@cache
 def nvidia_smi(*arguments: str) -> str:
-    """Return what nvidia-smi prints; nothing where it fails or is missing. It takes up to a second, so each question
-    is asked once in a process."""
+    """Return what nvidia-smi prints; nothing where it fails or is missing. It takes up to a second, so each question is
+    asked once, and the launcher hands the answers to the ranks."""
+    query = " ".join(arguments)
+    if query not in answers:
+        answers[query] = _run_nvidia_smi(arguments)
+    return answers[query]
+
+
+def _run_nvidia_smi(arguments: Sequence[str]) -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
@@ -139,7 +151,8 @@ def _gigabytes(mebibytes: str) -> float:
 
 def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
     """Return the cards that CUDA uses. It reads indices and beginnings of UUIDs from CUDA_VISIBLE_DEVICES up to the
-    first that is unknown. Where one of the cards is a MIG instance, CUDA uses the first instance and nothing else."""
+    first that is unknown. Where one of the cards is a MIG instance, CUDA uses the first instance and nothing else.
+    Raise ConfigError if the first one is unknown: CUDA would find no card, and the run would go on without one."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = gpus if chosen is None else []
     for name in map(str.strip, (chosen or "").split(",")):
@@ -147,6 +160,9 @@ def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
         if not known:
             break
         visible.append(known[0])
+    if gpus and not visible and chosen not in HIDE_ALL:
+        here = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus)
+        raise ConfigError(f"CUDA_VISIBLE_DEVICES={chosen}: there is no such card. This machine has {here}.")
     instances = [gpu for gpu in visible if gpu.uuid.startswith("MIG-")]
     return tuple(instances[:1] or visible)
 
