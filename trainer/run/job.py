@@ -21,7 +21,6 @@ from trainer.machine.quiet import no_progress_bars
 from trainer.machine.shipped import TRAIN
 from trainer.model import merge as export
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
-from trainer.policy import Policy
 from trainer.ranks import distributed, slurm
 from trainer.ranks.stopping import Stopping
 from trainer.rollout.make import uses_vllm
@@ -64,28 +63,21 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[
         train(config, *run)
         record.screen.close()
         if evaluator.held_out:
-            last = evaluator.history.last or evaluator.evaluate(
-                "trained"
-            )  # a finished run that is resumed made no step
+            last = evaluator.history.last or evaluator.evaluate("trained")  # a finished run makes no step
             evaluations.append(replace(last, name="trained"))
     finally:
         run.rollouts.close()
         record.close()
     for line in _best_step(config, evaluator.history, record.total_steps):
         record.screen.say(line)
-    with record.stopping.exporting():
-        _export(config, run.updater.policy, record.folder)
-    run.updater.policy.release()  # so that the merged model fits where it was
-    return record.folder, record.screen, record.stopping, evaluations
-
-
-def _export(config: Config, policy: Policy, folder: Path) -> None:
-    with policy.gathered():
+    policy, product = run.updater.policy, record.folder / config.lora.product
+    with record.stopping.exporting(), policy.gathered():
         if distributed.is_main():
-            product = folder / config.lora.product
             with disk.writing(product, "the result", "Make room; the same command then goes on to its end."):
                 policy.export(product)
         distributed.barrier()
+    policy.release()  # so that the merged model fits where it was
+    return record.folder, record.screen, record.stopping, evaluations
 
 
 def _rehearse_and_check(config: Config, run: Run) -> None:
