@@ -72,21 +72,21 @@ class RandomNumbers:
     """Random numbers of CUDA generators: those that a CPU generator of the same seed gives, one after the other."""
 
     def __init__(self) -> None:
-        self._running: dict[int, tuple[int, int, torch.Generator]] = {}  # seed, offset reached, numbers
+        self._running: dict[int, tuple[int, int, torch.Generator]] = {}  # seed, offset reached, numbers; by address
 
     def drawn(self, generator: torch.Generator, before: int | None) -> None:
         """Take note that a CUDA generator has moved on, from the offset `before` if that is known."""
         seed, after = generator.initial_seed(), generator.get_offset()
-        known_seed, reached, running = self._running.get(id(generator), (None, 0, None))
+        known_seed, reached, running = self._running.get(generator._cdata, (None, 0, None))
         goes_on = seed == known_seed and (before == reached if before is not None else after > reached)
         if not goes_on:
             running = torch.Generator().manual_seed(seed + (before or 0))
-        self._running[id(generator)] = (seed, after, running)
+        self._running[generator._cdata] = (seed, after, running)
 
     @contextmanager
     def of(self, generator: torch.Generator) -> Iterator[None]:
         """Let the CPU draw these numbers, as not every operation has an argument for a generator."""
-        running, own = self._running[id(generator)][2], torch.default_generator.get_state()
+        running, own = self._running[generator._cdata][2], torch.default_generator.get_state()
         torch.default_generator.set_state(running.get_state())
         yield
         running.set_state(torch.default_generator.get_state())
@@ -158,7 +158,8 @@ def on_cpu(leaf: Any) -> Any:
         return leaf
     storage = leaf.untyped_storage()
     same = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), CPU, storage.nbytes())
-    return torch.empty(0, dtype=leaf.dtype).set_(same, leaf.storage_offset(), leaf.size(), leaf.stride())
+    with torch.inference_mode(False):  # a replay may come outside of the inference mode of its capture
+        return torch.empty(0, dtype=leaf.dtype).set_(same, leaf.storage_offset(), leaf.size(), leaf.stride())
 
 
 def generator_of(func: Any, leaves: Iterable[Any]) -> torch.Generator | None:
@@ -204,9 +205,9 @@ graphs: defaultdict[int, list[Work]] = defaultdict(list)  # what was recorded, b
 def _replay(graph: int) -> int:
     try:
         with _disable_current_modes():
-            for generator in {id(work.generator): work.generator for work in graphs[graph]}.values():
-                if generator is not None:
-                    numbers.drawn(generator, None)
+            drawing = [work.generator for work in graphs[graph] if work.generator is not None]
+            for generator in {generator._cdata: generator for generator in drawing}.values():
+                numbers.drawn(generator, None)
             for work in graphs[graph]:
                 work.compute()
     except Exception:  # noqa: BLE001 - C has no exceptions: the launch fails

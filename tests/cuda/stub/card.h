@@ -8,7 +8,7 @@
 #include <map>
 #include <mutex>
 #include <set>
-#include <string>
+#include <unordered_map>
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 #define LOCKED std::lock_guard<std::recursive_mutex> lock(card().mutex)
@@ -71,7 +71,7 @@ struct Card {
   Ranges reserved;   // addresses of the virtual memory management
   Ranges pinned;
   std::map<uint64_t, Capture*> captures;
-  std::map<const void*, std::string> kernels;
+  std::unordered_map<const void*, const char*> kernels;  // names by the function that launches it
 };
 
 Card& card();

@@ -30,7 +30,7 @@ EXPORTED int stub_library_call(const char* name) {
 static cudaError_t launch(const void* kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
   LOCKED;
   auto known = card().kernels.find(kernel);
-  const char* name = known == card().kernels.end() ? "an unknown kernel" : known->second.c_str();
+  const char* name = known == card().kernels.end() ? "an unknown kernel" : known->second;
   const bool empty = !grid.x || !grid.y || !grid.z || !block.x || !block.y || !block.z;
   const bool large = size_t(block.x) * block.y * block.z > 1024 || grid.y > 65535 || grid.z > 65535;
   if (empty || large || shared > (size_t)attribute_of(cudaDevAttrMaxSharedMemoryPerBlockOptin))
