@@ -1,8 +1,10 @@
 """What every sampler promises, held against `model.generate` and against a training forward."""
 
+import gc
 import itertools
 import json
 import shutil
+import weakref
 
 import peft
 import pytest
@@ -32,6 +34,7 @@ from trainer.model.snapshot import Snapshot
 from trainer.records import Completion, Problem, Prompt, Sampling, TrainingRow
 from trainer.rollout.decoder import weights
 from trainer.rollout.decoder.cuda_graphs import rounded
+from trainer.rollout.decoder.forward import needs_repeated_keys
 from trainer.rollout.decoder.sampler import DecodeSampler, Scheduler, draw
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.make import make_sampler
@@ -565,16 +568,43 @@ def test_calls_that_take_turns_share_one_memory(tokenizer):
     assert len(set(map(id, batches[1:]))) == 1
 
 
+def test_what_is_given_back_is_free_at_once(tokenizer):
+    """Memory in a reference cycle would stay until the cyclic garbage collector runs, through a training pass."""
+    sampler = DecodeSampler(family(), tokenizer, SOME, 8)
+    list(sampler.sample(prompts(3, 9), sampling()))
+    batch, cache = weakref.ref(sampler.batch), weakref.ref(sampler.batch.cache_LRKTD)
+    gc.disable()
+    try:
+        assert sampler.give_back()
+        assert (batch(), cache()) == (None, None)
+    finally:
+        gc.enable()
+
+
+def test_repeated_keys_give_the_same_answers(tokenizer):
+    """As on cards whose quick kernels want as many heads of keys as of queries."""
+    model, asked = adapted(family()), prompts(9, 3, 30)
+    sampler = DecodeSampler(model, tokenizer, SOME, 64)
+    list(sampler.sample(asked, sampling()))
+    sampler.forward.repeats_keys = True
+    assert_greedy_is_generate(dict(sampler.sample(asked, sampling(temperature=0.0))), model, asked, SOME)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "repeats"),
+    [((7, 5), "float16", True), ((8, 6), "bfloat16", False), ((8, 6), "float32", True), ((12, 0), "float16", False)],
+)
+def test_keys_are_repeated_where_only_the_slow_kernel_takes_fewer(monkeypatch, capability, dtype, repeats):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert needs_repeated_keys(torch.device("cuda"), getattr(torch, dtype)) == repeats
+    assert not needs_repeated_keys(torch.device("cpu"), getattr(torch, dtype))
+
+
 class RoundedSteps:
     """Rounds rows and places up as a card does, without the graphs."""
 
-    kind = ()
-
-    def __init__(self, batch):
-        self.batch = batch
-
-    def __call__(self, rows, most_rows, width, most_places):
-        self.batch._step(*rounded(rows, most_rows, width, most_places))
+    def __call__(self, step, rows, most_rows, width, most_places):
+        step(*rounded(rows, most_rows, width, most_places))
 
 
 @pytest.mark.parametrize("rows", [64, 11, 3])
@@ -584,7 +614,7 @@ def test_rows_beyond_those_alive_and_rare_looks_change_nothing(rows, tokenizer):
     greedy = sampling(temperature=0.0)
     dict(sampler.sample(asked, greedy))
     assert not sampler.batch.running_R.any(), "a row that was moved would run on where it had been, out of its cache"
-    sampler.batch.decode_step = RoundedSteps(sampler.batch)
+    sampler.batch.decode_step = RoundedSteps()
     sampler.batch.steps_per_check = 8
     assert_greedy_is_generate(dict(sampler.sample(asked, greedy)), model, asked, SOME)
     drawn = dict(sampler.sample(asked, sampling()))

@@ -22,6 +22,12 @@ ROPES = ("default", "linear", "llama3", "yarn")  # other types change the angles
 Attention = Callable[[int, Tensor], Tensor]  # from the index of a layer and its q, k and v heads to the output
 
 
+def needs_repeated_keys(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True if only the slow attention kernel, which keeps all scores, takes fewer heads of keys than of queries:
+    on cards before Ampere, and in fp32 on every card."""
+    return device.type == "cuda" and (dtype == torch.float32 or torch.cuda.get_device_capability(device) < (8, 0))
+
+
 class Layer:
     """One decoder block with its projections."""
 
@@ -53,6 +59,7 @@ class Forward:
         self.head = Projection([causal_lm.get_output_embeddings()])
         weight_VH = self.decoder.embed_tokens.weight
         self.dtype, self.device = weight_VH.dtype, weight_VH.device
+        self.repeats_keys = needs_repeated_keys(self.device, self.dtype)
         self.projections = [projection for layer in self.layers for projection in layer.projections] + [self.head]
         if copies:
             copy_what_fits(self.projections, self.device)
@@ -98,8 +105,10 @@ class Forward:
             queries, keys_values = heads_PhTD.split([self.query_heads, 2 * self.kv_heads], dim=1)
             cache_LBKTD[layer, :, :, :width] = keys_values.repeat_interleave(groups_P, dim=0)
             keys, values = keys_values.chunk(2, dim=1)
+            if self.repeats_keys:
+                keys, values = (part.repeat_interleave(self.query_heads // self.kv_heads, 1) for part in (keys, values))
             output = F.scaled_dot_product_attention(
-                queries, keys, values, is_causal=True, scale=self.scale, enable_gqa=True
+                queries, keys, values, is_causal=True, scale=self.scale, enable_gqa=not self.repeats_keys
             )
             return output.transpose(1, 2).reshape(prompts * width, -1)
 
