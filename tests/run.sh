@@ -26,7 +26,7 @@ if [ "${1:-}" = cuda ]; then
 fi
 cd "$root"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # the test models are too small to share between threads
-workers=$(($(nproc) + 1)) # some tests wait, for a server or a timeout
+workers=$(($(env -u OMP_NUM_THREADS nproc) + 1)) # nproc counts OMP_NUM_THREADS; some tests wait, for a server or a timeout
 side_by_side=(-n "$workers" --maxprocesses 4 --dist loadfile --no-loadscope-reorder) # in the order of tests/conftest.py
 case "${1:-}" in
 slow) exec python -m pytest "${side_by_side[@]}" -m "$@" ;;

@@ -31,6 +31,22 @@ def test_the_allocator_of_a_cpu_is_understood():
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        MemoryError(),
+    ],
+    ids=lambda error: str(error)[:40],
+)
+def test_whoever_runs_out_of_memory_is_understood(error):
+    assert is_out_of_memory(error)
+    assert not is_out_of_memory(torch.AcceleratorError("CUDA error: device-side assert triggered"))
+
+
 def test_another_error_is_not_tried_again():
     with pytest.raises(RuntimeError, match="size of tensor"):
         until_it_fits(lambda: torch.ones(2) + torch.ones(3), lambda: pytest.fail("there is no lack of room"))

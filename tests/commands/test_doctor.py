@@ -285,6 +285,12 @@ def test_bf16_on_a_card_without_it_is_refused_only_where_it_is_asked_for(nvidia_
         preflight.complain(card_findings(asked))
 
 
+def test_a_card_that_torch_has_no_kernels_for_is_refused(nvidia_smi):
+    nvidia_smi(used=10, capability="6.1")
+    with pytest.raises(ConfigError, match=r"capability 6\.1, and torch has no kernels below 7\.5\. Take a GTX 16"):
+        preflight.complain(card_findings(NANO))
+
+
 def test_a_card_that_is_shared_out_in_parts_is_no_trouble(nvidia_smi):
     nvidia_smi(used=0, capability="[N/A]")
     assert [one.mark for one in card_findings(NANO)] == ["ok"]

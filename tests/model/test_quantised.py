@@ -54,6 +54,11 @@ def test_the_scales_of_4_bit_blocks_are_quantised_too(tiny_model):
     assert layer.compute_dtype == torch.bfloat16
 
 
+def test_8_bit_layers_look_for_no_outliers(tiny_model):
+    """Each would wait for the card, and no CUDA graph of a decode step could be captured."""
+    assert {layer.state.threshold for layer in quantised.layers(base(tiny_model, "int8"))} == {0.0}
+
+
 def test_an_output_layer_of_its_own_is_not_quantised(tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model, tmp_path / "untied")
     config = json.loads((folder / "config.json").read_text())

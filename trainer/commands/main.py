@@ -82,7 +82,7 @@ def _run(name: str, arguments: Sequence[str]) -> None:
     parser = _parser(name)
     module.add_arguments(parser)
     options = parser.parse_intermixed_args(arguments)
-    hardware.let_memory_grow()
+    hardware.prepare_cuda()
     slurm.adopt_ranks()
     leave(_status(lambda: module.run(options), options.debug))
 
