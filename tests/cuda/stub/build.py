@@ -22,7 +22,8 @@ SOURCES = ("card", "memory", "streams", "kernels", "driver", "nccl")
 SONAMES = """libcudart.so.13 libcuda.so.1 libcublas.so.13 libcublasLt.so.13 libcudnn.so.9 libcufft.so.12 libcufile.so.0
 libcupti.so.13 libcurand.so.10 libcusolver.so.12 libcusparse.so.12 libcusparseLt.so.0 libnccl.so.2 libnvrtc.so.13
 libnvshmem_host.so.3""".split()
-OURS = re.compile(r"(__cuda|cuda|cublas|cudnn|cusparse|cufft|cupti|curand|cusolver|nccl|nvrtc|nvshmem|cuFile|cu[A-Z])\w*$")
+OWN = "libcudart.so.13"  # the version of what nobody else asks for
+OURS = re.compile(r"(stub_|__cuda|cuda|cublas|cudnn|cusparse|cufft|cupti|curand|cusolver|nccl|nvrtc|nvshmem|cuFile|cu[A-Z])\w*$")
 MATHEMATICS = re.compile(r"cublas|cudnn|cusparse|cufft|curand|cusolver|cupti")
 COMPUTES = re.compile(r"cublas.*(mm|Matmul|gemv|trsm|[dD]ot|Batched)|cusolver.*(rf|qr|vd|vj|nv)")  # launches a kernel
 NOT_SUPPORTED = 801  # cudaErrorNotSupported, and the same of the driver
@@ -50,9 +51,10 @@ def main() -> None:
             compile_(f"{here / source}.cpp", f"-I{headers}", "-c", "-o", str(work / f"{source}.o"))
         objects = [str(work / f"{source}.o") for source in SOURCES]
         written = symbols("--defined-only", [Path(file) for file in objects])
-        names = sorted({symbol.partition("@")[0] for symbol in wanted} - written)
+        names = sorted(names_of(wanted) - written)
         (work / "rest.c").write_text("\n".join(generated(names)))
-        (work / "versions").write_text("\n".join(version_script(wanted)))
+        own = {f"{name}@{OWN}" for name in written - names_of(wanted) if OURS.match(name)}
+        (work / "versions").write_text("\n".join(version_script(wanted | own)))
         subprocess.run(["gcc", "-O1", "-w", "-fPIC", "-c", "rest.c", "-o", "rest.o"], cwd=work, check=True)
         library = folder / "libcudastub.so"
         compile_(*objects, str(work / "rest.o"), "-shared", f"-Wl,--version-script={work / 'versions'}", "-o", str(library))
@@ -78,6 +80,10 @@ def needed(libraries: Iterable[Path]) -> set[str]:
     return {symbol for symbol in symbols("--undefined-only", libraries) if OURS.match(symbol.partition("@")[0])}
 
 
+def names_of(symbols_: Iterable[str]) -> set[str]:
+    return {symbol.partition("@")[0] for symbol in symbols_}
+
+
 def generated(names: Iterable[str]) -> Iterator[str]:
     """Yield the functions that are not worth writing down, in C."""
     yield "#include <stddef.h>\n#include <string.h>\nint stub_library_call(const char*);"
@@ -101,9 +107,8 @@ def version_script(wanted: Iterable[str]) -> Iterator[str]:
         name, _, version = symbol.partition("@")
         by_version[version or "WITHOUT_VERSION"].append(name)
     for version, names in by_version.items():
-        hidden = " local: *;" if version == "libcudart.so.13" else ""
-        own = ["stub_*"] if version == "libcudart.so.13" else []
-        yield f"{version} {{ global: {' '.join(f'{name};' for name in [*names, *own])}{hidden} }};"
+        hidden = " local: *;" if version == OWN else ""
+        yield f"{version} {{ global: {' '.join(f'{name};' for name in names)}{hidden} }};"
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 // The driver's functions that torch asks for by name, most of all the virtual memory behind expandable segments.
 #include <sys/mman.h>
 
+#include <cstdio>
 #include <cstring>
 
 #include "card.h"
+#undef cuDeviceGetUuid  // the header gives it the name of its second version
 
 static bool has_virtual_memory() { return !card().wsl; }
 
@@ -71,6 +73,16 @@ EXPORTED CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute,
   *value = virtual_memory ? has_virtual_memory() : attribute_of(attribute);
   return CUDA_SUCCESS;
 }
+
+// what trainer/machine/driver.py asks
+EXPORTED CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+EXPORTED CUresult cuDeviceGetCount(int* count) { return *count = 1, CUDA_SUCCESS; }
+EXPORTED CUresult cuDeviceGetName(char* name, int length, CUdevice) {
+  snprintf(name, length, "CUDA stub");
+  return CUDA_SUCCESS;
+}
+EXPORTED CUresult cuDeviceTotalMem(size_t* bytes, CUdevice) { return *bytes = card().memory, CUDA_SUCCESS; }
+EXPORTED CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice) { return memset(uuid, 7, sizeof *uuid), CUDA_SUCCESS; }
 
 EXPORTED CUresult cuDeviceGet(CUdevice* device, int index) { return *device = index, CUDA_SUCCESS; }
 EXPORTED CUresult cuCtxGetCurrent(CUcontext* context) { return *context = (CUcontext)16, CUDA_SUCCESS; }
