@@ -30,7 +30,7 @@ workers=$(($(env -u OMP_NUM_THREADS nproc) + 1)) # nproc counts OMP_NUM_THREADS;
 side_by_side=(-n "$workers" --maxprocesses 4 --dist loadfile --no-loadscope-reorder) # in the order of tests/conftest.py
 case "${1:-}" in
 slow) exec python -m pytest "${side_by_side[@]}" -m "$@" ;;
-cuda) exec python -m pytest -n 2 --dist worksteal -m "$@" ;;
+cuda) shift && exec python -m pytest -n 2 --dist worksteal -m cuda tests/cuda tests/test_gpu.py tests/test_bench.py "$@" ;;
 gpu | slurm) exec python -m pytest -m "$@" ;;
 vllm) shift && exec python -m pytest -m vllm tests/vllm "$@" ;;
 all) shift && exec python -m pytest -m "not vllm and not cuda" "$@" ;;

@@ -20,6 +20,7 @@ SMOKE = {
     "decode": ["--rows=8", "--repetitions=1", "--out=OUT"],
     "gpu_memory": ["--only=tiny bf16"],
     "logprobs": ["--tokens=8", "--out=OUT"],
+    "memory_cuda_host": ["--only", "tiny"],
     "plan": ["--only", "small"],
     "report": [],
     "scaling": ["--steps=1", "--rounds=1", "--out=OUT"],
@@ -44,8 +45,10 @@ def test_every_script_has_its_short_form():
     assert sorted(SMOKE) == SCRIPTS
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(name, marks=pytest.mark.cuda if name == "memory_cuda_host" else pytest.mark.slow) for name in SCRIPTS],
+)
 def test_a_script_runs(script, tmp_path):
     record = json.dumps({"question": "What is 6 * 7?", "answer": "6 * 7 = 42\n#### 42"})
     for split in ("train", "test"):

@@ -223,6 +223,8 @@ def _forget(graph: int) -> None:
 
 def install() -> None:
     """Switch the emulation on for the rest of this process."""
+    as_text = torch._tensor_str._str  # switches every mode off while it formats the numbers
+    torch._tensor_str._str = lambda tensor, **more: as_text(on_cpu(tensor), **more)
     library.stub_on_graphs(_replay, _forget)
     library.stub_be_strict()
     Emulation().__enter__()

@@ -137,9 +137,9 @@ def test_a_step_that_waits_for_the_card_breaks_its_capture(broken):
         calls.append(rows)
         broken(x)
 
-    decode = DecodeStep(step, torch.Generator("cuda"), torch.device("cuda"), said.append)
+    decode = DecodeStep(torch.Generator("cuda"), torch.device("cuda"), said.append)
     for _ in range(3):
-        decode(1, 1, 256, 256)
+        decode(step, 1, 1, 256, 256)
     assert decode.captured == 0
     assert "cannot be captured" in said[0]
     assert (x + 1).item() == 2.0, "the card goes on"

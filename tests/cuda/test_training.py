@@ -44,6 +44,5 @@ def test_the_default_run_on_a_card(tmp_path):
 
 
 def test_a_full_card_is_asked_for_less(tmp_path):
-    """The context leaves 20 MiB, the weights and the optimizer take 12 of them."""
-    said = train(tmp_path, "model.dtype=fp32", memory_gib=0.5)
+    said = train(tmp_path, "rollout.problems=8", memory_gib=0.5)
     assert "out of memory" in said
