@@ -43,7 +43,9 @@ def train(folder, *settings: str) -> list[float]:
 @pytest.mark.parametrize(
     "dtype, ds_config",
     [
-        pytest.param(dtype, ds_config, marks=[STUB_TOO] * ((dtype, ds_config) in {("fp16", "zero2"), ("bf16", "zero3")}))
+        pytest.param(
+            dtype, ds_config, marks=[STUB_TOO] * ((dtype, ds_config) in {("fp16", "zero2"), ("bf16", "zero3")})
+        )
         for dtype in ("bf16", "fp16")
         for ds_config in DS_CONFIGS
     ],

@@ -34,7 +34,9 @@ def on_card(
     if card.get("nvml") is False:
         environment["LD_LIBRARY_PATH"] = ":".join(path for path in libraries if not path.endswith("/nvml"))
     command = [sys.executable, *command]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
 
 
 def answer(code: str, **card: Any) -> Any:

@@ -23,7 +23,9 @@ SONAMES = """libcudart.so.13 libcuda.so.1 libcublas.so.13 libcublasLt.so.13 libc
 libcupti.so.13 libcurand.so.10 libcusolver.so.12 libcusparse.so.12 libcusparseLt.so.0 libnccl.so.2 libnvrtc.so.13
 libnvshmem_host.so.3""".split()
 OWN = "libcudart.so.13"  # the version of what nobody else asks for
-OURS = re.compile(r"(stub_|__cuda|cuda|cublas|cudnn|cusparse|cufft|cupti|curand|cusolver|nccl|nvrtc|nvshmem|cuFile|cu[A-Z])\w*$")
+OURS = re.compile(
+    r"(stub_|__cuda|cuda|cublas|cudnn|cusparse|cufft|cupti|curand|cusolver|nccl|nvrtc|nvshmem|cuFile|cu[A-Z])\w*$"
+)
 MATHEMATICS = re.compile(r"cublas|cudnn|cusparse|cufft|curand|cusolver|cupti")
 COMPUTES = re.compile(r"cublas.*(mm|Matmul|gemv|trsm|[dD]ot|Batched)|cusolver.*(rf|qr|vd|vj|nv)")  # launches a kernel
 NOT_SUPPORTED = 801  # cudaErrorNotSupported, and the same of the driver
@@ -57,7 +59,9 @@ def main() -> None:
         (work / "versions").write_text("\n".join(version_script(wanted | own)))
         subprocess.run(["gcc", "-O1", "-w", "-fPIC", "-c", "rest.c", "-o", "rest.o"], cwd=work, check=True)
         library = folder / "libcudastub.so"
-        compile_(*objects, str(work / "rest.o"), "-shared", f"-Wl,--version-script={work / 'versions'}", "-o", str(library))
+        compile_(
+            *objects, str(work / "rest.o"), "-shared", f"-Wl,--version-script={work / 'versions'}", "-o", str(library)
+        )
     for soname in SONAMES:
         (folder / soname).unlink(missing_ok=True)
         (folder / soname).symlink_to(library.name)
