@@ -49,7 +49,8 @@ _LATEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\!", ""),
-        (r"\\[,;: ]|\\quad|\\qquad", " "),
+        (r"\\[,;: ]", " "),
+        (r"\\q?quad(?![A-Za-z])", ", "),  # what stands so far apart is not one number
         (r"\\[(\[\])]", " "),  # \( \) \[ \]
         (r"\\(?:left|right|displaystyle|bigl|bigr|Bigl|Bigr|big|Big)(?![A-Za-z])\.?", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),

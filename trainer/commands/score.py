@@ -111,7 +111,7 @@ def gold_of(answer: str) -> str:
     r"""Return the gold answer of a solution: after the last `####`, else in the last `\boxed{}`, else all of it."""
     if "####" in answer:
         return answer.rpartition("####")[2].strip()
-    return find.strict(answer, "boxed") or answer.strip()
+    return find.marked(answer, "boxed") or answer.strip()
 
 
 def _open(path: str) -> IO[bytes]:
