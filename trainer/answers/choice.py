@@ -10,9 +10,9 @@ _STATED = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice|[Ll]etter)\s+)?['\"(]?([A-J])['
 _LABEL = re.compile(r"\(([A-J])\)|(?<![\w'])([A-J])(?=[).:](?:\s|$))|\b(?:[Oo]ption|[Cc]hoice)\s+\(?([A-J])\b")
 _LETTER = re.compile(r"(?<![\w'$\\-])[A-J](?![\w'-])")
 _OTHER = re.compile(r"\b(?:not|than|over|unlike)\s+(?:[Oo]ption\s+|[Cc]hoice\s+)?\(?[A-J]\b\)?")  # C, not B
-_BESIDE = re.compile(r"[,;/&]|(?:or|and|maybe|perhaps|possibly|also|even)\b", re.IGNORECASE)
+_BESIDE = re.compile(r"[,;/&]|(?:or|and|no|wait|actually|maybe|perhaps|possibly|also|even)\b", re.IGNORECASE)
 _IS_RIGHT = re.compile(
-    r"\s*(?:$|[,;–-]|(?:because|since|as|which)\b|[A-Z]"
+    r"\s*(?:$|[,;–(-]|(?:because|since|as|which|rather)\b|[A-Z]"
     r"|(?:is|as|being|seems|must\s+be|would\s+be)\s+(?:the\s+|my\s+|most\s+)?(?:final\s+|only\s+|best\s+|most\s+)?"
     r"(?:right|correct|true|best|answer|choice|option|one|likely|accurate|appropriate)\b)"
 )

@@ -49,15 +49,20 @@ _SENTENCE_END = re.compile(
 # After the end of a sentence: another answer, or one that takes the first back.
 _GOES_ON = re.compile(
     r"""\s*(?:or|no|wait|maybe|perhaps|possibly|alternatively|actually|sorry|oops|correction)\b
-    |\s*[*_(]*(?-i:[A-J])[)*_]*(?:[.,;\n]|$)
+    |\s*[*_(]*(?-i:[A-J])[*_]*(?:[).:,;?!\n]|$)
     |(?:(?<=\bbut)|(?<=\bso))[^.!?\n]*\b(?:or|maybe|perhaps|possibl[ey]|could|might|may|also)\b""",
     re.VERBOSE | re.IGNORECASE,
 )
-_OR = re.compile(r"\b(?:or|either|and)\b", re.IGNORECASE)
 _HEDGE = re.compile(r"(?:\bor\b|/)[^0-9]{0,30}[0-9]", re.IGNORECASE)
 _DOUBT = re.compile(
-    r"\b(?:not|cannot|false|wrong|incorrect|maybe|perhaps|if|otherwise|least|most|than)\b|n't\b", re.IGNORECASE
+    r"\b(?:not|never|nope|cannot|false|wrong|incorrect|maybe|perhaps|if|unless|otherwise|least|most|than|power|root"
+    r"|squared|cubed|doubled|halved|negative)\b|n't\b",
+    re.IGNORECASE,
 )
+_CHANGED = re.compile(
+    r"\b(?:no|half(?:\s+of)?|twice|thrice|double|triple|log|over|under|above|below|up\s+to)\W*$", re.IGNORECASE
+)
+_VARIABLE = re.compile(r"(?<![\w'.])(?:[b-zB-HJ-Z](?![\w'.])|a\W*$)")  # a letter by itself, but no article and no "I"
 _CORRECTION = re.compile(
     r"[\s,.;(-]+(?:no\b[,.;:!]*\s+)?(?:wait|actually|sorry|oops|correction|scratch\s+that|i\s+mean|make\s+that)\b"
     r"[\s,.:;!-]*(?:no\b[\s,.:;!-]*)?",
@@ -75,12 +80,12 @@ _CONTEXT = re.compile(  # what stands before a number that is not offered as an 
     \s+(?:(?:the|a|an|about|only|each|every|all|these|those|his|her|their|its)\s+)?$""",
     re.VERBOSE | re.IGNORECASE,
 )
-_LEFT_OVER = re.compile(r"\s*(?:[A-Za-z]+\s+)?(?:left|over|remaining)\b", re.IGNORECASE)
+_LEFT_OVER = re.compile(r"\s*(?:(?:[A-Za-z]+\s+)?(?:left|over|remaining)|of\s+(?:them|which|those))\b", re.IGNORECASE)
 _COMPOUND = re.compile(  # 5 feet 6 inches, 5 weeks and 3 days, 18 dollars and 50 cents, 18 % of 50, 2 dollars million
     r"""\s*(?:(?:years?|months?|weeks?|days?|hours?|hrs?|minutes?|mins?|feet|foot|ft|yards?|miles?)\s+(?:and\s+)?[0-9]
     |(?:dollars?|euros?|pounds?)\s+(?:and\s+)?[0-9]+\s+(?:cents?|pence)
     |%?\s*(?:percent\s+)?of\s+[0-9]
-    |and\s+a\s+(?:half|quarter)
+    |and\s+[a-z]+\s+(?:half|halves|quarters?|thirds?|[a-z]+ths?)\b|and\s+(?:up|above|below|counting)\b
     |[A-Za-z]+\s+(?:hundred|thousand|[mb]illion)s?\b)""",
     re.VERBOSE | re.IGNORECASE,
 )
@@ -147,8 +152,8 @@ def _number_of_prose(phrase: str) -> str | None:
             if (leads or not rest.strip(" .,;:()")) and not (_COMPOUND.match(rest) or _DOUBT.search(rest))
             else None
         )
-    is_sentence = re.match(r"[A-Za-z']{2,}[\s:]", plain) and not _FORMULA.search(plain)
-    if len(numbers) == 1 and is_sentence and not (_DOUBT.search(plain) or re.search(r"\bhalf\b", plain)):
+    is_sentence = re.match(r"[A-Za-z']{2,}[\s:,]", plain) and not _FORMULA.search(plain)
+    if len(numbers) == 1 and is_sentence and not (_DOUBT.search(plain) or _CHANGED.search(plain[: first.start()])):
         return _tidy(first[0])
     return None
 
@@ -163,14 +168,18 @@ def _without_repetition(plain: str) -> str:
 
 
 def _is_offered(plain: str, other: re.Match[str]) -> bool:
-    """Return True for the second number in "18, 20", and False for those in "18 in 3 days" and "5 and 3 left over"."""
+    """Return True for the 20 in "18, 20", and False for the 3 in "18 in 3 days" and "5 and 3 left over"."""
     before = plain[max(0, other.start() - 40) : other.start()]
     return not _CONTEXT.search(before) and not _LEFT_OVER.match(plain, other.end())
 
 
 def _opens_with_formula(rest: str) -> bool:
     word = re.match(r"[\s,;:(\[%.]*([A-Za-z']+)(\s*[-+*/^=<>])?", rest)
-    return word is not None and (not is_unit(word[1]) or (len(word[1]) == 1 and word[2] is not None))
+    if word is None or re.match(r"I [a-z]{2}", rest[word.start(1) :]):  # 18. I hope this helps!
+        return False
+    return (
+        not is_unit(word[1]) or (len(word[1]) == 1 and word[2] is not None) or bool(_VARIABLE.search(rest, word.end()))
+    )
 
 
 def _boxed(text: str, wanted: str | None) -> Found | None:
@@ -265,6 +274,12 @@ def _last_line(text: str) -> str:
 
 _MAY_CLOSE = re.compile(r"\([A-J]\)|^\W*[A-Ja-j]\W*$")
 _CLAUSE = re.compile(r"[,.;:]|\b(?:so|thus|hence|therefore)\b")
+_RULED_OUT = re.compile(
+    _DOUBT.pattern
+    + r"|\b(?:or|either|neither|nor|and|could|might|may|doubt|rul(?:e|es|ed|ing)\s+out|eliminat|exclud|reject)",
+    re.IGNORECASE,
+)
+_NAMED = re.compile(r"\b(?:[Oo]ption|[Cc]hoice)\s+(?:is\s+)?\(?([A-J])\b")
 
 
 def _closing_choice(text: str) -> str | None:
@@ -275,7 +290,7 @@ def _closing_choice(text: str) -> str | None:
     line = clean(line)
     if closing := re.search(r"\(([A-J])\)[.!]?$", line):
         clause = _CLAUSE.split(line[: closing.start()])[-1]
-        return None if _DOUBT.search(clause) or _OR.search(clause) or named_letters(clause) else closing[1]
+        return None if _RULED_OUT.search(clause) or named_letters(clause) else closing[1]
     return choice_letter(line) if len(line) <= 4 and line[:1] in "(ABCDEFGHIJ" else None
 
 
@@ -291,8 +306,8 @@ def _letter(text: str, wanted: str | None) -> str | None:
         return None  # the end of a list of choices
     if choice := choice_letter(phrase) or _closing_choice(text) or choice_letter(line):
         return choice
-    named = named_letters(line) if not _DOUBT.search(line) else set()
-    return named.pop() if len(named) == 1 else None
+    named = set(_NAMED.findall(line))
+    return named.pop() if len(named) == 1 and not _RULED_OUT.search(line) else None
 
 
 def _last_number(text: str) -> str | None:

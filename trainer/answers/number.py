@@ -36,9 +36,10 @@ def _words(text: str) -> frozenset[str]:
 # Words that change the value, take it back, or are mathematics: a number before them is not the whole of it.
 _NOT_UNITS = _words(
     "sqrt sin cos tan cot sec csc log ln exp mod squared cubed factorial choose over plus minus or point times divided "
-    "multiplied less remainder once twice thrice double doubled triple tripled quadruple halved half halves third "
-    "thirds quarter quarters tens lakh lakhs crore crores "
-    "not no nor never none false wrong incorrect untrue invalid mistaken "
+    "multiplied less remainder power root once twice thrice double doubled triple tripled quadruple halved half halves "
+    "third thirds quarter quarters tens lakh lakhs crore crores "
+    "not no nope nor never none false wrong incorrect untrue invalid mistaken negative "
+    "up if unless otherwise maybe perhaps possibly least most than "
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau phi chi omega "
     "zero one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy "
     "eighty ninety"
@@ -62,7 +63,7 @@ _COUNTERS = re.compile("元|块|圆|円|원|个|個|只|人|天|岁|米|厘米|�
 _WORD = r"[A-Za-z']+(?:\s*\^\s*\{?[23]\}?)?\.?"
 _LETTERS = re.compile(r"[A-Za-z']+")
 _TAIL = re.compile(  # 18 dollars, 50 %, $18/hour, 12-inch, but not 5 - m
-    rf"\s*[%$€£¥₹₽₩]?(?P<joint>\s*/\s*|-)?\s*(?P<words>{_WORD}(?:(?:\s+|\s*[/*]\s*|[.-]){_WORD})*)?[\s.]*"
+    rf"\s*[%$€£¥₹₽₩]?(?P<joint>\s*/\s*|-)?\s*(?P<words>{_WORD}(?:(?:\s+|\s*/\s*|[.*-]){_WORD})*)?[\s.]*"
 )
 
 
@@ -118,7 +119,10 @@ def _after_equals(text: str) -> str:
     left, equals, right = text.rpartition("=")
     if not equals or left.endswith(("<", ">", "!", ":", "\\")) or _EXPLANATION.search(left):
         return text
-    return text if _SEVERAL.search(_IN_BRACKETS.sub("", left)) else right
+    if _SEVERAL.search(_IN_BRACKETS.sub("", left)):
+        return text
+    is_rounded = right.startswith("~")
+    return right[is_rounded:] if is_rounded or number(left.rpartition("=")[2]) in (None, number(right)) else text
 
 
 def _signed_by_word(text: str) -> str:
