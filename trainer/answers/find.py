@@ -122,8 +122,10 @@ def _pick(phrase: str, wanted: str | None) -> str | None:
     `wanted` is the gold answer if it is no plain number: then the answer is the whole phrase."""
     if len(phrase) > LONGEST_ANSWER:
         return None
-    if wanted is not None and equal(_tidy(phrase), wanted):
-        return _tidy(phrase)
+    if wanted is not None:
+        for whole in (_tidy(phrase), phrase.strip()):
+            if equal(whole, wanted):
+                return whole
     if number(phrase) is None and (label := _LABEL.match(phrase)):
         phrase = phrase[label.end() :]
     if "\\boxed" in phrase and (box := _boxed(phrase, wanted)):
@@ -209,7 +211,7 @@ def _hashes(text: str, wanted: str | None) -> Found | None:
         if start < 0:
             return None
         line = text[start + 4 : min(end, start + 2 * LONGEST_ANSWER)].partition("\n")[0]
-        line = line.partition("</")[0].strip("# \t\r").lstrip(": ")
+        line = line.partition("</")[0].strip().lstrip(": ")
         if line and not _is_heading(line, wanted) and (picked := _pick(line, wanted)):
             return start, picked
         end = start

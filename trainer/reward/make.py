@@ -36,13 +36,17 @@ def make_scorer(config: Config, task: Task, folder: Path | None = None) -> Score
 
 def make_verifier(config: Config, task: Task) -> Scorer:
     """Make a scorer with the built-in rewards only, which is what evaluation needs and costs nothing."""
-    style, opened = answer_style(config.prompt, task), opens_thought(config.prompt, task)
-    rules = Rules(config.reward, style, config.rollout.max_new_tokens, opened)
+    rules = rules_of(config, task)
     if not compares_as_mathematics(config, task):
         return Scorer(rules)
     pool = SymbolicPool(deadline_s=config.reward.symbolic_s)
     atexit.register(pool.close)
     return Scorer(rules, symbolic=pool)
+
+
+def rules_of(config: Config, task: Task) -> Rules:
+    style, opened = answer_style(config.prompt, task), opens_thought(config.prompt, task)
+    return Rules(config.reward, style, config.rollout.max_new_tokens, opened)
 
 
 def compares_as_mathematics(config: Config, task: Task) -> bool:
