@@ -301,7 +301,7 @@ def _letter(text: str, wanted: str | None) -> str | None:
         if found and (choice := choice_letter(found[1])):
             return choice
     phrase, line = next(iter(_phrases(text)), ""), _last_line(text)
-    if named_letters(phrase):
+    if named_letters(phrase) or re.match(r"[A-J]\b(?! [a-z])", phrase):
         return choice_letter(phrase)
     before = _last_line(text.rstrip()[: -len(line)]) if line else ""
     if named_letters(before[:4]) and named_letters(line[:4]):
