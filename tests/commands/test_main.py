@@ -96,7 +96,9 @@ def test_the_help_of_a_command_has_an_example(capsys, name):
     assert f"example: octet {name} " in " ".join(page.split())
 
 
-@pytest.mark.parametrize(("typed", "nearest"), [("trian", "train"), ("evla", "eval"), ("docter", "doctor")])
+@pytest.mark.parametrize(
+    ("typed", "nearest"), [("trian", "train"), ("evla", "eval"), ("docter", "doctor"), ("--versoin", "--version")]
+)
 def test_an_unknown_command_is_an_error_that_names_the_nearest(capsys, typed, nearest):
     status, page, errors = answered(capsys, typed, "--preset", "nano")
     assert (status, page) == (2, "")

@@ -47,7 +47,7 @@ COMMANDS = {name: summary for group in GROUPS.values() for name, summary in grou
 
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(help_page())
         sys.exit(0 if arguments else 2)
     name, *rest = arguments
@@ -58,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif name in COMMANDS:
         _run(name, rest)
     else:
-        print(f"octet: {name}: there is no such command.{did_you_mean(name, [*COMMANDS])}", file=sys.stderr)
+        nearest = did_you_mean(name, [*COMMANDS, "--help", "--version"])
+        print(f"octet: {name}: there is no such command.{nearest}", file=sys.stderr)
         print(f"Commands: {', '.join(COMMANDS)}. `octet --help` explains them.", file=sys.stderr)
         sys.exit(2)
 
@@ -82,7 +83,7 @@ def _run(name: str, arguments: Sequence[str]) -> None:
     parser = _parser(name)
     module.add_arguments(parser)
     options = parser.parse_intermixed_args(arguments)
-    hardware.let_memory_grow()
+    hardware.prepare_cuda()
     slurm.adopt_ranks()
     leave(_status(lambda: module.run(options), options.debug))
 
