@@ -85,7 +85,7 @@ CHANGED = [
     "{}!", "{} squared", "{} halves", "{} over 5", "{} mod 7", "\\sqrt{{{}}}", "\\frac{{1}}{{{}}}", "{}_8", "{}\\pi",
     "{} \\theta", "{} theta", "> {}", "\\leq {}", "not {}", "never {}", "{} is not right", "{} is incorrect",
     "{} minus 2", "twice {}", "half of {}", "{} times", "{} to the power of 2", "{} thousandths", "{} tenths",
-    "{} per x", "{}/x",
+    "{} per x", "{}/x", "{} a",
     "{} - m", "{} - g", "{} m - 3", "{} m * m", "{}m", "at most {}", "up to {}", "log {}", "e^{{{}}}", "({}, x)",
     "{} remainder 2", "{} and a half", "{} and two thirds", "{} 1/2", "{}½", "{} or more", "over {}", "{} and up",
     "{} \\pm 2", "{} false", "{} nope", "no {}", "{} if x", "{} million", "{} factorial", "{} negative", "({})^2",

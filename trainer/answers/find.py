@@ -69,12 +69,14 @@ _CORRECTION = re.compile(
     re.IGNORECASE,
 )
 _ASIDE = re.compile(  # 18 because 3 * 6 = 18, 18 (see page 3), 18 (6 x 3), 18 (eighteen)
-    r"""\b(?:because|since|which|where|as)\b.*
+    r"""\b(?:because|since)\b.*
     |\s\(\s*(?:see|from|using|i\.e\.|e\.g\.|that\s+is)\b[^()]*\)
     |\s\((?=[^()]*[=+*/x])(?:[-0-9$.,\s=+*/]|(?<=\s)x(?=\s))+\)
     |\s\((?!\s*(?:or|not|wrong|maybe|perhaps)\b)[A-Za-z\s,.'-]{3,}\)""",
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
+_COMMENT = re.compile(r"(?<=[0-9a-z.)%])[\s,]+(?:which|where|as)\b.*", re.IGNORECASE | re.DOTALL)
+_WORKING = re.compile(rf"(?:{CURRENCY}?{DECIMAL}%?\s*[-+*/x]\s*)+{CURRENCY}?{DECIMAL}%?\s*=\s*(?=[-$€£]?[0-9])")
 _CONTEXT = re.compile(  # what stands before a number that is not offered as an answer: in 3 days, for each of 5 friends
     r"""\b(?:in|for|after|before|per|every|each|at|with|within|during|over|on|of|from|by|page|step|part|question|problem)
     \s+(?:(?:the|a|an|about|only|each|every|all|these|those|his|her|their|its)\s+)?$""",
@@ -141,7 +143,10 @@ def _number_of_prose(phrase: str) -> str | None:
     plain = to_ascii(phrase)
     if _HEDGE.search(plain):
         return None
-    plain = _without_repetition(_ASIDE.sub("", _CORRECTION.split(plain)[0] or plain))
+    plain = _ASIDE.sub("", _CORRECTION.split(plain)[0] or plain)
+    if leading := _IN_TEXT.match(plain):  # 18, which is 3 * 6; 18: she has 3 * 6 = 18 eggs
+        plain = leading[0] + _WORKING.sub("", _COMMENT.sub("", plain[leading.end() :]))
+    plain = _without_repetition(plain)
     numbers = list(_IN_TEXT.finditer(plain))
     if not numbers or any(_is_offered(plain, other) for other in numbers[1:]):
         return None
@@ -179,9 +184,8 @@ def _opens_with_formula(rest: str) -> bool:
     word = re.match(r"[\s,;:(\[%.]*([A-Za-z']+)(\s*[-+*/^=<>])?", rest)
     if word is None or re.match(r"I [a-z]{2}", rest[word.start(1) :]):  # 18. I hope this helps!
         return False
-    return (
-        not is_unit(word[1]) or (len(word[1]) == 1 and word[2] is not None) or bool(_VARIABLE.search(rest, word.end()))
-    )
+    is_variable = len(word[1]) == 1 and (word[2] is not None or rest.strip(" .") == "a")
+    return is_variable or not is_unit(word[1]) or _VARIABLE.search(rest, word.end()) is not None
 
 
 def _boxed(text: str, wanted: str | None) -> Found | None:
@@ -322,11 +326,16 @@ def _last_number(text: str) -> str | None:
         plain = to_ascii(text[start : end + 2])
         numbers = [found for found in _IN_TEXT.finditer(plain) if found.start() or not start]
         if numbers and len(numbers[-1][0]) <= LONGEST_ANSWER:
-            return None if _OR_LAST.search(plain[: numbers[-1].start()]) else _tidy(numbers[-1][0])
+            return None if _is_one_of_two(plain, numbers[-2:]) else _tidy(numbers[-1][0])
     return None
 
 
-_OR_LAST = re.compile(r"[0-9][^0-9.\n]{0,20}\bor\b[^0-9.\n]{0,20}$", re.IGNORECASE)
+def _is_one_of_two(plain: str, numbers: list[re.Match[str]]) -> bool:
+    """Return True for "18 or 20", and False for "6 rings or 6" and "10 + 8 or 18"."""
+    first, last = numbers[0], numbers[-1]
+    between = re.fullmatch(r"(?:\s[A-Za-z]+)?,?\s+or\s+(?:[A-Za-z]+\s+)?", plain[first.end() : last.start()])
+    is_worked_out = plain[: first.start()].rstrip().endswith(("+", "-", "*", "/", "="))
+    return between is not None and not is_worked_out and number(first[0]) != number(last[0])
 
 
 def _last_mark(text: str, wanted: str | None) -> str | None:

@@ -39,7 +39,7 @@ _NOT_UNITS = _words(
     "multiplied less remainder power root once twice thrice double doubled triple tripled quadruple halved half halves "
     "third thirds quarter quarters tens lakh lakhs crore crores "
     "not no nope nor never none false wrong incorrect untrue invalid mistaken negative "
-    "up if unless otherwise maybe perhaps possibly least most than "
+    "up if unless otherwise maybe perhaps possibly least most "
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau phi chi omega "
     "zero one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy "
     "eighty ninety"
@@ -110,7 +110,9 @@ def _nouns(tail: str) -> tuple[str, ...]:
 
 _OPENING = re.compile(r"[(\[{]")
 _EXPLANATION = re.compile(r"\b(?:because|since|as|so|where|which|that|when|if|for|means|from|i\.e\.)(?![a-z])|:\s")
-_SEVERAL = re.compile(r",(?![0-9]{3}(?![0-9]))|[;\n&]|\b(?:and|or)\b")
+_SEVERAL = re.compile(  # what parts two statements: behind an equation, or close behind a number
+    r"(?:=[^=]*|[0-9][%)}]*\s*(?:[A-Za-z]+\s*){0,2})(?:,(?![0-9]{3}(?![0-9]))|[;\n&]|(?<![A-Za-z])(?:and|or)(?![A-Za-z]))"
+)
 _IN_BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
 
 
