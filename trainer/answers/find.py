@@ -27,6 +27,7 @@ from trainer.answers.number import CURRENCY, DECIMAL, is_plain, is_unit, number
 
 LONGEST_TEXT = 200_000  # of a completion the end is read, where answers are
 MOST_TRIES = 8  # earlier marks looked at when the last one holds nothing
+MOST_CORRECTED = 2_000  # characters at the end in which an answer may be taken back
 WINDOWS = (60, 2_000)  # characters before the last digit in which the last number begins; the short one is fast
 _ANSWER_IS = re.compile(
     r"""nswers?(?:\s+(?:to|for|of|in)\b[^\n.:=?]{0,80}?)?[*_\s]*
@@ -140,7 +141,7 @@ def _pick(phrase: str, wanted: str | None) -> str | None:
 
 def _number_of_prose(phrase: str) -> str | None:
     """Return the one number that a phrase offers. Return None if it offers two, doubts it, or goes on with algebra."""
-    plain = to_ascii(phrase)
+    plain = " ".join(to_ascii(phrase).split())
     if _HEDGE.search(plain):
         return None
     plain = _ASIDE.sub("", _CORRECTION.split(plain)[0] or plain)
@@ -154,15 +155,13 @@ def _number_of_prose(phrase: str) -> str | None:
     rest = plain[first.end() :]
     if first.start() == 0:
         leads = _PROSE_TAIL.match(rest) and not _HEDGED_BARE.match(rest) and not _opens_with_formula(rest)
-        return (
-            _tidy(first[0])
-            if (leads or not rest.strip(" .,;:()")) and not (_COMPOUND.match(rest) or _DOUBT.search(rest))
-            else None
-        )
-    is_sentence = re.match(r"[A-Za-z']{2,}[\s:,]", plain) and not _FORMULA.search(plain)
-    if len(numbers) == 1 and is_sentence and not (_DOUBT.search(plain) or _CHANGED.search(plain[: first.start()])):
-        return _tidy(first[0])
-    return None
+        is_clear = bool(leads or not rest.strip(" .,;:()"))
+        is_doubted = _COMPOUND.match(rest) or _DOUBT.search(rest)
+    else:
+        is_sentence = re.match(r"[A-Za-z']{2,}[\s:,]", plain) and not _FORMULA.search(plain)
+        is_clear = len(numbers) == 1 and bool(is_sentence)
+        is_doubted = _DOUBT.search(plain) or _CHANGED.search(plain[: first.start()])
+    return _tidy(first[0]) if is_clear and not is_doubted else None
 
 
 def _without_repetition(plain: str) -> str:
@@ -374,11 +373,17 @@ def lenient(text: str, gold: str = "") -> str | None:
     wanted = _wanted(gold)
     thought = text[-LONGEST_TEXT:].rpartition(THOUGHT_END)[0]
     for part in (_after_thinking(text), thought) if thought else (_after_thinking(text),):
-        corrected = _TAKEN_BACK.sub("", part) if any(word in part for word in _SECOND_THOUGHTS) else part
+        corrected = _corrected(part)
         found = _last_mark(corrected, wanted) or _answer_is(corrected, wanted) or _closing_choice(corrected)
         if found or (found := _last_number(corrected)):
             return found
     return None
+
+
+def _corrected(text: str) -> str:
+    """Take out numbers that are taken back near the end: `18, no wait,` of "18, no wait, 20"."""
+    before, end = text[:-MOST_CORRECTED], text[-MOST_CORRECTED:]
+    return before + _TAKEN_BACK.sub("", end) if any(word in end for word in _SECOND_THOUGHTS) else text
 
 
 def marked(text: str, style: str) -> str | None:
@@ -394,8 +399,8 @@ def _wanted(gold: str) -> str | None:
 THOUGHT, THOUGHT_END = "<think>", "</think>"
 GOLD = ""  # in place of the gold answer, where it is the one to be found
 _SECOND_THOUGHTS = ("ait", "ctually", "orry", "ops", "orrection", "cratch that", "I mean", "ake that")
-_TAKEN_BACK = re.compile(  # `18, no wait,` of "18, no wait, 20"
-    rf"[-+]?(?:{CURRENCY}\s?)?{DECIMAL}[*%]*(?:\s[A-Za-z]+){{0,2}}(?:{_CORRECTION.pattern})(?=[^\n0-9]{{0,30}}[0-9])",
+_TAKEN_BACK = re.compile(
+    rf"(?<![0-9.,])[-+]?(?:{CURRENCY}\s?)?{DECIMAL}[*%]*(?:\s[A-Za-z]+){{0,2}}(?:{_CORRECTION.pattern})(?=[^\n0-9]{{0,30}}[0-9])",
     re.IGNORECASE,
 )
 _STOP = re.compile(r"<\|(?:endoftext|end_of_text|im_end|eot_id|eom_id|end|return)\|>|<eos>|<end_of_turn>|</s>")

@@ -89,8 +89,8 @@ def with_words(text: str) -> tuple[Fraction, tuple[str, ...]] | None:
         return None
     if simple := _SIMPLE.fullmatch(text):
         return Fraction(int(simple[1] + simple[2].replace(",", ""))), ()
-    text = _NUMERIC_FRACTION.sub(r" \1/\2 ", clean(text))
-    text = _after_equals(text).strip(WRAPPERS)
+    text = " ".join(clean("; ".join(text.strip().split("\n"))).split())
+    text = _after_equals(_NUMERIC_FRACTION.sub(r" \1/\2 ", text)).strip(WRAPPERS)
     if text[:1] + text[-1:] in ("()", "[]", "{}") and "," not in text:
         text = text[1:-1].strip()
     elif not _OPENING.search(text):
@@ -113,6 +113,7 @@ _EXPLANATION = re.compile(r"\b(?:because|since|as|so|where|which|that|when|if|fo
 _SEVERAL = re.compile(  # what parts two statements: behind an equation, or close behind a number
     r"(?:=[^=]*|[0-9][%)}]*\s*(?:[A-Za-z]+\s*){0,2})(?:,(?![0-9]{3}(?![0-9]))|[;\n&]|(?<![A-Za-z])(?:and|or)(?![A-Za-z]))"
 )
+_NEXT_NAME = re.compile(r"\s*-?[0-9.,]+[\s\\]+[A-Za-z](?:_\w+)?\s*")  # in the middle of x = 18 x = 20
 _IN_BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
 
 
@@ -121,10 +122,11 @@ def _after_equals(text: str) -> str:
     left, equals, right = text.rpartition("=")
     if not equals or left.endswith(("<", ">", "!", ":", "\\")) or _EXPLANATION.search(left):
         return text
-    if _SEVERAL.search(_IN_BRACKETS.sub("", left)):
+    _, chained, middle = left.rpartition("=")
+    if _SEVERAL.search(_IN_BRACKETS.sub("", left)) or (chained and _NEXT_NAME.fullmatch(middle)):
         return text
     is_rounded = right.startswith("~")
-    return right[is_rounded:] if is_rounded or number(left.rpartition("=")[2]) in (None, number(right)) else text
+    return right[is_rounded:] if is_rounded or number(middle) in (None, number(right)) else text
 
 
 def _signed_by_word(text: str) -> str:
