@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainer.answers.symbolic import SymbolicPool
 from trainer.config.settings import Config
-from trainer.problem.prompts import answer_style
+from trainer.problem.prompts import answer_style, opens_thought
 from trainer.problem.task import Task
 from trainer.records import Completion, Problem
 from trainer.reward import custom
@@ -36,12 +36,17 @@ def make_scorer(config: Config, task: Task, folder: Path | None = None) -> Score
 
 def make_verifier(config: Config, task: Task) -> Scorer:
     """Make a scorer with the built-in rewards only, which is what evaluation needs and costs nothing."""
-    rules = Rules(config.reward, answer_style(config.prompt, task), config.rollout.max_new_tokens)
+    rules = rules_of(config, task)
     if not compares_as_mathematics(config, task):
         return Scorer(rules)
     pool = SymbolicPool(deadline_s=config.reward.symbolic_s)
     atexit.register(pool.close)
     return Scorer(rules, symbolic=pool)
+
+
+def rules_of(config: Config, task: Task) -> Rules:
+    style, opened = answer_style(config.prompt, task), opens_thought(config.prompt, task)
+    return Rules(config.reward, style, config.rollout.max_new_tokens, opened)
 
 
 def compares_as_mathematics(config: Config, task: Task) -> bool:
