@@ -107,6 +107,10 @@ def test_the_shipped_rewards_come_out_clean_on_letters_and_texts(capsys, tmp_pat
         "\\frac{\\pi}{4}",
         "(1, 2)",
         "U.S. Grant",
+        "\\frac{1}{2}",
+        "\\{1,2\\}",
+        "[0,\\infty)",
+        "101_2",
     ]
     path = write(tmp_path / "texts.jsonl", *[{"question": f"Is it {text[:2]}?", "answer": text} for text in texts])
     for style in STYLES[:2]:
