@@ -1,8 +1,11 @@
 """Counting answers: categories, votes, several answers to a problem, two models side by side."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from trainer.config.settings import Reward
+from trainer.errors import MergeError
 from trainer.evaluation.comparison import Comparison, agreement, all_pairs
 from trainer.evaluation.estimates import pass_at, wilson
 from trainer.evaluation.evaluate import Evaluation, Outcome, Sampled, evaluate, majority
@@ -191,6 +194,39 @@ def test_agreement_looks_at_log_probs_up_to_the_first_other_token():
     other = Evaluation("other", (outcome("1", tokens=(5, 6, 8), logprobs=(-1.5, -2.25, -9.0)), outcome("1")))
     alike = agreement(one, other)
     assert (alike.identical, alike.problems, alike.largest_difference) == (1, 2, 0.5)
+    assert (alike.mean_difference, alike.partings) == ((0.5 + 0.25 + 0 + 0) / 4, (6.0,))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "last", "apart", "explained"),
+    [
+        ("fp32", 7, 1e-5, True),
+        ("fp32", 7, 0.02, False),  # the same tokens, with other probabilities
+        ("fp32", 8, 1e-3, True),  # two tokens that are equally likely
+        ("fp32", 8, 0.04, False),
+        ("bf16", 8, 0.04, True),
+        ("bf16", 8, 0.6, False),
+    ],
+)
+def test_a_merged_model_may_differ_by_rounding_only(dtype, last, apart, explained):
+    one = Evaluation("one", (outcome("1", tokens=(5, 7), logprobs=(-1.0, -3.0)),) * 50)
+    other = outcome("1", tokens=(5, last), logprobs=(-1.0, -3.0 - apart))
+    alike = agreement(one, Evaluation("other", (other,) * 50))
+    with nullcontext() if explained else pytest.raises(MergeError, match=r"not the one that was trained: \d+ of 50"):
+        alike.must_be_rounding(dtype)
+
+
+def test_one_answer_in_a_hundred_may_differ():
+    same = outcome("1")
+    other = outcome("2", tokens=(1, 3), logprobs=(-0.5, -4.0))
+
+    def alike(count):
+        answers = (other,) * count + (same,) * (200 - count)
+        return agreement(Evaluation("one", (same,) * 200), Evaluation("other", answers))
+
+    alike(2).must_be_rounding("fp32")
+    with pytest.raises(MergeError, match="3 of 200 greedy answers differ"):
+        alike(3).must_be_rounding("fp32")
 
 
 @pytest.mark.parametrize(("seed", "first"), [(7, (7 * 1_009) * 4_099), (2**63, 2**63 * 1_009 * 4_099 % 2**64)])

@@ -35,6 +35,9 @@ ADAPTERS = {
     "pissa_niter": "lora.init=pissa_niter_16",
     "pissa_rslora": "lora.init=pissa lora.rslora=true",
     "pissa_dora": "lora.init=pissa lora.dora=true",
+    "output layer": "lora.targets=[lm_head]",
+    "both embeddings": "lora.targets=[embed_tokens,lm_head,q_proj]",
+    "dora over the embedding": "lora.dora=true lora.targets=[embed_tokens]",
 }
 EIGHT_BIT = "optim.name=adamw_8bit engine.ds_config=zero2"
 FULL = "lora.enabled=false algorithm.lr=0.001"
@@ -344,3 +347,10 @@ def test_8_bit_states_in_cpu_memory_are_refused(engine, has_gpu):
 def test_an_optimizer_of_an_earlier_version_is_answered_with_those_of_today(name):
     with pytest.raises(ConfigError, match=f"optim.name='{name}' cannot be used. Write one of 'adamw' or 'adamw_8bit'"):
         resolve("nano", None, [f"optim.name={name}"])
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_pissa_of_a_layer_whose_weight_it_cannot_split_is_refused(tiny_model, target):
+    settings = Lora(init="pissa", targets=("q_proj", target))
+    with pytest.raises(ConfigError, match=rf"^lora.init=pissa: .*{target} (shares|is an).* or write lora.init=zero"):
+        lora.add_adapter(read(tiny_model), settings)

@@ -134,6 +134,8 @@ def merge(config: Config, adapter: Path, out: Path, as_json: bool) -> None:
     said = [f"{results.merged_against('adapter', config)}: {alike}", f"written to {out}"]
     facts = {"out": str(out), "identical": alike.identical, "problems": alike.problems}
     _answer({**facts, "largest_difference": alike.largest_difference, "said": said}, [adapted, merged], as_json)
+    if config.model.quantize == "none":  # else the bases differ as well
+        alike.must_be_rounding(dtype)
 
 
 def _load(config: Config, name: str | None = None) -> tuple[Any, Any]:
