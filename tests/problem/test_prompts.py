@@ -8,7 +8,7 @@ from trainer.answers import compare, find
 from trainer.config.command_line import resolve
 from trainer.config.settings import PROMPT_STYLES, PromptSettings, TaskSettings
 from trainer.errors import ConfigError, DataError
-from trainer.problem.prompts import MARKS, STYLES, Prompter, solved
+from trainer.problem.prompts import MARKS, STYLES, Prompter, solved, stop_strings
 from trainer.problem.task import make_task
 from trainer.records import Problem
 
@@ -247,3 +247,20 @@ def test_records_of_a_file_reach_the_prompt(tokenizer, tmp_path):
     path.write_text(json.dumps(record))
     problem = make_task(TaskSettings(name="records", path=str(path), holdout=1.0)).test()[0]
     assert text(tokenizer, problem) == "<|im_start|>user\n1 + 2?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("style", "templated", "stops"),
+    [
+        ("gsm8k", True, ()),  # the chat template has a token for the end of a turn
+        ("gsm8k", False, ("\nQuestion:",)),
+        ("few_shot", False, ("\nQuestion:",)),
+        ("r1_zero", True, ("</answer>", "\nUser:")),  # written without the template
+        ("r1_zero", False, ("</answer>", "\nUser:")),
+    ],
+)
+def test_an_answer_ends_where_a_base_model_would_ask_itself_the_next_question(tokenizer, style, templated, stops):
+    one = tokenizer if templated else WithoutTemplate()
+    assert stop_strings(one, PromptSettings(style=style), Task()) == stops
+    begins = text(one, style=style).rpartition(PROBLEM.question)[0]
+    assert all(begins.endswith(stop.removeprefix("\n") + " ") for stop in stops if stop.endswith(":"))

@@ -36,6 +36,7 @@ class Style:
     request: str
     answer: str | None = None
     raw: bool = False  # no chat template is applied
+    stops: tuple[str, ...] = ()  # strings at which an answer ends
 
 
 STYLES: dict[str, Style] = {
@@ -60,10 +61,12 @@ STYLES: dict[str, Style] = {
         "<answer> answer here </answer>.\nUser: {question}\nAssistant: <think>",
         "tags",
         raw=True,
+        stops=("</answer>", "\nUser:"),
     ),
 }
 # How an example ends whose solution does not end with a marked answer.
 MARKS = {"gsm8k": "#### {}", "boxed": "\\boxed{{{}}}", "tags": "<answer>{}</answer>", "letter": "Answer: {}"}
+PLAIN_STOPS = ("\nQuestion:",)  # a model without a chat template that makes up the next question
 ROLES = {"user": "Question: ", "assistant": "Answer: ", "system": ""}  # for a model without a chat template
 
 
@@ -147,6 +150,12 @@ def answer_style(settings: PromptSettings, task: Task) -> str:
     """Return the style that says where a strict answer has to stand."""
     default = _style(settings, task)[1].answer or task.answer_style
     return default if settings.answer == "auto" else settings.answer
+
+
+def stop_strings(tokenizer: Any, settings: PromptSettings, task: Task) -> tuple[str, ...]:
+    """Return the strings at which an answer to such a prompt ends. Behind a chat template, its stop token does that."""
+    style = _style(settings, task)[1]
+    return style.stops if style.raw or tokenizer.chat_template else (*style.stops, *PLAIN_STOPS)
 
 
 def _style(settings: PromptSettings, task: Task) -> tuple[str, Style]:

@@ -24,7 +24,7 @@ from trainer.loss.kl import Coefficient
 from trainer.model.load import load_model, load_tokenizer, location, resolve_dtype, stop_tokens
 from trainer.model.staging import stage
 from trainer.problem.curriculum import CURRICULA
-from trainer.problem.prompts import Prompter
+from trainer.problem.prompts import Prompter, stop_strings
 from trainer.problem.task import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
@@ -125,7 +125,13 @@ def vllm_context(config: Config, policy: Exportable, model: Any, tokenizer: Any,
         stop_tokens(tokenizer, model),
         folder,
         say,
+        strings_that_stop(config, tokenizer),
     )
+
+
+def strings_that_stop(config: Config, tokenizer: Any) -> tuple[str, ...]:
+    """Return the strings at which an answer ends: those of the prompt style, and those of the settings."""
+    return (*stop_strings(tokenizer, config.prompt, make_task(config.task)), *config.rollout.stop)
 
 
 def make_samplers(run: VllmContext, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
@@ -136,8 +142,10 @@ def make_samplers(run: VllmContext, model: Any, warn: Say, copies: bool) -> tupl
     if outside := make_vllm_sampler(run):
         return outside, outside
     choose = partial(make_sampler, run.config.rollout, model, run.tokenizer, run.stop_tokens, warn)
-    sampler = choose(copies=copies)
-    return sampler, sampler if isinstance(sampler, HfSampler) else choose(copies=False)
+    sampler = choose(copies=copies, stop_strings=run.stop_strings)
+    if isinstance(sampler, HfSampler):
+        return sampler, sampler
+    return sampler, choose(copies=False, stop_strings=run.stop_strings)
 
 
 def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:
@@ -177,8 +185,8 @@ def evaluate_model(
     """Evaluate a model that is not being trained on the held-out problems. If given, `outside` samples from it."""
     task = make_task(config.task)
     prompter = Prompter(tokenizer, config.prompt, task)
-    stops = stop_tokens(tokenizer, model)
-    sampler = outside or make_sampler(config.rollout, model, tokenizer, stops, copies=False)
+    stops, strings = stop_tokens(tokenizer, model), strings_that_stop(config, tokenizer)
+    sampler = outside or make_sampler(config.rollout, model, tokenizer, stops, copies=False, stop_strings=strings)
     scorer = make_verifier(config, task)
     prompts = held_out_prompts(config, task, prompter)
     return evaluate(name, sampler, scorer, prompts, config.rollout.max_new_tokens, draws, shows_progress)

@@ -65,8 +65,10 @@ class VllmColocateSampler(Sampler):
                     max_tokens=sampling.max_new_tokens,
                     seed=seed_of(sampling.seed, index),
                     stop_token_ids=sorted(self.context.stop_tokens),
+                    stop=list(self.context.stop_strings),
+                    include_stop_str_in_output=True,
                     logprobs=0,
-                    detokenize=False,
+                    detokenize=bool(self.context.stop_strings),
                     **NEUTRAL,
                 )
                 for index in range(len(prompts))
