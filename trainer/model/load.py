@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainer.model.staging import staged_copy
 NANO = Path(__file__).parent / "nano"
 ATTENTION = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}  # None: transformers chooses
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+NOISE = re.compile("drop|(?<!router_)jitter")  # Phi-MoE's router_jitter_noise is a threshold in eval mode as well
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>")
 
 
@@ -57,7 +59,7 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
         enable({"use_reentrant": False})
     if staged_copy(settings):  # saved files should name the model, not this node's copy
         model.name_or_path = model.config._name_or_path = settings.name
-    _disable_dropout(model)
+    _disable_noise(model)
     return model.to(device) if settings.quantize == "none" else quantised.keep_training_arithmetic(model)
 
 
@@ -72,14 +74,19 @@ def _refuse_quantised_on_disk(settings: Model) -> None:
         )
 
 
-def _disable_dropout(model: Any) -> None:
-    """Set every dropout to 0: with dropout, the policy being trained is not the policy that sampled."""
-    for module in model.modules():
+def _disable_noise(model: Any) -> None:
+    """Set every dropout and jitter to 0: with them, the policy being trained is not the policy that sampled.
+
+    Many families keep the probability as a number, in a module or in the configuration, and call a function with it.
+    """
+    modules = list(model.modules())
+    for module in modules:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        for name in ("attention_dropout", "dropout", "resid_dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
+    for owner in [*modules, *(module.config for module in modules if hasattr(module, "config"))]:
+        for name, value in vars(owner).items():
+            if isinstance(value, float) and NOISE.search(name):
+                setattr(owner, name, 0.0)
 
 
 def fits(folder: Path, device: torch.device) -> bool:
