@@ -195,7 +195,7 @@ def _refuse_noise(model: Any) -> None:
     No random number is used up.
     """
     backbone, was_training = model.get_decoder(), model.training
-    tokens_1T = torch.arange(32, device=model.device)[None] % backbone.config.vocab_size
+    tokens_1T = torch.arange(16, device=model.device)[None] % backbone.config.vocab_size
     rounding = 1e-4 if model.dtype == torch.float32 else 0.02  # bf16 rounds to 0.4 %
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         hidden_1TH = backbone.eval()(tokens_1T, use_cache=False).last_hidden_state
