@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,12 +103,14 @@ class Score:
 class ScoredGroup:
     """The completions of one prompt with their scores. A group is never split.
 
-    It is *dead* when all its rewards are the same: it says nothing about what is better.
+    It is *dead* when all its rewards are the same: it says nothing about what is better. With `dead_by`, which is the
+    name of an attribute of a score, it is also dead when that is the same for all.
     """
 
     prompt: Prompt
     completions: tuple[Completion, ...]
     scores: tuple[Score, ...]
+    dead_by: Literal["reward", "correct_strict", "correct_lenient"] = "reward"
 
     @property
     def rewards_G(self) -> tuple[float | None, ...]:
@@ -116,8 +118,8 @@ class ScoredGroup:
 
     @property
     def is_dead(self) -> bool:
-        known = [reward for reward in self.rewards_G if reward is not None]
-        return not known or max(known) == min(known)
+        known = [score for score in self.scores if score.reward is not None]
+        return any(len({getattr(score, name) for score in known}) < 2 for name in ("reward", self.dead_by))
 
 
 @dataclass(frozen=True, slots=True)

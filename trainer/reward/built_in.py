@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from trainer.answers import compare, find
 from trainer.config.settings import Reward
@@ -23,6 +24,7 @@ class Rules:
     settings: Reward
     style: str
     max_new_tokens: int
+    dead_by: Literal["reward", "correct_strict", "correct_lenient"] = "reward"  # see ScoredGroup
 
     @property
     def overlong_buffer(self) -> int:

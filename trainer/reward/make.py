@@ -36,7 +36,10 @@ def make_scorer(config: Config, task: Task, folder: Path | None = None) -> Score
 
 def make_verifier(config: Config, task: Task) -> Scorer:
     """Make a scorer with the built-in rewards only, which is what evaluation needs and costs nothing."""
-    rules = Rules(config.reward, answer_style(config.prompt, task), config.rollout.max_new_tokens)
+    style, reward = answer_style(config.prompt, task), config.reward
+    by_correctness = "correct_strict" if reward.answer == "strict" else "correct_lenient"
+    dead_by = by_correctness if config.rollout.dead_by == "correct" else "reward"
+    rules = Rules(reward, style, config.rollout.max_new_tokens, dead_by)
     if not compares_as_mathematics(config, task):
         return Scorer(rules)
     pool = SymbolicPool(deadline_s=config.reward.symbolic_s)

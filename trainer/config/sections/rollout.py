@@ -103,6 +103,9 @@ class Rollout(Section):
     """What to do with groups whose rewards are all equal, and whose advantages are therefore 0. `drop` leaves them out:
     the loss, with its KL and entropy terms, is the mean over the tokens of the other groups. `keep` counts their tokens
     in that mean. `refill` samples new problems in their place (dynamic sampling)."""
+    dead_by: Literal["reward", "correct"] = "reward"
+    """`correct`: a group is also dead if all its answers are right or all are wrong, whatever else is rewarded, as in
+    DAPO. With `reward`, wrong answers can still teach the format."""
     refills: int = Field(3, ge=1)
     """Most rounds of new problems that `refill` samples in a step."""
     rows: int = Field(128, ge=1)
