@@ -99,18 +99,21 @@ class Score:
     correct_lenient: bool
 
 
+DeadBy = Literal["reward", "correct_strict", "correct_lenient"]  # attributes of a Score
+
+
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
     """The completions of one prompt with their scores. A group is never split.
 
-    It is *dead* when all its rewards are the same: it says nothing about what is better. With `dead_by`, which is the
-    name of an attribute of a score, it is also dead when that is the same for all.
+    It is *dead* when all its rewards are the same: it says nothing about what is better. It is also
+    dead when what `dead_by` names is the same for all.
     """
 
     prompt: Prompt
     completions: tuple[Completion, ...]
     scores: tuple[Score, ...]
-    dead_by: Literal["reward", "correct_strict", "correct_lenient"] = "reward"
+    dead_by: DeadBy = "reward"
 
     @property
     def rewards_G(self) -> tuple[float | None, ...]:

@@ -354,3 +354,16 @@ def test_pissa_of_a_layer_whose_weight_it_cannot_split_is_refused(tiny_model, ta
     settings = Lora(init="pissa", targets=("q_proj", target))
     with pytest.raises(ConfigError, match=rf"^lora.init=pissa: .*{target} (shares|is an).* or write lora.init=zero"):
         lora.add_adapter(read(tiny_model), settings)
+
+
+def test_gradient_regularisation_leaves_the_embedding_of_a_whole_model_out(tiny_model):
+    """The first step of Adam depends on the sign of the gradient, which a strong penalty changes."""
+    weak, strong = (
+        advance(
+            make_policy(tiny_model, f"{FULL} optim.max_grad_norm=1e9 algorithm.gradreg.strength={strength}"), 0
+        ).model
+        for strength in (1e-9, 10)
+    )
+    assert_close(weak.get_input_embeddings().weight, strong.get_input_embeddings().weight, 1e-5)
+    queries = [model.model.layers[0].self_attn.q_proj.weight for model in (weak, strong)]
+    assert (queries[0] - queries[1]).abs().max() > 1e-3

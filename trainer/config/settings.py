@@ -87,7 +87,7 @@ class Config(Section):
             )
         if self.rollout.dead_by == "correct" and self.task.answer == "none":
             raise ValueError(
-                "rollout.dead_by=correct: with task.answer=none no answer is right, so every group would be dead. Write "
+                "rollout.dead_by=correct: with task.answer=none no answer is right, so every group is dead. Write "
                 "rollout.dead_by=reward"
             )
         if self.algorithm.minibatches > self.rollout.problems:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from trainer.answers import compare, find
 from trainer.config.settings import Reward
 from trainer.errors import ConfigError
-from trainer.records import Completion, Problem, Prompt
+from trainer.records import Completion, DeadBy, Problem, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Rules:
     settings: Reward
     style: str
     max_new_tokens: int
-    dead_by: Literal["reward", "correct_strict", "correct_lenient"] = "reward"  # see ScoredGroup
+    dead_by: DeadBy = "reward"
 
     @property
     def overlong_buffer(self) -> int:

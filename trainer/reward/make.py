@@ -9,7 +9,7 @@ from trainer.answers.symbolic import SymbolicPool
 from trainer.config.settings import Config
 from trainer.problem.prompts import answer_style
 from trainer.problem.task import Task
-from trainer.records import Completion, Problem
+from trainer.records import Completion, DeadBy, Problem
 from trainer.reward import custom
 from trainer.reward.built_in import Rules
 from trainer.reward.custom import Custom
@@ -37,8 +37,9 @@ def make_scorer(config: Config, task: Task, folder: Path | None = None) -> Score
 def make_verifier(config: Config, task: Task) -> Scorer:
     """Make a scorer with the built-in rewards only, which is what evaluation needs and costs nothing."""
     style, reward = answer_style(config.prompt, task), config.reward
-    by_correctness = "correct_strict" if reward.answer == "strict" else "correct_lenient"
-    dead_by = by_correctness if config.rollout.dead_by == "correct" else "reward"
+    dead_by: DeadBy = "reward"
+    if config.rollout.dead_by == "correct":
+        dead_by = "correct_strict" if reward.answer == "strict" else "correct_lenient"
     rules = Rules(reward, style, config.rollout.max_new_tokens, dead_by)
     if not compares_as_mathematics(config, task):
         return Scorer(rules)
