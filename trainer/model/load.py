@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -19,7 +20,7 @@ NANO = Path(__file__).parent / "nano"
 ATTENTION = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}  # None: transformers chooses
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NOISE = re.compile("drop|(?<!router_)jitter")  # Phi-MoE's router_jitter_noise is a threshold in eval mode as well
-END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>")
+END_OF_TEXT = "<|endoftext|>"  # ends a document wherever a vocabulary has it, also of a model whose turns end otherwise
 
 
 def location(settings: Model) -> str:
@@ -98,12 +99,25 @@ def fits(folder: Path, device: torch.device) -> bool:
 
 
 def stop_tokens(tokenizer: Any, model: Any) -> list[int]:
-    """Return all tokens that end an answer: of the tokenizer, the generation config, and known ends of a turn."""
+    """Return all tokens that end an answer: of the tokenizer, the generation config, and the chat template."""
     configured = model.generation_config.eos_token_id
     stops = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
-    vocabulary = tokenizer.get_vocab()
-    stops |= {vocabulary[token] for token in END_OF_TURN if token in vocabulary}
+    stops |= {tokenizer.get_vocab().get(END_OF_TEXT), _end_of_turn(tokenizer)}
     return sorted(stops - {None})
+
+
+def _end_of_turn(tokenizer: Any) -> int | None:
+    """Return the added token that the chat template writes behind the answer, or None if there is none."""
+    answer = "forty-two"
+    turns = [{"role": "user", "content": "6 x 7?"}, {"role": "assistant", "content": answer}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False) if tokenizer.chat_template else ""
+    except TemplateError:  # it wants something else in a conversation
+        return None
+    _, found, behind = text.rpartition(answer)
+    tokens = tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
+    added = {token for token, described in tokenizer.added_tokens_decoder.items() if described.content.strip()}
+    return next((token for token in tokens if token in added), None)
 
 
 def _load(loader: Any, settings: Model, **options: Any) -> Any:
