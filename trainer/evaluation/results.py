@@ -29,6 +29,7 @@ def settings_of(config: Config) -> dict[str, Any]:
         **quantised,
         "task": config.task.name,
         "prompt_style": config.prompt.style,
+        **({"template": config.prompt.template} if config.prompt.template else {}),
         "max_new_tokens": config.rollout.max_new_tokens,
     }
 
