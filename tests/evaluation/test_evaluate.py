@@ -1,18 +1,25 @@
 """Counting answers: categories, votes, several answers to a problem, two models side by side."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
+from transformers import AutoModelForCausalLM
 
+from trainer.config.command_line import resolve
 from trainer.config.settings import Reward
-from trainer.errors import MergeError
+from trainer.errors import ConfigError, MergeError
+from trainer.evaluation import best, results
 from trainer.evaluation.comparison import Comparison, agreement, all_pairs
 from trainer.evaluation.estimates import pass_at, wilson
 from trainer.evaluation.evaluate import Evaluation, Outcome, Sampled, evaluate, majority
+from trainer.problem.prompts import Prompter
+from trainer.problem.task import make_task
 from trainer.records import Completion, Draws, Problem, Prompt, Sampling, Score
 from trainer.reward.built_in import Rules
 from trainer.reward.scorer import Scorer
 from trainer.rollout.collect import Sampler
+from trainer.run.assemble import evaluate_model, held_out_prompts
 
 
 def outcome(strict: str | None, gold: str = "18", **completion) -> Outcome:
@@ -40,6 +47,32 @@ def test_every_accuracy_has_an_interval():
     summary = evaluation("model", "yyn-").summary()
     assert (summary["accuracy"], summary["lenient_accuracy"]) == (0.5, 0.5)
     assert summary["interval"] == summary["lenient_interval"] == pytest.approx(list(wilson(2, 4)))
+
+
+def test_problems_that_were_left_out_are_named_wherever_the_accuracy_stands():
+    some = replace(evaluation("model", "yyn-"), left_out=3)
+    asked = "4 held-out problems (3 more exceed the context)"
+    assert best.describe(some).endswith(f" of {asked} correct")
+    assert results.title([some]) == f"Greedy answers to {asked}, with 95 % intervals"
+    assert asked in results.markdown({}, [some])
+    assert (some.summary()["left_out"], best.metrics_of(some)["eval/left_out"]) == (3, 3)
+
+
+def test_long_problems_are_evaluated_unless_the_context_is_too_short(tiny_model, tokenizer):
+    settings = [f"model.name={tiny_model}", "prompt.max_tokens=33", "eval.problems=16", "rollout.max_new_tokens=4"]
+    config, model = resolve("nano", None, settings), AutoModelForCausalLM.from_pretrained(tiny_model)
+    task = make_task(config.task)
+    lengths = [len(one.tokens) for one in held_out_prompts(config, task, Prompter(tokenizer, config.prompt, task))]
+    assert min(lengths) < 33 < max(lengths)
+    every = evaluate_model("all", model, tokenizer, config)
+    assert (len(every.outcomes), every.left_out) == (16, 0)
+    model.config.max_position_embeddings = sorted(lengths)[8] + 4
+    some = evaluate_model("some", model, tokenizer, config)
+    fitting = sum(length <= sorted(lengths)[8] for length in lengths)
+    assert (len(some.outcomes), some.left_out) == (fitting, 16 - fitting)
+    model.config.max_position_embeddings = 30
+    with pytest.raises(ConfigError, match=r"none of 16 held-out prompts fits into the context of 30 tokens"):
+        evaluate_model("none", model, tokenizer, config)
 
 
 def test_truncated_share_and_mean_length():

@@ -116,7 +116,7 @@ def _gained_and_lost(first: Evaluation, other: Evaluation) -> str:
 
 
 def title(evaluations: Sequence[Evaluation]) -> str:
-    text = f"Greedy answers to {len(evaluations[0].outcomes)} held-out problems"
+    text = f"Greedy answers to {evaluations[0].asked}"
     if (sampled := evaluations[0].sampled) is None:
         return f"{text}, with 95 % intervals"
     draws = sampled.draws

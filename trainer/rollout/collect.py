@@ -31,6 +31,10 @@ class Sampler(Protocol):
         """Free what is kept from one rollout to the next, now and from now on. False if there was nothing to free."""
         return False
 
+    def room(self) -> int | None:
+        """Return how many tokens a prompt and its answer may have; None if only the model limits them."""
+        return None
+
     def frozen(self) -> Sampler:
         """Return a sampler of the policy as it is now, whatever becomes of it. Every rank calls it, in the main thread.
         The model that is being trained cannot be frozen, and never samples ahead."""

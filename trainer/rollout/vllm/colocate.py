@@ -81,6 +81,9 @@ class VllmColocateSampler(Sampler):
         for index, output in enumerate(outputs):
             yield index, [self._completion(answer, version) for answer in output.outputs]
 
+    def room(self) -> int | None:
+        return self.context.context_length
+
     def sync(self) -> int | None:
         """Load the present version of the policy, if it is new, and return it. Every rank calls it."""
         version = self.context.policy.version

@@ -68,7 +68,7 @@ class VllmContext:
     policy: Exportable
     location: str  # of the base: a folder, or a name on the hub
     dtype: str
-    context_length: int  # tokens of the longest prompt with its answer
+    context_length: int  # tokens that a prompt and its answer may have
     tokenizer: Any
     stop_tokens: Sequence[int]
     folder: Path  # for published versions and logs

@@ -56,6 +56,9 @@ class VllmServerSampler(Sampler):
         if error := _too_long(self.servers, prompts, sampling.max_new_tokens):
             raise error.of_all()
 
+    def room(self) -> int | None:
+        return min((server.max_model_len for server in self.servers if server.max_model_len), default=None)
+
     def frozen(self) -> Sampler:
         return FrozenSampler(self, self.sync(), self.servers)
 
