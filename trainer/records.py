@@ -34,6 +34,7 @@ class Problem:
     solution: str = ""  # a worked solution, for few-shot examples; may be empty
     extra: Mapping[str, Any] = field(default_factory=dict)  # other columns, handed to custom rewards
     messages: tuple[Mapping[str, Any], ...] = ()  # the conversation, where the data set brings one
+    stem: str = ""  # the question without its choices, where it has some
 
 
 @dataclass(frozen=True, slots=True)
