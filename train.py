@@ -32,7 +32,7 @@ def main() -> None:
     make.check(request.config)
     preflight.check(request.config, machine)
     quiet.quiet()
-    hardware.let_memory_grow()
+    hardware.prepare_cuda(request.config.rollout.engine)
 
     from trainer.run import job  # torch, deepspeed, transformers
 

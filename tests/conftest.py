@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files that start processes first: they take longest, and the quick ones then fill up both workers."""
-    items.sort(key=lambda item: not {"forked", "subprocess"} & set(vars(item.module)))  # type: ignore[attr-defined]
+    items.sort(key=lambda item: not {"forked", "short_job", "subprocess"} & set(vars(item.module)))  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")

@@ -168,7 +168,7 @@ def _import_everything() -> None:
 
     from trainer.machine import hardware, quiet
 
-    hardware.let_memory_grow()
+    hardware.prepare_cuda()
     quiet.quiet()
     for name in IMPORTED:
         importlib.import_module(name)

@@ -20,7 +20,8 @@ else
 fi
 cd "$root"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # the test models are too small to share between threads
-side_by_side=(-n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder) # in the order of tests/conftest.py
+workers=$(($(env -u OMP_NUM_THREADS nproc) + 1)) # nproc counts OMP_NUM_THREADS; some tests wait, for a server or a timeout
+side_by_side=(-n "$workers" --maxprocesses 4 --dist loadfile --no-loadscope-reorder) # in the order of tests/conftest.py
 case "${1:-}" in
 slow) exec python -m pytest "${side_by_side[@]}" -m "$@" ;;
 gpu | slurm) exec python -m pytest -m "$@" ;;

@@ -31,21 +31,21 @@ from trainer.watch.tally import Tally
 
 
 def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evaluator, record: Record) -> None:
-    algorithm, policy, course = config.algorithm, updater.policy, evaluator.course
+    algorithm, policy, history = config.algorithm, updater.policy, evaluator.history
     limit, served = config.rollout.vllm.max_difference, uses_vllm(rollouts.sampler)
     health = Health(record.folder, policy, record.screen.warn, record.first_step == 0, limit, served)
     record.screen.start()
-    if course.is_owed(record.first_step):
+    if history.was_interrupted_at(record.first_step):
         evaluate(evaluator, record, record.first_step)
     for step in range(record.first_step, record.total_steps):
-        if course.has_stopped_rising:
+        if history.has_stopped_rising:
             break
         done, tally, phases = step + 1, Tally(), Phases()
         with phases("problem"):
             prompts = rollouts.prompts_of(step)
         with phases("rollout"), policy.gathered():  # a group is scored while the next ones are sampled
             # A resumed run starts from the saved policy, so no run samples ahead of a save.
-            is_saved = record.is_checkpoint(done) or course.is_due(done)
+            is_saved = record.is_checkpoint(done) or history.is_due(done)
             groups = rollouts.of(prompts, step, tally, samples_ahead=bool(config.rollout.ahead) and not is_saved)
         with phases("reward"):  # what has to be known of a whole group: is it live, and its KL to the reference
             policy.refresh_reference(step)
@@ -70,7 +70,7 @@ def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evalu
 
 def finish_step(done: int, rollouts: Rollouts, updater: Updater, evaluator: Evaluator, record: Record) -> None:
     """Do what is due after a step: save, stop, evaluate. A signal may end the evaluation at once, so it comes last."""
-    is_last, evaluates = done == record.total_steps, evaluator.course.is_due(done)
+    is_last, evaluates = done == record.total_steps, evaluator.history.is_due(done)
     stops = record.stopping.is_due(is_last, evaluates)
     if evaluates or stops or record.is_checkpoint(done):
         record.save(updater.policy, done, {"curriculum": rollouts.curriculum, "kl": updater.kl})

@@ -15,7 +15,7 @@ from trainer.config.command_line import Request, resolve
 from trainer.errors import TrainingError
 from trainer.loss.logprobs import LogProbs
 from trainer.machine.out_of_memory import explained, is_out_of_memory, until_it_fits
-from trainer.watch.memory_use import STEPS, Creep, Peak, forget_peak, peak
+from trainer.watch.memory_use import STEPS, LeakDetector, Peak, forget_peak, peak
 
 # DeepSpeed imports parts of torch that warn about themselves
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -29,6 +29,22 @@ def test_the_allocator_of_a_cpu_is_understood():
         torch.empty(1 << 50, dtype=torch.uint8)
     assert is_out_of_memory(failure.value)
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        MemoryError(),
+    ],
+    ids=lambda error: str(error)[:40],
+)
+def test_whoever_runs_out_of_memory_is_understood(error):
+    assert is_out_of_memory(error)
+    assert not is_out_of_memory(torch.AcceleratorError("CUDA error: device-side assert triggered"))
 
 
 def test_another_error_is_not_tried_again():
@@ -80,18 +96,18 @@ class Kept:
 def test_what_sampling_keeps_is_given_back_before_a_batch_is_halved():
     packer, said, forgotten = Packer(1000, 0), [], []
     policy = SimpleNamespace(start_over=lambda: forgotten.append(1))
-    room, batches = Room(policy, (Kept(), Kept()), packer, said.append), packer.pack(ROWS)
+    room, batches = Room(policy, (Kept().give_back, Kept().give_back), packer, said.append), packer.pack(ROWS)
     cost = packer.cost_of(batches[0])
-    assert room.make(batches) == batches
+    assert room.shrink(batches) == batches
     assert packer.token_budget == 1000
-    batches = room.make(batches)
+    batches = room.shrink(batches)
     assert len(batches) == 2
     assert packer.token_budget == cost // 2
     assert f"Write optim.tokens_per_micro_batch={cost // 2}" in said[1]
     while any(len(batch.weights_B) > 1 for batch in batches):
-        batches = room.make(batches)
+        batches = room.shrink(batches)
     with pytest.raises(TrainingError, match=r"not even one answer fits.*rollout.max_new_tokens"):
-        room.make(batches)
+        room.shrink(batches)
     assert len(forgotten) == len(said) + 1
 
 
@@ -176,7 +192,7 @@ def test_peaks_are_of_their_time():
     ],
 )
 def test_memory_that_rises_from_step_to_step_raises_an_alarm_once(held, alarms):
-    creep = Creep(total=8 * GB)
+    creep = LeakDetector(total=8 * GB)
     said = [text for step in range(1, 2 * STEPS) if (text := creep.seen(step, held(step)))]
     assert len(said) == alarms
     assert all(text.startswith(f"step {STEPS}: ") and "reward.custom" in text for text in said)

@@ -101,6 +101,7 @@ def test_a_run_that_goes_on_has_its_room_already(small_disk):
     assert finding.mark == "ok"
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_leaves_the_last_checkpoint_and_the_run_goes_on(small_disk, tmp_path):
     folder = small_disk(16 * MEGABYTE)
     few = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "eval.problems=0"]
@@ -241,7 +242,7 @@ def nvidia_smi(tmp_path, monkeypatch):
     """A program of that name on the PATH: one card with so much used, of this capability."""
 
     def install(used: int, capability: str, cuda: str = "12.4") -> None:
-        hardware.nvidia_smi.cache_clear()
+        hardware.answers.clear()
         free, program = 8192 - used if capability != "[N/A]" else "[N/A]", tmp_path / "nvidia-smi"
         program.write_text(
             f"""#!/bin/sh
@@ -256,7 +257,7 @@ esac
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     yield install
-    hardware.nvidia_smi.cache_clear()
+    hardware.answers.clear()
 
 
 def card_findings(config: Config) -> list[Finding]:
@@ -282,6 +283,12 @@ def test_bf16_on_a_card_without_it_is_refused_only_where_it_is_asked_for(nvidia_
     asked = resolve("nano", None, ["model.dtype=bf16"])
     with pytest.raises(ConfigError, match=r"model.dtype=bf16: .*7\.5\) has no bf16. Write model.dtype=auto, or fp16\."):
         preflight.complain(card_findings(asked))
+
+
+def test_a_card_that_torch_has_no_kernels_for_is_refused(nvidia_smi):
+    nvidia_smi(used=10, capability="6.1")
+    with pytest.raises(ConfigError, match=r"capability 6\.1, and torch has no kernels below 7\.5\. Take a GTX 16"):
+        preflight.complain(card_findings(NANO))
 
 
 def test_a_card_that_is_shared_out_in_parts_is_no_trouble(nvidia_smi):

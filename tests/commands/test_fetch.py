@@ -114,6 +114,7 @@ def test_the_login_reaches_no_file(fetched):
         assert not file.is_file() or TOKEN.encode() not in file.read_bytes(), file
 
 
+@pytest.mark.slow
 def test_the_printed_command_runs_without_a_hub_from_wherever_the_folder_is(fetched, tmp_path):
     """Run the command of README.txt with the new folder, and with train.py in place of the script."""
     here = tmp_path / "carried over"

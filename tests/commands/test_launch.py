@@ -14,6 +14,7 @@ FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16"
 FEW += ["run.steps=500", "eval.problems=0", "run.merge=false"]
 
 
+@pytest.mark.slow
 def test_sigusr1_reaches_the_ranks_and_not_the_launcher(tmp_path):
     """Slurm sends it to a task that has started the launcher; a second one arrives while the ranks stop."""
     command = [sys.executable, "-m", "tests.e2e.two_ranks", *FEW, "run.dir=it"]

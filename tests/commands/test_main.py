@@ -96,11 +96,23 @@ def test_the_help_of_a_command_has_an_example(capsys, name):
     assert f"example: octet {name} " in " ".join(page.split())
 
 
-@pytest.mark.parametrize(("typed", "nearest"), [("trian", "train"), ("evla", "eval"), ("docter", "doctor")])
+@pytest.mark.parametrize(
+    ("typed", "nearest"), [("trian", "train"), ("evla", "eval"), ("docter", "doctor"), ("--versoin", "--version")]
+)
 def test_an_unknown_command_is_an_error_that_names_the_nearest(capsys, typed, nearest):
     status, page, errors = answered(capsys, typed, "--preset", "nano")
     assert (status, page) == (2, "")
     assert f"octet: {typed}: there is no such command. Did you mean {nearest}?" in errors
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("--steps", "run.steps"), ("--model", "model.name"), ("--max-new-tokens", "rollout.max_new_tok")],
+)
+def test_an_unknown_option_names_the_setting(capsys, typed, meant):
+    status, _, errors = answered(capsys, "train", typed, "5")
+    assert status == 2
+    assert f"Settings are written without dashes, as key=value. Did you mean {meant}" in errors
 
 
 def test_the_version(capsys):

@@ -1,6 +1,7 @@
 """octet plan, as a person calls it."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -44,7 +45,6 @@ def test_the_table_says_what_where_and_whether(capsys):
     assert "it fits: " in words
     assert "most of it is weights, 3.09 GB" in words
     assert "optimizer offload saves 0.05 GB, because LoRA trains little" in words
-    assert "it would save 18.5 GB, 6.0 x the weights" in words
     assert "the most that fits" in words
 
 
@@ -93,7 +93,7 @@ def test_a_whole_model_and_what_is_too_large_are_said(capsys):
     assert status == 1
     assert "it does not fit" in out
     assert "What fits: " in out
-    assert "of the card here, 6.0 x the weights" in out
+    assert re.search(r"optimizer offload saves [\d.]+ GB of the card", out)
 
 
 def test_the_card_of_this_machine_is_taken(capsys, monkeypatch):
@@ -180,11 +180,10 @@ def test_a_recipe_counts(capsys):
 
 def test_what_nothing_can_help_is_said_in_words(capsys):
     _, out, _ = octet_plan(capsys, "--model", "Qwen/Qwen2.5-7B", "--preset", "8gb", "--vram", "8")
-    assert "not enough by themselves, because " in out
-    assert "fewer rows, a smaller group, shorter answers, smaller micro-batches" in out
-    assert "0 rows" not in out
+    assert "the most that fits" not in out
+    assert "--search proposes settings that do" in out
     _, out, _ = octet_plan(capsys, "--model", "Qwen/Qwen2.5-0.5B", "--preset", "8gb", "--vram", "80")
-    assert "1,024 or more answers in a group" in " ".join(out.split())
+    assert "1,024 answers in a group" in " ".join(out.split())
 
 
 def test_the_command_can_be_pasted(capsys):

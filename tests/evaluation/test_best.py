@@ -14,18 +14,18 @@ from tests.forks import forked
 from trainer.config.command_line import resolve
 from trainer.config.settings import Eval, Model
 from trainer.errors import ConfigError
-from trainer.evaluation.best import Course, describe, metrics_of
+from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
 from trainer.evaluation.evaluate import Evaluation
 
 KEPT = ("best/best.json", "best/adapter_model.safetensors", "metrics.jsonl")
 LEVELS = {0: "nnnn", 1: "ynnn", 2: "yynn", 3: "yyyn", 4: "yyyy"}  # answers with so many right
 
 
-def course(folder: Path, first_step: int = 0, total_steps: int = 9, problems: int = 4, **settings) -> Course:
-    return Course(folder, Eval(**{"every": 1, **settings}), problems, first_step, total_steps)
+def course(folder: Path, first_step: int = 0, total_steps: int = 9, problems: int = 4, **settings) -> EvaluationHistory:
+    return EvaluationHistory(folder, Eval(**{"every": 1, **settings}), problems, first_step, total_steps)
 
 
-def go(course: Course, *levels: int, first: int = 1) -> list[bool]:
+def go(course: EvaluationHistory, *levels: int, first: int = 1) -> list[bool]:
     """Evaluations after the steps first, first + 1 ...; whether each is a new best. They are journalled as in a run."""
     new = []
     for step, level in enumerate(levels, first):
@@ -129,14 +129,14 @@ def test_an_evaluation_that_was_cut_short_is_owed(tmp_path):
     go(course(tmp_path), 1, 2)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "loss": 0.1}\n')
-    owed = [course(tmp_path, first_step=step).is_owed(step) for step in (0, 1, 2, 3)]
+    owed = [course(tmp_path, first_step=step).was_interrupted_at(step) for step in (0, 1, 2, 3)]
     assert owed == [False, False, False, True]
-    assert not course(tmp_path, first_step=3, every=2).is_owed(3)
+    assert not course(tmp_path, first_step=3, every=2).was_interrupted_at(3)
 
 
 def test_an_evaluation_of_other_problems_was_not_cut_short(tmp_path):
     go(course(tmp_path), 1, 2)
-    assert not course(tmp_path, first_step=2, problems=9).is_owed(2)
+    assert not course(tmp_path, first_step=2, problems=9).was_interrupted_at(2)
 
 
 def test_a_finished_run_replaces_its_best_by_what_is_known_to_be_better(tmp_path):
@@ -146,7 +146,7 @@ def test_a_finished_run_replaces_its_best_by_what_is_known_to_be_better(tmp_path
     first.keep(Path.mkdir)
     for problems, is_new in ((4, True), (9, False)):
         again = course(tmp_path, first_step=2, total_steps=2, problems=problems)
-        assert again.is_owed(2)
+        assert again.was_interrupted_at(2)
         assert again.add(2, evaluation("", "yyyn")) == is_new
     going_on = course(tmp_path, first_step=2, total_steps=3, problems=9)
     assert going_on.add(3, evaluation("", "nnnn"))

@@ -1,11 +1,15 @@
 """What is found on a machine, with an nvidia-smi that answers what a real one would."""
 
+import json
 import os
+import shutil
+import subprocess
 import sys
 
 import psutil
 import pytest
 
+from tests.conftest import ROOT
 from trainer.checks import preflight
 from trainer.commands import launch
 from trainer.config.command_line import parse_command_line, resolve
@@ -26,7 +30,7 @@ def nvidia_smi(tmp_path, monkeypatch):
     in a file."""
 
     def install(output: str, status: int = 0, listed: str = "") -> None:
-        hardware.nvidia_smi.cache_clear()
+        hardware.answers.clear()
         program = tmp_path / "nvidia-smi"
         program.write_text(
             f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n'
@@ -38,7 +42,7 @@ def nvidia_smi(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     yield install
-    hardware.nvidia_smi.cache_clear()
+    hardware.answers.clear()
 
 
 def test_cards_are_read_with_their_memory(nvidia_smi):
@@ -60,7 +64,6 @@ def test_a_driver_that_does_not_answer_is_no_gpu(nvidia_smi):
         ("", []),
         ("-1", []),
         ("1,0", ["NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3070"]),
-        ("7", []),
         ("0,7,1", ["NVIDIA GeForce RTX 3070"]),
         ("GPU-bb", ["NVIDIA GeForce RTX 3090"]),
     ],
@@ -69,6 +72,15 @@ def test_only_visible_cards_count(nvidia_smi, monkeypatch, visible, names):
     nvidia_smi(TWO_CARDS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [gpu.name for gpu in hardware.detect().gpus] == names
+
+
+@pytest.mark.parametrize("visible", ["7", "GPU-cc", "MIG-cba663e8", "7,0"])
+def test_a_card_that_is_not_there_is_an_error_and_not_no_gpu(nvidia_smi, monkeypatch, visible):
+    nvidia_smi(TWO_CARDS)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    told = rf"CUDA_VISIBLE_DEVICES={visible}: there is no such card. This machine has 0 \(GPU-aa"
+    with pytest.raises(ConfigError, match=told):
+        hardware.detect()
 
 
 IN_PARTS = "0, GPU-aa11, NVIDIA A100-SXM4-40GB, 40960, [N/A], [N/A], 8.0, 550.54, Enabled"
@@ -114,7 +126,7 @@ def test_a_card_without_memory_of_its_own_has_that_of_the_machine(nvidia_smi):
     nvidia_smi("0, GPU-aa11, NVIDIA GB10, [N/A], [N/A], [N/A], 12.1, 580.95, [N/A]")
     machine = hardware.detect()
     assert machine.memory_gb == pytest.approx(psutil.virtual_memory().total / 1e9)
-    assert str(machine) == f"1 x NVIDIA GB10, {machine.memory_gb:.0f} GB of RAM, shared with the CPU"
+    assert str(machine) == f"1 x NVIDIA GB10, {machine.memory_gb * 1e9 / 2**30:.0f} GB of RAM, shared with the CPU"
     (finding,) = preflight.card(resolve("nano"), machine.gpus[0])
     assert "of RAM, shared with the CPU; how much is free is not known" in finding.text
 
@@ -125,6 +137,18 @@ def test_nvidia_smi_is_asked_once(nvidia_smi, tmp_path):
         machine = hardware.detect()
         assert list(preflight.card(resolve("nano"), machine.gpus[0]))
     assert len((tmp_path / "calls").read_text().splitlines()) == 1
+
+
+def test_the_ranks_take_the_answers_of_nvidia_smi_from_the_launcher(nvidia_smi, tmp_path):
+    """A detection in another process asks again, unless it has been given the answers."""
+    nvidia_smi(ALONE)
+    assert len(hardware.detect().gpus) == 1
+    command = [sys.executable, "-c", "from trainer.machine import hardware; print(len(hardware.detect().gpus))"]
+    handed = os.environ | {hardware.ANSWERS: json.dumps(hardware.answers)}
+    for environment, calls in ((handed, 1), (os.environ, 2)):
+        answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        assert answer.stdout == "1\n"
+        assert len((tmp_path / "calls").read_text().splitlines()) == calls
 
 
 def test_the_launcher_starts_one_process_for_each_card(monkeypatch):
@@ -162,17 +186,74 @@ def test_what_the_launcher_has_chosen_is_what_train_py_reads(tmp_path, monkeypat
     assert parse_command_line(["--resume", "run.steps=9"]).config.run.steps == 9
 
 
-@pytest.mark.parametrize("own", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_memory_may_grow_unless_the_user_has_a_setting(monkeypatch, own):
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    for name in names:
-        monkeypatch.delenv(name, raising=False)
-    hardware.let_memory_grow()
-    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+@pytest.fixture
+def allocator(monkeypatch):
+    """Return what prepare_cuda() has set for torch's allocator."""
+    for name in (*ALLOCATOR, "CUDA_DEVICE_ORDER", "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC"):
+        monkeypatch.setenv(name, "")  # so that it is restored afterwards
+        monkeypatch.delenv(name)
+
+    def prepared(engine: str = "auto") -> list[str]:
+        hardware.prepare_cuda(engine)
+        assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+        assert os.environ["TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC"] == "0"
+        return [os.environ[name] for name in ALLOCATOR if name in os.environ]
+
+    return prepared
+
+
+@pytest.mark.parametrize("own", ALLOCATOR)
+def test_memory_may_grow_unless_the_user_has_a_setting(allocator, monkeypatch, own):
+    assert allocator() == ["expandable_segments:True"]
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
     monkeypatch.setenv(own, "max_split_size_mb:64")
-    hardware.let_memory_grow()
-    assert [os.environ[name] for name in names if name in os.environ] == ["max_split_size_mb:64"]
+    assert allocator() == ["max_split_size_mb:64"]
+
+
+def test_memory_does_not_grow_under_wsl(allocator, monkeypatch):
+    monkeypatch.setattr("platform.release", lambda: "5.15.167.4-microsoft-standard-WSL2")
+    assert allocator() == []
+
+
+def test_memory_does_not_grow_where_vllm_may_sample_in_this_process(allocator, monkeypatch, tmp_path):
+    (tmp_path / "vllm.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert allocator("auto") == allocator("vllm_colocate") == []
+    assert allocator("decode") == ["expandable_segments:True"]
+
+
+DRIVER = """
+#include <stddef.h>
+#include <string.h>
+int cuInit(unsigned flags) { return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return 0; }
+int cuDeviceGet(int *device, int index) { *device = index; return 0; }
+int cuDeviceGetName(char *name, int length, int device) { strncpy(name, "NVIDIA GeForce RTX 4060", length); return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = 8ull << 30; return 0; }
+int cuDeviceGetUuid(char *uuid, int device) { memset(uuid, 0xab, 16); return 0; }
+"""
+
+
+def test_a_card_is_found_without_nvidia_smi(monkeypatch, tmp_path):
+    """A driver that has one card, in a container without tools."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler that makes a library to ask")
+    (tmp_path / "driver.c").write_text(DRIVER)
+    library = ["-shared", "-fPIC", "-o", str(tmp_path / "libcuda.so.1"), str(tmp_path / "driver.c")]
+    subprocess.run([compiler, *library], check=True)
+    monkeypatch.setattr(hardware, "answers", {})
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    assert hardware.detect().gpus == ()
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(hardware, "CARD_FILES", [str(tmp_path / "nvidia0")])
+    machine = hardware.detect()
+    assert [(gpu.index, gpu.uuid) for gpu in machine.gpus] == [(0, "GPU-abababab-abab-abab-abab-abababababab")]
+    assert str(machine) == "1 x NVIDIA GeForce RTX 4060, 8 GB"
 
 
 def test_a_card_that_torch_cannot_use_is_not_passed_over(nvidia_smi, monkeypatch):

@@ -1,26 +1,15 @@
 """What every sampler promises, held against `model.generate` and against a training forward."""
 
+import gc
 import itertools
 import json
 import shutil
+import weakref
 
 import peft
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from trainer.batch.pack import to_tensors
 from trainer.config.settings import Lora, Model, Rollout
@@ -32,6 +21,7 @@ from trainer.model.snapshot import Snapshot
 from trainer.records import Completion, Problem, Prompt, Sampling, TrainingRow
 from trainer.rollout.decoder import weights
 from trainer.rollout.decoder.cuda_graphs import rounded
+from trainer.rollout.decoder.forward import needs_repeated_keys
 from trainer.rollout.decoder.sampler import STEPS_PER_CHECK, DecodeSampler, Scheduler, draw
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.make import make_sampler
@@ -39,24 +29,45 @@ from trainer.rollout.make import make_sampler
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 64}
 BIASED = {"mlp_bias": True, "attention_bias": True, "tie_word_embeddings": False}
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
+LONG |= {"short_factor": [1.1, 1.3], "long_factor": [2.0, 4.0], "partial_rotary_factor": 0.5}
+TWO_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
+}
+WINDOWED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 2.0}
+# By name: the type of the model, and where it differs from the shape of all.
 FAMILIES = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16}),
-    "llama": (LlamaConfig, LlamaForCausalLM, BIASED),
-    "llama3": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3, "num_key_value_heads": 4}),
-    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "llama": ("llama", BIASED),
+    "llama3": ("llama", {"rope_parameters": LLAMA3, "num_key_value_heads": 4}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "windowed mistral": ("mistral", {"sliding_window": 8}),
+    "ministral": ("ministral", WINDOWED | {"head_dim": 8}),
+    "ministral3": ("ministral3", {}),
+    "gemma": ("gemma", {"head_dim": 16, "hidden_activation": "gelu_pytorch_tanh"}),
+    "gemma3": ("gemma3_text", WINDOWED | {"head_dim": 16, "query_pre_attn_scalar": 8, "rope_parameters": TWO_ROPES}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "phi3": ("phi3", {"sliding_window": 8, "tie_word_embeddings": False}),
+    "phi4-mini": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 64}),
+    "granite": ("granite", GRANITE),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", WINDOWED),
+    "seed_oss": ("seed_oss", {"head_dim": 8, "residual_dropout": 0.0, "attention_dropout": 0.0}),
 }
 PLAIN = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 
 
 def family(name="qwen2", **changed):
     """A random model of two layers. Norms and biases are random too: at their usual 1 and 0 nobody would miss them."""
-    kind, model, own = FAMILIES[name]
+    kind, own = FAMILIES[name]
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     shape |= {"num_key_value_heads": 2, "vocab_size": 480, "max_position_embeddings": 512, "initializer_range": 0.2}
     shape |= {"tie_word_embeddings": True, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 2}
     torch.manual_seed(0)
-    built = model(kind(**{**shape, **own, **changed})).eval()
+    built = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**shape, **own, **changed})).eval()
     for parameter in built.parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
@@ -75,6 +86,9 @@ def move_adapter(model, seed):
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.2)
+
+
+OF_FAMILIES = [(DecodeSampler, name) for name in FAMILIES] + [(HfSampler, name) for name in ("qwen2", "gemma3")]
 
 
 @pytest.fixture(params=[HfSampler, DecodeSampler], ids=["hf", "decode"])
@@ -116,7 +130,7 @@ def assert_greedy_is_generate(groups, model, asked, stops, new_tokens=12):
 SOME = set(range(0, 480, 6))  # stop tokens that end some rows early and leave others whole
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("kind", "name"), OF_FAMILIES)
 @pytest.mark.parametrize("group", [1, 8])
 def test_greedy_tokens_are_those_of_generate(kind, name, group, tokenizer):
     model, asked = adapted(family(name)), prompts(9, 3, 30, 4, 17, 11, 23, 6)
@@ -127,7 +141,7 @@ def test_greedy_tokens_are_those_of_generate(kind, name, group, tokenizer):
     assert len(lengths) > 2, "the rows should end at different times"
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("kind", "name"), OF_FAMILIES)
 def test_with_the_adapter_off_it_is_the_base(kind, name, tokenizer):
     """One sampler, as in a run: adapter on, off, moved, on again."""
     model, asked = adapted(family(name)), prompts(9, 3, 14)
@@ -161,7 +175,7 @@ def test_sampled_groups_are_whole_whatever_the_batching(kind, model, tokenizer):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("kind", "name"), OF_FAMILIES)
 def test_returned_logprobs_equal_a_training_forward(kind, name, temperature, tokenizer):
     model, asked = adapted(family(name)), prompts(9, 3, 30)
     groups = sample(kind, model, tokenizer, asked, stops=SOME, temperature=temperature, rows=9)
@@ -540,14 +554,19 @@ def gpt2():
     return GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=480, n_positions=64, eos_token_id=2))
 
 
+def qwen3_5():
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"num_key_value_heads": 2, "vocab_size": 480, "layer_types": ["linear_attention", "full_attention"]}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_5_text", **shape))
+
+
 UNSUPPORTED = {
     "unknown family": (gpt2, "GPT2LMHeadModel is not one of Qwen2ForCausalLM, "),
-    "sliding window": (lambda: family("mistral", sliding_window=64), "a sliding window of 64 tokens"),
+    "linear attention": (qwen3_5, "it has layers of another kind (1 x linear_attention)"),
     "rope": (
         lambda: family(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
         "its rope_type is dynamic, not one of default",
     ),
-    "activation": (lambda: family("llama", hidden_act="gelu"), "its hidden_act is gelu, not silu"),
     "adapter": (
         lambda: peft.get_peft_model(family(), peft.IA3Config(task_type="CAUSAL_LM")),
         "its adapter is IA3, not LoRA",
@@ -578,9 +597,10 @@ def test_the_engine_is_the_one_that_was_asked_for(engine, kind, tokenizer):
     assert said == []
 
 
-def test_a_window_wider_than_the_context_is_none(tokenizer):
-    model = family("mistral", sliding_window=512)
-    assert isinstance(make_sampler(Rollout(), model, tokenizer, [2]), DecodeSampler)
+def test_positions_that_would_change_while_an_answer_grows_are_refused(tokenizer):
+    sampler = make_sampler(Rollout(), family("phi4-mini"), tokenizer, [2])
+    with pytest.raises(ConfigError, match=r"beyond 64 this model changes the positions of all of them"):
+        list(sampler.sample(prompts(60), sampling()))
 
 
 def test_the_adapter_of_a_run_is_one_that_is_copied(tokenizer):
@@ -607,16 +627,43 @@ def test_calls_that_take_turns_share_one_memory(tokenizer):
     assert len(set(map(id, batches[1:]))) == 1
 
 
+def test_what_is_given_back_is_free_at_once(tokenizer):
+    """Memory in a reference cycle would stay until the cyclic garbage collector runs, through a training pass."""
+    sampler = DecodeSampler(family(), tokenizer, SOME, 8)
+    list(sampler.sample(prompts(3, 9), sampling()))
+    batch, cache = weakref.ref(sampler.batch), weakref.ref(sampler.batch.cache_LRKTD)
+    gc.disable()
+    try:
+        assert sampler.give_back()
+        assert (batch(), cache()) == (None, None)
+    finally:
+        gc.enable()
+
+
+def test_repeated_keys_give_the_same_answers(tokenizer):
+    """As on cards whose quick kernels want as many heads of keys as of queries."""
+    model, asked = adapted(family()), prompts(9, 3, 30)
+    sampler = DecodeSampler(model, tokenizer, SOME, 64)
+    list(sampler.sample(asked, sampling()))
+    sampler.forward.repeats_keys = True
+    assert_greedy_is_generate(dict(sampler.sample(asked, sampling(temperature=0.0))), model, asked, SOME)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "repeats"),
+    [((7, 5), "float16", True), ((8, 6), "bfloat16", False), ((8, 6), "float32", True), ((12, 0), "float16", False)],
+)
+def test_keys_are_repeated_where_only_the_slow_kernel_takes_fewer(monkeypatch, capability, dtype, repeats):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert needs_repeated_keys(torch.device("cuda"), getattr(torch, dtype)) == repeats
+    assert not needs_repeated_keys(torch.device("cpu"), getattr(torch, dtype))
+
+
 class RoundedSteps:
     """Rounds rows and places up as a card does, without the graphs."""
 
-    kind = ()
-
-    def __init__(self, batch):
-        self.batch = batch
-
-    def __call__(self, rows, most_rows, width, most_places):
-        self.batch._step(*rounded(rows, most_rows, width, most_places))
+    def __call__(self, step, rows, most_rows, width, most_places):
+        step(*rounded(rows, most_rows, width, most_places))
 
 
 @pytest.mark.parametrize("rows", [64, 11, 3])
@@ -626,7 +673,7 @@ def test_rows_beyond_those_alive_and_rare_looks_change_nothing(rows, tokenizer):
     greedy = sampling(temperature=0.0)
     dict(sampler.sample(asked, greedy))
     assert not sampler.batch.running_R.any(), "a row that was moved would run on where it had been, out of its cache"
-    sampler.batch.decode_step = RoundedSteps(sampler.batch)
+    sampler.batch.decode_step = RoundedSteps()
     sampler.batch.steps_per_check = 8
     assert_greedy_is_generate(dict(sampler.sample(asked, greedy)), model, asked, SOME)
     drawn = dict(sampler.sample(asked, sampling()))

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests.conftest import ROOT
-from tests.e2e.told import RUNS
+from tests.e2e.interrupted import RUNS
 from tests.forks import forked
 
 STOPPED = "octet: stopped after step {}, which is saved: SIGUSR1 was received."
@@ -17,7 +17,7 @@ IN_THE_EVALUATION = "octet: stopped in the evaluation after step {}, which is sa
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("told")
-    command = [*forked(), "-m", "tests.e2e.told", str(folder)]
+    command = [*forked(), "-m", "tests.e2e.interrupted", str(folder)]
     subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, timeout=240)
     return folder, json.loads((folder / "starts.json").read_text())
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from trainer.batch.pack import Packer, halves
 from trainer.errors import TrainingError
@@ -16,24 +15,19 @@ from trainer.policy import Policy
 from trainer.records import TrainingBatch
 
 
-class GivesBack(Protocol):
-    def give_back(self) -> bool:
-        """Free what is kept from one rollout to the next, now and from now on. False if there was nothing to free."""
-
-
 @dataclass(frozen=True, slots=True)
 class Room:
     """Frees the memory that samplers keep between rollouts first, then halves micro-batches."""
 
     policy: Policy
-    samplers: Sequence[GivesBack]
+    give_back: Sequence[Callable[[], bool]]  # of each sampler; False if it keeps nothing between rollouts
     packer: Packer
     warn: Callable[[str], None]
 
-    def make(self, batches: Sequence[TrainingBatch]) -> Sequence[TrainingBatch]:
+    def shrink(self, batches: Sequence[TrainingBatch]) -> Sequence[TrainingBatch]:
         """Return the batches to try again with, and have smaller ones packed from now on; raise if none can shrink."""
         self.policy.start_over()
-        given_back = [sampler.give_back() for sampler in self.samplers]
+        given_back = [give_back() for give_back in self.give_back]
         if any(given_back):
             self.warn(
                 "out of memory in training: what sampling kept from one step to the next is given back after each"

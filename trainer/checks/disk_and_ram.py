@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainer.config import ds_config
 from trainer.config.settings import Config
@@ -36,9 +34,9 @@ class Needs:
 
 def of(config: Config, found: Found, machine: Hardware) -> Needs:
     """Return the needs of all ranks on this machine, whose cards are those that the policy is trained on."""
-    shape, is_adapter = _shape(found), config.lora.enabled
-    numbers = found.weights // (4 if _stored_dtype(shape) == "float32" else 2)
-    width = 4 if _is_fp32(config, machine) else 2
+    is_adapter, dtype = config.lora.enabled, config.model.dtype
+    numbers = found.weights // (4 if _stored_dtype(found) == "float32" else 2)
+    width = 4 if dtype == "fp32" or (dtype == "auto" and not machine.gpus) else 2
     in_ram = width if config.model.quantize == "none" else 1
     trained = _trained_by_adapter(config) if is_adapter else numbers
     state = STATE_BYTES[config.optim.name]
@@ -52,20 +50,10 @@ def of(config: Config, found: Found, machine: Hardware) -> Needs:
     )
 
 
-def _is_fp32(config: Config, machine: Hardware) -> bool:
-    return config.model.dtype == "fp32" or (config.model.dtype == "auto" and not machine.gpus)
-
-
-def _shape(found: Found) -> Mapping[str, Any]:
-    """Return the model's config.json; nothing while it is still on the hub."""
-    if found.folder is None:
-        return {}
-    shape: dict[str, Any] = json.loads((found.folder / "config.json").read_text())
-    return shape
-
-
-def _stored_dtype(shape: Mapping[str, Any]) -> str:
-    return str(shape.get("dtype") or shape.get("torch_dtype") or "")
+def _stored_dtype(found: Found) -> str | None:
+    """Return the dtype that the model's config.json names; None while it is still on the hub."""
+    stored = json.loads((found.folder / "config.json").read_text()) if found.folder else {}
+    return stored.get("dtype") or stored.get("torch_dtype")
 
 
 def _trained_by_adapter(config: Config) -> int:

@@ -51,10 +51,7 @@ def data_cache() -> Path:
 def is_prepared(data: HubSet) -> bool:
     """True if `datasets` has this split of this configuration in its cache, so that it can read it without the hub."""
     split, subset = data.split.partition("[")[0], glob.escape(data.subset or "") or "*"
-    folders = [folder for folder in data_cache().glob(f"*___*/{subset}") if _is_cache_of(folder.parent.name, data.name)]
-    return any(file for folder in folders for file in folder.rglob(f"*-{split}*.arrow"))
-
-
-def _is_cache_of(folder: str, name: str) -> bool:
-    """True if `datasets` keeps a data set in this folder: it writes owner/MyData as owner___my_data."""
-    return folder.replace("_", "").casefold() == name.replace("/", "").replace("_", "").casefold()
+    plain = data.name.replace("/", "").replace("_", "").casefold()  # `datasets` writes owner/MyData as owner___my_data
+    folders = [*data_cache().glob(f"*___*/{subset}")]
+    ours = [folder for folder in folders if folder.parent.name.replace("_", "").casefold() == plain]
+    return any(file for folder in ours for file in folder.rglob(f"*-{split}*.arrow"))

@@ -27,6 +27,7 @@ Mark = Literal["ok", "warning", "problem"]
 CHECKED = "OCTET_CHECKED"  # environment variable of what the launcher starts: it has made these checks already
 BUSY_GB = 1.0  # used by others, from which on there is a warning; a desktop takes less
 BF16_CAPABILITY = 8.0  # Ampere
+OLDEST_CAPABILITY = 7.5  # Turing, for which torch's builds of CUDA 13 have kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,9 @@ def card(config: Config, gpu: hardware.Gpu) -> Iterator[Finding]:
         shared = " of RAM, shared with the CPU" if gpu.shares_ram else ""
         yield Finding("ok", name, f"{gpu.name}, {gpu.memory_gb:.1f} GB{shared}; how much is free is not known")
         return
+    if state.capability < OLDEST_CAPABILITY:
+        text = f"{gpu.name} has compute capability {state.capability:g}, and torch has no kernels below 7.5"
+        yield Finding("problem", name, text, "Take a GTX 16, RTX 20 or newer card, or set CUDA_VISIBLE_DEVICES=''.")
     if config.model.dtype == "bf16" and state.capability < BF16_CAPABILITY:
         yield Finding(
             "problem",

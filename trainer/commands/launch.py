@@ -7,6 +7,7 @@ after torch has been imported three times.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -51,7 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     make.check(request.config)
     preflight.check(request.config, machine)
     launcher = shutil.which("deepspeed", path=str(Path(sys.executable).parent)) or "deepspeed"
-    environment = {preflight.CHECKED: "1"} | ({} if machine.gpus else {"DS_ACCELERATOR": "cpu"})
+    environment = os.environ | {preflight.CHECKED: "1", hardware.ANSWERS: json.dumps(hardware.answers)}
+    if machine.gpus:
+        environment.pop("CUDA_VISIBLE_DEVICES", None)  # the command names the cards, and DeepSpeed warns about both
+    else:
+        environment["DS_ACCELERATOR"] = "cpu"
     sys.exit(run(command(launcher, machine, with_choices(request, arguments)), environment))
 
 
@@ -89,7 +94,7 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
     kill the launcher, and Slurm sends it to every process of a step, so all processes started here block it, and each
     rank unblocks it. While the launcher starts there may be no rank yet; it is then sent again until there is one."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    child = subprocess.Popen(launch, env=os.environ | (environment or {}), start_new_session=True)
+    child = subprocess.Popen(launch, env=environment, start_new_session=True)
 
     def end(number: int, frame: FrameType | None) -> None:
         os.killpg(child.pid, signal.SIGTERM)

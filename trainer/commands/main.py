@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 import trainer
-from trainer.config.arguments import argument_parser
+from trainer.config.arguments import Parser, argument_parser
 from trainer.errors import did_you_mean
 from trainer.exits import answering_errors, leave
 from trainer.machine import hardware
@@ -46,7 +46,7 @@ COMMANDS = {name: summary for group in GROUPS.values() for name, summary in grou
 
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(help_page())
         sys.exit(0 if arguments else 2)
     name, *rest = arguments
@@ -57,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif name in COMMANDS:
         _run(name, rest)
     else:
-        print(f"octet: {name}: there is no such command.{did_you_mean(name, [*COMMANDS])}", file=sys.stderr)
+        nearest = did_you_mean(name, [*COMMANDS, "--help", "--version"])
+        print(f"octet: {name}: there is no such command.{nearest}", file=sys.stderr)
         print(f"Commands: {', '.join(COMMANDS)}. `octet --help` explains them.", file=sys.stderr)
         sys.exit(2)
 
@@ -81,13 +82,13 @@ def _run(name: str, arguments: Sequence[str]) -> None:
     parser = _parser(name)
     module.add_arguments(parser)
     options = parser.parse_intermixed_args(arguments)
-    hardware.let_memory_grow()
+    hardware.prepare_cuda()
     slurm.adopt_ranks()
     leave(_status(lambda: module.run(options), options.debug))
 
 
 def _parser(name: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"octet {name}", description=COMMANDS[name], allow_abbrev=False)
+    parser = Parser(prog=f"octet {name}", description=COMMANDS[name], allow_abbrev=False)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 

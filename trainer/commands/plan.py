@@ -26,7 +26,7 @@ from trainer.machine import hardware
 from trainer.machine.shipped import TRAIN
 from trainer.memory import search
 from trainer.memory.planner import GB, ROOMY, Plan
-from trainer.memory.search import MOST_IN_A_GROUP, Placement
+from trainer.memory.search import Placement
 from trainer.model.shapes import shape_of
 
 VERDICTS = {
@@ -35,6 +35,8 @@ VERDICTS = {
     "too large": "[bold red]it does not fit[/]",
     "no ram": "[bold red]it fits the card, and not the RAM of this machine[/]",
 }
+LARGEST = {"rows": "rows", "group_size": "answers in a group", "max_new_tokens": "new tokens"}
+LARGEST |= {"tokens_per_micro_batch": "tokens in a micro-batch"}
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,8 @@ def answer(question: Question) -> Iterator[str]:
     parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in plan.ram_terms.items())
     short = "" if question.ram_fits else ", [bold red]more than this machine has[/]"
     yield f"RAM: {plan.ram_peak / GB:.1f} GB ({parts}) of {question.free_ram / GB:.1f} that are free here{short}"
-    yield _offload(placement)
+    little = ", because LoRA trains little" if placement.config.lora.enabled else " of the card"
+    yield f"optimizer offload saves {placement.state / GB:.2f} GB{little}"
     yield from _limits(placement)
     if question.proposal is not None:
         yield f"proposed: [bold]{shlex.join(question.proposal) or 'nothing to change'}[/]"
@@ -215,36 +218,16 @@ def answer(question: Question) -> Iterator[str]:
     yield f"[dim]An estimate for the longest prompts and answers; below {ROOMY:.0%} of a card counts as fitting.[/]"
 
 
-def _offload(placement: Placement) -> str:
-    """Return what optimizer offload saves, and what it would save if the whole model were trained."""
-    settings = search.changed(placement.config, {"lora.enabled": False, "model.quantize": "none"})
-    whole = replace(placement, config=settings)
-    times = f"{whole.state / whole.weights:.1f} x the weights"
-    if not placement.config.lora.enabled:
-        return f"optimizer offload saves {placement.state / GB:.1f} GB of the card here, {times}"
-    return (
-        f"optimizer offload saves {placement.state / GB:.2f} GB, because LoRA trains little. If the whole model "
-        f"were trained\n  it would save {whole.state / GB:.1f} GB, {times}"
-    )
-
-
 def _limits(placement: Placement) -> Iterator[str]:
-    plan, found = placement.plan, placement.limits()
-    whole = " (all of a step)" if found["rows"] == placement.all_rows else ""
-    many = " or more" if found["group_size"] == MOST_IN_A_GROUP else ""
-    tokens = found["tokens_per_micro_batch"]
-    micro_batch = "a whole step" if tokens == placement.most_tokens else f"{tokens:,} tokens"
-    words = {
-        "rows": (f"{found['rows']} rows{whole}", "fewer rows"),
-        "group_size": (f"{found['group_size']:,}{many} answers in a group", "a smaller group"),
-        "max_new_tokens": (f"{found['max_new_tokens']:,} new tokens", "shorter answers"),
-        "tokens_per_micro_batch": (f"micro-batches of {micro_batch}", "smaller micro-batches"),
-    }
-    if most := [text for name, (text, _) in words.items() if found[name]]:
-        yield f"the most that fits, each with the rest as it is:\n  {', '.join(most)}"
-    if none := [text for name, (_, text) in words.items() if not found[name]]:
-        other = f"{plan.peak_phase} takes {plan.peak / GB:.1f} GB" if not plan.fits else "RAM is short"
-        yield f"not enough by themselves, because {other}:\n  {', '.join(none)}"
+    found = placement.limits()
+    whole = {"rows": placement.all_rows, "tokens_per_micro_batch": placement.most_tokens}
+    parts = [
+        f"{found[name]:,} {what}{' (all of a step)' if found[name] == whole.get(name) else ''}"
+        for name, what in LARGEST.items()
+        if found[name]
+    ]
+    if parts:
+        yield f"the most that fits, each with the rest as it is:\n  {', '.join(parts)}"
 
 
 # for programs

@@ -25,6 +25,8 @@ from trainer.machine import hardware
 
 GPU_PRESETS = {"8gb": 8, "12gb": 12, "16gb": 16, "24gb": 24, "80gb": 80}  # and the GB of the card that each is for
 
+WANTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "tuple": "a list: [a, b]"}
+WANTED |= {"dict": "a mapping: {key: value}"}
 YAML_KINDS = {bool: "true or false", int: "a number", float: "a number", date: "a date", datetime: "a date"}
 
 
@@ -55,7 +57,7 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         return Config.model_validate(merged)
     except ValidationError as error:
         typed = dict(text.partition("=")[::2] for text in overrides)
-        raise ConfigError("\n".join(_explain(detail, typed) for detail in error.errors())) from None
+        raise ConfigError(_explain(error.errors(), typed)) from None
 
 
 def choose_preset(machine: hardware.Hardware) -> tuple[str, str]:
@@ -190,20 +192,35 @@ def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str]) -> Ite
             yield inner[:-1]
 
 
-def _explain(detail: Any, typed: Mapping[str, str]) -> str:
-    """Return one line of a validation error: key, value, reason and remedy. `typed` has the overrides as written."""
-    key = ".".join(str(part) for part in detail["loc"])
-    if detail["type"] == "value_error" and not key:  # about several sections, which the text names
-        return f"{detail['ctx']['error']}."
-    if detail["type"] == "value_error":
-        seen = "" if isinstance(detail["input"], dict) else f"={detail['input']}"
-        return f"{key}{seen}: {detail['ctx']['error']}."
-    if detail["type"] in ("string_type", "path_type") and (kind := YAML_KINDS.get(type(detail["input"]))):
-        text = typed.get(key, detail["input"])
-        return f"{key}={text}: YAML reads {text} as {kind}, and a text is needed. Quote it: '{key}=\"{text}\"'."
-    choices = detail.get("ctx", {}).get("expected", "")
-    remedy = f"Write one of {choices}" if choices else detail["msg"].replace("Input should", "It should")
-    return f"{key}={detail['input']!r} cannot be used. {remedy}."
+def _explain(errors: Sequence[Any], typed: Mapping[str, str]) -> str:
+    """Return a line for each wrong setting: key, value, reason and remedy. `typed` has the overrides as written.
+
+    A setting of several types has an error for each; they become one line."""
+    lines: dict[str, str] = {}
+    for detail in errors:
+        key = ".".join(str(part) for part in detail["loc"] if str(part).isalnum() or str(part).isidentifier())
+        text = detail["input"]
+        if detail["type"] == "value_error":
+            # An error about several sections names them itself.
+            start = "" if not key else f"{key}: " if isinstance(text, dict) else f"{key}={text}: "
+            lines[key] = f"{start}{detail['ctx']['error']}."
+        elif detail["type"] in ("string_type", "path_type") and (kind := YAML_KINDS.get(type(text))):
+            text = typed.get(key, text)
+            lines[key] = (
+                f"{key}={text}: YAML reads {text} as {kind}, and a text is needed. Quote it: '{key}=\"{text}\"'."
+            )
+        elif key in lines:
+            lines[key] = f"{lines[key][:-1]}, or {_remedy(detail).removeprefix('Write ')}."
+        else:
+            lines[key] = f"{key}={text!r} cannot be used. {_remedy(detail)}."
+    return "\n".join(lines.values())
+
+
+def _remedy(detail: Any) -> str:
+    if choices := detail.get("ctx", {}).get("expected"):
+        return f"Write one of {choices}"
+    kind = detail["type"].removesuffix("_type").removesuffix("_parsing").removesuffix("_from_float")
+    return f"Write {WANTED[kind]}" if kind in WANTED else detail["msg"].replace("Input should", "It should")
 
 
 def flat(settings: dict[str, Any]) -> dict[str, Any]:

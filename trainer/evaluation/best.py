@@ -28,7 +28,7 @@ class Milestone:
     value: float  # of eval.metric
 
 
-class Course:
+class EvaluationHistory:
     """The evaluations after the steps of a run. That of the base model is not a candidate for the best."""
 
     def __init__(self, folder: Path, settings: Eval, problems: int, first_step: int, total_steps: int) -> None:
@@ -51,9 +51,9 @@ class Course:
         every = self.settings.every
         return bool(self.problems) and (step == self.total_steps or (every is not None and step % every == 0))
 
-    def is_owed(self, first_step: int) -> bool:
-        """Return True if the run was interrupted during the evaluation after `first_step`, which is then repeated."""
-        return first_step > 0 and self.is_due(first_step) and not self.is_seen
+    def was_interrupted_at(self, step: int) -> bool:
+        """Return True if the run was interrupted during the evaluation after this step, which is then repeated."""
+        return step > 0 and self.is_due(step) and not self.is_seen
 
     def add(self, step: int, evaluation: Evaluation) -> bool:
         """Add an evaluation, and return True if it is a new best that has to be kept.

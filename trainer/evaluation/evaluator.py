@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.evaluation.best import Course
+from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation, evaluate
 from trainer.policy import Policy
 from trainer.ranks import distributed
@@ -23,7 +23,7 @@ class Evaluator:
     scorer: Scorer
     held_out: Sequence[Prompt]
     max_new_tokens: int
-    course: Course
+    history: EvaluationHistory
     left_out: int = 0  # held-out problems that exceed the context
 
     def evaluate(self, name: str) -> Evaluation:
@@ -33,10 +33,10 @@ class Evaluator:
             return evaluate(name, self.sampler, scorer, self.held_out, self.max_new_tokens, left_out=left_out)
 
     def keep_if_best(self, step: int, evaluation: Evaluation) -> bool:
-        """Add the evaluation after a step to the course of the run; write the policy into `best/` if it is the best."""
-        is_best = self.course.add(step, evaluation)
+        """Add the evaluation after a step to the history; write the policy into `best/` if it is the best."""
+        is_best = self.history.add(step, evaluation)
         if is_best:
             with self.policy.gathered():
                 if distributed.is_main():
-                    self.course.keep(self.policy.export)
+                    self.history.keep(self.policy.export)
         return is_best

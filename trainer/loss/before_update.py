@@ -10,7 +10,7 @@ Each forward pass here is made only if its result cannot be had otherwise:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -22,7 +22,7 @@ from trainer.config.settings import Algorithm
 from trainer.loss.kl import ESTIMATORS
 from trainer.policy import Policy
 from trainer.ranks import distributed
-from trainer.records import Score, ScoredGroup, TrainingBatch, TrainingRow
+from trainer.records import ScoredGroup, TrainingBatch, TrainingRow
 
 
 def scored_before(
@@ -34,18 +34,14 @@ def scored_before(
     """
     batches = list(batches)
     if settings.kl.coef and settings.kl.where == "loss":
-        batches = list(_with_reference(policy, batches))
+        with policy.as_reference():
+            measured = [policy.measure(batch).logprobs_BT for batch in batches]
+        batches = [replace(batch, reference_logprobs_BT=one) for batch, one in zip(batches, measured, strict=True)]
     if settings.top_entropy < 1:
         return _with_uncertain_tokens(policy, batches, settings.top_entropy)
     if not is_first:
         return [replace(batch, old_logprobs_BT=policy.measure(batch).logprobs_BT) for batch in batches]
     return batches
-
-
-def _with_reference(policy: Policy, batches: Iterable[TrainingBatch]) -> Iterator[TrainingBatch]:
-    with policy.as_reference():
-        for batch in batches:
-            yield replace(batch, reference_logprobs_BT=policy.measure(batch).logprobs_BT)
 
 
 def _with_uncertain_tokens(policy: Policy, batches: Sequence[TrainingBatch], share: float) -> list[TrainingBatch]:
@@ -83,9 +79,8 @@ def divergences(
 
 def without_kl(group: ScoredGroup, penalties_G: Sequence[float]) -> ScoredGroup:
     """Return the group with a penalty taken off each reward."""
-    pairs = zip(group.scores, penalties_G, strict=True)
-    return replace(group, scores=tuple(_less(score, penalty) for score, penalty in pairs))
-
-
-def _less(score: Score, penalty: float) -> Score:
-    return score if score.reward is None else replace(score, reward=score.reward - penalty)
+    scores = [
+        score if score.reward is None else replace(score, reward=score.reward - penalty)
+        for score, penalty in zip(group.scores, penalties_G, strict=True)
+    ]
+    return replace(group, scores=tuple(scores))

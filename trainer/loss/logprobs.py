@@ -81,7 +81,7 @@ def _to_cpu(tensor: Tensor) -> Offloaded:
     if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
         return Offloaded(tensor, tensor.device)
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    return Offloaded(copy.copy_(tensor), tensor.device)
+    return Offloaded(copy.copy_(tensor, non_blocking=tensor.is_cuda), tensor.device)
 
 
 def _to_device(kept: Offloaded) -> Tensor:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import re
 import shutil
 import socket
 import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+
+from trainer.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class Hardware:
         if not self.gpus:
             return f"no GPU found, {self.cores} CPU cores"
         shared = " of RAM, shared with the CPU" if any(gpu.shares_ram for gpu in self.gpus) else ""
-        return f"{len(self.gpus)} x {self.gpus[0].name}, {self.memory_gb:.0f} GB{shared}"
+        return f"{len(self.gpus)} x {self.gpus[0].name}, {self.memory_gb * 1e9 / 2**30:.0f} GB{shared}"  # as it is sold
 
 
 def detect() -> Hardware:
@@ -67,29 +73,51 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def let_memory_grow() -> None:
-    """Let torch's allocator extend its segments, so that batches of many lengths leave no holes. Call it before torch
-    is imported."""
-    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
+def prepare_cuda(engine: str = "auto") -> None:
+    """Set what CUDA and torch read from the environment. Call it before torch is imported.
+
+    CUDA numbers the cards as nvidia-smi does. torch's allocator extends its segments, so that batches of many lengths
+    leave no holes; not under WSL, which cannot, and not where vLLM may sample in this process, because it could not
+    free its memory while it sleeps."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    os.environ.setdefault("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC", "0")  # it would need NVML, which a container may lack
+    with_vllm = engine in ("auto", "vllm_colocate") and find_spec("vllm") is not None
+    is_set = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ)
+    if not (is_set or with_vllm or is_wsl()):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
+def is_wsl() -> bool:
+    """True under the Windows Subsystem for Linux."""
+    return "microsoft" in platform.release().lower()
 
 
 # --- nvidia-smi
 
 BASIC = "index,uuid,name,memory.total"
 DETAILED = f"{BASIC},memory.used,memory.free,compute_cap,driver_version,mig.mode.current"
+ANSWERS = "OCTET_NVIDIA_SMI"  # environment variable of what the launcher starts
+CARD_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia")  # Linux; WSL has /dev/dxg
+HIDE_ALL = ("", "-1", "none", "void", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that name no card on purpose
+answers: dict[str, str] = json.loads(os.environ.get(ANSWERS, "{}"))
 MIG_DEVICE = re.compile(r"\s+MIG (\S*?(\d+)gb\S*)\s+Device +\d+: \(UUID: (MIG-[^)]+)\)")
 
 
-@cache
 def nvidia_smi(*arguments: str) -> str:
-    """Return what nvidia-smi prints; nothing where it fails or is missing. It takes up to a second, so each question
-    is asked once in a process."""
+    """Return what nvidia-smi prints; nothing where it fails or is missing."""
     program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    answer = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=30, check=False)
-    return answer.stdout if answer.returncode == 0 else ""  # the tool may be there without a driver
+    return _answer_of([program, *arguments]) if program else ""
+
+
+def _answer_of(command: Sequence[str]) -> str:
+    """Return the output of a command; nothing where it fails. It may take a second, so each question is asked once, and
+    the launcher hands the answers to the ranks."""
+    query = " ".join(command)
+    if query not in answers:
+        every_card = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+        answer = subprocess.run(command, env=every_card, capture_output=True, text=True, timeout=30, check=False)
+        answers[query] = answer.stdout if answer.returncode == 0 else ""  # nvidia-smi may be there without a driver
+    return answers[query]
 
 
 def driver_cuda() -> str | None:
@@ -105,6 +133,9 @@ def _cards() -> list[Gpu]:
         rows = [[part.strip() for part in line.split(",")] for line in lines if line.count(",") == columns.count(",")]
         if rows:
             return [gpu for row in rows for gpu in _card(*row)]
+    if any(Path(file).exists() for file in CARD_FILES):  # there is a card, and no nvidia-smi
+        lines = _answer_of([sys.executable, "-m", "trainer.machine.driver"]).splitlines()
+        return [gpu for line in lines for gpu in _card(*(part.strip() for part in line.split(",")))]
     return []
 
 
@@ -139,7 +170,8 @@ def _gigabytes(mebibytes: str) -> float:
 
 def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
     """Return the cards that CUDA uses. It reads indices and beginnings of UUIDs from CUDA_VISIBLE_DEVICES up to the
-    first that is unknown. Where one of the cards is a MIG instance, CUDA uses the first instance and nothing else."""
+    first that is unknown. Where one of the cards is a MIG instance, CUDA uses the first instance and nothing else.
+    Raise ConfigError if the first one is unknown: CUDA would find no card, and the run would go on without one."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = gpus if chosen is None else []
     for name in map(str.strip, (chosen or "").split(",")):
@@ -147,6 +179,9 @@ def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
         if not known:
             break
         visible.append(known[0])
+    if gpus and not visible and chosen not in HIDE_ALL:
+        here = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus)
+        raise ConfigError(f"CUDA_VISIBLE_DEVICES={chosen}: there is no such card. This machine has {here}.")
     instances = [gpu for gpu in visible if gpu.uuid.startswith("MIG-")]
     return tuple(instances[:1] or visible)
 

@@ -33,7 +33,7 @@ class NoReply(Exception):
         self.wait_s = wait_s
         self.status = status
 
-    def said(self, reason: str) -> NoReply:
+    def with_reason(self, reason: str) -> NoReply:
         """Return the same failure with another reason."""
         return NoReply(reason, self.again, self.wait_s, self.status)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -11,11 +12,18 @@ import torch
 from trainer.errors import TrainingError
 
 Result = TypeVar("Result")
+OUT_OF_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for a CUDA out-of-memory error, or the CPU allocator's RuntimeError."""
-    in_words = isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    """Return True if memory has run out. Only torch's allocators have a class of error for it: the CUDA runtime, the
+    driver and cuBLAS, which allocate by themselves, say it in the text of a RuntimeError."""
+    in_words = isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
     return in_words or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
@@ -31,6 +39,7 @@ def until_it_fits(do: Callable[[], Result], make_room: Callable[[], None]) -> Re
             if not is_out_of_memory(error):
                 raise
         make_room()
+        gc.collect()  # tensors in reference cycles
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # pieces that are free, but too small
 

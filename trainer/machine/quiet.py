@@ -15,7 +15,9 @@ def quiet() -> None:
     # bitsandbytes: an optional CPU kernel for 4-bit weights is not installed
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     # DeepSpeed has not tested the optimizers of bitsandbytes; tests/step/test_engine.py does
-    logging.getLogger("DeepSpeed").addFilter(_is_not_about_untested_optimizers)
+    logging.getLogger("DeepSpeed").addFilter(
+        lambda record: "ZeRO with an untested optimizer" not in record.getMessage()
+    )
     # DeepSpeed's ZeRO-3 uses deprecated names of torch
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
         warnings.filterwarnings("ignore", message=f"`torch.distributed.{name}` is deprecated", category=FutureWarning)
@@ -23,10 +25,6 @@ def quiet() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # PEFT uses a deprecated name of transformers
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-
-
-def _is_not_about_untested_optimizers(record: logging.LogRecord) -> bool:
-    return "ZeRO with an untested optimizer" not in record.getMessage()
 
 
 def no_progress_bars() -> None:

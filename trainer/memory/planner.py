@@ -37,7 +37,7 @@ ITEMS = {"auto": 2, "bf16": 2, "fp16": 2, "fp32": 4}
 NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # four bits, a byte for each 64, and a float for each 256 of these bytes
 ADAM = {"adamw": 8, "adamw_8bit": 2.04}  # bytes for each number trained
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-DECODES = ("qwen2", "qwen3", "llama", "mistral")
+DECODES = ("qwen2", "qwen3", "llama", "mistral", "gemma3_text")
 
 Terms = dict[str, int]
 Sizes = dict[str, float]
@@ -243,8 +243,11 @@ class Planner:
     def decodes(self) -> bool:
         """True if Octet's own decoder samples, and not model.generate, a server or vLLM in this process."""
         engine = self.config.rollout.engine
-        known = self.shape.family in DECODES and not self.shape.windowed
-        return known and not self.config.rollout.uses_servers and engine not in ("hf", "vllm_colocate")
+        return (
+            self.shape.family in DECODES
+            and not self.config.rollout.uses_servers
+            and engine not in ("hf", "vllm_colocate")
+        )
 
     @property
     def _vllm_here(self) -> Sizes:

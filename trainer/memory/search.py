@@ -87,8 +87,7 @@ class Placement(Planner):
 
     @property
     def most_tokens(self) -> int:
-        """More tokens than a step has."""
-        return self.longest_row * self.all_rows * 2
+        return self.longest_row * self.all_rows
 
     @property
     def longest_answer(self) -> int:

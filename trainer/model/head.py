@@ -16,10 +16,13 @@ class Head(NamedTuple):
     cap: float | None = None  # Gemma 2: logits stay in (-cap, cap)
 
     def logits_NV(self, hidden_NH: Tensor) -> Tensor:
-        logits_NV = self._project(hidden_NH).float()
+        return self.finish(self._project(hidden_NH).float())
+
+    def finish(self, projected_NV: Tensor) -> Tensor:
+        """Apply scale and cap, in fp32, to what the layer returns."""
         if self.scale != 1.0:
-            logits_NV = logits_NV * self.scale
-        return logits_NV if self.cap is None else self.cap * torch.tanh(logits_NV / self.cap)
+            projected_NV = projected_NV.float() * self.scale
+        return projected_NV if self.cap is None else self.cap * torch.tanh(projected_NV.float() / self.cap)
 
     def _project(self, hidden_NH: Tensor) -> Tensor:
         """Apply the layer. A plain one is not called: ZeRO-3's hooks would gather its weight again, then release it."""

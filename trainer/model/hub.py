@@ -111,13 +111,10 @@ def wanted(names: Iterable[str], code: bool = False) -> list[str]:
     weights = [name for name in top if name.startswith("model") and _is_weights(name)]
     weights = weights or [name for name in top if name.startswith("pytorch_model") and _is_weights(name)]
     endings = (".json", ".txt", ".model", ".jinja", *([".py"] if code else []))
-    indices = {name for name in top if name.endswith(".index.json")} - {_index_of(name) for name in weights}
+    # model-00001-of-00002.safetensors belongs to model.safetensors.index.json
+    own = {re.sub(r"-\d+-of-\d+", "", name) + ".index.json" for name in weights}
+    indices = {name for name in top if name.endswith(".index.json")} - own
     return sorted({*weights, *(name for name in top if name.endswith(endings))} - indices)
-
-
-def _index_of(weights: str) -> str:
-    """Return `model.safetensors.index.json` for `model-00001-of-00002.safetensors`."""
-    return re.sub(r"-\d+-of-\d+", "", weights) + ".index.json"
 
 
 def _is_weights(name: str) -> bool:

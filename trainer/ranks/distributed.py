@@ -17,6 +17,7 @@ from trainer.machine import hardware
 from trainer.ranks import rendezvous
 
 Item = TypeVar("Item")
+WSL_RESERVE = 10**9  # bytes of what CUDA calls free that Windows does not give
 CONNECT_S = 60.0
 
 
@@ -70,6 +71,15 @@ def take_card() -> None:
         _refuse_to_share_cards(torch.cuda.device_count())
         os.environ["LOCAL_RANK"] = str(device().index)
         torch.cuda.set_device(device())
+        if hardware.is_wsl():
+            _stay_off_system_memory()
+
+
+def _stay_off_system_memory() -> None:
+    """Let torch raise its out-of-memory error when the free memory of the card is used up. Under WSL the driver goes on
+    in the memory of the machine instead, far slower, and can bring down Windows."""
+    free, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction(max(0.1, (free - WSL_RESERVE) / total))
 
 
 def _refuse_to_share_cards(cards: int) -> None:

@@ -177,7 +177,8 @@ def meet(rank: int, world_size: int, seconds: float) -> Ranks:
     """Connect to the store and exchange hosts. Raise ClusterError that names the ranks that did not come in time."""
     where = f"MASTER_ADDR={os.environ['MASTER_ADDR']}, MASTER_PORT={os.environ['MASTER_PORT']}"
     try:
-        store = _store(rank, seconds)
+        is_server = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # torchrun has one already
+        store = _connection(seconds, is_server)
         store.set(f"host/{rank}", host())
         if rank == 0:
             store.set("hosts", _roll_call(store, world_size, seconds))
@@ -224,12 +225,8 @@ def interfaces() -> str:
     )
 
 
-def _store(rank: int, seconds: float) -> Any:
-    """Create the store on rank 0, or connect to it. Under torchrun there is one already."""
-    return _connection(seconds, rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
-
-
 def _connection(seconds: float, is_server: bool = False) -> Any:
+    """Connect to the store of rank 0, or create it."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     timeout = timedelta(seconds=seconds)
     store = dist.TCPStore(address, port, is_master=is_server, timeout=timeout, wait_for_workers=False)

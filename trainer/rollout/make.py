@@ -43,7 +43,7 @@ def make_sampler(
             f"rollout.engine=decode: it cannot sample from this model: {reason}. Write rollout.engine=hf."
         )
     if reason:
-        say(f"rollout: sampling with model.generate, which is slower, because of the model: {reason}")
+        say(f"rollout: sampling with model.generate, which takes three times as long or more, because {reason}")
     if reason or settings.engine == "hf":
         return HfSampler(model, tokenizer, stop_tokens, settings.rows, say, stop_strings)
     return DecodeSampler(model, tokenizer, stop_tokens, settings.rows, say, copies, stop_strings)

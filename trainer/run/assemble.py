@@ -17,7 +17,7 @@ from trainer.batch.pack import Packer
 from trainer.batch.room import Room
 from trainer.config.command_line import Request
 from trainer.config.settings import Config
-from trainer.evaluation.best import Course
+from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation, evaluate
 from trainer.evaluation.evaluator import Evaluator
 from trainer.loss.kl import Coefficient
@@ -83,12 +83,12 @@ def build(request: Request) -> Run:
     too_long, left_out = len(training) - len(problems), len(held_out) - len(evaluated)
     report_data(folder, record.screen, task, len(problems), too_long, len(evaluated), left_out)
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
-    room = Room(policy, (sampler, evaluating), packer, record.screen.warn)
-    course = Course(folder, config.eval, len(evaluated), first_step, total_steps)
+    room = Room(policy, (sampler.give_back, evaluating.give_back), packer, record.screen.warn)
+    history = EvaluationHistory(folder, config.eval, len(evaluated), first_step, total_steps)
     return Run(
         Rollouts(config, curriculum, prompter, sampler, scorer, longest),
         Updater(policy, config, distributed.device(), packer, room, kl),
-        Evaluator(policy, evaluating, scorer, evaluated, config.rollout.max_new_tokens, course, left_out),
+        Evaluator(policy, evaluating, scorer, evaluated, config.rollout.max_new_tokens, history, left_out),
         record,
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from trainer.config.command_line import Request
 from trainer.config.settings import Config
 from trainer.evaluation import results
-from trainer.evaluation.best import Course, describe, metrics_of
+from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
 from trainer.evaluation.comparison import agreement
 from trainer.evaluation.evaluate import Evaluation
 from trainer.loop import train
@@ -21,7 +21,6 @@ from trainer.machine.quiet import no_progress_bars
 from trainer.machine.shipped import TRAIN
 from trainer.model import merge as export
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
-from trainer.policy import Policy
 from trainer.ranks import distributed, slurm
 from trainer.ranks.stopping import Stopping
 from trainer.rollout.make import uses_vllm
@@ -67,26 +66,21 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[
         train(config, *run)
         record.screen.close()
         if evaluator.held_out:
-            last = evaluator.course.last or evaluator.evaluate("trained")  # a finished run that is resumed made no step
+            last = evaluator.history.last or evaluator.evaluate("trained")  # a finished run makes no step
             evaluations.append(replace(last, name="trained"))
     finally:
         run.rollouts.close()
         record.close()
-    for line in _best_step(config, evaluator.course, record.total_steps):
+    for line in _best_step(config, evaluator.history, record.total_steps):
         record.screen.say(line)
-    with record.stopping.exporting():
-        _export(config, run.updater.policy, record.folder)
-    run.updater.policy.release()  # so that the merged model fits where it was
-    return record.folder, record.screen, record.stopping, evaluations
-
-
-def _export(config: Config, policy: Policy, folder: Path) -> None:
-    with policy.gathered():
+    policy, product = run.updater.policy, record.folder / config.lora.product
+    with record.stopping.exporting(), policy.gathered():
         if distributed.is_main():
-            product = folder / config.lora.product
             with disk.writing(product, "the result", "Make room; the same command then goes on to its end."):
                 policy.export(product)
         distributed.barrier()
+    policy.release()  # so that the merged model fits where it was
+    return record.folder, record.screen, record.stopping, evaluations
 
 
 def _rehearse_and_check(config: Config, run: Run) -> None:
@@ -111,19 +105,19 @@ def _evaluate_base(run: Run) -> Evaluation:
     return base
 
 
-def _best_step(config: Config, course: Course, total_steps: int) -> Iterator[str]:
+def _best_step(config: Config, history: EvaluationHistory, total_steps: int) -> Iterator[str]:
     """Say which step was the best, if it was not the last, and why the run ended early."""
-    kept = course.kept
-    if not course.milestones or kept is None:
+    kept = history.kept
+    if not history.milestones or kept is None:
         return
-    last, metric, patience = course.milestones[-1], config.eval.metric, config.eval.patience
-    if course.has_stopped_rising and last.step < total_steps:
+    last, metric, patience = history.milestones[-1], config.eval.metric, config.eval.patience
+    if history.has_stopped_rising and last.step < total_steps:
         yield f"stopped after step {last.step}: {patience} evaluations without a new best (eval.patience={patience})"
     if kept["step"] != last.step:
         yield (
             f"step {kept['step']} was best: {metric} {kept[metric]:.1%}, against {last.value:.1%} after step "
-            f"{last.step}. Its {config.lora.product} is in {course.folder}/best; "
-            f"of {len(course.milestones)} evaluations on the same problems the highest is partly luck"
+            f"{last.step}. Its {config.lora.product} is in {history.folder}/best; "
+            f"of {len(history.milestones)} evaluations on the same problems the highest is partly luck"
         )
 
 

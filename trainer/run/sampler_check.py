@@ -36,23 +36,18 @@ def differences_of(run: Run) -> dict[str, list[float]]:
 
 
 def judge(apart: Mapping[str, Sequence[float]], limit: float, say: Say) -> None:
-    """Report the differences of each sampler, and raise if one has another model."""
+    """Report the differences of each sampler, and raise if their mean is above the limit."""
     for name, of_one in apart.items():
-        _judge(name, of_one, limit, say)
-
-
-def _judge(name: str, apart: Sequence[float], limit: float, say: Say) -> None:
-    """Report the differences of single tokens, and raise if their mean is above the limit."""
-    mean, most = sum(apart) / len(apart), max(apart)
-    found = f"the log-probs of {name} and trainer differ by {mean:.1e} in the mean of {len(apart)} tokens"
-    say(f"rollout: {found}, by {most:.1e} at most")
-    if not mean <= limit:  # which holds for NaN, too
-        raise ConfigError(
-            f"rollout.vllm.max_difference={limit:g}: {found}, so another model samples. Compare the model, its "
-            "precision and its quantisation on both sides; a larger value goes on all the same."
-        ).of_all()
-    if mean > NOTABLE:
-        say("rollout: that is more than rounding: compare model, precision and quantisation on both sides")
+        mean, most = sum(of_one) / len(of_one), max(of_one)
+        found = f"the log-probs of {name} and trainer differ by {mean:.1e} in the mean of {len(of_one)} tokens"
+        say(f"rollout: {found}, by {most:.1e} at most")
+        if not mean <= limit:  # which holds for NaN, too
+            raise ConfigError(
+                f"rollout.vllm.max_difference={limit:g}: {found}, so another model samples. Compare the model, its "
+                "precision and its quantisation on both sides; a larger value goes on all the same."
+            ).of_all()
+        if mean > NOTABLE:
+            say("rollout: that is more than rounding: compare model, precision and quantisation on both sides")
 
 
 def of_each(

@@ -42,7 +42,8 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Mappin
         _write(policy, partial, step, learned)
     if distributed.is_main():
         _publish(partial, final)
-        _prune(final.parent, keep)
+        for old in _whole(final.parent)[:-keep]:
+            shutil.rmtree(old)
     distributed.barrier()
 
 
@@ -101,11 +102,6 @@ def _publish(partial: Path, final: Path) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(final.name)
     os.replace(link, final.with_name("latest"))
-
-
-def _prune(folder: Path, keep: int) -> None:
-    for old in _whole(folder)[:-keep]:
-        shutil.rmtree(old)
 
 
 def _whole(folder: Path) -> list[Path]:

@@ -57,7 +57,7 @@ class DeepSpeedPolicy:
             trained=sum(parameter.numel() for parameter in self.trainable),
         )
         if not distributed.on_gpu():
-            _skip_building_operators()
+            deepspeed.ops.__compatible_ops__ = {}  # DeepSpeed would compile an all-reduce for a minute
         self.splits_weights = ds_config.splits_weights(settings["zero_optimization"])
         self.is_gathered = False
         algorithm, flat = config.algorithm, config.optim.layout == "flat"
@@ -284,8 +284,3 @@ def _keep_trained(module: Any, state: dict[str, Any], *_: Any) -> None:
     trained = {name for name, value in module.named_parameters(remove_duplicate=False) if value.requires_grad}
     for name in set(state) - trained:
         del state[name]
-
-
-def _skip_building_operators() -> None:
-    """Tell DeepSpeed that it can build no operators: on a CPU it compiles an all-reduce for a minute."""
-    deepspeed.ops.__compatible_ops__ = {}

@@ -43,7 +43,7 @@ class Updater:
         ]
 
         def make_room() -> None:
-            self.room.make(self.packer.pack(rows))  # they are packed again with the smaller budget
+            self.room.shrink(self.packer.pack(rows))  # they are packed again with the smaller budget
 
         with self.policy.gathered():  # the ranks have different numbers of rows
             found = iter(until_it_fits(lambda: self._divergences(rows), make_room))
@@ -71,7 +71,7 @@ class Updater:
 
         def make_room() -> None:
             nonlocal batches
-            batches = self.room.make(batches)
+            batches = self.room.shrink(batches)
 
         def score() -> list[TrainingBatch]:
             on_device = [batch.to(self.device) for batch in batches]
@@ -122,7 +122,7 @@ class Gradient:
         return backward(self.updater.policy, self.minibatch, self.updater.config, self.updater.kl.value, seen), seen
 
     def _make_room(self) -> None:
-        self.minibatch = replace(self.minibatch, batches=self.updater.room.make(self.minibatch.batches))
+        self.minibatch = replace(self.minibatch, batches=self.updater.room.shrink(self.minibatch.batches))
 
 
 def update(policy: Policy, gradient: Callable[[], None], step: int, config: Config) -> Update:

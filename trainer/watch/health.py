@@ -43,7 +43,7 @@ class Health:
         self.folder = folder
         self.policy = policy
         self.warn = warn
-        self.creep = memory_use.Creep(memory_use.total())
+        self.leaks = memory_use.LeakDetector(memory_use.total())
         self.max_difference = max_difference
         self.uses_vllm = uses_vllm
         self.steps_with_difference = 0
@@ -54,7 +54,7 @@ class Health:
 
     def check(self, step: int, updates: Sequence[Any], rows: Sequence[TrainingRow]) -> None:
         """Check the updates of a step. There are none in a step without a live group."""
-        if text := self.creep.seen(step, memory_use.held()):
+        if text := self.leaks.seen(step, memory_use.held()):
             self.warn(text)
         self.dead_steps = 0 if updates else self.dead_steps + 1
         for update in updates:

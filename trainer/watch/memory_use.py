@@ -67,7 +67,7 @@ def metrics(peaks: Mapping[str, Peak]) -> dict[str, float]:
     return named | {"memory/held": held() / GB}
 
 
-class Creep:
+class LeakDetector:
     """Warns once if the memory that is held at the end of a step rises steadily: the run would fail hours later."""
 
     def __init__(self, total: int) -> None:

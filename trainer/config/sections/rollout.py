@@ -80,7 +80,7 @@ class Vllm(Section):
 
 class Rollout(Section):
     engine: Literal["auto", "decode", "hf", "vllm_server", "vllm_colocate"] = "auto"
-    """`decode` is Octet's own fast decoder, for Qwen2, Qwen3, Llama and Mistral; `hf` is model.generate; `vllm_server`
+    """`decode` is Octet's own fast decoder (docs/training.md lists the families); `hf` is model.generate; `vllm_server`
     uses servers; `vllm_colocate` runs vLLM in the trainer's process. `auto` uses servers if rollout.vllm names or
     starts some, else vLLM if it is installed and the GPU has room for both, else `decode`, else `hf`."""
     vllm: Vllm = Vllm()

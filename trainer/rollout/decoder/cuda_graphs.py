@@ -7,19 +7,23 @@ from typing import Any
 
 import torch
 
+from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.rollout.limits import Say
+
+Step = Callable[[int, int], None]
 
 WIDTHS = 256  # the attention width of a captured step is a multiple of this
 
 
 class DecodeStep:
-    """Calls `step(rows, width)`. Sizes may be rounded up, because rows beyond the active ones are frozen."""
+    """Calls `step(rows, width)`. Sizes may be rounded up, because rows beyond the active ones are frozen.
 
-    def __init__(
-        self, step: Callable[[int, int], None], generator: torch.Generator, device: torch.device, say: Say
-    ) -> None:
+    The step is not stored: it belongs to the batch that this object belongs to, and the cycle would keep the memory of
+    the batch until Python's cyclic garbage collector runs.
+    """
+
+    def __init__(self, generator: torch.Generator, device: torch.device, say: Say) -> None:
         self.depends_on: tuple[Any, ...] = ()  # what a captured step has read; the address of the weights comes last
-        self._step = step
         self._generator = generator
         self._say = say
         self._captures = device.type == "cuda"
@@ -31,19 +35,19 @@ class DecodeStep:
     def captured(self) -> int:
         return len(self._graphs)
 
-    def __call__(self, rows: int, most_rows: int, width: int, most_places: int) -> None:
+    def __call__(self, step: Step, rows: int, most_rows: int, width: int, most_places: int) -> None:
         if not self._captures:
-            return self._step(rows, width)
+            return step(rows, width)
         rows, width = rounded(rows, most_rows, width, most_places)
         key = (rows, width, *self.depends_on)
         if key not in self._graphs and key in self._seen:
-            self._capture(key, rows, width)
+            self._capture(step, key, rows, width)
         if key in self._graphs:
             return self._graphs[key].replay()
         self._seen.add(key)  # the first step of a size is not captured: libraries allocate their workspaces in it
-        return self._step(rows, width)
+        return step(rows, width)
 
-    def _capture(self, key: tuple[Any, ...], rows: int, width: int) -> None:
+    def _capture(self, step: Step, key: tuple[Any, ...], rows: int, width: int) -> None:
         *_, addresses = key
         # graphs of weights that have moved since are useless
         self._graphs = {old: graph for old, graph in self._graphs.items() if old[-1] == addresses}
@@ -51,10 +55,10 @@ class DecodeStep:
         try:
             graph.register_generator_state(self._generator)
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                self._step(rows, width)
-        except torch.OutOfMemoryError:
-            raise
+                step(rows, width)
         except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
             self._captures = False
             self._say(f"rollout: the decode step cannot be captured as a CUDA graph ({error}); going on without.")
             return

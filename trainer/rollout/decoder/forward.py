@@ -1,4 +1,5 @@
-"""The forward pass of Qwen2, Qwen3, Llama and Mistral for sampling, with the model's own weights and a static cache.
+"""A forward pass for sampling, with the model's own weights and a static cache, for models of the Llama kind: rotary
+positions, gated feed-forward layers, RMS norms before or after them, full or sliding-window attention.
 
 Axes in addition to those of `records.py`: L layers, R rows of the cache, K key/value heads (2K: keys, then values),
 h query, key and value heads together, D size of a head, N tokens of all rows, O outputs.
@@ -6,6 +7,7 @@ h query, key and value heads together, D size of a head, N tokens of all rows, O
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,30 +15,84 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer.model.head import causal_lm_of
+from trainer.errors import ConfigError
+from trainer.model.head import causal_lm_of, head_of
 from trainer.rollout.decoder.weights import Projection, copy_what_fits
 
-FAMILIES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM")
-ROPES = ("default", "linear", "llama3", "yarn")  # other types change the angles with the length
+FAMILIES = ["Qwen2", "Qwen3", "Llama", "Mistral", "Ministral", "Ministral3", "Gemma", "Gemma3", "SmolLM3", "Phi3"]
+FAMILIES += ["Granite", "Olmo2", "Olmo3", "SeedOss"]
+ROPES = ("default", "linear", "llama3", "yarn", "longrope")  # other types change the angles with the length
+ATTENTIONS = ("full_attention", "sliding_attention")
 
 Attention = Callable[[int, Tensor], Tensor]  # from the index of a layer and its q, k and v heads to the output
 
 
-class Layer:
-    """One decoder block with its projections."""
+class Norm:
+    """An RMS norm. Gemma stores its weight less 1; the sum is kept, at an address that captured steps may read."""
 
-    def __init__(self, block: Any) -> None:
+    def __init__(self, norm: Any, epsilon: float) -> None:
+        self.norm, self.epsilon = norm, epsilon
+        self.adds_one = type(norm).__name__.startswith("Gemma")
+        self.weight = norm.weight.float() + 1 if self.adds_one else norm.weight
+
+    def refresh(self) -> None:
+        if self.adds_one:
+            self.weight.copy_(self.norm.weight).add_(1)
+        else:
+            self.weight = self.norm.weight
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        exact = hidden.to(self.weight.dtype)  # in fp32 where a 1 is added, which bf16 would round
+        return F.rms_norm(exact, self.weight.shape, self.weight, self.epsilon).to(hidden.dtype)
+
+
+class Layer:
+    """One decoder block with its projections and norms."""
+
+    def __init__(self, block: Any, config: Any, index: int) -> None:
         attention, mlp = block.self_attn, block.mlp
-        self.block = block
-        self.qkv = Projection([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.qkv = Projection(_layers_of(attention, "qkv_proj", "q_proj", "k_proj", "v_proj"))
         self.out = Projection([attention.o_proj])
-        self.gate_up = Projection([mlp.gate_proj, mlp.up_proj])
+        self.gate_up = Projection(_layers_of(mlp, "gate_up_proj", "gate_proj", "up_proj"))
         self.down = Projection([mlp.down_proj])
         self.projections = (self.qkv, self.out, self.gate_up, self.down)
+        self.activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
+        self.window = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
+        self.kind = config.layer_types[index] if _has_kinds_of_rope(config) else ""
+        self.rotates = getattr(attention, "use_rope", True)  # SmolLM3 has layers without positions
+        norms = [Norm(norm, config.rms_norm_eps) if norm is not None else None for norm in _norms_of(block)]
+        self.before_attention, self.after_attention, self.before_mlp, self.after_mlp = norms[:4]
+        self.of_queries, self.of_keys = norms[4:]
+        self.norms = [norm for norm in norms if norm]
 
-    def read_norms(self) -> None:
-        self.norm_H = self.block.input_layernorm.weight
-        self.mlp_norm_H = self.block.post_attention_layernorm.weight
+
+def _layers_of(part: Any, joined: str, *names: str) -> list[Any]:
+    """Return the linear layers of a part, which Phi joins into one."""
+    return [getattr(part, joined)] if hasattr(part, joined) else [getattr(part, name) for name in names]
+
+
+def _norms_of(block: Any) -> list[Any]:
+    """Return the norms before and after attention, before and after the feed-forward layers, of queries and of keys;
+    None for those that the family does not have."""
+    if hasattr(block, "pre_feedforward_layernorm"):  # Gemma 3
+        names = ["input", "post_attention", "pre_feedforward", "post_feedforward"]
+    elif hasattr(block, "post_feedforward_layernorm"):  # OLMo
+        names = ["", "post_attention", "", "post_feedforward"]
+    else:
+        names = ["input", "", "post_attention", ""]
+    found = [getattr(block, f"{name}_layernorm", None) for name in names]
+    return [*found, *(getattr(block.self_attn, name, None) for name in ("q_norm", "k_norm"))]
+
+
+def _has_kinds_of_rope(config: Any) -> bool:
+    """Return True if full and sliding attention have different rotary angles, as in Gemma 3."""
+    return isinstance(next(iter(config.rope_parameters.values())), dict)
+
+
+def needs_repeated_keys(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True if only the slow attention kernel, which keeps all scores, takes fewer heads of keys than of queries:
+    on cards before Ampere, and in fp32 on every card."""
+    return device.type == "cuda" and (dtype == torch.float32 or torch.cuda.get_device_capability(device) < (8, 0))
 
 
 class Forward:
@@ -44,15 +100,18 @@ class Forward:
         causal_lm = causal_lm_of(model)
         self.model, self.config = causal_lm, causal_lm.config
         self.decoder = causal_lm.get_decoder()
-        attention = self.decoder.layers[0].self_attn
+        attention, embedding = self.decoder.layers[0].self_attn, self.decoder.embed_tokens
         self.head_size, self.scale = attention.head_dim, attention.scaling
         self.query_heads, self.kv_heads = self.config.num_attention_heads, self.config.num_key_value_heads
-        self.epsilon = self.config.rms_norm_eps
-        self.has_head_norms = hasattr(attention, "q_norm")
-        self.layers = [Layer(block) for block in self.decoder.layers]
-        self.head = Projection([causal_lm.get_output_embeddings()])
-        weight_VH = self.decoder.embed_tokens.weight
-        self.dtype, self.device = weight_VH.dtype, weight_VH.device
+        scale = getattr(embedding, "embed_scale", getattr(self.decoder, "embedding_multiplier", None))  # Gemma, Granite
+        self.embedding_scale = scale.to(embedding.weight.dtype) if isinstance(scale, Tensor) else scale
+        self.residual_scale = getattr(self.config, "residual_multiplier", 1.0)
+        self.layers = [Layer(block, self.config, index) for index, block in enumerate(self.decoder.layers)]
+        self.last_norm = Norm(self.decoder.norm, self.config.rms_norm_eps)
+        self.windows = {layer.window for layer in self.layers}
+        self.head, self.finish = Projection([causal_lm.get_output_embeddings()]), head_of(causal_lm).finish
+        self.dtype, self.device = embedding.weight.dtype, embedding.weight.device
+        self.repeats_keys = needs_repeated_keys(self.device, self.dtype)
         self.projections = [projection for layer in self.layers for projection in layer.projections] + [self.head]
         if copies:
             copy_what_fits(self.projections, self.device)
@@ -70,18 +129,29 @@ class Forward:
 
     def _make_angles(self, places: int) -> None:
         """Compute cosines and sines. The sines carry the sign of their half, so that `_rotate` needs two products."""
-        positions_T = torch.arange(places, device=self.device)
-        cos, sin = self.decoder.rotary_emb(self.decoder.embed_tokens.weight, positions_T[None])
-        half = self.head_size // 2
-        self.cos_TD = cos[0]
-        self.sin_TD = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+        rotary, hidden = self.decoder.rotary_emb, self.decoder.embed_tokens.weight
+        positions_1T = torch.arange(places, device=self.device)[None]
+        self._refuse_other_angles(places)
+        self.angles: dict[str, tuple[Tensor, Tensor]] = {}
+        for kind in {layer.kind for layer in self.layers}:
+            cos, sin = rotary(hidden, positions_1T, *([kind] if kind else []))
+            half = cos.shape[-1] // 2
+            self.angles[kind] = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+
+    def _refuse_other_angles(self, places: int) -> None:
+        """Raise ConfigError where longrope would change the angles of all tokens while an answer grows."""
+        rope = self.config.rope_parameters
+        if rope.get("rope_type") == "longrope" and places > (most := rope["original_max_position_embeddings"]):
+            raise ConfigError(
+                f"rollout.max_new_tokens: prompt and answer may have {places} tokens, and beyond {most} this model "
+                "changes the positions of all of them. Write a smaller rollout.max_new_tokens or prompt.max_tokens."
+            )
 
     def refresh(self) -> None:
         """Read the present weights, which may have been updated or swapped."""
         self.embedding_VH = self.decoder.embed_tokens.weight
-        self.last_norm_H = self.decoder.norm.weight
-        for layer in self.layers:
-            layer.read_norms()
+        for norm in (self.last_norm, *(norm for layer in self.layers for norm in layer.norms)):
+            norm.refresh()
         for projection in self.projections:
             projection.refresh()
         self.adapters = tuple(adapter for projection in self.projections for adapter in projection.live_adapters)
@@ -92,26 +162,43 @@ class Forward:
         Prompts are padded on the right, where causal attention never looks.
         """
         prompts, width = tokens_PT.shape
+        masks = {window: self._window_mask(window, width) for window in self.windows}
 
         def attend(layer: int, heads_NhD: Tensor) -> Tensor:
             heads_PhTD = heads_NhD.view(prompts, width, -1, self.head_size).transpose(1, 2)
             queries, keys_values = heads_PhTD.split([self.query_heads, 2 * self.kv_heads], dim=1)
             cache_LBKTD[layer, :, :, :width] = keys_values.repeat_interleave(groups_P, dim=0)
             keys, values = keys_values.chunk(2, dim=1)
+            if self.repeats_keys:
+                keys, values = (part.repeat_interleave(self.query_heads // self.kv_heads, 1) for part in (keys, values))
+            mask_TT = masks[self.layers[layer].window]
             output = F.scaled_dot_product_attention(
-                queries, keys, values, is_causal=True, scale=self.scale, enable_gqa=True
+                queries,
+                keys,
+                values,
+                attn_mask=mask_TT,
+                is_causal=mask_TT is None,
+                scale=self.scale,
+                enable_gqa=not self.repeats_keys,
             )
             return output.transpose(1, 2).reshape(prompts * width, -1)
 
         positions_N = torch.arange(width, device=self.device).repeat(prompts)
         hidden_NH = self._run(tokens_PT.flatten(), positions_N, attend)
         last_P = torch.arange(prompts, device=self.device) * width + lengths_P - 1
-        return self.head(self._norm(hidden_NH[last_P], self.last_norm_H))
+        return self.finish(self.head(self.last_norm(hidden_NH[last_P])))
+
+    def _window_mask(self, window: int | None, width: int) -> Tensor | None:
+        """Return True where a token of a prompt is attended to, or None if the window holds the whole prompt."""
+        if window is None or width <= window:
+            return None
+        ones_TT = torch.ones(width, width, dtype=torch.bool, device=self.device)
+        return ones_TT.tril().triu(1 - window)
 
     def step(self, tokens_B: Tensor, places_B: Tensor, mask_BT: Tensor, cache_LRKTD: Tensor) -> Tensor:
         """Return the logits after one more token of each row. `mask_BT` is 0 where a row may attend, else -inf."""
         (rows, width), places = mask_BT.shape, cache_LRKTD.shape[3]
-        mask_B11T = mask_BT[:, None, None]
+        masks = {window: self._within(window, mask_BT, places_B)[:, None, None] for window in self.windows}
         # what all layers share is computed once: in a small model it costs as much as the matmuls
         slots = cache_LRKTD.view(len(self.layers), -1, self.head_size).unbind()
         slot_of_BK = torch.arange(rows * 2 * self.kv_heads, device=self.device).view(rows, -1) * places
@@ -124,36 +211,58 @@ class Forward:
             # query heads that share keys take the axis of several query positions
             shared = heads_BhD[:, : self.query_heads].reshape(rows, self.kv_heads, -1, self.head_size)
             output = F.scaled_dot_product_attention(
-                shared, keys[layer], values[layer], attn_mask=mask_B11T, scale=self.scale
+                shared, keys[layer], values[layer], attn_mask=masks[self.layers[layer].window], scale=self.scale
             )
             return output.reshape(rows, -1)
 
         hidden_BH = self._run(tokens_B, places_B, attend)
-        return self.head(self._norm(hidden_BH, self.last_norm_H))
+        return self.finish(self.head(self.last_norm(hidden_BH)))
+
+    def _within(self, window: int | None, mask_BT: Tensor, places_B: Tensor) -> Tensor:
+        """Return the mask with -inf before the window of each row as well."""
+        if window is None or mask_BT.shape[1] <= window:
+            return mask_BT
+        places_T = torch.arange(mask_BT.shape[1], device=self.device)
+        return mask_BT.masked_fill(places_T <= places_B[:, None] - window, float("-inf"))
 
     def _run(self, tokens_N: Tensor, positions_N: Tensor, attend: Attention) -> Tensor:
         hidden_NH = F.embedding(tokens_N, self.embedding_VH)
-        cos_N1D, sin_N1D = self.cos_TD[positions_N].unsqueeze(1), self.sin_TD[positions_N].unsqueeze(1)
+        if self.embedding_scale is not None:
+            hidden_NH = hidden_NH * self.embedding_scale
+        angles = {
+            kind: (cos_TD[positions_N].unsqueeze(1), sin_TD[positions_N].unsqueeze(1))
+            for kind, (cos_TD, sin_TD) in self.angles.items()
+        }
         for index, layer in enumerate(self.layers):
-            heads_NhD = layer.qkv(self._norm(hidden_NH, layer.norm_H)).view(len(hidden_NH), -1, self.head_size)
-            self._rotate(heads_NhD[:, : self.query_heads + self.kv_heads], layer, cos_N1D, sin_N1D)
-            hidden_NH += layer.out(attend(index, heads_NhD))
-            gate, up = layer.gate_up(self._norm(hidden_NH, layer.mlp_norm_H)).chunk(2, dim=-1)
-            hidden_NH += layer.down(F.silu(gate).mul_(up))
+            heads_NhD = layer.qkv(_normed(hidden_NH, layer.before_attention)).view(len(hidden_NH), -1, self.head_size)
+            self._norm_heads(heads_NhD, layer)
+            if layer.rotates:
+                _rotate(heads_NhD[:, : self.query_heads + self.kv_heads], *angles[layer.kind])
+            attended_NH = _normed(layer.out(attend(index, heads_NhD)), layer.after_attention)
+            hidden_NH.add_(attended_NH, alpha=self.residual_scale)
+            gate, up = layer.gate_up(_normed(hidden_NH, layer.before_mlp)).chunk(2, dim=-1)
+            fed_NH = _normed(layer.down(layer.activation(gate).mul_(up)), layer.after_mlp)
+            hidden_NH.add_(fed_NH, alpha=self.residual_scale)
         return hidden_NH
 
-    def _rotate(self, heads_NhD: Tensor, layer: Layer, cos_N1D: Tensor, sin_N1D: Tensor) -> None:
-        """Apply the rotary embedding to queries and keys in place."""
-        if self.has_head_norms:
-            attention = layer.block.self_attn
-            queries, keys = heads_NhD.split([self.query_heads, self.kv_heads], dim=1)
-            queries.copy_(self._norm(queries, attention.q_norm.weight))
-            keys.copy_(self._norm(keys, attention.k_norm.weight))
-        swapped_NhD = heads_NhD.roll(self.head_size // 2, dims=-1)
-        heads_NhD.mul_(cos_N1D).addcmul_(swapped_NhD, sin_N1D)
+    def _norm_heads(self, heads_NhD: Tensor, layer: Layer) -> None:
+        """Apply the norms of queries and keys, of each head or of all heads together, in place."""
+        parts = heads_NhD.split([self.query_heads, self.kv_heads, self.kv_heads], dim=1)
+        for part_NhD, norm in zip(parts, (layer.of_queries, layer.of_keys)):
+            if norm is not None:
+                normed = norm(part_NhD.reshape(len(part_NhD), -1, len(norm.weight)))
+                part_NhD.copy_(normed.view_as(part_NhD))
 
-    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(hidden, weight.shape, weight, self.epsilon)
+
+def _normed(hidden_NH: Tensor, norm: Norm | None) -> Tensor:
+    return hidden_NH if norm is None else norm(hidden_NH)
+
+
+def _rotate(heads_NhD: Tensor, cos_N1D: Tensor, sin_N1D: Tensor) -> None:
+    """Apply the rotary embedding in place, to the first part of each head where the angles are fewer."""
+    turned_NhD = heads_NhD[..., : cos_N1D.shape[-1]]
+    swapped_NhD = turned_NhD.roll(cos_N1D.shape[-1] // 2, dims=-1)
+    turned_NhD.mul_(cos_N1D).addcmul_(swapped_NhD, sin_N1D)
 
 
 def why_unsupported(model: Any) -> str | None:
@@ -164,18 +273,22 @@ def why_unsupported(model: Any) -> str | None:
 def _reasons(model: Any) -> Iterator[str]:
     causal_lm = causal_lm_of(model)
     config, kind = causal_lm.config, type(causal_lm).__name__
-    if kind not in FAMILIES or not type(causal_lm).__module__.startswith("transformers."):
-        yield f"{kind} is not one of {', '.join(FAMILIES)}"
-    window = getattr(config, "sliding_window", None)
-    if window is not None and window < config.max_position_embeddings:
-        yield f"it attends through a sliding window of {window} tokens"
-    if config.rope_parameters["rope_type"] not in ROPES:
-        yield f"its rope_type is {config.rope_parameters['rope_type']}, not one of {', '.join(ROPES)}"
-    if config.hidden_act != "silu":
-        yield f"its hidden_act is {config.hidden_act}, not silu"
+    others = Counter(one for one in getattr(config, "layer_types", None) or () if one not in ATTENTIONS)
+    if others:
+        yield f"it has layers of another kind ({', '.join(f'{count} x {one}' for one, count in others.items())})"
+    known = [f"{family}ForCausalLM" for family in FAMILIES]
+    if kind not in known or not type(causal_lm).__module__.startswith("transformers."):
+        yield f"{kind} is not one of {', '.join(known)}"
+        return
+    ropes = config.rope_parameters.values() if _has_kinds_of_rope(config) else [config.rope_parameters]
+    for rope in ropes:
+        if rope["rope_type"] not in ROPES:
+            yield f"its rope_type is {rope['rope_type']}, not one of {', '.join(ROPES)}"
+    if getattr(config, "use_bidirectional_attention", None):
+        yield "its attention also looks ahead"
     if getattr(model, "peft_type", "LORA") != "LORA":
         yield f"its adapter is {model.peft_type.value}, not LoRA"
-    if type(causal_lm.get_input_embeddings()) is not nn.Embedding:
+    if not isinstance(causal_lm.get_input_embeddings(), nn.Embedding):
         yield "its input embedding has an adapter"
     if not all(parameter.numel() for parameter in model.parameters()):
         yield "its weights are split over the ranks"

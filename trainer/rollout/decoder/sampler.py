@@ -243,7 +243,7 @@ class Batch:
         known = [token for token in stops.tokens if token < forward.config.vocab_size]  # a tokenizer may have more
         self.continues_V[torch.tensor(known, dtype=torch.long, device=device)] = False
         self.generator = torch.Generator(device)
-        self.decode_step = DecodeStep(self._step, self.generator, device, say)
+        self.decode_step = DecodeStep(self.generator, device, say)
         self.steps_per_check = STEPS_PER_CHECK.get(device.type, 1)
 
     @property
@@ -294,7 +294,8 @@ class Batch:
     def decode(self) -> None:
         """Sample one more token for each row, or several where checks are rare."""
         for _ in range(self.steps_per_check if self.active else 0):
-            self.decode_step(self.active, self.size.rows, min(self.longest + 1, self.size.places), self.size.places)
+            width = min(self.longest + 1, self.size.places)
+            self.decode_step(self._step, self.active, self.size.rows, width, self.size.places)
             self.longest += 1
 
     def _step(self, rows: int, width: int) -> None:

@@ -93,7 +93,7 @@ class Server:
             if self.process is not None:
                 self.process.check()
             remedy = f" (set {KEY} to the key of this server)" if failure.status in (401, 403) else ""
-            raise failure.said(f"{self.url}: {failure}{remedy}") from None
+            raise failure.with_reason(f"{self.url}: {failure}{remedy}") from None
 
 
 def _explained(failure: NoReply, url: str, adapter: Published) -> Exception:

@@ -5,7 +5,6 @@ vLLM imports a copy of this file in its own environment, so it imports nothing o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,6 @@ class WholeModel:
         if "weights_path" in signature(self.model_runner.reload_weights).parameters:
             self.reload_weights(weights_path=folder)
         else:  # vLLM 0.12 and before
-            self.model_runner.model.load_weights(_tensors(folder))
+            files = sorted(Path(folder).glob("*.safetensors"))
+            self.model_runner.model.load_weights(tensor for file in files for tensor in load_file(file).items())
         return str(version)
-
-
-def _tensors(folder: str) -> Iterator[tuple[str, Any]]:
-    for path in sorted(Path(folder).glob("*.safetensors")):
-        yield from load_file(path).items()

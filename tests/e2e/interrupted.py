@@ -1,6 +1,6 @@
 """Runs that are told to stop at a certain moment: forks of this process, which has imported everything once.
 
-python -m tests.e2e.told FOLDER
+python -m tests.e2e.interrupted FOLDER
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def start(folder: Path, moment: str) -> tuple[int, str]:
             os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), descriptor)
         evaluator.evaluate = tells(moment, "", evaluator.evaluate)
         export.merge = tells(moment, "merge", export.merge)
-        best.Course.keep = tells(moment, "best", best.Course.keep)
+        best.EvaluationHistory.keep = tells(moment, "best", best.EvaluationHistory.keep)
         if moment == AN_HOUR:
             os.environ["SLURM_JOB_END_TIME"] = str(time.time() + 1.5 * 3600)
             evaluator.evaluate = takes_an_hour(evaluator.evaluate)

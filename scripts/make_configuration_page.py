@@ -1,4 +1,4 @@
-"""Generate docs/configuration.md: `python -m trainer.config.reference > docs/configuration.md`."""
+"""Generate docs/configuration.md: `python -m scripts.make_configuration_page > docs/configuration.md`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from trainer.config.settings import is_section, sections
 
 HEAD = f"""# Configuration
 
-Every setting, its default, and what it does. This page is generated: `python -m trainer.config.reference` writes it
-from the docstrings in `trainer/config/sections/`.
+Every setting, its default, and what it does. This page is generated: `scripts/make_configuration_page.py` writes
+it from the docstrings in `trainer/config/sections/`.
 
     preset -> recipe -> key=value on the command line
 
@@ -26,11 +26,8 @@ in `ds_configs/`.
 
 
 def page() -> str:
-    return HEAD + "".join(_section(name, section) for name, section in sections().items())
-
-
-def _section(name: str, section: Any) -> str:
-    return f"\n## {name}\n\n| setting | default | |\n| --- | --- | --- |\n" + "".join(_rows(name, section))
+    head = "| setting | default | |\n| --- | --- | --- |"
+    return HEAD + "".join(f"\n## {name}\n\n{head}\n{''.join(_rows(name, part))}" for name, part in sections().items())
 
 
 def _rows(name: str, section: Any) -> Iterator[str]:
