@@ -258,7 +258,7 @@ def test_a_verifier_asks_nobody():
 def test_evaluation_in_the_loop_uses_the_verifier(monkeypatch):
     from trainer.evaluation import evaluator
 
-    monkeypatch.setattr(evaluator, "evaluate", lambda name, sampler, scorer, prompts, tokens: scorer)
+    monkeypatch.setattr(evaluator, "evaluate", lambda name, sampler, scorer, *_, **__: scorer)
     scorer, policy = Scorer(scorer_of().rules, [Meeting()]), SimpleNamespace(gathered=nullcontext)
     assert evaluator.Evaluator(policy, None, scorer, [], 8, None).evaluate("step 1").graders == ()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from trainer.answers import compare, find
 from trainer.config.settings import Reward
 from trainer.errors import ConfigError
-from trainer.records import Completion, Problem, Prompt
+from trainer.records import Completion, DeadBy, Problem, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class Rules:
     style: str
     max_new_tokens: int
     opened: bool = False
+    dead_by: DeadBy = "reward"
 
     @property
     def overlong_buffer(self) -> int:

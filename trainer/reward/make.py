@@ -9,7 +9,7 @@ from trainer.answers.symbolic import SymbolicPool
 from trainer.config.settings import Config
 from trainer.problem.prompts import answer_style, opens_thought
 from trainer.problem.task import Task
-from trainer.records import Completion, Problem
+from trainer.records import Completion, DeadBy, Problem
 from trainer.reward import custom
 from trainer.reward.built_in import Rules
 from trainer.reward.custom import Custom
@@ -46,7 +46,10 @@ def make_verifier(config: Config, task: Task) -> Scorer:
 
 def rules_of(config: Config, task: Task) -> Rules:
     style, opened = answer_style(config.prompt, task), opens_thought(config.prompt, task)
-    return Rules(config.reward, style, config.rollout.max_new_tokens, opened)
+    dead_by: DeadBy = "reward"
+    if config.rollout.dead_by == "correct":
+        dead_by = "correct_strict" if config.reward.answer == "strict" else "correct_lenient"
+    return Rules(config.reward, style, config.rollout.max_new_tokens, opened, dead_by)
 
 
 def compares_as_mathematics(config: Config, task: Task) -> bool:

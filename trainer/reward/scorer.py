@@ -77,7 +77,8 @@ class Scorer:
         return max((grader.parallel for grader in self.graders), default=1)
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> ScoredGroup:
-        return ScoredGroup(prompt, tuple(completions), tuple(self.scores((prompt, one) for one in completions)))
+        scores = tuple(self.scores((prompt, one) for one in completions))
+        return ScoredGroup(prompt, tuple(completions), scores, self.rules.dead_by)
 
     def scores(self, answered: Iterable[tuple[Prompt, Completion]]) -> list[Score]:
         """Answers that need not belong together, all at once."""
