@@ -1,10 +1,16 @@
 """Expected values by hand, beside each case."""
 
+import json
+
 import pytest
 
 from tests.conftest import group
 from trainer import advantage
+from trainer.config.command_line import resolve
 from trainer.config.settings import Algorithm
+from trainer.problem.word_problems import NanoTask
+from trainer.records import Completion, Problem, Prompt
+from trainer.reward.make import make_verifier
 
 EPSILON = 1e-6
 
@@ -73,3 +79,22 @@ def test_a_completion_without_a_reward_is_no_part_of_the_group():
 )
 def test_a_group_is_dead_when_its_rewards_have_no_range(rewards, dead):
     assert group(rewards).is_dead is dead
+
+
+@pytest.mark.parametrize(
+    ("weights", "texts", "by_reward", "by_correctness"),
+    [
+        ({"correct": 1.0, "overlong": 0.5}, ["#### 1", "#### 2", "####  3 " + "and so on " * 9], False, True),
+        ({"correct": 1.0, "format": 0.1}, ["#### 1", "#### 2", "three"], False, True),
+        ({"correct": 1.0, "format": 0.1}, ["#### 18", "#### 2", "three"], False, False),
+        ({"correct": 1.0, "overlong": 0.5}, ["#### 18", "#### 18", "####  18 " + "and so on " * 9], False, True),
+        ({"correct": 0.0, "format": 0.1}, ["#### 18", "#### 2", "#### 3"], True, True),
+    ],
+)
+def test_a_group_is_dead_by_reward_or_by_correctness(weights, texts, by_reward, by_correctness):
+    prompt = Prompt(Problem("p", "q", "18"), "q", (5,))
+    completions = [Completion((7,) * len(text), (-0.5,) * len(text), text, False) for text in texts]
+    for by, dead in (("reward", by_reward), ("correct", by_correctness)):
+        settings = [f"reward.weights={json.dumps(weights)}", f"rollout.dead_by={by}", "rollout.max_new_tokens=99"]
+        scorer = make_verifier(resolve("nano", None, settings), NanoTask())
+        assert scorer.score(prompt, completions).is_dead is dead

@@ -6,12 +6,13 @@
     ├── RewardError      (ValueError)  a reward function that a user wrote
     ├── ModelError       (ValueError)  a model or tokenizer that cannot be found or used
     ├── CheckpointError                a checkpoint that is missing, incomplete or of another run
+    ├── MergeError                     a merged model that is not the model that was trained
     ├── TrainingError                  training that must not continue: non-finite loss, adapter that never changed
     ├── ClusterError                   ranks that cannot connect, a job that Slurm refuses
     │   └── LostRank                   a rank that died or stopped answering during a run
     └── Interrupted                    no error: the run was told to stop, has saved everything, and can continue
 
-The command line prints the message and ends with the error's status, 2; `--debug` adds the traceback.
+The command line prints the message and ends with the error's status, usually 2; `--debug` adds the traceback.
 Text written by a *model* never raises: it scores 0 and is counted.
 """
 
@@ -51,6 +52,10 @@ class ModelError(OctetError, ValueError):
 
 class CheckpointError(OctetError):
     pass
+
+
+class MergeError(OctetError):
+    status = 1  # everything has been done and written, and something is wrong with it
 
 
 class TrainingError(OctetError):

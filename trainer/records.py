@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +34,7 @@ class Problem:
     solution: str = ""  # a worked solution, for few-shot examples; may be empty
     extra: Mapping[str, Any] = field(default_factory=dict)  # other columns, handed to custom rewards
     messages: tuple[Mapping[str, Any], ...] = ()  # the conversation, where the data set brings one
+    stem: str = ""  # the question without its choices, where it has some
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +100,21 @@ class Score:
     correct_lenient: bool
 
 
+DeadBy = Literal["reward", "correct_strict", "correct_lenient"]  # attributes of a Score
+
+
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
     """The completions of one prompt with their scores. A group is never split.
 
-    It is *dead* when all its rewards are the same: it says nothing about what is better.
+    It is *dead* when all its rewards are the same: it says nothing about what is better. It is also
+    dead when what `dead_by` names is the same for all.
     """
 
     prompt: Prompt
     completions: tuple[Completion, ...]
     scores: tuple[Score, ...]
+    dead_by: DeadBy = "reward"
 
     @property
     def rewards_G(self) -> tuple[float | None, ...]:
@@ -116,8 +122,8 @@ class ScoredGroup:
 
     @property
     def is_dead(self) -> bool:
-        known = [reward for reward in self.rewards_G if reward is not None]
-        return not known or max(known) == min(known)
+        known = [score for score in self.scores if score.reward is not None]
+        return any(len({getattr(score, name) for score in known}) < 2 for name in ("reward", self.dead_by))
 
 
 @dataclass(frozen=True, slots=True)

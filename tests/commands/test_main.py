@@ -105,6 +105,16 @@ def test_an_unknown_command_is_an_error_that_names_the_nearest(capsys, typed, ne
     assert f"octet: {typed}: there is no such command. Did you mean {nearest}?" in errors
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("--steps", "run.steps"), ("--model", "model.name"), ("--max-new-tokens", "rollout.max_new_tok")],
+)
+def test_an_unknown_option_names_the_setting(capsys, typed, meant):
+    status, _, errors = answered(capsys, "train", typed, "5")
+    assert status == 2
+    assert f"Settings are written without dashes, as key=value. Did you mean {meant}" in errors
+
+
 def test_the_version(capsys):
     assert answered(capsys, "--version") == (0, f"octet {__version__}\n", "")
 

@@ -261,6 +261,13 @@ def test_yaml_of_a_run_is_plain():
     assert yaml.safe_load(resolve("nano").to_yaml())["model"]["name"] == "nano"
 
 
+def test_without_gold_answers_no_group_is_live_by_correctness():
+    settings = ["task.name=records", "task.path=it.jsonl", "task.answer=none"]
+    with pytest.raises(ConfigError, match=r"^rollout.dead_by=correct: .* Write rollout.dead_by=reward"):
+        resolve("nano", "dapo", settings)
+    assert resolve("nano", "dapo", [*settings, "rollout.dead_by=reward"]).rollout.dead_by == "reward"
+
+
 def test_raw_rewards_know_no_dead_groups():
     with pytest.raises(
         ConfigError, match=r"^rollout.dead_groups=refill: algorithm.loss=reinforce learns from the raw reward.*keep"

@@ -1,15 +1,25 @@
 """Counting answers: categories, votes, several answers to a problem, two models side by side."""
 
-import pytest
+from contextlib import nullcontext
+from dataclasses import replace
 
+import pytest
+from transformers import AutoModelForCausalLM
+
+from trainer.config.command_line import resolve
 from trainer.config.settings import Reward
+from trainer.errors import ConfigError, MergeError
+from trainer.evaluation import best, results
 from trainer.evaluation.comparison import Comparison, agreement, all_pairs
 from trainer.evaluation.estimates import pass_at, wilson
 from trainer.evaluation.evaluate import Evaluation, Outcome, Sampled, evaluate, majority
+from trainer.problem.prompts import Prompter
+from trainer.problem.task import make_task
 from trainer.records import Completion, Draws, Problem, Prompt, Sampling, Score
 from trainer.reward.built_in import Rules
 from trainer.reward.scorer import Scorer
 from trainer.rollout.collect import Sampler
+from trainer.run.assemble import evaluate_model, held_out_prompts
 
 
 def outcome(strict: str | None, gold: str = "18", **completion) -> Outcome:
@@ -37,6 +47,32 @@ def test_every_accuracy_has_an_interval():
     summary = evaluation("model", "yyn-").summary()
     assert (summary["accuracy"], summary["lenient_accuracy"]) == (0.5, 0.5)
     assert summary["interval"] == summary["lenient_interval"] == pytest.approx(list(wilson(2, 4)))
+
+
+def test_problems_that_were_left_out_are_named_wherever_the_accuracy_stands():
+    some = replace(evaluation("model", "yyn-"), left_out=3)
+    asked = "4 held-out problems (3 more exceed the context)"
+    assert best.describe(some).endswith(f" of {asked} correct")
+    assert results.title([some]) == f"Greedy answers to {asked}, with 95 % intervals"
+    assert asked in results.markdown({}, [some])
+    assert (some.summary()["left_out"], best.metrics_of(some)["eval/left_out"]) == (3, 3)
+
+
+def test_long_problems_are_evaluated_unless_the_context_is_too_short(tiny_model, tokenizer):
+    settings = [f"model.name={tiny_model}", "prompt.max_tokens=33", "eval.problems=16", "rollout.max_new_tokens=4"]
+    config, model = resolve("nano", None, settings), AutoModelForCausalLM.from_pretrained(tiny_model)
+    task = make_task(config.task)
+    lengths = [len(one.tokens) for one in held_out_prompts(config, task, Prompter(tokenizer, config.prompt, task))]
+    assert min(lengths) < 33 < max(lengths)
+    every = evaluate_model("all", model, tokenizer, config)
+    assert (len(every.outcomes), every.left_out) == (16, 0)
+    model.config.max_position_embeddings = sorted(lengths)[8] + 4
+    some = evaluate_model("some", model, tokenizer, config)
+    fitting = sum(length <= sorted(lengths)[8] for length in lengths)
+    assert (len(some.outcomes), some.left_out) == (fitting, 16 - fitting)
+    model.config.max_position_embeddings = 30
+    with pytest.raises(ConfigError, match=r"none of 16 held-out prompts fits into the context of 30 tokens"):
+        evaluate_model("none", model, tokenizer, config)
 
 
 def test_truncated_share_and_mean_length():
@@ -191,6 +227,39 @@ def test_agreement_looks_at_log_probs_up_to_the_first_other_token():
     other = Evaluation("other", (outcome("1", tokens=(5, 6, 8), logprobs=(-1.5, -2.25, -9.0)), outcome("1")))
     alike = agreement(one, other)
     assert (alike.identical, alike.problems, alike.largest_difference) == (1, 2, 0.5)
+    assert (alike.mean_difference, alike.partings) == ((0.5 + 0.25 + 0 + 0) / 4, (6.0,))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "last", "apart", "explained"),
+    [
+        ("fp32", 7, 1e-5, True),
+        ("fp32", 7, 0.02, False),  # the same tokens, with other probabilities
+        ("fp32", 8, 1e-3, True),  # two tokens that are equally likely
+        ("fp32", 8, 0.04, False),
+        ("bf16", 8, 0.04, True),
+        ("bf16", 8, 0.6, False),
+    ],
+)
+def test_a_merged_model_may_differ_by_rounding_only(dtype, last, apart, explained):
+    one = Evaluation("one", (outcome("1", tokens=(5, 7), logprobs=(-1.0, -3.0)),) * 50)
+    other = outcome("1", tokens=(5, last), logprobs=(-1.0, -3.0 - apart))
+    alike = agreement(one, Evaluation("other", (other,) * 50))
+    with nullcontext() if explained else pytest.raises(MergeError, match=r"not the one that was trained: \d+ of 50"):
+        alike.must_be_rounding(dtype)
+
+
+def test_one_answer_in_a_hundred_may_differ():
+    same = outcome("1")
+    other = outcome("2", tokens=(1, 3), logprobs=(-0.5, -4.0))
+
+    def alike(count):
+        answers = (other,) * count + (same,) * (200 - count)
+        return agreement(Evaluation("one", (same,) * 200), Evaluation("other", answers))
+
+    alike(2).must_be_rounding("fp32")
+    with pytest.raises(MergeError, match="3 of 200 greedy answers differ"):
+        alike(3).must_be_rounding("fp32")
 
 
 @pytest.mark.parametrize(("seed", "first"), [(7, (7 * 1_009) * 4_099), (2**63, 2**63 * 1_009 * 4_099 % 2**64)])

@@ -35,6 +35,9 @@ ADAPTERS = {
     "pissa_niter": "lora.init=pissa_niter_16",
     "pissa_rslora": "lora.init=pissa lora.rslora=true",
     "pissa_dora": "lora.init=pissa lora.dora=true",
+    "output layer": "lora.targets=[lm_head]",
+    "both embeddings": "lora.targets=[embed_tokens,lm_head,q_proj]",
+    "dora over the embedding": "lora.dora=true lora.targets=[embed_tokens]",
 }
 EIGHT_BIT = "optim.name=adamw_8bit engine.ds_config=zero2"
 FULL = "lora.enabled=false algorithm.lr=0.001"
@@ -344,3 +347,23 @@ def test_8_bit_states_in_cpu_memory_are_refused(engine, has_gpu):
 def test_an_optimizer_of_an_earlier_version_is_answered_with_those_of_today(name):
     with pytest.raises(ConfigError, match=f"optim.name='{name}' cannot be used. Write one of 'adamw' or 'adamw_8bit'"):
         resolve("nano", None, [f"optim.name={name}"])
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_pissa_of_a_layer_whose_weight_it_cannot_split_is_refused(tiny_model, target):
+    settings = Lora(init="pissa", targets=("q_proj", target))
+    with pytest.raises(ConfigError, match=rf"^lora.init=pissa: .*{target} (shares|is an).* or write lora.init=zero"):
+        lora.add_adapter(read(tiny_model), settings)
+
+
+def test_gradient_regularisation_leaves_the_embedding_of_a_whole_model_out(tiny_model):
+    """The first step of Adam depends on the sign of the gradient, which a strong penalty changes."""
+    weak, strong = (
+        advance(
+            make_policy(tiny_model, f"{FULL} optim.max_grad_norm=1e9 algorithm.gradreg.strength={strength}"), 0
+        ).model
+        for strength in (1e-9, 10)
+    )
+    assert_close(weak.get_input_embeddings().weight, strong.get_input_embeddings().weight, 1e-5)
+    queries = [model.model.layers[0].self_attn.q_proj.weight for model in (weak, strong)]
+    assert (queries[0] - queries[1]).abs().max() > 1e-3

@@ -2,12 +2,21 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
-from trainer.problem.curriculum import CURRICULA, BySolveRate, Curriculum, EasyFirst, difficulties, solve_rates
+from trainer.problem.curriculum import (
+    CURRICULA,
+    BySolveRate,
+    Curriculum,
+    EasyFirst,
+    difficulties,
+    outcomes,
+    solve_rates,
+)
 from trainer.problem.task import draw
 from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup
@@ -131,8 +140,22 @@ def test_the_solve_rate_runs_with_the_newest_groups():
 
 def test_rates_believe_the_parse_that_the_reward_believes():
     groups = [group(PROBLEMS[0], True, False, False, False, lenient=True), group(PROBLEMS[1], False, False)]
-    assert solve_rates(groups, lenient=False) == [("p/0", 0.25), ("p/1", 0.0)]
-    assert solve_rates(groups, lenient=True) == [("p/0", 1.0), ("p/1", 0.0)]
+    assert solve_rates(outcomes(groups, "correct_strict"), scales=False) == [("p/0", 0.25), ("p/1", 0.0)]
+    assert solve_rates(outcomes(groups, "correct_lenient"), scales=False) == [("p/0", 1.0), ("p/1", 0.0)]
+
+
+def test_without_gold_answers_the_rate_is_the_mean_reward_between_the_worst_and_the_best():
+    def rewarded(problem, *rewards):
+        return replace(group(problem, *[False] * len(rewards)), scores=tuple(scored(reward) for reward in rewards))
+
+    def scored(reward):
+        return Score(reward, {}, None, None, False, False)
+
+    groups = [rewarded(PROBLEMS[0], -2.0, 8.0), rewarded(PROBLEMS[1], 8.0, None), rewarded(PROBLEMS[2], 3.0, -2.0)]
+    groups += [rewarded(PROBLEMS[3], None)]
+    rates = solve_rates(outcomes(groups, "reward"), scales=True)
+    assert rates == [("p/0", 0.5), ("p/1", 1.0), ("p/2", 0.25)]
+    assert solve_rates(outcomes(groups[1:2], "reward"), scales=True) == [("p/1", 0.0)]  # all alike: nothing to learn
 
 
 def outcome(problem: Problem, step: int) -> float:
@@ -191,9 +214,9 @@ def test_ranks_that_see_different_groups_draw_the_same_problems(monkeypatch):
         drawn = [rank.curriculum.draw(step) for rank in ranks]
         assert drawn[0] == drawn[1]
         mine = [[group(p, step % 2 == 0, int(p.id[2:]) % 3 == 0) for p in drawn[0][rank::2]] for rank in (0, 1)]
-        rates = [solve_rates(groups, lenient=False) for groups in mine]
+        seen = [outcomes(groups, "correct_strict") for groups in mine]
         for rank, groups in zip(ranks, mine):
-            monkeypatch.setattr(distributed, "gather", lambda own, all_of=rates: all_of if own in all_of else None)
+            monkeypatch.setattr(distributed, "gather", lambda own, all_of=seen: all_of if own in all_of else None)
             rank._observe(groups)
     assert ranks[0].curriculum.state() == ranks[1].curriculum.state()
     assert len(ranks[0].curriculum.rates) > 100

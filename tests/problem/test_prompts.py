@@ -1,14 +1,16 @@
 """The exact text that a model sees, in each style, with a chat template and without."""
 
+import copy
 import json
 
 import pytest
+import yaml
 
 from trainer.answers import compare, find
 from trainer.config.command_line import resolve
 from trainer.config.settings import PROMPT_STYLES, PromptSettings, TaskSettings
 from trainer.errors import ConfigError, DataError
-from trainer.problem.prompts import MARKS, STYLES, Prompter, solved
+from trainer.problem.prompts import MARKS, STYLES, Prompter, solved, stop_strings
 from trainer.problem.task import make_task
 from trainer.records import Problem
 
@@ -247,3 +249,50 @@ def test_records_of_a_file_reach_the_prompt(tokenizer, tmp_path):
     path.write_text(json.dumps(record))
     problem = make_task(TaskSettings(name="records", path=str(path), holdout=1.0)).test()[0]
     assert text(tokenizer, problem) == "<|im_start|>user\n1 + 2?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("style", "templated", "stops"),
+    [
+        ("gsm8k", True, ()),  # the chat template has a token for the end of a turn
+        ("gsm8k", False, ("\nQuestion:",)),
+        ("few_shot", False, ("\nQuestion:",)),
+        ("r1_zero", True, ("</answer>", "\nUser:")),  # written without the template
+        ("r1_zero", False, ("</answer>", "\nUser:")),
+    ],
+)
+def test_an_answer_ends_where_a_base_model_would_ask_itself_the_next_question(tokenizer, style, templated, stops):
+    one = tokenizer if templated else WithoutTemplate()
+    assert stop_strings(one, PromptSettings(style=style), Task()) == stops
+    begins = text(one, style=style).rpartition(PROBLEM.question)[0]
+    assert all(begins.endswith(stop.removeprefix("\n") + " ") for stop in stops if stop.endswith(":"))
+
+
+THINKING = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    "<assistant>{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+)
+
+
+def test_variables_reach_the_chat_template_and_the_run_folder(tokenizer):
+    thinking = copy.copy(tokenizer)
+    thinking.chat_template = THINKING
+    assert text(thinking, style="chat").endswith("<assistant>")
+    assert text(thinking, style="chat", template={"enable_thinking": False}).endswith("<assistant><think></think>")
+    for written in ("prompt.template={enable_thinking: false}", "prompt.template.enable_thinking=false"):
+        config = resolve("nano", None, [written])
+        assert yaml.safe_load(config.to_yaml())["prompt"]["template"] == {"enable_thinking": False}
+
+
+def test_a_variable_that_the_chat_template_does_not_have_is_an_error(tokenizer):
+    thinking = copy.copy(tokenizer)
+    thinking.chat_template = THINKING
+    with pytest.raises(ConfigError, match=r"^prompt.template={enable_thinkin: ...}: .*Did you mean enable_thinking?"):
+        prompter(thinking, template={"enable_thinkin": False})
+    with pytest.raises(ConfigError, match="has no such variable"):
+        prompter(WithoutTemplate(), template={"enable_thinking": False})
+
+
+def test_a_variable_that_octet_sets_itself_is_refused():
+    with pytest.raises(ConfigError, match="Octet itself sets add_generation_prompt"):
+        resolve("nano", None, ["prompt.template={add_generation_prompt: false}"])

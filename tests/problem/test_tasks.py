@@ -120,6 +120,15 @@ def test_the_order_of_choices_follows_from_the_problem_alone():
     assert there.stdout.split() == shuffled("q", ["a", "b", "c", "d"])
 
 
+def test_a_held_out_question_is_not_trained_on_with_other_choices(tmp_path):
+    asked_again = GPQA | {"Question": GPQA["Question"].upper(), "Incorrect Answer 1": "xenon"}
+    write(tmp_path / "train.jsonl", asked_again, GPQA | {"Question": "Which gas do they give off?"})
+    write(tmp_path / "test.jsonl", GPQA)
+    task = task_of("multiple_choice", data_dir=tmp_path)
+    assert [problem.stem for problem in task.train()] == ["Which gas do they give off?"]
+    assert notes(task) == ["training problems left out because the test set asks them too: 1"]
+
+
 def test_columns_of_choices_can_be_named_and_may_hold_lists(tmp_path):
     path = write(tmp_path / "a.jsonl", {"q": "2 + 2?", "right": 4, "wrong": [3, "5"]})
     settings = {"question": "q", "answer": "right", "incorrect": ("wrong",)}

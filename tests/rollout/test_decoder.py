@@ -22,7 +22,7 @@ from trainer.records import Completion, Problem, Prompt, Sampling, TrainingRow
 from trainer.rollout.decoder import weights
 from trainer.rollout.decoder.cuda_graphs import rounded
 from trainer.rollout.decoder.forward import needs_repeated_keys
-from trainer.rollout.decoder.sampler import DecodeSampler, Scheduler, draw
+from trainer.rollout.decoder.sampler import STEPS_PER_CHECK, DecodeSampler, Scheduler, draw
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.make import make_sampler
 
@@ -55,7 +55,7 @@ FAMILIES = {
     "granite": ("granite", GRANITE),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", WINDOWED),
-    "seed_oss": ("seed_oss", {"head_dim": 8, "residual_dropout": 0.0}),
+    "seed_oss": ("seed_oss", {"head_dim": 8, "residual_dropout": 0.0, "attention_dropout": 0.0}),
 }
 PLAIN = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 
@@ -109,8 +109,8 @@ def sampling(**changed) -> Sampling:
     return Sampling(**{"group": 4, "temperature": 1.0, "max_new_tokens": 12, "seed": 1, **changed})
 
 
-def sample(kind, model, tokenizer, asked, stops=(), rows=64, **changed):
-    sampler = kind(model, tokenizer, list(stops) or stop_tokens(tokenizer, model), rows)
+def sample(kind, model, tokenizer, asked, stops=(), rows=64, strings=(), **changed):
+    sampler = kind(model, tokenizer, list(stops) or stop_tokens(tokenizer, model), rows, stop_strings=strings)
     return dict(sampler.sample(asked, sampling(**changed)))
 
 
@@ -210,6 +210,48 @@ def test_a_stop_token_in_the_last_place_is_not_truncated(kind, model, tokenizer)
     every = range(model.config.vocab_size)
     group = sample(kind, model, tokenizer, prompts(5), stops=every, max_new_tokens=1)[0]
     assert [(len(one.tokens), one.truncated) for one in group] == [(1, False)] * 4
+
+
+STRINGS = ("ou", "\n", "s an", "</answer>")  # of one token or several, or of none that is likely
+
+
+def is_ended(tokenizer, tokens):
+    return any(string in tokenizer.decode(tokens, skip_special_tokens=True) for string in STRINGS)
+
+
+@pytest.mark.parametrize(("rows", "steps_per_check"), [(3, 1), (64, 1), (64, 8)])
+def test_greedy_tokens_end_with_the_first_that_completes_a_stop_string(
+    kind, model, tokenizer, monkeypatch, rows, steps_per_check
+):
+    monkeypatch.setitem(STEPS_PER_CHECK, "cpu", steps_per_check)
+    asked, greedy = prompts(*range(4, 24)), {"group": 2, "temperature": 0.0, "max_new_tokens": 40}
+    whole = sample(kind, model, tokenizer, asked, **greedy)
+    ended = sample(kind, model, tokenizer, asked, strings=STRINGS, rows=rows, **greedy)
+    for index, (one, _) in whole.items():
+        prefixes = (count for count in range(1, len(one.tokens)) if is_ended(tokenizer, one.tokens[:count]))
+        count = next(prefixes, len(one.tokens))
+        assert {other.tokens for other in ended[index]} == {one.tokens[:count]}
+        assert ended[index][0].logprobs == pytest.approx(one.logprobs[:count], abs=1e-4)
+    lengths = {len(group[0].tokens) for group in ended.values()}
+    assert len(lengths) > 4, "the answers should end at different tokens"
+
+
+def test_sampled_answers_end_with_a_stop_string_and_are_read_up_to_it(kind, model, tokenizer):
+    groups = sample(kind, model, tokenizer, prompts(5, 9), strings=STRINGS, group=32, rows=24, max_new_tokens=40)
+    answers, stops = [one for group in groups.values() for one in group], stop_tokens(tokenizer, model)
+    by_string = [one for one in answers if is_ended(tokenizer, one.tokens)]
+    assert len(by_string) > 8
+    for one in by_string:
+        assert not one.truncated
+        assert not is_ended(tokenizer, one.tokens[:-1])
+        assert len(one.logprobs) == len(one.tokens)
+        assert "\n" not in one.text, "what a line break opens is not part of the answer"
+        decoded = tokenizer.decode(one.tokens, skip_special_tokens=True)
+        assert decoded.startswith(one.text)
+        assert "\n" in decoded or one.text.endswith(STRINGS)
+    for one in (one for one in answers if one not in by_string):
+        assert (one.tokens[-1] in stops) is not one.truncated
+        assert len(one.tokens) == 40 or not one.truncated
 
 
 def test_a_seed_repeats_and_another_does_not(kind, model, tokenizer):

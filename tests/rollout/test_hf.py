@@ -4,11 +4,12 @@ import contextlib
 from types import SimpleNamespace
 
 import peft
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 
 from trainer.config.settings import Model
-from trainer.model.load import load_model, stop_tokens
+from trainer.model.load import load_model, load_tokenizer, stop_tokens
 from trainer.records import Problem, Prompt, Sampling
 from trainer.rollout import limits
 from trainer.rollout.hf import HfSampler, generating
@@ -47,6 +48,28 @@ def test_stop_tokens_are_a_set_of_all_that_end_an_answer(tiny_model, tokenizer):
     ids = {tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>")}
     assert ids <= set(stops)
     assert stops == sorted(set(stops))
+
+
+TURN = "{% for m in messages %}<start>{{ m['role'] }} {{ m['content'] }}"
+# gpt-oss ends its thinking, and every answer but the last one, with <|end|>; in Gemma's vocabulary </s> is HTML
+ENDS = {
+    "gpt-oss": (TURN + "{{ '<|return|>' if loop.last else '<|end|>' }}{% endfor %}", "<|return|>"),
+    "gemma": (TURN + "<end_of_turn>\n{% endfor %}", "<end_of_turn>"),
+    "phi": (TURN + "<|end|>\n{% endfor %}</s>", "<|end|>"),
+    "none": (TURN + "\n{% endfor %}", None),
+    "refuses": ("{{ raise_exception('no') }}", None),
+    "another text": ("{% for m in messages %}<start>{{ m['role'] }}<end_of_turn>{% endfor %}", None),
+}
+
+
+@pytest.mark.parametrize(("template", "end"), ENDS.values(), ids=ENDS)
+def test_the_end_of_a_turn_is_what_the_chat_template_writes(tiny_model, template, end):
+    tokenizer = load_tokenizer(Model(name=str(tiny_model)))
+    tokenizer.add_tokens(["<|return|>", "<|end|>", "<start>", "<end_of_turn>", "</s>", "<|im_end|>", "\n"])
+    tokenizer.chat_template = template
+    found = set(stop_tokens(tokenizer, AutoModelForCausalLM.from_pretrained(tiny_model)))
+    expected = {"<|im_end|>", "<|endoftext|>", end} - {None}  # the first is the end of the configuration
+    assert found == set(tokenizer.convert_tokens_to_ids(sorted(expected)))
 
 
 def test_rows_are_as_many_as_half_of_the_free_memory_holds(monkeypatch):

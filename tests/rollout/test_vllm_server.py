@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -221,6 +222,20 @@ def test_nothing_that_bends_the_distribution_is_left_to_the_server(sampler, doub
     assert len({body["seed"] for body in double.asked}) == 4
     seeds = sorted(body["seed"] for body in double.asked)
     assert min(b - a for a, b in pairwise(seeds)) > 1000, "vLLM counts on from the seed of a group"
+
+
+def test_an_answer_ends_with_the_token_that_completes_a_stop_string(policy, double, tmp_path):
+    """The server may have gone on behind it. Without a stop token, the stop string says that the answer is whole."""
+    run = replace(around(tmp_path, policy, double.url), stop_strings=("77 88", "99"))
+    sampler = VllmServerSampler(run, [Server(double.url)])
+    tokens = {"token_ids": [66, 77, 88, 99], "logprobs": {"token_logprobs": [-0.5, -0.25, -1.0, -2.0]}}
+    double.faults = [lambda body: good(body, double, **tokens)] * len(PROMPTS)
+    answers = [one for group in sample(sampler).values() for one in group]
+    sampler.close()
+    assert {(one.tokens, one.logprobs) for one in answers} == {((66, 77, 88), (-0.5, -0.25, -1.0))}
+    assert {(one.text, one.truncated) for one in answers} == {("66 77 88", False)}
+    assert double.asked[-1]["stop"] == ["77 88", "99"]
+    assert double.asked[-1]["include_stop_str_in_output"]
 
 
 def test_the_base_is_asked_for_by_its_own_name(sampler, policy, double):

@@ -19,6 +19,14 @@ def test_a_quadratic_has_the_gradient_in_closed_form():
     assert found.second_norm == pytest.approx(float((g + 0.01 * HESSIAN @ g).norm()))
 
 
+def test_what_is_left_out_keeps_its_plain_gradient_and_does_not_move():
+    """With x = (a, b) and b left out, the penalty is on the part of the gradient for a: H_aa is all that matters."""
+    a, b = torch.tensor([0.3]), torch.tensor([-0.7])
+    g = HESSIAN @ torch.cat([a, b])
+    found = regularised(lambda _: list((HESSIAN @ torch.cat([a, b])).split(1)), [a, b], 0.01, 0.1, left_out=[b])
+    torch.testing.assert_close(found.gradient, [g[:1] + 0.1 * HESSIAN[:1, :1] @ g[:1], g[1:]], atol=1e-6, rtol=0)
+
+
 def test_the_second_gradient_says_that_it_is_displaced():
     seen = []
     regularised(lambda is_displaced: seen.append(is_displaced) or [torch.ones(1)], [torch.zeros(1)], 0.1, 0.1)

@@ -62,6 +62,15 @@ def test_what_samples_is_what_is_trained_at_every_step(tmp_path, ranks):
     assert not (folder / "published").exists()
 
 
+def test_answers_end_with_the_token_that_completes_a_stop_string(tmp_path):
+    folder = tmp_path / "run"
+    train(folder, "rollout.engine=vllm_colocate", "run.steps=2", "rollout.stop='= '", "rollout.dead_groups=keep")
+    assert largest(folder, "sampler_difference/max") < 1e-4
+    texts = [one["completion"] for one in samples(folder)]
+    assert not any("= " in text[:-2] for text in texts)
+    assert any(text.endswith("= ") for text in texts)
+
+
 def test_a_whole_model_is_sampled_as_it_is_trained(tmp_path):
     folder = tmp_path / "run"
     whole = ["rollout.engine=vllm_colocate", "lora.enabled=false", "algorithm.lr=0.001"]

@@ -74,6 +74,24 @@ def test_greedy_tokens_are_those_of_generate(run):
     assert any(served[i][0].tokens != base[i][0].tokens for i in base), "three updates should change something"
 
 
+def test_answers_end_with_the_token_that_completes_a_stop_string(server, tmp_path):
+    """Each line of the shipped model is a calculation, so nearly every answer has such a string in it."""
+    stops = ["= ", "7\n"]
+    at = [f"rollout.vllm.urls={server.url}", f"rollout.stop={json.dumps(stops)}", "run.steps=1"]
+    with built(tmp_path / "run", *at) as run:
+        prompts, greedy = run.rollouts.prompts_of(7), Sampling(1, 0.0, 24, 0)
+        context, model = run.rollouts.sampler.context, run.updater.policy.model
+        local = HfSampler(model, context.tokenizer, context.stop_tokens, 8, stop_strings=stops)
+        served, expected = (dict(one.sample(prompts, greedy)) for one in (run.rollouts.sampler, local))
+        assert [served[i][0].tokens for i in sorted(served)] == [expected[i][0].tokens for i in sorted(expected)]
+        assert any(group[0].text.endswith("= ") for group in served.values())
+        assert apart(run) < 1e-4
+        groups = run.rollouts.sampler.sample(prompts, replace(greedy, temperature=1.0, group=8))
+        answers = [one for _, group in groups for one in group]
+        decoded = [context.tokenizer.decode(one.tokens[:-1], skip_special_tokens=True) for one in answers]
+        assert not any(stop in before for before in decoded for stop in stops)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_those_of_a_training_forward(server, tmp_path, temperature):
     at = [f"rollout.temperature={temperature}", f"rollout.vllm.urls={server.url}", "algorithm.lr=0.01", "run.steps=1"]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 import trainer
-from trainer.config.arguments import argument_parser
+from trainer.config.arguments import Parser, argument_parser
 from trainer.errors import did_you_mean
 from trainer.exits import answering_errors, leave
 from trainer.machine import hardware
@@ -30,6 +30,7 @@ GROUPS = {
         "compare": "Show runs side by side: where they differ, and what came of it.",
         "score": "Score the completions in a JSON lines file; see docs/rewards.md.",
         "play": "Answer problems yourself and see what each reward makes of it.",
+        "reward": "Try the rewards, or a function of yours, on texts that a model might be paid for.",
     },
     "prepare": {
         "doctor": "Check whether a run with these settings can start on this machine, and finish.",
@@ -88,7 +89,7 @@ def _run(name: str, arguments: Sequence[str]) -> None:
 
 
 def _parser(name: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"octet {name}", description=COMMANDS[name], allow_abbrev=False)
+    parser = Parser(prog=f"octet {name}", description=COMMANDS[name], allow_abbrev=False)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     return parser
 

@@ -13,9 +13,10 @@ from trainer.checks import downloads
 from trainer.commands.options import TASKS, add_overrides
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
-from trainer.problem.prompts import Prompter
+from trainer.problem.prompts import Prompter, stop_strings
 from trainer.problem.task import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.records import Problem, Prompt
+from trainer.reward import golds
 
 MEASURED = 10_000  # prompts whose length is measured: enough for the distribution of any data set
 
@@ -46,6 +47,7 @@ def run(options: Namespace) -> None:
 def show(config: Config, split: str, count: int, as_json: bool) -> None:
     task = make_task(config.task)
     problems = _problems(task, config, split)  # raises an error for bad data before a tokenizer loads
+    golds.check(config, task, problems)
     facts: dict[str, Any] = {"task": task.name, **_sizes(task, config, split, len(problems)), "notes": notes(task)}
 
     from trainer.model.load import load_tokenizer
@@ -55,6 +57,7 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
     prompter = Prompter(load_tokenizer(config.model), config.prompt, task)
     prompts = [prompter.prompt(problem) for problem in problems[:MEASURED]]
     facts |= {"prompt_style": prompter.style, "answer_style": prompter.answer_style, "model": config.model.name}
+    facts["stop_strings"] = [*stop_strings(prompter.tokenizer, config.prompt, task), *config.rollout.stop]
     facts["prompt_tokens"] = _lengths(prompts, config.prompt.max_tokens)
     facts["problems"] = [_facts_of(prompt) for prompt in prompts[:count]]
     print(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else _as_text(facts, split))
@@ -91,6 +94,7 @@ def _as_text(facts: dict[str, Any], split: str) -> str:
         f"{facts['task']}: {sizes}",
         *(f"data: {note}" for note in facts["notes"]),
         f"prompt style {facts['prompt_style']}; a strict answer is {ANSWERS[facts['answer_style']]}",
+        *(f"an answer ends at {json.dumps(string, ensure_ascii=False)}" for string in facts["stop_strings"]),
         f"tokens of {lengths['measured']:,} {split} prompts for {facts['model']}: min {lengths['min']}, "
         f"median {lengths['median']:g}, max {lengths['max']}; "
         f"{lengths['too_long']} longer than prompt.max_tokens={lengths['limit']}",

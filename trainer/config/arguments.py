@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
+from typing import NoReturn
+
+from trainer.errors import did_you_mean
 
 PRESETS = Path(__file__).parent / "presets"
 RECIPES = PRESETS / "recipes"
@@ -14,8 +18,21 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that names the setting which an unknown option may stand for: `run.steps` for `--steps`."""
+
+    def error(self, message: str) -> NoReturn:
+        if option := re.match(r"unrecognized arguments: --([\w-]+)", message):
+            from trainer.config.settings import fields
+
+            name, known = option[1].replace("-", "_"), fields()
+            meant = f"{name}.name" if f"{name}.name" in known else name
+            message += f". Settings are written without dashes, as key=value.{did_you_mean(meant, known)}"
+        super().error(message)
+
+
 def argument_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="train.py" if sys.argv[0].endswith("train.py") else "octet train",
         description="Train a language model with GRPO. Every setting is in docs/configuration.md.",
         epilog="example: octet train --preset 8gb algorithm.lr=2e-5 run.steps=100",

@@ -85,6 +85,11 @@ class Config(Section):
                 "rollout.dead_groups=refill: algorithm.loss=reinforce learns from the raw reward, so a group of equal "
                 "rewards is not dead. Write rollout.dead_groups=keep"
             )
+        if self.rollout.dead_by == "correct" and self.task.answer == "none":
+            raise ValueError(
+                "rollout.dead_by=correct: with task.answer=none no answer is right, so every group is dead. Write "
+                "rollout.dead_by=reward"
+            )
         if self.algorithm.minibatches > self.rollout.problems:
             raise ValueError(
                 f"algorithm.minibatches={self.algorithm.minibatches}: groups stay whole, and a step has "

@@ -92,6 +92,7 @@ class EvaluationHistory:
         assert self.last is not None, "keep() follows an evaluation"
         shares = {"accuracy": self.last.strict.value, "lenient": self.last.lenient.value}
         note = {"step": self.milestones[-1].step, **shares, "problems": self.problems}
+        note |= {"left_out": self.last.left_out} if self.last.left_out else {}
         (partial / "best.json").write_text(json.dumps(note, indent=2) + "\n")
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
@@ -99,7 +100,7 @@ class EvaluationHistory:
 
 def describe(evaluation: Evaluation, answer: str = "strict") -> str:
     """Return the headline of an evaluation. The accuracy that `reward.answer` pays for comes first."""
-    strict, count = percent(evaluation.strict), f"of {len(evaluation.outcomes)} held-out problems correct"
+    strict, count = percent(evaluation.strict), f"of {evaluation.asked} correct"
     if answer == "strict":
         return f"{strict} {count}"
     return f"{percent(evaluation.lenient)} {count} in any format, {strict} in the one asked for"
@@ -107,7 +108,8 @@ def describe(evaluation: Evaluation, answer: str = "strict") -> str:
 
 def metrics_of(evaluation: Evaluation) -> dict[str, float]:
     """Return what is written into `metrics.jsonl`."""
-    return {
+    left_out = {"eval/left_out": evaluation.left_out} if evaluation.left_out else {}
+    return left_out | {
         "eval/accuracy": evaluation.strict.value,
         "eval/lenient": evaluation.lenient.value,
         "eval/low": evaluation.strict.low,

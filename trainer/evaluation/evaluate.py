@@ -99,11 +99,21 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The answers of one model: `strict` is the accuracy in the requested format, `lenient` in any format."""
+    """The answers of one model: `strict` is the accuracy in the requested format, `lenient` in any format.
+
+    `left_out` counts the held-out problems that exceed the context, and were not asked.
+    """
 
     name: str
     outcomes: tuple[Outcome, ...]
     sampled: Sampled | None = None
+    left_out: int = 0
+
+    @property
+    def asked(self) -> str:
+        """Say how many problems were asked, and how many were not."""
+        others = f" ({self.left_out} more exceed the context)" if self.left_out else ""
+        return f"{len(self.outcomes)} held-out problems{others}"
 
     @property
     def correct(self) -> list[bool]:
@@ -126,6 +136,7 @@ class Evaluation:
         return {
             "name": self.name,
             "problems": len(self.outcomes),
+            "left_out": self.left_out,
             "accuracy": self.accuracy,
             "interval": list(self.strict[1:]),
             "lenient_accuracy": self.lenient.value,
@@ -180,6 +191,7 @@ def evaluate(
     max_new_tokens: int,
     draws: Draws | None = None,
     shows_progress: bool = False,
+    left_out: int = 0,
 ) -> Evaluation:
     """Evaluate greedy answers, and sampled ones if `draws` are given. Every rank gets the whole result."""
 
@@ -192,13 +204,13 @@ def evaluate(
     greedy = answered("greedy answers to", Sampling(1, temperature=0.0, max_new_tokens=max_new_tokens, seed=0))
     outcomes = tuple(outcome for (outcome,) in greedy)
     if draws is None:
-        return Evaluation(name, outcomes)
+        return Evaluation(name, outcomes, left_out=left_out)
     what = f"{draws.samples} sampled answers to each of"
     trials = [
         answered(what, Sampling(draws.samples, draws.temperature, max_new_tokens, _seed(draws, trial)))
         for trial in range(draws.trials)
     ]
-    return Evaluation(name, outcomes, Sampled(draws, tuple(trials)))
+    return Evaluation(name, outcomes, Sampled(draws, tuple(trials)), left_out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,13 @@ class Evaluator:
     held_out: Sequence[Prompt]
     max_new_tokens: int
     history: EvaluationHistory
+    left_out: int = 0  # held-out problems that exceed the context
 
     def evaluate(self, name: str) -> Evaluation:
         """Return the evaluation of the policy as it is. Every rank calls it."""
         with self.policy.gathered():
-            return evaluate(name, self.sampler, self.scorer.verifier(), self.held_out, self.max_new_tokens)
+            scorer, left_out = self.scorer.verifier(), self.left_out
+            return evaluate(name, self.sampler, scorer, self.held_out, self.max_new_tokens, left_out=left_out)
 
     def keep_if_best(self, step: int, evaluation: Evaluation) -> bool:
         """Add the evaluation after a step to the history; write the policy into `best/` if it is the best."""

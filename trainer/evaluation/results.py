@@ -29,6 +29,7 @@ def settings_of(config: Config) -> dict[str, Any]:
         **quantised,
         "task": config.task.name,
         "prompt_style": config.prompt.style,
+        **({"template": config.prompt.template} if config.prompt.template else {}),
         "max_new_tokens": config.rollout.max_new_tokens,
     }
 
@@ -115,7 +116,7 @@ def _gained_and_lost(first: Evaluation, other: Evaluation) -> str:
 
 
 def title(evaluations: Sequence[Evaluation]) -> str:
-    text = f"Greedy answers to {len(evaluations[0].outcomes)} held-out problems"
+    text = f"Greedy answers to {evaluations[0].asked}"
     if (sampled := evaluations[0].sampled) is None:
         return f"{text}, with 95 % intervals"
     draws = sampled.draws

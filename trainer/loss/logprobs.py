@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +34,7 @@ class LogProbs(nn.Module):
         self, model: Any, temperature: float, train_entropy: bool = False, flat: bool = True, offload: bool = False
     ) -> None:
         super().__init__()
+        _refuse_noise(causal_lm_of(model))
         self.model = model
         self.offload = offload
         self.is_flat = flat and make_flat(causal_lm_of(model))
@@ -184,6 +186,48 @@ def _score_chunk(
     if entropy_slope_NV is not None:
         found.append(through_the_head(entropy_slope_NV))
     return tuple(found)
+
+
+@torch.no_grad()
+def _refuse_noise(model: Any) -> None:
+    """Raise if the model computes something else in training mode than in eval mode, in which answers are sampled.
+
+    No random number is used up.
+    """
+    backbone, was_training = model.get_decoder(), model.training
+    tokens_1T = torch.arange(16, device=model.device)[None] % backbone.config.vocab_size
+    rounding = 1e-4 if model.dtype == torch.float32 else 0.02  # bf16 rounds to 0.4 %
+    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+        hidden_1TH = backbone.eval()(tokens_1T, use_cache=False).last_hidden_state
+        noisy_1TH = backbone.train()(tokens_1T, use_cache=False).last_hidden_state
+        differs = (noisy_1TH - hidden_1TH).abs().max() > rounding * hidden_1TH.abs().max()
+        where = _first_noise(backbone, tokens_1T) if differs else ""
+    backbone.train(was_training)
+    if differs:
+        raise ModelError(
+            f"model.name={model.name_or_path}: {model.config.model_type} computes something else while it is trained "
+            f"than while it is sampled from, first in {where}: a dropout or other noise that cannot be switched off. "
+            "Choose another model family."
+        )
+
+
+def _first_noise(backbone: Any, tokens_1T: Tensor) -> str:
+    """Return the name of the first module that gives two outputs for the same tokens in training mode."""
+    outputs: list[list[Tensor]] = []
+    names: list[str] = []
+
+    def keep(name: str, module: Any, arguments: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            names.append(f"{name} ({type(module).__name__})")
+            outputs[-1].append(output.cpu())
+
+    hooks = [module.register_forward_hook(partial(keep, name)) for name, module in backbone.named_modules()]
+    for _ in range(2):
+        outputs.append([])
+        backbone(tokens_1T, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return next((name for name, *pair in zip(names, *outputs) if not torch.equal(*pair)), "its hidden states")
 
 
 @torch.no_grad()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -17,7 +19,8 @@ from trainer.model.staging import staged_copy
 NANO = Path(__file__).parent / "nano"
 ATTENTION = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}  # None: transformers chooses
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "</s>")
+NOISE = re.compile("drop|(?<!router_)jitter")  # Phi-MoE's router_jitter_noise is a threshold in eval mode as well
+END_OF_TEXT = "<|endoftext|>"  # ends a document wherever a vocabulary has it, also of a model whose turns end otherwise
 
 
 def location(settings: Model) -> str:
@@ -57,7 +60,7 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
         enable({"use_reentrant": False})
     if staged_copy(settings):  # saved files should name the model, not this node's copy
         model.name_or_path = model.config._name_or_path = settings.name
-    _disable_dropout(model)
+    _disable_noise(model)
     return model.to(device) if settings.quantize == "none" else quantised.keep_training_arithmetic(model)
 
 
@@ -72,14 +75,19 @@ def _refuse_quantised_on_disk(settings: Model) -> None:
         )
 
 
-def _disable_dropout(model: Any) -> None:
-    """Set every dropout to 0: with dropout, the policy being trained is not the policy that sampled."""
-    for module in model.modules():
+def _disable_noise(model: Any) -> None:
+    """Set every dropout and jitter to 0: with them, the policy being trained is not the policy that sampled.
+
+    Many families keep the probability as a number, in a module or in the configuration, and call a function with it.
+    """
+    modules = list(model.modules())
+    for module in modules:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        for name in ("attention_dropout", "dropout", "resid_dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
+    for owner in [*modules, *(module.config for module in modules if hasattr(module, "config"))]:
+        for name, value in vars(owner).items():
+            if isinstance(value, float) and NOISE.search(name):
+                setattr(owner, name, 0.0)
 
 
 def fits(folder: Path, device: torch.device) -> bool:
@@ -91,12 +99,25 @@ def fits(folder: Path, device: torch.device) -> bool:
 
 
 def stop_tokens(tokenizer: Any, model: Any) -> list[int]:
-    """Return all tokens that end an answer: of the tokenizer, the generation config, and known ends of a turn."""
+    """Return all tokens that end an answer: of the tokenizer, the generation config, and the chat template."""
     configured = model.generation_config.eos_token_id
     stops = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
-    vocabulary = tokenizer.get_vocab()
-    stops |= {vocabulary[token] for token in END_OF_TURN if token in vocabulary}
+    stops |= {tokenizer.get_vocab().get(END_OF_TEXT), _end_of_turn(tokenizer)}
     return sorted(stops - {None})
+
+
+def _end_of_turn(tokenizer: Any) -> int | None:
+    """Return the added token that the chat template writes behind the answer, or None if there is none."""
+    answer = "forty-two"
+    turns = [{"role": "user", "content": "6 x 7?"}, {"role": "assistant", "content": answer}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False) if tokenizer.chat_template else ""
+    except TemplateError:  # it wants something else in a conversation
+        return None
+    _, found, behind = text.rpartition(answer)
+    tokens = tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
+    added = {token for token, described in tokenizer.added_tokens_decoder.items() if described.content.strip()}
+    return next((token for token in tokens if token in added), None)
 
 
 def _load(loader: Any, settings: Model, **options: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def add_adapter(model: Any, settings: Lora) -> Any:
         task_type="CAUSAL_LM",
     )
     try:
-        adapted = peft.get_peft_model(model, options)
+        with _without_tying_warnings():
+            adapted = peft.get_peft_model(model, options)
     except ValueError as error:  # PEFT has found none of the modules
         names = sorted(
             {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
@@ -54,8 +56,15 @@ def add_adapter(model: Any, settings: Lora) -> Any:
 
 def _init_pissa(model: Any, settings: Lora) -> None:
     """Initialise PiSSA. The factors are rounded now, as the engine would, so that factors and rest add up exactly."""
+    tied = _tied_weight(model.get_base_model())
     for name, layer in _layers(model):
         weight = layer.get_base_layer().weight
+        if weight is tied or isinstance(layer.get_base_layer(), torch.nn.Embedding):
+            reason = "shares its weight with another layer" if weight is tied else "is an embedding"
+            raise ConfigError(
+                f"lora.init={settings.init}: PiSSA moves a part of each weight into the adapter, and {name} {reason}. "
+                "Leave it out of lora.targets, or write lora.init=zero."
+            )
         if settings.r > min(weight.shape):
             shape = " x ".join(map(str, weight.shape))
             raise ConfigError(
@@ -97,7 +106,8 @@ def _layers(model: Any) -> Iterator[tuple[str, Any]]:
 def load_adapter(model: Any, folder: Path) -> Any:
     """Return the model with an adapter that is not trained further."""
     try:
-        return peft.PeftModel.from_pretrained(model, str(folder))
+        with _without_tying_warnings():
+            return peft.PeftModel.from_pretrained(model, str(folder))
     except (OSError, RuntimeError, ValueError) as error:  # a file is missing, a shape differs, a module is not there
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(
@@ -107,7 +117,32 @@ def load_adapter(model: Any, folder: Path) -> Any:
 
 
 def merged(model: Any, folder: Path) -> Any:
-    return load_adapter(model, folder).merge_and_unload(safe_merge=True)
+    """Return the base with the adapter added to its weights.
+
+    An output layer that shares the weight of the embedding gets a weight of its own if one of them has an adapter:
+    otherwise the adapter of one would change the other, too.
+    """
+    adapted = load_adapter(model, folder)
+    tied = _tied_weight(model)
+    if any(layer.get_base_layer().weight is tied for _, layer in _layers(model)):
+        output = model.get_output_embeddings()
+        getattr(output, "base_layer", output).weight = torch.nn.Parameter(tied.detach().clone())
+        model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
+    return adapted.merge_and_unload(safe_merge=True)
+
+
+def _tied_weight(model: Any) -> Any:
+    """Return the weight that the embedding shares with the output layer, or None if each has its own."""
+    weight = model.get_input_embeddings().weight
+    return weight if model.get_output_embeddings().weight is weight else None
+
+
+@contextmanager
+def _without_tying_warnings() -> Iterator[None]:
+    """Silence PEFT where an adapted layer shares its weight, because `merged` unties such layers."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True` and a tied layer")
+        yield
 
 
 def save_adapter(model: Any, folder: Path, values: Mapping[str, Tensor] | None = None) -> None:

@@ -2,7 +2,8 @@
 
     none         the shuffled set, pass after pass
     difficulty   easy ones first: at the start from the easiest quarter, from half of the run on from all
-    solve_rate   problems that are always or never solved are drawn a tenth as often as those solved half the time
+    solve_rate   problems that are always or never solved are drawn a tenth as often as those solved half the time;
+                 without gold answers, the mean reward between the worst and the best of the step is the solve rate
 
 The first two depend on the seed and the step alone. The third learns, and keeps what it has learned in its `state`.
 """
@@ -22,6 +23,7 @@ from trainer.problem.task import draw
 from trainer.records import Problem, ScoredGroup
 
 Rates = list[tuple[str, float]]  # problem id -> share of its answers that were right
+Outcomes = tuple[str, list[float]]  # problem id -> 0 to 1, or the reward, for each of its answers
 
 
 class Curriculum:
@@ -53,7 +55,7 @@ class Curriculum:
         return 1.0
 
     def observe(self, rates: Rates) -> None:
-        """Take in the solve rates of a step on one rank. It is called for every rank in the same order."""
+        """Take in the solve rates of a step, of the problems of all ranks."""
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -130,14 +132,17 @@ CURRICULA: dict[str, Callable[[Sequence[Problem], int, int, int], Curriculum]] =
 }
 
 
-def solve_rates(groups: Iterable[ScoredGroup], lenient: bool) -> Rates:
-    return [
-        (
-            group.prompt.problem.id,
-            fmean(score.correct_lenient if lenient else score.correct_strict for score in group.scores),
-        )
-        for group in groups
-    ]
+def outcomes(groups: Iterable[ScoredGroup], worth: str) -> list[Outcomes]:
+    """Return how each answer to each problem did, by an attribute of its score. Missing rewards are left out."""
+    found = [(group.prompt.problem.id, [getattr(score, worth) for score in group.scores]) for group in groups]
+    return [(problem_id, [float(value) for value in values if value is not None]) for problem_id, values in found]
+
+
+def solve_rates(seen: Sequence[Outcomes], scales: bool) -> Rates:
+    """Return the mean for each problem. With `scales` the worst of all answers is 0 and the best 1, for rewards."""
+    values = [value for _, of_one in seen for value in of_one]
+    low, high = (min(values), max(values)) if scales and values else (0.0, 1.0)
+    return [(problem_id, (fmean(of_one) - low) / (high - low or 1.0)) for problem_id, of_one in seen if of_one]
 
 
 # ---------------------------------------------------------------- how hard a problem is

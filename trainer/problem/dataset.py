@@ -35,8 +35,8 @@ class DataTask(ABC):
 
     def train(self) -> list[Problem]:
         problems = self._problems("train") if self.sources["test"] else self._held_out()[0]
-        held_out = {normalised(problem.question) for problem in self.test()}
-        kept = [problem for problem in problems if normalised(problem.question) not in held_out]
+        held_out = {asked(problem) for problem in self.test()}
+        kept = [problem for problem in problems if asked(problem) not in held_out]
         self.overlap = len(problems) - len(kept)
         return kept
 
@@ -105,6 +105,11 @@ class DataTask(ABC):
         if not isinstance(source, HubSet):
             raise DataError(message)
         self.skipped.append(message)
+
+
+def asked(problem: Problem) -> str:
+    """Return what tells a problem from the held-out ones: its question, whatever the choices."""
+    return normalised(problem.stem or problem.question)
 
 
 def normalised(question: str) -> str:

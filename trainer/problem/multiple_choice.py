@@ -38,7 +38,7 @@ class MultipleChoiceTask(DataTask):
         listed = "\n".join(f"{letter}) {choice}" for letter, choice in zip(LETTERS, choices))
         solution = str(record.values.get(settings.solution or "Explanation") or "").strip()
         extra = record.others(column) | {"choices": choices}
-        return Problem(name, f"{question}\n\n{listed}", LETTERS[choices.index(right)], solution, extra)
+        return Problem(name, f"{question}\n\n{listed}", LETTERS[choices.index(right)], solution, extra, stem=question)
 
     def _wrong(self, record: Record) -> list[str]:
         wrong: list[str] = []

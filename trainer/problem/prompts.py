@@ -15,14 +15,15 @@ conversation from the data set is passed on unchanged.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.answers import compare, find
 from trainer.config.settings import PromptSettings
-from trainer.errors import ConfigError, DataError
+from trainer.errors import ConfigError, DataError, did_you_mean
 from trainer.problem.task import Task
 from trainer.records import Problem, Prompt
 
@@ -36,6 +37,7 @@ class Style:
     request: str
     answer: str | None = None
     raw: bool = False  # no chat template is applied
+    stops: tuple[str, ...] = ()  # strings at which an answer ends
 
 
 STYLES: dict[str, Style] = {
@@ -60,10 +62,12 @@ STYLES: dict[str, Style] = {
         "<answer> answer here </answer>.\nUser: {question}\nAssistant: <think>",
         "tags",
         raw=True,
+        stops=("</answer>", "\nUser:"),
     ),
 }
 # How an example ends whose solution does not end with a marked answer.
 MARKS = {"gsm8k": "#### {}", "boxed": "\\boxed{{{}}}", "tags": "<answer>{}</answer>", "letter": "Answer: {}"}
+PLAIN_STOPS = ("\nQuestion:",)  # a model without a chat template that makes up the next question
 ROLES = {"user": "Question: ", "assistant": "Answer: ", "system": ""}  # for a model without a chat template
 
 
@@ -77,6 +81,7 @@ class Prompter:
         self.style, self._style = _style(settings, task)
         self.answer_style = answer_style(settings, task)
         self._examples = examples(task, settings.shots) if self.style == "few_shot" else []
+        _must_have_variables(tokenizer.chat_template, settings.template)
 
     def prompt(self, problem: Problem) -> Prompt:
         text, has_special_tokens = self._text(problem)
@@ -133,6 +138,7 @@ class Prompter:
                 tokenize=False,
                 add_generation_prompt=not continues,
                 continue_final_message=continues,
+                **self.settings.template,
             )
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
@@ -143,10 +149,32 @@ class Prompter:
         return text
 
 
+def _must_have_variables(chat_template: Any, settings: Iterable[str]) -> None:
+    """Raise ConfigError if a variable does not occur in the chat template, where it would have no effect."""
+    known = sorted({*re.findall(r"\w+", str(chat_template or ""))})
+    for name in settings:
+        if name not in known:
+            raise ConfigError(
+                f"prompt.template={{{name}: ...}}: the chat template of this model has no such variable."
+                f"{did_you_mean(name, known)} Correct the name, or leave it out."
+            )
+
+
 def answer_style(settings: PromptSettings, task: Task) -> str:
     """Return the style that says where a strict answer has to stand."""
     default = _style(settings, task)[1].answer or task.answer_style
     return default if settings.answer == "auto" else settings.answer
+
+
+def opens_thought(settings: PromptSettings, task: Task) -> bool:
+    """Return True if the style itself ends by opening a thought, as `r1_zero` does. A chat template may do so too."""
+    return _style(settings, task)[1].request.endswith("<think>")
+
+
+def stop_strings(tokenizer: Any, settings: PromptSettings, task: Task) -> tuple[str, ...]:
+    """Return the strings at which an answer to such a prompt ends. Behind a chat template, its stop token does that."""
+    style = _style(settings, task)[1]
+    return style.stops if style.raw or tokenizer.chat_template else (*style.stops, *PLAIN_STOPS)
 
 
 def _style(settings: PromptSettings, task: Task) -> tuple[str, Style]:
@@ -166,7 +194,7 @@ def examples(task: Task, shots: int) -> list[Problem]:
 
 def solved(problem: Problem, answer_style: str) -> str:
     """Return the worked solution, with the answer where a strict answer has to stand."""
-    found = find.strict(problem.solution, answer_style) if problem.solution else None
+    found = find.strict(problem.solution, answer_style, problem.gold) if problem.solution else None
     if found is not None and compare.equal(found, problem.gold):
         return problem.solution
     return f"{problem.solution}\n{MARKS[answer_style].format(problem.gold)}".strip()

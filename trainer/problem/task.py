@@ -10,7 +10,7 @@ from typing import Protocol
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
 from trainer.problem.competition_math import MathTask
-from trainer.problem.dataset import DataTask, normalised
+from trainer.problem.dataset import DataTask, asked
 from trainer.problem.gsm8k import Gsm8kTask
 from trainer.problem.multiple_choice import MultipleChoiceTask
 from trainer.problem.own_records import RecordsTask
@@ -53,8 +53,8 @@ def make_task(settings: TaskSettings) -> Task:
 
 def training_problems(task: Task, settings: TaskSettings, seed: int) -> list[Problem]:
     """Return the training set in its seeded order, without questions of the test set."""
-    held_out = {normalised(problem.question) for problem in task.test()}
-    problems = [problem for problem in task.train() if normalised(problem.question) not in held_out]
+    held_out = {asked(problem) for problem in task.test()}
+    problems = [problem for problem in task.train() if asked(problem) not in held_out]
     random.Random(seed).shuffle(problems)
     problems = problems[: settings.limit]
     if not problems:

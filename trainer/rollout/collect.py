@@ -9,7 +9,7 @@ from functools import partial
 from typing import Protocol
 
 from trainer.config.settings import Config
-from trainer.problem.curriculum import Curriculum, solve_rates
+from trainer.problem.curriculum import Curriculum, outcomes, solve_rates
 from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
 from trainer.records import SEEDS, Completion, Prompt, Sampling, ScoredGroup
@@ -30,6 +30,10 @@ class Sampler(Protocol):
     def give_back(self) -> bool:
         """Free what is kept from one rollout to the next, now and from now on. False if there was nothing to free."""
         return False
+
+    def room(self) -> int | None:
+        """Return how many tokens a prompt and its answer may have; None if only the model limits them."""
+        return None
 
     def frozen(self) -> Sampler:
         """Return a sampler of the policy as it is now, whatever becomes of it. Every rank calls it, in the main thread.
@@ -98,8 +102,10 @@ class Rollouts:
 
     def _observe(self, groups: Sequence[ScoredGroup]) -> None:
         """Tell the curriculum how every rank did, so that all of them go on drawing the same problems."""
-        for rates in distributed.gather(solve_rates(groups, self.config.reward.answer == "lenient")):
-            self.curriculum.observe(rates)
+        has_golds = self.config.task.answer != "none"
+        worth = f"correct_{self.config.reward.answer}" if has_golds else "reward"
+        seen = [one for of_rank in distributed.gather(outcomes(groups, worth)) for one in of_rank]
+        self.curriculum.observe(solve_rates(seen, scales=not has_golds))
 
 
 def collect(sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:

@@ -9,25 +9,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.model.head import causal_lm_of
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout import limits
 from trainer.rollout.collect import Sampler
+from trainer.rollout.stop import Stops
 
 
 class HfSampler(Sampler):
     """Samples with the model that is being trained, at most `rows` completions at a time."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, stop_tokens: Sequence[int], rows: int, say: limits.Say = limits.on_stderr
+        self,
+        model: Any,
+        tokenizer: Any,
+        stop_tokens: Sequence[int],
+        rows: int,
+        say: limits.Say = limits.on_stderr,
+        stop_strings: Sequence[str] = (),
     ) -> None:
         # an adapter that was saved without its task type would not pass our settings on to the model
         self.model = causal_lm_of(model)
         self.tokenizer = tokenizer
-        self.stop_tokens = sorted(stop_tokens)
+        self.stops = Stops(tokenizer, stop_tokens, stop_strings)
         self.rows = limits.RowLimit(rows, say)
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
@@ -55,10 +62,14 @@ class HfSampler(Sampler):
     def _generate(self, rows: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion] | None:
         """Return a completion for each row, or None if memory runs out."""
         tokens_BT, attention_BT = self._left_padded(rows)
+        criteria = [EndsWithString(self.stops, tokens_BT.shape[1])] if self.stops.strings else []
         recorder = TemperedRecorder(sampling.temperature or 1.0)
         try:
             output_BT = self.model.generate(
-                input_ids=tokens_BT, attention_mask=attention_BT, logits_processor=LogitsProcessorList([recorder])
+                input_ids=tokens_BT,
+                attention_mask=attention_BT,
+                logits_processor=LogitsProcessorList([recorder]),
+                stopping_criteria=StoppingCriteriaList(criteria),
             )
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -66,15 +77,8 @@ class HfSampler(Sampler):
             return None
         sampled_BT = output_BT[:, tokens_BT.shape[1] :]
         tokens, logprobs = sampled_BT.tolist(), recorder.logprobs_BT(sampled_BT).tolist()
-        return [self._completion(*row) for row in zip(tokens, logprobs, strict=True)]
-
-    def _completion(self, tokens: Sequence[int], logprobs: Sequence[float]) -> Completion:
-        """Cut the row off after its first stop token. What follows is padding, which may be a stop token too."""
-        stops = (position for position, token in enumerate(tokens) if token in self.stop_tokens)
-        end = next(stops, None)
-        kept = slice(0, None if end is None else end + 1)
-        text = self.tokenizer.decode(tokens[kept], skip_special_tokens=True)
-        return Completion(tuple(tokens[kept]), tuple(logprobs[kept]), text, truncated=end is None)
+        # behind its end a row has padding, which may be a stop token too
+        return [self.stops.completion(*row) for row in zip(tokens, logprobs, strict=True)]
 
     def _left_padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         width = max(len(row) for row in rows)
@@ -90,7 +94,7 @@ class HfSampler(Sampler):
         return GenerationConfig(
             do_sample=not greedy,
             max_new_tokens=sampling.max_new_tokens,
-            eos_token_id=self.stop_tokens,
+            eos_token_id=sorted(self.stops.tokens),
             pad_token_id=self.tokenizer.pad_token_id,
             use_cache=True,
             **random,
@@ -124,6 +128,19 @@ class TemperedRecorder(LogitsProcessor):
         assert self._scores_BV is not None, "no step has been seen"
         chosen_B = self._scores_BV.gather(-1, tokens_B[:, None])[:, 0]
         self._columns.append(chosen_B - self._scores_BV.logsumexp(dim=-1))
+
+
+class EndsWithString(StoppingCriteria):
+    """Ends the rows in whose newest tokens a stop string is complete. The first `prompt` tokens are not looked at."""
+
+    def __init__(self, stops: Stops, prompt: int) -> None:
+        self.stops = stops
+        self.prompt = prompt
+
+    def __call__(self, tokens_BT: Tensor, *_: Any, **__: Any) -> Any:
+        newest = max(self.prompt, tokens_BT.shape[1] - self.stops.window)
+        ended = [self.stops.is_in(tokens) for tokens in tokens_BT[:, newest:].tolist()]
+        return torch.tensor(ended, device=tokens_BT.device)
 
 
 @contextmanager

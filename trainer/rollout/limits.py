@@ -38,6 +38,17 @@ def check_context(model: Any, prompts: Sequence[Prompt], new_tokens: int) -> Non
         )
 
 
+def within_context(prompts: Sequence[Prompt], context: int | None, new_tokens: int) -> list[Prompt]:
+    """Return the prompts that fit into the context with their answers. Raise if none of them does."""
+    fitting = [prompt for prompt in prompts if context is None or len(prompt.tokens) + new_tokens <= context]
+    if prompts and not fitting:
+        raise ConfigError(
+            f"rollout.max_new_tokens={new_tokens}: with such an answer, none of {len(prompts)} held-out prompts fits "
+            f"into the context of {context} tokens. Write a smaller one, or eval.problems=0."
+        )
+    return fitting
+
+
 def context_of(model: Any) -> int | None:
     context = getattr(model.config, "max_position_embeddings", None)
     return int(context) if context else None

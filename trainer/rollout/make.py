@@ -30,6 +30,7 @@ def make_sampler(
     stop_tokens: Sequence[int],
     say: limits.Say = limits.on_stderr,
     copies: bool = True,
+    stop_strings: Sequence[str] = (),
 ) -> Sampler:
     """Return one of Octet's own samplers. Unless `engine` is `hf`, that is the fast one if it supports the model.
 
@@ -44,8 +45,8 @@ def make_sampler(
     if reason:
         say(f"rollout: sampling with model.generate, which takes three times as long or more, because {reason}")
     if reason or settings.engine == "hf":
-        return HfSampler(model, tokenizer, stop_tokens, settings.rows, say)
-    return DecodeSampler(model, tokenizer, stop_tokens, settings.rows, say, copies)
+        return HfSampler(model, tokenizer, stop_tokens, settings.rows, say, stop_strings)
+    return DecodeSampler(model, tokenizer, stop_tokens, settings.rows, say, copies, stop_strings)
 
 
 def may_colocate(settings: Rollout) -> bool:

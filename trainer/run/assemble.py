@@ -24,15 +24,16 @@ from trainer.loss.kl import Coefficient
 from trainer.model.load import load_model, load_tokenizer, location, resolve_dtype, stop_tokens
 from trainer.model.staging import stage
 from trainer.problem.curriculum import CURRICULA
-from trainer.problem.prompts import Prompter
+from trainer.problem.prompts import Prompter, stop_strings
 from trainer.problem.task import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
 from trainer.records import Draws, Problem, Prompt
+from trainer.reward import golds
 from trainer.reward.make import make_scorer, make_verifier, worked
 from trainer.rollout.collect import Rollouts, Sampler
 from trainer.rollout.hf import HfSampler
-from trainer.rollout.limits import Say, check_context, context_of
+from trainer.rollout.limits import Say, check_context, context_of, within_context
 from trainer.rollout.make import make_sampler, make_vllm_sampler
 from trainer.rollout.vllm.publish import Exportable, VllmContext
 from trainer.run_folder import checkpoints, claim
@@ -57,6 +58,7 @@ def build(request: Request) -> Run:
     config.refuse_idle(distributed.world_size())
     task = make_task(config.task)
     training = training_problems(task, config.task, config.run.seed)  # bad data is answered before a model loads
+    golds.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
     stage(config.model)
     tokenizer = load_tokenizer(config.model)
     prompter = Prompter(tokenizer, config.prompt, task)
@@ -69,24 +71,26 @@ def build(request: Request) -> Run:
     scorer.rehearse(prompter.prompt(problems[0]), worked(problems[0]))
     policy = make_policy(config, total_steps)
     longest = longest_prompt(problems, prompter)
-    check_context(policy.model, [*held_out, longest], config.rollout.max_new_tokens)
+    check_context(policy.model, [longest], config.rollout.max_new_tokens)
     kl = Coefficient(config.algorithm.kl)
     first_step = checkpoints.resume(policy, folder, {"curriculum": curriculum, "kl": kl})
     record = open_record(request, folder, first_step, total_steps)
     if config.optim.layout == "flat" and not policy.is_flat:
         record.screen.say("training: with padded rows, which is slower, because of this model's kind of attention")
-    report_data(folder, record.screen, task, len(problems), len(training) - len(problems), len(held_out))
     with policy.gathered():
-        outside = vllm_context(config, policy, policy.model, tokenizer, folder, record.screen.say)
+        outside = vllm_context(config, policy, policy.model, tokenizer, held_out, folder, record.screen.say)
         copies = not policy.splits_weights
         sampler, evaluating = make_samplers(outside, policy.model, record.screen.warn, copies)
+    evaluated = within_context(held_out, room_of(evaluating, policy.model), config.rollout.max_new_tokens)
+    too_long, left_out = len(training) - len(problems), len(held_out) - len(evaluated)
+    report_data(folder, record.screen, task, len(problems), too_long, len(evaluated), left_out)
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
     room = Room(policy, (sampler.give_back, evaluating.give_back), packer, record.screen.warn)
-    history = EvaluationHistory(folder, config.eval, len(held_out), first_step, total_steps)
+    history = EvaluationHistory(folder, config.eval, len(evaluated), first_step, total_steps)
     return Run(
         Rollouts(config, curriculum, prompter, sampler, scorer, longest),
         Updater(policy, config, distributed.device(), packer, room, kl),
-        Evaluator(policy, evaluating, scorer, held_out, config.rollout.max_new_tokens, history),
+        Evaluator(policy, evaluating, scorer, evaluated, config.rollout.max_new_tokens, history, left_out),
         record,
     )
 
@@ -112,20 +116,39 @@ def make_policy(config: Config, total_steps: int) -> Any:
     return DeepSpeedPolicy(model, config, dtype, total_steps)
 
 
-def vllm_context(config: Config, policy: Exportable, model: Any, tokenizer: Any, folder: Path, say: Say) -> VllmContext:
-    """Return what an engine outside needs to know about this model."""
-    context = context_of(model) or config.prompt.max_tokens + config.rollout.max_new_tokens
+def vllm_context(
+    config: Config,
+    policy: Exportable,
+    model: Any,
+    tokenizer: Any,
+    held_out: Sequence[Prompt],
+    folder: Path,
+    say: Say,
+) -> VllmContext:
+    """Return what an engine outside needs to know about this model.
+
+    Held-out prompts may be longer than those of the training, up to the memory that is planned for all its rows.
+    """
+    trained = config.prompt.max_tokens + config.rollout.max_new_tokens
+    longest = max((len(prompt.tokens) for prompt in held_out), default=0) + config.rollout.max_new_tokens
+    wanted = min(max(trained, longest), trained * config.rollout.rows)
     return VllmContext(
         config,
         policy,
         location(config.model),
         resolve_dtype(config.model.dtype, distributed.device()),
-        min(context, config.prompt.max_tokens + config.rollout.max_new_tokens),
+        min(context_of(model) or wanted, wanted),
         tokenizer,
         stop_tokens(tokenizer, model),
         folder,
         say,
+        strings_that_stop(config, tokenizer),
     )
+
+
+def strings_that_stop(config: Config, tokenizer: Any) -> tuple[str, ...]:
+    """Return the strings at which an answer ends: those of the prompt style, and those of the settings."""
+    return (*stop_strings(tokenizer, config.prompt, make_task(config.task)), *config.rollout.stop)
 
 
 def make_samplers(run: VllmContext, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
@@ -136,8 +159,10 @@ def make_samplers(run: VllmContext, model: Any, warn: Say, copies: bool) -> tupl
     if outside := make_vllm_sampler(run):
         return outside, outside
     choose = partial(make_sampler, run.config.rollout, model, run.tokenizer, run.stop_tokens, warn)
-    sampler = choose(copies=copies)
-    return sampler, sampler if isinstance(sampler, HfSampler) else choose(copies=False)
+    sampler = choose(copies=copies, stop_strings=run.stop_strings)
+    if isinstance(sampler, HfSampler):
+        return sampler, sampler
+    return sampler, choose(copies=False, stop_strings=run.stop_strings)
 
 
 def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:
@@ -146,11 +171,15 @@ def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:
     return max(map(prompter.prompt, candidates), key=lambda prompt: len(prompt.tokens))
 
 
-def report_data(folder: Path, screen: Screen, task: Task, training: int, too_long: int, held_out: int) -> None:
+def report_data(
+    folder: Path, screen: Screen, task: Task, training: int, too_long: int, held_out: int, left_out: int
+) -> None:
     """Say what was read and what was left out, on the screen and in the run folder."""
     said = notes(task)
     if too_long:
         said.append(f"training problems left out because they are longer than prompt.max_tokens: {too_long}")
+    if left_out:
+        said.append(f"held-out problems left out because they exceed the context with an answer: {left_out}")
     for note in said:
         screen.say(f"data: {note}")
     if distributed.is_main():
@@ -158,11 +187,16 @@ def report_data(folder: Path, screen: Screen, task: Task, training: int, too_lon
         (folder / "data.json").write_text(json.dumps(facts, indent=2) + "\n")
 
 
-def held_out_prompts(config: Config, task: Task, prompter: Prompter) -> list[Any]:
-    """Return the prompts of the evaluation."""
+def held_out_prompts(config: Config, task: Task, prompter: Prompter) -> list[Prompt]:
+    """Return the prompts of the evaluation, of any length."""
     if not config.eval.problems:
         return []
-    return [prompter.prompt(problem) for problem in prompter.fitting(evaluation_problems(task, config.eval.problems))]
+    return [prompter.prompt(problem) for problem in evaluation_problems(task, config.eval.problems)]
+
+
+def room_of(sampler: Sampler, model: Any) -> int | None:
+    """Return how many tokens a prompt and its answer may have, or None if there is no limit."""
+    return min((room for room in (sampler.room(), context_of(model)) if room), default=None)
 
 
 def evaluate_model(
@@ -177,11 +211,13 @@ def evaluate_model(
     """Evaluate a model that is not being trained on the held-out problems. If given, `outside` samples from it."""
     task = make_task(config.task)
     prompter = Prompter(tokenizer, config.prompt, task)
-    stops = stop_tokens(tokenizer, model)
-    sampler = outside or make_sampler(config.rollout, model, tokenizer, stops, copies=False)
+    stops, strings = stop_tokens(tokenizer, model), strings_that_stop(config, tokenizer)
+    sampler = outside or make_sampler(config.rollout, model, tokenizer, stops, copies=False, stop_strings=strings)
     scorer = make_verifier(config, task)
-    prompts = held_out_prompts(config, task, prompter)
-    return evaluate(name, sampler, scorer, prompts, config.rollout.max_new_tokens, draws, shows_progress)
+    held_out, new_tokens = held_out_prompts(config, task, prompter), config.rollout.max_new_tokens
+    prompts = within_context(held_out, room_of(sampler, model), new_tokens)
+    left_out = len(held_out) - len(prompts)
+    return evaluate(name, sampler, scorer, prompts, new_tokens, draws, shows_progress, left_out)
 
 
 @contextmanager

@@ -90,7 +90,8 @@ def _outside(config: Config, model: Any, tokenizer: Any, out: Path) -> Iterator[
     """Return vLLM, if the settings select it, and what it serves: the base at first."""
     shown = StaticPolicy()
     out.mkdir(parents=True, exist_ok=True)
-    sampler = make_vllm_sampler(assemble.vllm_context(config, shown, model, tokenizer, out, _say))
+    held_out = _held_out(config, tokenizer)
+    sampler = make_vllm_sampler(assemble.vllm_context(config, shown, model, tokenizer, held_out, out, _say))
     try:
         if sampler:
             _must_be(model, tokenizer, config, sampler)
@@ -106,15 +107,16 @@ def _say(text: str) -> None:
         limits.on_stderr(text)
 
 
-def _some_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
+def _held_out(config: Config, tokenizer: Any) -> list[Prompt]:
     task = make_task(config.task)
-    return assemble.held_out_prompts(config, task, Prompter(tokenizer, config.prompt, task))[:4]
+    return assemble.held_out_prompts(config, task, Prompter(tokenizer, config.prompt, task))
 
 
 def _must_be(model: Any, tokenizer: Any, config: Config, sampler: Sampler) -> None:
     """Raise an error if vLLM serves another model or adapter than the one to be evaluated."""
-    prompts = _some_prompts(config, tokenizer)
-    sampling = Sampling(4, 1.0, config.rollout.max_new_tokens, config.run.seed)
+    room, new_tokens = assemble.room_of(sampler, model), config.rollout.max_new_tokens
+    prompts = limits.within_context(_held_out(config, tokenizer), room, new_tokens)[:4]
+    sampling = Sampling(4, 1.0, new_tokens, config.run.seed)
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, flat=False)
     measure = LogProbs(model, sampling.temperature, flat=False)
     apart = sampler_check.of_each(measure, packer, model.device, sampler, prompts, sampling)
@@ -134,6 +136,8 @@ def merge(config: Config, adapter: Path, out: Path, as_json: bool) -> None:
     said = [f"{results.merged_against('adapter', config)}: {alike}", f"written to {out}"]
     facts = {"out": str(out), "identical": alike.identical, "problems": alike.problems}
     _answer({**facts, "largest_difference": alike.largest_difference, "said": said}, [adapted, merged], as_json)
+    if config.model.quantize == "none":  # else the bases differ as well
+        alike.must_be_rounding(dtype)
 
 
 def _load(config: Config, name: str | None = None) -> tuple[Any, Any]:

@@ -48,6 +48,9 @@ def run(request: Request) -> None:
                 evaluations += _merge_and_evaluate(request.config, folder, screen)
         if distributed.is_main():
             conclude(request, folder, screen, evaluations)
+    if len(evaluations) == 3 and request.config.model.quantize == "none":  # else the bases differ as well
+        dtype = resolve_dtype(request.config.model.dtype, distributed.device())
+        agreement(*evaluations[1:]).must_be_rounding(dtype)
 
 
 def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[Evaluation]]:

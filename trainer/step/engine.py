@@ -19,6 +19,7 @@ from trainer.config.settings import Config
 from trainer.errors import CheckpointError, TrainingError
 from trainer.loss.logprobs import LogProbs
 from trainer.model import lora, quantised
+from trainer.model.head import causal_lm_of
 from trainer.model.snapshot import Snapshot
 from trainer.model.trained import make_trained
 from trainer.ranks import distributed
@@ -41,6 +42,9 @@ class DeepSpeedPolicy:
         self.config = config
         self.dtype = dtype
         self.trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        causal_lm = causal_lm_of(model)
+        # their weights are trained only with the whole model; gradient regularisation leaves them out
+        self._ends = [causal_lm.get_input_embeddings().weight, causal_lm.get_output_embeddings().weight]
         self.is_displaced = False  # the weights are not the policy's: nothing of this pass is logged
         self._collected: gradient_regularisation.Gradient | None = None
         self._is_base = False
@@ -168,7 +172,7 @@ class DeepSpeedPolicy:
         eps = self.config.algorithm.gradreg.eps
         with gradient_regularisation.in_fp32(self.trainable):
             found = gradient_regularisation.regularised(
-                partial(self._whole_gradient, gradient), self.trainable, eps, strength
+                partial(self._whole_gradient, gradient), self.trainable, eps, strength, self._ends
             )
         with self.engine.coalesce_grad_reduction():
             parts = zip(self.trainable, found.gradient, strict=True)

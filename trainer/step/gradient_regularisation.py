@@ -3,6 +3,7 @@
     g1 = gradient at theta            g2 = gradient at theta + eps g1            both clipped to norm 10
     gradient of L + strength/2 |grad L|^2  =  g1 + strength H g1  ~  g1 + strength / eps (g2 - g1)
 
+Where the whole model is trained, embedding and output layer are left out: theta and g1 are the other parameters.
 A gradient comes in as a function, so a quadratic can stand in for a model.
 """
 
@@ -29,13 +30,25 @@ class Regularised(NamedTuple):
 
 
 def regularised(
-    gradient: Callable[[bool], Gradient], parameters: Sequence[Tensor], eps: float, strength: float
+    gradient: Callable[[bool], Gradient],
+    parameters: Sequence[Tensor],
+    eps: float,
+    strength: float,
+    left_out: Sequence[Tensor] = (),
 ) -> Regularised:
-    """Mix the gradient at the parameters with the one a step of `eps` along it; `gradient(True)` is called there."""
+    """Mix the gradient at the parameters with the one a step of `eps` along it; `gradient(True)` is called there.
+
+    Parameters that are left out do not move for the second gradient, and keep their first one.
+    """
+    takes_part = [all(parameter is not other for other in left_out) for parameter in parameters]
     first, first_norm = clipped(gradient(False))
-    with displaced(parameters, first, eps):
+    direction = [part if takes else torch.zeros(()) for part, takes in zip(first, takes_part, strict=True)]
+    with displaced(parameters, direction, eps):
         second, second_norm = clipped(gradient(True))
-    mixed = [one + strength / eps * (two - one) for one, two in zip(first, second, strict=True)]
+    mixed = [
+        one + strength / eps * (two - one) if takes else one
+        for one, two, takes in zip(first, second, takes_part, strict=True)
+    ]
     return Regularised(mixed, first_norm, second_norm)
 
 

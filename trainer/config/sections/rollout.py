@@ -96,15 +96,35 @@ class Rollout(Section):
     """The logits are divided by this, in sampling and in training."""
     max_new_tokens: int = Field(256, ge=1)
     """Longer completions are cut off, and count as truncated."""
+    stop: tuple[str, ...] = ()
+    """Strings that end an answer, beside those of the prompt style. The token that completes one is the last of the
+    answer. A string that begins with a line break is left out of the text that is read, any other is part of it."""
     dead_groups: Literal["drop", "keep", "refill"] = "drop"
     """What to do with groups whose rewards are all equal, and whose advantages are therefore 0. `drop` leaves them out:
     the loss, with its KL and entropy terms, is the mean over the tokens of the other groups. `keep` counts their tokens
     in that mean. `refill` samples new problems in their place (dynamic sampling)."""
+    dead_by: Literal["reward", "correct"] = "reward"
+    """`correct`: a group is also dead if all its answers are right or all are wrong, whatever else is rewarded, as in
+    DAPO. With `reward`, wrong answers can still teach the format."""
     refills: int = Field(3, ge=1)
     """Most rounds of new problems that `refill` samples in a step."""
     rows: int = Field(128, ge=1)
     """Completions that a local sampler decodes at once; halved if they do not fit into memory. A vLLM server that was
     started elsewhere decides by itself, and queues the rest."""
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            raise ValueError("YAML reads a text with a colon as a table. Quote it: rollout.stop='\"Question:\"'")
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("stop")
+    @classmethod
+    def _not_empty(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in value:
+            raise ValueError("an empty string would end every answer at once. Leave it out")
+        return value
 
     @field_validator("group_size")
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -62,6 +62,11 @@ class TaskSettings(Section):
 PROMPT_STYLES = ("auto", "chat", "r1_zero", "gsm8k", "boxed", "letter", "few_shot")
 
 
+# arguments of transformers' apply_chat_template, and the variables that it makes of them
+OF_OCTET = {"conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
+OF_OCTET |= {"padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"}
+
+
 class PromptSettings(Section):
     style: str = "auto"
     """`chat`, `r1_zero`, `gsm8k`, `boxed`, `letter`, `few_shot` or a template file; `auto` is the style of the task."""
@@ -71,8 +76,18 @@ class PromptSettings(Section):
     """Number of solved examples in a `few_shot` prompt."""
     answer: Literal["auto", "gsm8k", "boxed", "tags", "letter"] = "auto"
     """Where a strict answer is expected (####, \\boxed{}, <answer>, a letter); `auto` follows the style."""
+    template: dict[str, Any] = Field({})
+    """Variables of the model's chat template, such as `{enable_thinking: false}` for Qwen3."""
     max_tokens: int = Field(512, ge=1)
-    """Problems with a longer prompt are left out, and counted."""
+    """Training problems with a longer prompt are left out, and counted. Held-out problems are evaluated all the same,
+    unless they exceed the context of the model."""
+
+    @field_validator("template")
+    @classmethod
+    def _variables(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if taken := sorted(OF_OCTET & {*value}):
+            raise ValueError(f"Octet itself sets {', '.join(taken)}. Leave that out")
+        return value
 
     @field_validator("style")
     @classmethod

@@ -23,6 +23,7 @@ from trainer.rollout.decoder.cuda_graphs import DecodeStep, rounded_up
 from trainer.rollout.decoder.forward import Forward
 from trainer.rollout.decoder.weights import spare_bytes
 from trainer.rollout.hf import evaluating
+from trainer.rollout.stop import Stops
 
 PREFILL_TOKENS = 4096  # in one pass, padding included: the activations of a prompt are larger than its cache
 PLACES = 16  # cache lengths are multiples of this: attention masks on a card want it, and batches are reused more often
@@ -40,11 +41,11 @@ class DecodeSampler(Sampler):
         rows: int,
         say: limits.Say = limits.on_stderr,
         copies: bool = True,
+        stop_strings: Sequence[str] = (),
     ) -> None:
         self.model = model
         self.copies = copies
-        self.tokenizer = tokenizer
-        self.stop_tokens = sorted(stop_tokens)
+        self.stops = Stops(tokenizer, stop_tokens, stop_strings)
         self.rows = limits.RowLimit(rows, say)
         self._say = say
         self._keeps_memory = True
@@ -114,7 +115,7 @@ class DecodeSampler(Sampler):
             if self.batch is None or not self.batch.has_room(size):
                 size = Size(*map(max, size, self.batch.size)) if self.batch else size  # for calls that alternate
                 self.batch = None  # free the old one first
-                self.batch = Batch(self.forward, size, self.stop_tokens, self._say)
+                self.batch = Batch(self.forward, size, self.stops, self._say)
         self.batch.reset(rows, sampling)
         return self.batch
 
@@ -129,9 +130,7 @@ class DecodeSampler(Sampler):
     def _finish(self, batch: Batch, scheduler: Scheduler) -> Iterator[tuple[int, list[Completion]]]:
         """Take finished sequences out of the batch and yield the groups that they complete."""
         for prompt, tokens, logprobs in batch.take_finished():
-            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-            truncated = tokens[-1] not in self.stop_tokens
-            if group := scheduler.finish(prompt, Completion(tuple(tokens), tuple(logprobs), text, truncated)):
+            if group := scheduler.finish(prompt, self.stops.completion(tokens, logprobs)):
                 yield prompt, group
 
     def _release_memory(self) -> None:
@@ -230,8 +229,8 @@ class Batch:
     A row that has finished is frozen: nothing in it changes until the host takes it out and moves the last row there.
     """
 
-    def __init__(self, forward: Forward, size: Size, stop_tokens: Sequence[int], say: limits.Say) -> None:
-        self.forward, self.size, device = forward, size, forward.device
+    def __init__(self, forward: Forward, size: Size, stops: Stops, say: limits.Say) -> None:
+        self.forward, self.size, self.stops, device = forward, size, stops, forward.device
         rows, places, new_tokens = size
         self.cache_LRKTD = forward.cache(rows, places)
         self.mask_RT = torch.zeros(rows, places, dtype=forward.dtype, device=device)
@@ -241,7 +240,7 @@ class Batch:
         self.sampled_RN = torch.zeros(rows, new_tokens + 1, dtype=torch.long, device=device)
         self.logprobs_RN = torch.zeros(rows, new_tokens + 1, device=device)
         self.continues_V = torch.ones(forward.config.vocab_size, dtype=torch.bool, device=device)
-        known = [token for token in stop_tokens if token < forward.config.vocab_size]  # a tokenizer may have more
+        known = [token for token in stops.tokens if token < forward.config.vocab_size]  # a tokenizer may have more
         self.continues_V[torch.tensor(known, dtype=torch.long, device=device)] = False
         self.generator = torch.Generator(device)
         self.decode_step = DecodeStep(self.generator, device, say)
@@ -319,6 +318,8 @@ class Batch:
     @torch.inference_mode()
     def take_finished(self) -> list[FinishedSequence]:
         """Remove the finished sequences from the batch and return them."""
+        if self.stops.strings and self.active:
+            self._freeze_at_strings()
         running = self.running_R[: self.active]
         if bool(running.all()):
             return []
@@ -331,6 +332,14 @@ class Batch:
         ]
         self._compact(finished)
         return sequences
+
+    def _freeze_at_strings(self) -> None:
+        """Freeze the rows in whose newest tokens a stop string is complete."""
+        counts_B, width = self.counts_R[: self.active], self.stops.window + self.steps_per_check
+        newest_BT = (counts_B[:, None] - width + torch.arange(width, device=counts_B.device)).clamp(min=0)
+        tokens_BT = self.sampled_RN[: self.active].gather(1, newest_BT).tolist()
+        ended = [self.stops.is_in(row[-count:]) for row, count in zip(tokens_BT, counts_B.tolist(), strict=True)]
+        self.running_R[: self.active] &= ~torch.tensor(ended, device=counts_B.device)
 
     def _compact(self, finished: Sequence[int]) -> None:
         """Move the last running rows to the rows that have finished."""

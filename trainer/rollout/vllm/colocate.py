@@ -65,8 +65,10 @@ class VllmColocateSampler(Sampler):
                     max_tokens=sampling.max_new_tokens,
                     seed=seed_of(sampling.seed, index),
                     stop_token_ids=sorted(self.context.stop_tokens),
+                    stop=list(self.context.stop_strings),
+                    include_stop_str_in_output=True,
                     logprobs=0,
-                    detokenize=False,
+                    detokenize=bool(self.context.stop_strings),
                     **NEUTRAL,
                 )
                 for index in range(len(prompts))
@@ -78,6 +80,9 @@ class VllmColocateSampler(Sampler):
             self._sleep()
         for index, output in enumerate(outputs):
             yield index, [self._completion(answer, version) for answer in output.outputs]
+
+    def room(self) -> int | None:
+        return self.context.context_length
 
     def sync(self) -> int | None:
         """Load the present version of the policy, if it is new, and return it. Every rank calls it."""

@@ -22,6 +22,7 @@ from trainer.memory.planner import ADAPTERS
 from trainer.ranks import distributed
 from trainer.records import Completion
 from trainer.rollout.limits import Say
+from trainer.rollout.stop import Stops
 from trainer.run_folder import claim
 
 MODE = "processed_logprobs"  # log-probs of the distribution that is sampled from, temperature included
@@ -67,15 +68,16 @@ class VllmContext:
     policy: Exportable
     location: str  # of the base: a folder, or a name on the hub
     dtype: str
-    context_length: int  # tokens of the longest prompt with its answer
+    context_length: int  # tokens that a prompt and its answer may have
     tokenizer: Any
     stop_tokens: Sequence[int]
     folder: Path  # for published versions and logs
     say: Say
+    stop_strings: Sequence[str] = ()
 
     def completion(self, tokens: Sequence[int], logprobs: Sequence[float], version: int | None) -> Completion:
-        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        return Completion(tuple(tokens), tuple(map(float, logprobs)), text, tokens[-1] not in self.stop_tokens, version)
+        stops = Stops(self.tokenizer, self.stop_tokens, self.stop_strings)
+        return stops.completion(tokens, [float(one) for one in logprobs], version)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """rollout with vLLM servers: token ids and log-probs over HTTP, and after each update only the adapter.
 
 A request asks for one group. The reply has to come from the version that was asked for, and contain the whole group,
-where each answer ends with a stop token or has the maximum length. Otherwise the request is repeated, or the run ends.
-If a server is away, the run waits for it; if it comes back without the adapter, it is given the adapter again.
+where each answer ends with a stop token or string or has the maximum length. Otherwise the request is repeated, or the
+run ends. If a server is away, the run waits for it; if it comes back without the adapter, it is given the adapter
+again.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ class VllmServerSampler(Sampler):
         """Raise if a server has no room for the longest prompt. Every rank calls it."""
         if error := _too_long(self.servers, prompts, sampling.max_new_tokens):
             raise error.of_all()
+
+    def room(self) -> int | None:
+        return min((server.max_model_len for server in self.servers if server.max_model_len), default=None)
 
     def frozen(self) -> Sampler:
         return FrozenSampler(self, self.sync(), self.servers)
@@ -126,6 +130,8 @@ class VllmServerSampler(Sampler):
             "max_tokens": sampling.max_new_tokens,
             "seed": seed_of(sampling.seed, index),
             "stop_token_ids": sorted(self.context.stop_tokens),
+            "stop": list(self.context.stop_strings),
+            "include_stop_str_in_output": True,  # or vLLM may keep back the tokens of a stop string
             "logprobs": 0,
             "return_token_ids": True,
         }
@@ -151,7 +157,7 @@ class VllmServerSampler(Sampler):
                 raise InvalidReply(f"{url}: the tokens and log-probs of an answer do not belong together")
             completion = self.context.completion(tokens, logprobs, version)
             if completion.truncated and len(tokens) < sampling.max_new_tokens:
-                raise InvalidReply(f"{url}: an answer ends after {len(tokens)} tokens without a stop token")
+                raise InvalidReply(f"{url}: an answer ends after {len(tokens)} tokens without a stop token or string")
             completions.append(completion)
         return completions
 

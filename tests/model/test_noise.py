@@ -1,0 +1,73 @@
+"""Dropout and jitter: with them, the policy being trained is not the policy that sampled."""
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    FalconConfig,
+    GPT2Config,
+    MixtralConfig,
+    OPTConfig,
+    PersimmonConfig,
+    PhimoeConfig,
+    SeedOssConfig,
+    Starcoder2Config,
+)
+
+from trainer.config.settings import Model
+from trainer.errors import ModelError
+from trainer.loss.logprobs import LogProbs
+from trainer.model.load import load_model
+
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL |= {"num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 64, "initializer_range": 0.2}
+SMALL |= {"bos_token_id": 1, "eos_token_id": 2}
+FAMILIES = {  # by where the probability stands
+    "modules": (GPT2Config, {"n_embd": 32, "n_head": 4, "n_layer": 2, "resid_pdrop": 0.2}),
+    "attention": (PersimmonConfig, {"attention_dropout": 0.2}),
+    "decoder layer": (OPTConfig, {"word_embed_proj_dim": 32, "ffn_dim": 64, "dropout": 0.2}),
+    "residual": (Starcoder2Config, {"residual_dropout": 0.2, "embedding_dropout": 0.2}),
+    "default": (SeedOssConfig, {"head_dim": 8}),
+    "hidden": (BloomConfig, {"n_head": 4, "n_layer": 2, "hidden_dropout": 0.2}),
+    "configuration": (FalconConfig, {"hidden_dropout": 0.2}),
+    "router": (MixtralConfig, {"num_local_experts": 4, "router_jitter_noise": 0.1}),
+}
+TOKENS = torch.arange(3, 19)[None]
+
+
+def saved(folder, kind, own):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(kind(**{**SMALL, **own})).save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("kind", "own"), FAMILIES.values(), ids=FAMILIES)
+def test_training_mode_computes_what_eval_mode_does(tmp_path, kind, own):
+    folder = saved(tmp_path, kind, own)
+    noisy = AutoModelForCausalLM.from_pretrained(folder)
+    sampling = noisy.eval()(TOKENS).logits
+    assert (noisy.train()(TOKENS).logits - sampling).abs().max() > 1e-3, "this family should be noisy by itself"
+    model = load_model(Model(name=str(folder)), "fp32", torch.device("cpu"))
+    torch.testing.assert_close(model.train()(TOKENS).logits, sampling)
+
+
+def test_noise_that_stays_is_refused_by_name_and_without_using_up_random_numbers(tmp_path):
+    """Phi-MoE draws experts in training mode, and no setting prevents it."""
+    folder = saved(tmp_path, PhimoeConfig, {"num_local_experts": 4, "router_jitter_noise": 0.5})
+    model = load_model(Model(name=str(folder)), "fp32", torch.device("cpu"))
+    state = torch.get_rng_state()
+    with pytest.raises(ModelError, match=r"phimoe computes something else .*first in layers\.0\.mlp"):
+        LogProbs(model, 1.0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not model.training
+
+
+def test_the_threshold_of_a_router_is_no_noise(tmp_path):
+    folder = saved(tmp_path, PhimoeConfig, {"num_local_experts": 4, "router_jitter_noise": 0.5})
+    own = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = own(TOKENS).logits
+        model = load_model(Model(name=str(folder)), "fp32", torch.device("cpu")).eval()
+        torch.testing.assert_close(model(TOKENS).logits, expected)
