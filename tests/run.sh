@@ -28,9 +28,10 @@ cd "$root"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # the test models are too small to share between threads
 workers=$(($(env -u OMP_NUM_THREADS nproc) + 1)) # nproc counts OMP_NUM_THREADS; some tests wait, for a server or a timeout
 side_by_side=(-n "$workers" --maxprocesses 4 --dist loadfile --no-loadscope-reorder) # in the order of tests/conftest.py
+with_cuda_tests=(tests/cuda tests/test_gpu.py tests/test_bench.py)
 case "${1:-}" in
 slow) exec python -m pytest "${side_by_side[@]}" -m "$@" ;;
-cuda) shift && exec python -m pytest -n 2 --dist worksteal -m cuda tests/cuda tests/test_gpu.py tests/test_bench.py "$@" ;;
+cuda) shift && exec python -m pytest -n 2 --dist worksteal -m cuda "${with_cuda_tests[@]}" "$@" ;;
 gpu | slurm) exec python -m pytest -m "$@" ;;
 vllm) shift && exec python -m pytest -m vllm tests/vllm "$@" ;;
 all) shift && exec python -m pytest -m "not vllm and not cuda" "$@" ;;

@@ -48,7 +48,7 @@ def test_every_script_has_its_short_form():
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param(name, marks=pytest.mark.cuda if name == "memory_cuda_host" else pytest.mark.slow)
+        pytest.param(name, marks=pytest.mark.cuda if name.endswith("cuda_host") else pytest.mark.slow)
         for name in SCRIPTS
     ],
 )

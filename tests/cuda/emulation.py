@@ -27,7 +27,7 @@ from tests.cuda.attention import KERNELS
 from tests.cuda.stub.library import Forget, Replay, library
 
 # Tensors of floats beyond so many bytes stay what they are: memory at true size, without the arithmetic.
-LIMIT = int(os.environ.get("CUDA_STUB_COMPUTE_BYTES", 1 << 62))
+LIMIT = int(os.environ.get("CUDA_STUB_COMPUTE_BYTES", str(1 << 62)))
 # Host code that does all of the work: it allocates, copies through the runtime, or calls NCCL.
 HOST_ONLY = {
     "empty",

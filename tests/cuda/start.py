@@ -1,4 +1,4 @@
-"""Imported at the start of every Python of the CUDA environment: switches the emulation on as soon as torch is there."""
+"""Imported at the start of every Python of the CUDA environment: switches the emulation on once torch is imported."""
 
 from __future__ import annotations
 

@@ -19,9 +19,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SOURCES = ("card", "memory", "streams", "kernels", "driver", "nccl")
-SONAMES = """libcudart.so.13 libcuda.so.1 libcublas.so.13 libcublasLt.so.13 libcudnn.so.9 libcufft.so.12 libcufile.so.0
-libcupti.so.13 libcurand.so.10 libcusolver.so.12 libcusparse.so.12 libcusparseLt.so.0 libnccl.so.2 libnvrtc.so.13
-libnvshmem_host.so.3""".split()
+SONAMES = (
+    *("libcudart.so.13", "libcuda.so.1", "libcublas.so.13", "libcublasLt.so.13", "libcudnn.so.9", "libcufft.so.12"),
+    *("libcufile.so.0", "libcupti.so.13", "libcurand.so.10", "libcusolver.so.12", "libcusparse.so.12"),
+    *("libcusparseLt.so.0", "libnccl.so.2", "libnvrtc.so.13", "libnvshmem_host.so.3"),
+)
 OWN = "libcudart.so.13"  # the version of what nobody else asks for
 OURS = re.compile(
     r"(stub_|__cuda|cuda|cublas|cudnn|cusparse|cufft|cupti|curand|cusolver|nccl|nvrtc|nvshmem|cuFile|cu[A-Z])\w*$"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 
-NAMES = """launches graph_launches captured copies bytes_to_card bytes_to_host bytes_within synchronisations allocations
-used peak""".split()
+NAMES = (
+    *("launches", "graph_launches", "captured", "copies", "bytes_to_card", "bytes_to_host", "bytes_within"),
+    *("synchronisations", "allocations", "used", "peak"),
+)
 
 
 class Counters(ctypes.Structure):
