@@ -4,8 +4,8 @@
 #   bash tests/run.sh                 the default tier, minutes on two quiet cores
 #   bash tests/run.sh slow            minutes: learning, the shipped default to its end
 #   bash tests/run.sh gpu             needs a CUDA device
-#   bash tests/run.sh cuda            torch's CUDA build over a stub of a card, in an environment of its own that is made
-#                                     here; see docs/gpu.md
+#   bash tests/run.sh cuda            torch's CUDA build over a stub of a card, in an environment of its own that is
+#                                     made here; see docs/gpu.md
 #   bash tests/run.sh vllm            a real vLLM on the CPU, in an environment of its own that is made here, or that of
 #                                     OCTET_VLLM_PYTHON
 #   bash tests/run.sh slurm           jobs in a Slurm that the tests start (Debian, root); installs it

@@ -108,11 +108,12 @@ EXPORTED cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute
 
 EXPORTED cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   memset(properties, 0, sizeof *properties);
-  snprintf(properties->name, sizeof properties->name, "CUDA stub %d.%d", card().capability / 10, card().capability % 10);
+  const int major = card().capability / 10, minor = card().capability % 10;
+  snprintf(properties->name, sizeof properties->name, "CUDA stub %d.%d", major, minor);
   memset(&properties->uuid, 7, sizeof properties->uuid);
   properties->totalGlobalMem = card().memory;
-  properties->major = attribute_of(cudaDevAttrComputeCapabilityMajor);
-  properties->minor = attribute_of(cudaDevAttrComputeCapabilityMinor);
+  properties->major = major;
+  properties->minor = minor;
   properties->multiProcessorCount = attribute_of(cudaDevAttrMultiProcessorCount);
   properties->warpSize = attribute_of(cudaDevAttrWarpSize);
   properties->maxThreadsPerBlock = properties->maxThreadsDim[0] = properties->maxThreadsDim[1] = 1024;
