@@ -46,8 +46,7 @@ _install_cuda_torch() {
     local home="$1" version="$2" packages="$3"
     [ "$(cat "$home/.octet-torch" 2>/dev/null)" = "$version" ] && return
     echo "octet: installing the CUDA build of torch $version into $home (0.5 GB)"
-    "$home/bin/python" -m pip install --quiet --no-deps --no-compile "torch===$version" &&
+    "$home/bin/python" -m pip install --quiet --no-deps "torch===$version" &&
         rm -rf "$packages/torch/include" "$packages/torch/test" &&
-        "$home/bin/python" -m compileall -q -j 0 "$packages/torch" >/dev/null &&
         echo "$version" >"$home/.octet-torch"
 }
