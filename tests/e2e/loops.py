@@ -24,6 +24,7 @@ from trainer.machine import quiet
 from trainer.model import lora
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
+from trainer.rollout.collect import Sampler
 from trainer.run import assemble
 
 STEPS, PROBLEMS, DEAD_STEP = 3, 4, 1
@@ -34,7 +35,7 @@ TOKENS_AT_ONCE = 32
 TRAINED = {"": [], "whole": ["lora.enabled=false"]}
 
 
-class Told:
+class Told(Sampler):
     """A sampler that has the answers by heart."""
 
     def __init__(self, tokenizer: Any) -> None:
