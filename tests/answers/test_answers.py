@@ -28,15 +28,16 @@ TABLE = yaml.safe_load((ROOT / "tests/data/answers.yaml").read_text(encoding="ut
 
 
 def correct(text: str, style: str, gold: str) -> str:
-    by_strict, by_lenient = (found is not None and equal(found, gold) for found in (strict(text, style), lenient(text)))
+    found = strict(text, style, gold), lenient(text, gold)
+    by_strict, by_lenient = (one is not None and equal(one, gold) for one in found)
     return {(1, 1): "both", (1, 0): "strict", (0, 1): "lenient", (0, 0): "neither"}[by_strict, by_lenient]
 
 
 @pytest.mark.parametrize("case", TABLE["found"], ids=lambda case: repr(case[0]))
 def test_finds_what_the_table_says(case: list[str]) -> None:
     text, style, want_strict, want_lenient, gold, want_correct = case
-    assert strict(text, style) == want_strict
-    assert lenient(text) == want_lenient
+    assert strict(text, style, gold) == want_strict
+    assert lenient(text, gold) == want_lenient
     assert correct(text, style, gold) == want_correct
 
 
@@ -50,6 +51,14 @@ def test_compares_as_the_table_says(case: tuple[str, str, bool]) -> None:
 def test_reads_numbers_as_the_table_says(case: tuple[str, str | None]) -> None:
     text, value = case
     assert number(text) == (None if value is None else Fraction(value))
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [("#### 18", None), ("3 * 6 = 18\n#### 18", None), ("3 * 6</think>\n#### 18", "18"), ("#### 18</think>", None)],
+)
+def test_a_thought_that_the_prompt_opened_has_to_end(text: str, found: str | None) -> None:
+    assert strict(text, "gsm8k", "18", opened=True) == found
 
 
 def test_the_table_is_as_large_as_promised_and_covers_every_style() -> None:
@@ -281,6 +290,9 @@ HOSTILE = {
     "minuses": "\u2212" * MB,
     "superscripts": "#### 1" + "²" * 390,
     "vulgar fractions": "½" * MB,
+    "second thoughts": "18, no wait, " * (MB // 13),
+    "digits, and a second thought": "1" * MB + " wait " + "1" * 1_000,
+    "groups of digits, and a second thought": "actually " + "1" + " 000" * (MB // 4),
     "spaces": " " * MB,
     "spaces within": "#### 1" + " " * 390 + "x",
     "newlines": "\n" * MB,

@@ -228,6 +228,18 @@ def test_a_reader_that_stops_early(tmp_path):
     assert process.returncode == 0
 
 
+def test_a_gold_answer_in_words_is_compared_in_words(score):
+    lines = [{"completion": f"#### {said}", "answer": "Apollo 11"} for said in ("Apollo 11", "11", "apollo 11")]
+    _, scored, _ = score(*lines)
+    assert [line["correct"] for line in scored] == [1.0, 0.0, 1.0]
+
+
+def test_a_thought_has_to_end(score):
+    texts = ("<answer>18</answer>", "3 * 6</think> <answer>18</answer>", "<think>3 * 6</think> <answer>18</answer>")
+    _, scored, _ = score(*({"completion": text, "answer": "18"} for text in texts), options=("prompt.style=r1_zero",))
+    assert [line["correct_strict"] for line in scored] == [False, True, True]
+
+
 def test_thousands_of_lines_a_second(score, gsm8k_folder):
     records = [json.loads(line) for line in (gsm8k_folder / "test.jsonl").read_text().splitlines()]
     lines = [{"completion": one["answer"], "answer": one["answer"]} for one in records]

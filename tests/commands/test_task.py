@@ -127,4 +127,8 @@ def test_bad_data_ends_a_run_before_its_folder_is_made(monkeypatch, tmp_path):
     monkeypatch.setattr(assemble, "load_model", pytest.fail)
     with pytest.raises(DataError, match=r"a\.jsonl:1: there is no column `question`"):
         assemble.build(Request(resolve("nano", None, settings), "nano", ""))
+    lines = [json.dumps({"question": f"question {index}", "answer": "two\nlines"}) for index in range(3)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    with pytest.raises(DataError, match="3 of 3 gold answers cannot be earned"):
+        assemble.build(Request(resolve("nano", None, settings), "nano", ""))
     assert not (tmp_path / "run").exists()

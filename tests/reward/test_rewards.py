@@ -70,6 +70,34 @@ def test_a_prompt_may_have_opened_the_thought():
     assert value("think_tags", "<think>3 * 4</think>#### 12", prompt=opened) == 0.0
 
 
+@pytest.mark.parametrize(
+    "text, expected",
+    [("#### 12", 0.0), ("3 * 4\n#### 12", 0.0), ("3 * 4</think>\n#### 12", 1.0), ("#### 12</think>", 0.0)],
+)
+def test_a_thought_that_a_chat_template_opened_has_to_end(text, expected):
+    assert value("correct", text, prompt=replace(PROMPT, text="<|im_start|>assistant\n<think>\n")) == expected
+    closed = replace(PROMPT, text="<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert value("correct", "#### 12", prompt=closed) == 1.0
+
+
+def test_r1_zero_wants_the_thought_closed_before_the_answer():
+    style = "prompt.style=r1_zero"
+    assert value("correct", "<answer>12</answer>", style) == 0.0
+    assert value("correct", "3 * 4</think> <answer>12</answer>", style) == 1.0
+    conversation = replace(PROMPT, problem=replace(PROBLEM, messages=({"role": "user", "content": "3 * 4?"},)))
+    assert value("correct", "<answer>12</answer>", style, prompt=conversation) == 1.0  # r1_zero does not change it
+
+
+def test_text_is_compared_as_text():
+    apollo = replace(PROMPT, problem=replace(PROBLEM, gold="Apollo 11"))
+    assert [value("correct", text, prompt=apollo) for text in ("#### Apollo 11", "#### 11")] == [1.0, 0.0]
+
+
+def test_letters_may_be_small_in_the_data():
+    small = replace(PROMPT, problem=replace(PROBLEM, gold="c"))
+    assert value("correct", "Answer: C", "prompt.style=letter", prompt=small) == 1.0
+
+
 @pytest.mark.parametrize("tokens, expected", [(1, 0.0), (80, 0.0), (81, -0.05), (90, -0.5), (100, -1.0), (130, -1.0)])
 def test_overlong_falls_over_the_buffer(tokens, expected):
     assert value("overlong", "x", "rollout.max_new_tokens=100", tokens=tokens) == pytest.approx(expected)

@@ -5,12 +5,13 @@ Where more than one reading is possible, these are the decisions (tests/data/ans
 
     percent      50% is 50, as GSM8K writes it; it is not 0.5
     units        are dropped: 18 dollars, $18 and 18 are one; 3 hours 20 minutes is no single number
+    nouns        are dropped if the gold answer is a plain number; the gold "7 dwarfs" takes 7, and "7 Up" is a name
     scale words  2 million is 2000000, but a dozen is a unit: 2 dozen is 2
     commas       part thousands and never decimals: 1,234 is a number, 1,23 is a list, (1,234) is a pair
-    algebra      5x, 5m and 3 pi are no numbers; names before an equals sign are dropped: x = 5 is 5
-    lists        (1, 2) keeps its order; {1, 2} and the bare 1, 2 do not
-    hedging      "18 or 20" is not 18; "5 apples and 3 left over" is 5, as GSM8K's own scorer reads it
-    case         counts in formulas, not in words: Yes is yes
+    algebra      5x, 5m, 5 - m, 4! and 3 pi are no numbers; names before an equals sign are dropped: x = 5 is 5
+    lists        (1, 2) keeps its order; {1, 2}, the bare 1, 2 and "x = 1 or x = 2" do not
+    hedging      "18 or 20" and "x = 18, y = 20" are not 18; "5 apples and 3 left over" is 5, as GSM8K's scorer reads it
+    case         counts in formulas, not in words: Yes is yes, n is not N
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable
 
-from trainer.answers.find import choice_letter
+from trainer.answers.choice import choice_letter
 from trainer.answers.notation import LONGEST_ANSWER, clean
-from trainer.answers.number import number
+from trainer.answers.number import is_plain, number, with_words
 
-_BRACKETS = {"(": ")", "[": "]", "{": "}"}
-_AND = re.compile(r"\s(?:and|or)\s")
-_NAME = re.compile(r"^\s*[A-Za-z](?:\([a-z]\))?\s*(?:=|\\in(?![a-z]))\s*(?=\S)")
+_UNION = re.compile(r"\\cup")
+_SEPARATOR = re.compile(r"(?: ?[,;]| (?:and|or)(?=[ ,]))+ ?")
+_NAME = re.compile(r"\s*([A-Za-z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?)\s*(?:=|\\in(?![a-z]))\s*(?=\S)")
 _DEPTH = 3  # of lists within lists
 
 
@@ -34,33 +35,62 @@ def equal(answer: str, gold: str) -> bool:
         return True
     if max(len(answer), len(gold)) > LONGEST_ANSWER:
         return False
-    if _key(answer, _DEPTH) == _key(gold, _DEPTH):
+    if is_plain(gold):
+        return number(answer) == number(gold)
+    named = "=" in gold
+    if _key(answer, named, _DEPTH) == _key(gold, named, _DEPTH) or _is_without_its_noun(answer, gold):
         return True
-    choice = choice_letter(gold) if len(gold) <= 5 else None
+    choice = choice_letter(gold) if len(gold) <= 5 and not gold.islower() else None
     return choice is not None and choice_letter(answer) == choice
 
 
-def _key(text: str, depth: int) -> Hashable:
-    """Return the normal form: equal answers have equal keys."""
-    value = number(text)
-    if value is not None:
-        return value
-    text = _NAME.sub("", clean(text))
-    if depth and (pieces := _split(text, "\\cup")):
-        return "union", _unordered(pieces, depth - 1)
+def _is_without_its_noun(answer: str, gold: str) -> bool:
+    """Return True for `7` and the gold answer "7 dwarfs", but not for a name such as "7 Up"."""
+    found = with_words(gold)
+    return found is not None and " ".join(found[1]).islower() and is_plain(answer) and number(answer) == found[0]
+
+
+def _key(text: str, named: bool, depth: int) -> Hashable:
+    """Return the normal form: equal answers have equal keys. `named` keeps the names of what has different ones."""
+    if found := with_words(text):
+        value, words = found
+        return (value, *(word.lower().rstrip("s") for word in words)) if words else value
+    text = " ".join(clean(text).split())
+    if depth and (pieces := _split(text, _UNION)):
+        return "union", _unordered([_key(piece, named, depth - 1) for piece in pieces])
+    items = _split(text, _SEPARATOR) if depth else None
+    if items is None:
+        text = text[name.end() :] if (name := _NAME.match(text)) else text
     opening, inner, closing = _brackets(text)
-    items = _split(inner, ",") if depth and inner else None
-    if items is None and depth and not opening:
-        items = [item for item in _AND.split(text) if item.strip()] if _AND.search(text) else None
+    items = items or (_split(inner, _SEPARATOR) if depth and opening else None)
     if items is None:
         return _text_key(text)
-    if opening in ("", "\\{"):
-        return "set", _unordered(items, depth - 1)
-    return opening, tuple(_key(item, depth - 1) for item in items), closing
+    keys = [_key(item, named, depth - 1) for item in items]
+    names = [name[1] if (name := _NAME.match(item)) else "" for item in items]
+    if named and len(set(names)) > 1 and all(names):
+        keys = list(zip(names, keys))
+    return (opening, tuple(keys), closing) if opening in ("(", "[") else ("set", _unordered(keys))
 
 
-def _unordered(items: list[str], depth: int) -> tuple[Hashable, ...]:
-    return tuple(sorted((_key(item, depth) for item in items), key=repr))
+def _unordered(keys: list[Hashable]) -> tuple[Hashable, ...]:
+    return tuple(sorted(keys, key=repr))
+
+
+def same_structure(answer: str, gold: str) -> bool:
+    """Return False for lists of different lengths or brackets: `{1, 2}` is neither `(1, 2)` nor `{1, 2, 3}` nor 3."""
+    shapes = [_shape(" ".join(clean(text).split())) for text in (answer, gold)]
+    return None in shapes or shapes[0] == shapes[1]
+
+
+def _shape(text: str) -> tuple[str, int, str] | None:
+    """Return the brackets of a list and how many items it has, or None for a formula, or `x = 2, y = 3`."""
+    if number(text) is not None:
+        return "", 1, ""
+    opening, inner, closing = _brackets(text)
+    items = _split(inner, _SEPARATOR)
+    if items is None or all(_NAME.match(item) for item in items):
+        return None
+    return (opening, len(items), closing) if opening in ("(", "[") else ("{", len(items), "}")
 
 
 def _brackets(text: str) -> tuple[str, str, str]:
@@ -76,28 +106,28 @@ def _brackets(text: str) -> tuple[str, str, str]:
     return text[:size], text[size:-size], text[-size:]
 
 
-def _split(text: str, separator: str) -> list[str] | None:
+def _split(text: str, separator: re.Pattern[str]) -> list[str] | None:
     """Split at separators outside all brackets. Return None if there is none, or if a piece would be empty."""
-    if separator not in text:
-        return None
     pieces, depth, start = [], 0, 0
     for position, char in enumerate(text):
         depth += (char in "([{") - (char in ")]}")
-        if depth == 0 and text.startswith(separator, position):
+        if depth == 0 and position >= start and (found := separator.match(text, position)):
             pieces.append(text[start:position])
-            start = position + len(separator)
+            start = found.end()
     pieces.append(text[start:])
     return pieces if len(pieces) > 1 and all(piece.strip() for piece in pieces) else None
 
 
-_WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*|[^\W\d_]")
+_WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*")
+_FORMULA = re.compile(r"[\\^_=<>+*/|{}\[\]()]|\b(?:sin|cos|tan|sec|csc|cot|log|ln|exp|mod)\b")
+_LONG_WORD = re.compile(r"\b[^\W\d_]{3,}\b")
 _ONE_IN_BRACES = re.compile(r"(?<=[\^_])\{([0-9A-Za-z])\}")
 _BARE_ROOT = re.compile(r"\\sqrt([0-9A-Za-z])")
 
 
 def _text_key(text: str) -> str:
     text = text.strip().rstrip(".")
-    if _WORDS.fullmatch(text):
+    if (_WORDS.fullmatch(text) or _LONG_WORD.search(text)) and not _FORMULA.search(text):
         return " ".join(text.casefold().split())
     text = "".join(text.split())
     return _BARE_ROOT.sub(r"\\sqrt{\1}", _ONE_IN_BRACES.sub(r"\1", text))

@@ -14,7 +14,7 @@ _INVISIBLE += [*range(0x2060, 0x2070), *range(0xFE00, 0xFE10), 0xFEFF, 0xFFFD, *
 VULGAR_FRACTIONS = {c: unicodedata.normalize("NFKC", c).replace("\u2044", "/") for c in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 _SIGNS = {
     "×": "*", "⋅": "*", "·": "*", "∙": "*", "÷": "/", "⁄": "/", "∕": "/", "％": "%", "＄": "$", "．": ".", "。": ".",
-    "，": ",", "：": ":", "（": "(", "）": ")", "＝": "=", "≈": "=", "＋": "+", "π": "\\pi ", "∞": "\\infty ",
+    "，": ",", "：": ":", "（": "(", "）": ")", "＝": "=", "≈": "\\approx ", "＋": "+", "π": "\\pi ", "∞": "\\infty ",
     "∪": "\\cup ", "∈": "\\in ", "≤": "\\leq ", "≥": "\\geq ", "≠": "\\neq ", "√": "\\sqrt ", "°": "^\\circ ",
     "“": '"', "”": '"', "‘": "'", "’": "'",
 }  # fmt: skip
@@ -49,7 +49,8 @@ _LATEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\!", ""),
-        (r"\\[,;: ]|\\quad|\\qquad", " "),
+        (r"\\[,;: ]", " "),
+        (r"\\q?quad(?![A-Za-z])", ", "),  # what stands so far apart is not one number
         (r"\\[(\[\])]", " "),  # \( \) \[ \]
         (r"\\(?:left|right|displaystyle|bigl|bigr|Bigl|Bigr|big|Big)(?![A-Za-z])\.?", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
@@ -58,7 +59,7 @@ _LATEX = [
         (r"\^\s*\{?\s*(st|nd|rd|th)\b\s*\}?", r" \1"),  # 18^{\text{th}}
         (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])", " "),
         (r"\\([$%&#_])", r"\1"),
-        (r"\\approx(?![A-Za-z])|\\simeq(?![A-Za-z])", "="),
+        (r"\\approx(?![A-Za-z])|\\simeq(?![A-Za-z])", "=~"),
         (r"\\(?:times|cdot)(?![A-Za-z])", "*"),
         (r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q"),
         (r"\\frac\s*([0-9])", r"\\frac{\1}"),  # \frac12 is one half

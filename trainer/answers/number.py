@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 from itertools import takewhile
 
 from trainer.answers.notation import LONGEST_ANSWER, WRAPPERS, clean
@@ -32,19 +33,38 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Words that change the value, or are mathematics: a number before them is not the whole of it.
+# Words that change the value, take it back, or are mathematics: a number before them is not the whole of it.
 _NOT_UNITS = _words(
-    "pi sqrt sin cos tan cot sec csc log ln exp mod squared cubed factorial choose over plus minus or not "
-    "half halves third thirds quarter quarters fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths "
-    "tenth tenths tens lakh lakhs crore crores point times divided multiplied less remainder wrong incorrect"
+    "sqrt sin cos tan cot sec csc log ln exp mod squared cubed factorial choose over plus minus or point times divided "
+    "multiplied less remainder power root once twice thrice double doubled triple tripled quadruple halved half halves "
+    "third thirds quarter quarters tens lakh lakhs crore crores "
+    "not no nope nor never none false wrong incorrect untrue invalid mistaken negative "
+    "up if unless otherwise maybe perhaps possibly least most "
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau phi chi omega "
+    "zero one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy "
+    "eighty ninety"
+)
+_PART_OR_TEEN = re.compile(  # thousandths, sixteenths, sixteen
+    r"(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand|[mb]illion)ths?|[a-z]+teen"
 )
 _SHORT_UNITS = _words(
     "cm mm km kg mg ml kl lb lbs oz ft in yd yds mi hr hrs min mins sec secs mph kph kmh am pm st nd rd th pts pcs sq "
     "wk wks yr yrs mos usd eur gbp gb mb kb tb kwh kw hz khz mhz ghz rpm psi kj"
 )
 _ONE_LETTER_UNITS = frozenset("mgshlLKVWNJCF")
+# The units that make no difference in a gold answer. Other words do: "7 Up" and "3 pm" are no plain numbers.
+_MEASURES = {unit.rstrip("s") for unit in _SHORT_UNITS - _words("am pm")} | _words(
+    "dollar euro pound cent rupee yen peso penny pence percent degree celsius fahrenheit radian metre meter centimetre "
+    "centimeter millimetre millimeter kilometre kilometer inch inche feet foot yard mile gram kilogram ounce ton tonne "
+    "litre liter millilitre milliliter gallon quart pint second minute hour day week month year unit point square "
+    "cubic per a hundred thousand million billion trillion"
+)
 _COUNTERS = re.compile("元|块|圆|円|원|个|個|只|人|天|岁|米|厘米|公里|公斤|小时|分钟")  # but not 万, ten thousand
-_UNIT_WORDS = re.compile(r"[A-Za-z']+(?:\s*\^\s*\{?[23]\}?)?\.?(?:[\s/*.-]+[A-Za-z']+(?:\s*\^\s*\{?[23]\}?)?)*")
+_WORD = r"[A-Za-z']+(?:\s*\^\s*\{?[23]\}?)?\.?"
+_LETTERS = re.compile(r"[A-Za-z']+")
+_TAIL = re.compile(  # 18 dollars, 50 %, $18/hour, 12-inch, but not 5 - m
+    rf"\s*[%$€£¥₹₽₩]?(?P<joint>\s*/\s*|-)?\s*(?P<words>{_WORD}(?:(?:\s+|\s*/\s*|[.*-]){_WORD})*)?[\s.]*"
+)
 
 
 def number(text: str) -> Fraction | None:
@@ -52,12 +72,25 @@ def number(text: str) -> Fraction | None:
 
     Return None if there is no number, more than one, or algebra around it.
     """
+    found = with_words(text)
+    return found[0] if found else None
+
+
+def is_plain(text: str) -> bool:
+    """Return True for a number with no word but a measure behind it: `18`, `$18` and `18 cm`, but not `7 Up`."""
+    found = with_words(text)
+    return found is not None and not found[1]
+
+
+@lru_cache(maxsize=1024)  # a line is looked at several times while an answer is sought in it
+def with_words(text: str) -> tuple[Fraction, tuple[str, ...]] | None:
+    """Return a number as `number` does, and the words behind it that are no measures: `Up` of `7 Up`."""
     if len(text) > LONGEST_ANSWER:
         return None
     if simple := _SIMPLE.fullmatch(text):
-        return Fraction(int(simple[1] + simple[2].replace(",", "")))
-    text = _NUMERIC_FRACTION.sub(r" \1/\2 ", clean(text))
-    text = _after_equals(text).strip(WRAPPERS)
+        return Fraction(int(simple[1] + simple[2].replace(",", ""))), ()
+    text = " ".join(clean("; ".join(text.strip().split("\n"))).split())
+    text = _after_equals(_NUMERIC_FRACTION.sub(r" \1/\2 ", text)).strip(WRAPPERS)
     if text[:1] + text[-1:] in ("()", "[]", "{}") and "," not in text:
         text = text[1:-1].strip()
     elif not _OPENING.search(text):
@@ -65,20 +98,35 @@ def number(text: str) -> Fraction | None:
     written = _WRITTEN.match(_signed_by_word(text))
     if written is None:
         return None
-    value, scale = _value(written), _scale(written.string[written.end() :], bool(written["money"]))
-    return None if value is None or scale is None else value * scale
+    tail = written.string[written.end() :]
+    value, scale = _value(written), _scale(tail, bool(written["money"]))
+    return None if value is None or scale is None else (value * scale, _nouns(tail))
+
+
+def _nouns(tail: str) -> tuple[str, ...]:
+    words = _LETTERS.findall(tail) if tail else []
+    return tuple(word for word in words if len(word) > 1 and word.lower().rstrip("s") not in _MEASURES)
 
 
 _OPENING = re.compile(r"[(\[{]")
-_EXPLANATION = re.compile(r"\b(?:because|since|as|so|where|which|that|when|if|for|means|from|i\.e\.)(?![a-z])|[,;:]\s")
+_EXPLANATION = re.compile(r"\b(?:because|since|as|so|where|which|that|when|if|for|means|from|i\.e\.)(?![a-z])|:\s")
+_SEVERAL = re.compile(  # what parts two statements: behind an equation, or close behind a number
+    r"(?:=[^=]*|[0-9][%)}]*\s*(?:[A-Za-z]+\s*){0,2})(?:,(?![0-9]{3}(?![0-9]))|[;\n&]|(?<![A-Za-z])(?:and|or)(?![A-Za-z]))"
+)
+_NEXT_NAME = re.compile(r"\s*-?[0-9.,]+[\s\\]+[A-Za-z](?:_\w+)?\s*")  # in the middle of x = 18 x = 20
+_IN_BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
 
 
 def _after_equals(text: str) -> str:
-    """Return `18` for "x = 18" and "3 * 6 = 18", but the whole text for "19 because 3 * 6 = 18"."""
+    """Return `18` for "x = 18" and "3 * 6 = 18", but the whole text for "x = 18 or x = 20" and "19, as 3 * 6 = 18"."""
     left, equals, right = text.rpartition("=")
     if not equals or left.endswith(("<", ">", "!", ":", "\\")) or _EXPLANATION.search(left):
         return text
-    return right
+    _, chained, middle = left.rpartition("=")
+    if _SEVERAL.search(_IN_BRACKETS.sub("", left)) or (chained and _NEXT_NAME.fullmatch(middle)):
+        return text
+    is_rounded = right.startswith("~")
+    return right[is_rounded:] if is_rounded or number(middle) in (None, number(right)) else text
 
 
 def _signed_by_word(text: str) -> str:
@@ -114,28 +162,38 @@ def _decimal(digits: str) -> Fraction:
 
 def _scale(tail: str, money: bool) -> int | None:
     """Return the factor that the words after a number stand for: 1 for units, None for words that are not units."""
-    glued = tail[:1].isalpha()
-    tail = tail.strip().lstrip("%$€£¥₹₽₩-/ ").strip(" .")
-    if not tail or _COUNTERS.fullmatch(tail):
+    shown = tail.strip(" .$")
+    if not tail or _COUNTERS.fullmatch(shown):
         return 1
-    if money and tail in _MONEY_SCALES:
-        return int(10 ** _MONEY_SCALES[tail])
-    if not _UNIT_WORDS.fullmatch(tail):
-        return None
-    words = re.findall(r"[A-Za-z']+", tail)
-    if glued and words[0].lower() not in _SHORT_UNITS:
-        return None  # 5x and 12ab are algebra
-    if not all(is_unit(word) for word in words):
+    if money and shown in _MONEY_SCALES:
+        return int(10 ** _MONEY_SCALES[shown])
+    words = _unit_words(tail)
+    if words is None:
         return None
     powers = [_SCALES.get(word.lower().rstrip("s"), 0) for word in words]
     scales = list(takewhile(bool, powers))
     return int(10 ** sum(scales)) if not any(powers[len(scales) :]) else None  # 2 dollars million is nothing
 
 
+def _unit_words(tail: str) -> list[str] | None:
+    """Return the words after a number, or None if one of them is no unit, or if it is algebra: 5x, 12ab, 5/m, 5-ab."""
+    found = _TAIL.fullmatch(tail)
+    words = _LETTERS.findall(found["words"] or "") if found else []
+    if found is None or not words:
+        return words if found and not found["joint"] else None
+    is_apart = not found["joint"] and not tail[0].isalpha()
+    if not (is_apart or words[0].lower() in _SHORT_UNITS or (found["joint"] and len(words[0]) > 2)):
+        return None
+    return words if all(map(is_unit, words)) and words[-1].lower() != "a" else None
+
+
 def is_unit(word: str) -> bool:
+    """Return True for a unit or a plain noun: a word that leaves the number before it as it is."""
     lower = word.lower()
     if len(word) == 1:
         return word in _ONE_LETTER_UNITS or lower == "a"
     if lower in _SHORT_UNITS:
         return True
-    return lower not in _NOT_UNITS and (len(word) > 3 or any(vowel in lower for vowel in "aeiou"))
+    if lower in _NOT_UNITS or _PART_OR_TEEN.fullmatch(lower):
+        return False
+    return len(word) > 3 or any(vowel in lower for vowel in "aeiou")

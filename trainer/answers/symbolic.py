@@ -44,6 +44,7 @@ DECIMALS = 12
 _SIGNS = re.compile(r"[0-9\\^_=<>+*/|()\[\]{}√π-]")
 _COMMAND = re.compile(r"\\(?:begin|end)\{[A-Za-z*]+\}|\\[A-Za-z]+")
 _WORD = re.compile(r"[A-Za-z]{4,}")
+_CAPITAL = re.compile(r"\\[A-Za-z]+|(?P<letter>[A-Za-z])")
 
 
 class SymbolicPool:
@@ -85,7 +86,7 @@ class SymbolicPool:
         """Return True if the answers are equal by `compare.equal` or by math-verify. Return False at the deadline."""
         if compare.equal(answer, gold):
             return True
-        return is_worth_asking(answer, gold) and self._ask(answer, gold)
+        return is_worth_asking(answer, gold) and self._ask(*_with_cases_apart(answer, gold))
 
     def _ask(self, answer: str, gold: str) -> bool:
         assert not self._closed, "the pool is closed"
@@ -110,12 +111,30 @@ class SymbolicPool:
 
 
 def is_worth_asking(answer: str, gold: str) -> bool:
-    """Return True if both look like mathematics and are not two numbers, which are compared exactly without it."""
+    """Return True if both look like mathematics of one kind and are not two numbers, which are compared exactly."""
     if not (_looks_like_maths(answer) and _looks_like_maths(gold)):
         return False
     if not (_SIGNS.search(answer) or _SIGNS.search(gold)):
         return False  # two single letters
+    if _is_misread(answer) or _is_misread(gold) or not compare.same_structure(answer, gold):
+        return False
     return number.number(answer) is None or number.number(gold) is None
+
+
+def _is_misread(text: str) -> bool:
+    """Return True for what math-verify reads as something else: 101_2 as 101, and `18 20` as their sum."""
+    return re.search(r"[0-9]\}?\s*_|(?<![_0-9])[0-9]+\s+[0-9]", notation.clean(text)) is not None
+
+
+def _with_cases_apart(answer: str, gold: str) -> tuple[str, str]:
+    """Rename capital letters that also occur as small ones, because math-verify takes `2A` for `2a`."""
+    letters = set(_CAPITAL.sub(lambda found: found["letter"] or " ", answer + " " + gold))
+    clash = {letter for letter in letters if letter.isupper() and letter.lower() in letters}
+
+    def rename(found: re.Match[str]) -> str:
+        return f"{{{found[0].lower()}_{{99}}}}" if found["letter"] in clash else found[0]
+
+    return _CAPITAL.sub(rename, answer), _CAPITAL.sub(rename, gold)
 
 
 def _looks_like_maths(text: str) -> bool:

@@ -15,7 +15,9 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine import quiet
+from trainer.problem.task import evaluation_problems, make_task
 from trainer.records import Draws
+from trainer.reward import golds
 
 SAMPLE_TEMPERATURE = 0.7
 # The servers of a run belong to that run: they may be gone. Other servers can be named on the command line.
@@ -46,6 +48,8 @@ def run(options: Namespace) -> None:
     if options.merged and not (options.merged / "config.json").is_file():
         raise CheckpointError(f"--merged {options.merged}: there is no config.json in it. Name a folder with a model.")
     config = settings_for(options)
+    task = make_task(config.task)
+    golds.check(config, task, evaluation_problems(task, config.eval.problems))
     draws, out = _draws(options, config.run.seed), options.out or _default_out(options, config)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: it is a file. Name a folder.")

@@ -30,6 +30,7 @@ GROUPS = {
         "compare": "Show runs side by side: where they differ, and what came of it.",
         "score": "Score the completions in a JSON lines file; see docs/rewards.md.",
         "play": "Answer problems yourself and see what each reward makes of it.",
+        "reward": "Try the rewards, or a function of yours, on texts that a model might be paid for.",
     },
     "prepare": {
         "doctor": "Check whether a run with these settings can start on this machine, and finish.",

@@ -13,6 +13,7 @@ from trainer.commands.score import add_reward_arguments, settings_for, with_ever
 from trainer.config.settings import Config
 from trainer.problem.task import make_task
 from trainer.records import Completion, Problem, Prompt, Score
+from trainer.reward import golds
 from trainer.reward.make import make_scorer
 
 
@@ -33,6 +34,7 @@ def play(config: Config) -> None:
     task = make_task(config.task)
     scorer = make_scorer(config, task)
     problems = list(task.train())
+    golds.check(config, task, problems)
     random.Random(config.run.seed).shuffle(problems)
     completions = typed(sys.stdin)
     print("Write what the model would write; an empty line ends it, and Ctrl-D ends the game.")

@@ -68,7 +68,7 @@ def score_file(config: Config, path: str) -> None:
     config = with_every_component(config)
     scorer = make_scorer(config, make_task(config.task))
     with contextlib.ExitStack() as stack:
-        lines = sys.stdin.buffer if path == "-" else stack.enter_context(_open(path))
+        lines = sys.stdin.buffer if path == "-" else stack.enter_context(open_lines(path))
         try:
             for record in scored(samples(lines, "standard input" if path == "-" else path), scorer):
                 sys.stdout.write(json.dumps(record) + "\n")
@@ -111,10 +111,10 @@ def gold_of(answer: str) -> str:
     r"""Return the gold answer of a solution: after the last `####`, else in the last `\boxed{}`, else all of it."""
     if "####" in answer:
         return answer.rpartition("####")[2].strip()
-    return find.strict(answer, "boxed") or answer.strip()
+    return find.marked(answer, "boxed") or answer.strip()
 
 
-def _open(path: str) -> IO[bytes]:
+def open_lines(path: str) -> IO[bytes]:
     try:
         return Path(path).open("rb")
     except OSError as error:

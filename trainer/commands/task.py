@@ -16,6 +16,7 @@ from trainer.config.settings import Config
 from trainer.problem.prompts import Prompter, stop_strings
 from trainer.problem.task import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.records import Problem, Prompt
+from trainer.reward import golds
 
 MEASURED = 10_000  # prompts whose length is measured: enough for the distribution of any data set
 
@@ -46,6 +47,7 @@ def run(options: Namespace) -> None:
 def show(config: Config, split: str, count: int, as_json: bool) -> None:
     task = make_task(config.task)
     problems = _problems(task, config, split)  # raises an error for bad data before a tokenizer loads
+    golds.check(config, task, problems)
     facts: dict[str, Any] = {"task": task.name, **_sizes(task, config, split, len(problems)), "notes": notes(task)}
 
     from trainer.model.load import load_tokenizer

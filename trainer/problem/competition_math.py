@@ -3,6 +3,7 @@ r"""MATH: competition problems, answered in the last \boxed{} of the solution. H
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any, ClassVar
 
 from trainer.answers import find
@@ -30,7 +31,7 @@ class MathTask(DataTask):
 
     def _gold(self, record: Record) -> str:
         """Return the `answer` column if there is one, else the content of the last box in the solution."""
-        boxed, has_answer = find.STYLES["boxed"], record.values.get("answer") not in (None, "")
+        boxed, has_answer = partial(find.marked, style="boxed"), record.values.get("answer") not in (None, "")
         if given := self.settings.answer or ("answer" if has_answer else None):
             text = record.answer(given, "task.answer")
             if "\\boxed" in text and boxed(text) is None:

@@ -38,7 +38,7 @@ class RecordsTask(DataTask):
         style = "boxed" if "\\boxed" in text else "gsm8k" if "####" in text else None
         if style is None:
             return text, solution
-        gold = find.STYLES[style](text)
+        gold = find.marked(text, style)
         if gold is None:
             raise DataError(f"{record.where}: there is no answer behind the mark in {text[-40:]!r}.")
         return gold, solution or text

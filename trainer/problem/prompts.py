@@ -166,6 +166,11 @@ def answer_style(settings: PromptSettings, task: Task) -> str:
     return default if settings.answer == "auto" else settings.answer
 
 
+def opens_thought(settings: PromptSettings, task: Task) -> bool:
+    """Return True if the style itself ends by opening a thought, as `r1_zero` does. A chat template may do so too."""
+    return _style(settings, task)[1].request.endswith("<think>")
+
+
 def stop_strings(tokenizer: Any, settings: PromptSettings, task: Task) -> tuple[str, ...]:
     """Return the strings at which an answer to such a prompt ends. Behind a chat template, its stop token does that."""
     style = _style(settings, task)[1]
@@ -189,7 +194,7 @@ def examples(task: Task, shots: int) -> list[Problem]:
 
 def solved(problem: Problem, answer_style: str) -> str:
     """Return the worked solution, with the answer where a strict answer has to stand."""
-    found = find.strict(problem.solution, answer_style) if problem.solution else None
+    found = find.strict(problem.solution, answer_style, problem.gold) if problem.solution else None
     if found is not None and compare.equal(found, problem.gold):
         return problem.solution
     return f"{problem.solution}\n{MARKS[answer_style].format(problem.gold)}".strip()

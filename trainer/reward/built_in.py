@@ -18,11 +18,12 @@ from trainer.records import Completion, DeadBy, Problem, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the rewards depend on. `style` says where a strict answer has to stand."""
+    """What the rewards depend on. `style` says where a strict answer has to stand, `opened` that it opens a thought."""
 
     settings: Reward
     style: str
     max_new_tokens: int
+    opened: bool = False
     dead_by: DeadBy = "reward"
 
     @property
@@ -54,12 +55,21 @@ class Reading:
 
 
 def read(
-    prompt: Prompt, completion: Completion, style: str, equal: Callable[[str, str], bool] = compare.equal
+    prompt: Prompt,
+    completion: Completion,
+    style: str,
+    equal: Callable[[str, str], bool] = compare.equal,
+    opened: bool = False,
 ) -> Reading:
-    """Parse a completion and compare what was found with the gold answer by `equal`."""
+    """Parse a completion and compare what was found with the gold answer by `equal`.
+
+    `opened` says that the prompt style opens a thought, which the text of the prompt may not show. It does not change
+    the conversations of a data set."""
     gold = prompt.problem.gold
-    strict = find.strict(completion.text, style)
-    lenient = find.lenient(completion.text)
+    gold = gold.upper() if style == "letter" and len(gold) == 1 else gold
+    opened = opens_thought(prompt) or (opened and not prompt.problem.messages)
+    strict = find.strict(completion.text, style, gold, opened)
+    lenient = find.lenient(completion.text, gold)
     correct_strict = strict is not None and equal(strict, gold)
     correct_lenient = correct_strict if lenient == strict else lenient is not None and equal(lenient, gold)
     return Reading(prompt, completion, strict, lenient, correct_strict, correct_lenient)
@@ -93,14 +103,19 @@ def repetition(reading: Reading, rules: Rules) -> float:
     return len(set(phrases)) / len(phrases) - 1.0 if phrases else 0.0
 
 
-_OPEN, _CLOSE = "<think>", "</think>"
+_OPEN, _CLOSE = find.THOUGHT, find.THOUGHT_END
 _THINKS = re.compile(rf"\s*{_OPEN}(?P<thought>.*?){_CLOSE}(?P<answer>.*)", re.DOTALL)
+
+
+def opens_thought(prompt: Prompt) -> bool:
+    """Return True for a prompt, or a chat template, that ends by opening a thought."""
+    return prompt.text.rstrip().endswith(_OPEN)
 
 
 def think_tags(reading: Reading, rules: Rules) -> float:
     """Return 1 for one thought in tags at the start and an answer after it. Some prompts open the tag themselves."""
     text = reading.completion.text
-    if reading.prompt.text.rstrip().endswith(_OPEN):
+    if rules.opened or opens_thought(reading.prompt):
         text = _OPEN + text
     found = _THINKS.fullmatch(text)
     once = text.count(_OPEN) == text.count(_CLOSE) == 1

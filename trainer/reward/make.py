@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainer.answers.symbolic import SymbolicPool
 from trainer.config.settings import Config
-from trainer.problem.prompts import answer_style
+from trainer.problem.prompts import answer_style, opens_thought
 from trainer.problem.task import Task
 from trainer.records import Completion, DeadBy, Problem
 from trainer.reward import custom
@@ -36,16 +36,20 @@ def make_scorer(config: Config, task: Task, folder: Path | None = None) -> Score
 
 def make_verifier(config: Config, task: Task) -> Scorer:
     """Make a scorer with the built-in rewards only, which is what evaluation needs and costs nothing."""
-    style, reward = answer_style(config.prompt, task), config.reward
-    dead_by: DeadBy = "reward"
-    if config.rollout.dead_by == "correct":
-        dead_by = "correct_strict" if reward.answer == "strict" else "correct_lenient"
-    rules = Rules(reward, style, config.rollout.max_new_tokens, dead_by)
+    rules = rules_of(config, task)
     if not compares_as_mathematics(config, task):
         return Scorer(rules)
     pool = SymbolicPool(deadline_s=config.reward.symbolic_s)
     atexit.register(pool.close)
     return Scorer(rules, symbolic=pool)
+
+
+def rules_of(config: Config, task: Task) -> Rules:
+    style, opened = answer_style(config.prompt, task), opens_thought(config.prompt, task)
+    dead_by: DeadBy = "reward"
+    if config.rollout.dead_by == "correct":
+        dead_by = "correct_strict" if config.reward.answer == "strict" else "correct_lenient"
+    return Rules(config.reward, style, config.rollout.max_new_tokens, opened, dead_by)
 
 
 def compares_as_mathematics(config: Config, task: Task) -> bool:

@@ -83,7 +83,7 @@ class Scorer:
     def scores(self, answered: Iterable[tuple[Prompt, Completion]]) -> list[Score]:
         """Answers that need not belong together, all at once."""
         with self.meter.seconds("answers"):
-            readings = [read(prompt, completion, self.rules.style, self._equal) for prompt, completion in answered]
+            readings = [self.read(prompt, completion) for prompt, completion in answered]
         values = {name: self._values(name, readings) for name in self.built_in}
         for grader in self.graders:
             with self.meter.seconds(grader.name):
@@ -93,9 +93,13 @@ class Scorer:
             for row, reading in enumerate(readings)
         ]
 
+    def read(self, prompt: Prompt, completion: Completion) -> Reading:
+        """Find the answers in a completion, and compare them with the gold answer."""
+        return read(prompt, completion, self.rules.style, self._equal, self.rules.opened)
+
     def rehearse(self, prompt: Prompt, completion: Completion) -> None:
         """Every grader once, before anything is spent."""
-        reading = read(prompt, completion, self.rules.style)
+        reading = self.read(prompt, completion)
         for grader in self.graders:
             grader.rehearse(reading)
 

@@ -29,6 +29,7 @@ from trainer.problem.task import Task, evaluation_problems, make_task, notes, tr
 from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
 from trainer.records import Draws, Problem, Prompt
+from trainer.reward import golds
 from trainer.reward.make import make_scorer, make_verifier, worked
 from trainer.rollout.collect import Rollouts, Sampler
 from trainer.rollout.hf import HfSampler
@@ -57,6 +58,7 @@ def build(request: Request) -> Run:
     config.refuse_idle(distributed.world_size())
     task = make_task(config.task)
     training = training_problems(task, config.task, config.run.seed)  # bad data is answered before a model loads
+    golds.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
     stage(config.model)
     tokenizer = load_tokenizer(config.model)
     prompter = Prompter(tokenizer, config.prompt, task)

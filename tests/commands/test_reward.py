@@ -1,0 +1,164 @@
+"""`octet reward test`: the shipped rewards come out clean, and known exploitable functions are found."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.data import exploitable
+from trainer.commands.main import main
+from trainer.reward import exploits
+
+FILE = ROOT / "tests/data/exploitable.py"
+FOUND = {
+    "contains": "`contains` pays 4 of 4: every answer, listed",
+    "ends_with": "`ends_with` pays 4 of 4: the gold answer, pasted behind a wrong one",
+    "any_number": "`any_number` pays 4 of 4: two answers,",
+    "last_number": "`last_number` pays",
+    "begins_with": "`begins_with` pays 4 of 4: two answers,",
+    "exact": "`exact` does not pay 4 of 4: a right answer, polite words after it",
+    "english": "`english` does not pay 4 of 4: a right answer, another language before it",
+    "short": "`short` does not pay 4 of 4: a right answer, ten times as long",
+    "resembles": "`resembles` does not pay 4 of 4: a right answer, space around it",
+    "counts": "`counts` pays",
+    "long": "`long` is not bounded",
+    "formatted": "no reward tells right from wrong",
+    "fragile": "nothing: reward.custom=",
+    "lucky": "`lucky` is not deterministic",
+    "novel": "`novel` is not deterministic",
+    "slow": "it is slow",
+}
+
+
+def octet(capsys, *options: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["reward", "test", *options])
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def write(path, *records) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def sums(tmp_path_factory) -> list[str]:
+    """The options for a task of sixteen sums."""
+    problems = [{"question": f"How much is {n} + {n}?", "answer": str(2 * n)} for n in range(20, 36)]
+    return ["--task", "records", f"task.path={write(tmp_path_factory.mktemp('sums') / 'sums.jsonl', *problems)}"]
+
+
+def octet_on(capsys, sums: list[str], name: str) -> tuple[int, str, str]:
+    return octet(capsys, "-n", "4", *sums, f"reward.custom={FILE}:{name}", f"reward.weights={{{name}: 1.0}}")
+
+
+def test_every_exploitable_function_is_listed():
+    there = {name for name, value in vars(exploitable).items() if inspect.isfunction(value)}
+    assert there == {*FOUND, "sound"}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_an_exploitable_function_is_found(capsys, monkeypatch, sums, name):
+    monkeypatch.setattr(exploits, "SLOW_S", 0.003)
+    status, out, _ = octet_on(capsys, sums, name)
+    assert status == 1, out
+    assert f"found: {FOUND[name]}" in out, out
+
+
+def test_a_sound_function_comes_out_clean(capsys, sums):
+    status, out, err = octet_on(capsys, sums, "sound")
+    assert (status, err) == (0, ""), out
+    assert "nothing found" in out
+    assert "two answers, the right one last               wrong        0 of 4        0 of 4\n" in out
+
+
+SHIPPED = "reward.weights={correct: 1, format: 0.1, length: 0.05, overlong: 0.5, repetition: 0.1, think_tags: 0.1}"
+STYLES = ["gsm8k", "boxed", "few_shot", "r1_zero"]
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("answer", ["strict", "lenient"])
+def test_the_shipped_rewards_come_out_clean(capsys, sums, style, answer):
+    status, out, _ = octet(capsys, "-n", "8", *sums, SHIPPED, f"prompt.style={style}", f"reward.answer={answer}")
+    assert status == 0, out
+    assert "format: 0 to 1; it does not tell right from wrong\n" in out
+
+
+@pytest.mark.parametrize("answer", ["strict", "lenient"])
+def test_the_shipped_rewards_come_out_clean_on_letters_and_texts(capsys, tmp_path, answer):
+    choices = [
+        {"Question": f"What is {n}?", "Correct Answer": f"it is {n}", "wrong": [f"not {n}", f"{n} + 1", f"{n}!"]}
+        for n in range(12)
+    ]
+    path = write(tmp_path / "choices.jsonl", *choices)
+    lenient = f"reward.answer={answer}"
+    status, out, _ = octet(capsys, "--task", "multiple_choice", f"task.path={path}", "task.incorrect=[wrong]", lenient)
+    assert status == 0, out
+    texts = [
+        "Apollo 11",
+        "World War 2",
+        "Summary judgment",
+        "x=2 or x=3",
+        "7 Up",
+        "\\frac{\\pi}{4}",
+        "(1, 2)",
+        "U.S. Grant",
+        "\\frac{1}{2}",
+        "\\{1,2\\}",
+        "[0,\\infty)",
+        "101_2",
+    ]
+    path = write(
+        tmp_path / "texts.jsonl",
+        *[{"question": f"Which is {text[::-1]}?", "answer": text} for text in texts],
+    )
+    for style in STYLES[:2]:
+        status, out, _ = octet(capsys, "--task", "records", f"task.path={path}", f"prompt.style={style}", lenient)
+        assert status == 0, out
+
+
+def test_the_embedded_task_comes_out_clean(capsys):
+    assert octet(capsys)[0] == 0
+
+
+def test_labelled_completions(capsys, tmp_path):
+    lines = [
+        {"completion": "9 * 2 = 18\n#### 18", "answer": "18", "right": True},
+        {"completion": "She makes $18 a day.", "answer": "18", "right": True},
+        {"completion": "It is 20.\n#### 20", "answer": "18", "right": False},
+    ]
+    path = write(tmp_path / "labelled.jsonl", *lines)
+    status, out, _ = octet(capsys, "--labelled", path, "--json")
+    report = json.loads(out)
+    assert status == 1
+    assert (
+        "`correct` does not pay 1 of 2: a right answer, as it is, such as 'She makes $18 a day.'" in report["findings"]
+    )
+    row = next(row for row in report["rows"] if row["text"] == "as it is" and row["right"])
+    assert (row["count"], row["paid"]["correct"]) == (2, 1)
+    status, out, _ = octet(capsys, "--labelled", path, "reward.answer=lenient")
+    assert status == 0, out
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ({"completion": "#### 18", "answer": "18"}, r"labelled.jsonl:1: `right` is None. Write true or false beside"),
+        ({"completion": "#### 18", "answer": "18", "right": "yes"}, r"labelled.jsonl:1: `right` is 'yes'."),
+    ],
+)
+def test_a_missing_label_is_refused(capsys, tmp_path, line, said):
+    status, _, err = octet(capsys, "--labelled", write(tmp_path / "labelled.jsonl", line))
+    assert status == 2
+    assert said in err
+
+
+def test_data_without_answers_has_nothing_to_try(capsys, tmp_path):
+    path = write(tmp_path / "a.jsonl", *({"question": f"{n}?"} for n in range(20)))
+    status, _, err = octet(capsys, "--task", "records", f"task.path={path}", "task.answer=none", SHIPPED)
+    assert status == 2
+    assert "there are no gold answers to try the reward with. Name labelled completions: --labelled FILE." in err

@@ -1,0 +1,87 @@
+"""Before a run: every gold answer, written as asked, is paid. What nobody can give is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from trainer.config.command_line import resolve
+from trainer.errors import DataError
+from trainer.problem.task import make_task
+from trainer.reward import golds
+
+PARAGRAPH = "It is a long story. " * 40
+
+
+def check(folder, answers: list[str], *overrides: str) -> None:
+    records = [{"question": f"question {index}", "answer": answer} for index, answer in enumerate(answers)]
+    (folder / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    config = resolve("nano", None, ["task.name=records", f"task.path={folder}/a.jsonl", "task.holdout=1.0", *overrides])
+    task = make_task(config.task)
+    golds.check(config, task, task.test())
+
+
+TEXTS = ["Apollo 11", "World War 2", "the end of the cold war", "Summary judgment", "7 Up", "U.S. Grant", "x=2 or x=3",
+         "3 pm", "Step 1: add", "(1, 2)", "\\frac{1}{2}", "18", "1,234", "n", "no, wait", "maybe 18", "not 18",
+         "18 or 20", "4!", "a/b", "The answer is 42", "#1", "50%", "A", "because"]  # fmt: skip
+
+
+@pytest.mark.parametrize("style", ["gsm8k", "boxed", "chat", "few_shot", "r1_zero"])
+@pytest.mark.parametrize("reward", [[], ["reward.answer=lenient"], ["reward.weights={correct: 1, format: 0.1}"]])
+def test_every_kind_of_gold_answer_can_be_earned(tmp_path, style, reward):
+    check(tmp_path, TEXTS, f"prompt.style={style}", *reward)
+
+
+@pytest.mark.parametrize(
+    "answer, overrides, said",
+    [
+        ("two\nlines", [], r"1 of 3 gold answers cannot be earned. Written as '#### ...', .*: records/train/2: 'two"),
+        ("two\nlines", [], r"Write prompt.style=boxed, under which they are"),
+        ("Paris", ["prompt.style=letter"], "3 of 3 gold answers .*'Answer: ...'.* Write prompt.style=gsm8k"),
+        (PARAGRAPH, [], "in at most 400 characters. .* reward.weights.correct=0 and eval.problems=0"),
+        (PARAGRAPH, ["reward.weights={length: 1}"], "1 of 3"),  # the evaluation compares
+    ],
+)
+def test_what_nobody_can_give_is_refused(tmp_path, answer, overrides, said):
+    with pytest.raises(DataError, match=said):
+        check(tmp_path, ["18", "Apollo 11", answer], *overrides)
+
+
+def test_nothing_is_refused_where_nothing_is_compared(tmp_path):
+    check(tmp_path, [PARAGRAPH, PARAGRAPH + "."], "reward.weights={length: 1}", "eval.problems=0")
+    check(tmp_path, [PARAGRAPH, PARAGRAPH + "."], "task.answer=none")
+
+
+def test_of_many_a_sample_is_checked(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(golds, "MOST", 20)
+    monkeypatch.setattr(golds, "SAMPLE", 10)
+    monkeypatch.setattr(golds, "is_earned", lambda problem, rules: seen.append(problem.id) or True)
+    check(tmp_path, [str(index) for index in range(30)], "run.seed=1")
+    check(tmp_path, [str(index) for index in range(30)], "run.seed=1")
+    assert len(set(seen)) == 10
+    assert seen[:10] == seen[10:]
+
+
+def test_a_command_refuses_before_a_model_loads(tmp_path):
+    lines = [json.dumps({"question": f"question {index}", "answer": "two\nlines"}) for index in range(3)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    for command in (["task", "show", "records"], ["play", "--task", "records"], ["eval", "--task", "records"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "trainer.commands.main", *command, f"task.path={tmp_path}/a.jsonl"],
+            capture_output=True, text=True, check=False, cwd=ROOT, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 2, done
+        assert "gold answers cannot be earned. Written as '#### ...'" in done.stderr
+
+
+def test_all_of_gsm8k_can_be_earned(gsm8k_folder):
+    config = resolve("nano", None, ["task.name=gsm8k", f"task.data_dir={gsm8k_folder}"])
+    task = make_task(config.task)
+    problems = [*task.train(), *task.test()]
+    assert len(problems) < golds.MOST
+    golds.check(config, task, problems)

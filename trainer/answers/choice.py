@@ -1,0 +1,50 @@
+"""Read the letter of a choice. A text that offers two of them, or takes its own back, offers none."""
+
+from __future__ import annotations
+
+import re
+
+from trainer.answers.notation import clean
+
+_STATED = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice|[Ll]etter)\s+)?['\"(]?([A-J])['\"]?(?P<mark>\)?[.:]?)(?=[\s,;/&]|$)")
+_LABEL = re.compile(r"\(([A-J])\)|(?<![\w'])([A-J])(?=[).:](?:\s|$))|\b(?:[Oo]ption|[Cc]hoice)\s+\(?([A-J])\b")
+_LETTER = re.compile(r"(?<![\w'$\\-])[A-J](?![\w'-])")
+_OTHER = re.compile(r"\b(?:not|than|over|unlike)\s+(?:[Oo]ption\s+|[Cc]hoice\s+)?\(?[A-J]\b\)?")  # C, not B
+_BESIDE = re.compile(r"[,;/&]|(?:or|and|no|wait|actually|maybe|perhaps|possibly|also|even)\b", re.IGNORECASE)
+_IS_RIGHT = re.compile(
+    r"\s*(?:$|[,;–(-]|(?:because|since|as|which|rather)\b|[A-Z]"
+    r"|(?:is|as|being|seems|must\s+be|would\s+be)\s+(?:the\s+|my\s+|most\s+)?(?:final\s+|only\s+|best\s+|most\s+)?"
+    r"(?:right|correct|true|best|answer|choice|option|one|likely|accurate|appropriate)\b)"
+)
+_DOUBTED = re.compile(
+    r"(?:isn't|cannot|could|might|may|wrong|incorrect)\b"
+    r"|(?:is|was|seems|looks|can|would)\b.*\b(?:wrong|incorrect|false|not|possible|possibly|also|too)\b"
+)
+_LOWER = re.compile(r"\(([a-j])\)[.:]?|([a-j])[.):]?")
+
+
+def choice_letter(phrase: str) -> str | None:
+    """Return C for `C`, `(C)`, `C) Paris`, `C, because ...`, `\\text{(C)}` and `(c)`."""
+    phrase = clean(phrase)
+    stated = _STATED.match(phrase)
+    if stated is None:
+        lower = _LOWER.fullmatch(phrase)
+        return (lower[1] or lower[2]).upper() if lower else None
+    rest = _OTHER.sub("", phrase[stated.end() :]).strip().rstrip(".!")
+    return None if _is_taken_back(stated[1], rest, is_label=stated["mark"] != "") else stated[1]
+
+
+def _is_taken_back(letter: str, rest: str, is_label: bool) -> bool:
+    """Return True if what follows a letter is another one, or does not say that the letter is the answer.
+
+    Behind a label stands the choice itself, which may name other letters: `D) both A and B`."""
+    labels = named_letters(rest) - {letter}
+    letters = set(_LETTER.findall(rest)) - {letter}
+    if labels or (letters and (not is_label or _BESIDE.match(rest) or _LETTER.fullmatch(rest))):
+        return True
+    return _DOUBTED.match(rest) is not None if is_label else _IS_RIGHT.match(rest) is None
+
+
+def named_letters(line: str) -> set[str]:
+    """Return the letters of all choices that a line names: `(B)`, `B)`, `option B`."""
+    return {found[1] or found[2] or found[3] for found in _LABEL.finditer(line)}

@@ -1,0 +1,63 @@
+"""Check before a run that right answers can be paid: a gold answer, written as asked for, has to be correct."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from trainer.answers import find
+from trainer.config.settings import Config
+from trainer.errors import DataError
+from trainer.problem.prompts import MARKS
+from trainer.problem.task import Task
+from trainer.records import Completion, Problem, Prompt
+from trainer.reward.built_in import Rules, correct, read
+from trainer.reward.make import rules_of
+
+MOST = 20_000  # gold answers that are checked in less than a second; of more, a sample is checked
+SAMPLE = 1_000
+SHOWN = 3
+STYLES = {"gsm8k": "prompt.style=gsm8k", "boxed": "prompt.style=boxed", "tags": "prompt.answer=tags"}
+
+
+def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
+    """Raise DataError if there are gold answers that nobody can give. A judge or a function alone may do with them."""
+    compares = config.reward.weights.get("correct") or config.eval.problems or config.task.curriculum == "solve_rate"
+    if not compares:
+        return
+    if len(problems) > MOST:
+        problems = random.Random(config.run.seed).sample(problems, SAMPLE)
+    rules = rules_of(config, task)
+    lost = [problem for problem in problems if problem.gold and not is_earned(problem, rules)]
+    if lost:
+        shown = "; ".join(f"{problem.id}: {_shortened(problem.gold)}" for problem in lost[:SHOWN])
+        raise DataError(
+            f"task.name={task.name}: {len(lost)} of {len(problems)} gold answers cannot be earned. Written as "
+            f"{_form(rules.style)!r}, they are not read as themselves: {shown}. {_remedy(lost, rules)}"
+        )
+
+
+def is_earned(problem: Problem, rules: Rules) -> bool:
+    """Return True if the gold answer is correct when it is written in the asked-for form."""
+    text = (f"{find.THOUGHT_END}\n" if rules.opened else "") + MARKS[rules.style].format(problem.gold)
+    written = Completion((), (), text, truncated=False)
+    return correct(read(Prompt(problem, "", ()), written, rules.style, opened=rules.opened), rules) == 1.0
+
+
+def _remedy(lost: Sequence[Problem], rules: Rules) -> str:
+    for style, setting in STYLES.items():
+        other = Rules(rules.settings, style, rules.max_new_tokens)
+        if all(is_earned(problem, other) for problem in lost):
+            return f"Write {setting}, under which they are."
+    return (
+        "Write each on one line, in at most 400 characters. For texts that only a judge or a function of yours can "
+        "grade: reward.weights.correct=0 and eval.problems=0, or task.answer=none."
+    )
+
+
+def _form(style: str) -> str:
+    return MARKS[style].format("...")
+
+
+def _shortened(gold: str) -> str:
+    return repr(gold if len(gold) <= 60 else f"{gold[:60]}...")
