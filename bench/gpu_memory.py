@@ -46,18 +46,24 @@ class Size:
     vocabulary: int = 151936
     tied: bool = True
 
-    def save(self, folder: Path) -> None:
-        """Random weights, with the tokenizer of the embedded model."""
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        from trainer.config.settings import Model
-        from trainer.model.load import load_tokenizer
+    @property
+    def config(self) -> Any:
+        from transformers import AutoConfig
 
         sizes = {"hidden_size": self.hidden, "num_hidden_layers": self.layers, "num_attention_heads": self.heads}
         sizes |= {"num_key_value_heads": self.kv_heads, "intermediate_size": self.intermediate}
         sizes |= {"vocab_size": self.vocabulary, "tie_word_embeddings": self.tied, "max_position_embeddings": 32768}
+        return AutoConfig.for_model("qwen2", **sizes)
+
+    def save(self, folder: Path) -> None:
+        """Random weights, with the tokenizer of the embedded model."""
+        from transformers import AutoModelForCausalLM
+
+        from trainer.config.settings import Model
+        from trainer.model.load import load_tokenizer
+
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen2", **sizes), dtype=torch.bfloat16)
+            model = AutoModelForCausalLM.from_config(self.config, dtype=torch.bfloat16)
         model.save_pretrained(str(folder))
         load_tokenizer(Model()).save_pretrained(str(folder))
         del model

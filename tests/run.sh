@@ -4,6 +4,8 @@
 #   bash tests/run.sh                 the default tier, minutes on two quiet cores
 #   bash tests/run.sh slow            minutes: learning, the shipped default to its end
 #   bash tests/run.sh gpu             needs a CUDA device
+#   bash tests/run.sh cuda            torch's CUDA build over a stub of a card, in an environment of its own that is
+#                                     made here; see docs/gpu.md
 #   bash tests/run.sh vllm            a real vLLM on the CPU, in an environment of its own that is made here, or that of
 #                                     OCTET_VLLM_PYTHON
 #   bash tests/run.sh slurm           jobs in a Slurm that the tests start (Debian, root); installs it
@@ -18,14 +20,20 @@ if [ "${1:-}" = vllm ] && [ -z "${OCTET_VLLM_PYTHON:-}" ]; then
 else
     use_environment "$root" dev
 fi
+if [ "${1:-}" = cuda ]; then
+    source "$root/tests/cuda/environment.sh"
+    use_cuda_environment "$root" || { echo "SKIPPED: the tests over a stub of a card" && exit 0; }
+fi
 cd "$root"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # the test models are too small to share between threads
 workers=$(($(env -u OMP_NUM_THREADS nproc) + 1)) # nproc counts OMP_NUM_THREADS; some tests wait, for a server or a timeout
 side_by_side=(-n "$workers" --maxprocesses 4 --dist loadfile --no-loadscope-reorder) # in the order of tests/conftest.py
+with_cuda_tests=(tests/cuda tests/test_gpu.py tests/test_bench.py)
 case "${1:-}" in
 slow) exec python -m pytest "${side_by_side[@]}" -m "$@" ;;
+cuda) shift && exec python -m pytest -n 2 --dist worksteal -m cuda "${with_cuda_tests[@]}" "$@" ;;
 gpu | slurm) exec python -m pytest -m "$@" ;;
 vllm) shift && exec python -m pytest -m vllm tests/vllm "$@" ;;
-all) shift && exec python -m pytest -m "not vllm" "$@" ;;
-*) exec python -m pytest "${side_by_side[@]}" -m "not slow and not gpu and not vllm and not slurm" "$@" ;;
+all) shift && exec python -m pytest -m "not vllm and not cuda" "$@" ;;
+*) exec python -m pytest "${side_by_side[@]}" -m "not slow and not gpu and not cuda and not vllm and not slurm" "$@" ;;
 esac

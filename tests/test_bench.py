@@ -20,6 +20,7 @@ SMOKE = {
     "decode": ["--rows=8", "--repetitions=1", "--out=OUT"],
     "gpu_memory": ["--only=tiny bf16"],
     "logprobs": ["--tokens=8", "--out=OUT"],
+    "memory_cuda_host": ["--only", "tiny"],
     "plan": ["--only", "small"],
     "report": [],
     "scaling": ["--steps=1", "--rounds=1", "--out=OUT"],
@@ -44,8 +45,13 @@ def test_every_script_has_its_short_form():
     assert sorted(SMOKE) == SCRIPTS
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(name, marks=pytest.mark.cuda if name.endswith("cuda_host") else pytest.mark.slow)
+        for name in SCRIPTS
+    ],
+)
 def test_a_script_runs(script, tmp_path):
     record = json.dumps({"question": "What is 6 * 7?", "answer": "6 * 7 = 42\n#### 42"})
     for split in ("train", "test"):
@@ -64,3 +70,9 @@ def test_a_script_runs(script, tmp_path):
 def test_the_page_is_made_from_the_results():
     page = subprocess.run([sys.executable, "bench/report.py"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert (ROOT / "docs/performance.md").read_text() == page.stdout, "python bench/report.py > docs/performance.md"
+
+
+def test_the_table_of_allocated_memory_is_that_of_the_results():
+    command = [sys.executable, "bench/memory_cuda_host.py", "--table"]
+    table = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert table in (ROOT / "docs/memory.md").read_text(), " ".join(command)

@@ -1,6 +1,7 @@
 """What only a CUDA device shows: bf16 and fp16 through the engine, pinned offload, decode steps captured as graphs."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,43 +18,65 @@ pytestmark = [
 DS_CONFIGS = ["zero2_offload", "zero2", "zero3", "zero3_offload"]
 
 
+STUB = "CUDA_STUB" in os.environ  # computes in software: two steps show that it runs, not that it learns
+FEW = ["run.steps=2", "rollout.problems=2", "rollout.max_new_tokens=24", "eval.problems=4"]
+STUB_TOO = pytest.mark.cuda  # the few that the stub has time for; `bash tests/run.sh cuda -m gpu` runs all
+
+
+def has_learned(base: float, trained: float) -> bool:
+    return STUB or trained > base + 0.1
+
+
 def train(folder, *settings: str) -> list[float]:
     """Accuracy of the base, the trained model and the merged one, if there is one."""
     command = [sys.executable, str(ROOT / "train.py"), "--preset", "nano", *settings, "run.dir=it"]
-    command += ["run.steps=20", "eval.problems=128"]
-    answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    command += FEW if STUB else ["run.steps=20", "eval.problems=128"]
+    environment = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}  # see conftest.py
+    answer = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert answer.returncode == 0, answer.stderr
     assert "on 1 x cuda" in answer.stdout
     return [one["accuracy"] for one in json.loads((folder / "it/eval.json").read_text())["evaluations"]]
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("ds_config", DS_CONFIGS)
+@pytest.mark.parametrize(
+    "dtype, ds_config",
+    [
+        pytest.param(
+            dtype, ds_config, marks=[STUB_TOO] * ((dtype, ds_config) in {("fp16", "zero2"), ("bf16", "zero3")})
+        )
+        for dtype in ("bf16", "fp16")
+        for ds_config in DS_CONFIGS
+    ],
+)
 def test_the_embedded_model_trains_on_the_card(tmp_path, dtype, ds_config):
     base, trained, _ = train(tmp_path, f"model.dtype={dtype}", f"engine.ds_config={ds_config}")
-    assert trained > base + 0.1
+    assert has_learned(base, trained)
     metrics = [json.loads(line) for line in (tmp_path / "it/metrics.jsonl").read_text().splitlines()]
     assert all(record["sampler_difference"] < 0.05 for record in metrics if "sampler_difference" in record)
 
 
+@STUB_TOO
 def test_8_bit_states_on_the_card(tmp_path):
     base, trained, _ = train(tmp_path, "optim.name=adamw_8bit", "engine.ds_config=zero2")
-    assert trained > base + 0.1
+    assert has_learned(base, trained)
 
 
 @pytest.mark.parametrize("variant", ["lora.dora=true", "lora.init=pissa", "lora.plus_ratio=4"])
 def test_adapters_of_each_kind_train_and_merge_on_the_card(tmp_path, variant):
     base, trained, merged = train(tmp_path, "model.dtype=bf16", variant)
-    assert trained > base + 0.1
-    assert merged > base + 0.1
+    assert has_learned(base, trained)
+    assert has_learned(base, merged)
 
 
 @pytest.mark.parametrize("ds_config", DS_CONFIGS)
 def test_the_whole_model_trains_on_the_card(tmp_path, ds_config):
     base, trained = train(tmp_path, "model.dtype=bf16", "lora.enabled=false", f"engine.ds_config={ds_config}")
-    assert trained > base + 0.1
+    assert has_learned(base, trained)
 
 
+@STUB_TOO
 @pytest.mark.parametrize("rows", [64, 12])
 def test_captured_steps_give_the_tokens_of_generate(rows, tokenizer):
     import torch
@@ -78,6 +101,7 @@ def test_captured_steps_give_the_tokens_of_generate(rows, tokenizer):
     torch.cuda.synchronize()
 
 
+@pytest.mark.skipif(STUB, reason="the stub takes no time")
 def test_the_bandwidth_table_can_be_filled(tmp_path):
     command = [sys.executable, str(ROOT / "bench/decode.py"), "--device", "cuda", "--dtype", "bf16", "--rows", "64"]
     command += ["--repetitions", "1", "--json", "--out", str(tmp_path / "decode.json")]

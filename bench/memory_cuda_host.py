@@ -1,0 +1,180 @@
+"""The plan of `octet plan` against torch's real CUDA allocator, at true size, without a card.
+
+tests/cuda/python.sh bench/memory_cuda_host.py                     writes bench/results/memory_cuda_host.json
+tests/cuda/python.sh bench/memory_cuda_host.py --only tiny         some of the cases, and writes nothing
+python bench/memory_cuda_host.py --table                           prints the table of docs/memory.md
+
+Every case is the rehearsal of a run, on the longest prompts and answers that its settings allow, over the stub of a
+card in tests/cuda: the host code of torch, DeepSpeed and bitsandbytes is the real one, kernels do nothing, and
+arithmetic on large tensors is left out. Weights are zeros in a sparse file. A case takes the RAM that its card would
+give away, at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from machine import describe
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench/results/memory_cuda_host.json"
+GB, GIB = 10**9, 2**30
+COMPUTED = 300_000  # bytes of the largest tensors that are computed
+LOWEST, HIGHEST = -0.02, 0.08  # how far the plan may lie from what is allocated
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    size: str  # of SIZES in gpu_memory.py
+    preset: str
+    card_gib: float
+    settings: tuple[str, ...] = ()
+
+
+LONG = ("rollout.max_new_tokens=1024", "rollout.rows=24")
+CASES = [
+    Case("0.5b bf16 1024", "0.5b", "8gb", 8, LONG),
+    Case("8gb", "1.5b", "8gb", 8),
+    Case("1.5b bf16 512", "1.5b", "8gb", 8, ("rollout.max_new_tokens=512",)),
+    Case("1.5b nf4 512", "1.5b", "8gb", 8, ("rollout.max_new_tokens=512", "model.quantize=nf4")),
+    Case("12gb", "3b", "12gb", 12),
+    Case("tiny", "tiny", "nano", 8, ("model.dtype=bf16",)),
+]
+
+
+def rehearsed(case: Case) -> dict[str, Any]:
+    """Rehearse in this process, which is a child."""
+    from trainer.machine import hardware, quiet
+
+    quiet.quiet()
+    hardware.prepare_cuda("decode")
+    from trainer.config.command_line import Request, resolve
+    from trainer.memory import planner
+    from trainer.model.shapes import shape_of
+    from trainer.run import assemble
+    from trainer.run.rehearsal import PLANNED, rehearse
+
+    with tempfile.TemporaryDirectory() as name:
+        save_zeros(case.size, Path(name) / "model")
+        fixed = [f"model.name={name}/model", f"run.dir={name}/run", "task.name=nano", "eval.problems=0"]
+        config = resolve(case.preset, None, [*fixed, "run.merge=false", *case.settings])
+        with assemble.process_group(config):
+            run = assemble.build(Request(config, case.preset, ""))
+            longest = run.rollouts.longest
+            tokens = (longest.tokens * config.prompt.max_tokens)[: config.prompt.max_tokens]
+            rollouts = replace(run.rollouts, longest=replace(longest, tokens=tokens))
+            peaks = rehearse(rollouts, run.updater)
+        plan = planner.plan(shape_of(config.model.name), config, vram=int(case.card_gib * GIB))
+    from tests.cuda.stub.library import counted
+
+    phases = {phase: peaks[own] for own, phase in PLANNED.items() if phase in plan.phases}
+    return {
+        "case": case.name,
+        "card_gib": case.card_gib,
+        "settings": case.settings,
+        "allocated": {phase: peak.allocated / GB for phase, peak in phases.items()},
+        "planned": {phase: plan.allocated_of(phase) / GB for phase in phases},
+        "reserved": max(peak.reserved for peak in peaks.values()) / GB,
+        "planned_reserved": (plan.peak - plan.phases[plan.peak_phase]["CUDA context"]) / GB,
+        "taken_from_the_card": counted()["peak"] / GB,
+    }
+
+
+def save_zeros(size: str, folder: Path) -> None:
+    """Write a model of zeros that takes no room on the disk."""
+    import torch
+    from gpu_memory import SIZES
+    from transformers import AutoModelForCausalLM
+
+    from trainer.config.settings import Model
+    from trainer.model.load import load_tokenizer
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(SIZES[size].config, dtype=torch.bfloat16)
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in model.state_dict().items():
+        if SIZES[size].tied and name == "lm_head.weight":
+            continue
+        begin, end = end, end + 2 * tensor.numel()
+        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    folder.mkdir()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    model.config.save_pretrained(str(folder))
+    load_tokenizer(Model()).save_pretrained(str(folder))
+
+
+def in_a_child(case: Case) -> dict[str, Any]:
+    """Rehearse on a card of this size."""
+    card = {"CUDA_STUB_MEMORY_GIB": str(case.card_gib), "CUDA_STUB_COMPUTE_BYTES": str(COMPUTED)}
+    environment = os.environ | card | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cuda"}
+    command = [sys.executable, __file__, "--case", case.name]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{case.name}: {done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found["difference"] = {phase: found["planned"][phase] / found["allocated"][phase] - 1 for phase in found["planned"]}
+    return found
+
+
+def line(found: dict[str, Any]) -> str:
+    phases = [f"{phase} {found['allocated'][phase]:.3f} ({planned:.3f})" for phase, planned in found["planned"].items()]
+    reserved = f"reserved {found['reserved']:.3f} ({found['planned_reserved']:.3f})"
+    return f"{found['case']:16} on {found['card_gib']:g} GiB: {', '.join(phases)}, {reserved}"
+
+
+def table() -> str:
+    """Return the results as the table of docs/memory.md."""
+    rows = ["| case | card | rollout | backward | reserved at most |", "| --- | --- | --- | --- | --- |"]
+    for one in json.loads(RESULTS.read_text())["cases"]:
+        pairs = [(one["allocated"][phase], one["planned"][phase]) for phase in ("rollout", "backward")]
+        cells = [f"{found:.2f} ({plan:.2f})" for found, plan in [*pairs, (one["reserved"], one["planned_reserved"])]]
+        rows.append(f"| {one['case']} | {one['card_gib']:g} GiB | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", help="cases by name; with it, nothing is written")
+    parser.add_argument("--table", action="store_true", help="print the results that are there")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.table:
+        print(table())
+        return
+    if "CUDA_STUB" not in os.environ:
+        sys.exit("this needs the stub of a card: tests/cuda/python.sh bench/memory_cuda_host.py")
+    if options.case:
+        print(json.dumps(rehearsed(next(case for case in CASES if case.name == options.case))))
+        return
+    chosen = [case for case in CASES if (case.name in options.only if options.only else case.size != "tiny")]
+    found = []
+    for case in chosen:
+        found.append(in_a_child(case))
+        print(line(found[-1]), file=sys.stderr, flush=True)
+        if not options.only:
+            RESULTS.write_text(json.dumps({"machine": describe(), "cases": found}, indent=1) + "\n")
+    outside = [
+        f"{one['case']}, {phase}: the plan lies {difference:+.1%} from what is allocated"
+        for one in found
+        for phase, difference in one["difference"].items()
+        if one["case"] != "tiny" and not LOWEST <= difference <= HIGHEST
+    ]
+    if outside:
+        sys.exit("\n".join(outside))
+
+
+if __name__ == "__main__":
+    main()

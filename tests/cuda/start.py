@@ -1,0 +1,34 @@
+"""Imported at the start of every Python of the CUDA environment: switches the emulation on once torch is imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+
+class AfterTorch(MetaPathFinder):
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            from tests.cuda import emulation
+
+            emulation.install()
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+if os.environ.get("CUDA_STUB"):  # set by tests/cuda/environment.sh
+    sys.meta_path.insert(0, AfterTorch())

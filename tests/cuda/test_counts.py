@@ -1,0 +1,20 @@
+"""A decode step and an update ask no more of the card than they did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cuda.conftest import on_card
+
+TABLE = json.loads((Path(__file__).parent / "counts.json").read_text())
+
+
+def test_launches_copies_and_synchronisations_do_not_rise():
+    done = on_card(["-m", "tests.cuda.counting"])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    more = {(name, what) for name in TABLE for what in TABLE[name] if found[name][what] > TABLE[name][what]}
+    assert not more, f"{found}\nwhere this has a reason: tests/cuda/python.sh -m tests.cuda.counting"
+    replay = found["captured decode step of 16 rows"]
+    assert (replay["graph_launches"], replay["copies"], replay["synchronisations"]) == (1, 0, 0)

@@ -1,0 +1,168 @@
+"""The emulation is honest: what would fail on a card fails here, and what cannot be computed is not passed over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tests.cuda.stub.library import counted
+from tests.rollout.test_decoder import SOME, adapted, family, prompts, sampling
+from trainer.rollout.decoder.cuda_graphs import DecodeStep
+from trainer.rollout.decoder.sampler import DecodeSampler
+
+
+def numbers(*values: float) -> torch.Tensor:
+    return torch.tensor(values, device="cuda")
+
+
+def test_what_it_computes():
+    x = numbers(1.0, 2.0, 3.0)
+    assert (x * 2).tolist() == [2.0, 4.0, 6.0]
+    assert x[x > 1].tolist() == [2.0, 3.0]
+    assert x.add_(1).sum().item() == 9.0
+    assert torch.stack([x, x]).t()[1].tolist() == [3.0, 3.0]
+    assert x.half().cpu().dtype == torch.half
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_fused_attention_and_its_gradients(causal):
+    torch.manual_seed(0)
+    q_BHTD, k_BKTD, v_BKTD = torch.randn(2, 4, 8, 16), torch.randn(2, 2, 8, 16), torch.randn(2, 2, 8, 16)
+    mask = None if causal else torch.rand(2, 1, 8, 8) > 0.3
+
+    def results(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        inputs = [x.to(device, dtype).requires_grad_() for x in (q_BHTD, k_BKTD, v_BKTD)]
+        q, k, v = inputs[0], *(x.repeat_interleave(2, dim=1) for x in inputs[1:])
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=None if mask is None else mask.to(device), is_causal=causal
+        )
+        out.square().sum().backward()
+        return [out.detach().cpu().float(), *(x.grad.cpu().float() for x in inputs)]
+
+    for found, wanted in zip(results("cuda", torch.half), results("cpu", torch.float)):
+        torch.testing.assert_close(found, wanted, atol=1e-2, rtol=1e-2)
+
+
+def test_an_operation_without_a_counterpart_fails():
+    @torch.library.custom_op("octet_tests::on_cards_only", mutates_args=(), device_types="cuda")
+    def on_cards_only(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    with pytest.raises(Exception, match="on_cards_only has no counterpart on the CPU"):
+        on_cards_only(numbers(1.0))
+
+
+def test_a_kernel_outside_of_an_operation_fails():
+    x = numbers(1.0)
+    with _disable_current_modes(), pytest.raises(RuntimeError, match="operation not supported"):
+        x + 1
+
+
+def test_tensors_of_two_devices_raise():
+    with pytest.raises(RuntimeError, match="same device"):
+        numbers(1.0) + torch.ones(3)
+
+
+def test_memory_runs_out_as_it_does_on_a_card():
+    free, _ = torch.cuda.mem_get_info()
+    with pytest.raises(torch.OutOfMemoryError, match=r"8\.00 GiB"):
+        torch.empty(free + 2**30, dtype=torch.uint8, device="cuda")
+
+
+# --- graphs
+
+
+def captured(work) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        work()
+    return graph
+
+
+def test_a_replay_computes_again():
+    x, y = numbers(1.0), numbers(0.0)
+    graph = captured(lambda: y.add_(x.square()))
+    assert y.item() == 0.0, "a capture computes nothing"
+    x.fill_(3.0)
+    graph.replay()
+    graph.replay()
+    assert y.item() == 18.0
+
+
+def test_a_stale_pointer_changes_the_answer():
+    y, weights = numbers(0.0), [torch.full([1024], 2.0, device="cuda")]
+    graph = captured(lambda: y.copy_(weights[0].mean().view(1)))
+    graph.replay()
+    assert y.item() == 2.0
+    address = weights.pop().data_ptr()
+    others = torch.full([1024], 5.0, device="cuda")
+    assert others.data_ptr() == address
+    graph.replay()
+    assert y.item() == 5.0, "a replay reads what lies at the address now"
+
+
+def test_random_numbers_of_replays_are_those_of_the_same_steps():
+    generator, found = torch.Generator("cuda"), numbers(0.0)
+
+    def draw() -> None:
+        found.copy_(torch.rand(1, device="cuda", generator=generator))
+
+    generator.manual_seed(1)
+    draw()
+    one_by_one = [found.item()]
+    for _ in range(2):
+        draw()
+        one_by_one.append(found.item())
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        draw()
+    generator.manual_seed(1)
+    draw()
+    replayed = [found.item()]
+    for _ in range(2):
+        graph.replay()
+        replayed.append(found.item())
+    assert replayed == one_by_one
+    assert len(set(one_by_one)) == 3
+
+
+@pytest.mark.parametrize("broken", [lambda x: x.sum().item(), lambda x: x.cpu(), lambda x: x[x > 0], torch.nonzero])
+def test_a_step_that_waits_for_the_card_breaks_its_capture(broken):
+    x, said, calls = numbers(1.0), [], []
+
+    def step(rows: int, width: int) -> None:
+        calls.append(rows)
+        broken(x)
+
+    decode = DecodeStep(torch.Generator("cuda"), torch.device("cuda"), said.append)
+    for _ in range(3):
+        decode(step, 1, 1, 256, 256)
+    assert decode.captured == 0
+    assert "cannot be captured" in said[0]
+    assert (x + 1).item() == 2.0, "the card goes on"
+
+
+def test_decode_steps_are_replayed_without_waiting(tokenizer):
+    fast = DecodeSampler(adapted(family()).cuda(), tokenizer, SOME, 8)
+    dict(fast.sample(prompts(9, 3), sampling(group=4, max_new_tokens=40)))
+    assert fast.batch.decode_step.captured > 0
+    batch = fast.batch
+    batch.reset(8, sampling(group=4, max_new_tokens=40))
+    graph, *_ = batch.decode_step._graphs.values()
+    before = counted()
+    graph.replay()
+    after = counted()
+    assert {name for name in before if before[name] != after[name]} <= {"graph_launches", "launches"}
+    assert after["graph_launches"] == before["graph_launches"] + 1
+    assert after["launches"] - before["launches"] <= 2, "seed and offset of the generator"
+
+
+def test_a_mask_on_the_cpu_raises_in_a_decode_step(tokenizer):
+    fast = DecodeSampler(adapted(family()).cuda(), tokenizer, SOME, 8)
+    dict(fast.sample(prompts(9, 3), sampling(group=4, max_new_tokens=2)))
+    batch = fast._prepare(8, 9, sampling(group=4, max_new_tokens=2))
+    batch.mask_RT = batch.mask_RT.cpu()
+    with pytest.raises(RuntimeError, match="device"), torch.inference_mode():
+        batch._step(8, 16)

@@ -1,0 +1,54 @@
+"""The real program on the stub: the numbers of the CPU, with graphs captured and nothing left out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.cuda.conftest import on_card
+
+SHORT = ["--preset", "nano", "run.steps=2", "eval.problems=4", "rollout.problems=2", "run.merge=false"]
+
+
+def train(folder, *settings: str, device: str = "cuda", **card) -> str:
+    done = on_card([str(ROOT / "train.py"), *SHORT, *settings, f"run.dir={device}"], folder, device, **card)
+    assert done.returncode == 0, done.stderr
+    assert f"on 1 x {device}" in done.stdout
+    return done.stdout
+
+
+def metrics(folder) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_numbers_of_the_cpu(tmp_path):
+    """By `model.generate`: Octet's decoder rounds the number of rows up on a card, and so draws other numbers."""
+    for device in ("cuda", "cpu"):
+        train(tmp_path, "rollout.engine=hf", "model.dtype=fp32", "rollout.max_new_tokens=12", device=device)
+    card, cpu = (tmp_path / device for device in ("cuda", "cpu"))
+    assert (card / "samples.jsonl").read_text() == (cpu / "samples.jsonl").read_text()
+    for found, wanted in zip(metrics(card), metrics(cpu), strict=True):
+        names = [name for name in wanted if not name.startswith(("time/", "memory/"))]
+        assert {name: found[name] for name in names} == pytest.approx(
+            {name: wanted[name] for name in names}, rel=1e-4, abs=1e-5
+        )
+
+
+def test_a_full_card_goes_on_to_the_same_result(tmp_path):
+    """On 8 GiB the steps are captured and memory suffices; on half a GiB training runs out of it."""
+    enough, short = tmp_path / "enough", tmp_path / "short"
+    settings = ["rollout.problems=8", "rollout.max_new_tokens=24", "model.dtype=fp32"]
+    for folder, memory_gib in ((enough, 8), (short, 0.5)):
+        folder.mkdir()
+        said = train(folder, *settings, memory_gib=memory_gib)
+        assert "memory in GB, measured (planned)" in said
+        assert "cannot be captured" not in said
+        assert ("out of memory" in said) == (folder == short)
+    enough, short = enough / "cuda", short / "cuda"
+    assert (enough / "samples.jsonl").read_text() == (short / "samples.jsonl").read_text()
+    for found, wanted in zip(metrics(short), metrics(enough), strict=True):
+        same = {"loss", "grad_norm", "reward", "entropy"} & set(wanted)
+        assert [found[name] for name in same] == pytest.approx([wanted[name] for name in same], rel=1e-4, abs=1e-5)
+    assert all(record["sampler_difference"] < 0.01 for record in metrics(enough) if "loss" in record)
