@@ -46,7 +46,7 @@ FAMILIES = {
     "mistral": ("mistral", {"sliding_window": None}),
     "windowed mistral": ("mistral", {"sliding_window": 8}),
     "ministral": ("ministral", WINDOWED | {"head_dim": 8}),
-    "ministral3": ("ministral3", {}),
+    "ministral3": ("ministral3", {"sliding_window": 8}),
     "gemma": ("gemma", {"head_dim": 16, "hidden_activation": "gelu_pytorch_tanh"}),
     "gemma3": ("gemma3_text", WINDOWED | {"head_dim": 16, "query_pre_attn_scalar": 8, "rope_parameters": TWO_ROPES}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
@@ -562,6 +562,10 @@ def qwen3_5():
 
 UNSUPPORTED = {
     "unknown family": (gpt2, "GPT2LMHeadModel is not one of Qwen2ForCausalLM, "),
+    "window": (
+        lambda: family("llama", sliding_window=8),
+        "a sliding window of 8 tokens, which LlamaForCausalLM does not",
+    ),
     "linear attention": (qwen3_5, "it has layers of another kind (1 x linear_attention)"),
     "rope": (
         lambda: family(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
@@ -597,10 +601,25 @@ def test_the_engine_is_the_one_that_was_asked_for(engine, kind, tokenizer):
     assert said == []
 
 
-def test_positions_that_would_change_while_an_answer_grows_are_refused(tokenizer):
-    sampler = make_sampler(Rollout(), family("phi4-mini"), tokenizer, [2])
-    with pytest.raises(ConfigError, match=r"beyond 64 this model changes the positions of all of them"):
+SCALED = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda: family("phi4-mini"), lambda: family("ministral3", rope_parameters=SCALED | {"llama_4_scaling_beta": 0.1})],
+    ids=["longrope", "scaled queries"],
+)
+def test_a_context_in_which_the_model_attends_in_another_way_is_refused(build, tokenizer):
+    sampler = make_sampler(Rollout(), build(), tokenizer, [2])
+    with pytest.raises(ConfigError, match=r"this model attends in another way beyond 64"):
         list(sampler.sample(prompts(60), sampling()))
+
+
+def test_olmo3_with_one_rope_beside_those_of_its_kinds_of_layers(tokenizer):
+    model, asked = adapted(family("olmo3", rope_parameters=SCALED)), prompts(9, 3, 30)
+    assert_greedy_is_generate(
+        sample(DecodeSampler, model, tokenizer, asked, stops=SOME, temperature=0.0), model, asked, SOME
+    )
 
 
 def test_the_adapter_of_a_run_is_one_that_is_copied(tokenizer):

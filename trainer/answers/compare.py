@@ -26,6 +26,7 @@ from trainer.answers.number import is_plain, number, with_words
 _UNION = re.compile(r"\\cup")
 _SEPARATOR = re.compile(r"(?: ?[,;]| (?:and|or)(?=[ ,]))+ ?")
 _NAME = re.compile(r"\s*([A-Za-z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?)\s*(?:=|\\in(?![a-z]))\s*(?=\S)")
+_BARE_NUMBER = re.compile(r"[-+]?[0-9,]*\.?[0-9]+")
 _DEPTH = 3  # of lists within lists
 
 
@@ -47,7 +48,9 @@ def equal(answer: str, gold: str) -> bool:
 def _is_without_its_noun(answer: str, gold: str) -> bool:
     """Return True for `7` and the gold answer "7 dwarfs", but not for a name such as "7 Up"."""
     found = with_words(gold)
-    return found is not None and " ".join(found[1]).islower() and is_plain(answer) and number(answer) == found[0]
+    if found is None or not " ".join(found[1]).islower() or {*found[1]} & {"am", "pm"}:
+        return False
+    return _BARE_NUMBER.fullmatch(answer.strip()) is not None and number(answer) == found[0]
 
 
 def _key(text: str, named: bool, depth: int) -> Hashable:

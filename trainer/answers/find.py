@@ -65,8 +65,8 @@ _CHANGED = re.compile(
 )
 _VARIABLE = re.compile(r"(?<![\w'.])(?:[b-zB-HJ-Z](?![\w'.])|a\W*$)")  # a letter by itself, but no article and no "I"
 _CORRECTION = re.compile(
-    r"[\s,.;(-]+(?:no\b[,.;:!]*\s+)?(?:wait|actually|sorry|oops|correction|scratch\s+that|i\s+mean|make\s+that)\b"
-    r"[\s,.:;!-]*(?:no\b[\s,.:;!-]*)?",
+    r"[ \t,.;(-]+(?:no\b[,.;:!]*[ \t]+)?(?:wait|actually|sorry|oops|correction|scratch that|i mean|make that)\b"
+    r"[ \t,.:;!-]*(?:no\b[ \t,.:;!-]*)?",
     re.IGNORECASE,
 )
 _ASIDE = re.compile(  # 18 because 3 * 6 = 18, 18 (see page 3), 18 (6 x 3), 18 (eighteen)
@@ -193,8 +193,17 @@ def _boxed(text: str, wanted: str | None) -> Found | None:
         return None
     after = text[start + 5 : start + LONGEST_ANSWER + 10].removeprefix("d").lstrip()
     inner = _braced(after) if after.startswith("{") else re.split(r"[\s$.,]", after, maxsplit=1)[0]
+    beside = _BESIDE.search(text, max(0, start - LONGEST_ANSWER), start)
+    if inner and beside and not equal(beside[1], inner):
+        inner = f"{beside[1]}, {inner}"
     picked = _pick(inner, wanted) if inner else None
     return (start, picked) if picked else None
+
+
+# A box right before another one: "\\boxed{2} and \\boxed{3}", "$x = \\boxed{2}, y = "
+_BESIDE = re.compile(
+    r"\\boxed\{([^{}\n]*)\}[ \t$]*(?:[,;/&]|or\b|and\b)?[ \t$]*(?:or\b|and\b)?[ \t$]*(?:[A-Za-z][ \t]*=[ \t]*)?\Z"
+)
 
 
 def _braced(text: str) -> str | None:
@@ -231,11 +240,10 @@ def _is_heading(line: str, wanted: str | None) -> bool:
 
 
 def _tags(text: str, wanted: str | None) -> Found | None:
-    close = text.rfind("</answer>")
-    start = text.rfind("<answer>", 0, close) if close >= 0 else -1
+    start = text.rfind("<answer>", 0, max(0, text.rfind("</answer>")))
     if start < 0:
         return None
-    picked = _pick(text[start + len("<answer>") : close], wanted)
+    picked = _pick(text[start + len("<answer>") : text.find("</answer>", start)], wanted)
     return (start, picked) if picked else None
 
 
@@ -400,7 +408,8 @@ THOUGHT, THOUGHT_END = "<think>", "</think>"
 GOLD = ""  # in place of the gold answer, where it is the one to be found
 _SECOND_THOUGHTS = ("ait", "ctually", "orry", "ops", "orrection", "cratch that", "I mean", "ake that")
 _TAKEN_BACK = re.compile(
-    rf"(?<![0-9.,])[-+]?(?:{CURRENCY}\s?)?{DECIMAL}[*%]*(?:\s[A-Za-z]+){{0,2}}(?:{_CORRECTION.pattern})(?=[^\n0-9]{{0,30}}[0-9])",
+    rf"(?<![0-9.,])[-+]?(?:{CURRENCY}\s?)?{DECIMAL}[*%]*(?:\s[A-Za-z]+){{0,2}}(?:{_CORRECTION.pattern})"
+    r"(?=(?:(?:it|that|the|right|correct|answer|is|was|should|be|'s)\b[\s:,]*)*[-$€£]{0,2}[0-9])",
     re.IGNORECASE,
 )
 _STOP = re.compile(r"<\|(?:endoftext|end_of_text|im_end|eot_id|eom_id|end|return)\|>|<eos>|<end_of_turn>|</s>")

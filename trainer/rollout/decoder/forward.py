@@ -22,6 +22,7 @@ from trainer.rollout.decoder.weights import Projection, copy_what_fits
 FAMILIES = ["Qwen2", "Qwen3", "Llama", "Mistral", "Ministral", "Ministral3", "Gemma", "Gemma3", "SmolLM3", "Phi3"]
 FAMILIES += ["Granite", "Olmo2", "Olmo3", "SeedOss"]
 ROPES = ("default", "linear", "llama3", "yarn", "longrope")  # other types change the angles with the length
+WINDOWED = ("mistral", "ministral3", "phi3")  # all layers have the window of the configuration
 ATTENTIONS = ("full_attention", "sliding_attention")
 
 Attention = Callable[[int, Tensor], Tensor]  # from the index of a layer and its q, k and v heads to the output
@@ -57,7 +58,8 @@ class Layer:
         self.down = Projection([mlp.down_proj])
         self.projections = (self.qkv, self.out, self.gate_up, self.down)
         self.activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
-        self.window = getattr(attention, "sliding_window", getattr(config, "sliding_window", None))
+        of_all = config.sliding_window if config.model_type in WINDOWED else None
+        self.window = getattr(attention, "sliding_window", of_all)
         self.kind = config.layer_types[index] if _has_kinds_of_rope(config) else ""
         self.rotates = getattr(attention, "use_rope", True)  # SmolLM3 has layers without positions
         norms = [Norm(norm, config.rms_norm_eps) if norm is not None else None for norm in _norms_of(block)]
@@ -86,7 +88,7 @@ def _norms_of(block: Any) -> list[Any]:
 
 def _has_kinds_of_rope(config: Any) -> bool:
     """Return True if full and sliding attention have different rotary angles, as in Gemma 3."""
-    return isinstance(next(iter(config.rope_parameters.values())), dict)
+    return isinstance(config.rope_parameters.get("full_attention"), dict)
 
 
 def needs_repeated_keys(device: torch.device, dtype: torch.dtype) -> bool:
@@ -139,12 +141,15 @@ class Forward:
             self.angles[kind] = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
 
     def _refuse_other_angles(self, places: int) -> None:
-        """Raise ConfigError where longrope would change the angles of all tokens while an answer grows."""
+        """Raise ConfigError beyond the original context of a model that computes something else there: with longrope
+        the angles of all tokens change while an answer grows, and Ministral 3 scales its queries."""
         rope = self.config.rope_parameters
-        if rope.get("rope_type") == "longrope" and places > (most := rope["original_max_position_embeddings"]):
+        changes = rope.get("rope_type") == "longrope" or rope.get("llama_4_scaling_beta")
+        if changes and places > (most := rope["original_max_position_embeddings"]):
             raise ConfigError(
-                f"rollout.max_new_tokens: prompt and answer may have {places} tokens, and beyond {most} this model "
-                "changes the positions of all of them. Write a smaller rollout.max_new_tokens or prompt.max_tokens."
+                f"rollout.max_new_tokens: prompt and answer may have {places} tokens, and this model attends in "
+                f"another way beyond {most}. Write a smaller rollout.max_new_tokens or prompt.max_tokens, or "
+                "rollout.engine=hf."
             )
 
     def refresh(self) -> None:
@@ -280,10 +285,15 @@ def _reasons(model: Any) -> Iterator[str]:
     if kind not in known or not type(causal_lm).__module__.startswith("transformers."):
         yield f"{kind} is not one of {', '.join(known)}"
         return
-    ropes = config.rope_parameters.values() if _has_kinds_of_rope(config) else [config.rope_parameters]
+    ropes = [config.rope_parameters]
+    if _has_kinds_of_rope(config):
+        ropes = [config.rope_parameters[kind] for kind in set(config.layer_types)]
     for rope in ropes:
         if rope["rope_type"] not in ROPES:
             yield f"its rope_type is {rope['rope_type']}, not one of {', '.join(ROPES)}"
+    window, attention = getattr(config, "sliding_window", None), causal_lm.get_decoder().layers[0].self_attn
+    if window and config.model_type not in WINDOWED and not hasattr(attention, "sliding_window"):
+        yield f"its configuration names a sliding window of {window} tokens, which {kind} does not have"
     if getattr(config, "use_bidirectional_attention", None):
         yield "its attention also looks ahead"
     if getattr(model, "peft_type", "LORA") != "LORA":
