@@ -107,8 +107,8 @@ DeadBy = Literal["reward", "correct_strict", "correct_lenient"]  # attributes of
 class ScoredGroup:
     """The completions of one prompt with their scores. A group is never split.
 
-    It is *dead* when all its rewards are the same: it says nothing about what is better. It is also
-    dead when what `dead_by` names is the same for all.
+    It is *dead* if all its rewards are equal, because it then says nothing about what is better. With another `dead_by`
+    it is also dead if all its answers are right, or all are wrong.
     """
 
     prompt: Prompt

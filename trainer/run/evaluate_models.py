@@ -61,9 +61,12 @@ def evaluate(config: Config, models: Models, draws: Draws | None, out: Path, as_
     results.write(out, settings, evaluations)
     flips = [line for pair in pairwise(evaluations) for line in flip_lines(Comparison(*pair))]
     said = [*results.verdicts(evaluations), *flips, f"written to {out}: {results.FILES}"]
-    if models.adapter and models.merged:
-        said.insert(0, f"{results.merged_against('adapter', config)}: {agreement(evaluations[1], evaluations[2])}")
+    alike = agreement(evaluations[1], evaluations[2]) if models.adapter and models.merged else None
+    if alike:
+        said.insert(0, f"{results.merged_against('adapter', config)}: {alike}")
     _answer({**results.document(settings, evaluations), "out": str(out), "said": said}, evaluations, as_json)
+    if alike and config.model.quantize == "none":
+        alike.must_be_rounding(resolve_dtype(config.model.dtype, distributed.device()))
 
 
 def _evaluations(config: Config, models: Models, draws: Draws | None, out: Path) -> Iterator[Evaluation]:
