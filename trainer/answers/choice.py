@@ -16,10 +16,11 @@ _IS_RIGHT = re.compile(
     r"|(?:is|as|being|seems|must\s+be|would\s+be)\s+(?:the\s+|my\s+|most\s+)?(?:final\s+|only\s+|best\s+|most\s+)?"
     r"(?:right|correct|true|best|answer|choice|option|one|likely|accurate|appropriate)\b)"
 )
-_DOUBTED = re.compile(
-    r"(?:isn't|cannot|could|might|may|wrong|incorrect)\b"
-    r"|(?:is|was|seems|looks|can|would)\b.*\b(?:wrong|incorrect|false|not|possible|possibly|also|too)\b"
+_DOUBTED = re.compile(  # behind a label; "D) incorrect" and "D) cannot be determined" are choices
+    r"(?:wrong|incorrect)\b(?=\s*[,;]|\s+(?:so|and|but)\b)"
+    r"|(?:is|was|seems|looks|can|could|might|may|would)\b.*\b(?:wrong|incorrect|false|not|also|too)\b"
 )
+_DOTTED = re.compile(r"(?<![\w'(])[A-J](?=[.:]\s)")
 _LOWER = re.compile(r"\(([a-j])\)[.:]?|([a-j])[.):]?")
 
 
@@ -31,18 +32,19 @@ def choice_letter(phrase: str) -> str | None:
         lower = _LOWER.fullmatch(phrase)
         return (lower[1] or lower[2]).upper() if lower else None
     rest = _OTHER.sub("", phrase[stated.end() :]).strip().rstrip(".!")
-    return None if _is_taken_back(stated[1], rest, is_label=stated["mark"] != "") else stated[1]
+    return None if _is_taken_back(stated[1], rest, stated["mark"]) else stated[1]
 
 
-def _is_taken_back(letter: str, rest: str, is_label: bool) -> bool:
+def _is_taken_back(letter: str, rest: str, mark: str) -> bool:
     """Return True if what follows a letter is another one, or does not say that the letter is the answer.
 
-    Behind a label stands the choice itself, which may name other letters: `D) both A and B`."""
-    labels = named_letters(rest) - {letter}
+    Behind a letter with a mark stands the choice itself, which may name other letters: `D) both A and B`, `A) E. coli`.
+    """
+    labels = named_letters(_DOTTED.sub("", rest) if ")" in mark else rest) - {letter}
     letters = set(_LETTER.findall(rest)) - {letter}
-    if labels or (letters and (not is_label or _BESIDE.match(rest) or _LETTER.fullmatch(rest))):
+    if labels or (letters and (not mark or _BESIDE.match(rest) or (")" not in mark and _LETTER.fullmatch(rest)))):
         return True
-    return _DOUBTED.match(rest) is not None if is_label else _IS_RIGHT.match(rest) is None
+    return _DOUBTED.match(rest) is not None if mark else _IS_RIGHT.match(rest) is None
 
 
 def named_letters(line: str) -> set[str]:
