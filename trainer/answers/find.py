@@ -72,11 +72,11 @@ _CORRECTION = re.compile(
 _ASIDE = re.compile(  # 18 because 3 * 6 = 18, 18 (see page 3), 18 (6 x 3), 18 (eighteen)
     r"""\b(?:because|since)\b.*
     |\s\(\s*(?:see|from|using|i\.e\.|e\.g\.|that\s+is)\b[^()]*\)
-    |\s\((?=[^()]*[=+*/x])(?:[-0-9$.,\s=+*/]|(?<=\s)x(?=\s))+\)
+    |\s\((?=[\s=$-]*[0-9][^()]*[=+*/x]|\s*=)(?:[-0-9$.,\s=+*/]|(?<=\s)x(?=\s))+\)
     |\s\((?!\s*(?:or|not|wrong|maybe|perhaps)\b)[A-Za-z\s,.'-]{3,}\)""",
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
-_COMMENT = re.compile(r"(?<=[0-9a-z.)%])[\s,]+(?:which|where|as)\b.*", re.IGNORECASE | re.DOTALL)
+_COMMENT = re.compile(r"(?<=[0-9a-z.)%])(?<!\bwell)[\s,]+(?:which|where|as(?!\s+well))\b.*", re.IGNORECASE | re.DOTALL)
 _WORKING = re.compile(rf"(?:{CURRENCY}?{DECIMAL}%?\s*[-+*/x]\s*)+{CURRENCY}?{DECIMAL}%?\s*=\s*(?=[-$€£]?[0-9])")
 _CONTEXT = re.compile(  # what stands before a number that is not offered as an answer: in 3 days, for each of 5 friends
     r"""\b(?:in|for|after|before|per|every|each|at|with|within|during|over|on|of|from|by|page|step|part|question|problem)
@@ -383,6 +383,8 @@ def lenient(text: str, gold: str = "") -> str | None:
     for part in (_after_thinking(text), thought) if thought else (_after_thinking(text),):
         corrected = _corrected(part)
         found = _last_mark(corrected, wanted) or _answer_is(corrected, wanted) or _closing_choice(corrected)
+        if not found and any(_DENIED.fullmatch(phrase) for phrase in _phrases(corrected)[:1]):
+            return None  # the only number is the one that is denied
         if found or (found := _last_number(corrected)):
             return found
     return None
@@ -406,6 +408,9 @@ def _wanted(gold: str) -> str | None:
 
 THOUGHT, THOUGHT_END = "<think>", "</think>"
 GOLD = ""  # in place of the gold answer, where it is the one to be found
+_DENIED = re.compile(
+    r"\s*(?:not|never|twice|half|at\s+(?:least|most)|(?:more|less)\s+than)\b[^0-9]*[0-9][0-9.,]*[^0-9]*", re.I
+)
 _SECOND_THOUGHTS = ("ait", "ctually", "orry", "ops", "orrection", "cratch that", "I mean", "ake that")
 _TAKEN_BACK = re.compile(
     rf"(?<![0-9.,])[-+]?(?:{CURRENCY}\s?)?{DECIMAL}[*%]*(?:\s[A-Za-z]+){{0,2}}(?:{_CORRECTION.pattern})"
