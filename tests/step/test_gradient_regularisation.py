@@ -20,7 +20,7 @@ def test_a_quadratic_has_the_gradient_in_closed_form():
 
 
 def test_what_is_left_out_keeps_its_plain_gradient_and_does_not_move():
-    """With x = (a, b) and b left out, the penalty is on the part of the gradient for a: H_aa is all that matters."""
+    """Check that with x = (a, b) and b left out only H_aa matters: the penalty is on the part of the gradient for a."""
     a, b = torch.tensor([0.3]), torch.tensor([-0.7])
     g = HESSIAN @ torch.cat([a, b])
     found = regularised(lambda _: list((HESSIAN @ torch.cat([a, b])).split(1)), [a, b], 0.01, 0.1, left_out=[b])
