@@ -24,7 +24,7 @@ def metrics(folder) -> list[dict[str, float]]:
 
 
 def test_the_numbers_of_the_cpu(tmp_path):
-    """Compare runs that sample with `model.generate`: on a card Octet's decoder rounds rows up and draws other numbers."""
+    """Compare runs that sample with `model.generate`: on a card the decoder rounds rows up and draws other numbers."""
     for device in ("cuda", "cpu"):
         train(tmp_path, "rollout.engine=hf", "model.dtype=fp32", "rollout.max_new_tokens=12", device=device)
     card, cpu = (tmp_path / device for device in ("cuda", "cpu"))
