@@ -142,9 +142,12 @@ def _optional(config: Config) -> Iterator[tuple[str, str, str, str]]:
 
 
 def skip_unused_imports(config: Config) -> None:
-    """Make PEFT and transformers find no bitsandbytes if no setting needs it: its import takes two seconds."""
+    """Make PEFT and transformers find no bitsandbytes if no setting needs it: its import takes two seconds.
+
+    None is how Python marks a module that must not be imported.
+    """
     if not any(needs_bitsandbytes(config)):
-        sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]  how Python marks what is not there
+        sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]
 
 
 def needs_bitsandbytes(config: Config) -> Iterator[tuple[str, str]]:

@@ -68,10 +68,13 @@ def settings_for(options: Namespace) -> Config:
             f"--adapter {options.adapter}: there is no adapter_config.json in it. Name the `adapter` folder of a run, "
             "or a whole model with --model."
         )
-    clean = "model.quantize=none"  # whatever the run had: an adapter fits the original base
+    clean = [
+        "model.quantize=none",
+        "model.quantize_head=none",
+    ]  # whatever the run had: an adapter fits the original base
     preset = options.preset or _preset_for(options)
     local = NO_SERVERS if preset and resolve(preset).rollout.uses_servers else ()
-    config = resolve(preset, None, [clean, *local, *overrides, *options.overrides])
+    config = resolve(preset, None, [*clean, *local, *overrides, *options.overrides])
     if not config.eval.problems:
         raise ConfigError("eval.problems=0: there is nothing to evaluate. Try --problems 256.")
     downloads.check(config)

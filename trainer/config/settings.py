@@ -71,6 +71,15 @@ class Config(Section):
                 f"lora.init={self.lora.init}: PiSSA changes the weights of the base, and model.quantize={kind} "
                 "does not allow that. Write lora.init=zero, or model.quantize=none"
             )
+        named = self.lora.targets if isinstance(self.lora.targets, tuple) else ()
+        targets = {name.rpartition(".")[2] for name in named}
+        for key, usual, layer in (("embeddings", "device", "embed_tokens"), ("quantize_head", "none", "lm_head")):
+            value = getattr(self.model, key)
+            if value != usual and (not self.lora.enabled or layer in targets):
+                raise ValueError(
+                    f"model.{key}={value}: it is for a layer that is not trained, and {layer} is. Write "
+                    f"model.{key}={usual}, or train an adapter of other layers"
+                )
         if kind == "int8" and self.lora.dora:
             raise ValueError(
                 "lora.dora=true: PEFT cannot measure the rows of model.quantize=int8 reliably. Write "
