@@ -155,6 +155,12 @@ def _optional(config: Config) -> Iterator[tuple[str, str, str, str]]:
         yield setting, "bitsandbytes", "bitsandbytes", f"Run: pip install bitsandbytes, or write {other}."
 
 
+def skip_unused_imports(config: Config) -> None:
+    """Make PEFT and transformers find no bitsandbytes if no setting needs it: its import takes two seconds."""
+    if not any(needs_bitsandbytes(config)):
+        sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]  how Python marks what is not there
+
+
 def needs_bitsandbytes(config: Config) -> Iterator[tuple[str, str]]:
     """Yield each setting that needs bitsandbytes, and what to write to do without."""
     if config.optim.name == "adamw_8bit":

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from math import inf
 from pathlib import Path
 
-from trainer.checks import downloads
+from trainer.checks import downloads, preflight
 from trainer.commands.options import TASKS, add_overrides
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
@@ -76,6 +76,7 @@ def settings_for(options: Namespace) -> Config:
         raise ConfigError("eval.problems=0: there is nothing to evaluate. Try --problems 256.")
     downloads.check(config)
     quiet.quiet()
+    preflight.skip_unused_imports(config)
     return config
 
 
