@@ -153,7 +153,8 @@ def ends(config: Config, tokenizer: Any, model: Any) -> tuple[list[int], tuple[s
 
     The text of an answer is decoded without special tokens, so a string that names one stands for the token.
     """
-    special = {token.content: index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    added = tokenizer.added_tokens_decoder.items()
+    special = {token.content: index for index, token in added if token.special and token.content.strip()}
     strings = (*stop_strings(tokenizer, config.prompt, make_task(config.task)), *config.rollout.stop)
     for string in strings:
         if string not in special and (inside := next((name for name in special if name in string), None)):
