@@ -99,6 +99,12 @@ class Config(Section):
                 "rollout.dead_by=correct: with task.answer=none no answer is right, so every group is dead. Write "
                 "rollout.dead_by=reward"
             )
+        if self.rollout.dead_by == "correct" and not self.drops_dead_groups:
+            keeps = "algorithm.loss=reinforce" if self.algorithm.loss == "reinforce" else "rollout.dead_groups=keep"
+            raise ValueError(
+                f"rollout.dead_by=correct: {keeps} trains on dead groups too, so it has no effect. Write "
+                "rollout.dead_by=reward"
+            )
         if self.algorithm.minibatches > self.rollout.problems:
             raise ValueError(
                 f"algorithm.minibatches={self.algorithm.minibatches}: groups stay whole, and a step has "

@@ -217,9 +217,10 @@ def _first_noise(backbone: Any, tokens_1T: Tensor) -> str:
     names: list[str] = []
 
     def keep(name: str, module: Any, arguments: Any, output: Any) -> None:
-        if isinstance(output, Tensor):
-            names.append(f"{name} ({type(module).__name__})")
-            outputs[-1].append(output.cpu())
+        for tensor in output if isinstance(output, tuple) else (output,):  # a router returns weights and experts
+            if isinstance(tensor, Tensor):
+                names.append(f"{name} ({type(module).__name__})")
+                outputs[-1].append(tensor.cpu())
 
     hooks = [module.register_forward_hook(partial(keep, name)) for name, module in backbone.named_modules()]
     for _ in range(2):
