@@ -431,10 +431,12 @@ class Planner:
         size = int(self.zero.get("reduce_bucket_size", min(self.trained, ds_config.LARGEST_BUCKET)))
         bucket = size * self.item * (2 if self.zero.get("overlap_comm") else 1)
         gradients = self.trained * self.item
+        # the adapter before an update and the difference, while the first updates are measured
+        measured = {"measured updates": 2 * gradients} if self.config.lora.enabled and not self.splits else {}
         if self.offloads:
-            return {"gradients": gradients, "reduction": bucket}
+            return {"gradients": gradients, "reduction": bucket} | measured
         reduced = 0 if self.splits else self.shard * self.item
-        return {"gradients": gradients, "reduction": reduced + max(bucket, self.shard * 4)}
+        return {"gradients": gradients, "reduction": reduced + max(bucket, self.shard * 4)} | measured
 
     # the RAM of the machine
 

@@ -14,6 +14,7 @@ from trainer.records import ScoredGroup, Update
 from trainer.run_folder import checkpoints
 from trainer.run_folder.checkpoints import Stateful
 from trainer.run_folder.journal import Journal
+from trainer.watch.diagnosis import Alarms
 from trainer.watch.phases import Phases
 from trainer.watch.screen import Screen
 from trainer.watch.tally import Tally, metrics_of_updates, tally_groups
@@ -26,6 +27,7 @@ class Record:
     config: Config
     folder: Path
     journal: Journal | None  # on rank 0
+    alarms: Alarms | None  # on rank 0
     screen: Screen
     stopping: Stopping
     first_step: int
@@ -41,6 +43,8 @@ class Record:
             self.journal.metrics(done, metrics)
             self.journal.samples(done, groups)
         self.screen.step(done, metrics)
+        if self.alarms:
+            self.alarms.step(done, metrics)
 
     def save(self, policy: Policy, done: int, learned: Mapping[str, Stateful]) -> None:
         """Save a checkpoint. `learned` is what the run has to know when it resumes, beside the policy."""
@@ -50,6 +54,8 @@ class Record:
         """Add an evaluation to the log line of its step, which marks it as done."""
         if self.journal:
             self.journal.evaluation(done, metrics)
+        if self.alarms:
+            self.alarms.evaluation(metrics)
 
     def close(self) -> None:
         self.screen.close()

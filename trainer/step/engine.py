@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from trainer.step.optimizer import make_optimizer
 from trainer.step.schedule import schedule
 
 FP16_LOSS_SCALE = 2.0**12  # keeps the gradients that are taken beside the engine out of the dust of fp16
+MEASURED_STEPS = 10  # updates whose size is measured
 PATIENCE = {"fp16": 24}  # fp16 starts with a loss scale of 2 ** 16 and halves it until gradients are finite
 
 
@@ -134,10 +135,13 @@ class DeepSpeedPolicy:
         return reduced_once
 
     def step(self, measured: dict[str, float]) -> Update:
-        """Let the optimizer take a step on what has been added up."""
+        """Let the optimizer take a step on what has been added up. The first steps of an adapter are measured."""
+        is_measured = self.config.lora.enabled and not self.splits_weights and self.engine.global_steps < MEASURED_STEPS
+        before = [parameter.detach().clone() for parameter in self.trainable] if is_measured else []
         self.engine.step()
         norm, rate = float(self.engine.get_global_grad_norm()), self.engine.get_lr()[0]
-        return Update(norm, rate, self.engine.optimizer.overflow, measured)
+        size = {"update_size": _change(before, self.trainable)} if before else {}
+        return Update(norm, rate, self.engine.optimizer.overflow, measured | size)
 
     def rehearse(self, gradient: Callable[[], None]) -> None:
         """Do everything that an update does except its step. Every rank calls it, and nothing changes."""
@@ -269,6 +273,14 @@ class DeepSpeedPolicy:
                 self.trained.restart(state["start"])
         if self.reference and state["reference"]:
             self.reference.take(state["reference"])
+
+
+@torch.no_grad()
+def _change(before: Sequence[Tensor], now: Sequence[Tensor]) -> float:
+    """Return the norm of the change of some tensors, relative to their norm before."""
+    changes = torch._foreach_norm(torch._foreach_sub(list(now), list(before)))
+    sizes = torch._foreach_norm(list(before))
+    return float(torch.stack(changes).norm() / torch.stack(sizes).norm())
 
 
 def _keeps_reference(config: Config) -> bool:

@@ -15,8 +15,6 @@ from trainer.records import TrainingRow
 from trainer.watch import memory_use
 
 DEAD_STEPS_IN_A_ROW = 50  # steps without a live group on any rank
-LARGE_DIFFERENCE = 0.1  # of a token's log-prob between sampler and trainer, in the mean, which is worth a warning
-STEPS_BEFORE_WARNING = 3
 WHY_VLLM_DIFFERS = (
     "Likely reasons: the temperature is missing from vLLM's log-probs (--logprobs-mode raw_logprobs), vLLM has an "
     "adapter of an earlier step, or another base, precision or quantisation. With rollout.ahead=1 one update is part "
@@ -46,7 +44,6 @@ class Health:
         self.leaks = memory_use.LeakDetector(memory_use.total())
         self.max_difference = max_difference
         self.uses_vllm = uses_vllm
-        self.steps_with_difference = 0
         # In a resumed run the learning rate may rightly have fallen below what bf16 can show.
         self.before_first_update = policy.fingerprint() if fresh else None
         self.bad_updates = 0
@@ -81,13 +78,12 @@ class Health:
         apart = metrics.get("sampler_difference")
         if apart is None:  # nothing was trained on, so nothing was compared
             return
-        self.steps_with_difference = self.steps_with_difference + 1 if apart > LARGE_DIFFERENCE else 0
-        found = f"step {step}: the log-probs of sampler and trainer differ by {apart:.2f} in the mean of its tokens"
         why, setting = (WHY_VLLM_DIFFERS, "rollout.vllm.max_difference=") if self.uses_vllm else (WHY_OCTET_DIFFERS, "")
         if not apart <= self.max_difference:  # which holds for NaN, too
-            raise TrainingError(f"{found}, more than {setting}{self.max_difference:g}. {why}").of_all()
-        if self.steps_with_difference == STEPS_BEFORE_WARNING:
-            self.warn(f"{found}, as in the {STEPS_BEFORE_WARNING - 1} steps before. {why}")
+            raise TrainingError(
+                f"step {step}: the log-probs of sampler and trainer differ by {apart:.2f} in the mean of its tokens, "
+                f"more than {setting}{self.max_difference:g}. {why}"
+            ).of_all()
 
     def _keep_rows(self, step: int, rows: Sequence[TrainingRow]) -> None:
         """Write down what this rank trained on when the gradient was not finite."""

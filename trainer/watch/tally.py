@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import sqrt
 from statistics import fmean
 
-from trainer.records import ScoredGroup, Update
+from trainer.records import Completion, ScoredGroup, Update
 
 Sums = dict[str, tuple[float, float]]  # name -> (sum, weight)
 LARGEST = "/max"  # names that end so are maxima
@@ -39,7 +39,8 @@ class Tally:
         together = Tally()
         for sums in gather(self.sums):
             together.merge(sums)
-        return _with_deviations({name: amount / weight for name, (amount, weight) in together.sums.items() if weight})
+        means = {name: amount / weight for name, (amount, weight) in together.sums.items() if weight}
+        return _with_correlation(_with_deviations(means))
 
 
 def _with_deviations(means: dict[str, float]) -> dict[str, float]:
@@ -51,13 +52,39 @@ def _with_deviations(means: dict[str, float]) -> dict[str, float]:
     }
 
 
+def _with_correlation(means: dict[str, float]) -> dict[str, float]:
+    """Replace the products of `_tally_length` by the correlation of reward and length among answers that are equally
+    right, and by the share of the differences in reward that are among them."""
+    products = {name: means[name] for name in PRODUCTS if name in means}
+    rest = {name: value for name, value in means.items() if name not in products}
+    if not all(products.get(name) for name in PRODUCTS[1:]):
+        return rest
+    both, lengths, rewards, all_rewards = products.values()
+    return rest | {
+        "reward_length/correlation": both / sqrt(lengths * rewards),
+        "reward_length/share": rewards / all_rewards,
+    }
+
+
+PRODUCTS = ("reward_length/both", "reward_length/lengths", "reward_length/rewards", "reward_length/all_rewards")
+NGRAM, SHORTEST_LOOP = 4, 48  # tokens
+
+
 def tally_groups(tally: Tally, groups: Iterable[ScoredGroup]) -> None:
     """Count what the sampled answers show: reward and its parts, accuracy, length."""
     for group in groups:
+        right = [score.correct_lenient for score in group.scores]
         tally.add("dead_groups", group.is_dead)
+        tally.add("dead_groups/wrong", group.is_dead and not any(right))
+        tally.add("dead_groups/right", group.is_dead and all(right))
+        tally.add("distinct", len({completion.text for completion in group.completions}), len(group.completions))
+        _tally_length(tally, group)
         for completion, score in zip(group.completions, group.scores, strict=True):
             tally.add("length", len(completion.tokens))
             tally.add("truncated", completion.truncated)
+            tally.add("unfinished_thinking", completion.truncated and _is_thinking(group.prompt.text + completion.text))
+            tally.add("empty", not completion.text.strip())
+            tally.add("repetitive", is_repetitive(completion))
             tally.add("accuracy/strict", score.correct_strict)
             tally.add("accuracy/lenient", score.correct_lenient)
             tally.add_all("reward/mean", [] if score.reward is None else [score.reward])
@@ -66,11 +93,45 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup]) -> None:
                 tally.add_all(f"reward/{name}", [] if value is None else [value])
 
 
+def _tally_length(tally: Tally, group: ScoredGroup) -> None:
+    """Add products of reward and length, centred among the equally right answers of a group."""
+    pairs = [
+        (score.correct_lenient, float(len(completion.tokens)), score.reward)
+        for completion, score in zip(group.completions, group.scores, strict=True)
+        if score.reward is not None
+    ]
+    for is_right in (False, True):
+        equals = [(length, reward) for right, length, reward in pairs if right == is_right]
+        if equals:
+            length, reward = (fmean(values) for values in zip(*equals, strict=True))
+            moved = [(one - length, other - reward) for one, other in equals]
+            sums = (sum(x * y for x, y in moved), sum(x * x for x, _ in moved), sum(y * y for _, y in moved))
+            for name, value in zip(PRODUCTS, sums):
+                tally.add(name, value, len(equals))
+    if pairs:
+        mean = fmean(reward for *_, reward in pairs)
+        tally.add(PRODUCTS[-1], sum((reward - mean) ** 2 for *_, reward in pairs), len(pairs))
+
+
+def _is_thinking(text: str) -> bool:
+    return text.rfind("<think>") > text.rfind("</think>")
+
+
+def is_repetitive(completion: Completion) -> bool:
+    """Return True for a long answer most of whose runs of four tokens have come before."""
+    tokens = completion.tokens
+    if len(tokens) < SHORTEST_LOOP:
+        return False
+    runs = [tokens[start : start + NGRAM] for start in range(len(tokens) - NGRAM + 1)]
+    return len(set(runs)) < 0.3 * len(runs)
+
+
 def metrics_of_updates(updates: Sequence[Update]) -> dict[str, float]:
     """Return means over the updates of a step that were not skipped, and the last learning rate."""
     done = [update for update in updates if not update.skipped]
     metrics = {"lr": updates[-1].lr, "skipped": float(len(updates) - len(done))} if updates else {}
     if done:
         metrics["grad_norm"] = fmean(update.grad_norm for update in done)
-        metrics |= {name: fmean(update.measured[name] for update in done) for name in done[0].measured}
+        named = set.intersection(*(set(update.measured) for update in done))
+        metrics |= {name: fmean(update.measured[name] for update in done) for name in sorted(named)}
     return metrics

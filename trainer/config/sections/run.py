@@ -53,6 +53,8 @@ class Run(Section):
     """Steps between checkpoints; the last step is always saved."""
     keep: int = Field(2, ge=1)
     """Number of checkpoints to keep; older ones are deleted."""
+    strict_health: bool = False
+    """End the run at the first alarm about its health (docs/troubleshooting.md), instead of printing it."""
     threads: int | None = Field(None, ge=1)
     """CPU threads of each rank; by default cores / ranks on a machine without GPU, else torch's default."""
     merge: bool = True
