@@ -17,8 +17,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainer.answers.compare import equal
-from trainer.answers.find import LONGEST_TEXT, STYLES, lenient, strict
+from trainer.answers.find import STYLES, lenient, strict
 from trainer.answers.number import LARGEST_EXPONENT, number
+from trainer.answers.said import LONGEST_TEXT
 
 ROOT = Path(__file__).parents[2]
 TABLE = yaml.safe_load((ROOT / "tests/data/answers.yaml").read_text(encoding="utf-8"))

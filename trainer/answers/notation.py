@@ -53,6 +53,8 @@ _LATEX = [
         (r"\\q?quad(?![A-Za-z])", ", "),  # what stands so far apart is not one number
         (r"\\[(\[\])]", " "),  # \( \) \[ \]
         (r"\\(?:left|right|displaystyle|bigl|bigr|Bigl|Bigr|big|Big)(?![A-Za-z])\.?", ""),
+        (r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|it|rm)(?![A-Za-z])", ""),
+        (r"\\(?:text)?color(?:box)?\s*\{[^{}]*\}(?:\s*\{([^{}]*)\})?", r"\1"),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (rf"\\(?:{_TEXT_COMMANDS})\s*\{{([^{{}}]*)\}}", r" \1 "),
         (r"\\pounds(?![A-Za-z])", "£"),
@@ -62,8 +64,8 @@ _LATEX = [
         (r"\\approx(?![A-Za-z])|\\simeq(?![A-Za-z])", "=~"),
         (r"\\(?:times|cdot)(?![A-Za-z])", "*"),
         (r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q"),
-        (r"\\frac\s*([0-9])", r"\\frac{\1}"),  # \frac12 is one half
-        (r"(\\frac\s*\{[^{}]*\})\s*([0-9A-Za-z])", r"\1{\2}"),
+        (r"\\frac\s*([0-9]|\\(?:pi|theta|alpha|beta)(?![A-Za-z]))", r"\\frac{\1}"),  # \frac12, \frac\pi2
+        (r"(\\frac\s*\{[^{}]*\})\s*([0-9A-Za-z]|\\pi(?![A-Za-z]))", r"\1{\2}"),
     )
 ]
 WRAPPERS = '*_`" '

@@ -1,0 +1,145 @@
+r"""Read the number that a phrase offers, as `#### She has 18 eggs (6 x 3), not 20` offers 18.
+
+What is dropped first offers nothing: working (`3 * 6 =`), another number that is denied (`not 20`), and one in a
+harmless context (`in 3 days`). There is an answer if the numbers that are left are one number, in whatever notation,
+if working without a result (`6 x 3`) comes to the same, and if no word or sign doubts, changes or continues it.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from trainer.answers.notation import BOLD, WRAPPERS, clean
+from trainer.answers.number import CURRENCY, DECIMAL, SCALES, SPOKEN, changes, number
+
+NUMBER = rf"""(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))?
+    (?:[0-9]*\\[dt]?frac\{{-?{DECIMAL}\}}\{{{DECIMAL}\}}
+      |(?:{CURRENCY}\s?-?)?[0-9]+[ ][0-9]+/[0-9]+(?![0-9])
+      |(?:{CURRENCY}\s?-?)?{DECIMAL}(?:\s?/\s?[0-9]+(?![0-9])|[eE][-+]?[0-9]+(?!\w)|\s?(?:\*|x|\\times|\\cdot)\s?10\^\{{?-?[0-9]+\}}?)?)
+    (?:\s?\\?%|(?:\s(?:hundred|thousand|[mb]illion)s?\b)+)?"""
+_SPOKEN = "|".join(SPOKEN)
+_OPERAND = rf"{CURRENCY}?{DECIMAL}%?(?:[ ][a-z]{{2,}}(?=[ ]?(?:[-+*/=]|x[ ])))?"
+CORRECTION = re.compile(  # 18, no wait, 20
+    r"[ \t,.;(-]+(?:no\b[,.;:!]*[ \t]+)?(?:wait|actually|sorry|oops|correction|scratch that|i mean|make that)\b"
+    r"[ \t,.:;!-]*(?:no\b[ \t,.:;!-]*)?",
+    re.IGNORECASE,
+)
+_WORKING = re.compile(  # 3 * 6 = 18, 18 (6 x 3), 3 boxes * 6 eggs = 18
+    rf"(?<![\w.^]){_OPERAND}(?:\s?[-+*/x]\s?{_OPERAND})+(?![\w^!(]|[.][0-9])(?P<equals>\s?=)?"
+)
+_OPERATION = re.compile(rf"(?P<operator>^|[-+*/x])\s?{CURRENCY}?(?P<number>{DECIMAL})")
+_DENIED = re.compile(  # 18 (not 20), 18 rather than 20
+    rf"(?<=[\s,(])(?:not|rather\s+than|instead\s+of)\s+(?P<number>{NUMBER})(?![\w.^])", re.VERBOSE | re.IGNORECASE
+)
+_BEFORE = "in|for|per|each|every|within|after|before|during|at|on"
+_CONTEXT = re.compile(  # 18 in 3 days, 18 for each of 5 friends, 18 (see page 3)
+    rf"""\b(?:{_BEFORE})\s+(?:(?:of|the|a|all|only|about|each|every|these|those|his|her|their|its)\s+){{0,3}}
+    (?:{NUMBER}|{_SPOKEN})\s+(?!(?:{_BEFORE}|and|to)\b)(?=[a-z]{{2}})|\b(?:page|step|part|question|problem)\s+[0-9]+\b""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_WORD = r"[^\W\d_]\w*(?:'\w+|(?<=\w\w)(?:/|-(?=[^\W\d_]{2}))[^\W\d_]\w*)*"
+_TOKEN = re.compile(rf"(?P<number>{NUMBER})(?P<unit>(?<!\.)[ ]?[/-]?{_WORD})?|(?P<word>{_WORD})", re.VERBOSE)
+_NAME = re.compile(r"[aI] \w|\w ?=")  # a letter that is no variable: "a day", "I hope", x = 18
+_ALGEBRA = re.compile(  # 18^2, 18_8, 18!, 18(x + 1), x != 18, 18 - x, 18/x, above 18, but not 12-inch, $18/hour and km/h
+    r"""[^\w\s.,;:!?()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]
+    |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)(?:/|-(?![0-9.$€£]))|/(?![a-z])|(?<![a-z]{2})/(?![a-z]{3})""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_DIGIT = re.compile("[0-9]")
+
+
+def tidy(phrase: str) -> str:
+    """Strip what surrounds an answer, and leave the answer as it was written."""
+    phrase = BOLD.sub(r"\2", phrase.strip().lstrip("# "))
+    for _ in range(3):  # **$18$**. has three layers
+        phrase = phrase.rstrip(".,;: ").strip(WRAPPERS)
+        if phrase.startswith("$") and phrase.endswith("$") and len(phrase) > 2:
+            phrase = phrase.strip("$").strip()
+        elif phrase.startswith(("\\(", "\\[")) and phrase.endswith(("\\)", "\\]")):
+            phrase = phrase[2:-2].strip()
+    return phrase
+
+
+def offered(phrase: str) -> str | None:
+    """Return the number that a phrase offers, as written, or the whole phrase if it does not offer one number."""
+    phrase = tidy(phrase)
+    if not phrase or number(phrase) is not None:
+        return phrase or None
+    return _among_words(phrase) or phrase
+
+
+def _among_words(phrase: str) -> str | None:
+    plain = " ".join(clean("; ".join(phrase.split("\n"))).split()).replace("left over", "left")
+    plain = CORRECTION.split(plain)[0] or plain
+    first = _DIGIT.search(plain)
+    if first is None:
+        return None
+    others, results = set(), set()
+
+    def denied(found: re.Match[str]) -> str:
+        others.add(number(found["number"]))
+        return " "
+
+    def worked_out(found: re.Match[str]) -> str:
+        if not found["equals"]:
+            if number(found[0]) is not None:  # a fraction
+                return found[0]
+            results.add(_result(found[0]))
+        return " "
+
+    plain = plain[: first.end()] + _DENIED.sub(denied, plain[first.end() :])  # "not 17, 18" denies the first number
+    plain = _WORKING.sub(worked_out, plain)
+    without = _CONTEXT.sub(" ", plain, count=1)
+    found = _only_number(without if _DIGIT.search(without) else plain)
+    is_sure = found is not None and results <= {number(found)} and number(found) not in others
+    return found if is_sure else None
+
+
+def _result(working: str) -> Fraction | None:
+    """Return what `6 x 3` comes to. Signs go from left to right, and products before sums."""
+    total, term = Fraction(0), Fraction(0)
+    for step in _OPERATION.finditer(working):
+        value = number(step["number"]) or Fraction(0)
+        if step["operator"] in ("*", "x"):
+            term *= value
+        elif step["operator"] == "/":
+            if not value:
+                return None
+            term /= value
+        else:
+            total, term = total + term, -value if step["operator"] == "-" else value
+    return total + term
+
+
+def _only_number(plain: str) -> str | None:
+    """Return the number of a text if there is one, said once or more often, and nothing but prose around it."""
+    if _ALGEBRA.search(plain):
+        return None
+    found, values = None, set()
+    for token in _TOKEN.finditer(plain):
+        if token["number"]:
+            found = found or token[0].removesuffix(token["unit"] or "")
+            values.add(number(token["number"]))
+            if not _is_unit(token["unit"], plain, token.end()):
+                return None
+        elif (spoken := _spoken(token["word"])) is not None:
+            values.add(spoken)
+        elif _is_doubt(token["word"]) or len(token["word"]) == 1 and not _NAME.match(plain, token.start()):
+            return None
+    return tidy(found) if found and values == {number(found)} else None
+
+
+def _is_unit(unit: str | None, plain: str, end: int) -> bool:
+    """Return True for what may stand right behind a number: nothing, a unit, or a noun, but not the x of `18x`."""
+    return unit is None or number(f"1{unit}") is not None or (unit == " a" and plain[end : end + 1] == " ")
+
+
+def _is_doubt(word: str) -> bool:
+    return any(changes(part) or part.rstrip("s") in SCALES for part in word.lower().split("-"))
+
+
+def _spoken(word: str) -> int | None:
+    """Return 25 for "twenty-five", and None for what is no number."""
+    values = [SPOKEN.get(part) for part in word.lower().split("-")]
+    return None if None in values else sum(value for value in values if value)
