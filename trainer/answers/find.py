@@ -29,7 +29,7 @@ from trainer.answers.said import after_thinking
 
 MOST_TRIES = 8  # earlier marks looked at when the last one holds nothing
 MOST_CORRECTED = 2_000  # characters at the end in which an answer may be taken back
-WINDOWS = (60, 2_000)  # characters before the last digit in which the last number begins; the short one is fast
+WINDOWS = (50, 2_000)  # characters before the last digit in which the last number begins; the short one is fast
 GOLD = ""  # in place of the gold answer, where it is the one to be found
 THOUGHT, THOUGHT_END = "<think>", "</think>"  # what prompts of our own write
 Found = tuple[int, str]  # the position, and the answer
@@ -186,17 +186,17 @@ def _answer_is(phrases: list[str], wanted: str | None) -> str | None:
 
 # ------------------------------------------------------------------------------------------------------ the last number
 
-_NUMBERS = re.compile(rf"(?<!\w)(?<![0-9]/){NUMBER}", re.VERBOSE)
-# What parts two numbers of which neither is the answer: 17, 18 and 17 or 18 and 3:18 and 2^18 and 20 - 18.
-_PARTS = re.compile(
-    r"\s?[,;&]\s?|:|\s?(?:[-+*/x]|\^\{?)\s?|(?:\s[A-Za-z]+)?,?\s(?:and|or|to)\s(?:[A-Za-z]+\s)?", re.IGNORECASE
+_NUMBERS = re.compile(rf"(?=[-+.0-9\\$€£¥₹₽₩A-Z])(?<!\w)(?<![0-9]/){NUMBER}", re.VERBOSE)  # the first part is for speed
+_PARTS = re.compile(  # between two numbers of which neither is the answer: 17, 18 and 17 or 18 and 3:18 and 2^18
+    r"(?:\s?[,;&]\s?|:|\s?(?:[-+*/x]|\^\{?)\s?|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)\**", re.IGNORECASE
 )
 _TURNED = re.compile(  # before a number: isn't 18, cannot be 18, at least 18, half of 18, x^18
     r"""(?:(?:\b(?:not|never|cannot)|n't)(?:\s[a-z]+){0,2}\s
-    |\b(?:at\s(?:least|most)|(?:more|less|fewer|greater)\sthan|half(?:\sof)?|twice|up\sto)\s|[\^_]\{?)$""",
+    |\b(?:at\s(?:least|most)|(?:more|less|fewer|greater)\sthan|half(?:\sof)?|twice|up\sto)\s|[\^_]\{?)[*$]*$""",
     re.VERBOSE | re.IGNORECASE,
 )
 _CONTINUED = re.compile(r"[A-Za-z]+|\s?[\^_]|!|\s?\\(?:pi|sqrt)")  # behind a number: 18x, 18^2, 18!
+_EXCLAIMED = re.compile(r"[a-z]:?\s[*$]*$")  # "She has 18!" is joy, "n = 18!" a factorial
 
 
 def _last_number(text: str) -> str | None:
@@ -217,16 +217,16 @@ def _last_number(text: str) -> str | None:
 def _stands_alone(plain: str, numbers: list[re.Match[str]]) -> bool:
     """Return False for the last number of "18 or 20", "2^18" and "isn't 18"."""
     first, last = numbers[0], numbers[-1]
-    before = plain[: last.start()]
-    behind = _CONTINUED.match(plain, last.end())
-    if behind and behind[0] == "!":
-        behind = None if re.search(r"[a-z]:?\s$", before) else behind
-    if (behind and number(last[0] + behind[0]) != number(last[0])) or _TURNED.search(before[-40:]):
+    before = plain[max(0, last.start() - 40) : last.start()]
+    if _TURNED.search(before):
         return False
-    between = plain[first.end() : last.start()]
-    if number(first[0]) == number(last[0]) or not _PARTS.fullmatch(between):
+    behind = _CONTINUED.match(plain, last.end())
+    if behind and number(last[0] + behind[0]) != number(last[0]) and not (behind[0] == "!" and _EXCLAIMED.search(before)):
+        return False
+    if first is last or not _PARTS.fullmatch(plain, first.end(), last.start()) or number(first[0]) == number(last[0]):
         return True
-    return between.strip() == "or" and plain[: first.start()].rstrip().endswith(("+", "-", "*", "/", "="))  # 10 + 8 or 18
+    is_or = plain[first.end() : last.start()].strip() == "or"  # 10 + 8 or 18
+    return is_or and plain[: first.start()].rstrip().endswith(("+", "-", "*", "/", "="))
 
 
 # ----------------------------------------------------------------------------------------------------------- the readings
@@ -313,4 +313,4 @@ _TAKEN_BACK = re.compile(  # 18, no wait, it is 20
 def _corrected(text: str) -> str:
     """Take out numbers that are taken back near the end: `18, no wait,` of "18, no wait, 20"."""
     before, end = text[:-MOST_CORRECTED], text[-MOST_CORRECTED:]
-    return before + _TAKEN_BACK.sub("", end) if any(word in end for word in _SECOND_THOUGHTS) else text
+    return before + _TAKEN_BACK.sub("", end) if any(map(end.__contains__, _SECOND_THOUGHTS)) else text

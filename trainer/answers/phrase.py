@@ -52,8 +52,9 @@ _DIGIT = re.compile("[0-9]")
 def tidy(phrase: str) -> str:
     """Strip what surrounds an answer, and leave the answer as it was written."""
     phrase = BOLD.sub(r"\2", phrase.strip().lstrip("# "))
-    for _ in range(3):  # **$18$**. has three layers
-        phrase = phrase.rstrip(".,;: ").strip(WRAPPERS)
+    before = ""
+    while phrase != before:  # **$18$**. has three layers
+        before, phrase = phrase, phrase.rstrip(".,;: ").strip(WRAPPERS)
         if phrase.startswith("$") and phrase.endswith("$") and len(phrase) > 2:
             phrase = phrase.strip("$").strip()
         elif phrase.startswith(("\\(", "\\[")) and phrase.endswith(("\\)", "\\]")):
