@@ -59,7 +59,9 @@ _RULED_OUT = re.compile(
     r"|\b(?:not|never|cannot|false|wrong|incorrect|maybe|perhaps|unless|otherwise|least)\b",
     re.IGNORECASE,
 )
-_NAMED = re.compile(r"\b(?:[Oo]ption|[Cc]ho(?:ice|ose)|[Pp]ick|[Ss]elect|go with)\s+(?:is\s+)?\(?([A-J])\b(?!(?<=A) (?!is|because|since|as)[a-z])")
+_NAMED = re.compile(
+    r"\b(?:[Oo]ption|[Cc]ho(?:ice|ose)|[Pp]ick|[Ss]elect|go with)\s+(?:is\s+)?\(?([A-J])\b(?!(?<=A) (?!is|because|since|as)[a-z])"
+)
 
 
 def closing_choice(line: str) -> str | None:

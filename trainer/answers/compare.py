@@ -27,6 +27,7 @@ _UNION = re.compile(r"\\cup")
 _SEPARATOR = re.compile(r"(?: ?[,;]| (?:and|or)(?=[ ,]))+ ?")
 _NAME = re.compile(r"\s*([A-Za-z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?)\s*(?:=|\\in(?![a-z]))\s*(?=\S)")
 _BARE_NUMBER = re.compile(r"[-+]?[0-9,]*\.?[0-9]+")
+_EQUALS = re.compile(r"(?<![<>!:])=")
 _DEPTH = 3  # of lists within lists
 
 
@@ -78,6 +79,15 @@ def _key(text: str, named: bool, depth: int) -> Hashable:
 
 def _unordered(keys: list[Hashable]) -> tuple[Hashable, ...]:
     return tuple(sorted(keys, key=repr))
+
+
+def sides(text: str, other: str) -> list[str]:
+    """Return `2\\sqrt2` and `\\sqrt8` for "x = 2\\sqrt2 = \\sqrt8": all of a chain has to equal what is no equation."""
+    if _EQUALS.search(other) or not _EQUALS.search(text) or _split(clean(text), _SEPARATOR):
+        return [text]
+    while name := _NAME.match(text):
+        text = text[name.end() :]
+    return _EQUALS.split(text)
 
 
 def same_structure(answer: str, gold: str) -> bool:

@@ -221,7 +221,11 @@ def _stands_alone(plain: str, numbers: list[re.Match[str]]) -> bool:
     if _TURNED.search(before):
         return False
     behind = _CONTINUED.match(plain, last.end())
-    if behind and number(last[0] + behind[0]) != number(last[0]) and not (behind[0] == "!" and _EXCLAIMED.search(before)):
+    if (
+        behind
+        and number(last[0] + behind[0]) != number(last[0])
+        and not (behind[0] == "!" and _EXCLAIMED.search(before))
+    ):
         return False
     if first is last or not _PARTS.fullmatch(plain, first.end(), last.start()) or number(first[0]) == number(last[0]):
         return True

@@ -45,6 +45,8 @@ def to_ascii(text: str) -> str:
 _TEXT_COMMANDS = "text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|boldsymbol|underline"
 BOLD = re.compile(r"(?<![\w)*])(\*\*|__)([^*_]+)\1(?!\w)")  # but not the power 2**3
 _MATHS = re.compile(r"(?<!\\)\$((?:[^$\\]|\\.)*)\$")
+_STYLE = re.compile(r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|it|rm)(?![A-Za-z])")
+_COLOUR = re.compile(r"\\(?:text)?color\s*\{[^{}]*\}(?:\s*\{([^{}]*)\})?")  # \color{red}{18}
 _LATEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -53,8 +55,6 @@ _LATEX = [
         (r"\\q?quad(?![A-Za-z])", ", "),  # what stands so far apart is not one number
         (r"\\[(\[\])]", " "),  # \( \) \[ \]
         (r"\\(?:left|right|displaystyle|bigl|bigr|Bigl|Bigr|big|Big)(?![A-Za-z])\.?", ""),
-        (r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|it|rm)(?![A-Za-z])", ""),
-        (r"\\(?:text)?color(?:box)?\s*\{[^{}]*\}(?:\s*\{([^{}]*)\})?", r"\1"),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (rf"\\(?:{_TEXT_COMMANDS})\s*\{{([^{{}}]*)\}}", r" \1 "),
         (r"\\pounds(?![A-Za-z])", "£"),
@@ -73,6 +73,11 @@ _TAG = r"</?(?:b|i|u|p|em|strong|br)\s?/?>"
 _OUTER_TAGS = re.compile(rf"^(?:\s*{_TAG})+|(?:{_TAG}\s*)+$", re.IGNORECASE)
 
 
+def without_styling(text: str) -> str:
+    """Strip what changes size, weight or colour: `\\large`, `\\color{red}`."""
+    return _COLOUR.sub(r"\1", _STYLE.sub("", text)) if "\\" in text else text
+
+
 def clean(text: str) -> str:
     """Strip the markup of LaTeX and markdown, and the full stop."""
     text = BOLD.sub(r"\2", to_ascii(text)).replace("{,}", ",").replace("~", " ")
@@ -80,6 +85,7 @@ def clean(text: str) -> str:
         text = _OUTER_TAGS.sub("", text)
     text = _MATHS.sub(r" \1 ", text)
     if "\\" in text:
+        text = without_styling(text)
         for pattern, replacement in _LATEX:
             text = pattern.sub(replacement, text)
     return text.strip(WRAPPERS).rstrip(".,;: ").strip(WRAPPERS)

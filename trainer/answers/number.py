@@ -24,7 +24,9 @@ _WRITTEN = re.compile(
     re.VERBOSE,
 )
 _NUMERIC_FRACTION = re.compile(rf"\\frac\s*\{{\s*(-?\s*{DECIMAL})\s*\}}\s*\{{\s*(-?\s*{DECIMAL})\s*\}}")
-_REPEATING = re.compile(r"(?P<whole>[0-9]*)\.(?P<once>[0-9]*)\\(?:overline|bar)\s*\{?(?P<again>[0-9]+)\}?")  # 0.\overline{3}
+_REPEATING = re.compile(
+    r"(?P<whole>[0-9]*)\.(?P<once>[0-9]*)\\(?:overline|bar)\s*\{?(?P<again>[0-9]+)\}?"
+)  # 0.\overline{3}
 _SIMPLE = re.compile(r"\s*(-?)\$?([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)\.?\s*", re.ASCII)  # nearly all of GSM8K
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _MONEY_SCALES = {"k": 3, "K": 3, "M": 6, "B": 9, "bn": 9}
@@ -46,14 +48,18 @@ _CHANGES = _words(
     "epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau phi chi omega"
 )
 # "one" is left out, because in prose it is mostly a pronoun.
-_TEENS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen"
+_TEENS = (
+    "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen"
+)
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 SPOKEN = {
     "zero": 0,
     **{word: value for value, word in enumerate(f"{_TEENS} nineteen".split(), 2)},
     **{word: 10 * value for value, word in enumerate(_TENS.split(), 2)},
 }
-_PART = re.compile(r"(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand|[mb]illion)ths?")
+_PART = re.compile(
+    r"(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand|[mb]illion)ths?"
+)
 _SHORT_UNITS = _words(
     "cm mm km kg mg ml kl lb lbs oz ft in yd yds mi hr hrs min mins sec secs mph kph kmh am pm st nd rd th pts pcs sq "
     "wk wks yr yrs mos usd eur gbp gb mb kb tb kwh kw hz khz mhz ghz rpm psi kj"

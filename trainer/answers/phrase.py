@@ -41,10 +41,12 @@ _CONTEXT = re.compile(  # 18 in 3 days, 18 for each of 5 friends, 18 (see page 3
 _WORD = r"[^\W\d_]\w*(?:'\w+|(?<=\w\w)(?:/|-(?=[^\W\d_]{2}))[^\W\d_]\w*)*"
 _TOKEN = re.compile(rf"(?P<number>{NUMBER})(?P<unit>(?<!\.)[ ]?[/-]?{_WORD})?|(?P<word>{_WORD})", re.VERBOSE)
 _NAME = re.compile(r"[aI] \w|\w ?=")  # a letter that is no variable: "a day", "I hope", x = 18
-_ALGEBRA = re.compile(  # 18^2, 18_8, 18!, 18(x + 1), x != 18, 18 - x, 18/x, above 18, but not 12-inch, $18/hour and km/h
-    r"""[^\w\s.,;:!?()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]
+_ALGEBRA = (
+    re.compile(  # 18^2, 18_8, 18!, 18(x + 1), x != 18, 18 - x, 18/x, above 18, but not 12-inch, $18/hour and km/h
+        r"""[^\w\s.,;:!?()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]
     |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)(?:/|-(?![0-9.$€£]))|/(?![a-z])|(?<![a-z]{2})/(?![a-z]{3})""",
-    re.VERBOSE | re.IGNORECASE,
+        re.VERBOSE | re.IGNORECASE,
+    )
 )
 _DIGIT = re.compile("[0-9]")
 
