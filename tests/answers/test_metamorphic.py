@@ -57,7 +57,8 @@ NOTATIONS = [
     "\\frac{{{}}}{{1}}", "The answer is {}", "She has {} eggs", "{} in 3 days", "{}. I hope this helps!", "about {}",
     "{0} = {0}", "{0} eggs ({0} eggs)", "{0}, that is {0}.0", "{0} eggs ({0} x 1)", "{} eggs left over",
     "\\large {}", "\\color{{red}}{{{}}}", "\\textcolor{{red}}{{{}}}", "\\text{{Tom has }}{}", "{} (not -1)",
-    "{} rather than -1", "{0} = 1 * {0}", "{0} + 0 = {0} eggs, so {0}", "{0} eggs, as {0} - 1 + 1 = {0}", "{} for 3 days",
+    "{} rather than -1", "{0} = 1 * {0}", "{0} + 0 = {0} eggs, so {0}", "{0} eggs, as {0} - 1 + 1 = {0}",
+    "{} for 3 days",
     "She makes {} dollars a day for each of 3 friends", "{} eggs, not -1", "{0} dollars (1 * {0})", "\\Large\\bf {}",
 ]  # fmt: skip
 
@@ -92,7 +93,8 @@ CHANGED = [
     "{} - m", "{} - g", "{} m - 3", "{} m * m", "{}m", "at most {}", "up to {}", "log {}", "e^{{{}}}", "({}, x)",
     "{} remainder 2", "{} and a half", "{} and two thirds", "{} 1/2", "{}½", "{} or more", "over {}", "{} and up",
     "{} \\pm 2", "{} false", "{} nope", "no {}", "{} if x", "{} million", "{} factorial", "{} negative", "({})^2",
-    "above {}", "{} (* 2)", "{} (2 * 3 / 0)", "isn't {}", "cannot be {}", "{} minus one", "7^{}", "7:{}", "{}:07", "{} of 7",
+    "above {}", "{} (* 2)", "{} (2 * 3 / 0)", "isn't {}", "cannot be {}", "{} minus one", "7^{}", "7:{}", "{}:07",
+    "{} of 7",
     "\\large {}x", "{} - 7 = ",
 ]  # fmt: skip
 
@@ -111,8 +113,10 @@ BESIDE = [
     "{} {}", "{} to {}", "{} ... {}", "{}: {}", "first {}, then {}", "{}? {}?", "{}\t{}", "{} \\\\ {}",
     "[{}, {}]", "{{{}, {}}}", "{} eggs, {} eggs", "{}, possibly {}", "{} and also {}",
     "{} left {} left", "{} used, {} left", "{} used and {} left over", "{} for {} for 7", "{} (that is {})", "{} by {}",
-    "{} (as {} = 7 * 7)", "{} with {} remaining", "{} of {}", "{} ({} in total)", "He has {} and she has {}", "{} out of {}",
-    "\\large {} \\small {}", "{} bought and {} sold", "{} before and {} after", "{} #### {}", "{} in 3 days, {} in 4 days",
+    "{} (as {} = 7 * 7)", "{} with {} remaining", "{} of {}", "{} ({} in total)", "He has {} and she has {}",
+    "{} out of {}",
+    "\\large {} \\small {}", "{} bought and {} sold", "{} before and {} after", "{} #### {}",
+    "{} in 3 days, {} in 4 days",
 ]  # fmt: skip
 
 

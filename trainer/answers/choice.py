@@ -60,7 +60,8 @@ _RULED_OUT = re.compile(
     re.IGNORECASE,
 )
 _NAMED = re.compile(
-    r"\b(?:[Oo]ption|[Cc]ho(?:ice|ose)|[Pp]ick|[Ss]elect|go with)\s+(?:is\s+)?\(?([A-J])\b(?!(?<=A) (?!is|because|since|as)[a-z])"
+    r"\b(?:[Oo]ption|[Cc]ho(?:ice|ose)|[Pp]ick|[Ss]elect|go with)\s+(?:is\s+)?"
+    r"\(?([A-J])\b(?!(?<=A) (?!is|because|since|as)[a-z])"  # but not "I choose A good one"
 )
 
 

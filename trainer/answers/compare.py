@@ -11,7 +11,7 @@ Where more than one reading is possible, these are the decisions (tests/data/ans
     algebra      5x, 5m, 5 - m, 4! and 3 pi are no numbers; names before an equals sign are dropped: x = 5 is 5
     lists        (1, 2) keeps its order; {1, 2}, the bare 1, 2 and "x = 1 or x = 2" do not; "Smith, John" is a text
     hedging      "18 or 20" and "x = 18, y = 20" are not 18, nor is "5 apples and 3 left over" 5
-    case         counts in formulas, not in words: Yes is yes, n is not N; a letter by itself is a variable, (c) a choice
+    case         counts in formulas, not in words: Yes is yes, n is not N; a bare letter is a variable, (c) a choice
 """
 
 from __future__ import annotations

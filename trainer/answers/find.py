@@ -22,14 +22,13 @@ from collections.abc import Callable
 
 from trainer.answers.choice import choice_letter, closing_choice, named_choice, named_letters
 from trainer.answers.compare import equal
-from trainer.answers.notation import LONGEST_ANSWER, VULGAR_FRACTIONS, to_ascii
+from trainer.answers.notation import LONGEST_ANSWER
 from trainer.answers.number import CURRENCY, DECIMAL, is_plain, number
-from trainer.answers.phrase import CORRECTION, NUMBER, offered, tidy
+from trainer.answers.phrase import CORRECTION, DIGIT, last_number, offered, tidy
 from trainer.answers.said import after_thinking
 
 MOST_TRIES = 8  # earlier marks looked at when the last one holds nothing
 MOST_CORRECTED = 2_000  # characters at the end in which an answer may be taken back
-WINDOWS = (50, 2_000)  # characters before the last digit in which the last number begins; the short one is fast
 GOLD = ""  # in place of the gold answer, where it is the one to be found
 THOUGHT, THOUGHT_END = "<think>", "</think>"  # what prompts of our own write
 Found = tuple[int, str]  # the position, and the answer
@@ -51,8 +50,6 @@ def _pick(phrase: str, wanted: str | None) -> str | None:
         phrase = phrase[label.end() :]
     return offered(phrase) if wanted is None else tidy(phrase) or None
 
-
-# ---------------------------------------------------------------------------------------------------------------- marks
 
 # A box right before another one: "\\boxed{2} and \\boxed{3}", "$x = \\boxed{2}, y = "
 _BESIDE = re.compile(
@@ -99,7 +96,6 @@ _HEADING = re.compile(
     r"calculations?|verification|check|problem|question|notes?|given|results?)\b(?!\s*[:=]\s*\S*\d)",
     re.IGNORECASE,
 )
-_ANY_DIGIT = re.compile(f"[\\d{''.join(VULGAR_FRACTIONS)}]")
 
 
 def _hashes(text: str, wanted: str | None) -> Found | None:
@@ -131,7 +127,7 @@ def _is_heading(line: str, wanted: str | None) -> bool:
         return False
     if line.endswith(":") or (_HEADING.match(line.lstrip("* ")) and not _LABEL.match(line)):
         return True
-    return wanted is None and not _ANY_DIGIT.search(line) and "\\" not in line and len(line.split()) > 4
+    return wanted is None and not DIGIT.search(line) and "\\" not in line and len(line.split()) > 4
 
 
 def _tags(text: str, wanted: str | None) -> Found | None:
@@ -141,8 +137,6 @@ def _tags(text: str, wanted: str | None) -> Found | None:
     picked = _pick(text[start + len("<answer>") : text.find("</answer>", start)], wanted)
     return (start, picked) if picked else None
 
-
-# ------------------------------------------------------------------------------------------------------- "the answer is"
 
 _SENTENCE_END = re.compile(
     r"[.?](?=\s|$)|!(?=\s*[^\s=*/^+-]|\s*$)|;\s|,?\s+(?:because|since)\b|,\s+(?:which|so|where|as|but)\b|\n"
@@ -155,7 +149,6 @@ _GOES_ON = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations, which models learn to write
-_SENTENCE = re.compile(r"(?:I\s|[A-Za-z']{2,}\b)")
 
 
 def _phrases(text: str) -> list[str]:
@@ -180,60 +173,9 @@ def _answer_is(phrases: list[str], wanted: str | None) -> str | None:
     picked = _pick(phrases[0], wanted) if phrases else None
     if picked is None or number(picked) is not None or (wanted and equal(picked, wanted)):
         return picked
-    is_sentence = _SENTENCE.match(picked) and (_ANY_DIGIT.search(picked) or len(picked.split()) > 3)
+    begins_with_word = picked.startswith("I ") or picked[:2].isalpha()
+    is_sentence = begins_with_word and (DIGIT.search(picked) or len(picked.split()) > 3)
     return None if is_sentence or picked[:4].lower() == "not " else picked
-
-
-# ------------------------------------------------------------------------------------------------------ the last number
-
-_NUMBERS = re.compile(rf"(?=[-+.0-9\\$€£¥₹₽₩A-Z])(?<!\w)(?<![0-9]/){NUMBER}", re.VERBOSE)  # the first part is for speed
-_PARTS = re.compile(  # between two numbers of which neither is the answer: 17, 18 and 17 or 18 and 3:18 and 2^18
-    r"(?:\s?[,;&]\s?|:|\s?(?:[-+*/x]|\^\{?)\s?|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)\**", re.IGNORECASE
-)
-_TURNED = re.compile(  # before a number: isn't 18, cannot be 18, at least 18, half of 18, x^18
-    r"""(?:(?:\b(?:not|never|cannot)|n't)(?:\s[a-z]+){0,2}\s
-    |\b(?:at\s(?:least|most)|(?:more|less|fewer|greater)\sthan|half(?:\sof)?|twice|up\sto)\s|[\^_]\{?)[*$]*$""",
-    re.VERBOSE | re.IGNORECASE,
-)
-_CONTINUED = re.compile(r"[A-Za-z]+|\s?[\^_]|!|\s?\\(?:pi|sqrt)")  # behind a number: 18x, 18^2, 18!
-_EXCLAIMED = re.compile(r"[a-z]:?\s[*$]*$")  # "She has 18!" is joy, "n = 18!" a factorial
-
-
-def _last_number(text: str) -> str | None:
-    last_digit = _ANY_DIGIT.search(text[::-1])
-    if last_digit is None:
-        return None
-    end = len(text) - last_digit.start()
-    line = text.rfind("\n", 0, end) + 1
-    for window in WINDOWS:
-        start = max(line, end - window)
-        plain = to_ascii(text[start : end + 12].partition("\n")[0])
-        numbers = [found for found in _NUMBERS.finditer(plain) if found.start() or start == line]
-        if numbers and len(numbers[-1][0]) <= LONGEST_ANSWER:
-            return tidy(numbers[-1][0]) if _stands_alone(plain, numbers[-2:]) else None
-    return None
-
-
-def _stands_alone(plain: str, numbers: list[re.Match[str]]) -> bool:
-    """Return False for the last number of "18 or 20", "2^18" and "isn't 18"."""
-    first, last = numbers[0], numbers[-1]
-    before = plain[max(0, last.start() - 40) : last.start()]
-    if _TURNED.search(before):
-        return False
-    behind = _CONTINUED.match(plain, last.end())
-    if (
-        behind
-        and number(last[0] + behind[0]) != number(last[0])
-        and not (behind[0] == "!" and _EXCLAIMED.search(before))
-    ):
-        return False
-    if first is last or not _PARTS.fullmatch(plain, first.end(), last.start()) or number(first[0]) == number(last[0]):
-        return True
-    is_or = plain[first.end() : last.start()].strip() == "or"  # 10 + 8 or 18
-    return is_or and plain[: first.start()].rstrip().endswith(("+", "-", "*", "/", "="))
-
-
-# ----------------------------------------------------------------------------------------------------------- the readings
 
 
 def _letter(text: str, wanted: str | None) -> str | None:
@@ -253,25 +195,15 @@ def _last_line(text: str) -> str:
     return text[-LONGEST_ANSWER:].rstrip().rpartition("\n")[2]
 
 
-def _last_mark(text: str, wanted: str | None) -> str | None:
-    marks = [found for found in (_boxed(text, wanted), _hashes(text, wanted), _tags(text, wanted)) if found]
-    return max(marks)[1] if marks else None
+MARKS: dict[str, Callable[[str, str | None], Found | None]] = {"gsm8k": _hashes, "boxed": _boxed, "tags": _tags}
+STYLES = (*MARKS, "letter")
 
 
-def _answer_of(find: Callable[[str, str | None], Found | None]) -> Callable[[str, str | None], str | None]:
-    def style(text: str, wanted: str | None) -> str | None:
-        found = find(text, wanted)
-        return found[1] if found else None
-
-    return style
-
-
-STYLES: dict[str, Callable[[str, str | None], str | None]] = {
-    "gsm8k": _answer_of(_hashes),
-    "boxed": _answer_of(_boxed),
-    "tags": _answer_of(_tags),
-    "letter": _letter,
-}
+def _in_place(text: str, style: str, wanted: str | None) -> str | None:
+    if style == "letter":
+        return _letter(text, wanted)
+    found = MARKS[style](text, wanted)
+    return found[1] if found else None
 
 
 def strict(text: str, style: str, gold: str = "", opened: bool = False) -> str | None:
@@ -279,7 +211,7 @@ def strict(text: str, style: str, gold: str = "", opened: bool = False) -> str |
 
     `opened` says that the prompt has opened a thought, which the text has to close."""
     thought, said, is_open = after_thinking(text)
-    return None if is_open or (opened and thought is None) else STYLES[style](said, _wanted(gold))
+    return None if is_open or (opened and thought is None) else _in_place(said, style, _wanted(gold))
 
 
 def lenient(text: str, gold: str = "") -> str | None:
@@ -291,7 +223,7 @@ def lenient(text: str, gold: str = "") -> str | None:
 
 def marked(text: str, style: str) -> str | None:
     """Return all that stands in the place of an answer: how a gold answer is read from a worked solution."""
-    return STYLES[style](text, GOLD)
+    return _in_place(text, style, GOLD)
 
 
 def _wanted(gold: str) -> str | None:
@@ -301,9 +233,9 @@ def _wanted(gold: str) -> str | None:
 
 def _anywhere(text: str, wanted: str | None) -> str | None:
     text = _corrected(text)
-    if found := _last_mark(text, wanted):
-        return found
-    return _answer_is(_phrases(text), wanted) or closing_choice(_last_line(text)) or _last_number(text)
+    if marks := [found for mark in MARKS.values() if (found := mark(text, wanted))]:
+        return max(marks)[1]
+    return _answer_is(_phrases(text), wanted) or closing_choice(_last_line(text)) or last_number(text)
 
 
 _SECOND_THOUGHTS = ("ait", "ctually", "orry", "ops", "orrection", "cratch that", "I mean", "ake that")

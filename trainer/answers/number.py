@@ -38,8 +38,8 @@ def _words(text: str) -> frozenset[str]:
 
 # Words that take a number back, and words that make another value of it: "18 maybe", "half of 18".
 _DOUBTS = _words(
-    "not no nope nor or never none cannot false wrong incorrect untrue invalid mistaken if unless otherwise maybe perhaps "
-    "possibly least most than"
+    "not no nope nor or never none cannot false wrong incorrect untrue invalid mistaken if unless otherwise maybe "
+    "perhaps possibly least most than"
 )
 _CHANGES = _words(
     "sqrt sin cos tan cot sec csc log ln exp mod squared cubed factorial choose up over under plus minus point "
@@ -48,15 +48,11 @@ _CHANGES = _words(
     "epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau phi chi omega"
 )
 # "one" is left out, because in prose it is mostly a pronoun.
-_TEENS = (
-    "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen"
-)
+_TO_TEN = "zero - two three four five six seven eight nine ten"
+_TO_NINETEEN = "eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-SPOKEN = {
-    "zero": 0,
-    **{word: value for value, word in enumerate(f"{_TEENS} nineteen".split(), 2)},
-    **{word: 10 * value for value, word in enumerate(_TENS.split(), 2)},
-}
+SPOKEN = {word: value for value, word in enumerate(f"{_TO_TEN} {_TO_NINETEEN}".split())}
+SPOKEN |= zip(_TENS.split(), range(20, 100, 10))
 _PART = re.compile(
     r"(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand|[mb]illion)ths?"
 )

@@ -45,7 +45,7 @@ _SIGNS = re.compile(r"[0-9\\^_=<>+*/|()\[\]{}√π-]")
 _COMMAND = re.compile(r"\\(?:begin|end)\{[A-Za-z*]+\}|\\[A-Za-z]+")
 _WORD = re.compile(r"[A-Za-z]{4,}")
 _SYMBOL = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
-_GREEK = {f"\\{name}" for name in "Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega".split()}
+_CAPITAL = re.compile(r"[A-Z]|\\(?:Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega)")
 _PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{2,4}")  # xy, which no word looks like
 _MISREAD = re.compile(r"[0-9]\}?\s*_|(?<![_0-9])[0-9]+\s+[0-9]|(?<![_^0-9.])[0-9.]+\s*\{|^\{[^{}]*\}\s*\{")
 _LOST = re.compile(r"'|\\prime(?![A-Za-z])|[0-9]\s*:\s*[0-9]")  # what math-verify leaves out, or takes for a fraction
@@ -134,9 +134,7 @@ def is_worth_asking(answer: str, gold: str) -> bool:
 def _with_cases_apart(answer: str, gold: str) -> tuple[str, str]:
     """Rename capital letters that also occur as small ones, because math-verify takes `2A` for `2a`."""
     symbols = set(_SYMBOL.findall(f"{answer} {gold}"))
-    clash = {
-        one for one in symbols if one.lower() != one and one.lower() in symbols and (len(one) == 1 or one in _GREEK)
-    }
+    clash = {symbol for symbol in symbols if _CAPITAL.fullmatch(symbol) and symbol.lower() in symbols}
 
     def rename(found: re.Match[str]) -> str:
         return f"{{{found[0].lower()}_{{99}}}}" if found[0] in clash else found[0]
@@ -223,7 +221,7 @@ def _limit_memory() -> None:
 
 
 def _math_verify() -> Callable[[str, str], bool]:
-    import sympy
+    import sympy  # type: ignore[import-untyped]
     from math_verify import LatexExtractionConfig, parse, verify
 
     i = sympy.Symbol("i", real=False)  # as math-verify reads it
