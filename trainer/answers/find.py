@@ -23,12 +23,11 @@ from collections.abc import Callable
 from trainer.answers.choice import choice_letter, closing_choice, named_choice, named_letters
 from trainer.answers.compare import equal
 from trainer.answers.notation import LONGEST_ANSWER
-from trainer.answers.number import CURRENCY, DECIMAL, is_plain, number
+from trainer.answers.number import is_plain, number
 from trainer.answers.phrase import CORRECTION, DIGIT, last_number, offered, tidy
 from trainer.answers.said import after_thinking
 
 MOST_TRIES = 8  # earlier marks looked at when the last one holds nothing
-MOST_CORRECTED = 2_000  # characters at the end in which an answer may be taken back
 GOLD = ""  # in place of the gold answer, where it is the one to be found
 THOUGHT, THOUGHT_END = "<think>", "</think>"  # what prompts of our own write
 Found = tuple[int, str]  # the position, and the answer
@@ -211,14 +210,17 @@ def strict(text: str, style: str, gold: str = "", opened: bool = False) -> str |
 
     `opened` says that the prompt has opened a thought, which the text has to close."""
     thought, said, is_open = after_thinking(text)
-    return None if is_open or (opened and thought is None) else _in_place(said, style, _wanted(gold))
+    if is_open or (opened and thought is None):
+        return None
+    wanted = _wanted(gold)
+    return _settled(_in_place(said, style, wanted), wanted, 0)
 
 
 def lenient(text: str, gold: str = "") -> str | None:
     """Return the answer wherever it stands. The order of places is at the top of this file."""
     wanted = _wanted(gold)
     thought, said, _ = after_thinking(text)
-    return _anywhere(said, wanted) or (_anywhere(thought, wanted) if thought else None)
+    return _settled(_anywhere(said, wanted) or (_anywhere(thought, wanted) if thought else None), wanted, -1)
 
 
 def marked(text: str, style: str) -> str | None:
@@ -232,21 +234,14 @@ def _wanted(gold: str) -> str | None:
 
 
 def _anywhere(text: str, wanted: str | None) -> str | None:
-    text = _corrected(text)
     if marks := [found for mark in MARKS.values() if (found := mark(text, wanted))]:
         return max(marks)[1]
     return _answer_is(_phrases(text), wanted) or closing_choice(_last_line(text)) or last_number(text)
 
 
-_SECOND_THOUGHTS = ("ait", "ctually", "orry", "ops", "orrection", "cratch that", "I mean", "ake that")
-_TAKEN_BACK = re.compile(  # 18, no wait, it is 20
-    rf"(?<![0-9.,])[-+]?(?:{CURRENCY}\s?)?{DECIMAL}[*%]*(?:\s[A-Za-z]+){{0,2}}(?:{CORRECTION.pattern})"
-    r"(?=(?:(?:it|that|the|right|correct|answer|is|was|should|be|'s)\b[\s:,]*)*[-$€£]{0,2}[0-9])",
-    re.IGNORECASE,
-)
-
-
-def _corrected(text: str) -> str:
-    """Take out numbers that are taken back near the end: `18, no wait,` of "18, no wait, 20"."""
-    before, end = text[:-MOST_CORRECTED], text[-MOST_CORRECTED:]
-    return before + _TAKEN_BACK.sub("", end) if any(map(end.__contains__, _SECOND_THOUGHTS)) else text
+def _settled(found: str | None, wanted: str | None, part: int) -> str | None:
+    """Return the first or the last part of "18, no wait, 20": the strict reading goes by the first answer."""
+    if found is None or wanted is not None or number(found) is not None:
+        return found
+    parts = [phrase for phrase in CORRECTION.split(found) if DIGIT.search(phrase)]
+    return offered(parts[part]) if len(parts) > 1 else found

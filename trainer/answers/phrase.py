@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 
 from trainer.answers.notation import BOLD, LONGEST_ANSWER, VULGAR_FRACTIONS, WRAPPERS, clean, to_ascii
 from trainer.answers.number import CURRENCY, DECIMAL, SCALES, SPOKEN, changes, number
@@ -52,7 +53,8 @@ DIGIT = re.compile(f"[\\d{''.join(VULGAR_FRACTIONS)}]")
 
 def tidy(phrase: str) -> str:
     """Strip what surrounds an answer, and leave the answer as it was written."""
-    phrase = BOLD.sub(r"\2", phrase.strip().lstrip("# "))
+    phrase = phrase.strip().lstrip("# ")
+    phrase = BOLD.sub(r"\2", phrase) if "**" in phrase or "__" in phrase else phrase
     before = ""
     while phrase != before:  # **$18$**. has three layers
         before, phrase = phrase, phrase.rstrip(".,;: ").strip(WRAPPERS)
@@ -63,6 +65,7 @@ def tidy(phrase: str) -> str:
     return phrase
 
 
+@lru_cache(maxsize=1024)  # of a completion that is read twice, and of a group whose answers agree
 def offered(phrase: str) -> str | None:
     """Return the number that a phrase offers, as written, or the whole phrase if it does not offer one number."""
     phrase = tidy(phrase)
@@ -73,7 +76,6 @@ def offered(phrase: str) -> str | None:
 
 def _among_words(phrase: str) -> str | None:
     plain = " ".join(clean("; ".join(phrase.split("\n"))).split()).replace("left over", "left")
-    plain = CORRECTION.split(plain)[0] or plain
     first = DIGIT.search(plain)
     if first is None:
         return None
