@@ -33,7 +33,8 @@ CASES = st.one_of(
 
 BEFORE = ["", " ", "\n\n", "First, 3 * 4 = 12, so 5 are left.\n", "Let me think. Is it 7 or 8? ", "**Solution**\n\n",
           "## Step 1: read (A) and (B)\n", "Die Antwort lautet wie folgt:\n", "<think>It may be 17.</think>\n",
-          "<think>#### 17\nAnswer: A</think>"]  # fmt: skip
+          "<think>#### 17\nAnswer: A</think>", "<seed:think>#### 17</seed:think>",
+          "[THINK]It may be 17.[/THINK]"]  # fmt: skip
 DRESSES = ["{}", " {} ", "**{}**", "`{}`", "{}.", "\u200b{}\u200b", "\u00a0{}", "*{}*", "**{}**."]
 AFTER = ["", "\n", "  \n\n", "\nI hope this helps!", "\n\nLet me know if you have any questions.", "\nThank you.",
          "<|im_end|>", "\n\nThat took 3 steps."]  # fmt: skip

@@ -142,8 +142,8 @@ _SENTENCE_END = re.compile(
 )
 # After the end of a sentence: another answer, or one that takes the first back.
 _GOES_ON = re.compile(
-    r"""\s*(?:or|no|wait|maybe|perhaps|possibly|alternatively|actually|sorry|oops|correction)\b
-    |\s*[*_(]*(?-i:[A-J])[*_]*(?:[).:,;?!\n]|$)
+    r"""\s{0,9}(?:or|no|wait|maybe|perhaps|possibly|alternatively|actually|sorry|oops|correction)\b
+    |\s{0,9}[*_(]*(?-i:[A-J])[*_]*(?:[).:,;?!\n]|$)
     |(?:(?<=\bbut)|(?<=\bso))[^.!?\n]*\b(?:or|maybe|perhaps|possibl[ey]|could|might|may|also)\b""",
     re.VERBOSE | re.IGNORECASE,
 )

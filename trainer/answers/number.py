@@ -15,7 +15,7 @@ DECIMAL = rf"(?:{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)"
 _POWER = r"10\s*\^\s*[{(]?\s*(?P<NAME>[-+]?[0-9]+)\s*[)}]?"
 CURRENCY = r"(?:(?:US|AU|CA|A|C|HK|NZ|S)?\$|[€£¥₹₽₩]|(?:USD|EUR|GBP|INR|CAD|AUD|Rs\.?)(?=[\s0-9]))"
 _WRITTEN = re.compile(
-    rf"""(?P<sign>[-+]?)\s*(?P<money>{CURRENCY}?)\s*(?P<inner>[-+]?)\s*
+    rf"""(?P<sign>[-+]?)[ ]?(?P<money>{CURRENCY}?)[ ]?(?P<inner>[-+]?)[ ]?
     (?: (?P<whole>[0-9]+)\s+(?P<over>[0-9]+)\s*/\s*(?P<under>[0-9]+)(?![0-9.,])
       | (?P<top>{DECIMAL})\s*/\s*(?P<bottom>-?\s*{DECIMAL})
       | {_POWER.replace("NAME", "ten")}
@@ -27,7 +27,7 @@ _NUMERIC_FRACTION = re.compile(rf"\\frac\s*\{{\s*(-?\s*{DECIMAL})\s*\}}\s*\{{\s*
 _REPEATING = re.compile(
     r"(?P<whole>[0-9]*)\.(?P<once>[0-9]*)\\(?:overline|bar)\s*\{?(?P<again>[0-9]+)\}?"
 )  # 0.\overline{3}
-_SIMPLE = re.compile(r"\s*(-?)\$?([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)\.?\s*", re.ASCII)  # nearly all of GSM8K
+_SIMPLE = re.compile(r"\s{0,9}(-?)\$?([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)\.?\s*", re.ASCII)  # nearly all of GSM8K
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _MONEY_SCALES = {"k": 3, "K": 3, "M": 6, "B": 9, "bn": 9}
 
@@ -39,7 +39,7 @@ def _words(text: str) -> frozenset[str]:
 # Words that take a number back, and words that make another value of it: "18 maybe", "half of 18".
 _DOUBTS = _words(
     "not no nope nor or never none cannot false wrong incorrect untrue invalid mistaken if unless otherwise maybe "
-    "perhaps possibly least most than"
+    "perhaps possibly probably either neither least most than"
 )
 _CHANGES = _words(
     "sqrt sin cos tan cot sec csc log ln exp mod squared cubed factorial choose up over under plus minus point "

@@ -23,8 +23,8 @@ _NUMBER = rf"""(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))?
 _SPOKEN = "|".join(SPOKEN)
 _OPERAND = rf"{CURRENCY}?{DECIMAL}%?(?:[ ][a-z]{{2,}}(?=[ ]?(?:[-+*/=]|x[ ])))?"
 CORRECTION = re.compile(  # 18, no wait, 20
-    r"[ \t,.;(-]+(?:no\b[,.;:!]*[ \t]+)?(?:wait|actually|sorry|oops|correction|scratch that|i mean|make that)\b"
-    r"[ \t,.:;!-]*(?:no\b[ \t,.:;!-]*)?",
+    r"[ \t,.;(-]{1,4}(?:no\b[,.;:!]?[ \t])?(?:wait|actually|sorry|oops|correction|scratch that|i mean|make that)\b"
+    r"(?:[ \t,.:;!-]{1,4}no\b)?",
     re.IGNORECASE,
 )
 _WORKING = re.compile(  # 3 * 6 = 18, 18 (6 x 3), 3 boxes * 6 eggs = 18
@@ -44,7 +44,7 @@ _WORD = r"[^\W\d_]\w*(?:'\w+|(?<=\w\w)(?:/|-(?=[^\W\d_]{2}))[^\W\d_]\w*)*"
 _TOKEN = re.compile(rf"(?P<number>{_NUMBER})(?P<unit>(?<!\.)[ ]?[/-]?{_WORD})?|(?P<word>{_WORD})", re.VERBOSE)
 _NAME = re.compile(r"[aI] \w|\w ?=")  # a letter that is no variable: "a day", "I hope", x = 18
 _ALGEBRA = re.compile(  # 18^2, 18_8, 18!, 18(x + 1), x != 18, 18 - x, 18/x, above 18, but not 12-inch and $18/hour
-    r"""[^\w\s.,;:!?()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]
+    r"""[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]
     |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)(?:/|-(?![0-9.$€£]))|/(?![a-z])|(?<![a-z]{2})/(?![a-z]{3})""",
     re.VERBOSE | re.IGNORECASE,
 )
