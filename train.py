@@ -32,6 +32,7 @@ def main() -> None:
     make.check(request.config)
     preflight.check(request.config, machine)
     quiet.quiet()
+    preflight.skip_unused_imports(request.config)
     hardware.prepare_cuda(request.config.rollout.engine)
 
     from trainer.run import job  # torch, deepspeed, transformers

@@ -44,8 +44,10 @@ LONG = ("rollout.max_new_tokens=1024", "rollout.rows=24")
 CASES = [
     Case("0.5b bf16 1024", "0.5b", "8gb", 8, LONG),
     Case("8gb", "1.5b", "8gb", 8),
-    Case("1.5b bf16 512", "1.5b", "8gb", 8, ("rollout.max_new_tokens=512",)),
-    Case("1.5b nf4 512", "1.5b", "8gb", 8, ("rollout.max_new_tokens=512", "model.quantize=nf4")),
+    Case("1.5b bf16 1024", "1.5b", "8gb", 8, ("rollout.max_new_tokens=1024", "rollout.rows=16")),
+    Case("1.5b nf4 512", "1.5b", "8gb", 8, ("model.quantize=nf4",)),
+    Case("3b bf16 512", "3b", "8gb", 8, ("rollout.rows=8", "optim.tokens_per_micro_batch=1024")),
+    Case("8gb-7b", "7b", "8gb-7b", 8),
     Case("12gb", "3b", "12gb", 12),
     Case("tiny", "tiny", "nano", 8, ("model.dtype=bf16",)),
 ]

@@ -25,6 +25,8 @@ FOUND = {
     "resembles": "`resembles` does not pay 4 of 4: a right answer, space around it",
     "counts": "`counts` pays",
     "long": "`long` is not bounded",
+    "tagged": "`tagged` pays for repetition: with format marks 0, 25 and 50 times it is 0, 10 and 20 in the mean",
+    "waiting": "`waiting` pays for repetition: with `Wait, wait,` 0, 25 and 50 times it is 0, 0.5 and 1 in the mean",
     "formatted": "no reward tells right from wrong",
     "useless": "`useless` is 0.5 for every text, so nothing can be learned from it",
     "inverted": "`inverted` pays wrong answers more than right ones: 1 and 0 in the mean",

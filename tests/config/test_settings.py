@@ -268,6 +268,14 @@ def test_without_gold_answers_no_group_is_live_by_correctness():
     assert resolve("nano", "dapo", [*settings, "rollout.dead_by=reward"]).rollout.dead_by == "reward"
 
 
+@pytest.mark.parametrize("keeps", ["rollout.dead_groups=keep", "algorithm.loss=reinforce"])
+def test_what_makes_a_group_dead_has_no_effect_if_dead_groups_are_trained_on(keeps):
+    settings = ["rollout.dead_groups=drop", keeps]
+    with pytest.raises(ConfigError, match=rf"^rollout.dead_by=correct: {keeps} .* Write rollout.dead_by=reward"):
+        resolve("nano", "dapo", settings)
+    assert resolve("nano", "dapo", [*settings, "rollout.dead_by=reward"]).rollout.dead_by == "reward"
+
+
 def test_raw_rewards_know_no_dead_groups():
     with pytest.raises(
         ConfigError, match=r"^rollout.dead_groups=refill: algorithm.loss=reinforce learns from the raw reward.*keep"

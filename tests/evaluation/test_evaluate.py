@@ -249,6 +249,23 @@ def test_a_merged_model_may_differ_by_rounding_only(dtype, last, apart, explaine
         alike.must_be_rounding(dtype)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "logprob", "explained"),
+    [
+        ("fp32", -0.7, True),  # two tokens of a half each
+        ("fp32", -0.68, False),
+        ("bf16", -0.5, True),
+        ("bf16", -0.4, False),  # two thirds for the one token leave a third for the other
+        ("bf16", 0.0, False),
+    ],
+)
+def test_models_that_are_sure_of_different_tokens_differ(dtype, logprob, explained):
+    """Also if these tokens are the first, before which there is nothing to compare."""
+    one, other = (Evaluation("one", (outcome("1", tokens=(token,), logprobs=(logprob,)),) * 50) for token in (5, 6))
+    with nullcontext() if explained else pytest.raises(MergeError, match="50 of 50 greedy answers differ"):
+        agreement(one, other).must_be_rounding(dtype)
+
+
 def test_one_answer_in_a_hundred_may_differ():
     same = outcome("1")
     other = outcome("2", tokens=(1, 3), logprobs=(-0.5, -4.0))

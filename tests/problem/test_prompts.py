@@ -284,13 +284,22 @@ def test_variables_reach_the_chat_template_and_the_run_folder(tokenizer):
         assert yaml.safe_load(config.to_yaml())["prompt"]["template"] == {"enable_thinking": False}
 
 
-def test_a_variable_that_the_chat_template_does_not_have_is_an_error(tokenizer):
+@pytest.mark.parametrize("name", ["enable_thinkin", "role", "for", "shown", "raise_exception"])
+def test_a_variable_that_the_chat_template_does_not_read_is_an_error(tokenizer, name):
     thinking = copy.copy(tokenizer)
-    thinking.chat_template = THINKING
-    with pytest.raises(ConfigError, match=r"^prompt.template={enable_thinkin: ...}: .*Did you mean enable_thinking?"):
-        prompter(thinking, template={"enable_thinkin": False})
-    with pytest.raises(ConfigError, match="has no such variable"):
-        prompter(WithoutTemplate(), template={"enable_thinking": False})
+    thinking.chat_template = (
+        "{% set shown = 1 %}{% generation %}" + THINKING + "{% endgeneration %}"
+        "{% for m in messages %}{% continue %}{{ raise_exception(reasoning_effort) }}{% endfor %}"
+    )
+    with pytest.raises(ConfigError, match=rf"^prompt.template={{{name}: ...}}: .* enable_thinking, reasoning_effort\."):
+        prompter(thinking, template={name: False})
+    with pytest.raises(ConfigError, match="reads no variables"):
+        prompter(WithoutTemplate(), template={name: False})
+
+
+def test_a_variable_is_refused_with_a_style_that_uses_no_chat_template():
+    with pytest.raises(ConfigError, match="enable_thinking, and style=r1_zero uses no chat template"):
+        resolve("nano", None, ["prompt.style=r1_zero", "prompt.template={enable_thinking: false}"])
 
 
 def test_a_variable_that_octet_sets_itself_is_refused():

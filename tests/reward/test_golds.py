@@ -9,8 +9,10 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
+from trainer.checks import preflight
 from trainer.config.command_line import resolve
 from trainer.errors import DataError
+from trainer.machine.hardware import Hardware
 from trainer.problem.task import make_task
 from trainer.reward import golds
 
@@ -65,6 +67,13 @@ def test_of_many_a_sample_is_checked(monkeypatch, tmp_path):
     check(tmp_path, [str(index) for index in range(30)], "run.seed=1")
     assert len(set(seen)) == 10
     assert seen[:10] == seen[10:]
+
+
+def test_a_run_refuses_before_torch_is_imported(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"question": "{n}?", "answer": "two\\nlines"}}\n' for n in range(9)))
+    config = resolve("nano", None, ["task.name=records", f"task.path={tmp_path}/a.jsonl"])
+    with pytest.raises(DataError, match="9 of 9 gold answers cannot be earned"):
+        preflight.check(config, Hardware(gpus=(), cores=2))
 
 
 def test_a_command_refuses_before_a_model_loads(tmp_path):

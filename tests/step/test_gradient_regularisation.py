@@ -27,6 +27,14 @@ def test_what_is_left_out_keeps_its_plain_gradient_and_does_not_move():
     torch.testing.assert_close(found.gradient, [g[:1] + 0.1 * HESSIAN[:1, :1] @ g[:1], g[1:]], atol=1e-6, rtol=0)
 
 
+def test_norms_are_of_all_parameters():
+    """The code of the authors clips and logs the norm of what is trained, with what is left out."""
+    a, b = torch.tensor([0.0]), torch.tensor([0.0])
+    found = regularised(lambda _: [torch.tensor([9.0]), torch.tensor([40.0])], [a, b], 0.01, 0.1, left_out=[b])
+    assert (found.first_norm, found.second_norm) == pytest.approx((41.0, 41.0))
+    torch.testing.assert_close(found.gradient, [torch.tensor([9.0 * 10 / 41]), torch.tensor([40.0 * 10 / 41])])
+
+
 def test_the_second_gradient_says_that_it_is_displaced():
     seen = []
     regularised(lambda is_displaced: seen.append(is_displaced) or [torch.ones(1)], [torch.zeros(1)], 0.1, 0.1)

@@ -20,7 +20,9 @@ from trainer.machine import hardware
 from trainer.machine.disk import amount
 from trainer.machine.disk import size as size_of
 from trainer.model import hub
-from trainer.problem.task import make_task
+from trainer.problem.dataset import DataTask
+from trainer.problem.task import evaluation_problems, make_task, training_problems
+from trainer.reward import golds
 from trainer.reward.make import compares_as_mathematics
 
 Mark = Literal["ok", "warning", "problem"]
@@ -48,6 +50,7 @@ def check(config: Config, machine: hardware.Hardware) -> None:
     found = downloads.check(config)  # on every rank: it may decide that this process leaves the hub alone
     if os.environ.get("LOCAL_RANK", "0") == "0":
         complain(findings(config, found, machine))
+        read_files(config)
 
 
 def complain(found: Sequence[Finding]) -> None:
@@ -58,6 +61,17 @@ def complain(found: Sequence[Finding]) -> None:
     for finding in found:
         if finding.mark == "warning":
             print(f"octet: warning: {finding.text}. {finding.remedy}", file=sys.stderr, flush=True)
+
+
+def read_files(config: Config) -> None:
+    """Raise DataError if a file has a bad record, or a gold answer that cannot be earned.
+
+    The ranks do the same for a data set of the hub, for which `datasets` has to be imported and may have to download.
+    """
+    task = make_task(config.task)
+    if isinstance(task, DataTask) and not task.hub_sets():
+        training = training_problems(task, config.task, config.run.seed)
+        golds.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
 
 
 def findings(config: Config, found: hub.Found, machine: hardware.Hardware) -> list[Finding]:
@@ -139,6 +153,15 @@ def _optional(config: Config) -> Iterator[tuple[str, str, str, str]]:
         yield setting, "math-verify", "math_verify", remedy
     for setting, other in needs_bitsandbytes(config):
         yield setting, "bitsandbytes", "bitsandbytes", f"Run: pip install bitsandbytes, or write {other}."
+
+
+def skip_unused_imports(config: Config) -> None:
+    """Make PEFT and transformers find no bitsandbytes if no setting needs it: its import takes two seconds.
+
+    None is how Python marks a module that must not be imported.
+    """
+    if not any(needs_bitsandbytes(config)):
+        sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]
 
 
 def needs_bitsandbytes(config: Config) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from math import inf
 from pathlib import Path
 
-from trainer.checks import downloads
+from trainer.checks import downloads, preflight
 from trainer.commands.options import TASKS, add_overrides
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
@@ -68,14 +68,18 @@ def settings_for(options: Namespace) -> Config:
             f"--adapter {options.adapter}: there is no adapter_config.json in it. Name the `adapter` folder of a run, "
             "or a whole model with --model."
         )
-    clean = "model.quantize=none"  # whatever the run had: an adapter fits the original base
+    clean = [
+        "model.quantize=none",
+        "model.quantize_head=none",
+    ]  # whatever the run had: an adapter fits the original base
     preset = options.preset or _preset_for(options)
     local = NO_SERVERS if preset and resolve(preset).rollout.uses_servers else ()
-    config = resolve(preset, None, [clean, *local, *overrides, *options.overrides])
+    config = resolve(preset, None, [*clean, *local, *overrides, *options.overrides])
     if not config.eval.problems:
         raise ConfigError("eval.problems=0: there is nothing to evaluate. Try --problems 256.")
     downloads.check(config)
     quiet.quiet()
+    preflight.skip_unused_imports(config)
     return config
 
 

@@ -23,7 +23,8 @@ from trainer.config.settings import RUNS, Config, fields, sections
 from trainer.errors import ConfigError, did_you_mean
 from trainer.machine import hardware
 
-GPU_PRESETS = {"8gb": 8, "12gb": 12, "16gb": 16, "24gb": 24, "80gb": 80}  # and the GB of the card that each is for
+# and the GB of the card that each is for; the last that fits is chosen, so 8gb-7b only by name
+GPU_PRESETS = {"8gb-7b": 8, "8gb": 8, "12gb": 12, "16gb": 16, "24gb": 24, "80gb": 80}
 
 WANTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "tuple": "a list: [a, b]"}
 WANTED |= {"dict": "a mapping: {key: value}"}

@@ -73,8 +73,9 @@ def _check_split_weights(config: Config) -> None:
     """Raise ConfigError for settings that read weights outside of their layer, where split weights are empty."""
     where = f"engine.ds_config={config.engine.ds_config} splits the weights over the ranks (ZeRO-3)"
     whole = "Write engine.ds_config=zero2_offload"
-    if config.model.quantize != "none":
-        raise ConfigError(f"{where}, and those of model.quantize={config.model.quantize} cannot be split. {whole}.")
+    for key in ("quantize", "quantize_head"):
+        if (kind := getattr(config.model, key)) != "none":
+            raise ConfigError(f"{where}, and those of model.{key}={kind} cannot be split. {whole}.")
     if config.algorithm.gradreg.strength:
         raise ConfigError(
             f"{where}, and algorithm.gradreg takes gradients of whole weights. {whole}, or "

@@ -71,6 +71,15 @@ class Config(Section):
                 f"lora.init={self.lora.init}: PiSSA changes the weights of the base, and model.quantize={kind} "
                 "does not allow that. Write lora.init=zero, or model.quantize=none"
             )
+        named = self.lora.targets if isinstance(self.lora.targets, tuple) else ()
+        targets = {name.rpartition(".")[2] for name in named}
+        for key, usual, layer in (("embeddings", "device", "embed_tokens"), ("quantize_head", "none", "lm_head")):
+            value = getattr(self.model, key)
+            if value != usual and (not self.lora.enabled or layer in targets):
+                raise ValueError(
+                    f"model.{key}={value}: it is for a layer that is not trained, and {layer} is. Write "
+                    f"model.{key}={usual}, or train an adapter of other layers"
+                )
         if kind == "int8" and self.lora.dora:
             raise ValueError(
                 "lora.dora=true: PEFT cannot measure the rows of model.quantize=int8 reliably. Write "
@@ -88,6 +97,12 @@ class Config(Section):
         if self.rollout.dead_by == "correct" and self.task.answer == "none":
             raise ValueError(
                 "rollout.dead_by=correct: with task.answer=none no answer is right, so every group is dead. Write "
+                "rollout.dead_by=reward"
+            )
+        if self.rollout.dead_by == "correct" and not self.drops_dead_groups:
+            keeps = "algorithm.loss=reinforce" if self.algorithm.loss == "reinforce" else "rollout.dead_groups=keep"
+            raise ValueError(
+                f"rollout.dead_by=correct: {keeps} trains on dead groups too, so it has no effect. Write "
                 "rollout.dead_by=reward"
             )
         if self.algorithm.minibatches > self.rollout.problems:

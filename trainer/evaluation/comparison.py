@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import inf
+from math import exp, inf, log1p
 from statistics import fmean
 from typing import Any
 
@@ -17,8 +17,8 @@ from trainer.records import Completion
 SIGNIFICANT = 0.05
 ALIKE = 0.99  # share of the answers of a merged model that have to be those of the adapted one
 # The mean difference of a log-prob that merging may make by rounding. In bf16 it is 0.02 for SmolLM2-135M, where the
-# log-prob of a single token differs by up to 0.33; so an answer may part from the other where its token is as likely
-# within `LARGEST` times the mean.
+# log-prob of a single token differs by up to 0.33; so an answer may part from the other where `LARGEST` times the mean
+# explains it.
 ROUNDING = {"fp32": 1e-3, "fp16": 0.01, "bf16": 0.05}
 LARGEST = 10
 
@@ -85,8 +85,8 @@ def all_pairs(evaluations: Sequence[Evaluation]) -> list[Comparison]:
 class Agreement:
     """How similar the answers of two models are: identical ones, and the log-probs of the tokens they share.
 
-    `partings` has a number for each pair of answers that are not identical: the difference between the log-probs of the
-    first tokens that differ. Each is the likeliest token of its model, so for equal models both are equally likely.
+    `partings` has a number for each pair of answers that are not identical: the smallest difference between the models'
+    log-probs with which they can choose different tokens there.
     """
 
     identical: int
@@ -132,10 +132,20 @@ def _differences(one: Completion, other: Completion) -> list[float]:
 
 
 def _parting(one: Completion, other: Completion) -> float:
-    """Return the difference between the log-probs of the first tokens that differ."""
+    """Return the smallest difference d between the models' log-probs with which the first different tokens differ.
+
+    Each is the likeliest token of its model, with log-probs x and y. The first model gives the other token y - d or
+    more. That is at most x, because x is the likeliest, and at most what x leaves. The same holds the other way round.
+    """
     at = _shared(one, other)
     both = zip(one.logprobs[at : at + 1], other.logprobs[at : at + 1])
-    return next((abs(x - y) for x, y in both), inf)  # one answer is the beginning of the other
+    # inf: one answer is the beginning of the other
+    return next((max(abs(x - y), y - _left(x), x - _left(y)) for x, y in both), inf)
+
+
+def _left(logprob: float) -> float:
+    """Return the log-prob of everything else."""
+    return log1p(-exp(logprob)) if logprob < 0 else -inf
 
 
 def _shared(one: Completion, other: Completion) -> int:

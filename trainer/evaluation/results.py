@@ -35,9 +35,10 @@ def settings_of(config: Config) -> dict[str, Any]:
 
 
 def merged_against(other: str, config: Config) -> str:
-    """Return what is compared. A merged model never has a quantised base."""
+    """Return what is compared. A merged model never has a quantised base, so this is no check then."""
     kind = config.model.quantize
-    return f"merged against {other}" + (f" (clean base against {kind} base)" if kind != "none" else "")
+    other_base = f" (clean base against {kind} base, so they differ by quantisation too, and no limit is set)"
+    return f"merged against {other}" + (other_base if kind != "none" else "")
 
 
 def document(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class Output(nn.Module):
     def __init__(self, head: Head, temperature: float, train_entropy: bool) -> None:
         super().__init__()
         self.head = head
-        self.weight, self.bias = head.layer.weight, head.layer.bias
+        self.weight, self.bias = getattr(head.layer, "weight", None), head.layer.bias
         self.temperature = temperature
         self.train_entropy = train_entropy
 
@@ -175,7 +175,7 @@ def _score_chunk(
     def through_the_head(slope_NV: Tensor) -> Tensor:
         """Take a gradient by the tempered logits back to the hidden state."""
         slope_NV = slope_NV if steepness_NV is None else slope_NV * steepness_NV
-        return slope_NV.to(hidden_NH.dtype) @ head.layer.weight * (head.scale / temperature)
+        return head.to_hidden(slope_NV.to(hidden_NH.dtype)) * (head.scale / temperature)
 
     entropy_slope_NV = None
     if wants_entropy_slope:
@@ -217,9 +217,10 @@ def _first_noise(backbone: Any, tokens_1T: Tensor) -> str:
     names: list[str] = []
 
     def keep(name: str, module: Any, arguments: Any, output: Any) -> None:
-        if isinstance(output, Tensor):
-            names.append(f"{name} ({type(module).__name__})")
-            outputs[-1].append(output.cpu())
+        for tensor in output if isinstance(output, tuple) else (output,):  # a router returns weights and experts
+            if isinstance(tensor, Tensor):
+                names.append(f"{name} ({type(module).__name__})")
+                outputs[-1].append(tensor.cpu())
 
     hooks = [module.register_forward_hook(partial(keep, name)) for name, module in backbone.named_modules()]
     for _ in range(2):
@@ -236,7 +237,7 @@ def _refuse_unknown_head(backbone: Any, head: Head, model: Any) -> None:
 
     A model family that does more to its logits would be scored wrongly.
     """
-    tokens_1T = torch.arange(8, device=model.device)[None] % head.layer.weight.shape[0]
+    tokens_1T = torch.arange(8, device=model.device)[None] % head.layer.out_features
     logits_NV = head.logits_NV(backbone(tokens_1T, use_cache=False).last_hidden_state[0])
     expected_NV = model(tokens_1T, use_cache=False).logits[0].float()
     if (logits_NV - expected_NV).abs().max() > 0.02 * expected_NV.abs().max().clamp(min=1.0):  # bf16 rounds to 0.4 %

@@ -157,9 +157,24 @@ class Planner:
 
     @cached_property
     def weights(self) -> float:
-        """Bytes of the model without an adapter."""
-        of_block = sum(map(self._linear_bytes, self.shape.linears))
-        return (self.shape.embeddings + self.shape.norms) * self.item + self.shape.layers * of_block
+        """Bytes of the model without an adapter, as far as they are on the card."""
+        shape, model = self.shape, self.config.model
+        embedding = head = shape.embedding * self.item
+        if not shape.tied and model.quantize_head == "int8":
+            head = shape.embedding + FLOAT * shape.vocabulary
+        on_card = head if shape.tied or model.embeddings == "cpu" else embedding + head
+        return on_card + shape.norms * self.item + shape.layers * self._block
+
+    @property
+    def _block(self) -> float:
+        return sum(map(self._linear_bytes, self.shape.linears))
+
+    @property
+    def _loaded(self) -> float:
+        """Bytes of the weights while they are loaded: quantised layers are made on the card, where embedding and output
+        layer arrive as they came."""
+        as_it_came = (self.shape.embeddings + self.shape.norms) * self.item + self.shape.layers * self._block
+        return self.weights if self.config.model.quantize == "none" else as_it_came
 
     def _linear_bytes(self, linear: Linear) -> float:
         kind, bias = self.config.model.quantize, linear.outputs * linear.bias * self.item
@@ -224,7 +239,7 @@ class Planner:
         own = self.shard * (self.item if self.offloads else max(4 + self.item, 8))  # in fp32, with a first gradient
         twice = flat if frozen + 2 * flat <= self.vram - CONTEXT else 0
         flattening = {} if self.splits else {"flattening": max(twice, own)}  # parts replace whole weights one by one
-        return {"weights": self.weights, "adapter": flat if frozen else 0, **flattening}
+        return {"weights": self._loaded, "adapter": flat if frozen else 0, **flattening}
 
     # rollout
 
@@ -434,6 +449,8 @@ class Planner:
             phases["run"]["optimizer state"] = self._offloaded
         if self.streams:
             phases["run"]["weights"] = _page_locked(shape.parameters * self.item / self.world_size)
+        if model.embeddings == "cpu":
+            phases["run"]["embedding"] = shape.embedding * self.item
         if self._vllm_here and self.config.rollout.vllm.sleep:
             phases["run"][SLEEPING] = shape.parameters * self.item
         if model.activation_offload and model.gradient_checkpointing:

@@ -20,7 +20,9 @@ from trainer.model.shapes import SHIPPED, Shape, UnknownFamily, from_config, kno
 # needs checkpointing, and optimizer offload needs 32-bit states.
 LEVERS = (
     "lora.enabled",
+    "model.quantize_head",
     "model.quantize",
+    "model.embeddings",
     "model.activation_offload",
     "model.gradient_checkpointing",
     "engine.ds_config",
@@ -141,15 +143,23 @@ class Placement(Planner):
             ("optim.tokens_per_micro_batch", _halves(self.config.optim.tokens_per_micro_batch, self.longest_row)),
             ("model.activation_offload", [True]),
             ("engine.ds_config", ["zero3_offload"] if whole else []),
+            ("model.embeddings", ["cpu"] if self._has_frozen_ends else []),
             ("rollout.rows", _halves(few, 1)),
         ]
-        precisions = [self.config.model.quantize, *(["nf4"] if lora.enabled and lora.init == "zero" else [])]
-        for quantize in dict.fromkeys(precisions):
-            rung = changed(self.config, {"model.quantize": quantize})
+        precisions: list[tuple[str, str]] = [(self.config.model.quantize, self.config.model.quantize_head)]
+        if lora.enabled and lora.init == "zero":
+            precisions += [("nf4", precisions[0][1]), *([("nf4", "int8")] if self._has_frozen_ends else [])]
+        for quantize, head in dict.fromkeys(precisions):
+            rung = changed(self.config, {"model.quantize": quantize, "model.quantize_head": head})
             yield rung
             for key, value in ((key, value) for key, values in steps for value in values):
                 rung = changed(rung, {key: value})
                 yield rung
+
+    @property
+    def _has_frozen_ends(self) -> bool:
+        """True if embedding and output layer are two weights that are not trained."""
+        return self.config.lora.enabled and not self.shape.tied and isinstance(self.config.lora.targets, str)
 
     def nearest(self) -> str:
         """Return what to write instead: settings for this model, an adapter of it, or a smaller model."""

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from trainer.model.compact import Int8Head
+
 
 class Head(NamedTuple):
     """An output layer, with the scale and the soft cap that some model families apply to their logits."""
@@ -29,6 +31,10 @@ class Head(NamedTuple):
         if type(self.layer) is nn.Linear:
             return nn.functional.linear(hidden_NH, self.layer.weight, self.layer.bias)
         return self.layer(hidden_NH)
+
+    def to_hidden(self, slope_NV: Tensor) -> Tensor:
+        """Take a gradient by what the layer returns back to the hidden state."""
+        return self.layer.to_hidden(slope_NV) if isinstance(self.layer, Int8Head) else slope_NV @ self.layer.weight
 
 
 def causal_lm_of(model: Any) -> Any:

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trainer.config.settings import Model
 from trainer.errors import ConfigError, ModelError
 from trainer.model import quantised
+from trainer.model.compact import compact
 from trainer.model.staging import staged_copy
 
 NANO = Path(__file__).parent / "nano"
@@ -61,6 +62,7 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
     if staged_copy(settings):  # saved files should name the model, not this node's copy
         model.name_or_path = model.config._name_or_path = settings.name
     _disable_noise(model)
+    compact(model, settings)
     return model.to(device) if settings.quantize == "none" else quantised.keep_training_arithmetic(model)
 
 

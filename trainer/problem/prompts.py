@@ -15,13 +15,13 @@ conversation from the data set is passed on unchanged.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.answers import compare, find
+from trainer.config.sections.task import OF_OCTET
 from trainer.config.settings import PromptSettings
 from trainer.errors import ConfigError, DataError, did_you_mean
 from trainer.problem.task import Task
@@ -81,7 +81,7 @@ class Prompter:
         self.style, self._style = _style(settings, task)
         self.answer_style = answer_style(settings, task)
         self._examples = examples(task, settings.shots) if self.style == "few_shot" else []
-        _must_have_variables(tokenizer.chat_template, settings.template)
+        _must_have_variables(tokenizer, settings.template)
 
     def prompt(self, problem: Problem) -> Prompt:
         text, has_special_tokens = self._text(problem)
@@ -149,15 +149,24 @@ class Prompter:
         return text
 
 
-def _must_have_variables(chat_template: Any, settings: Iterable[str]) -> None:
-    """Raise ConfigError if a variable does not occur in the chat template, where it would have no effect."""
-    known = sorted({*re.findall(r"\w+", str(chat_template or ""))})
+def _must_have_variables(tokenizer: Any, settings: Iterable[str]) -> None:
+    """Raise ConfigError if the chat template does not read a variable, which would have no effect."""
+    known = sorted(_variables(tokenizer.get_chat_template()) - OF_OCTET) if tokenizer.chat_template else []
     for name in settings:
         if name not in known:
             raise ConfigError(
-                f"prompt.template={{{name}: ...}}: the chat template of this model has no such variable."
-                f"{did_you_mean(name, known)} Correct the name, or leave it out."
+                f"prompt.template={{{name}: ...}}: the chat template of this model reads "
+                f"{', '.join(known) or 'no variables'}.{did_you_mean(name, known)} Correct the name, or leave it out."
             )
+
+
+def _variables(chat_template: str) -> set[str]:
+    """Return the variables that a chat template reads."""
+    from jinja2 import meta
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # knows the tags of transformers
+
+    environment = _compile_jinja_template(chat_template).environment
+    return meta.find_undeclared_variables(environment.parse(chat_template)) - environment.globals.keys()
 
 
 def answer_style(settings: PromptSettings, task: Task) -> str:

@@ -21,6 +21,7 @@ import random
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from operator import add, floordiv, mul, sub
 
@@ -206,17 +207,18 @@ class NanoTask:
     answer_style: str = "gsm8k"
 
     def train(self) -> list[Problem]:
-        return self._split("train", self.train_size)
+        return list(self._split("train", self.train_size))
 
     def test(self) -> list[Problem]:
-        return self._split("test", self.test_size)
+        return list(self._split("test", self.test_size))
 
-    def _split(self, split: str, size: int) -> list[Problem]:
+    @cache  # noqa: B019  a command makes one task, and asks it several times
+    def _split(self, split: str, size: int) -> tuple[Problem, ...]:
         found = (drawn for drawn in self._draws() if is_test(drawn[1]) == (split == "test"))
-        return [
+        return tuple(
             Problem(f"nano/{split}/{i}", question, answer, solution, {"steps": len(tmpl.lines), "template": tmpl.name})
             for i, (tmpl, question, solution, answer) in enumerate(islice(found, size))
-        ]
+        )
 
     def _draws(self) -> Iterator[tuple[Template, str, str, str]]:
         """Draw from the templates in turn, and every question once."""

@@ -17,6 +17,7 @@ from trainer.batch.pack import Packer
 from trainer.batch.room import Room
 from trainer.config.command_line import Request
 from trainer.config.settings import Config
+from trainer.errors import ConfigError
 from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation, evaluate
 from trainer.evaluation.evaluator import Evaluator
@@ -132,6 +133,7 @@ def vllm_context(
     trained = config.prompt.max_tokens + config.rollout.max_new_tokens
     longest = max((len(prompt.tokens) for prompt in held_out), default=0) + config.rollout.max_new_tokens
     wanted = min(max(trained, longest), trained * config.rollout.rows)
+    stops, strings = ends(config, tokenizer, model)
     return VllmContext(
         config,
         policy,
@@ -139,16 +141,29 @@ def vllm_context(
         resolve_dtype(config.model.dtype, distributed.device()),
         min(context_of(model) or wanted, wanted),
         tokenizer,
-        stop_tokens(tokenizer, model),
+        stops,
         folder,
         say,
-        strings_that_stop(config, tokenizer),
+        strings,
     )
 
 
-def strings_that_stop(config: Config, tokenizer: Any) -> tuple[str, ...]:
-    """Return the strings at which an answer ends: those of the prompt style, and those of the settings."""
-    return (*stop_strings(tokenizer, config.prompt, make_task(config.task)), *config.rollout.stop)
+def ends(config: Config, tokenizer: Any, model: Any) -> tuple[list[int], tuple[str, ...]]:
+    """Return the tokens and the strings at which an answer ends: those of the model, the prompt style and the settings.
+
+    The text of an answer is decoded without special tokens, so a string that names one stands for the token.
+    """
+    added = tokenizer.added_tokens_decoder.items()
+    special = {token.content: index for index, token in added if token.special and token.content.strip()}
+    strings = (*stop_strings(tokenizer, config.prompt, make_task(config.task)), *config.rollout.stop)
+    for string in strings:
+        if string not in special and (inside := next((name for name in special if name in string), None)):
+            raise ConfigError(
+                f"rollout.stop={string!r}: no answer has {inside} in its text, because it is a special token. Write it "
+                "alone to end answers at this token, or leave it out."
+            )
+    tokens = {*stop_tokens(tokenizer, model), *(special[string] for string in strings if string in special)}
+    return sorted(tokens), tuple(string for string in strings if string not in special)
 
 
 def make_samplers(run: VllmContext, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
@@ -211,7 +226,7 @@ def evaluate_model(
     """Evaluate a model that is not being trained on the held-out problems. If given, `outside` samples from it."""
     task = make_task(config.task)
     prompter = Prompter(tokenizer, config.prompt, task)
-    stops, strings = stop_tokens(tokenizer, model), strings_that_stop(config, tokenizer)
+    stops, strings = ends(config, tokenizer, model)
     sampler = outside or make_sampler(config.rollout, model, tokenizer, stops, copies=False, stop_strings=strings)
     scorer = make_verifier(config, task)
     held_out, new_tokens = held_out_prompts(config, task, prompter), config.rollout.max_new_tokens

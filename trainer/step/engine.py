@@ -44,7 +44,8 @@ class DeepSpeedPolicy:
         self.trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         causal_lm = causal_lm_of(model)
         # their weights are trained only with the whole model; gradient regularisation leaves them out
-        self._ends = [causal_lm.get_input_embeddings().weight, causal_lm.get_output_embeddings().weight]
+        ends = (causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings())
+        self._ends = [parameter for end in ends for parameter in end.parameters(recurse=False)]
         self.is_displaced = False  # the weights are not the policy's: nothing of this pass is logged
         self._collected: gradient_regularisation.Gradient | None = None
         self._is_base = False

@@ -3,8 +3,9 @@
     g1 = gradient at theta            g2 = gradient at theta + eps g1            both clipped to norm 10
     gradient of L + strength/2 |grad L|^2  =  g1 + strength H g1  ~  g1 + strength / eps (g2 - g1)
 
-Where the whole model is trained, embedding and output layer are left out: theta and g1 are the other parameters.
-A gradient comes in as a function, so a quadratic can stand in for a model.
+Where the whole model is trained, embedding and output layer are left out: they do not move and are trained with g1. The
+norms are of all parameters, as in the code of the authors. A gradient comes in as a function, so a quadratic can stand
+in for a model.
 """
 
 from __future__ import annotations

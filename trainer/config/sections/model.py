@@ -22,6 +22,12 @@ class Model(Section):
     """Store the frozen base of an adapter in 4 bits (NF4 with double quantisation) or 8 bits (LLM.int8), with
     bitsandbytes. Embeddings and output layer stay in model.dtype. The adapter is merged into the base that is not
     quantised."""
+    quantize_head: Literal["none", "int8"] = "none"
+    """Store the frozen output layer in 8 bits, with a factor for each token of the vocabulary: for models whose output
+    layer is not their embedding. Training and sampling use the same; the adapter is merged into the base as it came."""
+    embeddings: Literal["device", "cpu"] = "device"
+    """`cpu` keeps the frozen embedding in CPU memory and looks tokens up there: the same values, and each decoded token
+    waits for the CPU. For models whose output layer is not their embedding."""
     attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"
     """`auto` is `sdpa`, which is part of torch and the only one that supports optim.layout=flat. `flash` needs the
     package flash_attn and a GPU. `flash` and `eager` train with padded rows."""
@@ -43,8 +49,8 @@ class Model(Section):
 
     @property
     def clean(self) -> Model:
-        """Return the same model without quantisation, into which an adapter is merged."""
-        return self.model_copy(update={"quantize": "none"})
+        """Return the same model as it came, into which an adapter is merged."""
+        return self.model_copy(update={"quantize": "none", "quantize_head": "none", "embeddings": "device"})
 
 
 class Lora(Section):

@@ -98,7 +98,8 @@ class Rollout(Section):
     """Longer completions are cut off, and count as truncated."""
     stop: tuple[str, ...] = ()
     """Strings that end an answer, beside those of the prompt style. The token that completes one is the last of the
-    answer. A string that begins with a line break is left out of the text that is read, any other is part of it."""
+    answer. A string that begins with a line break is left out of the text that is read, any other is part of it. The
+    name of a special token ends answers at that token."""
     dead_groups: Literal["drop", "keep", "refill"] = "drop"
     """What to do with groups whose rewards are all equal, and whose advantages are therefore 0. `drop` leaves them out:
     the loss, with its KL and entropy terms, is the mean over the tokens of the other groups. `keep` counts their tokens

@@ -97,3 +97,12 @@ class PromptSettings(Section):
         raise ValueError(
             f"it is neither a file nor a style.{did_you_mean(style, PROMPT_STYLES)} Known: {', '.join(PROMPT_STYLES)}"
         )
+
+    @model_validator(mode="after")
+    def _template_is_used(self) -> PromptSettings:
+        if self.template and self.style == "r1_zero":
+            raise ValueError(
+                f"template sets {', '.join(self.template)}, and style=r1_zero uses no chat template. Leave "
+                "prompt.template out, or choose another style"
+            )
+        return self

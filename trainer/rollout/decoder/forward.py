@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer.errors import ConfigError
+from trainer.model.compact import HostEmbedding
 from trainer.model.head import causal_lm_of, head_of
 from trainer.rollout.decoder.weights import Projection, copy_what_fits
 
@@ -112,7 +113,8 @@ class Forward:
         self.last_norm = Norm(self.decoder.norm, self.config.rms_norm_eps)
         self.windows = {layer.window for layer in self.layers}
         self.head, self.finish = Projection([causal_lm.get_output_embeddings()]), head_of(causal_lm).finish
-        self.dtype, self.device = embedding.weight.dtype, embedding.weight.device
+        self.embeds_on_host = isinstance(embedding, HostEmbedding)
+        self.dtype, self.device = self.decoder.norm.weight.dtype, self.decoder.norm.weight.device
         self.repeats_keys = needs_repeated_keys(self.device, self.dtype)
         self.projections = [projection for layer in self.layers for projection in layer.projections] + [self.head]
         if copies:
@@ -131,7 +133,7 @@ class Forward:
 
     def _make_angles(self, places: int) -> None:
         """Compute cosines and sines. The sines carry the sign of their half, so that `_rotate` needs two products."""
-        rotary, hidden = self.decoder.rotary_emb, self.decoder.embed_tokens.weight
+        rotary, hidden = self.decoder.rotary_emb, self.decoder.norm.weight
         positions_1T = torch.arange(places, device=self.device)[None]
         self._refuse_other_angles(places)
         self.angles: dict[str, tuple[Tensor, Tensor]] = {}
@@ -189,7 +191,7 @@ class Forward:
             return output.transpose(1, 2).reshape(prompts * width, -1)
 
         positions_N = torch.arange(width, device=self.device).repeat(prompts)
-        hidden_NH = self._run(tokens_PT.flatten(), positions_N, attend)
+        hidden_NH = self._run(self.embed(tokens_PT.flatten()), positions_N, attend)
         last_P = torch.arange(prompts, device=self.device) * width + lengths_P - 1
         return self.finish(self.head(self.last_norm(hidden_NH[last_P])))
 
@@ -200,8 +202,9 @@ class Forward:
         ones_TT = torch.ones(width, width, dtype=torch.bool, device=self.device)
         return ones_TT.tril().triu(1 - window)
 
-    def step(self, tokens_B: Tensor, places_B: Tensor, mask_BT: Tensor, cache_LRKTD: Tensor) -> Tensor:
-        """Return the logits after one more token of each row. `mask_BT` is 0 where a row may attend, else -inf."""
+    def step(self, hidden_BH: Tensor, places_B: Tensor, mask_BT: Tensor, cache_LRKTD: Tensor) -> Tensor:
+        """Return the logits after one more token of each row. `hidden_BH` are the embeddings of these tokens, which are
+        overwritten; `mask_BT` is 0 where a row may attend, else -inf."""
         (rows, width), places = mask_BT.shape, cache_LRKTD.shape[3]
         masks = {window: self._within(window, mask_BT, places_B)[:, None, None] for window in self.windows}
         # what all layers share is computed once: in a small model it costs as much as the matmuls
@@ -220,8 +223,7 @@ class Forward:
             )
             return output.reshape(rows, -1)
 
-        hidden_BH = self._run(tokens_B, places_B, attend)
-        return self.finish(self.head(self.last_norm(hidden_BH)))
+        return self.finish(self.head(self.last_norm(self._run(hidden_BH, places_B, attend))))
 
     def _within(self, window: int | None, mask_BT: Tensor, places_B: Tensor) -> Tensor:
         """Return the mask with -inf before the window of each row as well."""
@@ -230,10 +232,14 @@ class Forward:
         places_T = torch.arange(mask_BT.shape[1], device=self.device)
         return mask_BT.masked_fill(places_T <= places_B[:, None] - window, float("-inf"))
 
-    def _run(self, tokens_N: Tensor, positions_N: Tensor, attend: Attention) -> Tensor:
-        hidden_NH = F.embedding(tokens_N, self.embedding_VH)
-        if self.embedding_scale is not None:
-            hidden_NH = hidden_NH * self.embedding_scale
+    def embed(self, tokens_N: Tensor) -> Tensor:
+        """Return the embeddings of tokens. With the embedding in CPU memory this waits for the device."""
+        on_host = self.embeds_on_host
+        hidden_NH = self.decoder.embed_tokens(tokens_N) if on_host else F.embedding(tokens_N, self.embedding_VH)
+        return hidden_NH if self.embedding_scale is None else hidden_NH * self.embedding_scale
+
+    def _run(self, hidden_NH: Tensor, positions_N: Tensor, attend: Attention) -> Tensor:
+        """Send embeddings through all layers, and overwrite them with the last hidden state."""
         angles = {
             kind: (cos_TD[positions_N].unsqueeze(1), sin_TD[positions_N].unsqueeze(1))
             for kind, (cos_TD, sin_TD) in self.angles.items()
@@ -298,7 +304,7 @@ def _reasons(model: Any) -> Iterator[str]:
         yield "its attention also looks ahead"
     if getattr(model, "peft_type", "LORA") != "LORA":
         yield f"its adapter is {model.peft_type.value}, not LoRA"
-    if not isinstance(causal_lm.get_input_embeddings(), nn.Embedding):
+    if not isinstance(causal_lm.get_input_embeddings(), (nn.Embedding, HostEmbedding)):
         yield "its input embedding has an adapter"
     if not all(parameter.numel() for parameter in model.parameters()):
         yield "its weights are split over the ranks"

@@ -235,6 +235,7 @@ class Batch:
         self.cache_LRKTD = forward.cache(rows, places)
         self.mask_RT = torch.zeros(rows, places, dtype=forward.dtype, device=device)
         self.tokens_R, self.places_R, self.counts_R = torch.zeros(3, rows, dtype=torch.long, device=device)
+        self.hidden_RH = torch.zeros(rows, forward.config.hidden_size, dtype=forward.dtype, device=device)
         self.running_R = torch.zeros(rows, dtype=torch.bool, device=device)
         # one column more, because a frozen row goes on writing behind its end
         self.sampled_RN = torch.zeros(rows, new_tokens + 1, dtype=torch.long, device=device)
@@ -295,13 +296,16 @@ class Batch:
         """Sample one more token for each row, or several where checks are rare."""
         for _ in range(self.steps_per_check if self.active else 0):
             width = min(self.longest + 1, self.size.places)
+            if self.forward.embeds_on_host:  # not in the captured step, which cannot wait for the host
+                self.hidden_RH[: self.active] = self.forward.embed(self.tokens_R[: self.active])
             self.decode_step(self._step, self.active, self.size.rows, width, self.size.places)
             self.longest += 1
 
     def _step(self, rows: int, width: int) -> None:
         active, places_B = slice(0, rows), self.places_R[:rows]
         self.mask_RT[active].scatter_(1, places_B[:, None], 0.0)
-        logits_BV = self.forward.step(self.tokens_R[active], places_B, self.mask_RT[active, :width], self.cache_LRKTD)
+        hidden_BH = self.hidden_RH[active] if self.forward.embeds_on_host else self.forward.embed(self.tokens_R[active])
+        logits_BV = self.forward.step(hidden_BH, places_B, self.mask_RT[active, :width], self.cache_LRKTD)
         self._sample(logits_BV, active)
         places_B += self.running_R[active]
 

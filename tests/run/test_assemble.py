@@ -1,0 +1,36 @@
+"""The parts of a run fit together."""
+
+import pytest
+import torch
+
+from trainer.config.command_line import resolve
+from trainer.errors import ConfigError
+from trainer.model.load import load_model
+from trainer.rollout.vllm.publish import StaticPolicy
+from trainer.run.assemble import make_samplers, vllm_context
+
+
+@pytest.fixture
+def model(tiny_model):
+    return load_model(resolve("nano", None, [f"model.name={tiny_model}"]).model, "fp32", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("engine", ["hf", "decode"])
+def test_a_stop_string_that_is_a_special_token_ends_answers_at_that_token(tmp_path, tokenizer, model, engine):
+    """Its text is never in an answer, which is decoded without special tokens."""
+    config = resolve("nano", None, [f"rollout.engine={engine}", "rollout.stop=[<|im_start|>, so]"])
+    context = vllm_context(config, StaticPolicy(), model, tokenizer, [], tmp_path, print)
+    start = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    for sampler in make_samplers(context, model, print, copies=True):
+        completion = sampler.stops.completion([5, start, 6], [-1.0] * 3)
+        assert completion.tokens == (5, start)
+        assert not completion.truncated
+        assert sampler.stops.strings == ("so",)
+    assert start in context.stop_tokens  # of vLLM
+    assert context.stop_strings == ("so",)
+
+
+def test_a_stop_string_with_a_special_token_in_it_is_refused(tmp_path, tokenizer, model):
+    config = resolve("nano", None, ["rollout.stop=<|im_end|> so"])
+    with pytest.raises(ConfigError, match=r"^rollout.stop='<\|im_end\|> so': no answer has <\|im_end\|> in its text"):
+        vllm_context(config, StaticPolicy(), model, tokenizer, [], tmp_path, print)
