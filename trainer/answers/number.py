@@ -48,11 +48,14 @@ _CHANGES = _words(
     "epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau phi chi omega"
 )
 # "one" is left out, because in prose it is mostly a pronoun.
-_TO_TEN = "zero - two three four five six seven eight nine ten"
+_TO_TEN = "two three four five six seven eight nine ten"
 _TO_NINETEEN = "eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-SPOKEN = {word: value for value, word in enumerate(f"{_TO_TEN} {_TO_NINETEEN}".split())}
-SPOKEN |= zip(_TENS.split(), range(20, 100, 10))
+SPOKEN = {
+    "zero": 0,
+    **{word: value for value, word in enumerate(f"{_TO_TEN} {_TO_NINETEEN}".split(), 2)},
+    **{word: 10 * value for value, word in enumerate(_TENS.split(), 2)},
+}
 _PART = re.compile(
     r"(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand|[mb]illion)ths?"
 )

@@ -153,14 +153,17 @@ _IN_TEXT = re.compile(
     rf"(?=[-+.0-9\\$€£¥₹₽₩A-Z])(?<!\w)(?<![0-9]/){_NUMBER}", re.VERBOSE
 )  # the first part is for speed
 _PARTS = re.compile(  # between two numbers of which neither is the answer: 17, 18 and 17 or 18 and 3:18 and 2^18
-    r"(?:\s?[,;&]\s?|:|\s?(?:[-+*/x]|\^\{?)\s?|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)\**", re.IGNORECASE
+    r"(?:\s?[,;&]?\s?|:|\s?(?:[-+*/x]|\^\{?)\s?|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)(?:[a-z]\s?=\s?|\*+)?",
+    re.IGNORECASE,
 )
 _TURNED = re.compile(  # before a number: isn't 18, cannot be 18, at least 18, half of 18, x^18
     r"""(?:(?:\b(?:not|never|cannot)|n't)(?:\s[a-z]+){0,2}\s
     |\b(?:at\s(?:least|most)|(?:more|less|fewer|greater)\sthan|half(?:\sof)?|twice|up\sto)\s|[\^_]\{?)[*$]*$""",
     re.VERBOSE | re.IGNORECASE,
 )
-_CONTINUED = re.compile(r"[A-Za-z]+|\s?[\^_]|!|\s?\\(?:pi|sqrt)")  # behind a number: 18x, 18^2, 18!
+_CONTINUED = re.compile(
+    r"[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?[\^_]|!|\s?\\(?:pi|sqrt)"
+)  # behind a number: 18x, 18^2, 18!
 
 
 def last_number(text: str) -> str | None:
