@@ -54,7 +54,7 @@ def _pick(phrase: str, wanted: str | None) -> str | None:
 _BESIDE = re.compile(
     r"\\boxed\{([^{}\n]*)\}[ \t$]*(?:[,;/&]|or\b|and\b)?[ \t$]*(?:or\b|and\b)?[ \t$]*(?:[A-Za-z][ \t]*=[ \t]*)?\Z"
 )
-_BRACE = re.compile(r"\\[{}]|[{}]")
+_BRACE = re.compile(r"\\[{}]|[{}]")  # { and \{
 
 
 def _boxed(text: str, wanted: str | None) -> Found | None:
@@ -80,17 +80,17 @@ def _braced(text: str) -> str | None:
     return None
 
 
-_ANSWER_IS = re.compile(
+_ANSWER_IS = re.compile(  # nswer is, nswer to the question is: **, NSWER:
     r"""nswers?(?:\s+(?:to|for|of|in)\b[^\n.:=?]{0,80}?)?[*_\s]*
     (?::|\b(?:is|are|equals|(?:would|will|should|must)\s+be)\b)
     (?:[*_]+(?=\s))?\s*(?:[:=]|simply\b|therefore\b|thus\b)?(?:[*_]+(?=\s))?\s*""",
     re.VERBOSE | re.IGNORECASE,
 )
-_LABEL = re.compile(
+_LABEL = re.compile(  # So the final answer is, Answer:
     r"[*_#\s]*(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?a" + _ANSWER_IS.pattern,
     re.VERBOSE | re.IGNORECASE,
 )
-_HEADING = re.compile(
+_HEADING = re.compile(  # Step 2, Final Answer, Explanation, but not Answer: 18
     r"(?:final\s+)?(?:steps?|parts?|cases?|answers?|solutions?|conclusion|explanation|summary|methods?|approach|reasoning|"
     r"calculations?|verification|check|problem|question|notes?|given|results?)\b(?!\s*[:=]\s*\S*\d)",
     re.IGNORECASE,
@@ -137,10 +137,10 @@ def _tags(text: str, wanted: str | None) -> Found | None:
     return (start, picked) if picked else None
 
 
-_SENTENCE_END = re.compile(
+_SENTENCE_END = re.compile(  # 18. Then, 18! Great, 18, because; but not 4! = 24
     r"[.?](?=\s|$)|!(?=\s*[^\s=*/^+-]|\s*$)|;\s|,?\s+(?:because|since)\b|,\s+(?:which|so|where|as|but)\b|\n"
 )
-# After the end of a sentence: another answer, or one that takes the first back.
+# After the end of a sentence: another answer, or one that takes the first back: "18. Or 20", "A. B"
 _GOES_ON = re.compile(
     r"""\s{0,9}(?:or|no|wait|maybe|perhaps|possibly|alternatively|actually|sorry|oops|correction)\b
     |\s{0,9}[*_(]*(?-i:[A-J])[*_]*(?:[).:,;?!\n]|$)
@@ -194,14 +194,14 @@ def _last_line(text: str) -> str:
     return text[-LONGEST_ANSWER:].rstrip().rpartition("\n")[2]
 
 
-MARKS: dict[str, Callable[[str, str | None], Found | None]] = {"gsm8k": _hashes, "boxed": _boxed, "tags": _tags}
-STYLES = (*MARKS, "letter")
+_MARKS: dict[str, Callable[[str, str | None], Found | None]] = {"gsm8k": _hashes, "boxed": _boxed, "tags": _tags}
+STYLES = (*_MARKS, "letter")
 
 
 def _in_place(text: str, style: str, wanted: str | None) -> str | None:
     if style == "letter":
         return _letter(text, wanted)
-    found = MARKS[style](text, wanted)
+    found = _MARKS[style](text, wanted)
     return found[1] if found else None
 
 
@@ -234,7 +234,7 @@ def _wanted(gold: str) -> str | None:
 
 
 def _anywhere(text: str, wanted: str | None) -> str | None:
-    if marks := [found for mark in MARKS.values() if (found := mark(text, wanted))]:
+    if marks := [found for mark in _MARKS.values() if (found := mark(text, wanted))]:
         return max(marks)[1]
     return _answer_is(_phrases(text), wanted) or closing_choice(_last_line(text)) or last_number(text)
 

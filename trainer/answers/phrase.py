@@ -30,7 +30,7 @@ CORRECTION = re.compile(  # 18, no wait, 20
 _WORKING = re.compile(  # 3 * 6 = 18, 18 (6 x 3), 3 boxes * 6 eggs = 18
     rf"(?<![\w.^]){_OPERAND}(?:\s?[-+*/x]\s?{_OPERAND})+(?![\w^!(]|[.][0-9])(?P<equals>\s?=)?"
 )
-_OPERATION = re.compile(rf"(?P<operator>^|[-+*/x])\s?{CURRENCY}?(?P<number>{DECIMAL})")
+_OPERATION = re.compile(rf"(?P<operator>^|[-+*/x])\s?{CURRENCY}?(?P<number>{DECIMAL})")  # * 6
 _DENIED = re.compile(  # 18 (not 20), 18 rather than 20
     rf"(?<=[\s,(])(?:not|rather\s+than|instead\s+of)\s+(?P<number>{_NUMBER})(?![\w.^])", re.VERBOSE | re.IGNORECASE
 )
@@ -41,6 +41,7 @@ _CONTEXT = re.compile(  # 18 in 3 days, 18 for each of 5 friends, 18 (see page 3
     re.VERBOSE | re.IGNORECASE,
 )
 _WORD = r"[^\W\d_]\w*(?:'\w+|(?<=\w\w)(?:/|-(?=[^\W\d_]{2}))[^\W\d_]\w*)*"
+# A number with the word behind it, or a word: `18 dollars`, `per`, `day`
 _TOKEN = re.compile(rf"(?P<number>{_NUMBER})(?P<unit>(?<!\.)[ ]?[/-]?{_WORD})?|(?P<word>{_WORD})", re.VERBOSE)
 _NAME = re.compile(r"[aI] \w|\w ?=")  # a letter that is no variable: "a day", "I hope", x = 18
 _ALGEBRA = re.compile(  # 18^2, 18_8, 18!, 18(x + 1), x != 18, 18 - x, 18/x, above 18, but not 12-inch and $18/hour
@@ -75,6 +76,7 @@ def offered(phrase: str) -> str | None:
 
 
 def _among_words(phrase: str) -> str | None:
+    """Drop what offers nothing, and return the number that is left if nothing that was dropped contradicts it."""
     plain = " ".join(clean("; ".join(phrase.split("\n"))).split()).replace("left over", "left")
     first = DIGIT.search(plain)
     if first is None:
@@ -149,9 +151,8 @@ def _spoken(word: str) -> int | None:
     return None if None in values else sum(value for value in values if value)
 
 
-_IN_TEXT = re.compile(
-    rf"(?=[-+.0-9\\$€£¥₹₽₩A-Z])(?<!\w)(?<![0-9]/){_NUMBER}", re.VERBOSE
-)  # the first part is for speed
+# The first part only makes it fast.
+_IN_TEXT = re.compile(rf"(?=[-+.0-9\\$€£¥₹₽₩A-Z])(?<!\w)(?<![0-9]/){_NUMBER}", re.VERBOSE)  # 18, $1,234.50, 1 1/2
 _PARTS = re.compile(  # between two numbers of which neither is the answer: 17, 18 and 17 or 18 and 3:18 and 2^18
     r"(?:\s?[,;&]?\s?|:|\s?(?:[-+*/x]|\^\{?)\s?|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)(?:[a-z]\s?=\s?|\*+)?",
     re.IGNORECASE,
@@ -161,9 +162,8 @@ _TURNED = re.compile(  # before a number: isn't 18, cannot be 18, at least 18, h
     |\b(?:at\s(?:least|most)|(?:more|less|fewer|greater)\sthan|half(?:\sof)?|twice|up\sto)\s|[\^_]\{?)[*$]*$""",
     re.VERBOSE | re.IGNORECASE,
 )
-_CONTINUED = re.compile(
-    r"[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?[\^_]|!|\s?\\(?:pi|sqrt)"
-)  # behind a number: 18x, 18^2, 18!
+# Behind a number: 18x, 18 squared, 18^2, 18!
+_CONTINUED = re.compile(r"[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?[\^_]|!|\s?\\(?:pi|sqrt)")
 
 
 def last_number(text: str) -> str | None:
@@ -194,5 +194,5 @@ def _stands_alone(plain: str, numbers: list[re.Match[str]]) -> bool:
         return False
     if first is last or not _PARTS.fullmatch(plain, first.end(), last.start()) or number(first[0]) == number(last[0]):
         return True
-    is_or = plain[first.end() : last.start()].strip() == "or"  # 10 + 8 or 18
-    return is_or and plain[: first.start()].rstrip().endswith(("+", "-", "*", "/", "="))
+    is_result = plain[first.end() : last.start()].strip() == "or"  # 10 + 8 or 18
+    return is_result and plain[: first.start()].rstrip().endswith(("+", "-", "*", "/", "="))
