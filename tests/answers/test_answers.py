@@ -367,7 +367,7 @@ def test_no_pattern_goes_on_for_ever_on_the_longest_phrase(name: str) -> None:
     for unit in UNITS:
         text = (unit * LONGEST_ANSWER)[:LONGEST_ANSWER]
         for end in ("", "!", "z1"):
-            assert len(PATTERNS[name].findall(text + end)) <= len(text) + 4
+            assert len(PATTERNS[name].findall(text + end)) <= 2 * len(text + end) + 1
 
 
 @pytest.mark.parametrize("name", ["NUL bytes", "lone surrogates", "right-to-left marks", "emoji"])

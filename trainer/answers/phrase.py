@@ -14,7 +14,7 @@ from functools import lru_cache
 from trainer.answers.notation import BOLD, LONGEST_ANSWER, VULGAR_FRACTIONS, WRAPPERS, clean, to_ascii
 from trainer.answers.number import CURRENCY, DECIMAL, SCALES, SPOKEN, changes, number
 
-WINDOWS = (50, 2_000)  # characters before the last digit in which the last number begins; the short one is fast
+WINDOWS = (40, 2_000)  # characters before the last digit in which the last number begins; the short one is fast
 _NUMBER = rf"""(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))?
     (?:[0-9]*\\[dt]?frac\{{-?{DECIMAL}\}}\{{{DECIMAL}\}}
       |(?:{CURRENCY}\s?-?)?[0-9]+[ ][0-9]+/[0-9]+(?![0-9])
@@ -152,14 +152,16 @@ def _spoken(word: str) -> int | None:
 
 
 # The first part only makes it fast.
-_IN_TEXT = re.compile(rf"(?=[-+.0-9\\$€£¥₹₽₩A-Z])(?<!\w)(?<![0-9]/){_NUMBER}", re.VERBOSE)  # 18, $1,234.50, 1 1/2
+_IN_TEXT = re.compile(
+    rf"(?=[-+.0-9\\$€£¥₹₽₩ACEGHINRSU])(?<!\w)(?<![0-9]/){_NUMBER}", re.VERBOSE
+)  # 18, $1,234.50, 1 1/2
 _PARTS = re.compile(  # between two numbers of which neither is the answer: 17, 18 and 17 or 18 and 3:18 and 2^18
     r"(?:\s?[,;&]?\s?|:|\s?(?:[-+*/x]|\^\{?)\s?|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)(?:[a-z]\s?=\s?|\*+)?",
     re.IGNORECASE,
 )
 _TURNED = re.compile(  # before a number: isn't 18, cannot be 18, at least 18, half of 18, x^18
-    r"""(?:(?:\b(?:not|never|cannot)|n't)(?:\s[a-z]+){0,2}\s
-    |\b(?:at\s(?:least|most)|(?:more|less|fewer|greater)\sthan|half(?:\sof)?|twice|up\sto)\s|[\^_]\{?)[*$]*$""",
+    r"""(?:\b(?:(?:not|never|cannot|[a-z]+n't)(?:\s[a-z]+){0,2}|at\s(?:least|most)|(?:more|less|fewer|greater)\sthan
+    |half(?:\sof)?|twice|up\sto)\s|[\^_]\{?)[*$]*$""",
     re.VERBOSE | re.IGNORECASE,
 )
 # Behind a number: 18x, 18 squared, 18^2, 18!
@@ -185,7 +187,7 @@ def last_number(text: str) -> str | None:
 def _stands_alone(plain: str, numbers: list[re.Match[str]]) -> bool:
     """Return False for the last number of "18 or 20", "2^18" and "isn't 18"."""
     first, last = numbers[0], numbers[-1]
-    before = plain[max(0, last.start() - 40) : last.start()]
+    before = plain[max(0, last.start() - 30) : last.start()]
     if _TURNED.search(before):
         return False
     behind = _CONTINUED.match(plain, last.end())
