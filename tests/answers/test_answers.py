@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,9 +17,13 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from trainer.answers import choice, compare, find, notation, phrase, said, symbolic
+from trainer.answers import number as number_module
 from trainer.answers.compare import equal
-from trainer.answers.find import LONGEST_TEXT, STYLES, lenient, strict
+from trainer.answers.find import STYLES, lenient, strict
+from trainer.answers.notation import LONGEST_ANSWER
 from trainer.answers.number import LARGEST_EXPONENT, number
+from trainer.answers.said import LONGEST_TEXT
 
 ROOT = Path(__file__).parents[2]
 TABLE = yaml.safe_load((ROOT / "tests/data/answers.yaml").read_text(encoding="utf-8"))
@@ -301,6 +306,19 @@ HOSTILE = {
     "right-to-left marks": "\u202e" * MB + "#### \u202e18\u202c",
     "zero-width joiners": "\u200d" * MB,
     "emoji": "🎉" * MB + "#### 18",
+    "commas": "," * MB,
+    "commas in a phrase": "#### 1" + "," * 390,
+    "open braces": "{" * MB,
+    "braces in pairs": "{}" * (MB // 2),
+    "sums": "#### " + "1 + " * 98 + "1",
+    "products": "#### 18 (" + f"{'9' * 60} * " * 5 + "9)",
+    "quotients by zero": "#### 18 (" + "1 / 0 / " * 45 + "1)",
+    "denials": "#### 18" + " not 1" * 60,
+    "contexts": "#### 18" + " in the 1 days" * 25,
+    "corrections in a phrase": "#### " + "18, wait, " * 39 + "18",
+    "blank lines behind an answer": "The answer is" + "\n" * 380 + "18",
+    "hyphens": "#### 18 " + "twenty-" * 55,
+    "thoughts of several kinds": "<think>[THINK]</think>" * (MB // 22),
 }
 MOST_SECONDS = 0.05
 
@@ -331,6 +349,25 @@ def test_hostile_answers_are_compared_in_time(name: str) -> None:
     assert not equal(text, "17")
     assert number(text) != 17
     assert time.process_time() - start < MOST_SECONDS
+
+
+MODULES = (choice, compare, find, notation, number_module, phrase, said, symbolic)
+PATTERNS = {
+    f"{module.__name__}.{name}": pattern
+    for module in MODULES
+    for name, pattern in vars(module).items()
+    if isinstance(pattern, re.Pattern)
+}
+UNITS = [*" 1a{}(),.-=$*#'\"\n\\", "1,", "1 ", "1.", "1/", ",000", " 000", "1 * ", "a ", "ab ", "not ", "in the 1 ",
+         "nswer is ", "twenty-", "km/", "<|a|>", "\\boxed{1}", "{}", "()", "**"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_no_pattern_goes_on_for_ever_on_the_longest_phrase(name: str) -> None:
+    for unit in UNITS:
+        text = (unit * LONGEST_ANSWER)[:LONGEST_ANSWER]
+        for end in ("", "!", "z1"):
+            assert len(PATTERNS[name].findall(text + end)) <= 2 * len(text + end) + 1
 
 
 @pytest.mark.parametrize("name", ["NUL bytes", "lone surrogates", "right-to-left marks", "emoji"])

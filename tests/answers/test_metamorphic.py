@@ -33,7 +33,8 @@ CASES = st.one_of(
 
 BEFORE = ["", " ", "\n\n", "First, 3 * 4 = 12, so 5 are left.\n", "Let me think. Is it 7 or 8? ", "**Solution**\n\n",
           "## Step 1: read (A) and (B)\n", "Die Antwort lautet wie folgt:\n", "<think>It may be 17.</think>\n",
-          "<think>#### 17\nAnswer: A</think>"]  # fmt: skip
+          "<think>#### 17\nAnswer: A</think>", "<seed:think>#### 17</seed:think>",
+          "[THINK]It may be 17.[/THINK]"]  # fmt: skip
 DRESSES = ["{}", " {} ", "**{}**", "`{}`", "{}.", "\u200b{}\u200b", "\u00a0{}", "*{}*", "**{}**."]
 AFTER = ["", "\n", "  \n\n", "\nI hope this helps!", "\n\nLet me know if you have any questions.", "\nThank you.",
          "<|im_end|>", "\n\nThat took 3 steps."]  # fmt: skip
@@ -53,9 +54,13 @@ def test_what_stands_around_an_answer_makes_no_difference(
 
 NOTATIONS = [
     "{}", "{}.0", "{}.00", "${}", "{} dollars", "{} eggs", "{}%", "{} cm", "\\${}", "x = {}", "{} apples in all",
-    "\\text{{{}}}", "{}/1", "{}e0", "2 * 3 = {}", "{} dollars per day", "{} because 3 * 4 = 12", "{} (see above)",
+    "\\text{{{}}}", "{}/1", "{}e0", "2 * 3 = {}", "{} dollars per day", "{0} because 1 * {0} = {0}", "{} (see above)",
     "\\frac{{{}}}{{1}}", "The answer is {}", "She has {} eggs", "{} in 3 days", "{}. I hope this helps!", "about {}",
-    "{0} = {0}", "{0} eggs ({0} eggs)", "{0}, that is {0}.0", "{} eggs (6 x 3)", "{} eggs left over",
+    "{0} = {0}", "{0} eggs ({0} eggs)", "{0}, that is {0}.0", "{0} eggs ({0} x 1)", "{} eggs left over",
+    "\\large {}", "\\color{{red}}{{{}}}", "\\textcolor{{red}}{{{}}}", "\\text{{Tom has }}{}", "{} (not -1)",
+    "{} rather than -1", "{0} = 1 * {0}", "{0} + 0 = {0} eggs, so {0}", "{0} eggs, as {0} - 1 + 1 = {0}",
+    "{} for 3 days",
+    "She makes {} dollars a day for each of 3 friends", "{} eggs, not -1", "{0} dollars (1 * {0})", "\\Large\\bf {}",
 ]  # fmt: skip
 
 
@@ -89,6 +94,9 @@ CHANGED = [
     "{} - m", "{} - g", "{} m - 3", "{} m * m", "{}m", "at most {}", "up to {}", "log {}", "e^{{{}}}", "({}, x)",
     "{} remainder 2", "{} and a half", "{} and two thirds", "{} 1/2", "{}½", "{} or more", "over {}", "{} and up",
     "{} \\pm 2", "{} false", "{} nope", "no {}", "{} if x", "{} million", "{} factorial", "{} negative", "({})^2",
+    "above {}", "{} (* 2)", "{} (2 * 3 / 0)", "isn't {}", "cannot be {}", "{} minus one", "7^{}", "7:{}", "{}:07",
+    "{} of 7",
+    "\\large {}x", "{} - 7 = ",
 ]  # fmt: skip
 
 
@@ -105,6 +113,11 @@ BESIDE = [
     "{} apples and {} pears", "{} | {}", "not {}, {}", "{}, though it could be {}", "{}, alternatively {}", "{} - {}",
     "{} {}", "{} to {}", "{} ... {}", "{}: {}", "first {}, then {}", "{}? {}?", "{}\t{}", "{} \\\\ {}",
     "[{}, {}]", "{{{}, {}}}", "{} eggs, {} eggs", "{}, possibly {}", "{} and also {}",
+    "{} left {} left", "{} used, {} left", "{} used and {} left over", "{} for {} for 7", "{} (that is {})", "{} by {}",
+    "{} (as {} = 7 * 7)", "{} with {} remaining", "{} of {}", "{} ({} in total)", "He has {} and she has {}",
+    "{} out of {}",
+    "\\large {} \\small {}", "{} bought and {} sold", "{} before and {} after", "{} #### {}",
+    "{} in 3 days, {} in 4 days",
 ]  # fmt: skip
 
 

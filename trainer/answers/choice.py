@@ -50,3 +50,33 @@ def _is_taken_back(letter: str, rest: str, mark: str) -> bool:
 def named_letters(line: str) -> set[str]:
     """Return the letters of all choices that a line names: `(B)`, `B)`, `option B`."""
     return {found[1] or found[2] or found[3] for found in _LABEL.finditer(line)}
+
+
+_CLOSING = re.compile(r"\(([A-J])\)[.!]?$")
+_CLAUSE = re.compile(r"[,.;:]|\b(?:so|thus|hence|therefore)\b")
+_RULED_OUT = re.compile(
+    r"n't\b|\b(?:or|either|neither|nor|and|could|might|may|doubt|rul(?:e|es|ed|ing)\s+out|eliminat|exclud|reject|than|if)"
+    r"|\b(?:not|never|cannot|false|wrong|incorrect|maybe|perhaps|unless|otherwise|least)\b",
+    re.IGNORECASE,
+)
+_NAMED = re.compile(
+    r"\b(?:[Oo]ption|[Cc]ho(?:ice|ose)|[Pp]ick|[Ss]elect|go with)\s+(?:is\s+)?"
+    r"\(?([A-J])\b(?!(?<=A) (?!is|because|since|as)[a-z])"  # but not "I choose A good one"
+)
+
+
+def closing_choice(line: str) -> str | None:
+    """Return a choice in brackets at the end of a line, or a choice that is the whole line."""
+    if "(" not in line and len(line) > 20:
+        return None
+    line = clean(line)
+    if closing := _CLOSING.search(line):
+        clause = _CLAUSE.split(line[: closing.start()])[-1]
+        return None if _RULED_OUT.search(clause) or named_letters(clause) else closing[1]
+    return choice_letter(line) if len(line) <= 4 and line[:1] in "(ABCDEFGHIJ" else None
+
+
+def named_choice(line: str) -> str | None:
+    """Return B for "Therefore option B is right" and "I choose B"."""
+    named = set(_NAMED.findall(line))
+    return named.pop() if len(named) == 1 and not _RULED_OUT.search(line) else None

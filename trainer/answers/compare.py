@@ -9,9 +9,9 @@ Where more than one reading is possible, these are the decisions (tests/data/ans
     scale words  2 million is 2000000, but a dozen is a unit: 2 dozen is 2
     commas       part thousands and never decimals: 1,234 is a number, 1,23 is a list, (1,234) is a pair
     algebra      5x, 5m, 5 - m, 4! and 3 pi are no numbers; names before an equals sign are dropped: x = 5 is 5
-    lists        (1, 2) keeps its order; {1, 2}, the bare 1, 2 and "x = 1 or x = 2" do not
-    hedging      "18 or 20" and "x = 18, y = 20" are not 18; "5 apples and 3 left over" is 5, as GSM8K's scorer reads it
-    case         counts in formulas, not in words: Yes is yes, n is not N
+    lists        (1, 2) keeps its order; {1, 2}, the bare 1, 2 and "x = 1 or x = 2" do not; "Smith, John" is a text
+    hedging      "18 or 20" and "x = 18, y = 20" are not 18, nor is "5 apples and 3 left over" 5
+    case         counts in formulas, not in words: Yes is yes, n is not N; a bare letter is a variable, (c) a choice
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _UNION = re.compile(r"\\cup")
 _SEPARATOR = re.compile(r"(?: ?[,;]| (?:and|or)(?=[ ,]))+ ?")
 _NAME = re.compile(r"\s*([A-Za-z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?)\s*(?:=|\\in(?![a-z]))\s*(?=\S)")
 _BARE_NUMBER = re.compile(r"[-+]?[0-9,]*\.?[0-9]+")
+_EQUALS = re.compile(r"(?<![<>!:])=")
 _DEPTH = 3  # of lists within lists
 
 
@@ -42,7 +43,8 @@ def equal(answer: str, gold: str) -> bool:
     if _key(answer, named, _DEPTH) == _key(gold, named, _DEPTH) or _is_without_its_noun(answer, gold):
         return True
     choice = choice_letter(gold) if len(gold) <= 5 and not gold.islower() else None
-    return choice is not None and choice_letter(answer) == choice
+    is_variable = len(answer.strip()) == len(gold.strip()) == 1  # e is not E, and (e) is the choice E
+    return choice is not None and not is_variable and choice_letter(answer) == choice
 
 
 def _is_without_its_noun(answer: str, gold: str) -> bool:
@@ -66,7 +68,7 @@ def _key(text: str, named: bool, depth: int) -> Hashable:
         text = text[name.end() :] if (name := _NAME.match(text)) else text
     opening, inner, closing = _brackets(text)
     items = items or (_split(inner, _SEPARATOR) if depth and opening else None)
-    if items is None:
+    if items is None or (opening == "" and any(map(_is_words, items))):
         return _text_key(text)
     keys = [_key(item, named, depth - 1) for item in items]
     names = [name[1] if (name := _NAME.match(item)) else "" for item in items]
@@ -77,6 +79,15 @@ def _key(text: str, named: bool, depth: int) -> Hashable:
 
 def _unordered(keys: list[Hashable]) -> tuple[Hashable, ...]:
     return tuple(sorted(keys, key=repr))
+
+
+def sides(text: str, other: str) -> list[str]:
+    """Return `2\\sqrt2` and `\\sqrt8` for "x = 2\\sqrt2 = \\sqrt8": all of a chain has to equal what is no equation."""
+    if _EQUALS.search(other) or not _EQUALS.search(text) or _split(clean(text), _SEPARATOR):
+        return [text]
+    while name := _NAME.match(text):
+        text = text[name.end() :]
+    return _EQUALS.split(text)
 
 
 def same_structure(answer: str, gold: str) -> bool:
@@ -123,14 +134,19 @@ def _split(text: str, separator: re.Pattern[str]) -> list[str] | None:
 
 _WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*")
 _FORMULA = re.compile(r"[\\^_=<>+*/|{}\[\]()]|\b(?:sin|cos|tan|sec|csc|cot|log|ln|exp|mod)\b")
-_LONG_WORD = re.compile(r"\b[^\W\d_]{3,}\b")
+_LONG_WORD = re.compile(r"\b[^\W\d_]{3,}\b|[0-9] [A-Z]?[a-z]+$")
 _ONE_IN_BRACES = re.compile(r"(?<=[\^_])\{([0-9A-Za-z])\}")
 _BARE_ROOT = re.compile(r"\\sqrt([0-9A-Za-z])")
 
 
+def _is_words(text: str) -> bool:
+    """Return True for Yes, "7 Up" and "Smith", where neither case nor space counts, but not for n, 2A and sin x."""
+    return bool((_WORDS.fullmatch(text) or _LONG_WORD.search(text)) and not _FORMULA.search(text))
+
+
 def _text_key(text: str) -> str:
     text = text.strip().rstrip(".")
-    if (_WORDS.fullmatch(text) or _LONG_WORD.search(text)) and not _FORMULA.search(text):
-        return " ".join(text.casefold().split())
+    if _is_words(text.rstrip("!")):
+        return " ".join(text.rstrip("!").casefold().split())
     text = "".join(text.split())
     return _BARE_ROOT.sub(r"\\sqrt{\1}", _ONE_IN_BRACES.sub(r"\1", text))

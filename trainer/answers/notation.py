@@ -45,6 +45,8 @@ def to_ascii(text: str) -> str:
 _TEXT_COMMANDS = "text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|boldsymbol|underline"
 BOLD = re.compile(r"(?<![\w)*])(\*\*|__)([^*_]+)\1(?!\w)")  # but not the power 2**3
 _MATHS = re.compile(r"(?<!\\)\$((?:[^$\\]|\\.)*)\$")
+_STYLE = re.compile(r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|it|rm)(?![A-Za-z])")
+_COLOUR = re.compile(r"\\(?:text)?color\s*\{[^{}]*\}(?:\s*\{([^{}]*)\})?")  # \color{red}{18}
 _LATEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -62,13 +64,18 @@ _LATEX = [
         (r"\\approx(?![A-Za-z])|\\simeq(?![A-Za-z])", "=~"),
         (r"\\(?:times|cdot)(?![A-Za-z])", "*"),
         (r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q"),
-        (r"\\frac\s*([0-9])", r"\\frac{\1}"),  # \frac12 is one half
-        (r"(\\frac\s*\{[^{}]*\})\s*([0-9A-Za-z])", r"\1{\2}"),
+        (r"\\frac\s*([0-9]|\\(?:pi|theta|alpha|beta)(?![A-Za-z]))", r"\\frac{\1}"),  # \frac12, \frac\pi2
+        (r"(\\frac\s*\{[^{}]*\})\s*([0-9A-Za-z]|\\pi(?![A-Za-z]))", r"\1{\2}"),
     )
 ]
 WRAPPERS = '*_`" '
 _TAG = r"</?(?:b|i|u|p|em|strong|br)\s?/?>"
 _OUTER_TAGS = re.compile(rf"^(?:\s*{_TAG})+|(?:{_TAG}\s*)+$", re.IGNORECASE)
+
+
+def without_styling(text: str) -> str:
+    """Strip what changes size, weight or colour: `\\large`, `\\color{red}`."""
+    return _COLOUR.sub(r"\1", _STYLE.sub("", text)) if "\\" in text else text
 
 
 def clean(text: str) -> str:
@@ -78,6 +85,7 @@ def clean(text: str) -> str:
         text = _OUTER_TAGS.sub("", text)
     text = _MATHS.sub(r" \1 ", text)
     if "\\" in text:
+        text = without_styling(text)
         for pattern, replacement in _LATEX:
             text = pattern.sub(replacement, text)
     return text.strip(WRAPPERS).rstrip(".,;: ").strip(WRAPPERS)

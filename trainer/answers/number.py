@@ -15,7 +15,7 @@ DECIMAL = rf"(?:{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)"
 _POWER = r"10\s*\^\s*[{(]?\s*(?P<NAME>[-+]?[0-9]+)\s*[)}]?"
 CURRENCY = r"(?:(?:US|AU|CA|A|C|HK|NZ|S)?\$|[€£¥₹₽₩]|(?:USD|EUR|GBP|INR|CAD|AUD|Rs\.?)(?=[\s0-9]))"
 _WRITTEN = re.compile(
-    rf"""(?P<sign>[-+]?)\s*(?P<money>{CURRENCY}?)\s*(?P<inner>[-+]?)\s*
+    rf"""(?P<sign>[-+]?)[ ]?(?P<money>{CURRENCY}?)[ ]?(?P<inner>[-+]?)[ ]?
     (?: (?P<whole>[0-9]+)\s+(?P<over>[0-9]+)\s*/\s*(?P<under>[0-9]+)(?![0-9.,])
       | (?P<top>{DECIMAL})\s*/\s*(?P<bottom>-?\s*{DECIMAL})
       | {_POWER.replace("NAME", "ten")}
@@ -24,8 +24,11 @@ _WRITTEN = re.compile(
     re.VERBOSE,
 )
 _NUMERIC_FRACTION = re.compile(rf"\\frac\s*\{{\s*(-?\s*{DECIMAL})\s*\}}\s*\{{\s*(-?\s*{DECIMAL})\s*\}}")
-_SIMPLE = re.compile(r"\s*(-?)\$?([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)\.?\s*", re.ASCII)  # nearly all of GSM8K
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_REPEATING = re.compile(
+    r"(?P<whole>[0-9]*)\.(?P<once>[0-9]*)\\(?:overline|bar)\s*\{?(?P<again>[0-9]+)\}?"
+)  # 0.\overline{3}
+_SIMPLE = re.compile(r"\s{0,9}(-?)\$?([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)\.?\s*", re.ASCII)  # nearly all of GSM8K
+SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _MONEY_SCALES = {"k": 3, "K": 3, "M": 6, "B": 9, "bn": 9}
 
 
@@ -33,19 +36,28 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Words that change the value, take it back, or are mathematics: a number before them is not the whole of it.
-_NOT_UNITS = _words(
-    "sqrt sin cos tan cot sec csc log ln exp mod squared cubed factorial choose over plus minus or point times divided "
-    "multiplied less remainder power root once twice thrice double doubled triple tripled quadruple halved half halves "
-    "third thirds quarter quarters tens lakh lakhs crore crores "
-    "not no nope nor never none false wrong incorrect untrue invalid mistaken negative "
-    "up if unless otherwise maybe perhaps possibly least most "
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau phi chi omega "
-    "zero one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy "
-    "eighty ninety"
+# Words that take a number back, and words that make another value of it: "18 maybe", "half of 18".
+_DOUBTS = _words(
+    "not no nope nor or never none cannot false wrong incorrect untrue invalid mistaken if unless otherwise maybe "
+    "perhaps possibly probably either neither least most than"
 )
-_PART_OR_TEEN = re.compile(  # thousandths, sixteenths, sixteen
-    r"(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand|[mb]illion)ths?|[a-z]+teen"
+_CHANGES = _words(
+    "sqrt sin cos tan cot sec csc log ln exp mod squared cubed factorial choose up over under plus minus point "
+    "negative times divided multiplied less remainder power root once twice thrice double doubled triple tripled "
+    "quadruple half halved halves third thirds quarter quarters tens lakh lakhs crore crores alpha beta gamma delta "
+    "epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau phi chi omega"
+)
+# "one" is left out, because in prose it is mostly a pronoun.
+_TO_TEN = "two three four five six seven eight nine ten"
+_TO_NINETEEN = "eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+SPOKEN = {
+    "zero": 0,
+    **{word: value for value, word in enumerate(f"{_TO_TEN} {_TO_NINETEEN}".split(), 2)},
+    **{word: 10 * value for value, word in enumerate(_TENS.split(), 2)},
+}
+_PART = re.compile(
+    r"(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand|[mb]illion)ths?"
 )
 _SHORT_UNITS = _words(
     "cm mm km kg mg ml kl lb lbs oz ft in yd yds mi hr hrs min mins sec secs mph kph kmh am pm st nd rd th pts pcs sq "
@@ -90,7 +102,8 @@ def with_words(text: str) -> tuple[Fraction, tuple[str, ...]] | None:
     if simple := _SIMPLE.fullmatch(text):
         return Fraction(int(simple[1] + simple[2].replace(",", ""))), ()
     text = " ".join(clean("; ".join(text.strip().split("\n"))).split())
-    text = _after_equals(_NUMERIC_FRACTION.sub(r" \1/\2 ", text)).strip(WRAPPERS)
+    text = _REPEATING.sub(_as_fraction, _NUMERIC_FRACTION.sub(r" \1/\2 ", text))
+    text = _after_equals(text).strip(WRAPPERS)
     if text[:1] + text[-1:] in ("()", "[]", "{}") and "," not in text:
         text = text[1:-1].strip()
     elif not _OPENING.search(text):
@@ -122,11 +135,18 @@ def _after_equals(text: str) -> str:
     left, equals, right = text.rpartition("=")
     if not equals or left.endswith(("<", ">", "!", ":", "\\")) or _EXPLANATION.search(left):
         return text
+    if any(is_doubt(word) for word in _LETTERS.findall(left)):
+        return text
     _, chained, middle = left.rpartition("=")
     if _SEVERAL.search(_IN_BRACKETS.sub("", left)) or (chained and _NEXT_NAME.fullmatch(middle)):
         return text
     is_rounded = right.startswith("~")
     return right[is_rounded:] if is_rounded or number(middle) in (None, number(right)) else text
+
+
+def _as_fraction(repeating: re.Match[str]) -> str:
+    whole, once, again = repeating.groups("")
+    return f"{int(whole + once + again) - int(whole + once or '0')}/{(10 ** len(again) - 1) * 10 ** len(once)}"
 
 
 def _signed_by_word(text: str) -> str:
@@ -170,7 +190,7 @@ def _scale(tail: str, money: bool) -> int | None:
     words = _unit_words(tail)
     if words is None:
         return None
-    powers = [_SCALES.get(word.lower().rstrip("s"), 0) for word in words]
+    powers = [SCALES.get(word.lower().rstrip("s"), 0) for word in words]
     scales = list(takewhile(bool, powers))
     return int(10 ** sum(scales)) if not any(powers[len(scales) :]) else None  # 2 dollars million is nothing
 
@@ -187,6 +207,17 @@ def _unit_words(tail: str) -> list[str] | None:
     return words if all(map(is_unit, words)) and words[-1].lower() != "a" else None
 
 
+def is_doubt(word: str) -> bool:
+    """Return True for a word that takes a number back: not, isn't, maybe, or."""
+    return word.lower() in _DOUBTS or word.endswith("n't")
+
+
+def changes(word: str) -> bool:
+    """Return True for a word that doubts a number beside it, or makes another value of it: half, times, thousandths."""
+    lower = word.lower()
+    return is_doubt(lower) or lower in _CHANGES or _PART.fullmatch(lower) is not None
+
+
 def is_unit(word: str) -> bool:
     """Return True for a unit or a plain noun: a word that leaves the number before it as it is."""
     lower = word.lower()
@@ -194,6 +225,6 @@ def is_unit(word: str) -> bool:
         return word in _ONE_LETTER_UNITS or lower == "a"
     if lower in _SHORT_UNITS:
         return True
-    if lower in _NOT_UNITS or _PART_OR_TEEN.fullmatch(lower):
+    if changes(word) or lower in SPOKEN or lower == "one":
         return False
     return len(word) > 3 or any(vowel in lower for vowel in "aeiou")

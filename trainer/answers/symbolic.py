@@ -44,7 +44,11 @@ DECIMALS = 12
 _SIGNS = re.compile(r"[0-9\\^_=<>+*/|()\[\]{}√π-]")
 _COMMAND = re.compile(r"\\(?:begin|end)\{[A-Za-z*]+\}|\\[A-Za-z]+")
 _WORD = re.compile(r"[A-Za-z]{4,}")
-_CAPITAL = re.compile(r"\\[A-Za-z]+|(?P<letter>[A-Za-z])")
+_SYMBOL = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
+_CAPITAL = re.compile(r"[A-Z]|\\(?:Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega)")
+_PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{2,4}")  # xy, which no word looks like
+_MISREAD = re.compile(r"[0-9]\}?\s*_|(?<![_0-9])[0-9]+\s+[0-9]|(?<![_^0-9.])[0-9.]+\s*\{|^\{[^{}]*\}\s*\{")
+_LOST = re.compile(r"'|\\prime(?![A-Za-z])|[0-9]\s*:\s*[0-9]")  # what math-verify leaves out, or takes for a fraction
 
 
 class SymbolicPool:
@@ -86,7 +90,11 @@ class SymbolicPool:
         """Return True if the answers are equal by `compare.equal` or by math-verify. Return False at the deadline."""
         if compare.equal(answer, gold):
             return True
-        return is_worth_asking(answer, gold) and self._ask(*_with_cases_apart(answer, gold))
+        answer, gold = notation.without_styling(answer), notation.without_styling(gold)
+        pairs = [(one, other) for one in compare.sides(answer, gold) for other in compare.sides(gold, answer)]
+        return bool(pairs) and all(
+            compare.equal(*pair) or (is_worth_asking(*pair) and self._ask(*_with_cases_apart(*pair))) for pair in pairs
+        )
 
     def _ask(self, answer: str, gold: str) -> bool:
         assert not self._closed, "the pool is closed"
@@ -112,36 +120,34 @@ class SymbolicPool:
 
 def is_worth_asking(answer: str, gold: str) -> bool:
     """Return True if both look like mathematics of one kind and are not two numbers, which are compared exactly."""
-    if not (_looks_like_maths(answer) and _looks_like_maths(gold)):
+    if not (_looks_like_maths(answer) and _looks_like_maths(gold)) or len(answer.strip()) == len(gold.strip()) == 1:
         return False
-    if not (_SIGNS.search(answer) or _SIGNS.search(gold)):
-        return False  # two single letters
-    if _is_misread(answer) or _is_misread(gold) or not compare.same_structure(answer, gold):
+    if any(_MISREAD.search(notation.clean(text)) for text in (answer, gold)) or not compare.same_structure(
+        answer, gold
+    ):
+        return False
+    if len(_LOST.findall(answer)) != len(_LOST.findall(gold)):
         return False
     return number.number(answer) is None or number.number(gold) is None
 
 
-def _is_misread(text: str) -> bool:
-    """Return True for what math-verify reads as something else: 101_2 as 101, and `18 20` as their sum."""
-    return re.search(r"[0-9]\}?\s*_|(?<![_0-9])[0-9]+\s+[0-9]", notation.clean(text)) is not None
-
-
 def _with_cases_apart(answer: str, gold: str) -> tuple[str, str]:
     """Rename capital letters that also occur as small ones, because math-verify takes `2A` for `2a`."""
-    letters = set(_CAPITAL.sub(lambda found: found["letter"] or " ", answer + " " + gold))
-    clash = {letter for letter in letters if letter.isupper() and letter.lower() in letters}
+    symbols = set(_SYMBOL.findall(f"{answer} {gold}"))
+    clash = {symbol for symbol in symbols if _CAPITAL.fullmatch(symbol) and symbol.lower() in symbols}
 
     def rename(found: re.Match[str]) -> str:
-        return f"{{{found[0].lower()}_{{99}}}}" if found["letter"] in clash else found[0]
+        return f"{{{found[0].lower()}_{{99}}}}" if found[0] in clash else found[0]
 
-    return _CAPITAL.sub(rename, answer), _CAPITAL.sub(rename, gold)
+    return _SYMBOL.sub(rename, answer), _SYMBOL.sub(rename, gold)
 
 
 def _looks_like_maths(text: str) -> bool:
     if not text.strip() or len(text) > notation.LONGEST_ANSWER:
         return False
     words = _WORD.findall(_COMMAND.sub(" ", text))
-    return len(words) < 2 and (len(text.strip()) == 1 or _SIGNS.search(text) is not None)
+    is_short = len(text.strip()) == 1 or _PRODUCT.fullmatch(text.strip()) is not None
+    return len(words) < 2 and (is_short or _SIGNS.search(text) is not None)
 
 
 class _Child:
@@ -215,11 +221,14 @@ def _limit_memory() -> None:
 
 
 def _math_verify() -> Callable[[str, str], bool]:
+    import sympy  # type: ignore[import-untyped]
     from math_verify import LatexExtractionConfig, parse, verify
+
+    i = sympy.Symbol("i", real=False)  # as math-verify reads it
 
     def read(text: str) -> list[object]:
         found = parse(f"\\boxed{{{text}}}", [LatexExtractionConfig()], "no_fallback", parsing_timeout=None)
-        return list(found)
+        return [one.subs(i, sympy.I) if hasattr(one, "subs") else one for one in found]
 
     def same(answer: str, gold: str) -> bool:
         return bool(

@@ -1,0 +1,200 @@
+r"""Read the number that a phrase offers, as `#### She has 18 eggs (6 x 3), not 20` offers 18.
+
+What is dropped first offers nothing: working (`3 * 6 =`), another number that is denied (`not 20`), and one in a
+harmless context (`in 3 days`). There is an answer if the numbers that are left are one number, in whatever notation,
+if working without a result (`6 x 3`) comes to the same, and if no word or sign doubts, changes or continues it.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+
+from trainer.answers.notation import BOLD, LONGEST_ANSWER, VULGAR_FRACTIONS, WRAPPERS, clean, to_ascii
+from trainer.answers.number import CURRENCY, DECIMAL, SCALES, SPOKEN, changes, number
+
+WINDOWS = (40, 2_000)  # characters before the last digit in which the last number begins; the short one is fast
+_NUMBER = rf"""(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))?
+    (?:[0-9]*\\[dt]?frac\{{-?{DECIMAL}\}}\{{{DECIMAL}\}}
+      |(?:{CURRENCY}\s?-?)?[0-9]+[ ][0-9]+/[0-9]+(?![0-9])
+      |(?:{CURRENCY}\s?-?)?{DECIMAL}(?:\s?/\s?[0-9]+(?![0-9])|[eE][-+]?[0-9]+(?!\w)|\s?(?:\*|x|\\times|\\cdot)\s?10\^\{{?-?[0-9]+\}}?)?)
+    (?:\s?\\?%|(?:\s(?:hundred|thousand|[mb]illion)s?\b)+)?"""
+_SPOKEN = "|".join(SPOKEN)
+_OPERAND = rf"{CURRENCY}?{DECIMAL}%?(?:[ ][a-z]{{2,}}(?=[ ]?(?:[-+*/=]|x[ ])))?"
+CORRECTION = re.compile(  # 18, no wait, 20
+    r"[ \t,.;(-]{1,4}(?:no\b[,.;:!]?[ \t])?(?:wait|actually|sorry|oops|correction|scratch that|i mean|make that)\b"
+    r"(?:[ \t,.:;!-]{1,4}no\b)?",
+    re.IGNORECASE,
+)
+_WORKING = re.compile(  # 3 * 6 = 18, 18 (6 x 3), 3 boxes * 6 eggs = 18
+    rf"(?<![\w.^]){_OPERAND}(?:\s?[-+*/x]\s?{_OPERAND})+(?![\w^!(]|[.][0-9])(?P<equals>\s?=)?"
+)
+_OPERATION = re.compile(rf"(?P<operator>^|[-+*/x])\s?{CURRENCY}?(?P<number>{DECIMAL})")  # * 6
+_DENIED = re.compile(  # 18 (not 20), 18 rather than 20
+    rf"(?<=[\s,(])(?:not|rather\s+than|instead\s+of)\s+(?P<number>{_NUMBER})(?![\w.^])", re.VERBOSE | re.IGNORECASE
+)
+_BEFORE = "in|for|per|each|every|within|after|before|during|at|on"
+_CONTEXT = re.compile(  # 18 in 3 days, 18 for each of 5 friends, 18 (see page 3)
+    rf"""\b(?:{_BEFORE})\s+(?:(?:of|the|a|all|only|about|each|every|these|those|his|her|their|its)\s+){{0,3}}
+    (?:{_NUMBER}|{_SPOKEN})\s+(?!(?:{_BEFORE}|and|to)\b)(?=[a-z]{{2}})|\b(?:page|step|part|question|problem)\s+[0-9]+\b""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_WORD = r"[^\W\d_]\w*(?:'\w+|(?<=\w\w)(?:/|-(?=[^\W\d_]{2}))[^\W\d_]\w*)*"
+# A number with the word behind it, or a word: `18 dollars`, `per`, `day`
+_TOKEN = re.compile(rf"(?P<number>{_NUMBER})(?P<unit>(?<!\.)[ ]?[/-]?{_WORD})?|(?P<word>{_WORD})", re.VERBOSE)
+_NAME = re.compile(r"[aI] \w|\w ?=")  # a letter that is no variable: "a day", "I hope", x = 18
+_ALGEBRA = re.compile(  # 18^2, 18_8, 18!, 18(x + 1), x != 18, 18 - x, 18/x, above 18, but not 12-inch and $18/hour
+    r"""[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]
+    |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)(?:/|-(?![0-9.$€£]))|/(?![a-z])|(?<![a-z]{2})/(?![a-z]{3})""",
+    re.VERBOSE | re.IGNORECASE,
+)
+DIGIT = re.compile(f"[\\d{''.join(VULGAR_FRACTIONS)}]")
+
+
+def tidy(phrase: str) -> str:
+    """Strip what surrounds an answer, and leave the answer as it was written."""
+    phrase = phrase.strip().lstrip("# ")
+    phrase = BOLD.sub(r"\2", phrase) if "**" in phrase or "__" in phrase else phrase
+    before = ""
+    while phrase != before:  # **$18$**. has three layers
+        before, phrase = phrase, phrase.rstrip(".,;: ").strip(WRAPPERS)
+        if phrase.startswith("$") and phrase.endswith("$") and len(phrase) > 2:
+            phrase = phrase.strip("$").strip()
+        elif phrase.startswith(("\\(", "\\[")) and phrase.endswith(("\\)", "\\]")):
+            phrase = phrase[2:-2].strip()
+    return phrase
+
+
+@lru_cache(maxsize=1024)  # of a completion that is read twice, and of a group whose answers agree
+def offered(phrase: str) -> str | None:
+    """Return the number that a phrase offers, as written, or the whole phrase if it does not offer one number."""
+    phrase = tidy(phrase)
+    if not phrase or number(phrase) is not None:
+        return phrase or None
+    return _among_words(phrase) or phrase
+
+
+def _among_words(phrase: str) -> str | None:
+    """Drop what offers nothing, and return the number that is left if nothing that was dropped contradicts it."""
+    plain = " ".join(clean("; ".join(phrase.split("\n"))).split()).replace("left over", "left")
+    first = DIGIT.search(plain)
+    if first is None:
+        return None
+    others, results = set[Fraction | None](), set[Fraction | None]()
+
+    def denied(found: re.Match[str]) -> str:
+        others.add(number(found["number"]))
+        return " "
+
+    def worked_out(found: re.Match[str]) -> str:
+        if not found["equals"]:
+            if number(found[0]) is not None:  # a fraction
+                return found[0]
+            results.add(_result(found[0]))
+        return " "
+
+    plain = plain[: first.end()] + _DENIED.sub(denied, plain[first.end() :])  # "not 17, 18" denies the first number
+    plain = _WORKING.sub(worked_out, plain)
+    without = _CONTEXT.sub(" ", plain, count=1)
+    found = _only_number(without if DIGIT.search(without) else plain)
+    is_sure = found is not None and results <= {number(found)} and number(found) not in others
+    return found if is_sure else None
+
+
+def _result(working: str) -> Fraction | None:
+    """Return what `6 x 3` comes to. Signs go from left to right, and products before sums."""
+    total, term = Fraction(0), Fraction(0)
+    for step in _OPERATION.finditer(working):
+        value = number(step["number"]) or Fraction(0)
+        if step["operator"] in ("*", "x"):
+            term *= value
+        elif step["operator"] == "/":
+            if not value:
+                return None
+            term /= value
+        else:
+            total, term = total + term, -value if step["operator"] == "-" else value
+    return total + term
+
+
+def _only_number(plain: str) -> str | None:
+    """Return the number of a text if there is one, said once or more often, and nothing but prose around it."""
+    if _ALGEBRA.search(plain):
+        return None
+    found, values = None, set[Fraction | int | None]()
+    for token in _TOKEN.finditer(plain):
+        if token["number"]:
+            found = found or token[0].removesuffix(token["unit"] or "")
+            values.add(number(token["number"]))
+            if not _is_unit(token["unit"], plain, token.end()):
+                return None
+        elif (spoken := _spoken(token["word"])) is not None:
+            values.add(spoken)
+        elif _is_doubt(token["word"]) or (len(token["word"]) == 1 and not _NAME.match(plain, token.start())):
+            return None
+    return tidy(found) if found and values == {number(found)} else None
+
+
+def _is_unit(unit: str | None, plain: str, end: int) -> bool:
+    """Return True for what may stand right behind a number: nothing, a unit, or a noun, but not the x of `18x`."""
+    return unit is None or number(f"1{unit}") is not None or (unit == " a" and plain[end : end + 1] == " ")
+
+
+def _is_doubt(word: str) -> bool:
+    return any(changes(part) or part.rstrip("s") in SCALES for part in word.lower().split("-"))
+
+
+def _spoken(word: str) -> int | None:
+    """Return 25 for "twenty-five", and None for what is no number."""
+    values = [SPOKEN.get(part) for part in word.lower().split("-")]
+    return None if None in values else sum(value for value in values if value)
+
+
+# The first part only makes it fast.
+_IN_TEXT = re.compile(
+    rf"(?=[-+.0-9\\$€£¥₹₽₩ACEGHINRSU])(?<!\w)(?<![0-9]/){_NUMBER}", re.VERBOSE
+)  # 18, $1,234.50, 1 1/2
+_PARTS = re.compile(  # between two numbers of which neither is the answer: 17, 18 and 17 or 18 and 3:18 and 2^18
+    r"(?:\s?[,;&]?\s?|:|\s?(?:[-+*/x]|\^\{?)\s?|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)(?:[a-z]\s?=\s?|\*+)?",
+    re.IGNORECASE,
+)
+_TURNED = re.compile(  # before a number: isn't 18, cannot be 18, at least 18, half of 18, x^18
+    r"""(?:\b(?:(?:not|never|cannot|[a-z]+n't)(?:\s[a-z]+){0,2}|at\s(?:least|most)|(?:more|less|fewer|greater)\sthan
+    |half(?:\sof)?|twice|up\sto)\s|[\^_]\{?)[*$]*$""",
+    re.VERBOSE | re.IGNORECASE,
+)
+# Behind a number: 18x, 18 squared, 18^2, 18!
+_CONTINUED = re.compile(r"[A-Za-z]+|\s(?:squared|cubed|factorial)|\s?[\^_]|!|\s?\\(?:pi|sqrt)")
+
+
+def last_number(text: str) -> str | None:
+    """Return the last number of a text, as written, or None if it is a part of something else: "17, 18", "not 18"."""
+    last_digit = DIGIT.search(text[::-1])
+    if last_digit is None:
+        return None
+    end = len(text) - last_digit.start()
+    line = text.rfind("\n", 0, end) + 1
+    for window in WINDOWS:
+        start = max(line, end - window)
+        plain = to_ascii(text[start : end + 12].partition("\n")[0])
+        numbers = [found for found in _IN_TEXT.finditer(plain) if found.start() or start == line]
+        if numbers and len(numbers[-1][0]) <= LONGEST_ANSWER:
+            return tidy(numbers[-1][0]) if _stands_alone(plain, numbers[-2:]) else None
+    return None
+
+
+def _stands_alone(plain: str, numbers: list[re.Match[str]]) -> bool:
+    """Return False for the last number of "18 or 20", "2^18" and "isn't 18"."""
+    first, last = numbers[0], numbers[-1]
+    before = plain[max(0, last.start() - 30) : last.start()]
+    if _TURNED.search(before):
+        return False
+    behind = _CONTINUED.match(plain, last.end())
+    is_joy = behind and behind[0] == "!" and before.rstrip(" :*$")[-1:].isalpha()  # She has 18! but not n = 18!
+    if behind and not is_joy and number(last[0] + behind[0]) != number(last[0]):
+        return False
+    if first is last or not _PARTS.fullmatch(plain, first.end(), last.start()) or number(first[0]) == number(last[0]):
+        return True
+    is_result = plain[first.end() : last.start()].strip() == "or"  # 10 + 8 or 18
+    return is_result and plain[: first.start()].rstrip().endswith(("+", "-", "*", "/", "="))

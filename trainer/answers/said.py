@@ -1,0 +1,40 @@
+"""Part what a model says from its thinking, and cut it off at the stop token."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+LONGEST_TEXT = 200_000  # of a completion the end is read, where answers are
+THOUGHTS = {  # how models begin and end their thinking
+    "<think>": "</think>",
+    "<thinking>": "</thinking>",
+    "<reasoning>": "</reasoning>",
+    "<seed:think>": "</seed:think>",
+    "[THINK]": "[/THINK]",
+    "◁think▷": "◁/think▷",
+}
+_KINDS = ("think", "THINK", "reasoning")  # what every beginning has one of
+_STOP = re.compile(r"<\|(?:endoftext|end_of_text|im_end|eot_id|eom_id|end|return)\|>|<eos>|<end_of_turn>|</s>")
+_STOP_TOKENS = re.compile(r"(?:<\|[A-Za-z_]{1,40}\|>|</s>|<eos>|\s)+$")  # of a model that Octet does not know
+
+
+@lru_cache(maxsize=1)  # a completion is read twice, strictly and leniently
+def after_thinking(text: str) -> tuple[str | None, str, bool]:
+    """Return the thought, None if none has ended; what is said after it; and whether another thought is still open."""
+    text = text[-LONGEST_TEXT:]
+    if not any(map(text.__contains__, _KINDS)):
+        return None, _up_to_stop_token(text), False
+    ends = [(text.rfind(end), text.rfind(begin), end) for begin, end in THOUGHTS.items()]
+    is_open = any(begun > ended for ended, begun, _ in ends)
+    position, _, end = max(ends)
+    thought = text[:position] if position >= 0 else None
+    return thought, _up_to_stop_token(text[position + len(end) :] if thought is not None else text), is_open
+
+
+def _up_to_stop_token(text: str) -> str:
+    if (stop := _STOP.search(text)) and not (stop[0] == "</s>" and "<s>" in text):  # <s>17</s> is struck out
+        text = text[: stop.start()]
+    if text.endswith(">") and (stop := _STOP_TOKENS.search(text, max(0, len(text) - 100))):
+        text = text[: stop.start()]
+    return text
