@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from trainer.config.command_line import flat
-from trainer.config.settings import fields
-from trainer.errors import DataError
-from trainer.run_folder.journal import read_records
+from trainer.reports.run_files import differing, facts_of, read_run
 
-NOT_COMPARED = {"run.dir", "run.threads", "run.keep", "run.save_every"}  # without effect on what is learned
 WIDTH = 500  # columns, so that long names are not cut off where the width of the screen is unknown
 
 
@@ -34,64 +28,26 @@ def run(options: Namespace) -> None:
 
 
 def compare(runs: Sequence[Path], as_json: bool) -> None:
-    facts = [facts_of(run) for run in runs]
-    settings = [facts.pop("settings") for facts in facts]
-    differing = [key for key in fields() if key not in NOT_COMPARED and len({str(one[key]) for one in settings}) > 1]
+    read = [read_run(run) for run in runs]
+    keys = differing([run.settings for run in read])
     rows = [
-        {"run": str(run), "settings": {key: one[key] for key in differing}, **fact}
-        for run, one, fact in zip(runs, settings, facts, strict=True)
+        {"run": str(run.folder), "settings": {key: run.settings[key] for key in keys}, **facts_of(run)} for run in read
     ]
     rows.sort(key=lambda row: row["accuracy"] or 0.0, reverse=True)
     if as_json:
         print(json.dumps(rows, indent=2))
     else:
-        Console(highlight=False, width=WIDTH).print(_table(rows, differing))
+        Console(highlight=False, width=WIDTH).print(_table(rows, keys))
 
 
-def facts_of(run: Path) -> dict[str, Any]:
-    """Return the settings, the last and the best accuracy, the number of steps and the seconds of training of a run."""
-    settings = _settings(run / "config.yaml")
-    lines = read_records(run / "metrics.jsonl")
-    seen = [line for line in lines if "eval/accuracy" in line and line["step"]]
-    last = seen[-1] if seen else {}
-    # `time/reward/<name>` is part of `time/rollout`
-    phases = {name for line in lines for name in line if re.fullmatch(r"time/(?!evaluation)\w+", name)}
-    seconds = sum(line.get(name, 0.0) for line in lines for name in phases)
-    return {
-        "settings": settings,
-        "steps": lines[-1]["step"] if lines else 0,
-        "accuracy": last.get("eval/accuracy"),
-        "interval": [last["eval/low"], last["eval/high"]] if last else None,
-        "best": max((line["eval/accuracy"] for line in seen), default=None),
-        "problems": last.get("eval/problems"),
-        "training_s": seconds,
-    }
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise DataError(
-            f"{path.parent}: there is no config.yaml in it, so it is not the folder of a run. Leave it out."
-        )
-    try:
-        settings = flat(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
-        raise DataError(
-            f"{path}: it contains no settings ({' '.join(str(error).split())}). Leave this run out."
-        ) from None
-    if settings["model.name"] is None:
-        raise DataError(f"{path}: it does not belong to a run: it has no model.name. Leave this folder out.")
-    return settings
-
-
-def _table(rows: Sequence[dict[str, Any]], differing: Sequence[str]) -> Table:
+def _table(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> Table:
     table = Table(title=_title(rows), box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in ("run", *differing):
+    for name in ("run", *keys):
         table.add_column(name, no_wrap=True)
     for name in ("accuracy", "best", "steps", "training"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        settings = [str(row["settings"][key]) for key in differing]
+        settings = [str(row["settings"][key]) for key in keys]
         table.add_row(row["run"], *settings, _accuracy(row), _percent(row["best"]), str(row["steps"]), _time(row))
     return table
 

@@ -1,0 +1,179 @@
+"""Read the files of a run folder, of a run that goes on or has ended. Only config.yaml has to be there."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.config.command_line import flat, resolve
+from trainer.config.settings import Config, fields
+from trainer.errors import ConfigError, DataError
+from trainer.run_folder.journal import read_records
+from trainer.watch.diagnosis import History
+
+NOT_COMPARED = {"run.dir", "run.threads", "run.keep", "run.save_every"}  # without effect on what is learned
+TAIL = 2**18  # bytes at the end of samples.jsonl in which the last answers are
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """A run folder. A file is read when it is asked for; what is missing is empty."""
+
+    folder: Path
+    settings: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @cached_property
+    def config(self) -> Config:
+        """The settings. Raise DataError if they are those of a version that had other ones."""
+        try:
+            return resolve(str(self.folder / "config.yaml"))
+        except ConfigError as error:
+            raise DataError(f"{self.folder}/config.yaml: {error} Read it with the version that wrote it.") from None
+
+    @property
+    def made_with(self) -> list[str]:
+        """The comments at the head of config.yaml: versions and machine."""
+        lines = (self.folder / "config.yaml").read_text(encoding="utf-8").splitlines()
+        return [line.removeprefix("# ") for line in takewhile(lambda line: line.startswith("#"), lines)]
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_records(self.folder / "metrics.jsonl")
+
+    @cached_property
+    def history(self) -> History:
+        return History(self.config, self.metrics, self._json("data.json").get("training_problems", 0))
+
+    @cached_property
+    def evaluation(self) -> dict[str, Any]:
+        return self._json("eval.json")
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that are done."""
+        return int(self.metrics[-1]["step"]) if self.metrics else 0
+
+    @property
+    def total_steps(self) -> int:
+        return self.config.total_steps(self.history.problems)
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the last file of a run was written after its last step."""
+        last = self.folder / ("eval.json" if self.config.eval.problems else self.config.lora.product)
+        metrics = self.folder / "metrics.jsonl"
+        return last.exists() and metrics.exists() and last.stat().st_mtime >= metrics.stat().st_mtime
+
+    def flips(self) -> list[dict[str, Any]]:
+        """Return the problems that only one of the first two models solved."""
+        found = self.evaluation.get("comparisons") or [{"before": "base", "after": "trained"}]
+        names = f"{found[0]['before']} -> {found[0]['after']}"
+        return [flip for flip in _lines(self.folder / "eval_flips.jsonl") if flip.get("models") == names]
+
+    def samples(self) -> dict[str, Record]:
+        """Return the first and the last good and bad answer of the run."""
+        found: dict[str, Record] = {}
+        for sample in _lines(self.folder / "samples.jsonl"):
+            kind = "good" if is_good(sample) else "bad"
+            found.setdefault(f"first {kind}", sample)
+            found[f"last {kind}"] = sample
+        return {name: found[name] for name in ORDER if name in found}
+
+    def last_samples(self) -> dict[str, Record]:
+        """Return the last good and the last bad answer, without reading more than the end of the file."""
+        last = {is_good(sample): sample for sample in _lines(self.folder / "samples.jsonl", TAIL)}
+        return {f"last {'good' if good else 'bad'}": last[good] for good in (True, False) if good in last}
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.folder / name
+        try:
+            found = json.loads(path.read_bytes()) if path.is_file() else {}
+        except ValueError as error:
+            raise DataError(f"{path}: it is not JSON ({error}). Repair or delete it.") from None
+        return found if isinstance(found, dict) else {}
+
+
+ORDER = ("first good", "first bad", "last good", "last bad")
+
+
+def is_good(sample: Record) -> bool:
+    """True if an answer is right, or has earned something where no reward asks for right answers."""
+    return (sample.get("reward/correct", sample.get("reward")) or 0) > 0
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Raise DataError if this is not the folder of a run."""
+    return RunFiles(folder, _settings(folder / "config.yaml"))
+
+
+def facts_of(run: RunFiles) -> dict[str, Any]:
+    """Return the last and the best accuracy, the number of steps and the seconds of training of a run."""
+    lines = run.metrics
+    seen = [line for line in lines if "eval/accuracy" in line and line["step"]]
+    last = seen[-1] if seen else {}
+    return {
+        "steps": run.steps,
+        "accuracy": last.get("eval/accuracy"),
+        "interval": [last["eval/low"], last["eval/high"]] if last else None,
+        "best": max((line["eval/accuracy"] for line in seen), default=None),
+        "problems": last.get("eval/problems"),
+        "training_s": sum(line.get(f"time/{name}", 0.0) for line in lines for name in phases(lines)),
+    }
+
+
+def phases(records: Sequence[Record], kind: str = "time") -> list[str]:
+    """Return the phases of a step that have a time (or memory), without parts of a phase (`time/reward/answers`)."""
+    names = dict.fromkeys(name.removeprefix(f"{kind}/") for line in records for name in line if name.startswith(kind))
+    return [name for name in names if not re.search("/|_reserved$", name) and name not in ("evaluation", "held")]
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the settings that are not the same in all runs, and that have an effect on what is learned."""
+    return [key for key in fields() if key not in NOT_COMPARED and len({str(one[key]) for one in settings}) > 1]
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise DataError(
+            f"{path.parent}: there is no config.yaml in it, so it is not the folder of a run. Leave it out."
+        )
+    try:
+        settings = flat(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
+        raise DataError(
+            f"{path}: it contains no settings ({' '.join(str(error).split())}). Leave this run out."
+        ) from None
+    if settings["model.name"] is None:
+        raise DataError(f"{path}: it does not belong to a run: it has no model.name. Leave this folder out.")
+    return settings
+
+
+def _lines(path: Path, at_most: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file of JSON lines, or those in its last bytes. A line that was cut short is left out."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        if at_most and path.stat().st_size > at_most:
+            file.seek(-at_most, 2)
+            file.readline()
+        for line in file:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield record
