@@ -19,6 +19,7 @@ import trainer
 from trainer.config.command_line import Request, flat
 from trainer.config.settings import RUNS, Config, Vllm
 from trainer.errors import ConfigError
+from trainer.machine import hardware
 from trainer.machine.shipped import CHECKOUT
 from trainer.ranks import distributed, slurm
 
@@ -63,7 +64,7 @@ def is_ours(folder: Path) -> bool:
 def describe(folder: Path, config: Config) -> None:
     """Write the configuration into the run folder. Called when everything is loaded, so that a mistake leaves none."""
     if distributed.is_main():
-        (folder / "config.yaml").write_text(f"# {provenance()}\n{config.to_yaml()}")
+        (folder / "config.yaml").write_text(f"# {provenance()}\n# {machine()}\n{config.to_yaml()}")
 
 
 def _lock(folder: Path) -> None:
@@ -107,6 +108,12 @@ def provenance() -> str:
     """Return a line with the versions of Octet and of the packages that it trains with."""
     packages = [f"{name} {version(name)}" for name in PACKAGES]
     return ", ".join([f"octet-grpo {trainer.__version__}", *packages, revision() or "no git revision"])
+
+
+def machine() -> str:
+    """Return a line with the processes of the run, and what this node has."""
+    ranks = distributed.world_size()
+    return f"{ranks} rank{'s' if ranks > 1 else ''}; {hardware.detect()}"
 
 
 def revision() -> str:
