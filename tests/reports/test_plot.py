@@ -1,0 +1,120 @@
+"""Curves: what is drawn of runs and seeds, and the files that come of it."""
+
+import math
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.reports.conftest import HOSTILE, write_lines
+from trainer.commands import main
+from trainer.reports.chart import MOST_POINTS, Chart, Curve, Value, thinned, ticks
+from trainer.reports.drawing import Area, Hit, Label
+from trainer.reports.panels import groups_of, main_charts, more_charts
+from trainer.reports.run_files import read_run
+
+
+@pytest.fixture
+def seeds(finished, copied):
+    """The run, the same with another seed and a reward that is higher by 1, and one with another learning rate."""
+    seed, rate = copied("seed"), copied("rate")
+    for folder, setting, value in ((seed, "seed: 0", "seed: 1"), (rate, "lr: 0.001", "lr: 0.01")):
+        text = (folder / "config.yaml").read_text()
+        assert setting in text
+        (folder / "config.yaml").write_text(text.replace(setting, value))
+    records = [
+        record | {"reward/mean": record["reward/mean"] + 1} if "reward/mean" in record else record
+        for record in read_run(seed).metrics
+    ]
+    write_lines(seed / "metrics.jsonl", records)
+    return [read_run(folder) for folder in (finished, seed, rate)]
+
+
+def test_the_four_charts_and_their_curves(finished):
+    charts = main_charts(groups_of([read_run(finished)]))
+    assert [chart.title for chart in charts] == [
+        "mean reward",
+        "accuracy",
+        "loss",
+        "reward, with its standard deviation",
+    ]
+    assert [curve.name for curve in charts[1].curves] == ["training", "held-out (95 %)"]
+    assert [value.step for value in charts[1].curves[1].values] == [0, 3, 6]
+    assert [value.step for value in charts[0].curves[0].values] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_is_not_logged_has_no_chart(finished):
+    titles = [chart.title for chart in more_charts(groups_of([read_run(finished)]))]
+    assert "KL to the reference, a token" not in titles
+    assert titles[-2:] == ["seconds of a step", "memory at its peak, GB"]
+
+
+def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(seeds):
+    groups = groups_of(seeds)
+    assert [group.name for group in groups] == ["demo (2 seeds), algorithm.lr=0.001", "rate, algorithm.lr=0.01"]
+    first, other = main_charts(groups)[0].curves
+    reward = seeds[0].metrics[1]["reward/mean"]
+    assert first.values[0] == pytest.approx((1, reward + 0.5, reward, reward + 1))
+    assert other.values[0].low == other.values[0].high
+
+
+def test_a_chart_says_its_numbers_and_shades_its_range():
+    curve = Curve("loss", [Value(1, 0.5, 0.25, 0.75), Value(2, 0.5, 0.5, 0.5)])
+    marks = Chart("loss", [curve]).marks()
+    assert [mark.text for mark in marks if isinstance(mark, Hit)] == [
+        "step 1\nloss: 0.5 (0.25 to 0.75)",
+        "step 2\nloss: 0.5",
+    ]
+    assert sum(isinstance(mark, Area) for mark in marks) == 1
+
+
+@pytest.mark.parametrize("values", [[0.0], [3.0], [-2.0, -2.0], [1e-9, 2e-9], [-1e6, 1e6]])
+def test_any_range_of_values_has_an_axis(values):
+    marks = Chart("", [Curve("", [Value(step, one, one, one) for step, one in enumerate(values)])]).marks()
+    assert sum(isinstance(mark, Label) and mark.anchor == "end" for mark in marks) >= 3
+    assert all(math.isfinite(mark.x) for mark in marks if isinstance(mark, Hit))
+
+
+def test_ticks_are_round():
+    assert ticks(0, 0.92) == [0, 0.2, 0.4, 0.6, 0.8]
+    assert ticks(-0.26, 0.02) == [-0.2, -0.1, 0]
+    assert ticks(1, 20) == [5, 10, 15, 20]
+
+
+def test_a_long_curve_is_thinned_to_means():
+    values = [Value(step, step % 2, 0, 1) for step in range(1000)]
+    assert len(thinned(values)) == MOST_POINTS
+    assert {value.middle for value in thinned(values)} <= {0.4, 0.6}
+    assert thinned([Value(1, math.nan, 0, 0)]) == []
+
+
+def test_the_command_writes_both_sheets(seeds, tmp_path, capsys):
+    folders = [str(run.folder) for run in seeds]
+    with pytest.raises(SystemExit, match="0"):
+        main.main(["plot", *folders, "--out", str(tmp_path / "plots")])
+    paths = capsys.readouterr().out.split()
+    assert [path.rpartition("/")[2] for path in paths] == ["curves.svg", "curves.png", "details.svg", "details.png"]
+    texts = [element.text for element in ElementTree.parse(paths[0]).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"mean reward", "rate, algorithm.lr=0.01"} <= set(texts)
+
+
+def test_a_picture_has_the_colours_of_its_curves(seeds, tmp_path):
+    from PIL import Image
+
+    with pytest.raises(SystemExit, match="0"):
+        main.main(["plot", *(str(run.folder) for run in seeds), "--out", str(tmp_path)])
+    with Image.open(tmp_path / "curves.png") as image:
+        seen = {colour for _, colour in image.convert("RGB").getcolors(2**20)}
+    assert {(0x3B, 0x82, 0xC4), (0xE0, 0x7B, 0x39), (255, 255, 255)} <= seen
+
+
+def test_a_hostile_name_is_text_in_a_drawing(copied, tmp_path):
+    folder = copied(HOSTILE.replace("/", "").replace("\ud800", ""))
+    with pytest.raises(SystemExit, match="0"):
+        main.main(["plot", str(folder), "--out", str(tmp_path / "plots")])
+    assert "script" not in {element.tag for element in ElementTree.parse(tmp_path / "plots/curves.svg").iter()}
+
+
+def test_a_run_without_a_step_is_an_error(only_settings, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main.main(["plot", str(only_settings)])
+    assert "started: no step is logged yet, so there is nothing to plot." in capsys.readouterr().err

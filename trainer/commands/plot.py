@@ -1,0 +1,26 @@
+"""`octet plot`: the curves of runs as PNG and SVG, from the files in their folders."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from trainer.errors import DataError
+from trainer.reports import sheet
+from trainer.reports.run_files import read_run
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet plot runs/sweep/0* --out plots"
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders; seeds become a band")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write; by default the folder of the run")
+
+
+def run(options: Namespace) -> None:
+    runs = [read_run(run) for run in options.runs]
+    for one in runs:
+        if not one.steps:
+            raise DataError(f"{one.folder}: no step is logged yet, so there is nothing to plot. Leave this run out.")
+    folder = options.out or (options.runs[0] if len(options.runs) == 1 else Path("plots"))
+    for path in sheet.write(runs, folder):
+        print(path)

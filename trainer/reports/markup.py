@@ -1,0 +1,48 @@
+"""HTML and SVG in which every text is escaped: only what `tag` has made is markup."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Sequence
+from hashlib import sha256
+from html import escape
+from pathlib import Path
+from string import Template
+
+from trainer.reports.visible import visible
+
+HERE = Path(__file__).parent
+
+
+class Html(str):
+    """Markup. Any other text is escaped when it becomes part of an element."""
+
+    __slots__ = ()
+
+
+def tag(name: str, *inside: object, **attributes: object) -> Html:
+    """Return an element. An underscore in the name of an attribute stands for a dash, and is left out at its end."""
+    named = [(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None]
+    head = "".join(f' {key}="{escape(visible(str(value)))}"' for key, value in named)
+    return Html(f"<{name}{head}>{joined(*inside)}</{name}>")
+
+
+def joined(*parts: object) -> Html:
+    """Return markup as it is and everything else as text, one after the other."""
+    return Html("".join(part if isinstance(part, Html) else escape(visible(str(part))) for part in parts))
+
+
+def table(head: Sequence[object], rows: Sequence[Sequence[object]], kind: str = "") -> Html:
+    """Return a table. Its first column names the rows."""
+    cells = [[tag("th" if not place else "td", cell) for place, cell in enumerate(row)] for row in rows]
+    top = tag("thead", tag("tr", *(tag("th", name) for name in head))) if any(head) else ""
+    body = tag("tbody", *(tag("tr", *row) for row in cells))
+    return tag("div", tag("table", top, body), class_=f"wide {kind}".strip())
+
+
+def page(title: str, *sections: Html) -> str:
+    """Return a page that loads nothing and runs no script: a browser is told to refuse both."""
+    style = (HERE / "page.css").read_text(encoding="utf-8")
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    template = Template((HERE / "page.html").read_text(encoding="utf-8"))
+    return template.substitute(title=joined(title), digest=digest, style=style, body="\n".join(sections))

@@ -1,0 +1,146 @@
+"""What is plotted of runs. Runs that differ only in their seed become one curve with a band."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from trainer.config.settings import fields
+from trainer.reports.chart import Chart, Curve, Value, thinned
+from trainer.reports.run_files import NOT_COMPARED, RunFiles, differing, phases
+
+Range = tuple[float, float, float]  # a value, and the lowest and highest around it
+Looks = Callable[[Mapping[str, float]], "Range | None"]
+LONGEST_NAME = 60
+
+
+class Source(NamedTuple):
+    name: str
+    look: Looks
+    dots: bool = False
+
+
+class Group(NamedTuple):
+    """Runs that differ only in their seed."""
+
+    name: str
+    runs: Sequence[RunFiles]
+
+
+def groups_of(runs: Sequence[RunFiles]) -> list[Group]:
+    """Return the runs, those together that differ only in their seed."""
+    found: dict[str, list[RunFiles]] = defaultdict(list)
+    compared = [key for key in fields() if key not in NOT_COMPARED | {"run.seed"}]
+    for run in runs:
+        found[str([run.settings[key] for key in compared])].append(run)
+    keys = [key for key in differing([run.settings for run in runs]) if key != "run.seed"]
+    return [Group(_name(group, keys), group) for group in found.values()]
+
+
+def _name(runs: Sequence[RunFiles], keys: Sequence[str]) -> str:
+    """Return the name of a run, or of its group; with the settings that tell it from the others, if they are few."""
+    settings = " ".join(f"{key}={runs[0].settings[key]}" for key in keys)
+    seeds = f" ({len(runs)} seeds)" if len(runs) > 1 else ""
+    told = f", {settings}" if settings and len(settings) < LONGEST_NAME else ""
+    return f"{runs[0].name}{seeds}{told}"
+
+
+def main_charts(groups: Sequence[Group]) -> list[Chart]:
+    """Return the four that say whether a run learns."""
+    accuracy = f"accuracy/{groups[0].runs[0].settings['reward.answer'] or 'strict'}"
+    held_out = Source("held-out (95 %)", between("eval/accuracy", "eval/low", "eval/high"), dots=True)
+    return _drawn(
+        chart("mean reward", groups, [Source("reward", plain("reward/mean"))]),
+        chart("accuracy", groups, [Source("training", plain(accuracy)), held_out], percent=True),
+        chart("loss", groups, [Source("loss", plain("loss"))]),
+        chart("reward, with its standard deviation", groups, [Source("reward", around("reward/mean", "reward/std"))]),
+    )
+
+
+def more_charts(groups: Sequence[Group]) -> list[Chart]:
+    """Return what to look at if it does not."""
+    records = [record for group in groups for run in group.runs for record in run.metrics]
+    return _drawn(
+        chart("entropy of a token", groups, [Source("entropy", plain("entropy"))]),
+        chart("KL to the reference, a token", groups, [Source("KL", plain("kl"))]),
+        chart("tokens of an answer", groups, [Source("length", plain("length"))]),
+        chart("norm of the gradient", groups, [Source("norm", plain("grad_norm"))]),
+        chart("seconds of a step", groups, _each(groups, phases(records), "time", sum)),
+        chart("memory at its peak, GB", groups, _each(groups, phases(records, "memory"), "memory", max)),
+    )
+
+
+def _drawn(*charts: Chart) -> list[Chart]:
+    """Leave out what these runs did not log, such as the KL to a reference that they do not have."""
+    return [chart for chart in charts if chart.curves]
+
+
+def plain(name: str) -> Looks:
+    return lambda record: (record[name],) * 3 if name in record else None
+
+
+def between(name: str, low: str, high: str) -> Looks:
+    return lambda record: (record[name], record[low], record[high]) if name in record else None
+
+
+def around(name: str, deviation: str) -> Looks:
+    """Look at a value with its deviation to both sides."""
+
+    def look(record: Mapping[str, float]) -> Range | None:
+        value, apart = record.get(name), record.get(deviation, 0.0)
+        return None if value is None else (value, value - apart, value + apart)
+
+    return look
+
+
+MOST_PHASES = 4
+
+
+def _each(
+    groups: Sequence[Group], names: Sequence[str], kind: str, together: Callable[[Iterable[float]], float]
+) -> list[Source]:
+    """Return a source for each of the largest phases of one run, or for all phases together of several runs."""
+
+    def whole(record: Mapping[str, float]) -> Range | None:
+        found = [record[f"{kind}/{name}"] for name in names if f"{kind}/{name}" in record]
+        return (together(found),) * 3 if found else None
+
+    if len(groups) > 1 or kind == "memory":
+        return [Source("all", whole)]
+    records = [record for run in groups[0].runs for record in run.metrics]
+    largest = sorted(names, key=lambda name: -sum(record.get(f"{kind}/{name}", 0.0) for record in records))
+    return [Source(name, plain(f"{kind}/{name}")) for name in largest[:MOST_PHASES]]
+
+
+def chart(title: str, groups: Sequence[Group], sources: Sequence[Source], percent: bool = False) -> Chart:
+    """Return a chart: each run in its colour, or each source in its colour if there is one run."""
+    alone = len(groups) == 1
+    curves = [
+        Curve(source.name if alone else _both(group, source, sources), values, which if alone else number, source.dots)
+        for number, group in enumerate(groups)
+        for which, source in enumerate(sources)
+        if (values := thinned(_values(group, source)))
+    ]
+    dots = "" if alone else "".join(f" (dots: {source.name})" for source in sources if source.dots)
+    return Chart(f"{title}{dots}", curves, percent, legend=alone)
+
+
+def _both(group: Group, source: Source, sources: Sequence[Source]) -> str:
+    return group.name if len(sources) == 1 else f"{group.name}, {source.name}"
+
+
+def _values(group: Group, source: Source) -> list[Value]:
+    """Return the mean over the runs of a group, and the range that holds all of them."""
+    found: dict[int, list[Range]] = defaultdict(list)
+    for run in group.runs:
+        for record in run.metrics:
+            if (seen := source.look(record)) is not None:
+                found[record["step"]].append(seen)
+    return [Value(step, *_together(seen)) for step, seen in sorted(found.items())]
+
+
+def _together(seen: Sequence[Range]) -> Range:
+    middles, lows, highs = zip(*seen, strict=True)
+    return fmean(middles), min(lows), max(highs)

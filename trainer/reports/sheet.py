@@ -1,0 +1,44 @@
+"""Write the charts of runs on two sheets, each as SVG and as PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trainer.reports.chart import HEIGHT, WIDTH, Chart
+from trainer.reports.drawing import COLOURS, Label, Mark, svg, write_png
+from trainer.reports.panels import Group, groups_of, main_charts, more_charts
+from trainer.reports.run_files import RunFiles
+from trainer.reports.visible import visible
+
+COLUMNS = 2
+GAP, LINE = 14.0, 16.0
+
+
+def write(runs: Sequence[RunFiles], folder: Path) -> Iterator[Path]:
+    """Write the two sheets, and yield their paths. Several runs are told apart by a key at the top."""
+    folder.mkdir(parents=True, exist_ok=True)
+    groups = groups_of(runs)
+    for name, charts in (("curves", main_charts(groups)), ("details", more_charts(groups))):
+        marks, width, height = arranged(groups, charts)
+        (folder / f"{name}.svg").write_text(svg(marks, width, height, name, alone=True), encoding="utf-8")
+        write_png(folder / f"{name}.png", marks, width, height)
+        yield from (folder / f"{name}.{kind}" for kind in ("svg", "png"))
+
+
+def arranged(groups: Sequence[Group], charts: Sequence[Chart]) -> tuple[list[Mark], float, float]:
+    """Return charts in rows under the names of the runs, and the size of it all."""
+    top = GAP + LINE * len(groups)
+    marks: list[Mark] = [
+        Label(GAP, GAP + LINE * (number + 0.6), visible(group.name), None if len(groups) == 1 else _colour(number))
+        for number, group in enumerate(groups)
+    ]
+    for number, chart in enumerate(charts):
+        row, column = divmod(number, COLUMNS)
+        marks += chart.marks(GAP + column * (WIDTH + GAP), top + row * (HEIGHT + GAP))
+    rows = -(-len(charts) // COLUMNS)
+    return marks, GAP + COLUMNS * (WIDTH + GAP), top + rows * (HEIGHT + GAP)
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
