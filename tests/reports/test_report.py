@@ -1,0 +1,161 @@
+"""The page about a run: what is on it, and that nothing a model wrote is more than text there."""
+
+import shlex
+from html.parser import HTMLParser
+
+import pytest
+
+from tests.reports.conftest import lines_of, write_lines
+from trainer.commands import main
+from trainer.config.command_line import flat, resolve
+from trainer.errors import DataError
+from trainer.reports import repeat
+from trainer.reports.report import report
+from trainer.reports.run_files import read_run
+
+SECTIONS = ["Curves", "Evaluation", "Alarms", "Answers won and lost", "First and last answers", "Settings"]
+SECTIONS += ["Time and memory", "How it was made"]
+
+
+class Seen(HTMLParser):
+    """Collects the elements of a page, their attributes, and the text of each element."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: set[str] = set()
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def within(self, tag: str) -> list[str]:
+        return [text for name, text in self.texts if name == tag]
+
+
+def page_of(*folders) -> Seen:
+    return Seen(report([read_run(folder) for folder in folders]))
+
+
+def test_a_page_has_every_section_and_loads_nothing(finished):
+    seen = page_of(finished)
+    assert seen.within("h2") == SECTIONS
+    assert seen.open == []
+    assert not {"script", "link", "img", "iframe", "object"} & set(seen.tags)
+    assert not {"src", "href", "style", "onload"} & seen.attributes
+    assert "base" in seen.within("th")
+    assert seen.within("mark")
+    assert any(text.startswith("step 6\nreward: ") for text in seen.within("title"))
+
+
+def test_what_a_model_wrote_is_text_on_the_page(finished, hostile):
+    text = report([read_run(hostile)])
+    seen = Seen(text)
+    assert not set(seen.tags) - set(Seen(report([read_run(finished)])).tags)
+    assert "onerror" not in seen.attributes
+    assert not [character for character in text if character < " " and character not in "\n\t"]
+    assert not {"\u202e", "\u2066", "\u200b", "\ud800"} & set(text)
+    assert "<script>document.title='taken'</script>" in "".join(seen.within("pre"))
+    assert "␛[31mred" in "".join(seen.within("pre"))
+    assert "<U+202E>txet" in "".join(seen.within("pre"))
+
+
+@pytest.mark.parametrize("missing", ["eval.json", "eval_flips.jsonl", "samples.jsonl", "metrics.jsonl", "data.json"])
+def test_a_page_without_one_of_the_files(copied, missing):
+    folder = copied("half")
+    (folder / missing).unlink()
+    assert page_of(folder).within("h2") == SECTIONS
+
+
+def test_a_page_of_a_run_that_has_only_begun(only_settings):
+    seen = page_of(only_settings)
+    assert seen.within("h2") == SECTIONS
+    assert seen.tags.count("svg") == 0
+    assert "The run has no evaluation yet, so it cannot be said whether it learned." in seen.within("p")
+    assert page_of(only_settings, only_settings).within("td").count("none yet") == 4
+
+
+def test_files_that_were_cut_off_while_they_were_written(copied):
+    folder = copied("cut")
+    for name in ("samples.jsonl", "metrics.jsonl", "eval_flips.jsonl"):
+        (folder / name).write_bytes((folder / name).read_bytes()[:-9])
+    assert page_of(folder).within("h2") == SECTIONS
+
+
+def test_values_that_are_not_numbers_are_left_out_of_the_curves(copied):
+    folder = copied("broken")
+    records = lines_of(folder / "metrics.jsonl")
+    records[2] |= {"loss": float("nan"), "grad_norm": float("inf")}
+    write_lines(folder / "metrics.jsonl", records)
+    text = report([read_run(folder)])
+    assert "nan," not in text
+    assert ",inf" not in text
+
+
+def test_several_runs_are_told_apart(finished, copied):
+    other = copied("other")
+    changed = (other / "config.yaml").read_text().replace("lr: 0.001", "lr: 0.002")
+    (other / "config.yaml").write_text(changed)
+    seen = page_of(finished, other)
+    assert seen.within("h2") == ["Results", "Different settings", "Curves", "demo", "other"]
+    assert seen.within("code") == ["algorithm.lr"]
+    assert {"0.001", "0.002"} <= set(seen.within("td"))
+    assert "demo, algorithm.lr=0.001" in seen.within("li")
+
+
+def test_an_alarm_is_named_with_its_steps(copied):
+    folder = copied("alarm")
+    records = lines_of(folder / "metrics.jsonl")
+    for record in records[1:]:
+        record["empty"] = 0.9
+    write_lines(folder / "metrics.jsonl", records)
+    seen = page_of(folder)
+    assert "empty answers" in seen.within("strong")
+    assert ", since step 5" in seen.within("p")
+
+
+def test_the_command_on_the_page_makes_the_same_settings(finished):
+    settings = read_run(finished).settings
+    _, _, _, preset, *overrides = shlex.split(repeat.command(*repeat.nearest_preset(settings)))
+    again = flat(resolve(preset, None, [*overrides, f"run.dir={settings['run.dir']}"]).model_dump(mode="json"))
+    assert again == settings
+    assert preset == "nano"
+
+
+def test_a_folder_that_is_no_run_is_an_error(tmp_path):
+    with pytest.raises(DataError, match=r"no config\.yaml in it"):
+        read_run(tmp_path)
+
+
+def test_settings_of_another_version_are_an_error(copied):
+    folder = copied("old")
+    with (folder / "config.yaml").open("a") as file:
+        file.write("gone: {key: 1}\n")
+    with pytest.raises(DataError, match=r"config.yaml: gone: there is no such section. .*version"):
+        report([read_run(folder)])
+
+
+def test_the_command_says_where_the_page_is(finished, tmp_path, capsys):
+    out = tmp_path / "page.html"
+    with pytest.raises(SystemExit, match="0"):
+        main.main(["report", str(finished), "--out", str(out)])
+    assert capsys.readouterr().out == f"{out}\n"
+    assert out.read_text().startswith("<!doctype html>")
+
+
+def test_a_page_that_cannot_be_written_is_an_error(finished, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main.main(["report", str(finished), "--out", str(tmp_path / "missing" / "page.html")])
+    assert "page.html: it cannot be written (No such file or directory). Name" in capsys.readouterr().err

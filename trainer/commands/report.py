@@ -1,0 +1,26 @@
+"""`octet report`: a page about a run, or about several, from the files in their folders."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from trainer.errors import ConfigError
+from trainer.reports.report import report
+from trainer.reports.run_files import read_run
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet report runs/demo"
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="by default report.html in the folder of the run")
+
+
+def run(options: Namespace) -> None:
+    text = report([read_run(run) for run in options.runs])
+    path = options.out or (options.runs[0] / "report.html" if len(options.runs) == 1 else Path("report.html"))
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out {path}: it cannot be written ({error.strerror}). Name another file.") from None
+    print(path)

@@ -1,0 +1,51 @@
+"""Which preset a run is nearest to, where it differs, and the command that repeats it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import yaml
+
+from trainer.config.arguments import PRESETS, names_in
+from trainer.config.command_line import flat, resolve
+
+NOT_REPEATED = {"run.dir"}
+
+
+class Change(NamedTuple):
+    key: str
+    preset: Any
+    run: Any
+
+
+def nearest_preset(settings: Mapping[str, Any]) -> tuple[str, list[Change]]:
+    """Return the preset with the fewest other values, because a run does not store the name of its own."""
+    found = {name: _changes(settings, _preset(name)) for name in names_in(PRESETS)}
+    name = min(found, key=lambda name: len(found[name]))
+    return name, found[name]
+
+
+def command(preset: str, changes: list[Change]) -> str:
+    """Return the command that starts a run with the same settings in a new folder."""
+    overrides = [shlex.quote(f"{change.key}={_written(change.run)}") for change in changes]
+    return " ".join(["octet train --preset", preset, *overrides])
+
+
+@cache
+def _preset(name: str) -> Mapping[str, Any]:
+    return flat(resolve(name).model_dump(mode="json"))
+
+
+def _changes(settings: Mapping[str, Any], preset: Mapping[str, Any]) -> list[Change]:
+    return [
+        Change(key, preset[key], value)
+        for key, value in settings.items()
+        if value != preset[key] and key not in NOT_REPEATED
+    ]
+
+
+def _written(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()

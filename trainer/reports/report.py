@@ -1,0 +1,172 @@
+"""A page about a run, or about several: one HTML file that loads nothing and runs no script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from statistics import fmean
+from typing import Any
+
+from trainer.reports import answers, evaluation_table, repeat
+from trainer.reports.alarms import Alarm, alarms_of
+from trainer.reports.chart import HEIGHT, WIDTH
+from trainer.reports.drawing import COLOURS, Line, svg
+from trainer.reports.evaluation_table import percent
+from trainer.reports.markup import Html, joined, page, table, tag
+from trainer.reports.panels import Group, groups_of, main_charts, more_charts
+from trainer.reports.run_files import RunFiles, differing, facts_of, phases
+
+
+def report(runs: Sequence[RunFiles]) -> str:
+    """Return the page: of one run in full, of several what differs and their curves."""
+    if len(runs) == 1:
+        return page(f"{runs[0].name}: Octet", *of_one(runs[0]))
+    return page(f"{len(runs)} runs: Octet", *of_several(runs))
+
+
+def of_one(run: RunFiles) -> Iterator[Html]:
+    alarms = alarms_of(run.history)
+    yield tag("h1", run.name)
+    yield tag("p", _what(run), class_="soft")
+    yield verdict(run, alarms)
+    yield from section("Curves", charts(groups_of([run])))
+    yield from section("Evaluation", evaluation(run))
+    yield from section("Alarms", *map(alarm, alarms))
+    yield from section("Answers won and lost", *answers.flips(run.flips()))
+    yield from section("First and last answers", *answers.samples(run.samples()))
+    yield from section("Settings", settings(run))
+    yield from section("Time and memory", time_and_memory(run))
+    yield from section("How it was made", *how_it_was_made(run))
+
+
+def of_several(runs: Sequence[RunFiles]) -> Iterator[Html]:
+    yield tag("h1", f"{len(runs)} runs")
+    yield from section("Results", results(runs))
+    yield from section("Different settings", different_settings(runs))
+    yield from section("Curves", charts(groups_of(runs)))
+    for run in runs:
+        alarms = alarms_of(run.history)
+        yield from section(run.name, verdict(run, alarms), *map(alarm, alarms))
+
+
+def section(title: str, *parts: Html) -> Iterator[Html]:
+    """Yield a section. One with nothing in it says so, because that is an answer, too."""
+    yield tag("h2", title)
+    yield joined(*parts) if any(parts) else tag("p", "None.", class_="soft")
+
+
+def _what(run: RunFiles) -> str:
+    settings = run.settings
+    ended = "ended" if run.has_ended else "not ended"
+    return f"{settings['model.name']} on {settings['task.name']}, {run.steps} of {run.total_steps} steps, {ended}"
+
+
+def verdict(run: RunFiles, alarms: Sequence[Alarm]) -> Html:
+    """Return whether the trained model is better than the base, and how many alarms there were."""
+    found = run.evaluation.get("comparisons", [])
+    text = found[0]["verdict"] if found else "The run has no evaluation yet, so it cannot be said whether it learned."
+    kind = next((kind for kind in ("better", "worse") if text.startswith(kind)), "")
+    lasting = sum(alarm.lasts for alarm in alarms)
+    health = f"Alarms: {len(alarms)}, of which {lasting} last." if alarms else "No alarms."
+    return tag("div", tag("p", text), tag("p", health, class_="soft"), class_=f"verdict {kind}".strip())
+
+
+def charts(groups: Sequence[Group]) -> Html:
+    """Return all charts, under the names of the runs if there are several."""
+    drawn = [*main_charts(groups), *more_charts(groups)] if any(run.metrics for run in all_runs(groups)) else []
+    figures = [tag("figure", svg(chart.marks(), WIDTH, HEIGHT, chart.title)) for chart in drawn]
+    if not figures:
+        return Html()
+    named = [tag("li", swatch(number), group.name) for number, group in enumerate(groups)]
+    key = tag("ul", *named, class_="key") if len(groups) > 1 else Html()
+    return joined(key, tag("div", *figures, class_="charts"))
+
+
+def all_runs(groups: Sequence[Group]) -> Iterator[RunFiles]:
+    return chain.from_iterable(group.runs for group in groups)
+
+
+def swatch(number: int) -> Html:
+    return svg([Line([(0, 5), (14, 5)], COLOURS[number % len(COLOURS)], width=4)], 14, 10, "colour")
+
+
+def evaluation(run: RunFiles) -> Html:
+    """Return the tables of eval.json: each model, and each pair of models."""
+    models, pairs = run.evaluation.get("evaluations", []), run.evaluation.get("comparisons", [])
+    if not models:
+        return Html()
+    asked = f"{models[0]['problems']} held-out problems, greedy answers; 95 % intervals in brackets."
+    first = table(["", *(model["name"] for model in models)], evaluation_table.rows(models), "numbers")
+    rows = [[f"{one['before']} → {one['after']}", one["gained"], one["lost"], one["verdict"]] for one in pairs]
+    return joined(tag("p", asked, class_="soft"), first, table(["", "gained", "lost", ""], rows) if rows else "")
+
+
+def alarm(one: Alarm) -> Html:
+    found = one.finding
+    title = tag("p", tag("strong", found.rule), f", {one.when}")
+    seen = tag("p", found.seen[:1].upper() + found.seen[1:])
+    remedy = tag("p", f"{found.why} {found.remedy}")
+    return tag("div", title, seen, remedy, class_="alarm" if one.lasts else "alarm over")
+
+
+def settings(run: RunFiles) -> Html:
+    """Return the settings that differ from those of the nearest preset."""
+    preset, changes = repeat.nearest_preset(run.settings)
+    said = f"Compared with preset {preset}, the nearest one. All other settings are those of the preset."
+    rows = [[tag("code", one.key), shown(one.preset), shown(one.run)] for one in changes]
+    return joined(tag("p", said, class_="soft"), table(["setting", "preset", "this run"], rows) if rows else "")
+
+
+def shown(value: object) -> str:
+    return "not set" if value is None else str(value)
+
+
+def time_and_memory(run: RunFiles) -> Html:
+    """Return the seconds and the peak memory of each phase."""
+    lines = [line for line in run.metrics if line["step"]]
+    seconds = {name: [line[f"time/{name}"] for line in lines if f"time/{name}" in line] for name in phases(lines)}
+    whole = sum(map(sum, seconds.values()))
+    rows = [
+        [
+            name,
+            f"{sum(values):.1f} s",
+            f"{sum(values) / (whole or 1):.0%}",
+            f"{fmean(values):.2f} s",
+            _peak(lines, name),
+        ]
+        for name, values in seconds.items()
+    ]
+    head = ["phase", "all steps", "share", "a step", "memory at its peak"]
+    return table(head, rows, "numbers") if rows else Html()
+
+
+def _peak(lines: Sequence[Mapping[str, Any]], phase: str) -> str:
+    peaks = [line[f"memory/{phase}"] for line in lines if f"memory/{phase}" in line]
+    return f"{max(peaks):.2f} GB" if peaks else ""
+
+
+def how_it_was_made(run: RunFiles) -> Iterator[Html]:
+    """Yield versions, machine and revision, and the command that repeats the run."""
+    yield from (tag("p", line) for line in run.made_with)
+    yield tag("p", "This repeats it, with the same packages and the same data:")
+    yield tag("pre", repeat.command(*repeat.nearest_preset(run.settings)))
+
+
+def results(runs: Sequence[RunFiles]) -> Html:
+    """Return a row for each run: what it reached, with its interval."""
+    rows = [[run.name, *_result(run)] for run in runs]
+    return table(["run", "base", "trained", "gained", "lost", "steps", "training"], rows, "numbers")
+
+
+def _result(run: RunFiles) -> list[object]:
+    models, facts = run.evaluation.get("evaluations", []), facts_of(run)
+    pair: Mapping[str, Any] = next(iter(run.evaluation.get("comparisons", [])), {})
+    shares = [percent(model["accuracy"], model["interval"]) for model in models[:2]]
+    shares += ["none yet"] * (2 - len(shares))
+    return [*shares, pair.get("gained", ""), pair.get("lost", ""), run.steps, f"{facts['training_s']:.0f} s"]
+
+
+def different_settings(runs: Sequence[RunFiles]) -> Html:
+    keys = differing([run.settings for run in runs])
+    rows = [[tag("code", key), *(shown(run.settings[key]) for run in runs)] for key in keys]
+    return table(["setting", *(run.name for run in runs)], rows) if rows else Html()
