@@ -28,6 +28,9 @@ GROUPS = {
     "look": {
         "eval": "Measure the accuracy on held-out problems, greedy and sampled, with 95 % intervals.",
         "compare": "Show runs side by side: where they differ, and what came of it.",
+        "watch": "Show runs on the screen while they go on, or afterwards.",
+        "report": "Write a page about a run: result, curves, answers, alarms, settings; or about several.",
+        "plot": "Draw the curves of runs, as PNG and SVG.",
         "score": "Score the completions in a JSON lines file; see docs/rewards.md.",
         "play": "Answer problems yourself and see what each reward makes of it.",
         "reward": "Try the rewards, or a function of yours, on texts that a model might be paid for.",

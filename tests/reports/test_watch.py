@@ -1,0 +1,97 @@
+"""The screen about runs: what is on it, and that nothing a model wrote acts on the terminal."""
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.reports.conftest import lines_of, write_lines
+from trainer.commands import main
+from trainer.reports.terminal import blocks, clock
+
+
+def watch(*arguments: str, capsys) -> str:
+    with pytest.raises(SystemExit, match="0"):
+        main.main(["watch", *map(str, arguments)])
+    return capsys.readouterr().out
+
+
+def test_what_is_shown_of_a_run_that_has_ended(finished, capsys):
+    said = watch(finished, capsys=capsys)
+    assert "step 6 of 6, ended" in said
+    assert "verdict: " in said
+    assert "last bad, step" in said
+    for name in ("reward", "accuracy", "held-out", "tokens", "entropy"):
+        assert f"│ {name:<9} " in said
+    assert "\x1b" not in said
+
+
+def test_a_run_that_goes_on_says_how_long_it_takes(copied, capsys):
+    folder = copied("running")
+    (folder / "eval.json").unlink()
+    records = lines_of(folder / "metrics.jsonl")[:4]
+    for record in records[1:]:
+        record.update({name: 0.0 for name in record if name.startswith("time/")})
+        record.update({"time/rollout": 30.0, "time/reward": 10.0, "time/reward/correct": 9.0})
+    write_lines(folder / "metrics.jsonl", records)
+    assert "step 3 of 6, 2:00 left, last step " in watch(folder, capsys=capsys)
+
+
+def test_a_run_that_has_only_begun(only_settings, capsys):
+    assert "step 0 of 6, not one step is logged yet" in watch(only_settings, capsys=capsys)
+
+
+def test_several_runs_and_their_alarms(finished, copied, capsys):
+    folder = copied("alarm")
+    records = [record | {"empty": 0.9} for record in lines_of(folder / "metrics.jsonl")]
+    write_lines(folder / "metrics.jsonl", records)
+    said = watch(finished, folder, "--once", capsys=capsys)
+    assert said.count("step 6 of 6") == 2
+    assert said.count("! empty answers: 90% of the answers are empty.") == 1
+
+
+def test_what_a_model_wrote_is_text_on_the_screen(hostile, capsys):
+    said = watch(hostile, capsys=capsys)
+    assert not [character for character in said if character < " " and character != "\n"]
+    assert not {"\u202e", "\u2066", "\ud800"} & set(said)
+    assert "␛[31mred" in said
+    assert "[bold]markup[/bold]" in said
+
+
+def test_a_terminal_shows_it_until_the_run_has_ended(finished):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "trainer.commands.main", "watch", str(finished)]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, cwd=ROOT, env=environment)
+    os.close(theirs)
+    said = b""
+    while part := _read(ours):
+        said += part
+    assert process.wait(60) == 0
+    assert b"\x1b[?1049h" in said  # the alternate screen, and back
+    assert b"\x1b[?1049l" in said
+    assert "step 6 of 6, ended" in said.rpartition(b"\x1b[?1049l")[2].decode()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # its other end is closed
+        return b""
+
+
+def test_blocks_and_times():
+    assert blocks([0.0, 1.0]) == "▁█"
+    assert blocks([2.0] * 3) == "▅▅▅"
+    assert blocks([float("nan")]) == ""
+    assert len(blocks(list(range(1000)))) == 40
+    assert (clock(61), clock(3661)) == ("1:01", "1:01:01")
+
+
+def test_a_folder_that_is_no_run_is_an_error(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main.main(["watch", str(tmp_path)])
+    assert "there is no config.yaml in it" in capsys.readouterr().err

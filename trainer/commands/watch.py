@@ -1,0 +1,43 @@
+"""`octet watch`: runs on the screen, while they go on or afterwards. It only reads the files in their folders."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from trainer.errors import DataError
+from trainer.reports import terminal
+from trainer.reports.run_files import read_run
+
+SECONDS = 2.0  # between two looks
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet watch runs/demo"
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, also of jobs on another node")
+    parser.add_argument("--once", action="store_true", help="print once and end, as in a pipe")
+
+
+def run(options: Namespace) -> None:
+    console = terminal.console()
+    if console.is_terminal and not options.once:
+        with suppress(KeyboardInterrupt):  # how one stops watching
+            watch(options.runs, console)
+    console.print(terminal.shown([read_run(run) for run in options.runs], console.width))
+
+
+def watch(folders: Sequence[Path], console: Console) -> None:
+    """Show the runs until all of them have ended."""
+    runs = [read_run(folder) for folder in folders]
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while not all(run.has_ended for run in runs):
+            with suppress(DataError):  # a file that is being written; it is whole at the next look
+                live.update(terminal.shown(runs, console.width), refresh=True)
+            time.sleep(SECONDS)
+            runs = [read_run(folder) for folder in folders]
