@@ -37,7 +37,7 @@ def test_the_four_charts_and_their_curves(finished):
         "loss",
         "reward, with its standard deviation",
     ]
-    assert [curve.name for curve in charts[1].curves] == ["training", "held-out (95 %)"]
+    assert [curve.name for curve in charts[1].curves] == ["training", "held-out, 95 %"]
     assert [value.step for value in charts[1].curves[1].values] == [0, 3, 6]
     assert [value.step for value in charts[0].curves[0].values] == [1, 2, 3, 4, 5, 6]
 
@@ -118,3 +118,9 @@ def test_a_run_without_a_step_is_an_error(only_settings, capsys):
     with pytest.raises(SystemExit, match="2"):
         main.main(["plot", str(only_settings)])
     assert "started: no step is logged yet, so there is nothing to plot." in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(finished, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main.main(["plot", str(finished), "--out", str(finished / "config.yaml" / "plots")])
+    assert "plots: it cannot be written (Not a directory). Name another place." in capsys.readouterr().err

@@ -10,6 +10,7 @@ from trainer.commands import main
 from trainer.config.command_line import flat, resolve
 from trainer.errors import DataError
 from trainer.reports import repeat
+from trainer.reports.alarms import looked_at
 from trainer.reports.report import report
 from trainer.reports.run_files import read_run
 
@@ -126,6 +127,12 @@ def test_an_alarm_is_named_with_its_steps(copied):
     assert ", since step 5" in seen.within("p")
 
 
+def test_a_long_run_is_looked_at_every_few_steps():
+    assert looked_at(list(range(1, 601))) == list(range(1, 601))
+    assert looked_at(list(range(1, 2001))) == list(range(20, 2001, 20))
+    assert looked_at([]) == []
+
+
 def test_the_command_on_the_page_makes_the_same_settings(finished):
     settings = read_run(finished).settings
     _, _, _, preset, *overrides = shlex.split(repeat.command(*repeat.nearest_preset(settings)))
@@ -158,4 +165,4 @@ def test_the_command_says_where_the_page_is(finished, tmp_path, capsys):
 def test_a_page_that_cannot_be_written_is_an_error(finished, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main.main(["report", str(finished), "--out", str(tmp_path / "missing" / "page.html")])
-    assert "page.html: it cannot be written (No such file or directory). Name" in capsys.readouterr().err
+    assert "page.html: it cannot be written (No such file or directory). Name another place." in capsys.readouterr().err

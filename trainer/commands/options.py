@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainer.errors import ConfigError
 
 TASKS = "nano, gsm8k, math, multiple_choice or records"
 
@@ -15,3 +20,12 @@ def add_settings_of_a_run(parser: ArgumentParser) -> None:
     parser.add_argument("--preset", help="by default the one for this hardware")
     parser.add_argument("--recipe", help="an objective on top of the preset")
     add_overrides(parser, "rollout.group_size=16")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise ConfigError if what `--out` names cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"--out {path}: it cannot be written ({error.strerror}). Name another place.") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from trainer.commands.options import writing
 from trainer.errors import DataError
 from trainer.reports import sheet
 from trainer.reports.run_files import read_run
@@ -22,5 +23,6 @@ def run(options: Namespace) -> None:
         if not one.steps:
             raise DataError(f"{one.folder}: no step is logged yet, so there is nothing to plot. Leave this run out.")
     folder = options.out or (options.runs[0] if len(options.runs) == 1 else Path("plots"))
-    for path in sheet.write(runs, folder):
-        print(path)
+    with writing(folder):
+        paths = list(sheet.write(runs, folder))
+    print(*paths, sep="\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from trainer.errors import ConfigError
+from trainer.commands.options import writing
 from trainer.reports.report import report
 from trainer.reports.run_files import read_run
 
@@ -19,8 +19,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     text = report([read_run(run) for run in options.runs])
     path = options.out or (options.runs[0] / "report.html" if len(options.runs) == 1 else Path("report.html"))
-    try:
+    with writing(path):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--out {path}: it cannot be written ({error.strerror}). Name another file.") from None
     print(path)

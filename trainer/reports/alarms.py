@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from trainer.watch.diagnosis import Finding, History, diagnose
 
-MOST_LOOKS = 100  # at a run: each looks at all steps up to one, so a long run is looked at every few steps
+MOST_RECORDS = 100_000  # that are looked at: each look is at all steps so far, so a long run gets one every few steps
 
 
 class Alarm(NamedTuple):
@@ -37,6 +37,10 @@ def alarms_of(history: History) -> list[Alarm]:
 
 
 def looked_at(steps: Sequence[int]) -> list[int]:
-    """Return the steps after which a run is looked at: all, or evenly spaced ones; always the last."""
-    every = -(-len(steps) // MOST_LOOKS) or 1
-    return list(steps[::-1][::every][::-1])
+    """Return the steps after which a run is looked at: all of up to 632, else evenly spaced ones; always the last."""
+    return list(steps[::-1][:: interval(len(steps))][::-1])
+
+
+def interval(steps: int) -> int:
+    """Return the number of steps between two looks."""
+    return max(1, steps * steps // (2 * MOST_RECORDS))

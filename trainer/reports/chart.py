@@ -70,9 +70,10 @@ class Chart:
             level = frame.down(value)
             yield Line([(frame.left, level), (frame.right, level)], width=1, opacity=0.15)
             yield Label(frame.left - 6, level + 4, self.write(value), anchor="end")
-        for step in ticks(frame.first, frame.last):
-            if step == round(step):
-                yield Label(frame.across(step), frame.bottom + 16, f"{step:.0f}", anchor="middle")
+        whole = [step for step in ticks(frame.first, frame.last) if step == round(step)]
+        for place, step in enumerate(whole):
+            text = f"{step:.0f}" if place else f"step {step:.0f}"
+            yield Label(frame.across(step), frame.bottom + 16, text, anchor="middle")
 
     def _drawn(self, frame: Frame) -> Iterator[Mark]:
         for curve in self.curves:

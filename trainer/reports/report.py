@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from trainer.reports import answers, evaluation_table, repeat
-from trainer.reports.alarms import Alarm, alarms_of
+from trainer.reports.alarms import Alarm, alarms_of, interval
 from trainer.reports.chart import HEIGHT, WIDTH
 from trainer.reports.drawing import COLOURS, Line, svg
 from trainer.reports.evaluation_table import percent
@@ -31,7 +31,7 @@ def of_one(run: RunFiles) -> Iterator[Html]:
     yield verdict(run, alarms)
     yield from section("Curves", charts(groups_of([run])))
     yield from section("Evaluation", evaluation(run))
-    yield from section("Alarms", *map(alarm, alarms))
+    yield from section("Alarms", *map(alarm, alarms), looks(run))
     yield from section("Answers won and lost", *answers.flips(run.flips()))
     yield from section("First and last answers", *answers.samples(run.samples()))
     yield from section("Settings", settings(run))
@@ -67,7 +67,7 @@ def verdict(run: RunFiles, alarms: Sequence[Alarm]) -> Html:
     text = found[0]["verdict"] if found else "The run has no evaluation yet, so it cannot be said whether it learned."
     kind = next((kind for kind in ("better", "worse") if text.startswith(kind)), "")
     lasting = sum(alarm.lasts for alarm in alarms)
-    health = f"Alarms: {len(alarms)}, of which {lasting} last." if alarms else "No alarms."
+    health = f"Alarms at the end: {lasting}. Earlier ones: {len(alarms) - lasting}." if alarms else "No alarms."
     return tag("div", tag("p", text), tag("p", health, class_="soft"), class_=f"verdict {kind}".strip())
 
 
@@ -107,6 +107,12 @@ def alarm(one: Alarm) -> Html:
     seen = tag("p", found.seen[:1].upper() + found.seen[1:])
     remedy = tag("p", f"{found.why} {found.remedy}")
     return tag("div", title, seen, remedy, class_="alarm" if one.lasts else "alarm over")
+
+
+def looks(run: RunFiles) -> Html:
+    """Say so if the rules looked at some of the steps only."""
+    every = interval(len(run.history.steps))
+    return tag("p", f"The rules looked at every {every}th step.", class_="soft") if every > 1 else Html()
 
 
 def settings(run: RunFiles) -> Html:

@@ -184,6 +184,7 @@ def _where_everything_is(config: Config, folder: Path) -> Iterator[str]:
     if config.eval.problems:
         yield f"  {results.FILES}"
     yield "next"
+    yield f"  octet report {folder}"
     yield f"  tensorboard --logdir {folder}/tensorboard"
     base = f" model.quantize={config.model.quantize}" if config.model.quantize != "none" else ""
     yield f"  octet eval --{product} {folder}/{product} --problems 1000 --samples 8{base}"
