@@ -37,7 +37,7 @@ def test_a_browser_shows_the_page_and_runs_nothing(browser, which, request, tmp_
     assert not re.findall("CONSOLE.*", answer.stderr)
 
 
-def test_what_is_on_the_page_is_as_wide_as_the_window(browser, finished, tmp_path):
+def test_a_browser_paints_the_curves_and_takes_the_style(browser, finished, tmp_path):
     from PIL import Image
 
     path, picture = tmp_path / "page.html", tmp_path / "page.png"

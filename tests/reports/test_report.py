@@ -84,7 +84,7 @@ def test_a_page_of_a_run_that_has_only_begun(only_settings):
     seen = page_of(only_settings)
     assert seen.within("h2") == SECTIONS
     assert seen.tags.count("svg") == 0
-    assert "The run has no evaluation yet, so it cannot be said whether it learned." in seen.within("p")
+    assert "Without an evaluation it cannot be said whether the run has learned." in seen.within("p")
     assert page_of(only_settings, only_settings).within("td").count("none yet") == 4
 
 

@@ -14,6 +14,7 @@ from trainer.reports.run_files import NOT_COMPARED, RunFiles, differing, phases
 Range = tuple[float, float, float]  # a value, and the lowest and highest around it
 Looks = Callable[[Mapping[str, float]], "Range | None"]
 LONGEST_NAME = 60
+MOST_PHASES = 4
 
 
 class Source(NamedTuple):
@@ -93,9 +94,6 @@ def around(name: str, deviation: str) -> Looks:
         return None if value is None else (value, value - apart, value + apart)
 
     return look
-
-
-MOST_PHASES = 4
 
 
 def _each(

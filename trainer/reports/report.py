@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -64,7 +63,7 @@ def _what(run: RunFiles) -> str:
 def verdict(run: RunFiles, alarms: Sequence[Alarm]) -> Html:
     """Return whether the trained model is better than the base, and how many alarms there were."""
     found = run.evaluation.get("comparisons", [])
-    text = found[0]["verdict"] if found else "The run has no evaluation yet, so it cannot be said whether it learned."
+    text = found[0]["verdict"] if found else "Without an evaluation it cannot be said whether the run has learned."
     kind = next((kind for kind in ("better", "worse") if text.startswith(kind)), "")
     lasting = sum(alarm.lasts for alarm in alarms)
     health = f"Alarms at the end: {lasting}. Earlier ones: {len(alarms) - lasting}." if alarms else "No alarms."
@@ -73,17 +72,13 @@ def verdict(run: RunFiles, alarms: Sequence[Alarm]) -> Html:
 
 def charts(groups: Sequence[Group]) -> Html:
     """Return all charts, under the names of the runs if there are several."""
-    drawn = [*main_charts(groups), *more_charts(groups)] if any(run.metrics for run in all_runs(groups)) else []
+    drawn = [*main_charts(groups), *more_charts(groups)]
     figures = [tag("figure", svg(chart.marks(), WIDTH, HEIGHT, chart.title)) for chart in drawn]
     if not figures:
         return Html()
     named = [tag("li", swatch(number), group.name) for number, group in enumerate(groups)]
     key = tag("ul", *named, class_="key") if len(groups) > 1 else Html()
     return joined(key, tag("div", *figures, class_="charts"))
-
-
-def all_runs(groups: Sequence[Group]) -> Iterator[RunFiles]:
-    return chain.from_iterable(group.runs for group in groups)
 
 
 def swatch(number: int) -> Html:
