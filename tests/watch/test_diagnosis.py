@@ -57,7 +57,7 @@ CASES = {
     "answers grow": run(length=rising(100, 400)),
     "answers shrink": run(length=rising(400, 40)),
     "all wrong": run(**{"dead_groups/wrong": 0.95}),
-    "all right": run(**{"dead_groups/right": 0.95}),
+    "all right": run(**{"dead_groups/right": 0.98}),
     "small groups": run("rollout.group_size=2", dead_groups=0.8, **{"accuracy/strict": 0.2}),
     "few problems": run(problems=8),
     "form never seen": run(**{"accuracy/strict": 0.01}),

@@ -234,7 +234,7 @@ def all_wrong(history: History) -> str | None:
 )
 def all_right(history: History) -> str | None:
     share = history.now("dead_groups/right")
-    return f"in {share:.0%} of the groups every answer is right" if share > 0.8 else None
+    return f"in {share:.0%} of the groups every answer is right" if share > 0.95 else None
 
 
 @rule(
