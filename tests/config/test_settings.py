@@ -46,6 +46,10 @@ def test_a_home_folder_is_found_behind_an_equals_sign():
 def test_one_weight_can_be_changed_and_the_others_stay():
     weights = resolve("8gb", None, ["reward.weights.format=0.3"]).reward.weights
     assert weights == {"correct": 1.0, "format": 0.3, "length": 0.05}
+    weights = resolve("nano", None, ["reward.weights.format=0.3"]).reward.weights  # the preset names no weights
+    assert weights == {"correct": 1.0, "format": 0.3}
+    assert resolve("nano", None, ["reward.weights={format: 1.0}"]).reward.weights == {"format": 1.0}
+    assert resolve("nano", "dapo").reward.weights == {"correct": 1.0, "overlong": 0.5}
 
 
 def test_steps_displace_the_epochs_of_the_preset():
@@ -253,7 +257,7 @@ def test_the_page_of_objectives_has_every_choice_setting_and_recipe():
 
 def test_help_names_the_presets_and_the_recipes():
     told = " ".join(argument_parser().format_help().split())
-    assert "8gb, cluster, nano" in told
+    assert "8gb, 8gb-7b, cluster, nano" in told
     assert "on top: cispo, dapo, dr_grpo" in told
 
 

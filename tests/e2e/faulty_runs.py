@@ -1,6 +1,6 @@
 """Runs of the embedded model that are broken in one way each, and healthy ones: which alarms do they raise?
 
-    python -m tests.e2e.faulty_runs FOLDER [NAME ...]        prints JSON: the alarms of each run
+    python -m tests.e2e.faulty_runs FOLDER [NAME ...]        writes FOLDER/alarms.json: the first step of each alarm
 
 Each run has 20 steps through the real engine, with the decoder of a run where nothing else is said.
 """
@@ -17,6 +17,7 @@ from typing import Any
 from trainer import loop
 from trainer.config.command_line import Request, resolve
 from trainer.errors import TrainingError
+from trainer.problem.word_problems import NanoTask
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.collect import Sampler
 from trainer.run import assemble
@@ -61,31 +62,17 @@ def scripted(text: Callable[[Prompt, int], str], truncated: bool = False) -> Cal
     return lambda sampler, tokenizer: Scripted(tokenizer, text, truncated)
 
 
+# what a model that is being ruined also shows
+RUIN = ("accuracy falls", "all wrong", "small groups", "answers alike", "cut off", "answers grow", "answers shrink")
+RUIN += ("entropy explosion", "entropy collapse", "repetition", "learning rate too large")
 # name -> settings, the alarms that belong to it (the first one has to be raised), and another sampler
 Fault = tuple[list[str], tuple[str, ...], Any]
 FAULTS: dict[str, Fault] = {
-    "rate x 100": (
-        ["algorithm.lr=0.1"],
-        (
-            "learning rate too large",
-            "accuracy falls",
-            "entropy explosion",
-            "all wrong",
-            "cut off",
-            "repetition",
-            "entropy collapse",
-            "answers alike",
-            "gradient at its limit",
-            "answers grow",
-            "answers shrink",
-            "form never seen",
-        ),
-        None,
-    ),
+    "rate x 100": (["algorithm.lr=0.1"], ("learning rate too large", *RUIN), None),
     "rate x 1/1000": (["algorithm.lr=1e-6"], ("learning rate too small",), None),
     "temperature 0.05": (["rollout.temperature=0.05"], ("answers alike",), None),
     "wrong gold answers": (["{wrong}"], ("all wrong",), None),
-    "reward inverted": (["{inverted}"], ("reward against accuracy", "accuracy falls"), None),
+    "reward inverted": (["{inverted}"], ("reward against accuracy", *RUIN), None),
     "reward is the length": (
         ["{long}"],
         ("paid by length", "answers grow", "accuracy falls", "reward against accuracy"),
@@ -94,43 +81,36 @@ FAULTS: dict[str, Fault] = {
     "6 new tokens": (["rollout.max_new_tokens=6"], ("cut off", "all wrong"), None),
     "groups of 2": (["rollout.group_size=2", "rollout.problems=16"], ("small groups",), None),
     "a constant part": (["{constant}", "reward.weights.correct=1.0"], ("constant reward",), None),
-    "format pays most": (["reward.weights={correct: 1.0, format: 5.0}"], ("a part dominates",), None),
-    "another form is asked for": (["prompt.style=boxed"], ("form never seen",), None),
+    "format pays most": (["reward.weights={correct: 1.0, format: 5.0}"], ("a part dominates", "constant reward"), None),
+    "another form": (
+        [],
+        ("form never seen", "all wrong"),
+        scripted(lambda prompt, number: f"The answer is {prompt.problem.gold if number % 2 else number}."),
+    ),
     "a reward without values": (["{silent}"], ("no reward",), None),
-    "4 problems": (["task.limit=8"], ("few problems",), None),
+    "8 problems": (["task.limit=8"], ("few problems",), None),
     "stale sampler": ([], ("sampler and trainer apart",), lambda sampler, _: Stale(sampler)),
     "always right": ([], ("all right", "answers alike"), scripted(lambda prompt, _: f"#### {prompt.problem.gold}")),
-    "empty answers": ([], ("empty answers", "all wrong"), scripted(lambda *_: "")),
+    "empty answers": ([], ("empty answers", "all wrong", "answers alike"), scripted(lambda *_: "")),
     "a loop": ([], ("repetition", "all wrong"), scripted(lambda _, number: "3 + 4 = " * 40 + str(number))),
     "endless thinking": (
         [],
         ("thinking fills the limit", "all wrong"),
         scripted(lambda _, number: f"<think> {number}" + " + 1" * number, truncated=True),
     ),
-    "8 passes at a high rate": (
-        ["algorithm.epochs=8", "algorithm.lr=0.01"],
-        ("clipping", "entropy collapse", "accuracy falls"),
+    "a narrow clip": (
+        ["algorithm.epochs=8", "algorithm.clip_low=0.0001", "algorithm.clip_high=0.0001"],
+        ("clipping",),
         None,
     ),
     "a tiny limit of the gradient": (["optim.max_grad_norm=0.001"], ("gradient at its limit",), None),
-    "no hold by the KL": (
-        ["algorithm.kl.coef=1e-9", "algorithm.lr=0.01"],
-        ("far from the reference", "accuracy falls", "entropy collapse", "all wrong"),
-        None,
-    ),
+    "no hold by the KL": (["algorithm.kl.coef=1e-9", "algorithm.lr=0.03"], ("far from the reference", *RUIN), None),
 }
 HEALTHY: dict[str, list[str]] = {f"seed {seed}": [f"run.seed={seed}"] for seed in range(8)}
 HEALTHY |= {name: [f"--recipe={name}"] for name in ("dapo", "dr_grpo", "gspo", "cispo", "rloo", "reinforce")}
-HEALTHY |= {
-    "KL": ["algorithm.kl.coef=0.01"],
-    "groups of 16": ["rollout.group_size=16"],
-    "cool": ["rollout.temperature=0.7"],
-}
-HEALTHY |= {
-    "PiSSA": ["lora.init=pissa"],
-    "half the rate": ["algorithm.lr=5e-4"],
-    "twice the rate": ["algorithm.lr=2e-3"],
-}
+HEALTHY |= {"KL": ["algorithm.kl.coef=0.01"], "cool": ["rollout.temperature=0.7"], "PiSSA": ["lora.init=pissa"]}
+HEALTHY |= {"groups of 16": ["rollout.group_size=16"]}
+HEALTHY |= {"half the rate": ["algorithm.lr=5e-4"], "twice the rate": ["algorithm.lr=2e-3"]}
 
 
 def alarms(folder: Path, settings: Sequence[str], sampler: Any = None) -> dict[str, int]:
@@ -162,23 +142,18 @@ def custom(folder: Path, name: str) -> list[str]:
     path = folder / f"{name}.py"
     rewards = f"[{CUSTOM[name]} for text, right in zip(completions, gold)]"
     path.write_text(f"def {name}(completions, gold):\n    return {rewards}\n")
-    return [f"reward.custom={path}:{name}", f"reward.weights={{{name}: 1.0}}"]
+    return [f"reward.custom={path}:{name}", f"reward.weights={{{name}: 1.0, correct: 0.0}}"]
 
 
 def main() -> None:
     folder, chosen = Path(sys.argv[1]), sys.argv[2:]
     found = {}
     with assemble.process_group(resolve("nano", None, ALWAYS)):
-        for number, (name, (settings, _, sampler)) in enumerate(FAULTS.items()):
-            if not chosen or name in chosen:
-                own = [one for text in settings for one in written(folder, text)]
-                found[name] = alarms(folder / f"fault{number}", own, sampler)
-                print(name, found[name], file=sys.stderr, flush=True)
-        for number, (name, settings) in enumerate(HEALTHY.items()):
-            if not chosen or name in chosen:
-                found[name] = alarms(folder / f"healthy{number}", settings)
-                print(name, found[name], file=sys.stderr, flush=True)
-    print(json.dumps(found))
+        for number, name in enumerate(chosen or [*FAULTS, *HEALTHY]):
+            settings, _, sampler = FAULTS[name] if name in FAULTS else (HEALTHY[name], (), None)
+            own = [one for text in settings for one in written(folder, text)]
+            found[name] = alarms(folder / f"run{number}", own, sampler)
+    (folder / "alarms.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def written(folder: Path, setting: str) -> list[str]:
@@ -186,16 +161,10 @@ def written(folder: Path, setting: str) -> list[str]:
     name = setting.strip("{}")
     if setting == "{wrong}":
         path = folder / "wrong.jsonl"
-        problems = resolve_problems()
-        path.write_text("".join(json.dumps({"question": one, "answer": "98765"}) + "\n" for one in problems))
+        problems = NanoTask(train_size=400).train()
+        path.write_text("".join(json.dumps({"question": one.question, "answer": "98765"}) + "\n" for one in problems))
         return ["task.name=records", f"task.path={path}", "prompt.style=chat"]
     return custom(folder, name) if name in CUSTOM and setting.startswith("{") else [setting]
-
-
-def resolve_problems() -> list[str]:
-    from trainer.problem.word_problems import NanoTask
-
-    return [problem.question for problem in NanoTask(train_size=400).train()]
 
 
 if __name__ == "__main__":

@@ -388,10 +388,10 @@ WHOLE_3B = ["model.name=Qwen/Qwen2.5-3B-Instruct", "lora.enabled=false"]
 @pytest.mark.parametrize(
     ("gigabytes", "overrides", "told"),
     [
-        (8.6, ["model.name=Qwen/Qwen2.5-7B-Instruct"], "17.0 GB.* card has 8.6 GB. What fits: model.quantize=nf4"),
+        (8.6, ["model.name=Qwen/Qwen2.5-7B-Instruct"], "17.3 GB.* card has 8.6 GB. What fits: model.quantize=nf4"),
         (8.6, ["model.name=Qwen/Qwen2.5-14B-Instruct"], "What fits: model.name=Qwen/Qwen2.5-7B-Instruct model.quan"),
         (8.6, ["lora.enabled=false", "engine.ds_config=zero2"], "What fits: engine.ds_config=zero3_offload$"),
-        (8.6, WHOLE_3B, "What fits: lora.enabled=true model.activ"),  # ZeRO-3 would need 77.7 GB of RAM
+        (8.6, WHOLE_3B, "What fits: lora.enabled=true model.quantize=nf4"),  # ZeRO-3 would need 77.7 GB of RAM
         (1.0, [], "Write --preset nano"),
         (8.6, ["lora.targets=[q, kv]"], "lora.targets=q,kv: this model has no such layers"),
     ],

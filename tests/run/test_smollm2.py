@@ -1,4 +1,4 @@
-"""A real pretrained model, SmolLM2-135M-Instruct, for a few steps on real GSM8K text. It comes as a Python package."""
+"""A real pretrained model, SmolLM2-135M-Instruct, for a step on real GSM8K text. It comes as a Python package."""
 
 import json
 import os
@@ -25,21 +25,21 @@ def smollm2(tmp_path_factory) -> Path:
     return folder
 
 
-def test_two_steps_of_a_real_model_on_real_text(smollm2, gsm8k_folder, tmp_path):
+def test_a_step_of_a_real_model_on_real_text(smollm2, gsm8k_folder, tmp_path):
     settings = [
         f"model.name={smollm2}",
         f"task.data_dir={gsm8k_folder}",
         "run.dir=it",
-        "run.steps=2",
+        "run.steps=1",
         "eval.problems=2",
     ]
-    settings += ["rollout.problems=1", "rollout.group_size=4", "rollout.max_new_tokens=24", "rollout.dead_groups=keep"]
+    settings += ["rollout.problems=1", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
     settings += ["model.dtype=fp32", "run.threads=1", "reward.length_band=[50, 90]"]
     command = [sys.executable, str(ROOT / "train.py"), "--preset", "8gb", *settings]
     answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=590, check=False)
     assert answer.returncode == 0, answer.stderr
     metrics = [json.loads(line) for line in (tmp_path / "it/metrics.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in metrics] == [0, 1, 2]
+    assert [record["step"] for record in metrics] == [0, 1]
     assert metrics[1]["sampler_difference"] < 1e-3
     sample = json.loads((tmp_path / "it/samples.jsonl").read_text().splitlines()[0])
     assert len(sample["completion"].split()) > 5, "a real model writes sentences"

@@ -19,7 +19,7 @@ import yaml
 from pydantic import ValidationError
 
 from trainer.config.arguments import PRESETS, RECIPES, argument_parser, names_in
-from trainer.config.settings import RUNS, Config, fields, sections
+from trainer.config.settings import RUNS, Config, Reward, fields, sections
 from trainer.errors import ConfigError, did_you_mean
 from trainer.machine import hardware
 
@@ -50,6 +50,8 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     if recipe:
         layers.append(_load_layer(recipe, RECIPES, "--recipe"))
     overrides = list(overrides)
+    if any(text.startswith("reward.weights.") for text in overrides):  # one weight goes beside the others
+        layers = [*layers, _default_weights(layers)]
     merged: dict[str, Any] = {}
     for layer in [*layers, _layer_of(overrides)]:
         _refuse_unknown_keys(layer)
@@ -59,6 +61,13 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     except ValidationError as error:
         typed = dict(text.partition("=")[::2] for text in overrides)
         raise ConfigError(_explain(error.errors(), typed)) from None
+
+
+def _default_weights(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a layer with the default weights, or an empty one if a layer has weights of its own."""
+    if any("weights" in (layer.get("reward") or {}) for layer in layers):
+        return {}
+    return {"reward": {"weights": Reward.model_fields["weights"].default}}
 
 
 def choose_preset(machine: hardware.Hardware) -> tuple[str, str]:

@@ -432,7 +432,7 @@ class Planner:
         bucket = size * self.item * (2 if self.zero.get("overlap_comm") else 1)
         gradients = self.trained * self.item
         # the adapter before an update and the difference, while the first updates are measured
-        measured = {"measured updates": 2 * gradients} if self.config.lora.enabled and not self.splits else {}
+        measured: Sizes = {"measured updates": 2 * gradients} if self.config.lora.enabled and not self.splits else {}
         if self.offloads:
             return {"gradients": gradients, "reduction": bucket} | measured
         reduced = 0 if self.splits else self.shard * self.item

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainer.answers import compare, find
+from trainer.answers.said import THOUGHTS
 from trainer.config.settings import Reward
 from trainer.errors import ConfigError
 from trainer.records import Completion, DeadBy, Problem, Prompt
@@ -109,7 +110,7 @@ _THINKS = re.compile(rf"\s*{_OPEN}(?P<thought>.*?){_CLOSE}(?P<answer>.*)", re.DO
 
 def opens_thought(prompt: Prompt) -> bool:
     """Return True for a prompt, or a chat template, that ends by opening a thought."""
-    return prompt.text.rstrip().endswith(_OPEN)
+    return prompt.text.rstrip().endswith(tuple(THOUGHTS))
 
 
 def think_tags(reading: Reading, rules: Rules) -> float:

@@ -39,9 +39,14 @@ def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
 
 def is_earned(problem: Problem, rules: Rules) -> bool:
     """Return True if the gold answer is correct when it is written in the asked-for form."""
+    answer = written(problem, rules)
+    return correct(read(Prompt(problem, "", ()), answer, rules.style, opened=rules.opened), rules) == 1.0
+
+
+def written(problem: Problem, rules: Rules) -> Completion:
+    """Return the gold answer as a completion in the asked-for form, and nothing else."""
     text = (f"{find.THOUGHT_END}\n" if rules.opened else "") + MARKS[rules.style].format(problem.gold)
-    written = Completion((), (), text, truncated=False)
-    return correct(read(Prompt(problem, "", ()), written, rules.style, opened=rules.opened), rules) == 1.0
+    return Completion((), (), text, truncated=False)
 
 
 def _remedy(lost: Sequence[Problem], rules: Rules) -> str:

@@ -23,6 +23,7 @@ from trainer.model import merge as export
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.ranks import distributed, slurm
 from trainer.ranks.stopping import Stopping
+from trainer.reward import golds
 from trainer.rollout.make import uses_vllm
 from trainer.run import assemble, sampler_check
 from trainer.run.assemble import Run
@@ -30,6 +31,7 @@ from trainer.run.rehearsal import rehearse, report
 from trainer.watch.memory_use import total
 from trainer.watch.screen import Screen
 
+SHOWN = 90  # characters of the first prompt that are shown
 WHAT_IT_IS = {
     "adapter": "  adapter/  the LoRA adapter (PEFT)",
     "model": "  model/    the whole model, for any program that reads transformers models",
@@ -153,6 +155,22 @@ def _introduce(run: Run, request: Request) -> None:
         f"{record.total_steps} steps of {rollout.problems} x {rollout.group_size} answers on "
         f"{distributed.world_size()} x {run.updater.device.type}, engine {config.engine.ds_config}{base}{resumed}\n"
         f"run folder: {record.folder}"
+    )
+    if not record.first_step:
+        record.screen.say(_example(run))
+
+
+def _example(run: Run) -> str:
+    """Return what the model is asked for in the first problem, and what answers to it earn."""
+    rollouts = run.rollouts
+    prompt = rollouts.prompter.prompt(rollouts.curriculum.problems[0])
+    scorer, outside = rollouts.scorer.verifier(), [grader.name for grader in rollouts.scorer.graders]
+    gold = golds.written(prompt.problem, scorer.rules)
+    right, empty = scorer.scores([(prompt, gold), (prompt, replace(gold, text=""))])
+    beside = f"; {', '.join(outside)} not counted" if outside else ""
+    return (
+        f"a prompt ends with {prompt.text[-SHOWN:]!r}\n"
+        f"{gold.text!r} earns {right.reward:.2f}, an empty answer {empty.reward:.2f}{beside}"
     )
 
 

@@ -230,11 +230,11 @@ def all_wrong(history: History) -> str | None:
 @rule(
     "all right",
     "A problem that is always solved gives no gradient.",
-    "Take harder problems, or rollout.curriculum.",
+    "Take harder problems, or task.curriculum.",
 )
 def all_right(history: History) -> str | None:
     share = history.now("dead_groups/right")
-    return f"in {share:.0%} of the groups every answer is right" if share > 0.8 else None
+    return f"in {share:.0%} of the groups every answer is right" if share > 0.95 else None
 
 
 @rule(
@@ -266,7 +266,7 @@ def mixed_share(rate: float, size: int) -> float:
 def few_problems(history: History) -> str | None:
     steps, each = history.steps[-1]["step"], history.config.rollout.problems
     passes = steps * each / history.problems if history.problems else 0.0
-    if passes > 20:
+    if passes > 10:
         return f"the {history.problems} training problems have been asked {passes:.0f} times each"
     return None
 
@@ -435,7 +435,7 @@ def far_from_reference(history: History) -> str | None:
 )
 def clipped(history: History) -> str | None:
     share = history.now("clipped/low") + history.now("clipped/high")
-    return f"{share:.0%} of the tokens are clipped" if share > 0.3 else None
+    return f"{share:.0%} of the tokens are clipped" if share > 0.2 else None
 
 
 @rule(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import sqrt
 from statistics import fmean
 
+from trainer.answers.said import after_thinking
 from trainer.records import Completion, ScoredGroup, Update
 
 Sums = dict[str, tuple[float, float]]  # name -> (sum, weight)
@@ -82,7 +83,7 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup]) -> None:
         for completion, score in zip(group.completions, group.scores, strict=True):
             tally.add("length", len(completion.tokens))
             tally.add("truncated", completion.truncated)
-            tally.add("unfinished_thinking", completion.truncated and _is_thinking(group.prompt.text + completion.text))
+            tally.add("unfinished_thinking", completion.truncated and _is_thinking(group, completion))
             tally.add("empty", not completion.text.strip())
             tally.add("repetitive", is_repetitive(completion))
             tally.add("accuracy/strict", score.correct_strict)
@@ -113,8 +114,9 @@ def _tally_length(tally: Tally, group: ScoredGroup) -> None:
         tally.add(PRODUCTS[-1], sum((reward - mean) ** 2 for *_, reward in pairs), len(pairs))
 
 
-def _is_thinking(text: str) -> bool:
-    return text.rfind("<think>") > text.rfind("</think>")
+def _is_thinking(group: ScoredGroup, completion: Completion) -> bool:
+    _, _, is_open = after_thinking(group.prompt.text + completion.text)
+    return is_open
 
 
 def is_repetitive(completion: Completion) -> bool:

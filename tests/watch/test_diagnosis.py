@@ -1,0 +1,148 @@
+"""The rules about a run's health: each is raised by its own metrics, and none by those of healthy runs."""
+
+import re
+
+import pytest
+
+from trainer.config.command_line import resolve
+from trainer.config.settings import fields, sections
+from trainer.errors import TrainingError
+from trainer.watch.diagnosis import RULES, Alarms, History, diagnose
+
+STEPS = 20
+HEALTHY = {
+    "accuracy/strict": 0.4,
+    "accuracy/lenient": 0.45,
+    "reward/mean": 0.4,
+    "reward/correct": 0.4,
+    "dead_groups": 0.3,
+    "dead_groups/wrong": 0.2,
+    "dead_groups/right": 0.1,
+    "distinct": 0.9,
+    "length": 200.0,
+    "groups": 8.0,
+    "truncated": 0.05,
+    "entropy": 0.4,
+    "clipped/low": 0.0,
+    "clipped/high": 0.0,
+    "grad_norm": 0.5,
+    "sampler_difference": 0.01,
+    "update_size": 0.005,
+    "lr": 5e-5,
+    "time/rollout": 10.0,
+}
+
+
+def run(*settings: str, steps: int = STEPS, problems: int = 7000, evaluated=(), **metrics) -> History:
+    """A run with the metrics of a healthy one, but for those given: a number, or a function of the step."""
+    records = []
+    for step in range(1, steps + 1):
+        record = {"step": step, **HEALTHY, **metrics}
+        records.append({name: value(step) if callable(value) else value for name, value in record.items()})
+    for record, value in zip(records[steps - len(evaluated) :], evaluated):
+        record["eval/accuracy"] = value
+    return History(resolve("8gb", None, list(settings)), records, problems)
+
+
+def rising(low: float, high: float):
+    return lambda step: low + (high - low) * (step - 1) / (STEPS - 1)
+
+
+CASES = {
+    "cut off": run(truncated=0.6),
+    "thinking fills the limit": run(truncated=0.6, unfinished_thinking=0.5),
+    "answers alike": run(distinct=0.2, dead_groups=0.8),
+    "repetition": run(repetitive=0.5),
+    "empty answers": run(empty=0.5),
+    "answers grow": run(length=rising(100, 400)),
+    "answers shrink": run(length=rising(400, 40)),
+    "all wrong": run(**{"dead_groups/wrong": 0.95}),
+    "all right": run(**{"dead_groups/right": 0.98}),
+    "small groups": run("rollout.group_size=2", dead_groups=0.8, **{"accuracy/strict": 0.2}),
+    "few problems": run(problems=8),
+    "form never seen": run(**{"accuracy/strict": 0.01}),
+    "form alone": run(**{"reward/format": rising(0.1, 0.9)}),
+    "paid by length": run(**{"reward_length/correlation": 0.9, "reward_length/share": 0.8}),
+    "constant reward": run(**{"reward/length": 1.0}),
+    "a part dominates": run("reward.weights.format=5", **{"reward/format": rising(0.8, 0.9)}),
+    "reward against accuracy": run(**{"reward/mean": rising(0.2, 0.6), "accuracy/lenient": rising(0.5, 0.2)}),
+    "accuracy falls": run(**{"accuracy/lenient": rising(0.6, 0.05)}),
+    "held-out accuracy falls": run(evaluated=(0.5, 0.6, 0.4), **{"reward/mean": rising(0.4, 0.6)}),
+    "entropy collapse": run(entropy=lambda step: 0.5 if step < 8 else 0.005),
+    "entropy explosion": run(entropy=rising(0.5, 5.0)),
+    "far from the reference": run(kl=0.9),
+    "clipping": run(**{"clipped/high": 0.4}),
+    "gradient at its limit": run(grad_norm=80.0),
+    "no gradient": run(grad_norm=0.0),
+    "learning rate too large": run(update_size=0.5),
+    "learning rate too small": run(update_size=1e-5),
+    "sampler and trainer apart": run(sampler_difference=0.3),
+    "slower": run(steps=60, **{"time/rollout": lambda step: 10.0 if step < 30 else 60.0}),
+}
+SILENT = run()
+NO_REWARD = History(SILENT.config, [{k: v for k, v in one.items() if k != "reward/mean"} for one in SILENT.records])
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_is_raised_by_its_own_metrics_alone(rule):
+    (finding,) = diagnose(CASES[rule])
+    assert finding.rule == rule
+    assert finding.text.count(". ") >= 2, "what was seen, why it matters, what to change"
+
+
+def test_every_rule_has_a_case():
+    assert [finding.rule for finding in diagnose(NO_REWARD)] == ["no reward"]
+    assert {*CASES, "no reward"} == {rule.name for rule in RULES}
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        SILENT,
+        run(length=rising(200, 500), **{"accuracy/lenient": rising(0.2, 0.7)}),  # longer, and better
+        run(entropy=rising(0.4, 0.06)),
+        run(update_size=0.0005, lr=5e-6),  # in the warm-up
+        run(truncated=lambda step: 0.9 if step == 10 else 0.05),  # one bad step
+        run(evaluated=(0.5, 0.56, 0.54), **{"reward/mean": rising(0.4, 0.6)}),  # within the noise
+        run(steps=3, truncated=1.0),  # too early to say
+        History(SILENT.config, []),
+        History(SILENT.config, [{"step": 0, "eval/accuracy": 0.5}]),
+    ],
+)
+def test_a_healthy_run_is_left_alone(history):
+    assert diagnose(history) == []
+
+
+def test_an_alarm_is_said_once_while_it_lasts_and_again_when_it_comes_back():
+    said: list[str] = []
+    alarms = Alarms(History(SILENT.config, []), said.append)
+    for step, record in enumerate(run(truncated=lambda step: 0.9 if step <= 8 or step >= 16 else 0.0).records, 1):
+        alarms.step(step, record)
+    assert [text.partition(": ")[0] for text in said] == ["step 5", "step 17"]
+    assert said[0].startswith("step 5: cut off: 90% of the answers reach rollout.max_new_tokens=512. ")
+
+
+def test_strict_health_ends_the_run_at_the_first_alarm():
+    alarms = Alarms(History(resolve("8gb", None, ["run.strict_health=true"]), []), print)
+    *first, fifth = run(truncated=0.9, steps=5).records
+    for step, record in enumerate(first, 1):
+        alarms.step(step, record)
+    with pytest.raises(TrainingError, match=r"step 5: run\.strict_health=true ends the run\. cut off: "):
+        alarms.step(5, fifth)
+
+
+def test_small_groups_are_explained_with_the_arithmetic():
+    (finding,) = diagnose(CASES["small groups"])
+    assert "with a solve rate of 20%, 2 answers are both right and wrong in at most 32% of the groups" in finding.seen
+    assert "8 answers in 83%" in finding.seen
+
+
+def test_every_remedy_names_settings_that_exist():
+    """`section.key`, or a key below it."""
+    known = {*fields()}
+    for rule in RULES:
+        for name in re.findall(r"\b[a-z]+\.[a-z_]+(?:\.[a-z_]+)*", f"{rule.why} {rule.remedy}"):
+            if name.partition(".")[0] in sections():
+                assert any(name == one or name.startswith(f"{one}.") or one.startswith(f"{name}.") for one in known), (
+                    name
+                )

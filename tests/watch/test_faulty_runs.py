@@ -1,0 +1,40 @@
+"""Real runs that are broken in one way raise the alarm of that fault and no wrong one; healthy ones raise none.
+
+All of them are in docs/troubleshooting.md, from `python -m tests.e2e.faulty_runs`; these are some of each kind.
+"""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.e2e.faulty_runs import FAULTS, HEALTHY
+from tests.forks import forked
+
+SOME = ("rate x 1/1000", "temperature 0.05", "reward inverted", "reward is the length", "stale sampler")
+SOME_HEALTHY = ("seed 0", "dapo")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    command = [*forked(), "-m", "tests.e2e.faulty_runs", str(folder), *SOME, *SOME_HEALTHY]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, timeout=600)
+    return json.loads((folder / "alarms.json").read_text())
+
+
+@pytest.mark.parametrize("fault", SOME)
+def test_a_broken_run_is_named_by_its_own_alarm_and_no_wrong_one(found, fault):
+    _, expected, _ = FAULTS[fault]
+    assert expected[0] in found[fault]
+    assert {*found[fault]} <= {*expected}
+
+
+@pytest.mark.parametrize("run", SOME_HEALTHY)
+def test_a_healthy_run_is_left_alone(found, run):
+    assert run in HEALTHY
+    assert found[run] == {}
