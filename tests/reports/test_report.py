@@ -58,6 +58,8 @@ def test_a_page_has_every_section_and_loads_nothing(finished):
     assert not {"src", "href", "style", "onload"} & seen.attributes
     assert "base" in seen.within("th")
     assert seen.within("mark")
+    assert any(text.startswith("octet-grpo ") for text in seen.within("p"))
+    assert any(text.startswith("1 rank; ") for text in seen.within("p"))
     assert any(text.startswith("step 6\nreward: ") for text in seen.within("title"))
 
 
