@@ -1,9 +1,13 @@
 """The rules about a run's health: each is raised by its own metrics, and none by those of healthy runs."""
 
+import json
 import re
 
 import pytest
 
+from scripts import make_troubleshooting_page
+from tests.conftest import ROOT
+from tests.e2e.faulty_runs import FAULTS, HEALTHY
 from trainer.config.command_line import resolve
 from trainer.config.settings import fields, sections
 from trainer.errors import TrainingError
@@ -135,6 +139,20 @@ def test_small_groups_are_explained_with_the_arithmetic():
     (finding,) = diagnose(CASES["small groups"])
     assert "with a solve rate of 20%, 2 answers are both right and wrong in at most 32% of the groups" in finding.seen
     assert "8 answers in 83%" in finding.seen
+
+
+def test_the_page_is_made_from_the_rules_and_the_runs():
+    page = "python -m scripts.make_troubleshooting_page > docs/troubleshooting.md"
+    assert (ROOT / "docs/troubleshooting.md").read_text() == make_troubleshooting_page.page(), page
+
+
+def test_in_the_runs_of_the_page_every_fault_is_named_and_no_healthy_run():
+    found = json.loads(make_troubleshooting_page.RESULTS.read_text())
+    assert {*found} == {*FAULTS, *HEALTHY}
+    for name, (_, (own, *others), _) in FAULTS.items():
+        assert own in found[name]
+        assert {*found[name]} <= {own, *others}
+    assert not any(found[name] for name in HEALTHY)
 
 
 def test_every_remedy_names_settings_that_exist():

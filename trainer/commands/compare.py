@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +35,12 @@ def run(options: Namespace) -> None:
 
 
 def compare(runs: Sequence[Path], as_json: bool) -> None:
-    facts = [facts_of(run) for run in runs]
+    others = [run for run in runs if not (run / "config.yaml").is_file()]
+    runs = [run for run in runs if run not in others]
+    if others and runs:
+        names = ", ".join(map(str, others))
+        print(f"octet: left out, because there is no config.yaml in it: {names}", file=sys.stderr)
+    facts = [facts_of(run) for run in runs or others]
     settings = [facts.pop("settings") for facts in facts]
     differing = [key for key in fields() if key not in NOT_COMPARED and len({str(one[key]) for one in settings}) > 1]
     rows = [
