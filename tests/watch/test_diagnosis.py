@@ -7,7 +7,7 @@ import pytest
 
 from scripts import make_troubleshooting_page
 from tests.conftest import ROOT
-from tests.e2e.faulty_runs import FAULTS, HEALTHY
+from tests.e2e import faulty_runs
 from trainer.config.command_line import resolve
 from trainer.config.settings import fields, sections
 from trainer.errors import TrainingError
@@ -148,11 +148,11 @@ def test_the_page_is_made_from_the_rules_and_the_runs():
 
 def test_in_the_runs_of_the_page_every_fault_is_named_and_no_healthy_run():
     found = json.loads(make_troubleshooting_page.RESULTS.read_text())
-    assert {*found} == {*FAULTS, *HEALTHY}
-    for name, (_, (own, *others), _) in FAULTS.items():
+    assert {*found} == {*faulty_runs.FAULTS, *faulty_runs.HEALTHY}
+    for name, (_, (own, *others), _) in faulty_runs.FAULTS.items():
         assert own in found[name]
         assert {*found[name]} <= {own, *others}
-    assert not any(found[name] for name in HEALTHY)
+    assert not any(found[name] for name in faulty_runs.HEALTHY)
 
 
 def test_every_remedy_names_settings_that_exist():
