@@ -126,6 +126,16 @@ def test_an_alarm_is_said_once_while_it_lasts_and_again_when_it_comes_back():
     assert said[0].startswith("step 5: cut off: 90% of the answers reach rollout.max_new_tokens=512. ")
 
 
+def test_a_long_run_keeps_its_beginning_its_end_and_its_evaluations():
+    alarms = Alarms(History(SILENT.config, []), print)
+    for step, record in enumerate(run(steps=300).records, 1):
+        alarms.step(step, record)
+        if step % 100 == 0:
+            alarms.evaluation({"eval/accuracy": 0.5})
+    steps = [record["step"] for record in alarms.records]
+    assert steps == [*range(1, 21), 100, 200, *range(241, 301)]
+
+
 def test_strict_health_ends_the_run_at_the_first_alarm():
     alarms = Alarms(History(resolve("8gb", None, ["run.strict_health=true"]), []), print)
     *first, fifth = run(truncated=0.9, steps=5).records

@@ -22,6 +22,8 @@ Looks = Callable[["History"], "str | None"]
 
 RECENT = 5  # steps that most rules look at
 LONG = 30  # steps before times are compared
+EARLY, LATE = 20, 60  # steps that are kept for the rules, and every evaluation
+EVALUATED = "eval/accuracy"
 LARGE_DIFFERENCE = 0.1  # of a token's log-prob between sampler and trainer, in the mean
 
 
@@ -117,6 +119,7 @@ class Alarms:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Look at the run after a step. Raise TrainingError for an alarm with run.strict_health=true."""
         self.records.append({"step": step, **metrics})
+        self._forget_the_middle()
         findings = diagnose(replace(self.history, records=self.records))
         for finding in findings:
             if finding.rule not in self.lasting:
@@ -124,6 +127,12 @@ class Alarms:
         self.lasting = {finding.rule for finding in findings}
         if findings and self.history.config.run.strict_health:
             raise TrainingError(f"step {step}: run.strict_health=true ends the run. {findings[0].text}")
+
+    def _forget_the_middle(self) -> None:
+        """Keep what the rules look at, so that a step of a long run costs no more than an early one."""
+        late = len(self.records) - LATE
+        kept = (one for index, one in enumerate(self.records) if index < EARLY or index >= late or EVALUATED in one)
+        self.records = list(kept)
 
     def evaluation(self, metrics: Mapping[str, float]) -> None:
         """Add an evaluation after the last step."""
@@ -383,7 +392,7 @@ def worse(history: History) -> str | None:
     "Take the adapter in best/, and stop earlier: eval.patience.",
 )
 def overfitted(history: History) -> str | None:
-    evaluated = [record["eval/accuracy"] for record in history.records if "eval/accuracy" in record]
+    evaluated = [record[EVALUATED] for record in history.records if EVALUATED in record]
     if len(evaluated) < 3 or history.grown("reward/mean") <= 0:
         return None
     best, last = max(evaluated), evaluated[-1]
