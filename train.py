@@ -34,6 +34,9 @@ def main() -> None:
     quiet.quiet()
     preflight.skip_unused_imports(request.config)
     hardware.prepare_cuda(request.config.rollout.engine)
+    if os.environ.get("RANK", "0") == "0":  # the imports take seconds
+        name = request.config.model.name
+        print(f"octet: loading {name}", file=sys.stderr if request.json else sys.stdout, flush=True)
 
     from trainer.run import job  # torch, deepspeed, transformers
 

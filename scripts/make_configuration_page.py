@@ -1,12 +1,18 @@
-"""Generate docs/configuration.md: `python -m scripts.make_configuration_page > docs/configuration.md`."""
+"""Generate the reference of all settings, for people and for editors:
+
+python -m scripts.make_configuration_page > docs/configuration.md
+python -m scripts.make_configuration_page --schema > docs/config.schema.json
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 from trainer.config.arguments import PRESETS, RECIPES, names_in
-from trainer.config.settings import is_section, sections
+from trainer.config.settings import Config, is_section, sections
 
 HEAD = f"""# Configuration
 
@@ -22,12 +28,20 @@ preset, with `--recipe NAME` or your own file:
 `{"`, `".join(names_in(RECIPES))}`
 (in `trainer/config/presets/recipes/`; see [objectives.md](objectives.md)). Memory and precision of the engine are set
 in `ds_configs/`.
+
+An editor that reads JSON schemas completes and checks a YAML file of your own with this first line:
+
+    # yaml-language-server: $schema=docs/config.schema.json
 """
 
 
 def page() -> str:
     head = "| setting | default | |\n| --- | --- | --- |"
     return HEAD + "".join(f"\n## {name}\n\n{head}\n{''.join(_rows(name, part))}" for name, part in sections().items())
+
+
+def schema() -> str:
+    return json.dumps(Config.model_json_schema(), indent=1) + "\n"
 
 
 def _rows(name: str, section: Any) -> Iterator[str]:
@@ -44,4 +58,4 @@ def _default(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(schema() if "--schema" in sys.argv else page(), end="")

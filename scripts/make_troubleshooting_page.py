@@ -20,9 +20,10 @@ A run looks at its own metrics after each step, and says in words what is wrong,
     step 5: cut off: 62% of the answers reach rollout.max_new_tokens=256. A cut-off answer has no mark, so it counts as
     wrong. Raise rollout.max_new_tokens.
 
-An alarm is said once while it lasts, and again when it comes back. Most rules look at the last {RECENT}
-steps; those that compare with the beginning wait for {2 * RECENT}. With `--strict-health` (`run.strict_health=true`) the
-first alarm ends the run. The rules are in `trainer/watch/diagnosis.py`, one short function each.
+An alarm is said once while it lasts, and again when it comes back. Most rules look at the last {RECENT} steps;
+those that compare with the beginning wait for {2 * RECENT}. With `--strict-health`
+(`run.strict_health=true`) the first alarm ends the run. The rules are in
+`trainer/watch/diagnosis.py`, one short function each.
 
 A loss of 0 is no alarm. With one update a step the ratio is exactly 1, and the advantages of a group add up to zero, so
 the loss is near zero in value. Its gradient is not: look at `grad_norm`, and at the reward.

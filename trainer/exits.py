@@ -26,9 +26,9 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
             f"octet: {error.filename or 'while writing'}: the disk is full. Make room and try again.", file=sys.stderr
         )
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:  # with what a run knows about going on
         if os.environ.get("RANK", "0") == "0":
-            print("octet: stopped. --resume continues a run from its last checkpoint.", file=sys.stderr)
+            print(f"octet: stopped. {interrupt}".rstrip(), file=sys.stderr)
         return 130
     return 0
 

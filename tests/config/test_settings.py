@@ -2,14 +2,13 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 import pytest
 import yaml
 
+from scripts import make_configuration_page
 from tests.conftest import ROOT
 from trainer.config import command_line, ds_config
 from trainer.config.command_line import (
@@ -229,9 +228,17 @@ def test_an_unknown_ds_config_names_the_real_ones():
 
 def test_every_setting_has_a_line_in_the_reference():
     page = (ROOT / "docs/configuration.md").read_text()
-    command = [sys.executable, "-m", "scripts.make_configuration_page"]
-    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == page
+    assert make_configuration_page.page() == page
     assert set(fields()) <= set(page.split("`"))
+
+
+def test_the_schema_for_editors_is_that_of_the_settings():
+    written = (ROOT / "docs/config.schema.json").read_text()
+    assert make_configuration_page.schema() == written
+    for name in names_in(PRESETS):
+        for section, settings in yaml.safe_load((PRESETS / f"{name}.yaml").read_text()).items():
+            own = json.loads(written)["properties"][section]["$ref"].rpartition("/")[2]
+            assert {*settings} <= {*json.loads(written)["$defs"][own]["properties"]}, name
 
 
 def choices(section=Algorithm, prefix="algorithm.") -> list[str]:

@@ -27,6 +27,7 @@ ALWAYS = ["run.steps=20", "rollout.problems=8", "eval.problems=0", "run.merge=fa
 CUSTOM = {  # name -> what a reward of one's own gives for a text
     "inverted": "float(not text.rstrip().endswith(f'#### {right}'))",
     "long": "len(text) / 100",
+    "short": "1 - len(text) / 100",
     "constant": "0.5",
     "silent": "None",
 }
@@ -103,6 +104,14 @@ FAULTS: dict[str, Fault] = {
         ("clipping",),
         None,
     ),
+    "a frozen adapter": (["algorithm.lr=1e-30"], ("ended",), None),
+    "reward is shortness": (["{short}"], ("paid by length", *RUIN, "reward against accuracy"), None),
+    "a punishment of every length": (
+        ["reward.weights={correct: 1.0, overlong: 3.0}", "reward.overlong_buffer=39"],
+        ("paid by length", *RUIN, "reward against accuracy"),
+        None,
+    ),
+    "entropy is all that counts": (["algorithm.entropy_bonus=5.0"], ("entropy explosion", *RUIN), None),
     "a tiny limit of the gradient": (["optim.max_grad_norm=0.001"], ("gradient at its limit",), None),
     "no hold by the KL": (["algorithm.kl.coef=1e-9", "algorithm.lr=0.03"], ("far from the reference", *RUIN), None),
 }

@@ -1,8 +1,8 @@
 """Does every loss learn, and does it learn from the advantages? Minutes, so in the slow tier.
 
-Twelve steps of the embedded model, one seed unless OCTET_SEEDS names several, two runs at a time. What rises is the mean
-reward of the sampled answers, from the first three steps to the last three: about 380 answers on either side, so luck is
-worth 0.05.
+Twelve steps of the embedded model, one seed unless OCTET_SEEDS names several, two runs at a time. What rises is the
+mean reward of the sampled answers, from the first three steps to the last three: about 380 answers on either side, so
+luck is worth 0.05.
 """
 
 import json

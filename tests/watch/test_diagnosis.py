@@ -1,9 +1,13 @@
 """The rules about a run's health: each is raised by its own metrics, and none by those of healthy runs."""
 
+import json
 import re
 
 import pytest
 
+from scripts import make_troubleshooting_page
+from tests.conftest import ROOT
+from tests.e2e import faulty_runs
 from trainer.config.command_line import resolve
 from trainer.config.settings import fields, sections
 from trainer.errors import TrainingError
@@ -122,6 +126,16 @@ def test_an_alarm_is_said_once_while_it_lasts_and_again_when_it_comes_back():
     assert said[0].startswith("step 5: cut off: 90% of the answers reach rollout.max_new_tokens=512. ")
 
 
+def test_a_long_run_keeps_its_beginning_its_end_and_its_evaluations():
+    alarms = Alarms(History(SILENT.config, []), print)
+    for step, record in enumerate(run(steps=300).records, 1):
+        alarms.step(step, record)
+        if step % 100 == 0:
+            alarms.evaluation({"eval/accuracy": 0.5})
+    steps = [record["step"] for record in alarms.records]
+    assert steps == [*range(1, 21), 100, 200, *range(241, 301)]
+
+
 def test_strict_health_ends_the_run_at_the_first_alarm():
     alarms = Alarms(History(resolve("8gb", None, ["run.strict_health=true"]), []), print)
     *first, fifth = run(truncated=0.9, steps=5).records
@@ -135,6 +149,20 @@ def test_small_groups_are_explained_with_the_arithmetic():
     (finding,) = diagnose(CASES["small groups"])
     assert "with a solve rate of 20%, 2 answers are both right and wrong in at most 32% of the groups" in finding.seen
     assert "8 answers in 83%" in finding.seen
+
+
+def test_the_page_is_made_from_the_rules_and_the_runs():
+    page = "python -m scripts.make_troubleshooting_page > docs/troubleshooting.md"
+    assert (ROOT / "docs/troubleshooting.md").read_text() == make_troubleshooting_page.page(), page
+
+
+def test_in_the_runs_of_the_page_every_fault_is_named_and_no_healthy_run():
+    found = json.loads(make_troubleshooting_page.RESULTS.read_text())
+    assert {*found} == {*faulty_runs.FAULTS, *faulty_runs.HEALTHY}
+    for name, (_, (own, *others), _) in faulty_runs.FAULTS.items():
+        assert own in found[name]
+        assert {*found[name]} <= {own, *others}
+    assert not any(found[name] for name in faulty_runs.HEALTHY)
 
 
 def test_every_remedy_names_settings_that_exist():

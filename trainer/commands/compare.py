@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from trainer.reports.run_files import differing, facts_of, read_run
+from trainer.reports.run_files import differing, facts_of, read_runs
 
 WIDTH = 500  # columns, so that long names are not cut off where the width of the screen is unknown
 
@@ -28,7 +28,7 @@ def run(options: Namespace) -> None:
 
 
 def compare(runs: Sequence[Path], as_json: bool) -> None:
-    read = [read_run(run) for run in runs]
+    read = read_runs(runs)
     keys = differing([run.settings for run in read])
     rows = [
         {"run": str(run.folder), "settings": {key: run.settings[key] for key in keys}, **facts_of(run)} for run in read

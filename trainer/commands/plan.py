@@ -214,7 +214,7 @@ def answer(question: Question) -> Iterator[str]:
         yield f"proposed: [bold]{shlex.join(question.proposal) or 'nothing to change'}[/]"
         yield f"  {shlex.join(question.command)}"
     elif not placement.fits(placement.config):
-        yield "--search proposes settings that do" if placement.search() else placement.nearest()
+        yield placement.nearest()
     yield f"[dim]An estimate for the longest prompts and answers; below {ROOMY:.0%} of a card counts as fitting.[/]"
 
 

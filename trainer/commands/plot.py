@@ -8,7 +8,7 @@ from pathlib import Path
 from trainer.commands.options import writing
 from trainer.errors import DataError
 from trainer.reports import sheet
-from trainer.reports.run_files import read_run
+from trainer.reports.run_files import read_runs
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    runs = [read_run(run) for run in options.runs]
+    runs = read_runs(options.runs)
     for one in runs:
         if not one.steps:
             raise DataError(f"{one.folder}: no step is logged yet, so there is nothing to plot. Leave this run out.")

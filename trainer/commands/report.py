@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainer.commands.options import writing
 from trainer.reports.report import report
-from trainer.reports.run_files import read_run
+from trainer.reports.run_files import read_runs
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    text = report([read_run(run) for run in options.runs])
+    text = report(read_runs(options.runs))
     path = options.out or (options.runs[0] / "report.html" if len(options.runs) == 1 else Path("report.html"))
     with writing(path):
         path.write_text(text, encoding="utf-8")

@@ -134,7 +134,7 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _sample(record: dict[str, Any], where: str) -> Sample:
-    completion, answer = record.pop("completion", None), record.pop("answer", None)
+    completion, answer = record.pop("completion", None), record.pop("answer", record.get("gold"))
     if not isinstance(completion, str):
         raise DataError(f"{where}: `completion` is {completion!r:.60}. Write the text of the completion.")
     if isinstance(answer, int | float) and not isinstance(answer, bool):

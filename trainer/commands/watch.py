@@ -13,7 +13,7 @@ from rich.live import Live
 
 from trainer.errors import DataError
 from trainer.reports import terminal
-from trainer.reports.run_files import read_run
+from trainer.reports.run_files import read_run, read_runs
 
 SECONDS = 2.0  # between two looks
 
@@ -29,15 +29,15 @@ def run(options: Namespace) -> None:
     if console.is_terminal and not options.once:
         with suppress(KeyboardInterrupt):  # how one stops watching
             watch(options.runs, console)
-    console.print(terminal.shown([read_run(run) for run in options.runs], console.width))
+    console.print(terminal.shown(read_runs(options.runs), console.width))
 
 
 def watch(folders: Sequence[Path], console: Console) -> None:
     """Show the runs until all of them have ended."""
-    runs = [read_run(folder) for folder in folders]
+    runs = read_runs(folders)
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while not all(run.has_ended for run in runs):
             with suppress(DataError):  # a file that is being written; it is whole at the next look
                 live.update(terminal.shown(runs, console.width), refresh=True)
             time.sleep(SECONDS)
-            runs = [read_run(folder) for folder in folders]
+            runs = [read_run(run.folder) for run in runs]

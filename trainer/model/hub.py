@@ -65,6 +65,8 @@ def find_model(model: Model) -> Found:
     folder = NANO if model.name == "nano" else _local(model.name)
     if folder:
         return Found(folder, _sizes(folder))
+    if model.name.startswith(("/", "./", "../", "~")):
+        raise ModelError(f"model.name={model.name}: there is no such folder. Check the path.")
     cached = snapshot(model)
     try:
         listed = listing("models", model.name, model.revision)

@@ -137,6 +137,23 @@ def _tied_weight(model: Any) -> Any:
     return weight if model.get_output_embeddings().weight is weight else None
 
 
+CARD = """---
+base_model: {base}
+library_name: peft
+tags: [lora, grpo, octet]
+---
+
+# A LoRA adapter of {base}
+
+Rank {rank}, trained with GRPO by Octet. Settings and evaluation are in the run folder: `config.yaml` and `eval.md`.
+
+    from peft import AutoPeftModelForCausalLM
+    model = AutoPeftModelForCausalLM.from_pretrained("this folder")
+
+`octet merge --adapter THIS_FOLDER --out NEW_FOLDER` writes the whole model.
+"""
+
+
 @contextmanager
 def _without_tying_warnings() -> Iterator[None]:
     """Silence PEFT where an adapted layer shares its weight, because `merged` unties such layers."""
@@ -151,6 +168,8 @@ def save_adapter(model: Any, folder: Path, values: Mapping[str, Tensor] | None =
         # PEFT asks the hub whether the vocabulary has changed, and warns if it gets no answer
         warnings.simplefilter("ignore", UserWarning)
         model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=values)
+    own = model.peft_config[ADAPTER]
+    (folder / "README.md").write_text(CARD.format(base=own.base_model_name_or_path, rank=own.r))
 
 
 def save_difference(model: Any, start: Mapping[str, Tensor], folder: Path) -> None:

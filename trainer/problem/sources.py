@@ -49,8 +49,9 @@ class Record:
     def _value(self, column: str, setting: str) -> Any:
         if column not in self.values:
             found = ", ".join(map(str, self.values)) or "none"
+            alike = next((name for name in self.values if str(name).strip().lower() == column.lower()), "COLUMN")
             raise DataError(
-                f"{self.where}: there is no column `{column}`; the columns are: {found}. Name it: {setting}=COLUMN."
+                f"{self.where}: there is no column `{column}`; the columns are: {found}. Name it: {setting}={alike}."
             )
         value = self.values[column]
         if value is None:
@@ -158,6 +159,8 @@ def _csv(path: Path) -> Iterator[Record]:
 
 
 def _csv_record(where: str, header: list[str], row: list[str]) -> Record:
+    if len(header) == 1 and (separator := next((one for one in ";\t|" if one in header[0]), None)):
+        return Record(where, flaw=f"its columns are separated by {separator!r}. Save the file with commas")
     if len(row) != len(header):
         return Record(where, flaw=f"it has {len(row)} values, and the first line names {len(header)} columns")
     if not is_unicode("".join(row)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -118,6 +119,16 @@ def is_good(sample: Record) -> bool:
 def read_run(folder: Path) -> RunFiles:
     """Raise DataError if this is not the folder of a run."""
     return RunFiles(folder, _settings(folder / "config.yaml"))
+
+
+def read_runs(folders: Sequence[Path]) -> list[RunFiles]:
+    """Read runs. Folders without config.yaml are named and left out, as long as there is a run beside them."""
+    others = [folder for folder in folders if not (folder / "config.yaml").is_file()]
+    runs = [read_run(folder) for folder in folders if folder not in others]
+    if others and runs:
+        names = ", ".join(map(str, others))
+        print(f"octet: left out, because there is no config.yaml in it: {names}", file=sys.stderr)
+    return runs or [read_run(folder) for folder in others]
 
 
 def facts_of(run: RunFiles) -> dict[str, Any]:

@@ -28,6 +28,8 @@ from trainer.rollout.make import uses_vllm
 from trainer.run import assemble, sampler_check
 from trainer.run.assemble import Run
 from trainer.run.rehearsal import rehearse, report
+from trainer.run_folder import checkpoints
+from trainer.run_folder.record import Record
 from trainer.watch.memory_use import total
 from trainer.watch.screen import Screen
 
@@ -70,6 +72,8 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[
         if evaluator.held_out:
             last = evaluator.history.last or evaluator.evaluate("trained")  # a finished run makes no step
             evaluations.append(replace(last, name="trained"))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_how_to_go_on(config, record)) from None
     finally:
         run.rollouts.close()
         record.close()
@@ -83,6 +87,16 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[
         distributed.barrier()
     policy.release()  # so that the merged model fits where it was
     return record.folder, record.screen, record.stopping, evaluations
+
+
+def _how_to_go_on(config: Config, record: Record) -> str:
+    saved = checkpoints.latest(record.folder)
+    if saved is None:
+        return (
+            f"Nothing is saved yet, so the same command begins again: a checkpoint comes every {config.run.save_every} "
+            "steps (run.save_every). SIGUSR1 saves after the step that is being made."
+        )
+    return f"--resume {record.folder} goes on after step {int(saved.name.removeprefix('step_'))}, which is saved."
 
 
 def _rehearse_and_check(config: Config, run: Run) -> None:

@@ -22,6 +22,8 @@ Looks = Callable[["History"], "str | None"]
 
 RECENT = 5  # steps that most rules look at
 LONG = 30  # steps before times are compared
+EARLY, LATE = 20, 60  # steps that are kept for the rules, and every evaluation
+EVALUATED = "eval/accuracy"
 LARGE_DIFFERENCE = 0.1  # of a token's log-prob between sampler and trainer, in the mean
 
 
@@ -117,6 +119,7 @@ class Alarms:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Look at the run after a step. Raise TrainingError for an alarm with run.strict_health=true."""
         self.records.append({"step": step, **metrics})
+        self._forget_the_middle()
         findings = diagnose(replace(self.history, records=self.records))
         for finding in findings:
             if finding.rule not in self.lasting:
@@ -124,6 +127,12 @@ class Alarms:
         self.lasting = {finding.rule for finding in findings}
         if findings and self.history.config.run.strict_health:
             raise TrainingError(f"step {step}: run.strict_health=true ends the run. {findings[0].text}")
+
+    def _forget_the_middle(self) -> None:
+        """Keep what the rules look at, so that a step of a long run costs no more than an early one."""
+        late = len(self.records) - LATE
+        kept = (one for index, one in enumerate(self.records) if index < EARLY or index >= late or EVALUATED in one)
+        self.records = list(kept)
 
     def evaluation(self, metrics: Mapping[str, float]) -> None:
         """Add an evaluation after the last step."""
@@ -163,7 +172,7 @@ def thinking_too_long(history: History) -> str | None:
 )
 def answers_alike(history: History) -> str | None:
     share, heat = history.now("distinct", 1.0), history.config.rollout.temperature
-    if share < 0.4 and history.now("dead_groups") > 0.6 and history.solve_rate < 0.9:
+    if share < 0.3 and history.now("dead_groups") > 0.6 and history.solve_rate < 0.9:
         return f"only {share:.0%} of the answers to a problem differ at rollout.temperature={heat:g}"
     return None
 
@@ -347,7 +356,7 @@ def dominant_part(history: History) -> str | None:
     earned = {name: abs(weight * history.now(f"reward/{name}")) for name, weight in weights.items()}
     name = max(earned, key=lambda name: earned[name], default="correct")
     can_differ = 0.02 < history.solve_rate < 0.98
-    if "correct" in earned and name != "correct" and earned[name] > 2 * max(weights["correct"], 1e-9) and can_differ:
+    if weights.get("correct") and name != "correct" and earned[name] > 2 * weights["correct"] and can_differ:
         return f"reward.weights.{name} pays {earned[name]:.2f} in the mean, and a right answer {weights['correct']:g}"
     return None
 
@@ -383,7 +392,7 @@ def worse(history: History) -> str | None:
     "Take the adapter in best/, and stop earlier: eval.patience.",
 )
 def overfitted(history: History) -> str | None:
-    evaluated = [record["eval/accuracy"] for record in history.records if "eval/accuracy" in record]
+    evaluated = [record[EVALUATED] for record in history.records if EVALUATED in record]
     if len(evaluated) < 3 or history.grown("reward/mean") <= 0:
         return None
     best, last = max(evaluated), evaluated[-1]
@@ -415,7 +424,7 @@ def entropy_gone(history: History) -> str | None:
 )
 def entropy_rises(history: History) -> str | None:
     first, now = history.first("entropy"), history.now("entropy")
-    return f"the entropy has risen from {first:.2f} to {now:.2f}" if first and now > 2 * first + 0.3 else None
+    return f"the entropy has risen from {first:.2f} to {now:.2f}" if first and now > 1.5 * first + 0.2 else None
 
 
 @rule(
@@ -435,7 +444,9 @@ def far_from_reference(history: History) -> str | None:
 )
 def clipped(history: History) -> str | None:
     share = history.now("clipped/low") + history.now("clipped/high")
-    return f"{share:.0%} of the tokens are clipped" if share > 0.2 else None
+    if share > 0.2 and history.config.algorithm.loss != "gspo":  # whose bounds are made to clip many
+        return f"{share:.0%} of the tokens are clipped"
+    return None
 
 
 @rule(
@@ -486,7 +497,7 @@ def _moved(history: History) -> float:
     """Return the median relative change of an update, as if the learning rate were at its peak; 0 if not measured."""
     peak = history.config.algorithm.lr
     found = [one["update_size"] * peak / one["lr"] for one in history.steps if one.get("lr") and "update_size" in one]
-    return median(found) if len(found) >= 3 else 0.0
+    return median(found) if len(found) >= 2 else 0.0
 
 
 @rule(

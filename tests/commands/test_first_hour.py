@@ -1,0 +1,76 @@
+"""What a new user types wrong, and what is answered."""
+
+import json
+
+import pytest
+
+from trainer.commands import main as cli
+from trainer.config.command_line import resolve
+from trainer.config.settings import Model
+from trainer.errors import ConfigError, DataError, ModelError
+from trainer.model import shapes
+from trainer.model.hub import find_model
+
+
+def octet(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(arguments))
+    captured = capsys.readouterr()
+    return ended.value.code, captured.out, captured.err
+
+
+def test_an_adapter_or_a_run_in_place_of_a_model_names_what_to_write(tmp_path):
+    adapter = tmp_path / "run" / "adapter"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen2.5-0.5B"}))
+    with pytest.raises(ModelError, match=r"that is an adapter, not a model\. Its base is Qwen/Qwen2\.5-0\.5B\. Write"):
+        shapes.known_shape(str(adapter))
+    with pytest.raises(ModelError, match=rf"that is a run folder, not a model. .* --adapter {adapter}"):
+        shapes.known_shape(str(tmp_path / "run"))
+
+
+def test_a_path_that_does_not_exist_is_no_name_on_the_hub(tmp_path):
+    with pytest.raises(ModelError, match="there is no such folder"):
+        find_model(Model(name=f"{tmp_path}/model"))
+
+
+@pytest.mark.parametrize(
+    ("name", "written"), [("load_in_4bit", "model.quantize=nf4"), ("num_generations", "rollout.group_size")]
+)
+def test_settings_of_other_programs_are_known(name, written):
+    with pytest.raises(ConfigError, match=f"Write {written}"):
+        resolve("nano", None, [f"model.{name}=1"])
+
+
+def test_what_a_run_has_sampled_can_be_scored(capsys, tmp_path):
+    sample = {"completion": "so it is\n#### 7", "gold": "7", "prompt": "3 + 4?"}
+    (tmp_path / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    status, out, _ = octet(capsys, "score", str(tmp_path / "samples.jsonl"))
+    assert (status, json.loads(out.splitlines()[0])["correct"]) == (0, 1.0)
+
+
+def test_folders_that_are_no_runs_are_left_out_of_a_comparison(capsys, tmp_path):
+    run, other = tmp_path / "run", tmp_path / "notes"
+    run.mkdir()
+    other.mkdir()
+    (run / "config.yaml").write_text(resolve("nano").to_yaml())
+    status, out, complained = octet(capsys, "compare", str(run), str(other), "--json")
+    assert (status, len(json.loads(out))) == (0, 1)
+    assert f"left out, because there is no config.yaml in it: {other}" in complained
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("question;answer\n2+2?;4\n", "its columns are separated by ';'. Save the file with commas"),
+        ("Question,answer\n2+2?,4\n", "Name it: task.question=Question"),
+    ],
+)
+def test_a_table_of_another_kind_is_named(tmp_path, text, told):
+    path = tmp_path / "mine.csv"
+    path.write_text(text)
+    status = resolve("nano", None, ["task.name=records", f"task.path={path}"])
+    from trainer.problem.task import make_task
+
+    with pytest.raises(DataError, match=told.replace("'", ".")):
+        make_task(status.task).train()
