@@ -10,9 +10,9 @@ from trainer.commands import main
 from trainer.config.command_line import flat, resolve
 from trainer.errors import DataError
 from trainer.reports import repeat
-from trainer.reports.alarms import looked_at
+from trainer.reports.alarms import looked_at, seen_by
 from trainer.reports.report import report
-from trainer.reports.run_files import read_run
+from trainer.reports.run_files import read_run, read_runs
 
 SECTIONS = ["Curves", "Evaluation", "Alarms", "Answers won and lost", "First and last answers", "Settings"]
 SECTIONS += ["Time and memory", "How it was made"]
@@ -130,9 +130,16 @@ def test_an_alarm_is_named_with_its_steps(copied):
 
 
 def test_a_long_run_is_looked_at_every_few_steps():
-    assert looked_at(list(range(1, 601))) == list(range(1, 601))
-    assert looked_at(list(range(1, 2001))) == list(range(20, 2001, 20))
+    assert looked_at(list(range(1, 501))) == list(range(1, 501))
+    assert looked_at(list(range(1, 2001))) == list(range(4, 2001, 4))
     assert looked_at([]) == []
+
+
+def test_the_rules_see_the_first_and_the_last_steps_and_evaluations():
+    records = [{"step": step} | ({"eval/accuracy": 0.5} if step % 50 == 0 else {}) for step in range(301)]
+    seen = [record["step"] for record in seen_by(records, 250)]
+    assert seen == [*range(20), 50, 100, 150, *range(191, 251)]
+    assert seen_by(records, 30) == records[:31]
 
 
 def test_the_command_on_the_page_makes_the_same_settings(finished):
@@ -143,9 +150,11 @@ def test_the_command_on_the_page_makes_the_same_settings(finished):
     assert preset == "nano"
 
 
-def test_a_folder_that_is_no_run_is_an_error(tmp_path):
+def test_a_folder_that_is_no_run_is_an_error_or_left_out(finished, tmp_path, capsys):
     with pytest.raises(DataError, match=r"no config\.yaml in it"):
-        read_run(tmp_path)
+        read_runs([tmp_path])
+    assert [run.folder for run in read_runs([tmp_path, finished])] == [finished]
+    assert f"left out, because there is no config.yaml in it: {tmp_path}" in capsys.readouterr().err
 
 
 def test_settings_of_another_version_are_an_error(copied):

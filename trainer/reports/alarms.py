@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from trainer.watch.diagnosis import Finding, History, diagnose
+from trainer.watch.diagnosis import EARLY, EVALUATED, LATE, Finding, History, diagnose
 
-MOST_RECORDS = 100_000  # that are looked at: each look is at all steps so far, so a long run gets one every few steps
+MOST_LOOKS = 500  # at a run; a longer one is looked at every few steps
 
 
 class Alarm(NamedTuple):
@@ -29,18 +30,25 @@ def alarms_of(history: History) -> list[Alarm]:
     found: dict[str, Alarm] = {}
     ends = looked_at([int(record["step"]) for record in history.steps])
     for step in ends:
-        until = [record for record in history.records if record["step"] <= step]
-        for finding in diagnose(replace(history, records=until)):
+        for finding in diagnose(replace(history, records=seen_by(history.records, step))):
             first = found[finding.rule].first if finding.rule in found else step
             found[finding.rule] = Alarm(finding, first, step, step == ends[-1])
     return sorted(found.values(), key=lambda alarm: (not alarm.lasts, alarm.first))
 
 
+def seen_by(records: Sequence[Mapping[str, float]], step: int) -> list[Mapping[str, float]]:
+    """Return what the rules look at after a step: the first and the last records, and every evaluation."""
+    until = bisect_right(records, step, key=lambda record: int(record["step"]))
+    first, last = records[: min(EARLY, until)], records[max(EARLY, until - LATE) : until]
+    evaluated = (record for record in records[EARLY : max(EARLY, until - LATE)] if EVALUATED in record)
+    return [*first, *evaluated, *last]
+
+
 def looked_at(steps: Sequence[int]) -> list[int]:
-    """Return the steps after which a run is looked at: all of up to 632, else evenly spaced ones; always the last."""
+    """Return the steps after which a run is looked at: all, or evenly spaced ones; always the last."""
     return list(steps[::-1][:: interval(len(steps))][::-1])
 
 
 def interval(steps: int) -> int:
     """Return the number of steps between two looks."""
-    return max(1, steps * steps // (2 * MOST_RECORDS))
+    return -(-steps // MOST_LOOKS) or 1
