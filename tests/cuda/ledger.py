@@ -23,6 +23,8 @@ LOOK_UPS = {"embedding", "index", "_unsafe_index", "index_select", "gather"}
 PARTIAL_WRITES = {"index_copy_", "index_put_", "scatter_", "scatter_add_", "index_add_"}
 OVERWRITES = {"copy_", "fill_", "zero_"}  # they do not read what was there
 
+callbacks: list[Any] = []  # C has their addresses for the rest of the process
+
 
 class Operation(NamedTuple):
     """One operation, by what it costs."""
@@ -59,8 +61,8 @@ class Ledger(TorchDispatchMode):
         self.counts: dict[str, Count] = {}
         self._operations: Counter[Operation] = Counter()
         self._captured: defaultdict[int, list[Operation]] = defaultdict(list)  # by the number of the capture
-        self._callbacks = Replay(self._replay), Forget(self._forget)  # C does not keep them alive
-        library.stub_on_graphs(*self._callbacks)
+        callbacks.append((Replay(self._replay), Forget(self._forget)))
+        library.stub_on_graphs(*callbacks[-1])
 
     def now(self) -> Count:
         stub = counted()
