@@ -129,12 +129,14 @@ def octet(work: Work, ledger: Ledger) -> None:
     with built(work) as run:
         prompts, sampling = run.rollouts.prompts_of(0), run.rollouts.sampling_of(0)
         longer = [replace(one, tokens=(*one.tokens, *one.tokens[: work.tokens // 2])) for one in prompts]
-        for name, asked, tokens in (("start", prompts, FEW), ("few", longer, FEW), ("more", longer, FEW + CHECKED)):
+        more, few, start = ("more", longer, FEW + CHECKED), ("few", longer, FEW), ("start", prompts, FEW)
+        # the first makes copies of weights and a cache that the others use: operations of other sizes do not cancel out
+        for name, asked, tokens in (more, few, more, start):
             with ledger.counting(name):
                 dict(run.rollouts.sampler.sample(asked, replace(sampling, max_new_tokens=tokens)))
-        start, few, more = (ledger.counts.pop(name) for name in ("start", "few", "more"))
-        step = ledger.counts["decode step"] = more.since(few).times(1 / CHECKED)
-        ledger.counts["rollout"] = start.plus(step.times(work.tokens - FEW))
+        step = ledger.counts.pop("more").since(ledger.counts.pop("few")).times(1 / CHECKED)
+        ledger.counts["decode step"] = step
+        ledger.counts["rollout"] = ledger.counts.pop("start").plus(step.times(work.tokens - FEW))
         updater, answers = run.updater, range(len(prompts) * sampling.group)
         rows = [_row(prompts[n // sampling.group].tokens, work.tokens, n) for n in answers]
         tokens = float(len(rows) * work.tokens)

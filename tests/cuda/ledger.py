@@ -75,7 +75,7 @@ class Ledger(TorchDispatchMode):
         self.counts[name] = self.now().since(before)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        if not has_kernel(func, "CUDA") and has_kernel(func, "CompositeImplicitAutograd"):
             with self:  # nothing has taken it apart yet where no gradients are recorded
                 return func.decompose(*args, **(kwargs or {}))
         stub = library.stub_counters().contents
@@ -97,6 +97,10 @@ class Ledger(TorchDispatchMode):
     def _forget(self, graph: int) -> None:
         self._captured.pop(graph, None)
         emulation._forget(graph)
+
+
+def has_kernel(func: Any, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
 
 
 def operation_of(func: Any, args: Any, kwargs: Any, out: Any, launches: int, captured: bool) -> Operation | None:
