@@ -189,7 +189,8 @@ def small_card(cap: int) -> Iterator[None]:
         return
     torch.cuda.empty_cache()
     ballast = [torch.empty(1, device="cuda")]  # the context of this process
-    ballast.append(torch.empty(torch.cuda.mem_get_info()[0] - cap, dtype=torch.uint8, device="cuda"))
+    rest = max(0, torch.cuda.mem_get_info()[0] - cap)  # nothing on a card of this size
+    ballast.append(torch.empty(rest, dtype=torch.uint8, device="cuda"))
     yield
     ballast.clear()
     torch.cuda.empty_cache()

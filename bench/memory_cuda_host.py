@@ -76,19 +76,23 @@ def rehearsed(case: Case) -> dict[str, Any]:
             rollouts = replace(run.rollouts, longest=replace(longest, tokens=tokens))
             peaks = rehearse(rollouts, run.updater)
         plan = planner.plan(shape_of(config.model.name), config, vram=int(case.card_gib * GIB))
-    from tests.cuda.stub.library import counted
-
     phases = {phase: peaks[own] for own, phase in PLANNED.items() if phase in plan.phases}
-    return {
+    planned = {phase: plan.allocated_of(phase) for phase in phases}
+    found = {
         "case": case.name,
         "card_gib": case.card_gib,
         "settings": case.settings,
         "allocated": {phase: peak.allocated / GB for phase, peak in phases.items()},
-        "planned": {phase: plan.allocated_of(phase) / GB for phase in phases},
+        "planned": {phase: bytes / GB for phase, bytes in planned.items()},
         "reserved": max(peak.reserved for peak in peaks.values()) / GB,
         "planned_reserved": (plan.peak - plan.phases[plan.peak_phase]["CUDA context"]) / GB,
-        "taken_from_the_card": counted()["peak"] / GB,
+        "difference": {phase: planned[phase] / peak.allocated - 1 for phase, peak in phases.items()},
     }
+    if "CUDA_STUB" in os.environ:
+        from tests.cuda.stub.library import counted
+
+        found["taken_from_the_card"] = counted()["peak"] / GB
+    return found
 
 
 def save_zeros(size: str, folder: Path) -> None:
@@ -114,20 +118,20 @@ def save_zeros(size: str, folder: Path) -> None:
     with (folder / "model.safetensors").open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + end)
+    model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(str(folder))
     load_tokenizer(Model()).save_pretrained(str(folder))
 
 
-def in_a_child(case: Case) -> dict[str, Any]:
-    """Rehearse on a card of this size."""
-    card = {"CUDA_STUB_MEMORY_GIB": str(case.card_gib), "CUDA_STUB_COMPUTE_BYTES": str(COMPUTED)}
+def in_a_child(script: str, name: str, card_gib: float) -> dict[str, Any]:
+    """Return what a script prints of the case with this name on a card of this size."""
+    card = {"CUDA_STUB_MEMORY_GIB": str(card_gib), "CUDA_STUB_COMPUTE_BYTES": str(COMPUTED)}
     environment = os.environ | card | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cuda"}
-    command = [sys.executable, __file__, "--case", case.name]
+    command = [sys.executable, script, "--case", name]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(f"{case.name}: {done.stderr}")
+        sys.exit(f"{name}: {done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    found["difference"] = {phase: found["planned"][phase] / found["allocated"][phase] - 1 for phase in found["planned"]}
     return found
 
 
@@ -151,20 +155,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", help="cases by name; with it, nothing is written")
     parser.add_argument("--table", action="store_true", help="print the results that are there")
-    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--case", help="one case in this process, on a real card as well")
     options = parser.parse_args()
     if options.table:
         print(table())
         return
-    if "CUDA_STUB" not in os.environ:
-        sys.exit("this needs the stub of a card: tests/cuda/python.sh bench/memory_cuda_host.py")
     if options.case:
         print(json.dumps(rehearsed(next(case for case in CASES if case.name == options.case))))
         return
+    if "CUDA_STUB" not in os.environ:
+        sys.exit("this needs the stub of a card: tests/cuda/python.sh bench/memory_cuda_host.py")
     chosen = [case for case in CASES if (case.name in options.only if options.only else case.size != "tiny")]
     found = []
     for case in chosen:
-        found.append(in_a_child(case))
+        found.append(in_a_child(__file__, case.name, case.card_gib))
         print(line(found[-1]), file=sys.stderr, flush=True)
         if not options.only:
             RESULTS.write_text(json.dumps({"machine": describe(), "cases": found}, indent=1) + "\n")

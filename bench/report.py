@@ -8,12 +8,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import counts_cuda_host
+
 RESULTS = Path(__file__).parent / "results"
 HEAD = """# Performance
 
-Every number was measured, side by side in one run, and is a median unless it says otherwise. This page is made by
-`python bench/report.py > docs/performance.md` from `bench/results/`, where each file has the machine, the versions and
-the command.
+Every number was measured, side by side in one run, and is a median unless it says otherwise; one section is computed.
+This page is made by `python bench/report.py > docs/performance.md` from `bench/results/`, where each file has the
+machine, the versions and the command.
 
 """
 NO_GPU = """No GPU has been measured yet. The scripts are ready and need no download:
@@ -26,7 +28,9 @@ one that is made as small, against the plan and TRL).
 def page() -> str:
     sides = [line for path in sorted(RESULTS.glob("vs_trl*.json")) for line in _vs_trl(path.stem)]
     without = [] if any(run["device"] == "cuda" for run in _read("decode").values()) else [NO_GPU]
-    return "\n".join([HEAD, *without, *sides, *_decode(), *_vllm(), *_logprobs(), *_seeds(), *_scaling(), *_answers()])
+    counted = counts_cuda_host.section()
+    measured = [*sides, *_decode(), *_vllm(), *_logprobs(), *_seeds(), *_scaling(), *_answers()]
+    return "\n".join([HEAD, *without, *counted, *measured])
 
 
 def _read(name: str) -> Any:

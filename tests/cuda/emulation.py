@@ -45,7 +45,7 @@ FROM_THE_CARD = {"isin", "_linalg_svd", "linalg_qr", "linalg_eigh"}
 INDEXES = {"index", "_unsafe_index", "index_put", "index_put_", "_unsafe_index_put"}
 TAGS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 NOT_COMPUTED = 7  # the result of a search that is not computed: a token, but none that ends an answer
-SEARCHES = {"argmax", "searchsorted"}
+SEARCHES = {"argmax", "searchsorted", "multinomial"}
 
 CPU = torch.device("cpu")
 

@@ -20,6 +20,7 @@ SCRIPTS += [
     *(ROOT / "scripts").glob("*.sh"),
     *(ROOT / "tests/vllm").glob("*.sh"),
     ROOT / "slurm/vllm_server.sh",
+    ROOT / "bench/card.sh",
     ROOT / "tests/run.sh",
     ROOT / ".ci/run",
 ]

@@ -12,30 +12,39 @@ from trainer.records import Scores, TrainingBatch
 from trainer.watch.tally import LARGEST, Tally
 
 
-def tally_batch(tally: Tally, batch: TrainingBatch, scores: Scores, settings: Algorithm) -> None:
-    """Count what a training pass shows, token by token: entropy, and the distance of the policy from the others."""
-    counted_BT, rows_B, now_BT = batch.counted_BT, batch.weights_B > 0, scores.logprobs_BT.detach()
+def tally_batch(tally: Tally, batch: TrainingBatch, scores: Scores, settings: Algorithm) -> int:
+    """Count what a training pass shows, token by token: entropy, and the distance of the policy from the others.
+
+    Return the number of tokens. Indexing with a mask waits for the card each time, so places are looked up once.
+    """
+    counted_N, rows_N = (mask.flatten().nonzero()[:, 0] for mask in (batch.counted_BT, batch.weights_B > 0))
     assert batch.old_logprobs_BT is not None, "the first pass over a batch stores them"
-    if not counted_BT.any():
-        return
+    if not len(counted_N):
+        return 0
+
+    def counted(values_BT: Tensor) -> Tensor:
+        return values_BT.flatten()[counted_N]
+
+    now_BT = scores.logprobs_BT.detach()
     mismatch_BT = mismatch(batch.old_logprobs_BT, batch.sampled_logprobs_BT, batch.mask_BT, settings.correction)
     moved_BT = now_BT - batch.old_logprobs_BT
     if settings.loss == "gspo":
         moved_BT = mean_over_row(moved_BT, batch.mask_BT).expand_as(moved_BT)
-    advantages_BT = batch.advantages_B[:, None].expand_as(counted_BT)
+    advantages_BT = batch.advantages_B[:, None].expand_as(moved_BT)
     sums = {
-        "entropy": scores.entropy_BT.detach()[counted_BT],
-        **_sampler_metrics((batch.old_logprobs_BT - batch.sampled_logprobs_BT)[counted_BT]),
-        "sampler_ratio/raw": mismatch_BT[counted_BT],
-        "sampler_ratio/corrected": correction(mismatch_BT, settings.correction)[counted_BT],
-        **_ratio_metrics(moved_BT[counted_BT].exp(), advantages_BT[counted_BT], settings),
+        "entropy": counted(scores.entropy_BT.detach()),
+        **_sampler_metrics(counted(batch.old_logprobs_BT - batch.sampled_logprobs_BT)),
+        "sampler_ratio/raw": counted(mismatch_BT),
+        "sampler_ratio/corrected": counted(correction(mismatch_BT, settings.correction)),
+        **_ratio_metrics(counted(moved_BT).exp(), counted(advantages_BT), settings),
     }
     if batch.reference_logprobs_BT is not None:
-        sums["kl"] = ESTIMATORS[settings.kl.estimator]((now_BT - batch.reference_logprobs_BT)[counted_BT])
-    sums |= {"advantage/mean": batch.advantages_B[rows_B], "advantage/square": batch.advantages_B[rows_B].square()}
+        sums["kl"] = ESTIMATORS[settings.kl.estimator](counted(now_BT - batch.reference_logprobs_BT))
+    sums |= {"advantage/mean": batch.advantages_B[rows_N], "advantage/square": batch.advantages_B[rows_N].square()}
     reduced = [values.max() if name.endswith(LARGEST) else values.float().sum() for name, values in sums.items()]
     for (name, values), value in zip(sums.items(), torch.stack(reduced).tolist(), strict=True):  # one wait for the card
         tally.add(name, value, len(values))
+    return len(counted_N)
 
 
 def _sampler_metrics(apart_N: Tensor) -> dict[str, Tensor]:

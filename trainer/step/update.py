@@ -150,7 +150,7 @@ def backward(policy: Policy, minibatch: MiniBatch, config: Config, kl_coef: floa
         loss = total(objective(scores, batch, algorithm, kl_coef), batch, minibatch.divisor)
         policy.backward(loss)
         if not policy.is_displaced:
-            tally_batch(tally, batch, scores, algorithm)
-            tally.add("loss", loss.item(), float(batch.counted_BT.sum()) / minibatch.tokens)
+            tokens = tally_batch(tally, batch, scores, algorithm)
+            tally.add("loss", loss.item(), tokens / minibatch.tokens)
         seen.append(batch)
     return replace(minibatch, batches=seen)
