@@ -130,8 +130,8 @@ def octet(work: Work, ledger: Ledger) -> None:
         prompts, sampling = run.rollouts.prompts_of(0), run.rollouts.sampling_of(0)
         longer = [replace(one, tokens=(*one.tokens, *one.tokens[: work.tokens // 2])) for one in prompts]
         more, few, start = ("more", longer, FEW + CHECKED), ("few", longer, FEW), ("start", prompts, FEW)
-        # the first makes copies of weights and a cache that the others use: operations of other sizes do not cancel out
-        for name, asked, tokens in (more, few, more, start):
+        # the first calls make copies of weights, a cache and graphs; what the same calls do again is counted
+        for name, asked, tokens in (more, few, more, few, start):
             with ledger.counting(name):
                 dict(run.rollouts.sampler.sample(asked, replace(sampling, max_new_tokens=tokens)))
         step = ledger.counts.pop("more").since(ledger.counts.pop("few")).times(1 / CHECKED)
