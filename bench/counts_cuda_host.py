@@ -303,6 +303,7 @@ def section() -> Iterator[str]:
         step = compared(counts, card, "generate", ("decode step",), 1e3)
         yield f"| {card.name} | {step} | {compared(counts, card, 'trl', ('rollout', 'update'), 1)} |"
     yield ASSUMPTIONS
+    yield f"{result['note']}\n" if "note" in result else ""
     packages = ", ".join(f"{name} {version}" for name, version in result["machine"]["packages"].items())
     yield f"`tests/cuda/{result['machine']['command'].replace('python ', 'python.sh ')}`; {packages}.\n"
 
