@@ -130,8 +130,8 @@ def octet(work: Work, ledger: Ledger) -> None:
         prompts, sampling = run.rollouts.prompts_of(0), run.rollouts.sampling_of(0)
         longer = [replace(one, tokens=(*one.tokens, *one.tokens[: work.tokens // 2])) for one in prompts]
         more, few, start = ("more", longer, FEW + CHECKED), ("few", longer, FEW), ("start", prompts, FEW)
-        # the first makes copies of weights and a cache that the others use: operations of other sizes do not cancel out
-        for name, asked, tokens in (more, few, more, start):
+        # the first calls make copies of weights, a cache and graphs; what the same calls do again is counted
+        for name, asked, tokens in (more, few, more, few, start):
             with ledger.counting(name):
                 dict(run.rollouts.sampler.sample(asked, replace(sampling, max_new_tokens=tokens)))
         step = ledger.counts.pop("more").since(ledger.counts.pop("few")).times(1 / CHECKED)
@@ -303,6 +303,7 @@ def section() -> Iterator[str]:
         step = compared(counts, card, "generate", ("decode step",), 1e3)
         yield f"| {card.name} | {step} | {compared(counts, card, 'trl', ('rollout', 'update'), 1)} |"
     yield ASSUMPTIONS
+    yield f"{result['note']}\n" if "note" in result else ""
     packages = ", ".join(f"{name} {version}" for name, version in result["machine"]["packages"].items())
     yield f"`tests/cuda/{result['machine']['command'].replace('python ', 'python.sh ')}`; {packages}.\n"
 

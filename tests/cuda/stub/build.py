@@ -29,7 +29,9 @@ OURS = re.compile(
     r"(stub_|__cuda|cuda|cublas|cudnn|cusparse|cufft|cupti|curand|cusolver|nccl|nvrtc|nvshmem|cuFile|cu[A-Z])\w*$"
 )
 MATHEMATICS = re.compile(r"cublas|cudnn|cusparse|cufft|curand|cusolver|cupti")
-COMPUTES = re.compile(r"cublas.*(mm|Matmul|gemv|trsm|[dD]ot|Batched)|cusolver.*(rf|qr|vd|vj|nv)")  # launches a kernel
+COMPUTES = re.compile(  # launches a kernel
+    r"cublasLtMatmul$|cublas(?!Lt).*(mm|gemv|trsm|[dD]ot|Batched)|cusolver.*(rf|qr|vd|vj|nv)"
+)
 NOT_SUPPORTED = 801  # cudaErrorNotSupported, and the same of the driver
 
 BY_HAND = {
