@@ -84,7 +84,7 @@ def test_the_light_commands_of_a_wheel_need_no_checkout(installed, tmp_path):
     home = Path(run(installed / "python", "-c", where, folder=tmp_path, path=installed).stdout.strip()).parent
     assert home.is_relative_to(installed.parent)
     octet = installed / "octet"
-    assert "64 rows" in run(octet, "plan", "--preset", "8gb", folder=tmp_path, path=installed).stdout
+    assert "56 rows" in run(octet, "plan", "--preset", "8gb", folder=tmp_path, path=installed).stdout
     assert list(tmp_path.iterdir()) == []
 
 

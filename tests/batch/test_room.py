@@ -163,7 +163,7 @@ def test_what_was_measured_stands_beside_the_plan():
     peaks = {name: Peak(GB // 2, 6 * GB // 10) for name in ("rollout", "loss", "step")}
     text = report(resolve("8gb"), 300, peaks, 8 * GB, outside=False)
     assert re.fullmatch(
-        r"memory in GB, measured \(planned\): rollout 0\.50 \(5\.\d\d\), backward 0\.50 \(5\.\d\d\); "
+        r"memory in GB, measured \(planned\): rollout 0\.50 \(5\.\d\d\), backward 0\.50 \(4\.\d\d\); "
         r"0\.60 reserved of 8\.0",
         text,
     )

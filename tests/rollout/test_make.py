@@ -96,4 +96,4 @@ def test_a_share_that_does_not_hold_the_base_is_refused_with_what_it_needs(capsy
     assert memory.too_little_for_vllm(placed(24, colocated, "rollout.vllm.memory=0.2")) is None
     with pytest.raises(SystemExit, match="2"):
         cli.main(["plan", "--model", MODEL, "--vram", "24", colocated, "rollout.vllm.memory=0.1"])
-    assert "rollout.vllm.memory=0.1: that is 2.4 GB of the card, and vLLM needs 3.1 GB" in capsys.readouterr().err
+    assert "rollout.vllm.memory=0.1: that is 2.4 GB of the card, and vLLM needs 3.2 GB" in capsys.readouterr().err

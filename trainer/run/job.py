@@ -116,8 +116,8 @@ def _evaluate_base(run: Run) -> Evaluation:
     with run.updater.policy.as_base():
         base = run.evaluator.evaluate("base")
     record.screen.say(f"base model: {describe(base, record.config.reward.answer)}")
-    if record.journal and record.first_step == 0:
-        record.journal.metrics(0, metrics_of(base))
+    if record.first_step == 0:
+        record.base(metrics_of(base))
     return base
 
 

@@ -37,6 +37,13 @@ class Record:
         """True if a checkpoint is due after `done` steps, whatever else happens then."""
         return done == self.total_steps or done % self.config.run.save_every == 0
 
+    def base(self, metrics: Mapping[str, float]) -> None:
+        """Write the evaluation of the base into the log, as step 0."""
+        if self.journal:
+            self.journal.metrics(0, metrics)
+        if self.alarms:
+            self.alarms.records.append({"step": 0, **metrics})
+
     def step(self, done: int, groups: Sequence[ScoredGroup], metrics: Mapping[str, float]) -> None:
         """Write a step into the log and show it."""
         if self.journal:
