@@ -17,7 +17,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainer.answers import choice, compare, find, notation, phrase, said, symbolic
+from trainer.answers import choice, compare, equation, find, notation, phrase, said, symbolic
 from trainer.answers import number as number_module
 from trainer.answers.compare import equal
 from trainer.answers.find import STYLES, lenient, strict
@@ -351,7 +351,7 @@ def test_hostile_answers_are_compared_in_time(name: str) -> None:
     assert time.process_time() - start < MOST_SECONDS
 
 
-MODULES = (choice, compare, find, notation, number_module, phrase, said, symbolic)
+MODULES = (choice, compare, equation, find, notation, number_module, phrase, said, symbolic)
 PATTERNS = {
     f"{module.__name__}.{name}": pattern
     for module in MODULES

@@ -36,6 +36,8 @@ FOUND = {
     "lucky": "`lucky` is not deterministic",
     "novel": "`novel` is not deterministic",
     "slow": "it is slow",
+    "truncating": "`truncating` pays 4 of 4: a decimal that is cut off to the answer",
+    "evaluating": "`evaluating` pays 4 of 4: working that nobody has worked out",
 }
 
 
@@ -64,7 +66,7 @@ def octet_on(capsys, sums: list[str], name: str) -> tuple[int, str, str]:
 
 def test_every_exploitable_function_is_listed():
     there = {name for name, value in vars(exploitable).items() if inspect.isfunction(value)}
-    assert there == {*FOUND, "sound"}
+    assert there == {*FOUND, "sound", "partial"}
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -129,6 +131,17 @@ def test_the_shipped_rewards_come_out_clean_on_letters_and_texts(capsys, tmp_pat
 
 def test_the_embedded_task_comes_out_clean(capsys):
     assert octet(capsys)[0] == 0
+
+
+def test_a_missing_value_is_no_constant_reward(capsys, sums):
+    _, out, _ = octet_on(capsys, sums, "partial")
+    assert "for every text" not in out, out
+
+
+def test_at_least_one_problem_is_needed(capsys, sums):
+    status, _, err = octet(capsys, "-n", "0", *sums)
+    assert status == 2
+    assert "-n 0: at least one problem is needed" in err
 
 
 def test_labelled_completions(capsys, tmp_path):

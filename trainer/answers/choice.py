@@ -6,11 +6,16 @@ import re
 
 from trainer.answers.notation import clean
 
-_STATED = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice|[Ll]etter)\s+)?['\"(]?([A-J])['\"]?(?P<mark>\)?[.:]?)(?=[\s,;/&]|$)")
+_STATED = re.compile(
+    r"(?:(?:[Oo]ption|[Cc]hoice|[Ll]etter)\s+)?['\"(\[]?([A-J])['\"\]]?(?P<mark>\)?[.:]?)(?=[\s,;/&]|$)"
+)
 _LABEL = re.compile(r"\(([A-J])\)|(?<![\w'])([A-J])(?=[).:](?:\s|$))|\b(?:[Oo]ption|[Cc]hoice)\s+\(?([A-J])\b")
 _LETTER = re.compile(r"(?<![\w'$\\-])[A-J](?![\w'-])")
 _OTHER = re.compile(r"\b(?:not|than|over|unlike)\s+(?:[Oo]ption\s+|[Cc]hoice\s+)?\(?[A-J]\b\)?")  # C, not B
-_BESIDE = re.compile(r"[,;/&]|(?:or|and|no|wait|actually|maybe|perhaps|possibly|also|even)\b", re.IGNORECASE)
+_BESIDE = re.compile(
+    r"[,;/&]|(?:or|and|no|wait|actually|maybe|perhaps|possibly|also|even|alternatively|if\s+not|on\s+second)\b",
+    re.IGNORECASE,
+)
 _IS_RIGHT = re.compile(
     r"\s*(?:$|[,;–(-]|(?:because|since|as|which|rather)\b|[A-Z]"
     r"|(?:is|as|being|seems|must\s+be|would\s+be)\s+(?:the\s+|my\s+|most\s+)?(?:final\s+|only\s+|best\s+|most\s+)?"

@@ -8,7 +8,8 @@ Where more than one reading is possible, these are the decisions (tests/data/ans
     nouns        are dropped if the gold answer is a plain number; the gold "7 dwarfs" takes 7, and "7 Up" is a name
     scale words  2 million is 2000000, but a dozen is a unit: 2 dozen is 2
     commas       part thousands and never decimals: 1,234 is a number, 1,23 is a list, (1,234) is a pair
-    algebra      5x, 5m, 5 - m, 4! and 3 pi are no numbers; names before an equals sign are dropped: x = 5 is 5
+    algebra      5x, 5m, 5 - m, 4! and 3 pi are no numbers
+    equations    a label before an equals sign is dropped: x = 5 is 5, and not y = 5; 2x = 5 is compared as a whole
     lists        (1, 2) keeps its order; {1, 2}, the bare 1, 2 and "x = 1 or x = 2" do not; "Smith, John" is a text
     hedging      "18 or 20" and "x = 18, y = 20" are not 18, nor is "5 apples and 3 left over" 5
     case         counts in formulas, not in words: Yes is yes, n is not N; a bare letter is a variable, (c) a choice
@@ -20,14 +21,14 @@ import re
 from collections.abc import Hashable
 
 from trainer.answers.choice import choice_letter
+from trainer.answers.equation import parted
 from trainer.answers.notation import LONGEST_ANSWER, clean
 from trainer.answers.number import is_plain, number, with_words
 
 _UNION = re.compile(r"\\cup")
 _SEPARATOR = re.compile(r"(?: ?[,;]| (?:and|or)(?=[ ,]))+ ?")
-_NAME = re.compile(r"\s*([A-Za-z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?)\s*(?:=|\\in(?![a-z]))\s*(?=\S)")
 _BARE_NUMBER = re.compile(r"[-+]?[0-9,]*\.?[0-9]+")
-_EQUALS = re.compile(r"(?<![<>!:])=")
+_NO_BRACES = str.maketrans("", "", "{}")
 _DEPTH = 3  # of lists within lists
 
 
@@ -37,6 +38,8 @@ def equal(answer: str, gold: str) -> bool:
         return True
     if max(len(answer), len(gold)) > LONGEST_ANSWER:
         return False
+    if "=" in answer and "=" in gold and _are_named_apart(answer, gold):
+        return False
     if is_plain(gold):
         return number(answer) == number(gold)
     named = "=" in gold
@@ -45,6 +48,19 @@ def equal(answer: str, gold: str) -> bool:
     choice = choice_letter(gold) if len(gold) <= 5 and not gold.islower() else None
     is_variable = len(answer.strip()) == len(gold.strip()) == 1  # e is not E, and (e) is the choice E
     return choice is not None and not is_variable and choice_letter(answer) == choice
+
+
+def _are_named_apart(answer: str, gold: str) -> bool:
+    """Return True if both have labels and not one in common: for `y = 2` and `x = 2`, but not for `x = y = 2`."""
+    names = [
+        {name for item in _split(text, _SEPARATOR) or [text] for name in _names(item)}
+        for text in (clean(answer), clean(gold))
+    ]
+    return all(names) and names[0].isdisjoint(names[1])
+
+
+def _names(text: str) -> list[str]:
+    return ["".join(label.split()).translate(_NO_BRACES) for label in parted(text)[0]]
 
 
 def _is_without_its_noun(answer: str, gold: str) -> bool:
@@ -65,13 +81,14 @@ def _key(text: str, named: bool, depth: int) -> Hashable:
         return "union", _unordered([_key(piece, named, depth - 1) for piece in pieces])
     items = _split(text, _SEPARATOR) if depth else None
     if items is None:
-        text = text[name.end() :] if (name := _NAME.match(text)) else text
+        _, sides = parted(text)
+        text = sides[0] if len(sides) == 1 else text
     opening, inner, closing = _brackets(text)
     items = items or (_split(inner, _SEPARATOR) if depth and opening else None)
     if items is None or (opening == "" and any(map(_is_words, items))):
         return _text_key(text)
     keys = [_key(item, named, depth - 1) for item in items]
-    names = [name[1] if (name := _NAME.match(item)) else "" for item in items]
+    names = ["=".join(_names(item)) for item in items]
     if named and len(set(names)) > 1 and all(names):
         keys = list(zip(names, keys))
     return (opening, tuple(keys), closing) if opening in ("(", "[") else ("set", _unordered(keys))
@@ -81,13 +98,19 @@ def _unordered(keys: list[Hashable]) -> tuple[Hashable, ...]:
     return tuple(sorted(keys, key=repr))
 
 
-def sides(text: str, other: str) -> list[str]:
-    """Return `2\\sqrt2` and `\\sqrt8` for "x = 2\\sqrt2 = \\sqrt8": all of a chain has to equal what is no equation."""
-    if _EQUALS.search(other) or not _EQUALS.search(text) or _split(clean(text), _SEPARATOR):
-        return [text]
-    while name := _NAME.match(text):
-        text = text[name.end() :]
-    return _EQUALS.split(text)
+def pairs(answer: str, gold: str) -> list[tuple[str, str]]:
+    """Return what has to be equal for two answers to be: all sides of `x = 2\\sqrt2 = \\sqrt8` and `\\sqrt8`.
+
+    Two equations are one pair if one of them begins without a label. Nothing equals what has another label.
+    """
+    if "=" not in answer + gold:
+        return [(answer, gold)]
+    if _are_named_apart(answer, gold):
+        return []
+    (names, sides), (gold_names, gold_sides) = parted(clean(answer)), parted(clean(gold))
+    if "=" in answer and "=" in gold and not (names and gold_names):
+        return [(answer, gold)]
+    return [(side, other) for side in sides for other in gold_sides]
 
 
 def same_structure(answer: str, gold: str) -> bool:
@@ -102,7 +125,7 @@ def _shape(text: str) -> tuple[str, int, str] | None:
         return "", 1, ""
     opening, inner, closing = _brackets(text)
     items = _split(inner, _SEPARATOR)
-    if items is None or all(_NAME.match(item) for item in items):
+    if items is None or all(parted(item)[0] for item in items):
         return None
     return (opening, len(items), closing) if opening in ("(", "[") else ("{", len(items), "}")
 

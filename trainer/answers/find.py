@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
 
 from trainer.answers.choice import choice_letter, closing_choice, named_choice, named_letters
 from trainer.answers.compare import equal
@@ -28,9 +30,23 @@ from trainer.answers.phrase import CORRECTION, DIGIT, last_number, offered, tidy
 from trainer.answers.said import after_thinking
 
 MOST_TRIES = 8  # earlier marks looked at when the last one holds nothing
+NEAR = 40  # characters before a mark in which a word denies it
 GOLD = ""  # in place of the gold answer, where it is the one to be found
 THOUGHT, THOUGHT_END = "<think>", "</think>"  # what prompts of our own write
-Found = tuple[int, str]  # the position, and the answer
+
+
+class Mark(NamedTuple):
+    start: int
+    end: int
+    inner: str
+
+
+class Found(NamedTuple):
+    """An answer, as written, and where its mark begins and ends."""
+
+    start: int
+    end: int
+    answer: str
 
 
 def _pick(phrase: str, wanted: str | None) -> str | None:
@@ -43,31 +59,93 @@ def _pick(phrase: str, wanted: str | None) -> str | None:
         for whole in (tidy(phrase), phrase.strip()):
             if equal(whole, wanted):
                 return whole
-    if "\\boxed" in phrase and (box := _boxed(phrase, wanted)):
-        return box[1]
+    if "\\boxed" in phrase and (box := _found(phrase, "boxed", wanted)):
+        return box.answer
     if number(phrase) is None and (label := _LABEL.match(phrase)):
         phrase = phrase[label.end() :]
     return offered(phrase) if wanted is None else tidy(phrase) or None
 
 
-# A box right before another one: "\\boxed{2} and \\boxed{3}", "$x = \\boxed{2}, y = "
-_BESIDE = re.compile(
-    r"\\boxed\{([^{}\n]*)\}[ \t$]*(?:[,;/&]|or\b|and\b)?[ \t$]*(?:or\b|and\b)?[ \t$]*(?:[A-Za-z][ \t]*=[ \t]*)?\Z"
+_JOINED = re.compile(  # between two marks: "or", "\\quad\\text{and}", "**, maybe **"
+    r"(?:[\s$*_,;/&.()\[\]{}]|\\[()\[\],;! ]|\\(?:q?quad|text)(?![A-Za-z])"
+    r"|\b(?:or|and|also|maybe|perhaps|possibly|either)\b)*",
+    re.IGNORECASE,
 )
+_CORRECTED = re.compile(r"\b(?:no|wait|rather|actually|sorry|oops|correction)\b", re.IGNORECASE)
+_DRESS = r"[ \t$*_({\[]*(?:\\[(\[][ \t]*)?"
+_DENIED_BEFORE = re.compile(  # It is not \\boxed{18}, 20 or \\boxed{18}, but not "It is not hard: \\boxed{18}"
+    rf"(?:(?:\b(?:not|never|cannot|neither|nor)|n't)(?:[ \t]+[A-Za-z]+){{0,2}}|\b(?:or|except|instead[ ]of)){_DRESS}\Z",
+    re.IGNORECASE,
+)
+_HINT = re.compile("n[oe'][trvi]| or|xce|nste")  # a part of each word above, which only makes it fast
+_DENIED_AFTER = re.compile(  # \\boxed{18} is wrong, \\boxed{18} or 20
+    r"(?:\\[)\]]|[ \t$*_,)}\]])*(?:(?:is|was|seems|looks|can|could|may|might)\b[^.!?\n]{0,20}?"
+    r"(?:\bnot|n't|\bwrong|\bincorrect|\bfalse)\b"
+    r"|isn't\b|cannot\b|(?:or|but\s+maybe|maybe|perhaps|possibly|alternatively)\b(?P<other>(?:[^.!?\n]|\.(?=[0-9]))*))",
+    re.IGNORECASE,
+)
+_SENTENCE_START = re.compile(r"[.!?]\s|\n")
 _BRACE = re.compile(r"\\[{}]|[{}]")  # { and \{
 
 
-def _boxed(text: str, wanted: str | None) -> Found | None:
-    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+@lru_cache(maxsize=8)  # a completion is read twice, strictly and leniently
+def _marked(text: str, wanted: str | None, before: Callable[[str, int, str | None], Mark | None]) -> Found | None:
+    """Return the answer in the last mark of a kind, together with those that stand beside it and differ.
+
+    Two marks are beside each other in one paragraph, or with nothing but "or" between them, if nothing takes the first
+    back. If the words around them deny the answer, the answer is the whole sentence."""
+    last = before(text, len(text), wanted)
+    for _ in range(MOST_TRIES):
+        if last is None:
+            return None
+        if last.inner and (picked := _pick(last.inner, wanted)):
+            break
+        last = before(text, last.start, wanted)
+    else:
+        return None
+    parts, start = [last.inner], last.start
+    for _ in range(MOST_TRIES):
+        mark = before(text, start, wanted)
+        if mark is None or not _are_beside(text[mark.end : start], wanted):
+            break
+        if mark.end <= start and mark.inner and not any(equal(mark.inner, part) for part in parts):
+            parts.insert(0, mark.inner)
+        start = mark.start
+    if len(parts) > 1:
+        picked = _pick(", ".join(parts), wanted) or picked
+    elif wanted != GOLD and (sentence := _denied(text, start, last)):
+        picked = sentence
+    return Found(last.start, last.end, picked)
+
+
+def _are_beside(between: str, wanted: str | None) -> bool:
+    if len(between) > LONGEST_ANSWER or _CORRECTED.search(between):
+        return False
+    return (wanted != GOLD and "\n\n" not in between) or _JOINED.fullmatch(between) is not None
+
+
+def _denied(text: str, start: int, mark: Mark) -> str | None:
+    """Return the sentence around a mark if it denies what is marked, or offers something else."""
+    near = text[max(0, start - NEAR) : start].rpartition("\n")[2]
+    after = _DENIED_AFTER.match(text, mark.end, mark.end + LONGEST_ANSWER)
+    if after and after["other"] and equal(tidy(after["other"]), mark.inner):
+        after = None
+    if after is None and not (_HINT.search(near) and _DENIED_BEFORE.search(near)):
+        return None
+    before = text[max(0, start - LONGEST_ANSWER) : start]
+    before = before[max((stop.end() for stop in _SENTENCE_START.finditer(before)), default=0) :]
+    return before + text[start : after.end() if after else mark.end]
+
+
+def _box_before(text: str, end: int, wanted: str | None) -> Mark | None:
+    start = max(text.rfind("\\boxed", 0, end), text.rfind("\\fbox", 0, end))
     if start < 0:
         return None
-    after = text[start + 5 : start + LONGEST_ANSWER + 10].removeprefix("d").lstrip()
-    inner = _braced(after) if after.startswith("{") else re.split(r"[\s$.,]", after, maxsplit=1)[0]
-    beside = _BESIDE.search(text, max(0, start - LONGEST_ANSWER), start)
-    if inner and beside and not equal(beside[1], inner):
-        inner = f"{beside[1]}, {inner}"
-    picked = _pick(inner, wanted) if inner else None
-    return (start, picked) if picked else None
+    after = text[start + 5 : start + LONGEST_ANSWER + 10]
+    shown = after.removeprefix("d").lstrip()
+    inner = _braced(shown) if shown.startswith("{") else re.split(r"[\s$.,]", shown, maxsplit=1)[0]
+    skipped = start + 5 + len(after) - len(shown)
+    return Mark(start, skipped + len(inner or "") + 2 * shown.startswith("{"), inner or "")
 
 
 def _braced(text: str) -> str | None:
@@ -82,8 +160,8 @@ def _braced(text: str) -> str | None:
 
 _ANSWER_IS = re.compile(  # nswer is, nswer to the question is: **, NSWER:
     r"""nswers?(?:\s+(?:to|for|of|in)\b[^\n.:=?]{0,80}?)?[*_\s]*
-    (?::|\b(?:is|are|equals|(?:would|will|should|must)\s+be)\b)
-    (?:[*_]+(?=\s))?\s*(?:[:=]|simply\b|therefore\b|thus\b)?(?:[*_]+(?=\s))?\s*""",
+    (?:[:：]|\b(?:is|are|equals|(?:would|will|should|must)\s+be)\b)
+    (?:[*_]+(?=\s))?\s*(?:[:=]|(?:simply|therefore|thus|clearly|definitely)\b)?(?:[*_]+(?=\s))?\s*""",
     re.VERBOSE | re.IGNORECASE,
 )
 _LABEL = re.compile(  # So the final answer is, Answer:
@@ -97,27 +175,13 @@ _HEADING = re.compile(  # Step 2, Final Answer, Explanation, but not Answer: 18
 )
 
 
-def _hashes(text: str, wanted: str | None) -> Found | None:
-    end = len(text)
-    for _ in range(MOST_TRIES):
-        start = text.rfind("####", 0, end)
-        if start < 0:
-            return None
-        line = text[start + 4 : min(end, start + 2 * LONGEST_ANSWER)].partition("\n")[0]
-        line = _with_those_before(text, start, line.partition("</")[0]).strip().lstrip(": ")
-        if line and not _is_heading(line, wanted) and (picked := _pick(line, wanted)):
-            return start, picked
-        end = start
-    return None
-
-
-def _with_those_before(text: str, start: int, last: str) -> str:
-    """Return `17, 18` for `#### 17 #### 18`, and 18 for `#### 18 ####`."""
-    line = text[max(text.rfind("\n", 0, start) + 1, start - LONGEST_ANSWER) : start]
-    if "####" not in line:
-        return last
-    parts = [part.strip("# ") for part in (*line.split("####")[1:], last)]
-    return ", ".join(dict.fromkeys(filter(None, parts)))
+def _hashes_before(text: str, end: int, wanted: str | None) -> Mark | None:
+    start = text.rfind("####", 0, end)
+    if start < 0:
+        return None
+    line = text[start + 4 : min(end, start + 2 * LONGEST_ANSWER)].partition("\n")[0]
+    inner = line.partition("</")[0].rstrip("# ").lstrip(": ")
+    return Mark(start, start + 4 + len(line), "" if inner and _is_heading(inner, wanted) else inner)
 
 
 def _is_heading(line: str, wanted: str | None) -> bool:
@@ -129,12 +193,12 @@ def _is_heading(line: str, wanted: str | None) -> bool:
     return wanted is None and not DIGIT.search(line) and "\\" not in line and len(line.split()) > 4
 
 
-def _tags(text: str, wanted: str | None) -> Found | None:
-    start = text.rfind("<answer>", 0, max(0, text.rfind("</answer>")))
+def _tag_before(text: str, end: int, wanted: str | None) -> Mark | None:
+    start = text.rfind("<answer>", 0, max(0, text.rfind("</answer>", 0, end)))
     if start < 0:
         return None
-    picked = _pick(text[start + len("<answer>") : text.find("</answer>", start)], wanted)
-    return (start, picked) if picked else None
+    stop = text.find("</answer>", start)
+    return Mark(start, stop + len("</answer>"), text[start + len("<answer>") : stop])
 
 
 _SENTENCE_END = re.compile(  # 18. Then, 18! Great, 18, because; but not 4! = 24
@@ -142,9 +206,9 @@ _SENTENCE_END = re.compile(  # 18. Then, 18! Great, 18, because; but not 4! = 24
 )
 # After the end of a sentence: another answer, or one that takes the first back: "18. Or 20", "A. B"
 _GOES_ON = re.compile(
-    r"""\s{0,9}(?:or|no|wait|maybe|perhaps|possibly|alternatively|actually|sorry|oops|correction)\b
+    r"""\s{0,9}(?:or|no|wait|maybe|perhaps|possibly|alternatively|actually|sorry|oops|correction|if\s+not|on\s+second)\b
     |\s{0,9}[*_(]*(?-i:[A-J])[*_]*(?:[).:,;?!\n]|$)
-    |(?:(?<=\bbut)|(?<=\bso))[^.!?\n]*\b(?:or|maybe|perhaps|possibl[ey]|could|might|may|also)\b""",
+    |(?:(?<=\bbut)|(?<=\bso))[^.!?\n]*\b(?:or|maybe|perhaps|possibl[ey]|could|might|may|also|better)\b""",
     re.VERBOSE | re.IGNORECASE,
 )
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations, which models learn to write
@@ -178,8 +242,8 @@ def _answer_is(phrases: list[str], wanted: str | None) -> str | None:
 
 
 def _letter(text: str, wanted: str | None) -> str | None:
-    for found in (_boxed(text, wanted), _tags(text, wanted)):
-        if found and (choice := choice_letter(found[1])):
+    for found in (_found(text, "boxed", wanted), _found(text, "tags", wanted)):
+        if found and (choice := choice_letter(found.answer)):
             return choice
     phrase, line = next(iter(_phrases(text)), ""), _last_line(text)
     if named_letters(phrase) or re.match(r"[A-J]\b(?! [a-z])", phrase):
@@ -194,15 +258,25 @@ def _last_line(text: str) -> str:
     return text[-LONGEST_ANSWER:].rstrip().rpartition("\n")[2]
 
 
-_MARKS: dict[str, Callable[[str, str | None], Found | None]] = {"gsm8k": _hashes, "boxed": _boxed, "tags": _tags}
+# What a mark has in it, and how to find the last one before a position.
+_MARKS: dict[str, tuple[str, Callable[[str, int, str | None], Mark | None]]] = {
+    "gsm8k": ("####", _hashes_before),
+    "boxed": ("box", _box_before),
+    "tags": ("</answer>", _tag_before),
+}
 STYLES = (*_MARKS, "letter")
+
+
+def _found(text: str, style: str, wanted: str | None) -> Found | None:
+    part, before = _MARKS[style]
+    return _marked(text, wanted, before) if part in text else None
 
 
 def _in_place(text: str, style: str, wanted: str | None) -> str | None:
     if style == "letter":
         return _letter(text, wanted)
-    found = _MARKS[style](text, wanted)
-    return found[1] if found else None
+    found = _found(text, style, wanted)
+    return found.answer if found else None
 
 
 def strict(text: str, style: str, gold: str = "", opened: bool = False) -> str | None:
@@ -233,9 +307,22 @@ def _wanted(gold: str) -> str | None:
     return gold if gold and not is_plain(gold) else None
 
 
+_TAKEN_BACK = re.compile(  # #### 18\n\nWait, that is wrong. The answer is 20.
+    r"(?:\A|[.!?\n,;])[\s*_$]{0,9}(?:wait|no|actually|sorry|oops|correction|hmm|scratch that)\b[^\n]{0,200}?"
+    r"\b(?:wrong|incorrect|mistake|error|should|answer\s+is|it\s+is|it's|not\s+(?:right|correct))\b",
+    re.IGNORECASE,
+)
+
+
 def _anywhere(text: str, wanted: str | None) -> str | None:
-    if marks := [found for mark in _MARKS.values() if (found := mark(text, wanted))]:
-        return max(marks)[1]
+    if marks := [found for style in _MARKS if (found := _found(text, style, wanted))]:
+        last = max(marks)
+        rest = text[last.end :]
+        return _unmarked(rest, wanted) if _TAKEN_BACK.search(rest[:LONGEST_ANSWER]) else last.answer
+    return _unmarked(text, wanted)
+
+
+def _unmarked(text: str, wanted: str | None) -> str | None:
     return _answer_is(_phrases(text), wanted) or closing_choice(_last_line(text)) or last_number(text)
 
 

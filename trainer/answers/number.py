@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import takewhile
 
+from trainer.answers.equation import GREEK, parted
 from trainer.answers.notation import LONGEST_ANSWER, WRAPPERS, clean
 
 LARGEST_EXPONENT = 1_000  # of ten
@@ -122,26 +123,60 @@ def _nouns(tail: str) -> tuple[str, ...]:
 
 
 _OPENING = re.compile(r"[(\[{]")
-_EXPLANATION = re.compile(r"\b(?:because|since|as|so|where|which|that|when|if|for|means|from|i\.e\.)(?![a-z])|:\s")
-_SEVERAL = re.compile(  # what parts two statements: behind an equation, or close behind a number
-    r"(?:=[^=]*|[0-9][%)}]*\s*(?:[A-Za-z]+\s*){0,2})(?:,(?![0-9]{3}(?![0-9]))|[;\n&]|(?<![A-Za-z])(?:and|or)(?![A-Za-z]))"
-)
-_NEXT_NAME = re.compile(r"\s*-?[0-9.,]+[\s\\]+[A-Za-z](?:_\w+)?\s*")  # in the middle of x = 18 x = 20
-_IN_BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
+_SUM = re.compile(rf"\s*(?:{CURRENCY}?{DECIMAL}%?\s*(?:[-+*/x]\s*|$))+")
+_OPERATION = re.compile(rf"(?P<operator>^|[-+*/x])\s*{CURRENCY}?(?P<number>{DECIMAL})")  # * 6
+_NAMED = re.compile(r"([0-9]?)(\\?)(?!a [a-z])([A-Za-z']+)")
+_TIMES = re.compile(r"(?<=[0-9)\s])x(?=\s?[0-9($])")
 
 
 def _after_equals(text: str) -> str:
-    """Return `18` for "x = 18" and "3 * 6 = 18", but the whole text for "x = 18 or x = 20" and "19, as 3 * 6 = 18"."""
-    left, equals, right = text.rpartition("=")
-    if not equals or left.endswith(("<", ">", "!", ":", "\\")) or _EXPLANATION.search(left):
+    """Return `18` for "x = 18" and "3 * 6 = 18", but the whole text for "2x = 18", "x = 18 or x = 20" and "20 = 18"."""
+    labels, sides = parted(text)
+    *working, result = sides
+    if any(is_doubt(word) for words in (*labels, *working) for word in _LETTERS.findall(words)):
         return text
-    if any(is_doubt(word) for word in _LETTERS.findall(left)):
+    if not labels and not all(map(_is_of_numbers, working)):
         return text
-    _, chained, middle = left.rpartition("=")
-    if _SEVERAL.search(_IN_BRACKETS.sub("", left)) or (chained and _NEXT_NAME.fullmatch(middle)):
-        return text
-    is_rounded = right.startswith("~")
-    return right[is_rounded:] if is_rounded or number(middle) in (None, number(right)) else text
+    if result.startswith("~"):
+        return result[1:]
+    value = number(result) if working else None
+    return result if all(_of_working(side) in (None, value) for side in working) else text
+
+
+def _is_of_numbers(side: str) -> bool:
+    """Return True if a side of an equation has no variable: for `3 boxes * 6 eggs`, but not for `2x` and `18 - x`."""
+    return not any(_is_variable(*found) for found in _NAMED.findall(_TIMES.sub("*", side)))
+
+
+def _is_variable(digit: str, backslash: str, word: str) -> bool:
+    """Return True for x, \\theta, xy and the ab of `2ab`, but not for a word, \\frac, or the cm of `2cm`."""
+    lower = word.lower()
+    if GREEK.fullmatch(word) or len(word) == 1:
+        return True
+    if backslash or lower in _SHORT_UNITS:
+        return False
+    return bool(digit) or (len(word) == 2 and ("x" in lower or not set(lower) & set("aeiouy")))
+
+
+def _of_working(side: str) -> Fraction | None:
+    """Return what one side of an equation comes to, or None if that is not known: for brackets, roots and words."""
+    return worked_out(side) if _SUM.fullmatch(side) else number(side)
+
+
+def worked_out(working: str) -> Fraction | None:
+    """Return what `6 x 3` comes to. Signs go from left to right, and products before sums."""
+    total, term = Fraction(0), Fraction(0)
+    for step in _OPERATION.finditer(working):
+        value = number(step["number"]) or Fraction(0)
+        if step["operator"] in ("*", "x"):
+            term *= value
+        elif step["operator"] == "/":
+            if not value:
+                return None
+            term /= value
+        else:
+            total, term = total + term, -value if step["operator"] == "-" else value
+    return total + term
 
 
 def _as_fraction(repeating: re.Match[str]) -> str:

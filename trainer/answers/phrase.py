@@ -2,7 +2,7 @@ r"""Read the number that a phrase offers, as `#### She has 18 eggs (6 x 3), not 
 
 What is dropped first offers nothing: working (`3 * 6 =`), another number that is denied (`not 20`), and one in a
 harmless context (`in 3 days`). There is an answer if the numbers that are left are one number, in whatever notation,
-if working without a result (`6 x 3`) comes to the same, and if no word or sign doubts, changes or continues it.
+if working (`6 x 3`) comes to the same, and if no word or sign doubts, changes or continues it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from trainer.answers.notation import BOLD, LONGEST_ANSWER, VULGAR_FRACTIONS, WRAPPERS, clean, to_ascii
-from trainer.answers.number import CURRENCY, DECIMAL, SCALES, SPOKEN, changes, number
+from trainer.answers.number import CURRENCY, DECIMAL, SCALES, SPOKEN, changes, number, worked_out
 
 WINDOWS = (40, 2_000)  # characters before the last digit in which the last number begins; the short one is fast
 _NUMBER = rf"""(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))?
@@ -30,7 +30,6 @@ CORRECTION = re.compile(  # 18, no wait, 20
 _WORKING = re.compile(  # 3 * 6 = 18, 18 (6 x 3), 3 boxes * 6 eggs = 18
     rf"(?<![\w.^]){_OPERAND}(?:\s?[-+*/x]\s?{_OPERAND})+(?![\w^!(]|[.][0-9])(?P<equals>\s?=)?"
 )
-_OPERATION = re.compile(rf"(?P<operator>^|[-+*/x])\s?{CURRENCY}?(?P<number>{DECIMAL})")  # * 6
 _DENIED = re.compile(  # 18 (not 20), 18 rather than 20
     rf"(?<=[\s,(])(?:not|rather\s+than|instead\s+of)\s+(?P<number>{_NUMBER})(?![\w.^])", re.VERBOSE | re.IGNORECASE
 )
@@ -87,35 +86,19 @@ def _among_words(phrase: str) -> str | None:
         others.add(number(found["number"]))
         return " "
 
-    def worked_out(found: re.Match[str]) -> str:
-        if not found["equals"]:
-            if number(found[0]) is not None:  # a fraction
-                return found[0]
-            results.add(_result(found[0]))
+    def drop_working(found: re.Match[str]) -> str:
+        if not found["equals"] and number(found[0]) is not None:  # a fraction
+            return found[0]
+        if "%" not in found[0]:
+            results.add(worked_out(found[0]))
         return " "
 
     plain = plain[: first.end()] + _DENIED.sub(denied, plain[first.end() :])  # "not 17, 18" denies the first number
-    plain = _WORKING.sub(worked_out, plain)
+    plain = _WORKING.sub(drop_working, plain)
     without = _CONTEXT.sub(" ", plain, count=1)
     found = _only_number(without if DIGIT.search(without) else plain)
     is_sure = found is not None and results <= {number(found)} and number(found) not in others
     return found if is_sure else None
-
-
-def _result(working: str) -> Fraction | None:
-    """Return what `6 x 3` comes to. Signs go from left to right, and products before sums."""
-    total, term = Fraction(0), Fraction(0)
-    for step in _OPERATION.finditer(working):
-        value = number(step["number"]) or Fraction(0)
-        if step["operator"] in ("*", "x"):
-            term *= value
-        elif step["operator"] == "/":
-            if not value:
-                return None
-            term /= value
-        else:
-            total, term = total + term, -value if step["operator"] == "-" else value
-    return total + term
 
 
 def _only_number(plain: str) -> str | None:

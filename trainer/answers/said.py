@@ -6,16 +6,21 @@ import re
 from functools import lru_cache
 
 LONGEST_TEXT = 200_000  # of a completion the end is read, where answers are
+_TAGS = ("think", "thinking", "reasoning", "thought", "scratchpad", "analysis", "reflection", "Think", "THINK")
 THOUGHTS = {  # how models begin and end their thinking
-    "<think>": "</think>",
-    "<thinking>": "</thinking>",
-    "<reasoning>": "</reasoning>",
+    **{f"<{tag}>": f"</{tag}>" for tag in _TAGS},
     "<seed:think>": "</seed:think>",
     "[THINK]": "[/THINK]",
     "◁think▷": "◁/think▷",
+    "<|begin_of_thought|>": "<|end_of_thought|>",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+    "<|channel|>analysis": "<|channel|>final<|message|>",  # gpt-oss
 }
-_KINDS = ("think", "THINK", "reasoning")  # what every beginning has one of
-_STOP = re.compile(r"<\|(?:endoftext|end_of_text|im_end|eot_id|eom_id|end|return)\|>|<eos>|<end_of_turn>|</s>")
+# What every beginning has one of.
+_KINDS = ("think", "THINK", "Think", "reasoning", "thought", "scratchpad", "analysis", "reflection")
+_STOP = re.compile(
+    r"<\|(?:endoftext|endofturn|end_of_text|im_end|eot_id|eom_id|end|return)\|>|<eos>|<end_of_turn>|<turn\|>|<｜end▁of▁sentence｜>|</s>"
+)
 _STOP_TOKENS = re.compile(r"(?:<\|[A-Za-z_]{1,40}\|>|</s>|<eos>|\s)+$")  # of a model that Octet does not know
 
 

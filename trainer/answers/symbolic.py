@@ -49,6 +49,12 @@ _CAPITAL = re.compile(r"[A-Z]|\\(?:Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|
 _PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{2,4}")  # xy, which no word looks like
 _MISREAD = re.compile(r"[0-9]\}?\s*_|(?<![_0-9])[0-9]+\s+[0-9]|(?<![_^0-9.])[0-9.]+\s*\{|^\{[^{}]*\}\s*\{")
 _LOST = re.compile(r"'|\\prime(?![A-Za-z])|[0-9]\s*:\s*[0-9]")  # what math-verify leaves out, or takes for a fraction
+_CONSTANTS = frozenset("ie")
+_QUAD = re.compile(r"\\q?quad(?![A-Za-z])")
+_LAST_LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{1,2}(?=\s*$)")  # which math-verify drops if they are a unit
+# What is no product of numbers, although math-verify takes it for one: the names of figures, and matrices.
+_FIGURE = re.compile(r"\\(?:angle|triangle|overrightarrow|vec|widehat)\s*\{?([A-Z]{2,})")
+_MATRIX = re.compile(r"[A-Z]\s*\^\s*\{?\s*(?:T|-1|\*|\\top|\\intercal|\\dagger)(?![A-Za-z0-9])")
 
 
 class SymbolicPool:
@@ -91,9 +97,10 @@ class SymbolicPool:
         if compare.equal(answer, gold):
             return True
         answer, gold = notation.without_styling(answer), notation.without_styling(gold)
-        pairs = [(one, other) for one in compare.sides(answer, gold) for other in compare.sides(gold, answer)]
+        pairs = compare.pairs(_QUAD.sub(", ", answer), _QUAD.sub(", ", gold))
         return bool(pairs) and all(
-            compare.equal(*pair) or (is_worth_asking(*pair) and self._ask(*_with_cases_apart(*pair))) for pair in pairs
+            compare.equal(*pair) or (is_worth_asking(*pair) and self._ask(*_with_letters_apart(*pair)))
+            for pair in pairs
         )
 
     def _ask(self, answer: str, gold: str) -> bool:
@@ -128,16 +135,32 @@ def is_worth_asking(answer: str, gold: str) -> bool:
         return False
     if len(_LOST.findall(answer)) != len(_LOST.findall(gold)):
         return False
+    if _ordered(answer) != _ordered(gold):
+        return False
     return number.number(answer) is None or number.number(gold) is None
 
 
-def _with_cases_apart(answer: str, gold: str) -> tuple[str, str]:
-    """Rename capital letters that also occur as small ones, because math-verify takes `2A` for `2a`."""
+def _ordered(text: str) -> tuple[list[str], list[str]]:
+    """Return the names of figures, where CBA is ABC, and all capital letters in their order if there is a matrix."""
+    figures = [min(name, name[::-1]) for name in _FIGURE.findall(text)]
+    return sorted(figures), re.findall("[A-Z]", text) if _MATRIX.search(text) else []
+
+
+def _with_letters_apart(answer: str, gold: str) -> tuple[str, str]:
+    """Rename capital letters that also occur as small ones, and last letters, for which math-verify knows units.
+
+    It takes `2A` for `2a`, and `5m` for 5.
+    """
     symbols = set(_SYMBOL.findall(f"{answer} {gold}"))
     clash = {symbol for symbol in symbols if _CAPITAL.fullmatch(symbol) and symbol.lower() in symbols}
+    last = [found[0] for text in (answer, gold) if (found := _LAST_LETTERS.search(text))]
+    variables = {letter for letters in last if number.number(f"1{letters}") is None for letter in letters}
 
     def rename(found: re.Match[str]) -> str:
-        return f"{{{found[0].lower()}_{{99}}}}" if found[0] in clash else found[0]
+        symbol = found[0]
+        if symbol in clash:
+            return f"{{{symbol.lower()}_{{99}}}}"
+        return f"{{{symbol}_{{98}}}}" if symbol in variables - _CONSTANTS else symbol
 
     return _SYMBOL.sub(rename, answer), _SYMBOL.sub(rename, gold)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from trainer.checks import downloads
 from trainer.commands import score
-from trainer.errors import DataError
+from trainer.errors import ConfigError, DataError
 from trainer.problem.task import make_task
 from trainer.reward import golds
 from trainer.reward.exploits import Report, Sample, examine, possible_answers, samples_of, start_of
@@ -37,6 +37,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
+    if options.n < 1:
+        raise ConfigError(f"-n {options.n}: at least one problem is needed to try a reward with. Leave it out for 16.")
     config = score.settings_for(options, options.data_dir)
     downloads.check(config)
     task = make_task(config.task)

@@ -1,0 +1,57 @@
+r"""Part an equation into labels, which name what is asked for, and sides, which are equal: `x = 3 * 6 = 18`.
+
+A label is `x`, `f(3)`, `\theta`, `\angle ABC`, `Total cost` or `(x, y)`. `2x`, `x^2`, `|x|` and `x + 2` are none:
+`2x = 18` does not say that the answer is 18, and is compared as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+
+_EQUALS = re.compile(r"(?<![<>!:=\\])=(?![=>])(?![^()=]*\))|\\in(?![A-Za-z])")  # but not the one of P(X = 2)
+_EXPLANATION = re.compile(r"\b(?:because|since|as|so|where|which|that|when|if|for|means|from|i\.e\.)(?![a-z])|:\s")
+_SEVERAL = re.compile(  # what parts two statements: behind an equation, or close behind a number
+    r"(?:=[^=]*|[0-9][%)}]*\s*(?:[A-Za-z]+\s*){0,2})(?:,(?![0-9]{3}(?![0-9]))|[;\n&]|(?<![A-Za-z])(?:and|or)(?![A-Za-z]))"
+)
+_NEXT_NAME = re.compile(r"\s*-?[0-9.,]+[\s\\]+[A-Za-z](?:_\w+)?\s*")  # in the middle of x = 18 x = 20
+_IN_BRACKETS = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
+_NAME = (
+    r"(?:\\?[A-Za-z](?:[A-Za-z']|-(?=[a-z]{3}))*[0-9]{0,2}|\\(?:overline|vec|hat|bar)\s?\{[A-Za-z']+\})"
+    r"(?:_(?:\w|\{\w+\}))?'*"
+)
+_LABEL = re.compile(  # also (x, y), and [ABC], an area
+    rf"(?:{_NAME}(?:(?:[\s,]+|(?=\\)){_NAME})*(?:\s?\([^()+*/^-]*\))?|\((?:{_NAME},?\s*)+\)|\[[A-Z]+\])"
+)
+GREEK = re.compile(  # but pi is a number
+    "(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi|omega)"
+)
+_FUNCTION = re.compile(
+    r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc|log|ln|exp|mod|minus|plus|times|over|half|twice|squared?|cubed?|factorial|"
+    r"sqrt|frac)(?![A-Za-z])"
+)
+_WORD = re.compile(r"\\?([A-Za-z']+)")
+
+
+def parted(text: str) -> tuple[list[str], list[str]]:
+    """Return the labels and the sides of an equation, or no labels and the whole text if it is none, or several."""
+    if "=" not in text and "\\in" not in text:
+        return [], [text]
+    *lefts, _ = parts = _EQUALS.split(text)
+    left = "=".join(lefts)
+    if _EXPLANATION.search(left) or _SEVERAL.search(_IN_BRACKETS.sub("", left)):
+        return [], [text]
+    if any(map(_NEXT_NAME.fullmatch, lefts[1:])):
+        return [], [text]
+    labels = []
+    while len(parts) > 1 and is_label(parts[0]):
+        labels.append(parts.pop(0))
+    return labels, [part.strip() for part in parts]
+
+
+def is_label(text: str) -> bool:
+    """Return True for a name, or for words, but not for a product such as `x y`."""
+    text = text.strip()
+    if not _LABEL.fullmatch(text) or _FUNCTION.search(text):
+        return False
+    names = _WORD.findall(text.partition("(")[0])
+    return len(names) < 2 or any(len(name) > 1 and not GREEK.fullmatch(name) for name in names)
