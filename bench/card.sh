@@ -42,7 +42,6 @@ trap 'kill "$meter" 2>/dev/null || true' EXIT
 if [ -n "${OCTET_CARD_TRIAL:-}" ]; then
     part doctor python -m trainer.commands.main doctor --json --preset nano
     part tests python -m pytest -q -m gpu tests/test_gpu.py --collect-only
-    part memory python bench/gpu_memory.py --only "tiny bf16" --json
     part rehearsal python bench/memory_cuda_host.py --case tiny
     part decode python bench/decode.py --model nano --device cuda --dtype bf16 --rows 8 \
         --repetitions 1 --out "$parts/decode.json" --json
