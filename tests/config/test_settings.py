@@ -306,3 +306,10 @@ def test_settings_of_an_objective_that_do_nothing_together_are_refused():
         with pytest.raises(ConfigError, match="makes the policy its own reference"):
             resolve("nano", None, ["algorithm.kl.coef=0.1", "algorithm.kl.refresh=1", *more])
     assert resolve("nano", None, ["algorithm.kl.coef=0.1", "algorithm.kl.refresh=1", "algorithm.epochs=2"])
+
+
+def test_a_line_break_that_the_shell_hands_over_as_two_characters_is_named():
+    with pytest.raises(ConfigError, match=r"has a backslash and an n, no line break\. Write JSON: rollout\.stop="):
+        resolve("nano", None, [r"rollout.stop=\n"])
+    assert resolve("nano", None, ['rollout.stop=["\\n"]']).rollout.stop == ("\n",)
+    assert resolve("nano", None, [r"rollout.stop=['\neq']"]).rollout.stop == (r"\neq",)

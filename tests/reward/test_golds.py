@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT
 from trainer.checks import preflight
 from trainer.config.command_line import resolve
-from trainer.errors import DataError
+from trainer.errors import ConfigError, DataError
 from trainer.machine.hardware import Hardware
 from trainer.problem.task import make_task
 from trainer.reward import golds
@@ -25,6 +25,15 @@ def check(folder, answers: list[str], *overrides: str) -> None:
     config = resolve("nano", None, ["task.name=records", f"task.path={folder}/a.jsonl", "task.holdout=1.0", *overrides])
     task = make_task(config.task)
     golds.check(config, task, task.test())
+
+
+@pytest.mark.parametrize(
+    ("style", "stop"), [("r1_zero", "</think>"), ("r1_zero", "<answer>"), ("gsm8k", "####"), ("boxed", "boxed")]
+)
+def test_a_stop_string_that_cuts_every_answer_off_is_refused(tmp_path, style, stop):
+    with pytest.raises(ConfigError, match=r"rollout\.stop='.*': it ends an answer before there is one"):
+        check(tmp_path, ["18"], f"prompt.style={style}", f"rollout.stop=['{stop}']")
+    check(tmp_path, ["18"], f"prompt.style={style}", "rollout.stop=['Question:']")
 
 
 TEXTS = ["Apollo 11", "World War 2", "the end of the cold war", "Summary judgment", "7 Up", "U.S. Grant", "x=2 or x=3",

@@ -65,8 +65,9 @@ _RULED_OUT = re.compile(
     re.IGNORECASE,
 )
 _NAMED = re.compile(
-    r"\b(?:[Oo]ption|[Cc]ho(?:ice|ose)|[Pp]ick|[Ss]elect|go with)\s+(?:is\s+)?"
+    r"\b(?:[Oo]ption|[Cc]ho(?:ice|ose)|[Pp]ick|[Ss]elect|go with)(?::|\s+is|(?=\s))[\s*]*"
     r"\(?([A-J])\b(?!(?<=A) (?!is|because|since|as)[a-z])"  # but not "I choose A good one"
+    r"|(?<![\w'])([A-J])\W* is the (?:correct|right|best) (?:answer|choice|option)\b"
 )
 
 
@@ -82,6 +83,6 @@ def closing_choice(line: str) -> str | None:
 
 
 def named_choice(line: str) -> str | None:
-    """Return B for "Therefore option B is right" and "I choose B"."""
-    named = set(_NAMED.findall(line))
+    """Return B for "option B is right", "I choose B", "The best choice is **B**" and "B is the right answer"."""
+    named = {first or second for first, second in _NAMED.findall(line)}
     return named.pop() if len(named) == 1 and not _RULED_OUT.search(line) else None

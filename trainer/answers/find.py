@@ -242,10 +242,10 @@ def _answer_is(phrases: list[str], wanted: str | None) -> str | None:
 
 
 def _letter(text: str, wanted: str | None) -> str | None:
+    phrase, line = next(iter(_phrases(text)), ""), _last_line(text)
     for found in (_found(text, "boxed", wanted), _found(text, "tags", wanted)):
         if found and (choice := choice_letter(found.answer)):
-            return choice
-    phrase, line = next(iter(_phrases(text)), ""), _last_line(text)
+            return choice if choice_letter(phrase) in (None, choice) else None
     if named_letters(phrase) or re.match(r"[A-J]\b(?! [a-z])", phrase):
         return choice_letter(phrase)
     before = _last_line(text.rstrip()[: -len(line)]) if line else ""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trainer.answers import find
 from trainer.config.settings import Config
-from trainer.errors import DataError
+from trainer.errors import ConfigError, DataError
 from trainer.problem.prompts import MARKS
 from trainer.problem.task import Task
 from trainer.records import Completion, Problem, Prompt
@@ -28,7 +29,14 @@ def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
     if len(problems) > MOST:
         problems = random.Random(config.run.seed).sample(problems, SAMPLE)
     rules = rules_of(config, task)
-    lost = [problem for problem in problems if problem.gold and not is_earned(problem, rules)]
+    known = [problem for problem in problems if problem.gold]
+    lost = [problem for problem in known if not is_earned(problem, rules)]
+    cut = [stop for stop in config.rollout.stop if known and not lost and not is_earned(known[0], rules, stop)]
+    if cut:
+        raise ConfigError(
+            f"rollout.stop={cut[0]!r}: it ends an answer before there is one, so nothing can be earned. Answers look "
+            f"like {written(known[0], rules).text!r}. Leave it out."
+        )
     if lost:
         shown = "; ".join(f"{problem.id}: {_shortened(problem.gold)}" for problem in lost[:SHOWN])
         raise DataError(
@@ -37,9 +45,11 @@ def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
         )
 
 
-def is_earned(problem: Problem, rules: Rules) -> bool:
-    """Return True if the gold answer is correct when it is written in the asked-for form."""
+def is_earned(problem: Problem, rules: Rules, stop: str = "") -> bool:
+    """Return True if the gold answer is correct when it is written in the asked-for form, up to a stop string."""
     answer = written(problem, rules)
+    if stop and stop in answer.text:
+        answer = replace(answer, text=answer.text.partition(stop)[0] + stop)
     return correct(read(Prompt(problem, "", ()), answer, rules.style, opened=rules.opened), rules) == 1.0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import urllib.parse
 from pathlib import Path
 from typing import Any, Literal
@@ -125,6 +127,9 @@ class Rollout(Section):
     def _not_empty(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if "" in value:
             raise ValueError("an empty string would end every answer at once. Leave it out")
+        if escaped := next((one for one in value if re.search(r"\\n(?![a-z])", one)), None):
+            meant = json.dumps([escaped.replace("\\n", "\n")])
+            raise ValueError(f"{escaped} has a backslash and an n, no line break. Write JSON: rollout.stop='{meant}'")
         return value
 
     @field_validator("group_size")
