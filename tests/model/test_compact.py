@@ -7,17 +7,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.model.test_quantised import assert_sampled_as_trained
 from tests.model.test_variants import advance, assert_close, logits, make_policy, read
-from tests.rollout.test_decoder import SOME, assert_greedy_is_generate, move_adapter, prompts, sample
-from trainer.batch.pack import to_tensors
+from tests.rollout.test_decoder import move_adapter
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora, Model
 from trainer.errors import ConfigError, ModelError
-from trainer.loss.logprobs import LogProbs
 from trainer.model import lora
 from trainer.model import merge as export
 from trainer.model.load import load_model
-from trainer.records import TrainingRow
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
 
@@ -77,14 +75,7 @@ def test_the_gradient_through_8_bits_is_that_of_autograd(untied):
 def test_sampling_and_training_use_the_same_compacted_model(untied, tokenizer, sampler):
     model = lora.add_adapter(compacted(untied, **BOTH), Lora(r=4, targets="all"))
     move_adapter(model, seed=1)
-    asked = prompts(9, 3, 14)
-    assert_greedy_is_generate(sample(sampler, model, tokenizer, asked, stops=SOME, temperature=0.0), model, asked, SOME)
-    groups = sample(sampler, model, tokenizer, asked, stops=SOME)
-    rows = [TrainingRow(asked[i].tokens, one.tokens, one.logprobs, 0.0) for i, group in groups.items() for one in group]
-    batch = to_tensors(rows, 0)
-    with torch.no_grad():
-        trained_BT = LogProbs(model.train(), temperature=1.0)(batch).logprobs_BT
-    assert_close(trained_BT, batch.sampled_logprobs_BT * batch.mask_BT, 5e-5)
+    assert_sampled_as_trained(sampler, model, tokenizer)
 
 
 def test_an_update_is_that_of_a_model_with_the_same_weights(untied, tmp_path):

@@ -70,8 +70,14 @@ def test_an_output_layer_of_its_own_is_not_quantised(tiny_model, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sampler", [HfSampler, DecodeSampler])
 def test_sampling_over_a_quantised_base(tiny_model, tokenizer, kind, sampler):
-    model, asked = quantised_and_adapted(tiny_model, kind), prompts(9, 3, 14)
+    model = quantised_and_adapted(tiny_model, kind)
     assert isinstance(make_sampler(resolve("nano").rollout, model, tokenizer, [2]), DecodeSampler)
+    assert_sampled_as_trained(sampler, model, tokenizer)
+
+
+def assert_sampled_as_trained(sampler, model, tokenizer):
+    """Greedy tokens are those of model.generate, and log-probs those of a training forward."""
+    asked = prompts(9, 3, 14)
     greedy = sample(sampler, model, tokenizer, asked, stops=SOME, temperature=0.0)
     assert_greedy_is_generate(greedy, model, asked, SOME)
     groups = sample(sampler, model, tokenizer, asked, stops=SOME)

@@ -99,7 +99,7 @@ class Chart:
 
 
 class Frame:
-    """Where the values of a chart are drawn. Zero is always on it, so that a small change looks small."""
+    """Places the values of a chart. Zero is always on it, so that a small change looks small."""
 
     def __init__(self, curves: Sequence[Curve], x: float, y: float, top: float) -> None:
         values = [value for curve in curves for value in curve.values]
