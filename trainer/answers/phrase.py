@@ -139,11 +139,13 @@ _IN_TEXT = re.compile(
     rf"(?=[-+.0-9\\$€£¥₹₽₩ACEGHINRSU])(?<!\w)(?<![0-9]/){_NUMBER}", re.VERBOSE
 )  # 18, $1,234.50, 1 1/2
 _PARTS = re.compile(  # between two numbers of which neither is the answer: 17, 18 and 17 or 18 and 3:18 and 2^18
-    r"(?:\s?[,;&]?\s?|:|\s?(?:[-+*/x]|\^\{?)\s?|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)(?:[a-z]\s?=\s?|\*+)?",
+    r"(?:\s?[,;&]?\s?|:|\s?(?:[-+*/x]|\^\{?)\s?|,?\s(?:it\s)?(?:could|may|might)\sbe\s"
+    r"|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)(?:[a-z]\s?=\s?|\*+)?",
     re.IGNORECASE,
 )
-_TURNED = re.compile(  # before a number: isn't 18, cannot be 18, at least 18, half of 18, x^18
-    r"""(?:\b(?:(?:not|never|cannot|[a-z]+n't)(?:\s[a-z]+){0,2}|at\s(?:least|most)|(?:more|less|fewer|greater)\sthan
+_TURNED = re.compile(  # before a number: isn't 18, cannot be 18, at least 18, half of 18, x^18, x > 18, except 18
+    r"""(?:(?<![a-z]{2})[<>]=?\s?|\\(?:leq?|geq?|lt|gt|neq?)\s+|\b(?:(?:instead|other|rather)\s(?:of|than)|except(?:\sfor)?|anything\sbut)\s
+    |\b(?:(?:not|never|cannot|[a-z]+n't)(?:\s[a-z]+){0,2}|at\s(?:least|most)|(?:more|less|fewer|greater)\sthan
     |half(?:\sof)?|twice|up\sto)\s|[\^_]\{?)[*$]*$""",
     re.VERBOSE | re.IGNORECASE,
 )
