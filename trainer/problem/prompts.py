@@ -202,11 +202,13 @@ def examples(task: Task, shots: int) -> list[Problem]:
 
 
 def solved(problem: Problem, answer_style: str) -> str:
-    """Return the worked solution, with the answer where a strict answer has to stand."""
+    """Return the worked solution, with the answer where a strict answer has to stand. One that comes to another answer
+    is left out."""
     found = find.strict(problem.solution, answer_style, problem.gold) if problem.solution else None
     if found is not None and compare.equal(found, problem.gold):
         return problem.solution
-    return f"{problem.solution}\n{MARKS[answer_style].format(problem.gold)}".strip()
+    work = problem.solution if found is None else ""
+    return f"{work}\n{MARKS[answer_style].format(problem.gold)}".strip()
 
 
 def _template(path: Path) -> Style:
