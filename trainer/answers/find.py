@@ -92,8 +92,8 @@ _BRACE = re.compile(r"\\[{}]|[{}]")  # { and \{
 def _marked(text: str, wanted: str | None, before: Callable[[str, int, str | None], Mark | None]) -> Found | None:
     """Return the answer in the last mark of a kind, together with those that stand beside it and differ.
 
-    Two marks are beside each other in one paragraph, or with nothing but "or" between them, if nothing takes the first
-    back. If the words around them deny the answer, the answer is the whole sentence."""
+    Two marks are beside each other in one paragraph (`####`: in one line), or with nothing but "or" between them, if
+    nothing takes the first back. If the words around them deny the answer, the answer is the whole sentence."""
     last = before(text, len(text), wanted)
     for _ in range(MOST_TRIES):
         if last is None:
@@ -106,7 +106,7 @@ def _marked(text: str, wanted: str | None, before: Callable[[str, int, str | Non
     parts, start = [last.inner], last.start
     for _ in range(MOST_TRIES):
         mark = before(text, start, wanted)
-        if mark is None or not _are_beside(text[mark.end : start], wanted):
+        if mark is None or not _are_beside(text[mark.end : start], wanted, by_line=before is _hashes_before):
             break
         if mark.end <= start and mark.inner and not any(equal(mark.inner, part) for part in parts):
             parts.insert(0, mark.inner)
@@ -118,10 +118,14 @@ def _marked(text: str, wanted: str | None, before: Callable[[str, int, str | Non
     return Found(last.start, last.end, picked)
 
 
-def _are_beside(between: str, wanted: str | None) -> bool:
+def _are_beside(between: str, wanted: str | None, by_line: bool) -> bool:
+    """Return True if two marks are one statement. With `by_line` a mark on a later line is a later answer."""
     if len(between) > LONGEST_ANSWER or _CORRECTED.search(between):
         return False
-    return (wanted != GOLD and "\n\n" not in between) or _JOINED.fullmatch(between) is not None
+    is_joined = _JOINED.fullmatch(between) is not None
+    if by_line and "\n" in between:
+        return is_joined and bool(between.strip())
+    return is_joined or (wanted != GOLD and "\n\n" not in between)
 
 
 def _denied(text: str, start: int, mark: Mark) -> str | None:

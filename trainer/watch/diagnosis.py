@@ -21,6 +21,7 @@ from trainer.errors import TrainingError
 Looks = Callable[["History"], "str | None"]
 
 RECENT = 5  # steps that most rules look at
+QUIET = 10  # steps without a finding, after which it is said again
 LONG = 30  # steps before times are compared
 EARLY, LATE = 20, 60  # steps that are kept for the rules, and every evaluation
 EVALUATED = "eval/accuracy"
@@ -108,13 +109,13 @@ def diagnose(history: History) -> list[Finding]:
 
 
 class Alarms:
-    """Says what the rules see, once while it lasts, as a run goes on."""
+    """Says what the rules see as a run goes on: once while it lasts, and again if it comes back after `QUIET` steps."""
 
     def __init__(self, history: History, say: Callable[[str], None]) -> None:
         self.history = history
         self.records = [dict(record) for record in history.records]
         self.say = say
-        self.lasting: set[str] = set()
+        self.last_seen: dict[str, int] = {}
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Look at the run after a step. Raise TrainingError for an alarm with run.strict_health=true."""
@@ -122,9 +123,9 @@ class Alarms:
         self._forget_the_middle()
         findings = diagnose(replace(self.history, records=self.records))
         for finding in findings:
-            if finding.rule not in self.lasting:
+            if step - self.last_seen.get(finding.rule, -QUIET) >= QUIET:
                 self.say(f"step {step}: {finding.text}")
-        self.lasting = {finding.rule for finding in findings}
+            self.last_seen[finding.rule] = step
         if findings and self.history.config.run.strict_health:
             raise TrainingError(f"step {step}: run.strict_health=true ends the run. {findings[0].text}")
 
@@ -172,7 +173,7 @@ def thinking_too_long(history: History) -> str | None:
 )
 def answers_alike(history: History) -> str | None:
     share, heat = history.now("distinct", 1.0), history.config.rollout.temperature
-    if share < 0.3 and history.now("dead_groups") > 0.6 and history.solve_rate < 0.9:
+    if share < 0.3 and heat < 0.9 and history.now("dead_groups") > 0.6 and history.solve_rate < 0.9:
         return f"only {share:.0%} of the answers to a problem differ at rollout.temperature={heat:g}"
     return None
 
@@ -254,7 +255,7 @@ def all_right(history: History) -> str | None:
 def small_groups(history: History) -> str | None:
     rate, size, dead = history.solve_rate, history.config.rollout.group_size, history.now("dead_groups")
     mixed = mixed_share(rate, size)
-    if dead > 0.5 and mixed < 0.5 and mixed_share(rate, 4 * size) > 2 * mixed and 0.02 < rate < 0.98:
+    if dead > 0.5 and mixed < 0.5 and mixed_share(rate, 4 * size) > 2 * mixed and 0.02 < rate < 0.8:
         return (
             f"{dead:.0%} of the groups are alike: with a solve rate of {rate:.0%}, {size} answers are both right and "
             f"wrong in at most {mixed:.0%} of the groups, and {4 * size} answers in {mixed_share(rate, 4 * size):.0%}"
