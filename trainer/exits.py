@@ -13,6 +13,8 @@ from trainer.machine.visible import visible
 
 def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
     """Run a command and return its exit status. An error is printed as one message, or raised with `debug`."""
+    for name in ("stdout", "stderr"):  # None if the shell has closed it
+        setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))  # noqa: SIM115
     try:
         command()
     except OctetError as error:

@@ -1,8 +1,8 @@
 """`octet eval` on the embedded model: what it prints and stores is recomputed here from the answers it stored."""
 
 import json
-import shutil
 import os
+import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
