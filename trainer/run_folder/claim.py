@@ -12,9 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
 from trainer.config.command_line import Request, flat
+from trainer.config.read_yaml import read_yaml
 from trainer.config.settings import RUNS, Config, Vllm
 from trainer.errors import ConfigError
 from trainer.machine import disk, hardware
@@ -99,9 +98,9 @@ def _is_free(lock: IO[str]) -> bool:
 def _stored(path: Path) -> dict[str, Any]:
     """Return the settings that a run folder holds. Raise ConfigError if they cannot be read."""
     try:
-        stored = yaml.safe_load(path.read_text())
+        stored = read_yaml(path.read_bytes())
         return {name: dict(section) for name, section in stored.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"{path}: the settings of this run cannot be read ({reason}). Restore the file, or delete it: the run then "
