@@ -17,14 +17,15 @@ from trainer.config.settings import fields
 from trainer.errors import ConfigError
 
 TABLE = yaml.safe_load((ROOT / "tests/data/wrong_settings.yaml").read_text())
-ODD = ["!!int x", "!!timestamp x", "!!bool x", "!!binary x", "!!set {a}", "&a [*a]", "<<: x", "2024-13-45", "~nosuch/x"]
-ODD += ["9" * 4301, "0x" + "f" * 4000, "[" * 2000, "x" * 5000, "'\x1b[2J'", '"\\x1b[2J"', '"\\0"', '"\\ud800"', ".nan"]
-ODD += ["http://[::1", "1e999", "{[1]: 2}", "{null: 1}", "null", "[]", "{}", "true", "-1", "1.5", "?", "- a\n- b", "--- a"]
-FILES = [b"\xff\xfe", b"run:\n  dir: \xff", b"1: 2", b"null: 1", b"[1]", b"run: 3", b"? [a]\n: b", b"run: {1: 2}", b"\0"]
-FILES += [b"x: &x {y: *x}", b"a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", b"[" * 2000, b"{a: " * 2000, b"x" * (1 << 21)]
+ODD = ["!!int x", "!!timestamp x", "!!bool x", "!!binary x", "!!set {a}", "&a [*a]", "<<: x", "2024-13-45", "~none/x"]
+ODD += ["9" * 4301, "0x" + "f" * 4000, "[" * 2000, "x" * 5000, "'\x1b[2J'", '"\\x1b[2J"', '"\\0"', '"\\ud800"']
+ODD += ["http://[::1", "1e999", "{[1]: 2}", "{null: 1}", "null", "[]", "{}", "true", "-1", "1.5", "?", "- a\n- b"]
+FILES = [b"\xff\xfe", b"run:\n  dir: \xff", b"1: 2", b"null: 1", b"[1]", b"run: 3", b"? [a]\n: b", b"run: {1: 2}"]
+FILES += [b"\0", b"x: &x {y: *x}", b"a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]"]
+FILES += [b"[" * 2000, b"{a: " * 2000, b"x" * (1 << 21)]
 
 
-def must_be_short(error: ConfigError) -> None:
+def must_be_short(error: ValueError) -> None:
     text = str(error)
     assert 0 < len(text) < 2000
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text), text
@@ -79,4 +80,4 @@ def test_yaml_of_any_bytes_is_a_value_or_a_line(content):
     try:
         read_yaml(content)
     except BadYaml as error:
-        assert len(str(error)) < 500
+        must_be_short(error)
