@@ -5,6 +5,7 @@ import itertools
 import json
 import shutil
 import weakref
+from dataclasses import replace
 
 import peft
 import pytest
@@ -267,6 +268,39 @@ def test_a_seed_repeats_after_other_work(kind, model, tokenizer):
     first = dict(sampler.sample(prompts(6, 9), sampling()))
     list(sampler.sample(prompts(30, 9, 4), sampling(group=8, max_new_tokens=20, temperature=0.0)))
     assert dict(sampler.sample(prompts(6, 9), sampling())) == first
+
+
+def tokens_of(groups):
+    return {index: [one.tokens for one in group] for index, group in groups.items()}
+
+
+def test_an_answer_does_not_depend_on_those_sampled_beside_it(kind, tokenizer):
+    model, asked = adapted(family()), prompts(9, 3, 14, 30)
+    together = tokens_of(sample(kind, model, tokenizer, asked, stops=SOME, max_new_tokens=24))
+    assert len({tokens for group in together.values() for tokens in group}) == 16
+    for index, prompt in enumerate(asked):
+        assert tokens_of(sample(kind, model, tokenizer, [prompt], stops=SOME, rows=3)) == {
+            0: [tokens[:12] for tokens in together[index]]
+        }
+
+
+def test_both_samplers_draw_the_same_tokens(tokenizer):
+    model, asked = adapted(family("llama")), prompts(9, 3, 14, 30)
+    one, other = (tokens_of(sample(kind, model, tokenizer, asked, stops=SOME)) for kind in (HfSampler, DecodeSampler))
+    assert one == other
+
+
+def test_a_problem_that_comes_again_in_a_step_gets_other_answers(kind, model, tokenizer):
+    (prompt,) = prompts(9)
+    groups = tokens_of(sample(kind, model, tokenizer, [prompt, replace(prompt, repeat=1)]))
+    assert len({*groups[0], *groups[1]}) == 8
+
+
+def test_memory_that_runs_out_changes_no_answer(kind, tokenizer):
+    model, asked = family(), prompts(9, 3, 30, 4, 17)
+    undisturbed = tokens_of(sample(kind, model, tokenizer, asked, stops=SOME))
+    Card(model, rows=6)
+    assert tokens_of(sample(kind, model, tokenizer, asked, stops=SOME)) == undisturbed
 
 
 def test_the_models_own_generation_config_cannot_bend_the_distribution(kind, model, tokenizer):
