@@ -16,13 +16,13 @@ from trainer.batch.pack import to_tensors
 from trainer.config.settings import Lora, Model, Rollout
 from trainer.errors import ConfigError
 from trainer.loss.logprobs import LogProbs
+from trainer.model.attention import needs_repeated_keys
 from trainer.model.load import load_tokenizer, stop_tokens
 from trainer.model.lora import add_adapter
 from trainer.model.snapshot import Snapshot
 from trainer.records import Completion, Problem, Prompt, Sampling, TrainingRow
 from trainer.rollout.decoder import weights
 from trainer.rollout.decoder.cuda_graphs import rounded
-from trainer.rollout.decoder.forward import needs_repeated_keys
 from trainer.rollout.decoder.sampler import STEPS_PER_CHECK, Answer, DecodeSampler, Scheduler
 from trainer.rollout.draw import draw
 from trainer.rollout.hf import HfSampler
