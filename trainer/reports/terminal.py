@@ -12,8 +12,8 @@ from rich.console import Console, Group
 from rich.panel import Panel
 from rich.text import Text
 
+from trainer.machine.visible import around, visible
 from trainer.reports.run_files import RunFiles, phases
-from trainer.reports.visible import around, visible
 from trainer.watch.diagnosis import diagnose
 
 BLOCKS = "▁▂▃▄▅▆▇█"

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.table import Table
 from rich.text import Text
 
+from trainer.machine.visible import visible
 from trainer.ranks import distributed
 
 PERMANENT_LINES = 12  # lines of progress that stay on the screen during a run
@@ -42,12 +43,12 @@ class Screen:
         self._began = perf_counter()
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(visible(text), markup=False)
 
     def warn(self, text: str) -> None:
         """Print a warning, from any rank."""
         if self.console.quiet:
-            print(f"rank {distributed.rank()}: {text}", file=sys.stderr)
+            print(f"rank {distributed.rank()}: {visible(text)}", file=sys.stderr)
         else:
             self.say(text)
 
