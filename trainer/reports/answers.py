@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer.reports.markup import Html, joined, tag
-from trainer.reports.visible import around, shortened
+from trainer.watch.visible import around, shortened
 
 MOST_FLIPS = 20  # shown in each direction; all of them are in eval_flips.jsonl
 

@@ -64,6 +64,11 @@ class RunFiles:
         return self._json("eval.json")
 
     @property
+    def planned(self) -> dict[str, float]:
+        """The memory that was planned for the phases of a step, in GB; nothing on a CPU."""
+        return self._json("plan.json")
+
+    @property
     def steps(self) -> int:
         """The number of steps that are done."""
         return int(self.metrics[-1]["step"]) if self.metrics else 0

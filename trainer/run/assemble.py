@@ -19,7 +19,7 @@ from trainer.config.command_line import Request
 from trainer.config.settings import Config
 from trainer.errors import ConfigError
 from trainer.evaluation.best import EvaluationHistory
-from trainer.evaluation.evaluate import Evaluation, evaluate
+from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
 from trainer.evaluation.evaluator import Evaluator
 from trainer.loss.kl import Coefficient
 from trainer.model.load import load_model, load_tokenizer, location, resolve_dtype, stop_tokens
@@ -30,6 +30,7 @@ from trainer.problem.task import Task, evaluation_problems, make_task, notes, tr
 from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
 from trainer.records import Draws, Problem, Prompt
+from trainer.reports import terminal
 from trainer.reward import golds
 from trainer.reward.make import make_scorer, make_verifier, worked
 from trainer.rollout.collect import Rollouts, Sampler
@@ -88,11 +89,12 @@ def build(request: Request) -> Run:
     report_data(folder, record.screen, task, len(problems), too_long, len(evaluated), left_out)
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
     room = Room(policy, (sampler.give_back, evaluating.give_back), packer, record.screen.warn)
+    progress = record.screen.progress
     history = EvaluationHistory(folder, config.eval, len(evaluated), first_step, total_steps)
     return Run(
         Rollouts(config, curriculum, prompter, sampler, scorer, longest),
         Updater(policy, config, distributed.device(), packer, room, kl),
-        Evaluator(policy, evaluating, scorer, evaluated, config.rollout.max_new_tokens, history, left_out),
+        Evaluator(policy, evaluating, scorer, evaluated, config.rollout.max_new_tokens, history, progress, left_out),
         record,
     )
 
@@ -102,7 +104,8 @@ def open_record(request: Request, folder: Path, first_step: int, total_steps: in
     claim.describe(folder, request.config)
     journal = Journal(folder, first_step) if distributed.is_main() else None
     answer, is_main = request.config.reward.answer, distributed.is_main()
-    screen = Screen(total_steps, first_step, answer, quiet=not is_main, stderr=request.json)
+    view = partial(terminal.of_folder, folder)
+    screen = Screen(total_steps, first_step, answer, quiet=not is_main, stderr=request.json, view=view)
     history = History(request.config, read_records(folder / "metrics.jsonl") if is_main else [], problems)
     alarms = Alarms(history, screen.say) if is_main else None
     return Record(request.config, folder, journal, alarms, screen, Stopping(), first_step, total_steps)
@@ -224,7 +227,7 @@ def evaluate_model(
     config: Config,
     draws: Draws | None = None,
     outside: Sampler | None = None,
-    shows_progress: bool = False,
+    progress: ShowProgress | None = None,
 ) -> Evaluation:
     """Evaluate a model that is not being trained on the held-out problems. If given, `outside` samples from it."""
     task = make_task(config.task)
@@ -235,7 +238,7 @@ def evaluate_model(
     held_out, new_tokens = held_out_prompts(config, task, prompter), config.rollout.max_new_tokens
     prompts = within_context(held_out, room_of(sampler, model), new_tokens)
     left_out = len(held_out) - len(prompts)
-    return evaluate(name, sampler, scorer, prompts, new_tokens, draws, shows_progress, left_out)
+    return evaluate(name, sampler, scorer, prompts, new_tokens, draws, progress, left_out)
 
 
 @contextmanager

@@ -33,9 +33,9 @@ from trainer.rollout.collect import Sampler
 from trainer.rollout.make import make_vllm_sampler, may_colocate
 from trainer.rollout.vllm.publish import StaticPolicy
 from trainer.run import assemble, sampler_check
-from trainer.watch.screen import Screen
+from trainer.watch.screen import Progress, Screen
 
-evaluate_model = partial(assemble.evaluate_model, shows_progress=True)
+evaluate_model = partial(assemble.evaluate_model, progress=Progress)
 
 
 @dataclass(frozen=True, slots=True)

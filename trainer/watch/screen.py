@@ -1,25 +1,29 @@
-"""Show the progress of a run or a task: a moving line in a terminal, a line now and then in a log file."""
+"""Show the progress of a run or a task: a screen that is kept up to date on a terminal, lines in a log file."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 
-from rich import progress
-from rich.console import Console
-from rich.live import Live
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from trainer.ranks import distributed
+from trainer.watch.footer import Footer
 
 PERMANENT_LINES = 12  # lines of progress that stay on the screen during a run
+ABOVE = 5  # lines of a terminal that are left to what is printed
+COST = 0.005  # the largest share of the time that goes into drawing
+PATIENCE_S = 30.0  # of an evaluation in a run, before the log has a line about it
+BAR = 20  # characters
+
+View = Callable[[Console, int], RenderableType]  # a panel of at most so many lines
 
 
 class Screen:
-    """Prints on rank 0, and nothing on the other ranks."""
+    """Prints on rank 0, and nothing on the other ranks. On a terminal, `view` is shown below what is printed."""
 
     def __init__(
         self,
@@ -28,42 +32,61 @@ class Screen:
         answer: str = "strict",
         quiet: bool = False,
         stderr: bool = False,
+        view: View | None = None,
     ) -> None:
-        self.console = Console(quiet=quiet, stderr=stderr, highlight=False, soft_wrap=True)
+        self.footer = Footer(Console(quiet=quiet, stderr=stderr, highlight=False, soft_wrap=True))
         self.total_steps = total_steps
         self._answer = answer
         self._every = max(1, total_steps // PERMANENT_LINES)
         self._first_step = first_step
         self._began = perf_counter()
-        self._live = Live(console=self.console, refresh_per_second=4, transient=True)
+        self._view = view
+        self._next_drawing = 0.0
 
     def start(self) -> None:
         """Measure time from here: what came before the first step does not predict the time that is left."""
         self._began = perf_counter()
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.footer.print(text)
 
     def warn(self, text: str) -> None:
         """Print a warning, from any rank."""
-        if self.console.quiet:
+        if self.footer.console.quiet:
             print(f"rank {distributed.rank()}: {text}", file=sys.stderr)
         else:
             self.say(text)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        line = progress_line(step, self.total_steps, metrics, self._remaining(step), self._answer)
         if step in (1, self.total_steps) or step % self._every == 0:
-            self.say(line)
-        if self.console.is_terminal and not self.console.quiet:
-            self._live.start()
-            self._live.update(Text(line, style="bold"), refresh=True)
+            self.say(progress_line(step, self.total_steps, metrics, self._remaining(step), self._answer))
+        self.draw()
+
+    def draw(self) -> None:
+        """Bring the view up to date, unless drawing would take more than `COST` of the time."""
+        began = perf_counter()
+        if self._view is None or not self.footer.is_shown or began < self._next_drawing:
+            return
+        console = self.footer.console
+        try:
+            self.footer.show("view", self._view(console, console.height - ABOVE))
+        except Exception as error:  # noqa: BLE001  a run goes on without its picture
+            self.close()
+            self.warn(f"the screen is off, because it could not be drawn ({type(error).__name__}: {error})")
+        ended = perf_counter()
+        self._next_drawing = ended + (ended - began) / COST
+
+    def progress(self, task: str, total: int) -> Progress:
+        self.draw()
+        return Progress(task, total, self.footer, PATIENCE_S)
 
     def close(self) -> None:
-        self._live.stop()
+        """Remove the view, and leave what was printed."""
+        self._view = None
+        self.footer.hide()
 
     def show(self, table: Table) -> None:
-        self.console.print(table)
+        self.footer.print(table)
 
     def _remaining(self, step: int) -> float:
         each = (perf_counter() - self._began) / max(1, step - self._first_step)
@@ -71,34 +94,52 @@ class Screen:
 
 
 class Progress:
-    """Shows on standard error how much of a task is done: with a bar in a terminal, else with a line each quarter."""
+    """Shows how much of a task is done: with a bar on a terminal, else with a line each quarter.
 
-    def __init__(self, task: str, total: int, console: Console | None = None) -> None:
+    Nothing is shown before `patience` seconds. Without a footer it goes to standard error.
+    """
+
+    def __init__(self, task: str, total: int, footer: Footer | None = None, patience: float = 0.0) -> None:
         self.task = task
         self.total = max(1, total)
         self.done = 0
-        self.console = console or Console(stderr=True, quiet=not distributed.is_main(), soft_wrap=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        self._bar = progress.Progress(*columns, console=self.console, disable=not self.console.is_terminal)
-        self._bar.add_task(task, total=self.total)
+        console = Console(stderr=True, quiet=not distributed.is_main(), soft_wrap=True, highlight=False)
+        self.footer = footer or Footer(console)
+        self._began = perf_counter()
+        self._next_drawing = self._began + patience * (not self.footer.is_shown)
 
     def __enter__(self) -> Progress:
-        self._bar.start()
-        self._print_quarter()
+        self._began = perf_counter()
+        self._show(is_due=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self.footer.hide("progress")
 
-    def advance(self) -> None:
-        self.done += 1
-        self._bar.advance(progress.TaskID(0))
-        if 4 * self.done // self.total > 4 * (self.done - 1) // self.total:
-            self._print_quarter()
+    def advance(self, amount: int = 1) -> None:
+        before, self.done = self.done, self.done + amount
+        self._show(is_due=4 * self.done // self.total > 4 * before // self.total)
 
-    def _print_quarter(self) -> None:
-        if not self.console.is_terminal:
-            self.console.print(f"octet: {self.task}: {self.done / self.total:.0%}", highlight=False, markup=False)
+    def _show(self, is_due: bool) -> None:
+        now = perf_counter()
+        if self.footer.is_shown:
+            if is_due or now >= self._next_drawing:
+                filled = BAR * min(self.done, self.total) // self.total
+                self.footer.show("progress", Text(f"{'█' * filled}{'░' * (BAR - filled)} {self._text(now)}"))
+                self._next_drawing = now + 0.25
+        elif is_due and now >= self._next_drawing:
+            self.footer.print(f"octet: {self._text(now)}")
+
+    def _text(self, now: float) -> str:
+        done = self.done / self.total
+        left = f", {clock((now - self._began) * (1 - done) / done)} left" if 0 < done < 1 else ""
+        return f"{self.task}: {done:.0%}{left}"
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def progress_line(
