@@ -116,7 +116,7 @@ def _phases(run: RunFiles) -> Iterator[Text]:
     last = _recent(run.metrics)
     seconds = {name: fmean(record.get(f"time/{name}", 0.0) for record in last) for name in phases(last)}
     if longest := sorted(seconds, key=lambda name: -seconds[name])[:SHOWN_PHASES]:
-        yield Text(f"{'seconds':<9} {', '.join(f'{name} {seconds[name]:.1f}' for name in longest)}")
+        yield Text(f"{'seconds':<9} {', '.join(f'{name} {seconds[name]:.2g}' for name in longest)}")
     peaks = {name: max(record.get(f"memory/{name}", 0.0) for record in last) for name in phases(last, "memory")}
     largest = sorted(peaks, key=lambda name: -peaks[name])[:SHOWN_PHASES]
     planned = {name: f" of {size:.2f} planned" for name, size in run.planned.items()}

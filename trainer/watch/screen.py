@@ -15,7 +15,7 @@ from trainer.watch.footer import Footer
 
 PERMANENT_LINES = 12  # lines of progress that stay on the screen during a run
 ABOVE = 5  # lines of a terminal that are left to what is printed
-COST = 0.005  # the largest share of the time that goes into drawing
+COST = 0.008  # the largest share of the time that goes into drawing
 PATIENCE_S = 30.0  # of an evaluation in a run, before the log has a line about it
 BAR = 20  # characters
 
@@ -46,6 +46,7 @@ class Screen:
     def start(self) -> None:
         """Measure time from here: what came before the first step does not predict the time that is left."""
         self._began = perf_counter()
+        self._next_drawing = 0.0  # the first drawing took longer than later ones will
 
     def say(self, text: str) -> None:
         self.footer.print(text)
