@@ -20,7 +20,8 @@ from trainer.errors import ConfigError, DataError
 from trainer.run_folder.journal import read_records
 from trainer.watch.diagnosis import History
 
-NOT_COMPARED = {"run.dir", "run.threads", "run.keep", "run.save_every"}  # without effect on what is learned
+# Settings without effect on what is learned.
+NOT_COMPARED = {"run.dir", "run.threads", "run.keep", "run.save_every", "run.track"}
 TAIL = 2**18  # bytes at the end of samples.jsonl in which the last answers are
 
 Record = Mapping[str, Any]

@@ -15,7 +15,7 @@ import torch
 
 from trainer.batch.pack import Packer
 from trainer.batch.room import Room
-from trainer.config.command_line import Request
+from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
 from trainer.errors import ConfigError
 from trainer.evaluation.best import EvaluationHistory
@@ -44,6 +44,7 @@ from trainer.run_folder.record import Record
 from trainer.step.update import Updater
 from trainer.watch.diagnosis import Alarms, History
 from trainer.watch.screen import Screen
+from trainer.watch.trackers import Tracker
 
 
 class Run(NamedTuple):
@@ -102,13 +103,15 @@ def build(request: Request) -> Run:
 def open_record(request: Request, folder: Path, first_step: int, total_steps: int, problems: int) -> Record:
     """Write the configuration down, and open the log and the screen."""
     claim.describe(folder, request.config)
-    journal = Journal(folder, first_step) if distributed.is_main() else None
-    answer, is_main = request.config.reward.answer, distributed.is_main()
+    config, is_main = request.config, distributed.is_main()
     view = partial(terminal.of_folder, folder)
-    screen = Screen(total_steps, first_step, answer, quiet=not is_main, stderr=request.json, view=view)
-    history = History(request.config, read_records(folder / "metrics.jsonl") if is_main else [], problems)
+    screen = Screen(total_steps, first_step, config.reward.answer, quiet=not is_main, stderr=request.json, view=view)
+    track = config.run.track
+    tracker = Tracker(track, folder, flat(config.model_dump(mode="json")), screen.warn) if track and is_main else None
+    journal = Journal(folder, first_step, tracker) if is_main else None
+    history = History(config, read_records(folder / "metrics.jsonl") if is_main else [], problems)
     alarms = Alarms(history, screen.say) if is_main else None
-    return Record(request.config, folder, journal, alarms, screen, Stopping(), first_step, total_steps)
+    return Record(config, folder, journal, alarms, screen, Stopping(), first_step, total_steps)
 
 
 def make_policy(config: Config, total_steps: int) -> Any:
