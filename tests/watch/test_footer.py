@@ -8,7 +8,8 @@ from rich.panel import Panel
 
 from tests.terminal import Terminal
 from trainer.watch.footer import Footer
-from trainer.watch.screen import Progress, Screen
+from trainer.watch.progress import Progress
+from trainer.watch.screen import Screen
 
 
 def footer_on(monkeypatch, term: str = "xterm", height: int = 10) -> Footer:

@@ -16,7 +16,7 @@ from trainer.ranks import distributed
 from trainer.records import SEEDS, Completion, Draws, Prompt, Sampling, Score
 from trainer.reward.scorer import Scorer
 from trainer.rollout.collect import Sampler, collect
-from trainer.watch.screen import Progress
+from trainer.watch.progress import Progress
 
 ShowProgress = Callable[[str, int], Progress]  # of a task with so many parts
 CATEGORIES = ("correct", "wrong answer", "no answer")

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from trainer.reports.run_files import RunFiles, phases, read_run
 from trainer.watch.diagnosis import diagnose
-from trainer.watch.screen import clock
+from trainer.watch.progress import clock
 from trainer.watch.visible import around, visible
 
 BLOCKS = "▁▂▃▄▅▆▇█"

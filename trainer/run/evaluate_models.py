@@ -11,6 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from trainer.batch.pack import Packer
 from trainer.checks import cards
 from trainer.config.settings import Config
@@ -33,9 +35,17 @@ from trainer.rollout.collect import Sampler
 from trainer.rollout.make import make_vllm_sampler, may_colocate
 from trainer.rollout.vllm.publish import StaticPolicy
 from trainer.run import assemble, sampler_check
-from trainer.watch.screen import Progress, Screen
+from trainer.watch.footer import Footer
+from trainer.watch.progress import Progress
+from trainer.watch.screen import Screen
 
-evaluate_model = partial(assemble.evaluate_model, progress=Progress)
+
+def progress(task: str, total: int) -> Progress:
+    """Show progress on rank 0 only, on standard error."""
+    return Progress(task, total, Footer(Console(stderr=True, quiet=not distributed.is_main(), soft_wrap=True)))
+
+
+evaluate_model = partial(assemble.evaluate_model, progress=progress)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class Footer:
     def print(self, content: RenderableType) -> None:
         with self._lock:
             self._erase()
-            self.console.print(content, markup=False)
+            self.console.print(content, markup=False, highlight=False)
             self._draw()
 
     def show(self, name: str, content: RenderableType) -> None:
@@ -33,7 +33,7 @@ class Footer:
         if self.is_shown:
             with self._lock:
                 with self.console.capture() as captured:
-                    self.console.print(content, markup=False, soft_wrap=False)
+                    self.console.print(content, markup=False, highlight=False, soft_wrap=False)
                 self._erase()
                 self._parts[name] = captured.get()
                 self._draw()
