@@ -182,6 +182,7 @@ def fetch_wheels(wanted: Sequence[str], constraints: Path, folder: Path) -> str:
     if not stamp.is_file() or stamp.read_text() != state:
         options = ["--constraint", str(constraints), "--wheel-dir", str(folder), "--find-links", str(folder)]
         folder.mkdir(parents=True, exist_ok=True)
+        print("octet: pip fetches and builds the packages, which takes minutes", file=sys.stderr, flush=True)
         if "deepspeed" in wanted:
             _pip_wheel([*options, "--no-deps", "--no-build-isolation", "deepspeed"])
         _pip_wheel([*options, *wanted])

@@ -71,7 +71,8 @@ def score_file(config: Config, path: str) -> None:
     with contextlib.ExitStack() as stack:
         lines = sys.stdin.buffer if path == "-" else stack.enter_context(open_lines(path))
         try:
-            total = 0 if path == "-" else os.fstat(lines.fileno()).st_size
+            is_seen = path == "-" or sys.stdout.isatty()  # how far it is
+            total = 0 if is_seen else os.fstat(lines.fileno()).st_size
             progress = stack.enter_context(Progress(f"scoring {path}", total, patience=PATIENCE_S)) if total else None
             read = counted(lines, progress.advance) if progress else lines
             for record in scored(samples(read, "standard input" if path == "-" else path), scorer):

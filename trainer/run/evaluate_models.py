@@ -142,6 +142,7 @@ def merge(config: Config, adapter: Path, out: Path, as_json: bool) -> None:
     model, tokenizer = _load(config)
     adapted = evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config)
     del model
+    _say(f"octet: merging {adapter} into the base, and writing {out}")
     export.merge(config.model, adapter, out, dtype)
     model, tokenizer = _load(config, str(out))
     merged = evaluate_model("merged", model, tokenizer, config)
@@ -157,6 +158,7 @@ def _load(config: Config, name: str | None = None) -> tuple[Any, Any]:
     no_progress_bars()
     settings = config.model.clean.model_copy(update={"name": name, "revision": None}) if name else config.model
     device = distributed.device()
+    _say(f"octet: loading {settings.name}")
     model = load_model(settings, resolve_dtype(settings.dtype, device), device)
     return model, load_tokenizer(settings)
 
