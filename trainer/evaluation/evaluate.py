@@ -16,8 +16,9 @@ from trainer.ranks import distributed
 from trainer.records import Completion, Draws, Prompt, Sampling, Score
 from trainer.reward.scorer import Scorer
 from trainer.rollout.collect import Sampler, collect
-from trainer.watch.screen import Progress
+from trainer.watch.progress import Progress
 
+ShowProgress = Callable[[str, int], Progress]  # of a task with so many parts
 CATEGORIES = ("correct", "wrong answer", "no answer")
 
 
@@ -190,16 +191,16 @@ def evaluate(
     prompts: Sequence[Prompt],
     max_new_tokens: int,
     draws: Draws | None = None,
-    shows_progress: bool = False,
+    progress: ShowProgress | None = None,
     left_out: int = 0,
 ) -> Evaluation:
     """Evaluate greedy answers, and sampled ones if `draws` are given. Every rank gets the whole result."""
 
     def answered(what: str, sampling: Sampling) -> tuple[tuple[Outcome, ...], ...]:
-        if not shows_progress:
+        if progress is None:
             return _answered(sampler, scorer, prompts, sampling)
-        with Progress(f"{name}, {what} {len(prompts)} problems", len(distributed.mine(prompts))) as progress:
-            return _answered(Reporting(sampler, progress.advance), scorer, prompts, sampling)
+        with progress(f"{name}, {what} {len(prompts)} problems", len(distributed.mine(prompts))) as shown:
+            return _answered(Reporting(sampler, shown.advance), scorer, prompts, sampling)
 
     greedy = answered("greedy answers to", Sampling(1, temperature=0.0, max_new_tokens=max_new_tokens, seed=0))
     outcomes = tuple(outcome for (outcome,) in greedy)

@@ -15,11 +15,11 @@ import torch
 
 from trainer.batch.pack import Packer
 from trainer.batch.room import Room
-from trainer.config.command_line import Request
+from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
 from trainer.errors import ConfigError
 from trainer.evaluation.best import EvaluationHistory
-from trainer.evaluation.evaluate import Evaluation, evaluate
+from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
 from trainer.evaluation.evaluator import Evaluator
 from trainer.loss.kl import Coefficient
 from trainer.model.load import load_model, load_tokenizer, location, resolve_dtype, stop_tokens
@@ -30,6 +30,7 @@ from trainer.problem.task import Task, evaluation_problems, make_task, notes, tr
 from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
 from trainer.records import Draws, Problem, Prompt
+from trainer.reports import terminal
 from trainer.reward import golds
 from trainer.reward.make import make_scorer, make_verifier, worked
 from trainer.rollout.collect import Rollouts, Sampler
@@ -44,6 +45,7 @@ from trainer.run_folder.record import Record
 from trainer.step.update import Updater
 from trainer.watch.diagnosis import Alarms, History
 from trainer.watch.screen import Screen
+from trainer.watch.trackers import Tracker
 
 
 class Run(NamedTuple):
@@ -90,11 +92,12 @@ def build(request: Request) -> Run:
     report_data(folder, record.screen, task, len(problems), too_long, len(evaluated), left_out)
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
     room = Room(policy, (sampler.give_back, evaluating.give_back), packer, record.screen.warn)
+    progress = record.screen.progress
     history = EvaluationHistory(folder, config.eval, len(evaluated), first_step, total_steps)
     return Run(
         Rollouts(config, curriculum, prompter, sampler, scorer, longest),
         Updater(policy, config, distributed.device(), packer, room, kl),
-        Evaluator(policy, evaluating, scorer, evaluated, config.rollout.max_new_tokens, history, left_out),
+        Evaluator(policy, evaluating, scorer, evaluated, config.rollout.max_new_tokens, history, progress, left_out),
         record,
     )
 
@@ -104,12 +107,15 @@ def open_record(
 ) -> Record:
     """Write the configuration down, and open the log and the screen."""
     claim.describe(folder, request.config)
-    journal = Journal(folder, first_step) if distributed.is_main() else None
-    answer, is_main = request.config.reward.answer, distributed.is_main()
-    screen = Screen(total_steps, first_step, answer, quiet=not is_main, stderr=request.json)
-    history = History(request.config, read_records(folder / "metrics.jsonl") if is_main else [], problems)
+    config, is_main = request.config, distributed.is_main()
+    view = partial(terminal.of_folder, folder)
+    screen = Screen(total_steps, first_step, config.reward.answer, quiet=not is_main, stderr=request.json, view=view)
+    track = config.run.track
+    tracker = Tracker(track, folder, flat(config.model_dump(mode="json")), screen.warn) if track and is_main else None
+    journal = Journal(folder, first_step, tracker) if is_main else None
+    history = History(config, read_records(folder / "metrics.jsonl") if is_main else [], problems)
     alarms = Alarms(history, screen.say) if is_main else None
-    return Record(request.config, folder, origin, journal, alarms, screen, Stopping(), first_step, total_steps)
+    return Record(config, folder, origin, journal, alarms, screen, Stopping(), first_step, total_steps)
 
 
 def make_policy(config: Config, total_steps: int) -> Any:
@@ -228,7 +234,7 @@ def evaluate_model(
     config: Config,
     draws: Draws | None = None,
     outside: Sampler | None = None,
-    shows_progress: bool = False,
+    progress: ShowProgress | None = None,
 ) -> Evaluation:
     """Evaluate a model that is not being trained on the held-out problems. If given, `outside` samples from it."""
     task = make_task(config.task)
@@ -239,7 +245,7 @@ def evaluate_model(
     held_out, new_tokens = held_out_prompts(config, task, prompter), config.rollout.max_new_tokens
     prompts = within_context(held_out, room_of(sampler, model), new_tokens)
     left_out = len(held_out) - len(prompts)
-    return evaluate(name, sampler, scorer, prompts, new_tokens, draws, shows_progress, left_out)
+    return evaluate(name, sampler, scorer, prompts, new_tokens, draws, progress, left_out)
 
 
 @contextmanager
