@@ -8,6 +8,7 @@
     ├── CheckpointError                a checkpoint that is missing, incomplete or of another run
     ├── MergeError                     a merged model that is not the model that was trained
     ├── TrainingError                  training that must not continue: non-finite loss, adapter that never changed
+    ├── NotLearned                     a run that has ended well, and has not learned, with run.strict_verdict=true
     ├── ClusterError                   ranks that cannot connect, a job that Slurm refuses
     │   └── LostRank                   a rank that died or stopped answering during a run
     └── Interrupted                    no error: the run was told to stop, has saved everything, and can continue
@@ -60,6 +61,12 @@ class MergeError(OctetError):
 
 class TrainingError(OctetError):
     pass
+
+
+class NotLearned(OctetError):
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class ClusterError(OctetError):

@@ -86,7 +86,7 @@ def test_a_page_of_a_run_that_has_only_begun(only_settings):
     seen = page_of(only_settings)
     assert seen.within("h2") == SECTIONS
     assert seen.tags.count("svg") == 0
-    assert "Without an evaluation it cannot be said whether the run has learned." in seen.within("p")
+    assert "cannot tell" in seen.within("strong")
     assert page_of(only_settings, only_settings).within("td").count("none yet") == 4
 
 

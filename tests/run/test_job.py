@@ -72,7 +72,9 @@ def test_nothing_is_printed_that_a_user_cannot_act_on(job):
 def test_it_ends_with_the_three_models_and_a_verdict(job):
     said = job[1].stdout
     assert re.search(r"\n +base +trained +merged\n", said)
-    assert "verdict: " in said
+    verdict = json.loads((job[0] / "verdict.json").read_text())
+    assert f"\nverdict: {verdict['verdict']}: {verdict['evidence']}\n" in said
+    assert "of 16 held-out problems" in verdict["evidence"]
     assert "16 of 16 greedy answers identical" in said
     assert "run folder  it" in said
 
@@ -175,8 +177,10 @@ def test_a_stopped_run_says_how_to_go_on_and_a_second_one_cannot_disturb_it(tmp_
 
 
 def test_json_is_all_that_stands_on_standard_output(tmp_path):
-    answer = train(tmp_path, *FEW, "run.steps=1", "run.merge=false", "--json")
+    answer = train(tmp_path, *FEW, "run.steps=1", "run.merge=false", "--json", "--strict-verdict")
     result = json.loads(answer.stdout)
+    assert (answer.returncode, result["verdict"]) == (4, "cannot tell")
+    assert "octet: run.strict_verdict=true: cannot tell: " in answer.stderr
     assert [one["name"] for one in result["evaluations"]] == ["base", "trained"]
     assert (tmp_path / result["run_folder"] / "adapter").is_dir()
 

@@ -51,6 +51,7 @@ def argument_parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="print the result as JSON on standard output, progress on standard error"
     )
     parser.add_argument("--strict-health", action="store_true", help="the same as run.strict_health=true")
+    parser.add_argument("--strict-verdict", action="store_true", help="the same as run.strict_verdict=true")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed adds it; the environment is read instead
     return parser

@@ -14,6 +14,9 @@ from trainer.reports.evaluation_table import percent
 from trainer.reports.markup import Html, joined, page, table, tag
 from trainer.reports.panels import Group, groups_of, main_charts, more_charts
 from trainer.reports.run_files import RunFiles, differing, facts_of, phases
+from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED
+
+CLASSES = {LEARNED: "verdict better", NOT_LEARNED: "verdict worse", CANNOT_TELL: "verdict"}
 
 
 def report(runs: Sequence[RunFiles]) -> str:
@@ -61,13 +64,12 @@ def _what(run: RunFiles) -> str:
 
 
 def verdict(run: RunFiles, alarms: Sequence[Alarm]) -> Html:
-    """Return whether the trained model is better than the base, and how many alarms there were."""
-    found = run.evaluation.get("comparisons", [])
-    text = found[0]["verdict"] if found else "Without an evaluation it cannot be said whether the run has learned."
-    kind = next((kind for kind in ("better", "worse") if text.startswith(kind)), "")
+    """Return whether the run has learned, and how many alarms there were."""
+    kind, evidence = run.verdict
     lasting = sum(alarm.lasts for alarm in alarms)
     health = f"Alarms at the end: {lasting}. Earlier ones: {len(alarms) - lasting}." if alarms else "No alarms."
-    return tag("div", tag("p", text), tag("p", health, class_="soft"), class_=f"verdict {kind}".strip())
+    said = tag("p", tag("strong", kind), f": {evidence}")
+    return tag("div", said, tag("p", health, class_="soft"), class_=CLASSES[kind])
 
 
 def charts(groups: Sequence[Group]) -> Html:

@@ -19,8 +19,16 @@ from trainer.config.settings import Config, fields
 from trainer.errors import ConfigError, DataError
 from trainer.run_folder.journal import read_records
 from trainer.watch.diagnosis import History
+from trainer.watch.verdict import Verdict, verdict_of
 
-NOT_COMPARED = {"run.dir", "run.threads", "run.keep", "run.save_every"}  # without effect on what is learned
+NOT_COMPARED = {
+    "run.dir",
+    "run.threads",
+    "run.keep",
+    "run.save_every",
+    "run.strict_health",
+    "run.strict_verdict",
+}  # without effect on what is learned
 TAIL = 2**18  # bytes at the end of samples.jsonl in which the last answers are
 
 Record = Mapping[str, Any]
@@ -62,6 +70,10 @@ class RunFiles:
     @cached_property
     def evaluation(self) -> dict[str, Any]:
         return self._json("eval.json")
+
+    @property
+    def verdict(self) -> Verdict:
+        return verdict_of(self.evaluation, self.metrics, self.config.reward.answer)
 
     @property
     def steps(self) -> int:

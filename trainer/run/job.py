@@ -29,9 +29,11 @@ from trainer.run import assemble, sampler_check
 from trainer.run.assemble import Run
 from trainer.run.rehearsal import rehearse, report
 from trainer.run_folder import checkpoints
+from trainer.run_folder.journal import read_records
 from trainer.run_folder.record import Record
 from trainer.watch.memory_use import total
 from trainer.watch.screen import Screen
+from trainer.watch.verdict import Verdict, verdict_of
 
 SHOWN = 90  # characters of the first prompt that are shown
 WHAT_IT_IS = {
@@ -51,10 +53,12 @@ def run(request: Request) -> None:
             with stopping.merging():
                 evaluations += _merge_and_evaluate(request.config, folder, screen)
         if distributed.is_main():
-            conclude(request, folder, screen, evaluations)
+            verdict = conclude(request, folder, screen, evaluations)
     if len(evaluations) == 3 and request.config.model.quantize == "none":  # else the bases differ as well
         dtype = resolve_dtype(request.config.model.dtype, distributed.device())
         agreement(*evaluations[1:]).must_be_rounding(dtype)
+    if request.config.run.strict_verdict and distributed.is_main():
+        verdict.must_be_learned()
 
 
 def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[Evaluation]]:
@@ -188,20 +192,22 @@ def _example(run: Run) -> str:
     )
 
 
-def conclude(request: Request, folder: Path, screen: Screen, evaluations: Sequence[Evaluation]) -> None:
-    """Print the table, the verdict, and where everything is."""
-    said = []
+def conclude(request: Request, folder: Path, screen: Screen, evaluations: Sequence[Evaluation]) -> Verdict:
+    """Print the table, the verdict, and where everything is. Return the verdict, which is also in verdict.json."""
+    document = results.document(results.settings_of(request.config), evaluations)
+    verdict = verdict_of(document, read_records(folder / "metrics.jsonl"), request.config.reward.answer)
+    (folder / "verdict.json").write_text(json.dumps({"verdict": verdict.kind, "evidence": verdict.evidence}) + "\n")
     if evaluations:
         results.write(folder, results.settings_of(request.config), evaluations)
         screen.show(results.evaluation_table(evaluations))
-        said += results.verdicts(evaluations)[:1]
+    said = [f"verdict: {verdict.text}"]
     if len(evaluations) == 3:
         said.append(f"{results.merged_against('trained', request.config)}: {agreement(evaluations[1], evaluations[2])}")
     for line in [*said, *_where_everything_is(request.config, folder)]:
         screen.say(line)
     if request.json:
-        facts = results.document(results.settings_of(request.config), evaluations)
-        print(json.dumps({"run_folder": str(folder), **facts, "said": said}, indent=2))
+        print(json.dumps({"run_folder": str(folder), **document, "verdict": verdict.kind, "said": said}, indent=2))
+    return verdict
 
 
 def _where_everything_is(config: Config, folder: Path) -> Iterator[str]:

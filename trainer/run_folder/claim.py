@@ -26,7 +26,7 @@ from trainer.ranks import distributed, slurm
 # Settings that may change when a run is resumed, because no step that is done depends on them. Another number of steps
 # changes the schedule of the remaining ones.
 FREE_TO_CHANGE = {"run.dir", "run.steps", "run.epochs", "run.save_every", "run.keep", "run.threads", "run.merge"}
-FREE_TO_CHANGE |= {"run.strict_health"}
+FREE_TO_CHANGE |= {"run.strict_health", "run.strict_verdict"}
 FREE_TO_CHANGE |= {
     "eval.problems",
     "eval.every",

@@ -55,6 +55,8 @@ class Run(Section):
     """Number of checkpoints to keep; older ones are deleted."""
     strict_health: bool = False
     """End the run at the first alarm about its health (docs/troubleshooting.md), instead of printing it."""
+    strict_verdict: bool = False
+    """At the end, exit with status 3 if the run did not learn, and with 4 if nobody can tell (docs/reports.md)."""
     threads: int | None = Field(None, ge=1)
     """CPU threads of each rank; by default cores / ranks on a machine without GPU, else torch's default."""
     merge: bool = True
