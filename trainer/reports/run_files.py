@@ -64,12 +64,30 @@ class RunFiles:
         return read_records(self.folder / "metrics.jsonl")
 
     @cached_property
+    def data(self) -> dict[str, Any]:
+        return self._json("data.json")
+
+    @cached_property
     def history(self) -> History:
-        return History(self.config, self.metrics, self._json("data.json").get("training_problems", 0))
+        return History(self.config, self.metrics, self.data.get("training_problems", 0))
 
     @cached_property
     def evaluation(self) -> dict[str, Any]:
         return self._json("eval.json")
+
+    @cached_property
+    def memory_plan(self) -> dict[str, int]:
+        """The bytes that were planned for each phase, which a run on a GPU writes."""
+        return self._json("memory_plan.json")
+
+    @cached_property
+    def solved(self) -> dict[tuple[str, str], bool]:
+        """Whether the trained model solved each held-out problem, by its question and gold answer."""
+        return {
+            (one["question"], one["gold"]): one["correct_strict"]
+            for one in _lines(self.folder / "eval_answers.jsonl")
+            if one.get("model") == "trained" and one.get("temperature") == 0
+        }
 
     @property
     def verdict(self) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import json
 import os
@@ -85,7 +86,7 @@ def build(request: Request) -> Run:
         sampler, evaluating = make_samplers(outside, policy.model, record.screen.warn, copies)
     evaluated = within_context(held_out, room_of(evaluating, policy.model), config.rollout.max_new_tokens)
     too_long, left_out = len(training) - len(problems), len(held_out) - len(evaluated)
-    report_data(folder, record.screen, task, len(problems), too_long, len(evaluated), left_out)
+    report_data(folder, record.screen, task, problems, too_long, len(evaluated), left_out)
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
     room = Room(policy, (sampler.give_back, evaluating.give_back), packer, record.screen.warn)
     history = EvaluationHistory(folder, config.eval, len(evaluated), first_step, total_steps)
@@ -190,7 +191,7 @@ def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:
 
 
 def report_data(
-    folder: Path, screen: Screen, task: Task, training: int, too_long: int, held_out: int, left_out: int
+    folder: Path, screen: Screen, task: Task, training: Sequence[Problem], too_long: int, held_out: int, left_out: int
 ) -> None:
     """Say what was read and what was left out, on the screen and in the run folder."""
     said = notes(task)
@@ -201,7 +202,14 @@ def report_data(
     for note in said:
         screen.say(f"data: {note}")
     if distributed.is_main():
-        facts = {"task": task.name, "training_problems": training, "held_out": held_out, "notes": said}
+        text = "\n".join(f"{problem.question}\t{problem.gold}" for problem in training)
+        facts = {
+            "task": task.name,
+            "training_problems": len(training),
+            "sha256": hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest(),  # of what is trained on
+            "held_out": held_out,
+            "notes": said,
+        }
         (folder / "data.json").write_text(json.dumps(facts, indent=2) + "\n")
 
 

@@ -27,7 +27,7 @@ from trainer.reward import golds
 from trainer.rollout.make import uses_vllm
 from trainer.run import assemble, sampler_check
 from trainer.run.assemble import Run
-from trainer.run.rehearsal import rehearse, report
+from trainer.run.rehearsal import planned, rehearse, report
 from trainer.run_folder import checkpoints
 from trainer.run_folder.journal import read_records
 from trainer.run_folder.record import Record
@@ -108,8 +108,9 @@ def _rehearse_and_check(config: Config, run: Run) -> None:
     outside = uses_vllm(run.rollouts.sampler)
     if run.record.first_step < run.record.total_steps:
         peaks, longest = rehearse(run.rollouts, run.updater), len(run.rollouts.longest.tokens)
-        if distributed.on_gpu() and (text := report(config, longest, peaks, total(), outside)):
-            run.record.screen.say(text)
+        if distributed.on_gpu() and (plan := planned(config, longest, total(), outside)):
+            run.record.screen.say(report(plan, peaks, total()))
+            (run.record.folder / "memory_plan.json").write_text(json.dumps(plan) + "\n")
     if outside:
         sampler_check.check(run)
 
