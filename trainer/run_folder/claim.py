@@ -46,10 +46,10 @@ _held: dict[Path, IO[str]] = {}  # the folders that this process has claimed, an
 
 def claim(request: Request) -> Path:
     """Lock the run folder and return its path, the same on every rank. Raise ConfigError if it holds a run with other
-    settings, or one that is still running."""
+    settings that has made a step, or one that is still running."""
     name = request.config.run.dir or RUNS / f"{Path(request.preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     folder = distributed.gather(name)[0]
-    if (folder / "config.yaml").is_file():
+    if (folder / "config.yaml").is_file() and _has_made_a_step(folder):
         _refuse_other_settings(folder, yaml.safe_load((folder / "config.yaml").read_text()), request.config)
     if distributed.is_main():
         _lock(folder)
@@ -103,6 +103,11 @@ def _refuse_other_settings(folder: Path, stored: dict[str, Any], config: Config)
     if changed:
         what = ", ".join(f"{key}={now[key]} (it has {before.get(key)})" for key in changed)
         raise ConfigError(f"run.dir={folder}: it holds a run with other settings: {what}. Choose another folder.")
+
+
+def _has_made_a_step(folder: Path) -> bool:
+    metrics = folder / "metrics.jsonl"
+    return (folder / "checkpoints").exists() or (metrics.is_file() and b'{"step": 1,' in metrics.read_bytes())
 
 
 def provenance() -> str:

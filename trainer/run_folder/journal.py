@@ -93,9 +93,9 @@ def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def _keep_before(path: Path, first_step: int) -> None:
-    """Drop the records of steps that will be done again, and a last line that a crash cut short."""
+    """Drop the records of steps that will be done again, all if the run begins again, and a last line that was cut."""
     lines = _lines(path)
-    kept = [line for line, record in zip(lines, read_records(path)) if record["step"] <= first_step]
+    kept = [line for line, record in zip(lines, read_records(path)) if first_step and record["step"] <= first_step]
     if kept != lines:
         _replace(path, kept)
 
