@@ -94,6 +94,8 @@ ELSEWHERE = {  # what other programs call a setting
     "num_train_epochs": "run.epochs",
     "per_device_train_batch_size": "optim.tokens_per_micro_batch",
 }
+OF_SLURM = ("partition", "account", "qos", "constraint", "reservation")
+ELSEWHERE |= {name: f"export SBATCH_{name.upper()}=NAME into slurm/site.env" for name in OF_SLURM}
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:

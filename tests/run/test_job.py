@@ -152,6 +152,9 @@ def test_the_same_command_in_the_same_folder_resumes_and_other_settings_are_refu
 def test_the_latest_run_goes_on_through_the_launcher(job, tmp_path):
     shutil.copytree(job[0], tmp_path / "runs/it", symlinks=True)
     answer = run(str(ROOT / "run_deepspeed.sh"), "--resume", "run.steps=5", "run.merge=false", folder=tmp_path)
+    assert (
+        "run.steps=5, and it was 4: the cosine schedule is stretched, so the learning rate goes from " in answer.stdout
+    )
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.splitlines()[0] == "octet: resuming runs/it"
     assert "going on after step 4" in answer.stdout

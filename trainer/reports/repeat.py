@@ -25,7 +25,7 @@ class Change(NamedTuple):
 
 def nearest_preset(settings: Mapping[str, Any]) -> tuple[str, list[Change]]:
     """Return the preset with the fewest other values, because a run does not store the name of its own."""
-    found = {name: _changes(settings, _preset(name)) for name in names_in(PRESETS)}
+    found = {name: changes(settings, name) for name in names_in(PRESETS)}
     name = min(found, key=lambda name: len(found[name]))
     return name, found[name]
 
@@ -46,8 +46,12 @@ def own_files(settings: Mapping[str, Any]) -> list[str]:
 
 def command(preset: str, changes: list[Change]) -> str:
     """Return the command that starts a run with the same settings in a new folder."""
-    overrides = [shlex.quote(f"{change.key}={_written(change.run)}") for change in changes]
-    return " ".join(["octet train --preset", preset, *overrides])
+    return f"octet train --preset {preset}{written(changes)}"
+
+
+def written(changes: Sequence[Change]) -> str:
+    """Return settings as they stand at the end of a command line."""
+    return "".join(" " + shlex.quote(f"{change.key}={_written(change.run)}") for change in changes)
 
 
 @cache
@@ -55,11 +59,13 @@ def _preset(name: str) -> Mapping[str, Any]:
     return flat(resolve(name).model_dump(mode="json"))
 
 
-def _changes(settings: Mapping[str, Any], preset: Mapping[str, Any]) -> list[Change]:
+def changes(settings: Mapping[str, Any], preset: str, parts: tuple[str, ...] = ("",)) -> list[Change]:
+    """Return the settings that differ from a preset, of the sections that `parts` name, or of all."""
+    usual = _preset(preset)
     return [
-        Change(key, preset[key], value)
+        Change(key, usual[key], value)
         for key, value in settings.items()
-        if value != preset[key] and key not in NOT_REPEATED
+        if value != usual[key] and key not in NOT_REPEATED and key.startswith(parts)
     ]
 
 

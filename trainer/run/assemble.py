@@ -41,6 +41,7 @@ from trainer.rollout.vllm.publish import Exportable, VllmContext
 from trainer.run_folder import checkpoints, claim
 from trainer.run_folder.journal import Journal, read_records
 from trainer.run_folder.record import Record
+from trainer.step.schedule import schedule
 from trainer.step.update import Updater
 from trainer.watch.diagnosis import Alarms, History
 from trainer.watch.screen import Screen
@@ -100,10 +101,14 @@ def build(request: Request) -> Run:
 
 def open_record(request: Request, folder: Path, first_step: int, total_steps: int, problems: int) -> Record:
     """Write the configuration down, and open the log and the screen."""
+    steps = claim.steps_before(folder) if distributed.is_main() else None
     claim.describe(folder, request.config)
     journal = Journal(folder, first_step) if distributed.is_main() else None
     answer, is_main = request.config.reward.answer, distributed.is_main()
     screen = Screen(total_steps, first_step, answer, quiet=not is_main, stderr=request.json)
+    is_stretched = steps not in (None, total_steps) and request.config.optim.schedule != "constant"
+    if steps and is_stretched and 0 < first_step < total_steps:
+        screen.say(stretched(request.config, folder, steps, first_step, total_steps))
     history = History(request.config, read_records(folder / "metrics.jsonl") if is_main else [], problems)
     alarms = Alarms(history, screen.say) if is_main else None
     return Record(request.config, folder, journal, alarms, screen, Stopping(), first_step, total_steps)
@@ -188,6 +193,21 @@ def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:
     """Return the longest prompt, so that one that is too long is an error now. Only the longest texts are tokenised."""
     candidates = heapq.nlargest(64, problems, key=lambda problem: len(problem.question))
     return max(map(prompter.prompt, candidates), key=lambda prompt: len(prompt.tokens))
+
+
+def stretched(config: Config, folder: Path, before: int, first_step: int, total_steps: int) -> str:
+    """Say how another run.steps moves the learning rate of a run that goes on, and what to do instead."""
+    rates = [
+        config.algorithm.lr * schedule(config.optim, step, total)
+        for step, total in ((first_step - 1, before), (first_step, total_steps))
+    ]
+    product = "merged" if config.lora.enabled else "model"
+    return (
+        f"run.steps={total_steps}, and it was {before}: the {config.optim.schedule} schedule is stretched, so the "
+        f"learning rate goes from {rates[0]:.2g} in step {first_step} to {rates[1]:.2g} in step {first_step + 1}. For "
+        f"one with a warm-up of its own, stop here and start a new run from the result: model.name={folder}/{product} "
+        f"run.steps={total_steps - first_step} run.dir=ANOTHER"
+    )
 
 
 def report_data(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainer.config.command_line import Request
+from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
 from trainer.evaluation import results
 from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
@@ -23,6 +24,7 @@ from trainer.model import merge as export
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.ranks import distributed, slurm
 from trainer.ranks.stopping import Stopping
+from trainer.reports import repeat
 from trainer.reward import golds
 from trainer.rollout.make import uses_vllm
 from trainer.run import assemble, sampler_check
@@ -223,9 +225,11 @@ def _where_everything_is(config: Config, folder: Path) -> Iterator[str]:
     if config.eval.problems:
         yield f"  {results.FILES}"
     yield "next"
-    yield f"  octet report {folder}"
-    yield f"  tensorboard --logdir {folder}/tensorboard"
+    where = shlex.quote(str(folder))
+    yield f"  octet report {where}"
+    yield f"  tensorboard --logdir {where}/tensorboard"
     base = f" model.quantize={config.model.quantize}" if config.model.quantize != "none" else ""
-    yield f"  octet eval --{product} {folder}/{product} --problems 1000 --samples 8{base}"
+    yield f"  octet eval --{product} {where}/{product} --problems 1000 --samples 8{base}"
     if config.model.name == "nano":
-        yield f"  {TRAIN} --preset 8gb     on a machine with a GPU"
+        own = repeat.changes(flat(config.model_dump(mode="json")), "nano", ("task.", "reward.", "algorithm.loss"))
+        yield f"  {TRAIN} --preset 8gb{repeat.written(own)}     on a machine with a GPU"

@@ -68,6 +68,12 @@ def describe(folder: Path, config: Config) -> None:
         (folder / "config.yaml").write_text(f"# {provenance()}\n# {machine()}\n{config.to_yaml()}")
 
 
+def steps_before(folder: Path) -> int | None:
+    """Return run.steps of the run that the folder holds."""
+    stored = folder / "config.yaml"
+    return flat(yaml.safe_load(stored.read_text()))["run.steps"] if stored.is_file() else None
+
+
 def _lock(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
