@@ -101,3 +101,12 @@ def test_a_run_with_a_step_refuses_other_settings(failed, made):
     request = Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", "")
     with pytest.raises(ConfigError, match=r"it holds a run with other settings: reward\.custom"):
         claim.claim(request)
+
+
+def test_a_run_of_a_version_without_a_setting_goes_on(failed):
+    (failed / "checkpoints").mkdir()
+    config = resolve("nano", None, ["reward.custom=wrong.py:score", f"run.dir={failed}"])
+    text = config.to_yaml()
+    assert "  ignore_accents: false\n" in text
+    (failed / "config.yaml").write_text(text.replace("  ignore_accents: false\n", ""))
+    assert claim.claim(Request(config, "nano", "")) == failed

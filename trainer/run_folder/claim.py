@@ -11,12 +11,12 @@ import time
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import yaml
 
 import trainer
-from trainer.config.command_line import Request, flat
+from trainer.config.command_line import Request, flat, resolve
 from trainer.config.settings import RUNS, Config, Vllm
 from trainer.errors import ConfigError
 from trainer.machine import hardware
@@ -50,7 +50,7 @@ def claim(request: Request) -> Path:
     name = request.config.run.dir or RUNS / f"{Path(request.preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     folder = distributed.gather(name)[0]
     if (folder / "config.yaml").is_file() and _has_made_a_step(folder):
-        _refuse_other_settings(folder, yaml.safe_load((folder / "config.yaml").read_text()), request.config)
+        _refuse_other_settings(folder, resolve(str(folder / "config.yaml")), request.config)
     if distributed.is_main():
         _lock(folder)
     distributed.barrier()
@@ -103,8 +103,9 @@ def _is_free(lock: IO[str]) -> bool:
     return True
 
 
-def _refuse_other_settings(folder: Path, stored: dict[str, Any], config: Config) -> None:
-    before, now = flat(stored), flat(config.model_dump(mode="json"))
+def _refuse_other_settings(folder: Path, stored: Config, config: Config) -> None:
+    """Compare with the settings of the run. One that is newer than the run has its default there."""
+    before, now = flat(stored.model_dump(mode="json")), flat(config.model_dump(mode="json"))
     changed = [key for key in now if before.get(key) != now[key] and key not in FREE_TO_CHANGE]
     if changed:
         what = ", ".join(f"{key}={now[key]} (it has {before.get(key)})" for key in changed)
