@@ -96,7 +96,7 @@ def test_a_table_is_read_with_the_separator_of_its_first_line(tmp_path, separato
 
 def test_text_answers_are_asked_for_with_a_text(capsys, tmp_path):
     path = tmp_path / "mine.csv"
-    path.write_text("question,answer\nCapital of Peru?,Lima\nCapital of Cuba?,Havana\n7 * 2?,14\n")
+    path.write_text("question,answer\nCapital of Peru?,Lima\nCapital of Cuba?,Havana\nCapital of Iraq?,Bagdad\n")
     status, out, _ = octet(capsys, "task", "show", "records", f"task.path={path}", "-n", "1")
     assert status == 0
     assert "like this:\n#### Paris<" in out

@@ -348,7 +348,7 @@ def test_a_bad_file_is_an_error(tmp_path, name, content, told):
 
 
 def test_skipping_everything_is_an_error_too(tmp_path):
-    with pytest.raises(DataError, match=r"no record can be used: .*:1: there is no column `question`"):
+    with pytest.raises(DataError, match=r"no record can be used: .*:1: there are no columns `question` and `answer`"):
         read(write(tmp_path / "a.jsonl", {"x": 1}), on_bad_record="skip")
 
 
