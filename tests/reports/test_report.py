@@ -61,6 +61,7 @@ def test_a_page_has_every_section_and_loads_nothing(finished):
     assert any(text.startswith("octet-grpo ") for text in seen.within("p"))
     assert any(text.startswith("1 rank; ") for text in seen.within("p"))
     assert any(text.startswith("step 6\nreward: ") for text in seen.within("title"))
+    assert any(text.startswith("Most of the time goes to ") for text in seen.within("p"))
 
 
 def test_what_a_model_wrote_is_text_on_the_page(finished, hostile):

@@ -17,6 +17,12 @@ from trainer.reports.panels import Group, groups_of, main_charts, more_charts
 from trainer.reports.run_files import RunFiles, differing, facts_of, phases
 from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED
 
+SHORTER = {  # what may shorten the phase that takes most of the time
+    "rollout": "More answers at a time (rollout.rows), a smaller rollout.max_new_tokens, or vLLM take less.",
+    "reward": "See time/reward in metrics.jsonl: a judge answers more at once with reward.judge.concurrency.",
+    "loss": "Without algorithm.kl.coef, and with one update a step, there is nothing to compute before the update.",
+    "step": "Larger optim.tokens_per_micro_batch, or no model.gradient_checkpointing, take more memory and less time.",
+}
 CLASSES = {LEARNED: "verdict better", NOT_LEARNED: "verdict worse", CANNOT_TELL: "verdict"}
 
 
@@ -142,7 +148,11 @@ def time_and_memory(run: RunFiles) -> Html:
         for name, values in seconds.items()
     ]
     head = ["phase", "all steps", "share", "a step", "memory at its peak", *(["planned at most"] if plan else [])]
-    return table(head, rows, "numbers") if rows else Html()
+    if not rows:
+        return Html()
+    longest = max(seconds, key=lambda name: sum(seconds[name]))
+    most = f"Most of the time goes to {longest}. {SHORTER.get(longest, '')}"
+    return joined(tag("p", most, class_="soft"), table(head, rows, "numbers"))
 
 
 def _peak(lines: Sequence[Mapping[str, Any]], phase: str) -> str:
