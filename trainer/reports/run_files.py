@@ -12,9 +12,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trainer.config.command_line import flat, resolve
+from trainer.config.read_yaml import BadYaml, read_yaml
 from trainer.config.settings import Config, fields
 from trainer.errors import ConfigError, DataError
 from trainer.run_folder.journal import read_records
@@ -197,8 +196,8 @@ def _settings(path: Path, changed_ns: int) -> dict[str, Any]:
             f"{path.parent}: there is no config.yaml in it, so it is not the folder of a run. Leave it out."
         )
     try:
-        settings = flat(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
+        settings = flat(read_yaml(path.read_bytes()))
+    except (BadYaml, AttributeError) as error:
         raise DataError(
             f"{path}: it contains no settings ({' '.join(str(error).split())}). Leave this run out."
         ) from None

@@ -81,7 +81,8 @@ def build(request: Request) -> Run:
     check_context(policy.model, [longest], config.rollout.max_new_tokens)
     kl = Coefficient(config.algorithm.kl)
     origin = Origin(config.model)
-    first_step = checkpoints.resume(policy, folder, {"origin": origin, "curriculum": curriculum, "kl": kl})
+    learned: dict[str, checkpoints.Stateful] = {"origin": origin, "curriculum": curriculum, "kl": kl}
+    first_step = checkpoints.resume(policy, folder, config.run.keep, learned)
     record = open_record(request, folder, origin, first_step, total_steps, len(problems))
     if config.optim.layout == "flat" and not policy.is_flat:
         record.screen.say("training: with padded rows, which is slower, because of this model's kind of attention")
