@@ -6,11 +6,13 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from trainer.errors import Interrupted, OctetError
 from trainer.machine import disk
 from trainer.machine.visible import visible
 
+END = "OCTET_END"  # a file that train.py makes when it ends by itself
 # A path that a setting names cannot be used; the error has it.
 OF_THE_PATH = (errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 
@@ -41,6 +43,8 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
 
 def leave(status: int) -> None:
     """Exit; with several ranks at once, because gloo's threads can abort an orderly exit (status 134)."""
+    if END in os.environ:
+        Path(os.environ[END]).touch()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -232,6 +232,15 @@ def test_an_error_cannot_act_on_the_terminal(score, tmp_path):
     assert "ValueError: ␛[2J" in error
 
 
+def test_progress_of_a_long_file_stands_on_standard_error(score, monkeypatch):
+    line = {"completion": "#### 4", "answer": "4"}
+    assert score(*[line] * 8)[2] == ""
+    monkeypatch.setattr("trainer.commands.score.PATIENCE_S", 0.0)
+    status, records, said = score(*[line] * 8)
+    assert (status, len(records)) == (0, 8)
+    assert [shown.split(",")[0].split()[-1] for shown in said.splitlines()] == ["0%", "25%", "50%", "75%", "100%"]
+
+
 def test_a_reader_that_stops_early(tmp_path):
     path = tmp_path / "many.jsonl"
     path.write_text('{"completion": "#### 1", "answer": "1"}\n' * 5_000)

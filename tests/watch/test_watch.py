@@ -1,13 +1,11 @@
 """Metrics are sums over sums; alarms end a run that would go on in vain."""
 
-import io
 import json
 from dataclasses import replace
 from math import exp, log
 
 import pytest
 import torch
-from rich.console import Console
 
 from tests.conftest import group, row
 from trainer.batch.pack import to_tensors
@@ -17,7 +15,7 @@ from trainer.loss.metrics import tally_batch
 from trainer.records import Scores
 from trainer.run_folder.journal import Journal
 from trainer.watch.health import DEAD_STEPS_IN_A_ROW, Health
-from trainer.watch.screen import Progress, Screen, progress_line
+from trainer.watch.screen import Screen, progress_line
 from trainer.watch.tally import Tally, metrics_of_updates, tally_groups
 
 
@@ -35,6 +33,14 @@ def test_maxima_are_maxima_over_ranks_too():
         for value in values:
             tally.add("ratio/max", value, weight=7)
     assert one.means(lambda mine: [mine, other.sums]) == {"ratio/max": 0.9}
+
+
+def test_the_lowest_and_highest_of_negative_values():
+    one, other = Tally(), Tally()
+    for tally, value in ((one, -3.0), (one, -1.0), (other, -2.0)):
+        tally.add("reward/min", value)
+        tally.add("reward/max", value)
+    assert one.means(lambda mine: [mine, other.sums]) == {"reward/min": -3.0, "reward/max": -1.0}
 
 
 def scored_batch(**given):
@@ -233,19 +239,6 @@ def test_a_run_that_rewards_the_lenient_answer_shows_its_accuracy_first():
     metrics = {"time/rollout": 0.5, "length": 20.0, "accuracy/strict": 0.25, "dead_groups": 1.0}
     line = progress_line(3, 80, metrics | {"accuracy/lenient": 0.75}, seconds_left=75, answer="lenient")
     assert "correct 75% (strict 25%)" in line
-
-
-def test_progress_on_a_terminal_is_a_bar_and_elsewhere_a_few_lines():
-    for is_terminal, ending in ((True, "100%"), (False, "octet: greedy answers to 40 problems: 100%")):
-        console = Console(file=io.StringIO(), force_terminal=is_terminal, width=80)
-        with Progress("greedy answers to 40 problems", 40, console) as progress:
-            for _ in range(40):
-                progress.advance()
-        written = console.file.getvalue()
-        assert ending in written
-        assert ("\x1b[" in written) == is_terminal
-        if not is_terminal:
-            assert [line.rpartition(" ")[2] for line in written.splitlines()] == ["0%", "25%", "50%", "75%", "100%"]
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ def preset_for(memory_gb: float) -> str | None:
 def parse_command_line(arguments: Sequence[str]) -> Request:
     options = argument_parser().parse_intermixed_args(_separate_resume(arguments))
     options.overrides += ["run.strict_health=true"] if options.strict_health else []
+    options.overrides += ["run.strict_verdict=true"] if options.strict_verdict else []
     if options.resume is not None:
         return _resumed(options)
     preset, why = (options.preset, "") if options.preset else choose_preset(hardware.detect())

@@ -22,22 +22,27 @@ DIGITS = 6
 PLANNED = {"rollout": "rollout", "loss": "score", "step": "backward"}
 
 
-def report(config: Config, longest_prompt: int, peaks: Mapping[str, Peak], card: int, outside: bool) -> str | None:
-    """Compare the memory measured on a card of `card` bytes with the plan; None for a family that is not planned for.
+def planned(config: Config, longest_prompt: int, card: int, outside: bool) -> dict[str, int] | None:
+    """Return the bytes that the plan allocates in each phase of a step; None for a family that is not planned for.
     With `outside`, another engine samples, which is not rehearsed.
     """
     try:
         shape = shape_of(config.model.name, config.model.revision)
     except ModelError:
-        return None
+        return {}
     elsewhere = {"rollout.engine": "vllm_server"} if outside else {}
     settings = changed(config, {"prompt.max_tokens": longest_prompt} | elsewhere)
     plan = planner.plan(shape, settings, distributed.world_size(), card)
-    parts = [
-        f"{planned} {peaks[name].allocated / GB:.2f} ({plan.allocated_of(planned) / GB:.2f})"
-        for name, planned in PLANNED.items()
-        if planned in plan.phases and not (outside and planned == "rollout")
-    ]
+    return {
+        name: plan.allocated_of(phase)
+        for name, phase in PLANNED.items()
+        if phase in plan.phases and not (outside and phase == "rollout")
+    }
+
+
+def report(plan: Mapping[str, int], peaks: Mapping[str, Peak], card: int) -> str:
+    """Compare the memory measured on a card of `card` bytes with the plan."""
+    parts = [f"{PLANNED[name]} {peaks[name].allocated / GB:.2f} ({size / GB:.2f})" for name, size in plan.items()]
     reserved = max(peak.reserved for peak in peaks.values()) / GB
     return f"memory in GB, measured (planned): {', '.join(parts)}; {reserved:.2f} reserved of {card / GB:.1f}"
 

@@ -68,7 +68,7 @@ def _write(policy: Policy, partial: Path, step: int, learned: Mapping[str, State
     distributed.barrier()
     policy.save(partial)
     if distributed.is_main():
-        state: dict[str, Any] = {"step": step, "ranks": distributed.world_size()}
+        state: dict[str, Any] = {"step": step}
         state |= {name: part.state() for name, part in learned.items()}
         (partial / "state.json").write_text(json.dumps(state))
     distributed.barrier()
@@ -117,11 +117,6 @@ def _damage(folder: Path) -> str:
 
 def _load(policy: Policy, folder: Path, learned: Mapping[str, Stateful]) -> int:
     state = json.loads((folder / "state.json").read_text())
-    if state["ranks"] != distributed.world_size():
-        raise CheckpointError(
-            f"{folder}: it was written by {state['ranks']} ranks, this run has {distributed.world_size()}. "
-            "The optimizer state is split over the ranks: start with as many."
-        )
     try:
         for name, part in learned.items():
             part.load(state[name])

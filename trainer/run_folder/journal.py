@@ -6,11 +6,14 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from trainer.errors import DataError
 from trainer.machine import disk
+from trainer.machine.visible import visible
 from trainer.records import ScoredGroup
+from trainer.watch.trackers import Tracker, tracked_name
 
 SAMPLED_GROUPS = 2  # per step in samples.jsonl
 
@@ -22,8 +25,9 @@ class Journal:
     """Appends records. A run that resumes at `first_step` first drops the records of later steps, and warns of earlier
     ones that are damaged or missing: no checkpoint depends on them."""
 
-    def __init__(self, folder: Path, first_step: int) -> None:
+    def __init__(self, folder: Path, first_step: int, tracker: Tracker | None = None) -> None:
         self.folder = folder
+        self.tracker = tracker
         self._board: Any = None
         for name in FILES:
             _keep_before(folder / name, first_step)
@@ -44,7 +48,8 @@ class Journal:
         self._draw(step, values)
 
     def samples(self, step: int, groups: Iterable[ScoredGroup]) -> None:
-        for group in list(groups)[:SAMPLED_GROUPS]:
+        for number, group in enumerate(list(groups)[:SAMPLED_GROUPS]):
+            self._tensorboard().add_text(f"answer {number + 1}", _as_markdown(group), step)
             for completion, score in zip(group.completions, group.scores, strict=True):
                 self._append(
                     "samples.jsonl",
@@ -72,10 +77,15 @@ class Journal:
     def close(self) -> None:
         if self._board is not None:
             self._board.close()
+        if self.tracker:
+            self.tracker.close()
 
     def _draw(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
+        named = {tracked_name(name): value for name, value in values.items()}
+        for name, value in named.items():
             self._tensorboard().add_scalar(name, value, step)
+        if self.tracker:
+            self.tracker.log(step, named)
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         with (self.folder / name).open("ab") as file:
@@ -142,6 +152,14 @@ def _warn(text: str) -> None:
 
 def _lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+
+
+def _as_markdown(group: ScoredGroup) -> str:
+    """Return the first answer of a group for TensorBoard, as blocks of code, in which nothing is markup."""
+    completion, score, problem = group.completions[0], group.scores[0], group.prompt.problem
+    result = f"reward {score.reward}, read {score.strict!r}, the answer is {problem.gold!r}"
+    texts = (visible(text) for text in (group.prompt.text, completion.text, result))
+    return "\n\n---\n\n".join(indent(text, "    ", lambda line: True) for text in texts)
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
