@@ -137,6 +137,17 @@ def test_the_printed_command_runs_without_a_hub_from_wherever_the_folder_is(fetc
     assert named == "octet/nano"  # and no path of this machine
 
 
+def test_the_progress_of_the_checksums(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("trainer.commands.fetch.PATIENCE_S", 0.0)
+    (tmp_path / "weights").write_bytes(bytes(2 << 20))
+    assert list(fetch._sums([tmp_path / "weights"])) == [tmp_path / "weights"]
+    assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "octet: checksums: 0%",
+        "octet: checksums: 50%",
+        "octet: checksums: 100%",
+    ]
+
+
 def test_a_hub_that_is_away_is_said_once_and_the_cache_is_used(fetched, tmp_path, monkeypatch, capsys):
     use_hub(monkeypatch, "http://127.0.0.1:9", fetched[0])
     found = downloads.check(resolve("8gb", None, ["model.name=octet/nano"]))

@@ -28,6 +28,7 @@ def octet(adapter, *arguments: str) -> subprocess.CompletedProcess:
 def test_merge_writes_a_model_that_answers_alike(adapter):
     out = adapter.parent / "whole"
     answer = octet(adapter, "merge", "--adapter", str(adapter), "--out", str(out), "--problems", "8", "--json")
+    assert f"octet: merging {adapter} into the base, and writing {out}\n" in answer.stderr
     result = json.loads(answer.stdout)
     assert (result["identical"], result["problems"]) == (8, 8)
     assert result["largest_difference"] < 1e-4
@@ -47,7 +48,7 @@ def test_the_largest_seed_trains_and_samples(adapter):
     answer = octet(adapter, "eval", "--adapter", str(adapter), "--problems", "4", "--samples", "2", "--json")
     assert answer.returncode == 0, answer.stderr
     assert [one["sampled"]["seed"] for one in json.loads(answer.stdout)["evaluations"]] == [2**63, 2**63]
-    assert "octet: adapter, 2 sampled answers to each of 4 problems: 50%\n" in answer.stderr
+    assert "octet: adapter, 2 sampled answers to each of 4 problems: 50%, " in answer.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,13 @@
 """The screen about runs: what is on it, and that nothing a model wrote acts on the terminal."""
 
 import os
-import pty
-import subprocess
 import sys
 
 import pytest
 
 from tests.conftest import ROOT
 from tests.reports.conftest import lines_of, write_lines
+from tests.terminal import on_a_terminal, read
 from trainer.commands import main
 from trainer.reports.terminal import blocks, clock
 
@@ -37,7 +36,7 @@ def test_a_run_that_goes_on_says_how_long_it_takes(copied, capsys):
         record.update({name: 0.0 for name in record if name.startswith("time/")})
         record.update({"time/rollout": 30.0, "time/reward": 10.0, "time/reward/correct": 9.0})
     write_lines(folder / "metrics.jsonl", records)
-    assert "step 3 of 6, 2:00 left, last step " in watch(folder, capsys=capsys)
+    assert "step 3 of 6, 2:00 left, last step at " in watch(folder, capsys=capsys)
 
 
 def test_a_run_that_has_only_begun(only_settings, capsys):
@@ -62,25 +61,16 @@ def test_what_a_model_wrote_is_text_on_the_screen(hostile, capsys):
 
 
 def test_a_terminal_shows_it_until_the_run_has_ended(finished):
-    ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "trainer.commands.main", "watch", str(finished)]
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
-    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, cwd=ROOT, env=environment)
-    os.close(theirs)
+    process, terminal = on_a_terminal(command, ROOT, 100, 40)
     said = b""
-    while part := _read(ours):
+    while part := read(terminal):
         said += part
+    os.close(terminal)
     assert process.wait(60) == 0
     assert b"\x1b[?1049h" in said  # the alternate screen, and back
     assert b"\x1b[?1049l" in said
     assert "step 6 of 6, ended" in said.rpartition(b"\x1b[?1049l")[2].decode()
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65536)
-    except OSError:  # its other end is closed
-        return b""
 
 
 def test_blocks_and_times():

@@ -267,7 +267,7 @@ def test_evaluation_in_the_loop_uses_the_verifier(monkeypatch):
 
     monkeypatch.setattr(evaluator, "evaluate", lambda name, sampler, scorer, *_, **__: scorer)
     scorer, policy = Scorer(scorer_of().rules, [Meeting()]), SimpleNamespace(gathered=nullcontext)
-    assert evaluator.Evaluator(policy, None, scorer, [], 8, None).evaluate("step 1").graders == ()
+    assert evaluator.Evaluator(policy, None, scorer, [], 8, None, None).evaluate("step 1").graders == ()
 
 
 class Counting:

@@ -1,13 +1,11 @@
 """Metrics are sums over sums; alarms end a run that would go on in vain."""
 
-import io
 import json
 from dataclasses import replace
 from math import exp, log
 
 import pytest
 import torch
-from rich.console import Console
 
 from tests.conftest import group, row
 from trainer.batch.pack import to_tensors
@@ -17,7 +15,7 @@ from trainer.loss.metrics import tally_batch
 from trainer.records import Scores
 from trainer.run_folder.journal import Journal
 from trainer.watch.health import DEAD_STEPS_IN_A_ROW, Health
-from trainer.watch.screen import Progress, Screen, progress_line
+from trainer.watch.screen import Screen, progress_line
 from trainer.watch.tally import Tally, metrics_of_updates, tally_groups
 
 
@@ -172,7 +170,7 @@ def test_an_evaluation_goes_into_the_line_of_its_step(tmp_path):
         journal.metrics(step, {"loss": step / 2})
     journal.close()
     again = Journal(tmp_path, first_step=2)  # the start before was ended in the evaluation
-    again.evaluation(2, {"eval/accuracy": 0.25})
+    again.add(2, {"eval/accuracy": 0.25})
     again.metrics(3, {"loss": 1.5})
     again.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -188,7 +186,7 @@ def test_an_evaluation_whose_line_was_lost_gets_one_of_its_own(tmp_path, left):
     if left is not None:
         (tmp_path / "metrics.jsonl").write_text(left)
     journal = Journal(tmp_path, first_step=4)
-    journal.evaluation(4, {"eval/accuracy": 0.25})
+    journal.add(4, {"eval/accuracy": 0.25})
     journal.close()
     assert (tmp_path / "metrics.jsonl").read_text() == (left or "") + '{"step": 4, "eval/accuracy": 0.25}\n'
 
@@ -196,7 +194,7 @@ def test_an_evaluation_whose_line_was_lost_gets_one_of_its_own(tmp_path, left):
 def test_a_start_that_cannot_write_leaves_the_journal_as_it_was(tmp_path):
     lines = "".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3))
     (tmp_path / "metrics.jsonl").write_text(lines)
-    (tmp_path / "metrics.partial").mkdir()  # in the way: nothing can be written there
+    (tmp_path / "metrics.jsonl.partial").mkdir()  # in the way: nothing can be written there
     with pytest.raises(IsADirectoryError):
         Journal(tmp_path, first_step=2)
     assert (tmp_path / "metrics.jsonl").read_text() == lines
@@ -241,19 +239,6 @@ def test_a_run_that_rewards_the_lenient_answer_shows_its_accuracy_first():
     metrics = {"time/rollout": 0.5, "length": 20.0, "accuracy/strict": 0.25, "dead_groups": 1.0}
     line = progress_line(3, 80, metrics | {"accuracy/lenient": 0.75}, seconds_left=75, answer="lenient")
     assert "correct 75% (strict 25%)" in line
-
-
-def test_progress_on_a_terminal_is_a_bar_and_elsewhere_a_few_lines():
-    for is_terminal, ending in ((True, "100%"), (False, "octet: greedy answers to 40 problems: 100%")):
-        console = Console(file=io.StringIO(), force_terminal=is_terminal, width=80)
-        with Progress("greedy answers to 40 problems", 40, console) as progress:
-            for _ in range(40):
-                progress.advance()
-        written = console.file.getvalue()
-        assert ending in written
-        assert ("\x1b[" in written) == is_terminal
-        if not is_terminal:
-            assert [line.rpartition(" ")[2] for line in written.splitlines()] == ["0%", "25%", "50%", "75%", "100%"]
 
 
 @pytest.mark.parametrize(

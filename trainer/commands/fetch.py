@@ -38,6 +38,7 @@ from trainer.machine.disk import amount
 from trainer.machine.shipped import IS_INSTALLED, ROOT, TRAIN
 from trainer.model import hub
 from trainer.problem.task import hub_sets
+from trainer.watch.progress import PATIENCE_S, Progress
 
 CONSTRAINTS = ROOT / "constraints.txt"
 BUILD_TOOLS = ("pip", "setuptools", "wheel", "ninja", "packaging")
@@ -181,6 +182,7 @@ def fetch_wheels(wanted: Sequence[str], constraints: Path, folder: Path) -> str:
     if not stamp.is_file() or stamp.read_text() != state:
         options = ["--constraint", str(constraints), "--wheel-dir", str(folder), "--find-links", str(folder)]
         folder.mkdir(parents=True, exist_ok=True)
+        print("octet: pip fetches and builds the packages, which takes minutes", file=sys.stderr, flush=True)
         if "deepspeed" in wanted:
             _pip_wheel([*options, "--no-deps", "--no-build-isolation", "deepspeed"])
         _pip_wheel([*options, *wanted])
@@ -237,13 +239,15 @@ def _listed(folder: Path) -> list[Path]:
 
 def _sums(files: Iterable[Path]) -> dict[Path, str]:
     """Return the SHA-256 of each file. Links are resolved, and a file with several links is read once."""
-    sums = {}
-    for file in {file.resolve() for file in files}:
-        with file.open("rb") as content:
-            digest = hashlib.sha256()
-            while block := content.read(1 << 20):
-                digest.update(block)
-        sums[file] = digest.hexdigest()
+    sums, whole = {}, {file.resolve() for file in files}
+    with Progress("checksums", sum(file.stat().st_size for file in whole), patience=PATIENCE_S) as progress:
+        for file in whole:
+            with file.open("rb") as content:
+                digest = hashlib.sha256()
+                while block := content.read(1 << 20):
+                    digest.update(block)
+                    progress.advance(len(block))
+            sums[file] = digest.hexdigest()
     return sums
 
 

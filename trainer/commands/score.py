@@ -16,7 +16,7 @@ import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -27,11 +27,13 @@ from trainer.commands.options import TASKS, add_overrides
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.errors import DataError
+from trainer.machine.visible import visible
 from trainer.problem.task import make_task
 from trainer.records import Completion, Problem, Prompt, Score
 from trainer.reward.built_in import COMPONENTS
 from trainer.reward.make import make_scorer
 from trainer.reward.scorer import Scorer
+from trainer.watch.progress import PATIENCE_S, Progress
 
 LINES_AT_ONCE = 64  # for graders, which score several lines in parallel
 
@@ -70,12 +72,23 @@ def score_file(config: Config, path: str) -> None:
     with contextlib.ExitStack() as stack:
         lines = sys.stdin.buffer if path == "-" else stack.enter_context(open_lines(path))
         try:
-            for record in scored(samples(lines, "standard input" if path == "-" else path), scorer):
+            is_seen = path == "-" or sys.stdout.isatty()  # how far it is
+            total = 0 if is_seen else os.fstat(lines.fileno()).st_size
+            progress = stack.enter_context(Progress(f"scoring {path}", total, patience=PATIENCE_S)) if total else None
+            read = counted(lines, progress.advance) if progress else lines
+            for record in scored(samples(read, "standard input" if path == "-" else path), scorer):
                 sys.stdout.write(json.dumps(record) + "\n")
             sys.stdout.flush()
         except BrokenPipeError:  # `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     _report_missing(scorer)
+
+
+def counted(lines: Iterable[bytes], advance: Callable[[int], None]) -> Iterator[bytes]:
+    """Yield the lines, and report the size of each when the next one is asked for."""
+    for line in lines:
+        yield line
+        advance(len(line))
 
 
 def with_every_component(config: Config) -> Config:
@@ -170,8 +183,11 @@ def _report_missing(scorer: Scorer) -> None:
     measured = scorer.measured()
     missing, total = measured.get("judge/missing", (0, 0))
     if missing:
-        why = "; ".join(failure for grader in scorer.graders if (failure := grader.last_failure))
-        print(f"octet: the judge gave no grade for {missing:.0f} of {total:.0f} completions: {why}.", file=sys.stderr)
+        why = visible("; ".join(failure for grader in scorer.graders if (failure := grader.last_failure)))
+        print(
+            f"octet: the judge gave no grade for {missing:.0f} of {total:.0f} completions: {why}.",
+            file=sys.stderr,
+        )
     hangs = measured.get("symbolic/hangs", (0, 0))[0]
     if hangs:
         print(f"octet: {hangs:.0f} symbolic comparisons took too long and count as different.", file=sys.stderr)

@@ -29,7 +29,7 @@ def run(options: Namespace) -> None:
     if console.is_terminal and not options.once:
         with suppress(KeyboardInterrupt):  # how one stops watching
             watch(options.runs, console)
-    console.print(terminal.shown(read_runs(options.runs), console.width))
+    console.print(terminal.shown(read_runs(options.runs), console))
 
 
 def watch(folders: Sequence[Path], console: Console) -> None:
@@ -38,6 +38,6 @@ def watch(folders: Sequence[Path], console: Console) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while not all(run.has_ended for run in runs):
             with suppress(DataError):  # a file that is being written; it is whole at the next look
-                live.update(terminal.shown(runs, console.width), refresh=True)
+                live.update(terminal.shown(runs, console, console.height), refresh=True)
             time.sleep(SECONDS)
             runs = [read_run(run.folder) for run in runs]

@@ -13,11 +13,12 @@ from typing import Any
 from trainer.answers import compare
 from trainer.estimates import Share, pass_at, share_of
 from trainer.ranks import distributed
-from trainer.records import SEEDS, Completion, Draws, Prompt, Sampling, Score
+from trainer.records import Completion, Draws, Prompt, Sampling, Score
 from trainer.reward.scorer import Scorer
 from trainer.rollout.collect import Sampler, collect
-from trainer.watch.screen import Progress
+from trainer.watch.progress import Progress
 
+ShowProgress = Callable[[str, int], Progress]  # of a task with so many parts
 CATEGORIES = ("correct", "wrong answer", "no answer")
 
 
@@ -194,16 +195,16 @@ def evaluate(
     prompts: Sequence[Prompt],
     max_new_tokens: int,
     draws: Draws | None = None,
-    shows_progress: bool = False,
+    progress: ShowProgress | None = None,
     left_out: int = 0,
 ) -> Evaluation:
     """Evaluate greedy answers, and sampled ones if `draws` are given. Every rank gets the whole result."""
 
     def answered(what: str, sampling: Sampling) -> tuple[tuple[Outcome, ...], ...]:
-        if not shows_progress:
+        if progress is None:
             return _answered(sampler, scorer, prompts, sampling)
-        with Progress(f"{name}, {what} {len(prompts)} problems", len(distributed.mine(prompts))) as progress:
-            return _answered(Reporting(sampler, progress.advance), scorer, prompts, sampling)
+        with progress(f"{name}, {what} {len(prompts)} problems", len(distributed.mine(prompts))) as shown:
+            return _answered(Reporting(sampler, shown.advance), scorer, prompts, sampling)
 
     greedy = answered("greedy answers to", Sampling(1, temperature=0.0, max_new_tokens=max_new_tokens, seed=0))
     outcomes = tuple(outcome for (outcome,) in greedy)
@@ -211,7 +212,7 @@ def evaluate(
         return Evaluation(name, outcomes, left_out=left_out)
     what = f"{draws.samples} sampled answers to each of"
     trials = [
-        answered(what, Sampling(draws.samples, draws.temperature, max_new_tokens, _seed(draws, trial)))
+        answered(what, Sampling(draws.samples, draws.temperature, max_new_tokens, draws.seed * 1_009 + trial))
         for trial in range(draws.trials)
     ]
     return Evaluation(name, outcomes, Sampled(draws, tuple(trials)), left_out)
@@ -247,11 +248,6 @@ def _answered(
     )
     by_rank = [iter(part) for part in parts]
     return tuple(next(by_rank[index % len(by_rank)]) for index in range(len(prompts)))
-
-
-def _seed(draws: Draws, trial: int) -> int:
-    """Return a seed that depends on trial and rank, and is the same whenever the command is repeated."""
-    return ((draws.seed * 1_009 + trial) * 4_099 + distributed.rank()) % SEEDS
 
 
 def _up_to(k: int) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainer.evaluation.best import EvaluationHistory
-from trainer.evaluation.evaluate import Evaluation, evaluate
+from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
 from trainer.policy import Policy
 from trainer.ranks import distributed
 from trainer.records import Prompt
@@ -24,13 +24,15 @@ class Evaluator:
     held_out: Sequence[Prompt]
     max_new_tokens: int
     history: EvaluationHistory
+    progress: ShowProgress
     left_out: int = 0  # held-out problems that exceed the context
 
     def evaluate(self, name: str) -> Evaluation:
         """Return the evaluation of the policy as it is. Every rank calls it."""
         with self.policy.gathered():
             scorer, left_out = self.scorer.verifier(), self.left_out
-            return evaluate(name, self.sampler, scorer, self.held_out, self.max_new_tokens, left_out=left_out)
+            new_tokens, progress = self.max_new_tokens, self.progress
+            return evaluate(name, self.sampler, scorer, self.held_out, new_tokens, None, progress, left_out)
 
     def keep_if_best(self, step: int, evaluation: Evaluation) -> bool:
         """Add the evaluation after a step to the history; write the policy into `best/` if it is the best."""

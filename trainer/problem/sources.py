@@ -16,6 +16,7 @@ from typing import Any
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
 
+LARGEST_FIELD = 1 << 30  # characters of a CSV value; at the end of a smaller limit the rest would be read as rows
 USUAL = {"question": ("problem", "query", "input", "prompt"), "answer": ("solution", "output", "target", "label")}
 
 
@@ -158,6 +159,7 @@ def _json_record(where: str, line: bytes) -> Record:
 def _csv(path: Path) -> Iterator[Record]:
     # invalid UTF-8 becomes lone surrogates, so that the error can name the line
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        csv.field_size_limit(LARGEST_FIELD)
         first = file.readline()
         separator = "," if "," in first else next((one for one in ";\t|" if one in first), ",")
         file.seek(0)
@@ -193,11 +195,21 @@ def _parquet(path: Path) -> Iterator[Record]:
     index = 0
     try:
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
-            for row in batch.to_pylist():
-                yield Record(f"{path}: row {index}", row)
+            for place in range(batch.num_rows):
+                yield _parquet_record(f"{path}: row {index}", batch, place)
                 index += 1
     except pyarrow.lib.ArrowException as error:
         raise DataError(f"{path}: not Parquet: {str(error).partition(chr(10))[0]}") from None
+
+
+def _parquet_record(where: str, batch: Any, place: int) -> Record:
+    values = {}
+    for name, column in zip(batch.schema.names, batch.columns):
+        try:
+            values[name] = column[place].as_py()
+        except (ValueError, OverflowError) as error:  # a text that is not UTF-8, a date that Python does not have
+            return Record(where, flaw=f"column {name}: {error}")
+    return Record(where, values)
 
 
 READERS: dict[str, Callable[[Path], Iterator[Record]]] = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}

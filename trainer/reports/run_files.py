@@ -7,28 +7,22 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trainer.config.command_line import flat, resolve
+from trainer.config.read_yaml import BadYaml, read_yaml
 from trainer.config.settings import Config, fields
 from trainer.errors import ConfigError, DataError
 from trainer.run_folder.journal import read_records
 from trainer.watch.diagnosis import History
 from trainer.watch.verdict import Verdict, verdict_of
 
-NOT_COMPARED = {
-    "run.dir",
-    "run.threads",
-    "run.keep",
-    "run.save_every",
-    "run.strict_health",
-    "run.strict_verdict",
-}  # without effect on what is learned
+# Settings without effect on what is learned.
+NOT_COMPARED = {"run.dir", "run.threads", "run.keep", "run.save_every", "run.track"}
+NOT_COMPARED |= {"run.strict_health", "run.strict_verdict"}
 TAIL = 2**18  # bytes at the end of samples.jsonl in which the last answers are
 
 Record = Mapping[str, Any]
@@ -48,10 +42,8 @@ class RunFiles:
     @cached_property
     def config(self) -> Config:
         """The settings. Raise DataError if they are those of a version that had other ones."""
-        try:
-            return resolve(str(self.folder / "config.yaml"))
-        except ConfigError as error:
-            raise DataError(f"{self.folder}/config.yaml: {error} Read it with the version that wrote it.") from None
+        path = self.folder / "config.yaml"
+        return _config(path, path.stat().st_mtime_ns)
 
     @property
     def made_with(self) -> list[str]:
@@ -148,7 +140,8 @@ def is_good(sample: Record) -> bool:
 
 def read_run(folder: Path) -> RunFiles:
     """Raise DataError if this is not the folder of a run."""
-    return RunFiles(folder, _settings(folder / "config.yaml"))
+    path = folder / "config.yaml"
+    return RunFiles(folder, _settings(path, path.stat().st_mtime_ns if path.is_file() else 0))
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunFiles]:
@@ -187,14 +180,24 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in fields() if key not in NOT_COMPARED and len({str(one[key]) for one in settings}) > 1]
 
 
-def _settings(path: Path) -> dict[str, Any]:
+@lru_cache
+def _config(path: Path, changed_ns: int) -> Config:
+    """Return the settings of a run. To parse them takes ten times as long as to draw the run, so it is done once."""
+    try:
+        return resolve(str(path))
+    except ConfigError as error:
+        raise DataError(f"{path}: {error} Read it with the version that wrote it.") from None
+
+
+@lru_cache
+def _settings(path: Path, changed_ns: int) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(
             f"{path.parent}: there is no config.yaml in it, so it is not the folder of a run. Leave it out."
         )
     try:
-        settings = flat(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
+        settings = flat(read_yaml(path.read_bytes()))
+    except (BadYaml, AttributeError) as error:
         raise DataError(
             f"{path}: it contains no settings ({' '.join(str(error).split())}). Leave this run out."
         ) from None

@@ -1,44 +1,72 @@
-"""A run on a terminal: progress, small curves, alarms, the last answers. Read from the files of its folder."""
+"""A run on a terminal: progress, small curves, alarms, the last answers. Read from the files of its folder.
+
+`octet watch` shows it for any run, and a run shows it of itself below what it prints.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import chain
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich.columns import Columns
-from rich.console import Console, Group
+from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from trainer.reports.run_files import RunFiles, phases
-from trainer.reports.visible import around, visible
+from trainer.machine.visible import around, visible
+from trainer.reports.run_files import RunFiles, phases, read_run
 from trainer.watch.diagnosis import diagnose
+from trainer.watch.progress import clock
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # of a small curve, in characters
+BESIDE = 30  # characters of a line beside its curve: the name, and the first and the last value
 RECENT = 10  # steps from which the time that is left is estimated
 LONGEST = 400  # characters of an answer: its end, where the result is
 WIDE = 100  # columns where the width is unknown, and of one run where it is known
+SHOWN_PHASES = 4
 
 
-def shown(runs: Sequence[RunFiles], width: int) -> Columns:
-    """Return the runs side by side, as many as fit."""
-    each = min(width, max(WIDTH + 34, width // len(runs) - 1), WIDE)
-    return Columns([Panel(_run(run), title=Text(visible(run.name)), width=each) for run in runs])
+def shown(runs: Sequence[RunFiles], console: Console, height: int | None = None) -> Columns:
+    """Return the runs side by side, as many as fit. Alarms and answers are shortened to the height, if there is one."""
+    each = min(console.width, max(WIDTH + BESIDE + 4, console.width // len(runs) - 1), WIDE)
+    rows = -(-len(runs) // max(1, console.width // each))
+    return Columns([_panel(run, console, each, height and height // rows) for run in runs])
 
 
-def _run(run: RunFiles) -> Group:
-    samples = (_answer(name, sample) for name, sample in run.last_samples().items())
-    alarms = (Text(f"! {finding.text}", style="red") for finding in diagnose(run.history))
-    return Group(*_progress(run), *_curves(run), *alarms, *samples)
+def of_folder(folder: Path, console: Console, height: int) -> Columns:
+    """Return the run in a folder, in at most so many lines."""
+    return shown([read_run(folder)], console, height)
 
 
-def _progress(run: RunFiles) -> Iterator[Text]:
+def _panel(run: RunFiles, console: Console, width: int, height: int | None) -> Panel:
+    inside, room = width - 4, None if height is None else height - 2
+
+    def wrapped(texts: Iterator[Text]) -> list[Text]:
+        return list(chain.from_iterable(text.wrap(console, inside) for text in texts))
+
+    lines = wrapped(chain(_progress(run, inside), _curves(run, inside), _phases(run)))
+    alarms = wrapped(Text(f"! {finding.text}", style="red") for finding in diagnose(run.history))
+    answers = [wrapped(iter([_answer(name, sample)])) for name, sample in run.last_samples().items()]
+    if room is None:
+        answers = [[Text(), *answer] for answer in answers]
+    else:
+        del alarms[max(0, room - len(lines)) // 2 :]
+        each = (room - len(lines) - len(alarms)) // max(1, len(answers))
+        answers = [[*answer[:1], *answer[1:][-max(1, each - 1) :]] for answer in answers if each > 1]
+    everything = Text("\n").join([*lines, *alarms, *chain.from_iterable(answers)][:room])
+    return Panel(everything, title=Text(visible(run.name)), width=width)
+
+
+def _progress(run: RunFiles, width: int) -> Iterator[Text]:
     """Yield a bar, and a line with the steps that are done and the time that is left."""
-    done = WIDTH * min(run.steps, run.total_steps) // run.total_steps
-    yield Text("█" * done + "░" * (WIDTH - done), style="blue")
+    size = min(WIDTH, width)
+    done = size * min(run.steps, run.total_steps) // run.total_steps
+    yield Text("█" * done + "░" * (size - done), style="blue")
     yield Text(f"step {run.steps} of {run.total_steps}, {_state(run)}", style="bold")
     if pairs := run.evaluation.get("comparisons"):
         yield Text(f"verdict: {visible(pairs[0]['verdict'])}")
@@ -48,30 +76,29 @@ def _state(run: RunFiles) -> str:
     if run.has_ended:
         return "ended"
     path = run.folder / "metrics.jsonl"
-    if not path.exists():
+    if not run.steps:
         return "not one step is logged yet"
     left = seconds_of_a_step(run.metrics) * (run.total_steps - run.steps)
-    return f"{clock(left)} left, last step {clock(max(0.0, time.time() - path.stat().st_mtime))} ago"
+    return f"{clock(left)} left, last step at {datetime.fromtimestamp(path.stat().st_mtime):%H:%M:%S}"
 
 
 def seconds_of_a_step(records: Sequence[Mapping[str, Any]]) -> float:
-    last = [record for record in records if record["step"]][-RECENT:]
+    last = _recent(records)
     names = [f"time/{name}" for name in phases(last)]
     return fmean(sum(record.get(name, 0.0) for name in names) for record in last) if last else 0.0
 
 
-def clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+def _recent(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [record for record in records if record["step"]][-RECENT:]
 
 
-def _curves(run: RunFiles) -> Iterator[Text]:
+def _curves(run: RunFiles, width: int) -> Iterator[Text]:
+    size = min(WIDTH, width - BESIDE)
     accuracy = f"accuracy/{run.config.reward.answer}"
     named = {"reward": "reward/mean", "accuracy": accuracy, "held-out": "eval/accuracy"}
     for name, metric in (named | {"tokens": "length", "entropy": "entropy"}).items():
         if values := [record[metric] for record in run.metrics if metric in record]:
-            yield Text(f"{name:<9} {blocks(values):<{WIDTH}} {values[0]:.3g} to {values[-1]:.3g}")
+            yield Text(f"{name:<9} {blocks(values, size):<{size}} {values[0]:.3g} to {values[-1]:.3g}")
 
 
 def blocks(values: Sequence[float], width: int = WIDTH) -> str:
@@ -84,12 +111,26 @@ def blocks(values: Sequence[float], width: int = WIDTH) -> str:
     return "".join(BLOCKS[min(7, int(8 * height))] for height in heights)
 
 
+def _phases(run: RunFiles) -> Iterator[Text]:
+    """Yield the mean seconds of the longest phases, and the peaks of memory with what was planned for them."""
+    last = _recent(run.metrics)
+    seconds = {name: fmean(record.get(f"time/{name}", 0.0) for record in last) for name in phases(last)}
+    if longest := sorted(seconds, key=lambda name: -seconds[name])[:SHOWN_PHASES]:
+        yield Text(f"{'seconds':<9} {', '.join(f'{name} {seconds[name]:.2g}' for name in longest)}")
+    peaks = {name: max(record.get(f"memory/{name}", 0.0) for record in last) for name in phases(last, "memory")}
+    largest = sorted(peaks, key=lambda name: -peaks[name])[:SHOWN_PHASES]
+    planned = {name: f" of {size / 1e9:.2f} planned" for name, size in run.memory_plan.items()}
+    if largest and peaks[largest[0]]:
+        used = (f"{name} {peaks[name]:.2f}{planned.get(name, '')}" for name in largest)
+        yield Text(f"{'memory':<9} {', '.join(used)} GB")
+
+
 def _answer(name: str, sample: Mapping[str, Any]) -> Text:
     """Return an answer with what was read from it marked."""
     read = sample["strict"] if sample["strict"] is not None else sample["lenient"]
     before, found, after = map(visible, around(sample["completion"][-LONGEST:], read))
     said = "no answer found" if read is None else f"read {visible(read)}"
-    head = f"\n{name}, step {sample['step']}, {said}, the answer is {visible(sample['gold'])}\n"
+    head = f"{name}, step {sample['step']}, {said}, the answer is {visible(sample['gold'])}\n"
     return Text.assemble((head, "bold"), before, (found, "reverse"), after)
 
 

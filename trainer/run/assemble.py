@@ -16,11 +16,11 @@ import torch
 
 from trainer.batch.pack import Packer
 from trainer.batch.room import Room
-from trainer.config.command_line import Request
+from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
 from trainer.errors import ConfigError
 from trainer.evaluation.best import EvaluationHistory
-from trainer.evaluation.evaluate import Evaluation, evaluate
+from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
 from trainer.evaluation.evaluator import Evaluator
 from trainer.loss.kl import Coefficient
 from trainer.model.load import load_model, load_tokenizer, location, resolve_dtype, stop_tokens
@@ -31,6 +31,7 @@ from trainer.problem.task import Task, evaluation_problems, make_task, notes, tr
 from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
 from trainer.records import Draws, Problem, Prompt
+from trainer.reports import terminal
 from trainer.reward import golds
 from trainer.reward.make import make_scorer, make_verifier, worked
 from trainer.rollout.collect import Rollouts, Sampler
@@ -40,11 +41,13 @@ from trainer.rollout.make import make_sampler, make_vllm_sampler
 from trainer.rollout.vllm.publish import Exportable, VllmContext
 from trainer.run_folder import checkpoints, claim
 from trainer.run_folder.journal import Journal, read_records
+from trainer.run_folder.origin import Origin
 from trainer.run_folder.record import Record
 from trainer.step.schedule import schedule
 from trainer.step.update import Updater
 from trainer.watch.diagnosis import Alarms, History
 from trainer.watch.screen import Screen
+from trainer.watch.trackers import Tracker
 
 
 class Run(NamedTuple):
@@ -77,8 +80,10 @@ def build(request: Request) -> Run:
     longest = longest_prompt(problems, prompter)
     check_context(policy.model, [longest], config.rollout.max_new_tokens)
     kl = Coefficient(config.algorithm.kl)
-    first_step = checkpoints.resume(policy, folder, {"curriculum": curriculum, "kl": kl})
-    record = open_record(request, folder, first_step, total_steps, len(problems))
+    origin = Origin(config.model)
+    learned: dict[str, checkpoints.Stateful] = {"origin": origin, "curriculum": curriculum, "kl": kl}
+    first_step = checkpoints.resume(policy, folder, config.run.keep, learned)
+    record = open_record(request, folder, origin, first_step, total_steps, len(problems))
     if config.optim.layout == "flat" and not policy.is_flat:
         record.screen.say("training: with padded rows, which is slower, because of this model's kind of attention")
     with policy.gathered():
@@ -90,28 +95,34 @@ def build(request: Request) -> Run:
     report_data(folder, record.screen, task, problems, too_long, len(evaluated), left_out)
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
     room = Room(policy, (sampler.give_back, evaluating.give_back), packer, record.screen.warn)
+    progress = record.screen.progress
     history = EvaluationHistory(folder, config.eval, len(evaluated), first_step, total_steps)
     return Run(
         Rollouts(config, curriculum, prompter, sampler, scorer, longest),
         Updater(policy, config, distributed.device(), packer, room, kl),
-        Evaluator(policy, evaluating, scorer, evaluated, config.rollout.max_new_tokens, history, left_out),
+        Evaluator(policy, evaluating, scorer, evaluated, config.rollout.max_new_tokens, history, progress, left_out),
         record,
     )
 
 
-def open_record(request: Request, folder: Path, first_step: int, total_steps: int, problems: int) -> Record:
+def open_record(
+    request: Request, folder: Path, origin: Origin, first_step: int, total_steps: int, problems: int
+) -> Record:
     """Write the configuration down, and open the log and the screen."""
     steps = claim.steps_before(folder) if distributed.is_main() else None
     claim.describe(folder, request.config)
-    journal = Journal(folder, first_step) if distributed.is_main() else None
-    answer, is_main = request.config.reward.answer, distributed.is_main()
-    screen = Screen(total_steps, first_step, answer, quiet=not is_main, stderr=request.json)
-    is_stretched = steps not in (None, total_steps) and request.config.optim.schedule != "constant"
+    config, is_main = request.config, distributed.is_main()
+    view = partial(terminal.of_folder, folder)
+    screen = Screen(total_steps, first_step, config.reward.answer, quiet=not is_main, stderr=request.json, view=view)
+    track = config.run.track
+    tracker = Tracker(track, folder, flat(config.model_dump(mode="json")), screen.warn) if track and is_main else None
+    journal = Journal(folder, first_step, tracker) if is_main else None
+    is_stretched = steps not in (None, total_steps) and config.optim.schedule != "constant"
     if steps and is_stretched and 0 < first_step < total_steps:
-        screen.say(stretched(request.config, folder, steps, first_step, total_steps))
-    history = History(request.config, read_records(folder / "metrics.jsonl") if is_main else [], problems)
+        screen.say(stretched(config, folder, steps, first_step, total_steps))
+    history = History(config, read_records(folder / "metrics.jsonl") if is_main else [], problems)
     alarms = Alarms(history, screen.say) if is_main else None
-    return Record(request.config, folder, journal, alarms, screen, Stopping(), first_step, total_steps)
+    return Record(config, folder, origin, journal, alarms, screen, Stopping(), first_step, total_steps)
 
 
 def make_policy(config: Config, total_steps: int) -> Any:
@@ -252,7 +263,7 @@ def evaluate_model(
     config: Config,
     draws: Draws | None = None,
     outside: Sampler | None = None,
-    shows_progress: bool = False,
+    progress: ShowProgress | None = None,
 ) -> Evaluation:
     """Evaluate a model that is not being trained on the held-out problems. If given, `outside` samples from it."""
     task = make_task(config.task)
@@ -263,7 +274,7 @@ def evaluate_model(
     held_out, new_tokens = held_out_prompts(config, task, prompter), config.rollout.max_new_tokens
     prompts = within_context(held_out, room_of(sampler, model), new_tokens)
     left_out = len(held_out) - len(prompts)
-    return evaluate(name, sampler, scorer, prompts, new_tokens, draws, shows_progress, left_out)
+    return evaluate(name, sampler, scorer, prompts, new_tokens, draws, progress, left_out)
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from trainer.batch.pack import Packer
 from trainer.checks import cards
 from trainer.config.settings import Config
@@ -33,9 +35,17 @@ from trainer.rollout.collect import Sampler
 from trainer.rollout.make import make_vllm_sampler, may_colocate
 from trainer.rollout.vllm.publish import StaticPolicy
 from trainer.run import assemble, sampler_check
+from trainer.watch.footer import Footer
+from trainer.watch.progress import Progress
 from trainer.watch.screen import Screen
 
-evaluate_model = partial(assemble.evaluate_model, shows_progress=True)
+
+def progress(task: str, total: int) -> Progress:
+    """Show progress on rank 0 only, on standard error."""
+    return Progress(task, total, Footer(Console(stderr=True, quiet=not distributed.is_main(), soft_wrap=True)))
+
+
+evaluate_model = partial(assemble.evaluate_model, progress=progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +142,7 @@ def merge(config: Config, adapter: Path, out: Path, as_json: bool) -> None:
     model, tokenizer = _load(config)
     adapted = evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config)
     del model
+    _say(f"octet: merging {adapter} into the base, and writing {out}")
     export.merge(config.model, adapter, out, dtype)
     model, tokenizer = _load(config, str(out))
     merged = evaluate_model("merged", model, tokenizer, config)
@@ -147,6 +158,7 @@ def _load(config: Config, name: str | None = None) -> tuple[Any, Any]:
     no_progress_bars()
     settings = config.model.clean.model_copy(update={"name": name, "revision": None}) if name else config.model
     device = distributed.device()
+    _say(f"octet: loading {settings.name}")
     model = load_model(settings, resolve_dtype(settings.dtype, device), device)
     return model, load_tokenizer(settings)
 

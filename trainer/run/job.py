@@ -112,7 +112,8 @@ def _rehearse_and_check(config: Config, run: Run) -> None:
         peaks, longest = rehearse(run.rollouts, run.updater), len(run.rollouts.longest.tokens)
         if distributed.on_gpu() and (plan := planned(config, longest, total(), outside)):
             run.record.screen.say(report(plan, peaks, total()))
-            (run.record.folder / "memory_plan.json").write_text(json.dumps(plan) + "\n")
+            if distributed.is_main():
+                (run.record.folder / "memory_plan.json").write_text(json.dumps(plan) + "\n")
     if outside:
         sampler_check.check(run)
 

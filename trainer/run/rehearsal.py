@@ -29,7 +29,7 @@ def planned(config: Config, longest_prompt: int, card: int, outside: bool) -> di
     try:
         shape = shape_of(config.model.name, config.model.revision)
     except ModelError:
-        return None
+        return {}
     elsewhere = {"rollout.engine": "vllm_server"} if outside else {}
     settings = changed(config, {"prompt.max_tokens": longest_prompt} | elsewhere)
     plan = planner.plan(shape, settings, distributed.world_size(), card)

@@ -9,24 +9,21 @@ import subprocess
 import sys
 import time
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
-import yaml
-
-import trainer
 from trainer.config.command_line import Request, flat, resolve
 from trainer.config.settings import RUNS, Config, Vllm
-from trainer.errors import ConfigError
-from trainer.machine import hardware
+from trainer.errors import ConfigError, OctetError
+from trainer.machine import disk, hardware
 from trainer.machine.shipped import CHECKOUT
 from trainer.ranks import distributed, slurm
+from trainer.run_folder.origin import versions
 
 # Settings that may change when a run is resumed, because no step that is done depends on them. Another number of steps
 # changes the schedule of the remaining ones.
 FREE_TO_CHANGE = {"run.dir", "run.steps", "run.epochs", "run.save_every", "run.keep", "run.threads", "run.merge"}
-FREE_TO_CHANGE |= {"run.strict_health", "run.strict_verdict"}
+FREE_TO_CHANGE |= {"run.strict_health", "run.strict_verdict", "run.track"}
 FREE_TO_CHANGE |= {
     "eval.problems",
     "eval.every",
@@ -38,7 +35,6 @@ FREE_TO_CHANGE |= {
 FREE_TO_CHANGE |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "timeout_s", "retries", "backoff_s")}
 FREE_TO_CHANGE |= {"reward.judge.max_requests", "reward.judge.max_tokens", "reward.judge.cache", "reward.timeout"}
 FREE_TO_CHANGE |= {f"rollout.vllm.{key}" for key in Vllm.model_fields}  # the policy that samples stays the same
-PACKAGES = ("torch", "deepspeed", "transformers", "peft")
 LEFTOVER_S = 120.0  # how long a requeued job waits for the processes of its last start to end
 
 _held: dict[Path, IO[str]] = {}  # the folders that this process has claimed, and their locks, open until it ends
@@ -50,7 +46,7 @@ def claim(request: Request) -> Path:
     name = request.config.run.dir or RUNS / f"{Path(request.preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     folder = distributed.gather(name)[0]
     if (folder / "config.yaml").is_file() and _has_made_a_step(folder):
-        _refuse_other_settings(folder, resolve(str(folder / "config.yaml")), request.config)
+        _refuse_other_settings(folder, _stored(folder / "config.yaml"), request.config)
     if distributed.is_main():
         _lock(folder)
     distributed.barrier()
@@ -65,13 +61,14 @@ def is_ours(folder: Path) -> bool:
 def describe(folder: Path, config: Config) -> None:
     """Write the configuration into the run folder. Called when everything is loaded, so that a mistake leaves none."""
     if distributed.is_main():
-        (folder / "config.yaml").write_text(f"# {provenance()}\n# {machine()}\n{config.to_yaml()}")
+        text = f"# {provenance()}\n# {machine()}\n{config.to_yaml()}"
+        disk.replace(folder / "config.yaml", text.encode())
 
 
 def steps_before(folder: Path) -> int | None:
     """Return run.steps of the run that the folder holds."""
     stored = folder / "config.yaml"
-    return flat(yaml.safe_load(stored.read_text()))["run.steps"] if stored.is_file() else None
+    return _stored(stored).run.steps if stored.is_file() else None
 
 
 def _lock(folder: Path) -> None:
@@ -103,8 +100,18 @@ def _is_free(lock: IO[str]) -> bool:
     return True
 
 
+def _stored(path: Path) -> Config:
+    """Return the settings that a run folder holds. One that is newer than the run has its default there."""
+    try:
+        return resolve(str(path))
+    except (OSError, OctetError) as error:
+        raise ConfigError(
+            f"{path}: the settings of this run cannot be read ({error}). Restore the file, or delete it: the run then "
+            "goes on with the settings of this command."
+        ) from None
+
+
 def _refuse_other_settings(folder: Path, stored: Config, config: Config) -> None:
-    """Compare with the settings of the run. One that is newer than the run has its default there."""
     before, now = flat(stored.model_dump(mode="json")), flat(config.model_dump(mode="json"))
     changed = [key for key in now if before.get(key) != now[key] and key not in FREE_TO_CHANGE]
     if changed:
@@ -119,8 +126,8 @@ def _has_made_a_step(folder: Path) -> bool:
 
 def provenance() -> str:
     """Return a line with the versions of Octet and of the packages that it trains with."""
-    packages = [f"{name} {version(name)}" for name in PACKAGES]
-    return ", ".join([f"octet-grpo {trainer.__version__}", *packages, revision() or "no git revision"])
+    packages = [f"{name} {number}" for name, number in versions().items()]
+    return ", ".join([*packages, revision() or "no git revision"])
 
 
 def machine() -> str:

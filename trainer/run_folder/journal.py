@@ -3,41 +3,53 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from trainer.errors import DataError
+from trainer.machine import disk
+from trainer.machine.visible import visible
 from trainer.records import ScoredGroup
+from trainer.watch.trackers import Tracker, tracked_name
 
 SAMPLED_GROUPS = 2  # per step in samples.jsonl
 
 
-class Journal:
-    """Appends records. A run that resumes at `first_step` first drops the records of later steps."""
+FILES = ("metrics.jsonl", "samples.jsonl")
 
-    def __init__(self, folder: Path, first_step: int) -> None:
+
+class Journal:
+    """Appends records. A run that resumes at `first_step` first drops the records of later steps, and warns of earlier
+    ones that are damaged or missing: no checkpoint depends on them."""
+
+    def __init__(self, folder: Path, first_step: int, tracker: Tracker | None = None) -> None:
         self.folder = folder
+        self.tracker = tracker
         self._board: Any = None
-        for name in ("metrics.jsonl", "samples.jsonl"):
+        for name in FILES:
             _keep_before(folder / name, first_step)
+        _warn_of_gaps(folder / "metrics.jsonl", first_step)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._append("metrics.jsonl", {"step": step, **values})
         self._draw(step, values)
 
-    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
+    def add(self, step: int, values: Mapping[str, float]) -> None:
         """Add the values to the record of the step, which is the last line, or append one if that line was lost."""
         path = self.folder / "metrics.jsonl"
         lines = _lines(path)
         if lines and (last := json.loads(lines[-1]))["step"] == step:
-            _replace(path, [*lines[:-1], _line(last | values)])
+            disk.replace(path, b"".join([*lines[:-1], _line(last | values)]))
         else:
             self._append(path.name, {"step": step, **values})
         self._draw(step, values)
 
     def samples(self, step: int, groups: Iterable[ScoredGroup]) -> None:
-        for group in list(groups)[:SAMPLED_GROUPS]:
+        for number, group in enumerate(list(groups)[:SAMPLED_GROUPS]):
+            self._tensorboard().add_text(f"answer {number + 1}", _as_markdown(group), step)
             for completion, score in zip(group.completions, group.scores, strict=True):
                 self._append(
                     "samples.jsonl",
@@ -56,13 +68,24 @@ class Journal:
                     },
                 )
 
+    def sync(self) -> None:
+        """Have the disk keep all records, so that a checkpoint never has more steps than the log."""
+        for name in FILES:
+            if (self.folder / name).is_file():
+                disk.keep(self.folder / name)
+
     def close(self) -> None:
         if self._board is not None:
             self._board.close()
+        if self.tracker:
+            self.tracker.close()
 
     def _draw(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
+        named = {tracked_name(name): value for name, value in values.items()}
+        for name, value in named.items():
             self._tensorboard().add_scalar(name, value, step)
+        if self.tracker:
+            self.tracker.log(step, named)
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         with (self.folder / name).open("ab") as file:
@@ -83,32 +106,60 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{path}, line {number}: it is not JSON ({error}). Repair or delete that line.") from None
-    if not (isinstance(record, dict) and isinstance(record.get("step"), int)):
-        raise DataError(f"{path}, line {number}: it is not the record of a step. Repair or delete that line.")
+    if flaw := _flaw(line):
+        raise DataError(f"{path}, line {number}: {flaw}. Repair or delete that line.")
+    record: dict[str, Any] = json.loads(line)
     return record
 
 
+def _flaw(line: bytes) -> str:
+    """Return what is wrong with a line, or "" if it is the record of a step."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return f"it is not JSON ({error})"
+    is_record = isinstance(record, dict) and isinstance(record.get("step"), int)
+    return "" if is_record else "it is not the record of a step"
+
+
 def _keep_before(path: Path, first_step: int) -> None:
-    """Drop the records of steps that will be done again, all if the run begins again, and a last line that was cut."""
+    """Drop the records of steps that will be done again, and a last line that a crash cut short. Move damaged lines to
+    a file beside the log."""
     lines = _lines(path)
-    kept = [line for line, record in zip(lines, read_records(path)) if first_step and record["step"] <= first_step]
+    whole = [line for line in lines if line.endswith(b"\n")]
+    flaws = {number: flaw for number, line in enumerate(whole, 1) if (flaw := _flaw(line))}
+    if flaws:
+        aside = path.with_suffix(".damaged")
+        with aside.open("ab") as file:
+            file.writelines(whole[number - 1] for number in flaws)
+        _warn(f"{path}: line {', '.join(map(str, flaws))} is damaged and was moved to {aside.name}")
+    sound = (line for number, line in enumerate(whole, 1) if number not in flaws)
+    kept = [line for line in sound if 0 < first_step >= json.loads(line)["step"]]
     if kept != lines:
-        _replace(path, kept)
+        disk.replace(path, b"".join(kept))
+
+
+def _warn_of_gaps(path: Path, first_step: int) -> None:
+    """Warn of steps that are done and have no line."""
+    steps = [record["step"] for record in read_records(path)]
+    if missing := sorted(set(range(1, first_step + 1)) - set(steps)):
+        _warn(f"{path}: {len(missing)} of {first_step} steps have no line left, the first of them is step {missing[0]}")
+
+
+def _warn(text: str) -> None:
+    print(f"octet: warning: {text}. The run goes on.", file=sys.stderr, flush=True)
 
 
 def _lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True) if path.is_file() else []
 
 
-def _replace(path: Path, lines: Iterable[bytes]) -> None:
-    """Replace the file as a whole, so that a crash leaves the old one or the new one."""
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(b"".join(lines))
-    partial.replace(path)
+def _as_markdown(group: ScoredGroup) -> str:
+    """Return the first answer of a group for TensorBoard, as blocks of code, in which nothing is markup."""
+    completion, score, problem = group.completions[0], group.scores[0], group.prompt.problem
+    result = f"reward {score.reward}, read {score.strict!r}, the answer is {problem.gold!r}"
+    texts = (visible(text) for text in (group.prompt.text, completion.text, result))
+    return "\n\n---\n\n".join(indent(text, "    ", lambda line: True) for text in texts)
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

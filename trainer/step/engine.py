@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero import GatheredParameters
+from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.runtime.zero.stage3 import unwrap_model_for_generation
+from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor
 
 from trainer.config import ds_config
@@ -24,7 +29,7 @@ from trainer.model.snapshot import Snapshot
 from trainer.model.trained import make_trained
 from trainer.ranks import distributed
 from trainer.records import Scores, TrainingBatch, Update
-from trainer.step import gradient_regularisation
+from trainer.step import gradient_regularisation, repartition
 from trainer.step.optimizer import make_optimizer
 from trainer.step.schedule import schedule
 
@@ -72,6 +77,7 @@ class DeepSpeedPolicy:
             config=settings,
             dist_init_required=False,
         )
+        self.engine.checkpoint_engine.load = _load_without_code  # DeepSpeed's own runs what a pickle says
         self.engine.module.register_state_dict_post_hook(_keep_trained)
         # both with the values as the engine has rounded them
         with self._whole(self.trainable):
@@ -264,15 +270,44 @@ class DeepSpeedPolicy:
                     self.export(folder / self.config.lora.product)
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote."""
-        path, state = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
+        """Load what `save` wrote, with this or another number of ranks."""
+        parts = sorted((folder / "engine").glob("*zero_pp_rank_*_optim_states.pt"), key=_rank_of)
+        is_as_before = len(parts) == distributed.world_size()
+        if not is_as_before and self.splits_weights:
+            raise CheckpointError(
+                f"{folder}: it was written by {len(parts)} ranks, this run has {distributed.world_size()}, and split "
+                f"weights (ZeRO-3) cannot be dealt anew. Start with {len(parts)}."
+            )
+        path, state = self.engine.load_checkpoint(
+            str(folder), tag="engine", load_module_strict=False, load_optimizer_states=is_as_before
+        )
         if path is None:
             raise CheckpointError(f"{folder}: it holds no engine state. Delete it to go on from the one before.")
+        if not is_as_before:
+            repartition.load(self.engine.optimizer, parts, _load_without_code)
         if state["start"]:
             with self._whole(self.model.parameters(), writes=True):
                 self.trained.restart(state["start"])
         if self.reference and state["reference"]:
             self.reference.take(state["reference"])
+
+
+def _load_without_code(path: str, map_location: Any = None) -> Any:
+    """Return what a file of a checkpoint holds: tensors, plain values, and four small classes of DeepSpeed."""
+    allowed = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+    try:
+        with torch.serialization.safe_globals(allowed):
+            return torch.load(path, map_location=map_location, weights_only=True)
+    except UnpicklingError as error:
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        raise CheckpointError(
+            f"{path}: it holds more than tensors ({found[1] if found else 'a broken pickle'}), and a run saves only "
+            "tensors. Go on from a checkpoint that this run has written."
+        ) from None
+
+
+def _rank_of(path: Path) -> int:
+    return int(path.name.partition("zero_pp_rank_")[2].partition("_")[0])
 
 
 @torch.no_grad()

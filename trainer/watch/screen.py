@@ -1,25 +1,29 @@
-"""Show the progress of a run or a task: a moving line in a terminal, a line now and then in a log file."""
+"""Show the progress of a run or a task: a screen that is kept up to date on a terminal, lines in a log file."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 
-from rich import progress
-from rich.console import Console
-from rich.live import Live
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
 from rich.table import Table
-from rich.text import Text
 
+from trainer.machine.visible import visible
 from trainer.ranks import distributed
+from trainer.watch.footer import Footer
+from trainer.watch.progress import Progress
 
 PERMANENT_LINES = 12  # lines of progress that stay on the screen during a run
+ABOVE = 5  # lines of a terminal that are left to what is printed
+COST = 0.008  # the largest share of the time that goes into drawing
+EVALUATION_S = 30.0  # of an evaluation in a run, before the log has a line about it
+
+View = Callable[[Console, int], RenderableType]  # a panel of at most so many lines
 
 
 class Screen:
-    """Prints on rank 0, and nothing on the other ranks."""
+    """Prints on rank 0, and nothing on the other ranks. On a terminal, `view` is shown below what is printed."""
 
     def __init__(
         self,
@@ -28,77 +32,66 @@ class Screen:
         answer: str = "strict",
         quiet: bool = False,
         stderr: bool = False,
+        view: View | None = None,
     ) -> None:
-        self.console = Console(quiet=quiet, stderr=stderr, highlight=False, soft_wrap=True)
+        self.footer = Footer(Console(quiet=quiet, stderr=stderr, highlight=False, soft_wrap=True))
         self.total_steps = total_steps
         self._answer = answer
         self._every = max(1, total_steps // PERMANENT_LINES)
         self._first_step = first_step
         self._began = perf_counter()
-        self._live = Live(console=self.console, refresh_per_second=4, transient=True)
+        self._view = view
+        self._next_drawing = 0.0
 
     def start(self) -> None:
         """Measure time from here: what came before the first step does not predict the time that is left."""
         self._began = perf_counter()
+        self._next_drawing = 0.0  # the first drawing took longer than later ones will
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.footer.print(visible(text))
 
     def warn(self, text: str) -> None:
         """Print a warning, from any rank."""
-        if self.console.quiet:
-            print(f"rank {distributed.rank()}: {text}", file=sys.stderr)
+        if self.footer.console.quiet:
+            print(f"rank {distributed.rank()}: {visible(text)}", file=sys.stderr)
         else:
             self.say(text)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        line = progress_line(step, self.total_steps, metrics, self._remaining(step), self._answer)
         if step in (1, self.total_steps) or step % self._every == 0:
-            self.say(line)
-        if self.console.is_terminal and not self.console.quiet:
-            self._live.start()
-            self._live.update(Text(line, style="bold"), refresh=True)
+            self.say(progress_line(step, self.total_steps, metrics, self._remaining(step), self._answer))
+        self.draw()
+
+    def draw(self) -> None:
+        """Bring the view up to date, unless drawing would take more than `COST` of the time."""
+        began = perf_counter()
+        if self._view is None or not self.footer.is_shown or began < self._next_drawing:
+            return
+        console = self.footer.console
+        try:
+            self.footer.show("view", self._view(console, console.height - ABOVE))
+        except Exception as error:  # noqa: BLE001  a run goes on without its picture
+            self.close()
+            self.warn(f"the screen is off, because it could not be drawn ({type(error).__name__}: {error})")
+        ended = perf_counter()
+        self._next_drawing = ended + (ended - began) / COST
+
+    def progress(self, task: str, total: int) -> Progress:
+        self.draw()
+        return Progress(task, total, self.footer, EVALUATION_S)
 
     def close(self) -> None:
-        self._live.stop()
+        """Remove the view, and leave what was printed."""
+        self._view = None
+        self.footer.hide()
 
     def show(self, table: Table) -> None:
-        self.console.print(table)
+        self.footer.print(table)
 
     def _remaining(self, step: int) -> float:
         each = (perf_counter() - self._began) / max(1, step - self._first_step)
         return each * (self.total_steps - step)
-
-
-class Progress:
-    """Shows on standard error how much of a task is done: with a bar in a terminal, else with a line each quarter."""
-
-    def __init__(self, task: str, total: int, console: Console | None = None) -> None:
-        self.task = task
-        self.total = max(1, total)
-        self.done = 0
-        self.console = console or Console(stderr=True, quiet=not distributed.is_main(), soft_wrap=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        self._bar = progress.Progress(*columns, console=self.console, disable=not self.console.is_terminal)
-        self._bar.add_task(task, total=self.total)
-
-    def __enter__(self) -> Progress:
-        self._bar.start()
-        self._print_quarter()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def advance(self) -> None:
-        self.done += 1
-        self._bar.advance(progress.TaskID(0))
-        if 4 * self.done // self.total > 4 * (self.done - 1) // self.total:
-            self._print_quarter()
-
-    def _print_quarter(self) -> None:
-        if not self.console.is_terminal:
-            self.console.print(f"octet: {self.task}: {self.done / self.total:.0%}", highlight=False, markup=False)
 
 
 def progress_line(

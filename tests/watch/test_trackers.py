@@ -1,0 +1,109 @@
+"""Names in trackers, a tracker that fails, and real ones without a network."""
+
+import importlib.util
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.forks import forked
+from trainer.watch.trackers import TRL, Tracker, tracked_name
+
+FEW = ["--preset", "nano", "rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "eval.problems=0"]
+FEW += ["run.steps=2", "run.save_every=1", "run.merge=false", "run.dir=it"]
+FAILS = """
+def init(**settings):
+    print("a greeting")
+def log(metrics, step):
+    if step == 2:
+        raise ConnectionError("the server\\nis gone")
+    print("sent", step)
+def finish():
+    raise AssertionError("a tracker that has failed is left alone")
+"""
+
+
+def test_names_are_those_of_trl_and_of_the_trainer_of_transformers():
+    places = ("trl/trainer/grpo_trainer.py", "transformers/trainer.py")
+    packages = Path(importlib.util.find_spec("trl").origin).parent.parent
+    source = "".join((packages / place).read_text() for place in places)
+    assert [name for name in TRL.values() if f'"{name}"' not in source] == []
+    assert 'f"rewards/{reward_func_name}/mean"' in source
+
+
+def test_other_names_stay():
+    names = ["reward/mean", "reward/format", "eval/accuracy", "time/rollout"]
+    expected = ["train/reward", "train/rewards/format/mean", "eval/accuracy", "time/rollout"]
+    assert [tracked_name(name) for name in names] == expected
+
+
+def test_a_tracker_that_fails_costs_one_warning(tmp_path, monkeypatch, capsys):
+    (tmp_path / "trackio.py").write_text(FAILS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+    warned: list[str] = []
+    tracker = Tracker("trackio", tmp_path, {}, warned.append)
+    for step in (1, 2, 3):
+        tracker.log(step, {"loss": 0.0})
+    tracker.close()
+    sys.modules.pop("trackio")
+    assert warned == [
+        "warning: run.track=trackio failed (ConnectionError: the server is gone), so the run goes on without it. "
+        "metrics.jsonl has all metrics."
+    ]
+    assert capsys.readouterr() == ("", "a greeting\nsent 1\n")
+
+
+def test_a_library_that_is_not_installed_costs_one_warning(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    warned: list[str] = []
+    Tracker("wandb", tmp_path, {}, warned.append).log(1, {"loss": 0.0})
+    assert len(warned) == 1
+    assert "pip install wandb installs it" in warned[0]
+
+
+def train(folder: Path, library: str, *more: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run two steps that are tracked, and two more with `more`. Skip if the library is not installed."""
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed: pip install {library}")
+    command = [*forked(), str(ROOT / "train.py"), *FEW, f"run.track={library}", *more]
+    own = os.environ | environment
+    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=True, timeout=240)
+
+
+@pytest.mark.slow
+def test_wandb_offline_and_resumed(tmp_path):
+    first = train(tmp_path, "wandb", WANDB_MODE="offline")
+    again = train(tmp_path, "wandb", "run.steps=4", WANDB_MODE="offline")
+    assert "run.track" not in first.stdout + again.stdout
+    identity = (tmp_path / "it/tracked_run").read_text()
+    written = [path.read_bytes() for path in sorted(tmp_path.glob(f"it/wandb/offline-run-*/run-{identity}.wandb"))]
+    assert len(written) == 2  # `wandb sync` makes one run of them
+    assert all(b"train/rewards/correct/mean" in part for part in written)
+
+
+@pytest.mark.slow
+def test_wandb_that_cannot_log_in(tmp_path):
+    """There is no key here, and no network."""
+    unknown = {"WANDB_API_KEY": "", "WANDB_MODE": "online", "NETRC": str(tmp_path / "none"), "HOME": str(tmp_path)}
+    done = train(tmp_path, "wandb", **unknown)
+    assert done.stdout.count("run.track=wandb failed (") == 1
+    assert len((tmp_path / "it/metrics.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.slow
+def test_trackio_in_a_local_folder_and_resumed(tmp_path):
+    data = {"TRACKIO_DIR": str(tmp_path / "data"), "TRACKIO_PROJECT": "tests"}
+    train(tmp_path, "trackio", **data)
+    done = train(tmp_path, "trackio", "run.steps=4", "--json", **data)
+    assert json.loads(done.stdout)["run_folder"] == "it"
+    with sqlite3.connect(tmp_path / "data/tests.db") as database:
+        rows = database.execute("select run_name, step, metrics from metrics order by id").fetchall()
+    assert [step for _, step, _ in rows] == [1, 2, 3, 4]
+    assert {name for name, _, _ in rows} == {f"it-{(tmp_path / 'it/tracked_run').read_text()}"}
+    assert all("train/reward" in json.loads(metrics) for _, _, metrics in rows)

@@ -1,0 +1,61 @@
+"""How much of a task is done, and the time that is left."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from rich.console import Console
+from rich.text import Text
+
+from trainer.watch.footer import Footer
+
+BAR = 20  # characters
+PATIENCE_S = 2.0  # of a command that may be done at once
+
+
+class Progress:
+    """Shows how much of a task is done: with a bar on a terminal, else with a line each quarter.
+
+    Nothing is shown before `patience` seconds. Without a footer it goes to standard error.
+    """
+
+    def __init__(self, task: str, total: int, footer: Footer | None = None, patience: float = 0.0) -> None:
+        self.task = task
+        self.total = max(1, total)
+        self.done = 0
+        self.footer = footer or Footer(Console(stderr=True, soft_wrap=True, highlight=False))
+        self._began = perf_counter()
+        self._next_drawing = self._began + patience * (not self.footer.is_shown)
+
+    def __enter__(self) -> Progress:
+        self._began = perf_counter()
+        self._show(is_due=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.footer.hide("progress")
+
+    def advance(self, amount: int = 1) -> None:
+        before, self.done = self.done, self.done + amount
+        self._show(is_due=4 * self.done // self.total > 4 * before // self.total)
+
+    def _show(self, is_due: bool) -> None:
+        now = perf_counter()
+        if self.footer.is_shown:
+            if is_due or now >= self._next_drawing:
+                filled = BAR * min(self.done, self.total) // self.total
+                self.footer.show("progress", Text(f"{'█' * filled}{'░' * (BAR - filled)} {self._text(now)}"))
+                self._next_drawing = now + 0.25
+        elif is_due and now >= self._next_drawing:
+            self.footer.print(f"octet: {self._text(now)}")
+
+    def _text(self, now: float) -> str:
+        done = self.done / self.total
+        left = f", {clock((now - self._began) * (1 - done) / done)} left" if 0 < done < 1 else ""
+        return f"{self.task}: {done:.0%}{left}"
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
