@@ -49,6 +49,9 @@ CASES = [
     Case("3b bf16 512", "3b", "8gb", 8, ("rollout.rows=8", "optim.tokens_per_micro_batch=1024")),
     Case("8gb-7b", "7b", "8gb-7b", 8),
     Case("12gb", "3b", "12gb", 12),
+    Case("16gb", "3b", "16gb", 16),
+    Case("24gb", "7b", "24gb", 24),
+    Case("80gb", "7b", "80gb", 80),
     Case("tiny", "tiny", "nano", 8, ("model.dtype=bf16",)),
 ]
 

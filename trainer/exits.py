@@ -8,10 +8,13 @@ from collections.abc import Callable
 
 from trainer.errors import Interrupted, OctetError
 from trainer.machine import disk
+from trainer.machine.visible import visible
 
 
 def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
     """Run a command and return its exit status. An error is printed as one message, or raised with `debug`."""
+    for name in ("stdout", "stderr"):  # None if the shell has closed it
+        setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))  # noqa: SIM115
     try:
         command()
     except OctetError as error:
@@ -46,6 +49,6 @@ def _report(error: OctetError) -> None:
     """Print an error, on every rank because it may concern one node only, unless it is known to concern all ranks."""
     rank = os.environ.get("RANK", "0")
     if rank == "0":
-        print(f"octet: {error}", file=sys.stderr)
+        print(f"octet: {visible(str(error))}", file=sys.stderr)
     elif not error.is_of_all and not isinstance(error, Interrupted):  # all ranks stop together
-        print(f"octet: rank {rank}: {error}", file=sys.stderr)
+        print(f"octet: rank {rank}: {visible(str(error))}", file=sys.stderr)

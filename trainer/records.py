@@ -44,9 +44,7 @@ class Prompt:
     problem: Problem
     text: str
     tokens: tuple[int, ...]
-
-
-SEEDS = 2**64  # torch takes seeds below this number
+    repeat: int = 0  # how often the step has this problem before; it gets other answers each time
 
 
 @dataclass(frozen=True, slots=True)

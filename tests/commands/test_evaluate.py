@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -248,4 +249,13 @@ def test_an_adapter_of_another_model_is_refused(run_folder, foreign_model, tmp_p
         capsys, "--model", foreign_model, "--adapter", run_folder / "adapter", "--problems", 2, "--out", tmp_path / "o"
     )
     assert status == 2
-    assert f"{run_folder / 'adapter'}: it does not fit" in error
+    assert f"--adapter {run_folder / 'adapter'}: it was trained over nano, not over model.name={foreign_model}" in error
+
+
+def test_the_model_of_a_preset_is_not_taken_for_the_base_of_an_adapter(run_folder, tmp_path, capsys):
+    shutil.copytree(run_folder / "adapter", tmp_path / "adapter")
+    described = tmp_path / "adapter/adapter_config.json"
+    described.write_text(json.dumps(json.loads(described.read_text()) | {"base_model_name_or_path": "some/model"}))
+    status, _, error = octet_eval(capsys, "--preset", "nano", "--adapter", tmp_path / "adapter", "--problems", 2)
+    assert status == 2
+    assert "it was trained over some/model, not over model.name=nano. Write --model some/model" in error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 import time
@@ -221,6 +223,22 @@ def test_progress_of_a_long_file_stands_on_standard_error(score, monkeypatch):
     status, records, said = score(*[line] * 8)
     assert (status, len(records)) == (0, 8)
     assert [shown.split(",")[0].split()[-1] for shown in said.splitlines()] == ["0%", "25%", "50%", "75%", "100%"]
+
+
+def test_a_standard_output_that_is_closed(tmp_path):
+    (tmp_path / "one.jsonl").write_text('{"completion": "#### 1", "answer": "1"}\n')
+    shell = ["sh", "-c", f"{shlex.join(command('score', 'one.jsonl'))} >&-"]
+    path = {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(shell, cwd=tmp_path, env=os.environ | path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_error_cannot_act_on_the_terminal(score, tmp_path):
+    (tmp_path / "mine.py").write_text("def score(completions): raise ValueError('\\x1b[2J')")
+    status, _, error = score({"completion": "a", "answer": "1"}, options=(f"reward.custom={tmp_path}/mine.py:score",))
+    assert status == 2
+    assert "\x1b" not in error
+    assert "ValueError: ␛[2J" in error
 
 
 def test_a_reader_that_stops_early(tmp_path):

@@ -176,3 +176,17 @@ def test_mistakes_are_answered(tmp_path, arguments, told):
     assert answer.returncode == 2
     assert told in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("a\nrm -rf b", {}, r"run.dir='a\\nrm -rf b': it has a control character in it"),
+        ("a", {"time": "1:00\ntouch b"}, r"--time='1:00\\ntouch b': it has a control character in it"),
+    ],
+)
+def test_a_line_break_in_an_option_is_refused(site, tmp_path, name, options, told):
+    """What follows it would be a command of the job script."""
+    with pytest.raises(ConfigError, match=told):
+        made(tmp_path / name, nodes=1, gpus=1, **options)
+    assert not (tmp_path / name).exists()

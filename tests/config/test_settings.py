@@ -313,3 +313,20 @@ def test_a_line_break_that_the_shell_hands_over_as_two_characters_is_named():
         resolve("nano", None, [r"rollout.stop=\n"])
     assert resolve("nano", None, ['rollout.stop=["\\n"]']).rollout.stop == ("\n",)
     assert resolve("nano", None, [r"rollout.stop=['\neq']"]).rollout.stop == (r"\neq",)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "rollout.vllm.urls=http://user:k3y@host:8000",
+        "rollout.vllm.urls=http://host:8000?token=k3y",
+        "rollout.vllm.arguments=--api-key,k3y",
+        "rollout.vllm.arguments=--api_key=k3y",
+        "rollout.vllm.arguments=--hf-token,k3y",
+    ],
+)
+def test_a_key_in_the_settings_is_refused_and_not_shown(override):
+    """`ps` and config.yaml would show it."""
+    with pytest.raises(ConfigError, match="VLLM_API_KEY") as refused:
+        resolve("nano", None, [override])
+    assert "k3y" not in str(refused.value)

@@ -38,7 +38,7 @@ def decode_steps(run: Run, table: Table) -> None:
     rollouts = run.rollouts
     with torch.inference_mode():
         batch = rollouts.sampler._prepare(ROWS, len(rollouts.longest.tokens), rollouts.sampling_of(0))
-        batch.add([Asked(0, rollouts.longest.tokens, ROWS)])
+        batch.add([Asked(0, rollouts.longest, range(ROWS))])
         for _ in range(2):
             with counting(table, f"decode step of {ROWS} rows"):
                 batch._step(ROWS, WIDTH)

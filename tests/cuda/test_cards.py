@@ -65,6 +65,27 @@ def test_capability_memory_and_attention_kernels(capability):
         assert list(found["kernels"][dtype].values()) == chosen.get(capability, chosen["otherwise"]), dtype
 
 
+TRAINING_PASS = """
+from tests.loss.test_shared_prefix import ROWS, tiny
+from trainer.batch.pack import to_tensors
+from trainer.loss.shared_prefix import last_hidden, make_flat
+
+model = tiny("qwen2", dtype=torch.{dtype}).cuda()
+assert make_flat(model)
+names, batch = [], to_tensors(ROWS, pad_token=0).to("cuda")
+with Names():
+    last_hidden(model.get_decoder(), batch)
+print(json.dumps([name for name in names if "attention" in name]))
+"""
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [("7.5", "float16"), ("8.6", "float32")])
+def test_a_training_pass_takes_no_slow_kernel(capability, dtype):
+    imports, _, _ = KERNELS.partition("def kernel")
+    found = answer(imports + TRAINING_PASS.replace("{dtype}", dtype), capability=capability)
+    assert found == 2 * 2 * ["_scaled_dot_product_efficient_attention"]  # prompts and answers in two layers
+
+
 ALLOCATE = "import torch; print(torch.ones(3, device='cuda').sum().item())"
 GROW = "import os; os.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'; "
 NO_IPC = "os.environ['TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC'] = '0'; "

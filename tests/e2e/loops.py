@@ -1,10 +1,11 @@
 """Three steps of the real loop, engine and evaluation, with answers that follow from the problem and not from the rank.
 
-    RANK=0 WORLD_SIZE=2 ... python -m tests.e2e.loops FOLDER zero1 "zero3 whole"
+    RANK=0 WORLD_SIZE=2 ... python -m tests.e2e.loops FOLDER zero1 "zero3 whole" "zero2 sampled"
 
-A case is an engine, and what is trained if that is no adapter. Of the problems of a step every second one, which are
-those of rank 1 of two, has answers twice as long; in the second step all answers to these are wrong, so that rank 1 has
-nothing to train on. The output layer takes a few tokens at a time, so that ranks need it a different number of times.
+A case is an engine, and what is trained if that is no adapter. In "sampled" the policy itself answers. Elsewhere every
+second problem of a step, which are those of rank 1 of two, has answers twice as long; in the second step all answers to
+these are wrong, so that rank 1 has nothing to train on. The output layer takes a few tokens at a time, so that ranks
+need it a different number of times.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from trainer.model import lora
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.collect import Sampler
+from trainer.rollout.make import make_sampler
 from trainer.run import assemble
 
 STEPS, PROBLEMS, DEAD_STEP = 3, 4, 1
@@ -32,7 +34,7 @@ SETTINGS = [f"run.steps={STEPS}", f"rollout.problems={PROBLEMS}", "rollout.group
 SETTINGS += ["algorithm.lr=1e-4", "optim.warmup=0", "optim.tokens_per_micro_batch=256", "lora.r=4"]
 SETTINGS += ["rollout.vllm.max_difference=100"]  # the log-probs that come with the answers are made up
 TOKENS_AT_ONCE = 32
-TRAINED = {"": [], "whole": ["lora.enabled=false"]}
+SETTINGS_OF = {"": [], "whole": ["lora.enabled=false"], "sampled": []}
 
 
 class Told(Sampler):
@@ -66,15 +68,15 @@ def split(folder: Path, name: str) -> str:
 
 def run(folder: Path, case: str) -> dict[str, Any]:
     told: list[Told] = []
-    engine, _, trained = case.partition(" ")
+    engine, _, kind = case.partition(" ")
 
     def by_heart(rollout: Any, model: Any, tokenizer: Any, *_: Any, **__: Any) -> Told:
         told.append(Told(tokenizer))
         return told[-1]
 
-    assemble.make_sampler = by_heart
+    assemble.make_sampler = make_sampler if kind == "sampled" else by_heart
     own = [f"engine.ds_config={split(folder, engine)}", f"run.dir={folder / case}-{distributed.world_size()}"]
-    made = assemble.build(Request(resolve("nano", None, [*SETTINGS, *TRAINED[trained], *own]), "nano", ""))
+    made = assemble.build(Request(resolve("nano", None, [*SETTINGS, *SETTINGS_OF[kind], *own]), "nano", ""))
     logprobs.CHUNK_BYTES = 4 * made.updater.policy.model.config.vocab_size * TOKENS_AT_ONCE
     places = {
         problem.id: (step, i) for step in range(STEPS) for i, problem in enumerate(made.rollouts.curriculum.draw(step))

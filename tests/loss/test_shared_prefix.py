@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.conftest import row
 from trainer.batch.pack import to_tensors
 from trainer.config.settings import Lora
+from trainer.loss import shared_prefix
 from trainer.loss.logprobs import LogProbs
 from trainer.loss.shared_prefix import PREFIX, layout_of, make_flat
 from trainer.model.lora import add_adapter
@@ -93,6 +94,14 @@ def test_values_and_gradients_are_those_of_padded_rows(family, checkpointing):
     for expected, found in zip(pass_over(plain), pass_over(flat), strict=True):
         largest = max(1.0, float(expected.abs().max()))  # these sums are not divided by anything
         torch.testing.assert_close(found / largest, expected / largest, atol=1e-5, rtol=0)
+
+
+def test_repeated_keys_give_the_same_values_and_gradients(monkeypatch):
+    """As on cards whose quick kernels want as many heads of keys as of queries."""
+    module = LogProbs(adapted("llama", checkpointing=False), 0.7, train_entropy=True)
+    expected = pass_over(module)
+    monkeypatch.setattr(shared_prefix, "needs_repeated_keys", lambda device, dtype: True)
+    torch.testing.assert_close(pass_over(module), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_the_layers_see_every_token_once():

@@ -10,6 +10,7 @@ from trainer.answers import compare, find
 from trainer.config.command_line import resolve
 from trainer.config.settings import PROMPT_STYLES, PromptSettings, TaskSettings
 from trainer.errors import ConfigError, DataError
+from trainer.problem import prompts
 from trainer.problem.prompts import MARKS, STYLES, Prompter, solved, stop_strings
 from trainer.problem.task import make_task
 from trainer.records import Problem
@@ -227,6 +228,23 @@ def test_a_template_that_refuses_the_messages_is_answered(tokenizer):
     strict.chat_template = "{{ raise_exception('System role not supported') }}"
     with pytest.raises(DataError, match=r"p/1: .* refuses the messages \(system, user\): System role not supported"):
         text(strict, system="Be brief.")
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "it did not end within 0.2 s"),
+        ("{{ 1 // 0 }}", "integer division or modulo by zero"),
+        ("{% for a in range(10 ** 9) %}{% endfor %}", "Range too big"),
+        ("{{ messages.x.y }}", "has no attribute"),
+    ],
+)
+def test_a_template_that_does_not_end_or_fails_is_answered(tokenizer, monkeypatch, template, told):
+    monkeypatch.setattr(prompts, "TEMPLATE_S", 0.2)
+    endless = copy.deepcopy(tokenizer)
+    endless.chat_template = template
+    with pytest.raises(DataError, match=f"refuses the messages .*{told}"):
+        text(endless)
 
 
 # --- length

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 
 from tests.conftest import ROOT
+from tests.forks import forked
+from tests.run_on_ranks import on_two_ranks
 from trainer.errors import ClusterError, Interrupted, LostRank
 from trainer.ranks import rendezvous
 
@@ -257,3 +259,21 @@ def test_an_error_of_rank_0_is_heard_before_its_store_goes(address):
     assert first.communicate(timeout=60)[0] == "out of cheese\n"
     assert "rank 0 on far: it ended with ConfigError: out of cheese" in second.communicate(timeout=60)[0]
     assert (first.returncode, second.returncode) == (2, 2)
+
+
+LISTENING = """
+import psutil
+from trainer.ranks import distributed
+distributed.connect(60)
+distributed.barrier()
+print({one.laddr.ip for one in psutil.Process().net_connections() if one.status == "LISTEN"} & {"::", "0.0.0.0"})
+distributed.barrier()
+distributed.disconnect()
+"""
+
+
+def test_a_run_on_one_machine_listens_on_no_outer_interface():
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
+    command = [*forked(), "-c", LISTENING]
+    answer = subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, check=True)
+    assert [answer.stdout.strip(), *on_two_ranks(LISTENING)] == ["set()"] * 3

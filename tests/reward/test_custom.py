@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -196,6 +197,44 @@ def test_an_exception_that_needs_the_whole_group(mine):
 def test_exceptions_of_every_kind(mine, exits):
     with pytest.raises(RewardError, match="it raised"):
         scores_of(mine(f"def score(completions, **c):\n    {exits}"), "a")
+
+
+@pytest.mark.parametrize("ends", ["os._exit(0)", "os._exit(3)"])
+def test_a_function_cannot_end_the_process(mine, ends):
+    """With status 0 that would look like success."""
+    with pytest.raises(RewardError, match=re.escape(f"it raised SystemExit: {ends} (my_rewards.py, line 3: `{ends}`)")):
+        grades(mine(f"import os\ndef score(completions):\n    {ends}"), "a")
+
+
+def test_a_process_that_a_function_forks_may_end(mine):
+    fork = "    child = os.fork()\n    if not child:\n        os._exit(5)\n"
+    wait = "    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]\n"
+    assert grades(mine(f"import os\ndef score(completions):\n{fork}{wait}"), "a") == [5]
+
+
+def test_what_a_function_prints_is_no_result(mine, capsys):
+    """Results are on standard output; closing it has no effect on them."""
+    body = "import sys\nprint('loaded')\ndef score(completions):\n    print('scored')\n    sys.stdout.close()\n"
+    body += "    return [1]\n"
+    assert grades(mine(body), "a") == [1]
+    print("result")
+    said = capsys.readouterr()
+    assert said.out == "result\n"
+    assert said.err.split() == ["loaded", "scored"]
+
+
+def test_a_limit_that_a_function_sets_is_its_own(mine):
+    limit = sys.getrecursionlimit()
+    assert grades(mine("import sys\ndef score(completions):\n    sys.setrecursionlimit(30)\n    return [1]"), "a") == [
+        1
+    ]
+    assert sys.getrecursionlimit() == limit
+
+
+def test_an_exception_whose_text_raises(mine):
+    body = "class Bad(Exception):\n    def __str__(self): raise ValueError\ndef score(completions):\n    raise Bad\n"
+    with pytest.raises(RewardError, match=r"it raised Bad: its text cannot be read \(my_rewards\.py, line 4"):
+        grades(mine(body), "a")
 
 
 def test_a_function_that_hangs_ends_at_the_timeout(mine):

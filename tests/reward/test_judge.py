@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
@@ -20,8 +22,7 @@ import pytest
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, RewardError
-from trainer.machine import http_client
-from trainer.machine.http_client import seconds_of
+from trainer.machine.http_client import NoReply, exchange, seconds_of
 from trainer.reward import judge_client
 from trainer.reward.judge import load_rubric, user_message
 from trainer.reward.make import check, worked
@@ -234,16 +235,38 @@ def test_a_slow_grader_is_left_at_the_timeout(server):
     release.set()
 
 
-def test_a_grader_that_drips_is_left_at_the_timeout(monkeypatch):
+OK, BAD = b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 500 no\r\nContent-Length: 500\r\n\r\n"
+DRIPS = {  # what a server sends at once, and then again and again
+    "a header": (OK, b"x"),
+    "headers": (OK, b"X: y\r\n"),
+    "status lines": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "a body": (OK + b"Content-Length: 999\r\n\r\n", b" "),
+    "a body without a length": (OK + b"\r\n", b" "),
+    "an error": (BAD, b" "),
+}
+
+
+@pytest.mark.parametrize("drip", DRIPS)
+def test_a_grader_that_drips_is_left_at_the_timeout(drip):
     """Each byte comes in time, the whole never does."""
+    first, again = DRIPS[drip]
+    over = threading.Event()
 
-    class Dripping:
-        def read1(self, size: int) -> bytes:
-            time.sleep(0.01)
-            return b" "
+    def serve(listener: socket.socket) -> None:
+        client, _ = listener.accept()
+        with client, suppress(OSError):
+            client.recv(65536)
+            client.sendall(first)
+            while not over.wait(0.02):
+                client.sendall(again)
 
-    with pytest.raises(TimeoutError):
-        http_client._read(Dripping(), time.monotonic() + 0.1, largest=1 << 20)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=serve, args=(listener,))
+        server.start()
+        with pytest.raises(NoReply, match="HTTP 500" if drip == "an error" else "did not end within|more than 100"):
+            exchange(f"http://127.0.0.1:{listener.getsockname()[1]}/", {}, 0.3, 1 << 20)
+        over.set()
+        server.join()
 
 
 def test_retry_after_is_honoured(server):

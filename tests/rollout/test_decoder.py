@@ -5,6 +5,7 @@ import itertools
 import json
 import shutil
 import weakref
+from dataclasses import replace
 
 import peft
 import pytest
@@ -15,14 +16,15 @@ from trainer.batch.pack import to_tensors
 from trainer.config.settings import Lora, Model, Rollout
 from trainer.errors import ConfigError
 from trainer.loss.logprobs import LogProbs
+from trainer.model.attention import needs_repeated_keys
 from trainer.model.load import load_tokenizer, stop_tokens
 from trainer.model.lora import add_adapter
 from trainer.model.snapshot import Snapshot
 from trainer.records import Completion, Problem, Prompt, Sampling, TrainingRow
 from trainer.rollout.decoder import weights
 from trainer.rollout.decoder.cuda_graphs import rounded
-from trainer.rollout.decoder.forward import needs_repeated_keys
-from trainer.rollout.decoder.sampler import STEPS_PER_CHECK, DecodeSampler, Scheduler, draw
+from trainer.rollout.decoder.sampler import STEPS_PER_CHECK, Answer, DecodeSampler, Scheduler
+from trainer.rollout.draw import draw
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.make import make_sampler
 
@@ -268,6 +270,39 @@ def test_a_seed_repeats_after_other_work(kind, model, tokenizer):
     assert dict(sampler.sample(prompts(6, 9), sampling())) == first
 
 
+def tokens_of(groups):
+    return {index: [one.tokens for one in group] for index, group in groups.items()}
+
+
+def test_an_answer_does_not_depend_on_those_sampled_beside_it(kind, tokenizer):
+    model, asked = adapted(family()), prompts(9, 3, 14, 30)
+    together = tokens_of(sample(kind, model, tokenizer, asked, stops=SOME, max_new_tokens=24))
+    assert len({tokens for group in together.values() for tokens in group}) == 16
+    for index, prompt in enumerate(asked):
+        assert tokens_of(sample(kind, model, tokenizer, [prompt], stops=SOME, rows=3)) == {
+            0: [tokens[:12] for tokens in together[index]]
+        }
+
+
+def test_both_samplers_draw_the_same_tokens(tokenizer):
+    model, asked = adapted(family("llama")), prompts(9, 3, 14, 30)
+    one, other = (tokens_of(sample(kind, model, tokenizer, asked, stops=SOME)) for kind in (HfSampler, DecodeSampler))
+    assert one == other
+
+
+def test_a_problem_that_comes_again_in_a_step_gets_other_answers(kind, model, tokenizer):
+    (prompt,) = prompts(9)
+    groups = tokens_of(sample(kind, model, tokenizer, [prompt, replace(prompt, repeat=1)]))
+    assert len({*groups[0], *groups[1]}) == 8
+
+
+def test_memory_that_runs_out_changes_no_answer(kind, tokenizer):
+    model, asked = family(), prompts(9, 3, 30, 4, 17)
+    undisturbed = tokens_of(sample(kind, model, tokenizer, asked, stops=SOME))
+    Card(model, rows=6)
+    assert tokens_of(sample(kind, model, tokenizer, asked, stops=SOME)) == undisturbed
+
+
 def test_the_models_own_generation_config_cannot_bend_the_distribution(kind, model, tokenizer):
     plain = sample(kind, model, tokenizer, prompts(6))
     own = model.generation_config
@@ -417,26 +452,30 @@ def test_a_stop_token_that_the_model_does_not_have(kind, tokenizer):
 # What only the fast sampler has to promise.
 
 
-def test_what_is_torn_by_memory_begins_anew_as_a_whole():
-    """The completions that a torn group has are its short ones: kept, they would make answers shorter."""
-    scheduler, done = Scheduler([(5,), (6,)], group=2), Completion((2,), (-0.1,), "", truncated=False)
-    assert [one.prompt for one in scheduler.schedule(4, 4)] == [0, 1]
-    assert scheduler.finish(0, done) is None
-    assert scheduler.finish(1, done) is None
-    assert scheduler.finish(1, done) == [done, done]
+def counts(requests):
+    return [(one.prompt_index, len(one.numbers)) for one in requests]
+
+
+def test_what_memory_interrupted_is_sampled_again_and_what_was_finished_is_kept():
+    scheduler = Scheduler(prompts(5, 4), group=2)
+    done, other = (Completion((n,), (-0.1,), "", truncated=False) for n in (2, 3))
+    assert counts(scheduler.schedule(4, 4)) == [(0, 2), (1, 2)]
+    assert scheduler.finish(Answer(0, 1), done) is None
+    assert scheduler.finish(Answer(1, 1), done) is None
+    assert scheduler.finish(Answer(1, 0), other) == [other, done], "in the order of the numbers"
     scheduler.restart_unfinished()
-    assert [(one.prompt, one.completions) for one in scheduler.schedule(4, 4)] == [(0, 2)]
-    assert scheduler.finish(0, done) is None
-    assert scheduler.finish(0, done) == [done, done]
+    (again,) = scheduler.schedule(4, 4)
+    assert (again.prompt_index, list(again.numbers)) == (0, [0])
+    assert scheduler.finish(Answer(0, 0), other) == [other, done]
     assert scheduler.is_finished
 
 
 def test_a_large_group_begins_in_parts_and_leaves_few_rows_idle():
-    scheduler = Scheduler([(5,), (6,)], group=8)
-    assert [(one.prompt, one.completions) for one in scheduler.schedule(8, 8)] == [(0, 8)]
+    scheduler = Scheduler(prompts(6, 5), group=8)
+    assert counts(scheduler.schedule(8, 8)) == [(0, 8)]
     assert scheduler.schedule(1, 8) == []
-    assert [(one.prompt, one.completions) for one in scheduler.schedule(2, 8)] == [(1, 2)]
-    assert [(one.prompt, one.completions) for one in scheduler.schedule(6, 8)] == [(1, 6)]
+    assert counts(scheduler.schedule(2, 8)) == [(1, 2)]
+    assert counts(scheduler.schedule(6, 8)) == [(1, 6)]
 
 
 def test_what_is_not_a_number_in_one_row_does_not_stay_in_its_place(tokenizer):
@@ -539,13 +578,13 @@ def test_new_groups_begin_before_old_ones_are_whole(monkeypatch, tokenizer):
 def test_no_token_of_probability_zero_is_drawn(temperature):
     logits_BV = torch.full((4096, 6), float("-inf"))
     logits_BV[:, 2:4] = torch.tensor([0.0, -15.0])
-    tokens_B, logprobs_B = draw(logits_BV, temperature, torch.Generator().manual_seed(0))
+    tokens_B, logprobs_B = draw(logits_BV, temperature, torch.linspace(0, 1, 4097, dtype=torch.double)[:-1])
     assert set(tokens_B.tolist()) <= {2, 3}
     assert logprobs_B.isfinite().all()
 
 
 def test_logits_that_are_not_numbers_are_survived():
-    tokens_B, logprobs_B = draw(torch.full((3, 6), float("nan")), 1.0, torch.Generator().manual_seed(0))
+    tokens_B, logprobs_B = draw(torch.full((3, 6), float("nan")), 1.0, torch.rand(3, dtype=torch.double))
     assert all(0 <= token < 6 for token in tokens_B.tolist())
     assert logprobs_B.isnan().all()
 

@@ -17,14 +17,15 @@ from trainer.model.load import load_model
 
 SOME = ("zero2", "zero2_offload", "zero3", "zero3 whole")
 REST = ("zero1", "zero3_offload", "zero2 whole")
-CASES = (*SOME, *(pytest.param(case, marks=pytest.mark.slow) for case in REST))
+SAMPLED = "zero2 sampled"
+CASES = (*SOME, SAMPLED, *(pytest.param(case, marks=pytest.mark.slow) for case in REST))
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, with_slow) -> dict[int, dict]:
     """The results of one rank and of two, by case; the three processes run at the same time."""
     folder = tmp_path_factory.mktemp("loops")
-    cases = (*SOME, *REST) if with_slow else SOME
+    cases = (*SOME, SAMPLED, *(REST if with_slow else ()))
     command = [*forked(), "-m", "tests.e2e.loops", str(folder), *cases]
     ranks = []
     for world in (1, 2):
@@ -75,7 +76,7 @@ def test_what_is_logged_is_of_all_ranks(results, case):
     one, two = (results[world][case]["metrics"] for world in (1, 2))
     assert [line.keys() for line in one] == [line.keys() for line in two]
     for line, other in zip(one, two, strict=True):
-        assert other == pytest.approx(line, rel=1e-5, abs=1e-6)
+        assert other == pytest.approx(line, rel=1e-5, abs=1e-6 if case != SAMPLED else 1e-5)  # how far samplers round
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from trainer.errors import CheckpointError
-from trainer.run_folder import checkpoints
+from trainer.run_folder import checkpoints, manifest
 
 
 class FilePolicy:
@@ -84,14 +84,95 @@ def test_old_ones_are_deleted(tmp_path):
 
 def test_another_number_of_ranks_is_refused(tmp_path):
     save(FilePolicy("x"), tmp_path, 5, keep=2)
-    state = tmp_path / "checkpoints/step_000005/state.json"
-    state.write_text(json.dumps({"step": 5, "ranks": 4}))
+    folder = tmp_path / "checkpoints/step_000005"
+    (folder / "state.json").write_text(json.dumps({"step": 5, "ranks": 4}))
+    (folder / "manifest.json").unlink()
+    manifest.seal(folder)
     with pytest.raises(CheckpointError, match="written by 4 ranks, this run has 1"):
         resume(FilePolicy("fresh"), tmp_path)
 
 
-def test_a_broken_state_is_named(tmp_path):
-    save(FilePolicy("x"), tmp_path, 5, keep=2)
-    (tmp_path / "checkpoints/step_000005/state.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"state\.json cannot be read"):
+def spoil(path, change):
+    path.write_bytes(change(path.read_bytes()))
+
+
+def flipped(content: bytes) -> bytes:
+    place = len(content) // 2
+    return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
+
+
+DAMAGE = {
+    "flipped": lambda folder, name: spoil(folder / name, flipped),
+    "cut short": lambda folder, name: spoil(folder / name, lambda content: content[:-2]),
+    "emptied": lambda folder, name: spoil(folder / name, lambda content: b""),
+    "missing": lambda folder, name: (folder / name).unlink(),
+}
+
+
+@pytest.mark.parametrize("name", ["engine.txt", "state.json", "manifest.json"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_one_is_named_and_the_one_before_is_loaded(tmp_path, capsys, damage, name):
+    for step in (5, 10):
+        save(FilePolicy(f"after {step}"), tmp_path, step)
+    DAMAGE[damage](tmp_path / "checkpoints/step_000010", name)
+    policy = FilePolicy("fresh")
+    assert resume(policy, tmp_path) == 5
+    assert policy.state == "after 5"
+    said = capsys.readouterr().err
+    assert "step_000010 is damaged and not used: " in said
+    assert name in said
+    save(FilePolicy("after 6"), tmp_path, 6, keep=1)  # not the damaged one is kept
+    assert checkpoints.latest(tmp_path).name == "step_000006"
+
+
+def test_every_flipped_bit_of_a_manifest_is_found(tmp_path):
+    save(FilePolicy("after 5"), tmp_path, 5)
+    path = tmp_path / "checkpoints/step_000005/manifest.json"
+    content = path.read_bytes()
+    for place in range(8 * len(content)):
+        path.write_bytes(bytes(byte ^ (1 << place % 8) * (place // 8 == index) for index, byte in enumerate(content)))
+        assert checkpoints._damage(path.parent) or json.loads(path.read_bytes()) == json.loads(content)
+
+
+def test_a_stray_folder_and_a_renamed_one_are_not_taken_for_the_newest(tmp_path, capsys):
+    save(FilePolicy("after 5"), tmp_path, 5)
+    folder = tmp_path / "checkpoints"
+    (folder / "step_junk").mkdir()
+    shutil.copytree(folder / "step_000005", folder / "step_000009")
+    assert resume(FilePolicy("fresh"), tmp_path) == 5
+    assert "step_000009 is damaged and not used: it is the checkpoint of step 5" in capsys.readouterr().err
+
+
+def test_a_step_of_seven_digits_is_newer(tmp_path):
+    for step in (999_999, 1_000_000):
+        save(FilePolicy(f"after {step}"), tmp_path, step)
+    assert resume(FilePolicy("fresh"), tmp_path) == 1_000_000
+
+
+def test_without_a_whole_one_nothing_begins_silently(tmp_path):
+    save(FilePolicy("after 5"), tmp_path, 5)
+    (tmp_path / "checkpoints/step_000005/engine.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"every checkpoint in it is damaged\. Restore one, or delete"):
+        resume(FilePolicy("fresh"), tmp_path)
+
+
+def test_the_older_ones_stay_if_the_new_one_cannot_be_read_back(tmp_path):
+    save(FilePolicy("after 5"), tmp_path, 5, keep=1)
+    rename = type(tmp_path).rename
+
+    def lossy(path, target):
+        """A disk that loses the end of a file."""
+        rename(path, target)
+        spoil(target / "engine.txt", lambda content: content[:-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(tmp_path), "rename", lossy)
+        with pytest.raises(CheckpointError, match=r"engine\.txt is not what was saved, though it was written a moment"):
+            save(FilePolicy("after 10"), tmp_path, 10, keep=1)
+    assert resume(FilePolicy("fresh"), tmp_path) == 5
+
+
+def test_a_state_of_another_version_is_refused_by_name(tmp_path):
+    checkpoints.save(FilePolicy("x"), tmp_path, 5, 2, {"kl": Learned()})
+    with pytest.raises(CheckpointError, match=r"state\.json is not one of this version of Octet"):
         resume(FilePolicy("fresh"), tmp_path)

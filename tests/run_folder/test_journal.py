@@ -5,7 +5,7 @@ import json
 import pytest
 
 from trainer.errors import DataError
-from trainer.run_folder.journal import Journal
+from trainer.run_folder.journal import Journal, read_records
 
 
 @pytest.fixture
@@ -36,11 +36,25 @@ def test_a_last_line_that_a_crash_cut_short_is_dropped(metrics, cut):
         (b'{"step": "1"}', "it is not the record of a step"),
     ],
 )
-def test_a_broken_line_is_named_and_nothing_is_lost(metrics, name, line, told):
+def test_a_broken_line_is_moved_aside_and_named(metrics, capsys, name, line, told):
     path = metrics.rename(metrics.with_name(name))
     first, _, *rest = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([first, line + b"\n", *rest]))
-    before = path.read_bytes()
     with pytest.raises(DataError, match=rf"{name}, line 2: {told}.* Repair or delete that line\."):
-        Journal(path.parent, 3)
-    assert path.read_bytes() == before
+        read_records(path)
+    Journal(path.parent, 3)
+    assert path.read_bytes() == b"".join([first, *rest])
+    assert path.with_suffix(".damaged").read_bytes() == line + b"\n"
+    assert f"{name}: line 2 is damaged and was moved to {path.stem}.damaged" in capsys.readouterr().err
+
+
+def test_lines_that_are_lost_are_counted(metrics, capsys):
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:2]))
+    Journal(metrics.parent, 3)
+    assert "2 of 3 steps have no line left, the first of them is step 2" in capsys.readouterr().err
+
+
+def test_a_run_that_begins_again_evaluates_its_base_again(metrics):
+    """Killed between the line of step 0 and the first checkpoint."""
+    Journal(metrics.parent, 0)
+    assert metrics.read_bytes() == b""

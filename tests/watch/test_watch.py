@@ -162,7 +162,7 @@ def test_an_evaluation_goes_into_the_line_of_its_step(tmp_path):
         journal.metrics(step, {"loss": step / 2})
     journal.close()
     again = Journal(tmp_path, first_step=2)  # the start before was ended in the evaluation
-    again.evaluation(2, {"eval/accuracy": 0.25})
+    again.add(2, {"eval/accuracy": 0.25})
     again.metrics(3, {"loss": 1.5})
     again.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -178,7 +178,7 @@ def test_an_evaluation_whose_line_was_lost_gets_one_of_its_own(tmp_path, left):
     if left is not None:
         (tmp_path / "metrics.jsonl").write_text(left)
     journal = Journal(tmp_path, first_step=4)
-    journal.evaluation(4, {"eval/accuracy": 0.25})
+    journal.add(4, {"eval/accuracy": 0.25})
     journal.close()
     assert (tmp_path / "metrics.jsonl").read_text() == (left or "") + '{"step": 4, "eval/accuracy": 0.25}\n'
 
@@ -186,7 +186,7 @@ def test_an_evaluation_whose_line_was_lost_gets_one_of_its_own(tmp_path, left):
 def test_a_start_that_cannot_write_leaves_the_journal_as_it_was(tmp_path):
     lines = "".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3))
     (tmp_path / "metrics.jsonl").write_text(lines)
-    (tmp_path / "metrics.partial").mkdir()  # in the way: nothing can be written there
+    (tmp_path / "metrics.jsonl.partial").mkdir()  # in the way: nothing can be written there
     with pytest.raises(IsADirectoryError):
         Journal(tmp_path, first_step=2)
     assert (tmp_path / "metrics.jsonl").read_text() == lines

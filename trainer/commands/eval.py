@@ -5,6 +5,7 @@ Nothing here imports torch, so a mistake is answered at once.
 
 from __future__ import annotations
 
+import json
 from argparse import ArgumentParser, Namespace
 from math import inf
 from pathlib import Path
@@ -12,9 +13,10 @@ from pathlib import Path
 from trainer.checks import downloads, preflight
 from trainer.commands.options import TASKS, add_overrides
 from trainer.config.command_line import resolve
-from trainer.config.settings import Config
+from trainer.config.settings import Config, Model
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine import quiet
+from trainer.model import hub
 from trainer.problem.task import evaluation_problems, make_task
 from trainer.records import Draws
 from trainer.reward import golds
@@ -78,9 +80,38 @@ def settings_for(options: Namespace) -> Config:
     if not config.eval.problems:
         raise ConfigError("eval.problems=0: there is nothing to evaluate. Try --problems 256.")
     downloads.check(config)
+    _refuse_another_base(options, config)
     quiet.quiet()
     preflight.skip_unused_imports(config)
     return config
+
+
+def _refuse_another_base(options: Namespace, config: Config) -> None:
+    """Raise CheckpointError for an adapter that was trained over another model than the one to be evaluated. A model
+    that the command line names is believed where the weights of the other one are not on this machine."""
+    is_named = options.model is not None or any(text.startswith("model.name=") for text in options.overrides)
+    if not options.adapter or (options.preset is None and not is_named):  # then it is that of the adapter's run
+        return
+    base = _base_of(options.adapter)
+    weights = hub.fingerprint(Model(name=base))
+    is_same = base == config.model.name or (weights and weights == hub.fingerprint(config.model))
+    if not is_same and (weights or not is_named):
+        raise CheckpointError(
+            f"--adapter {options.adapter}: it was trained over {base}, not over model.name={config.model.name}. "
+            f"Write --model {base}, or leave --preset out."
+        )
+
+
+def _base_of(adapter: Path) -> str:
+    """Return the name of the model that an adapter was trained over."""
+    path = adapter / "adapter_config.json"
+    try:
+        base = Path(json.loads(path.read_text())["base_model_name_or_path"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: it does not say what the adapter was trained over ({type(error).__name__}). Restore the file."
+        ) from None
+    return "nano" if base.parts[-3:] == ("trainer", "model", "nano") else str(base)
 
 
 def _draws(options: Namespace, seed: int) -> Draws | None:

@@ -27,6 +27,7 @@ from trainer.commands.options import TASKS, add_overrides
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.errors import DataError
+from trainer.machine.visible import visible
 from trainer.problem.task import make_task
 from trainer.records import Completion, Problem, Prompt, Score
 from trainer.reward.built_in import COMPONENTS
@@ -182,8 +183,11 @@ def _report_missing(scorer: Scorer) -> None:
     measured = scorer.measured()
     missing, total = measured.get("judge/missing", (0, 0))
     if missing:
-        why = "; ".join(failure for grader in scorer.graders if (failure := grader.last_failure))
-        print(f"octet: the judge gave no grade for {missing:.0f} of {total:.0f} completions: {why}.", file=sys.stderr)
+        why = visible("; ".join(failure for grader in scorer.graders if (failure := grader.last_failure)))
+        print(
+            f"octet: the judge gave no grade for {missing:.0f} of {total:.0f} completions: {why}.",
+            file=sys.stderr,
+        )
     hangs = measured.get("symbolic/hangs", (0, 0))[0]
     if hangs:
         print(f"octet: {hangs:.0f} symbolic comparisons took too long and count as different.", file=sys.stderr)

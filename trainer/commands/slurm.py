@@ -84,13 +84,14 @@ def slurm(config: Config, preset: str, request: JobRequest, dry_run: bool) -> No
 
 def write(config: Config, folder: Path, request: JobRequest) -> Path:
     """Write the script and the configuration into the run folder, and return the path of the script."""
+    text = "\n".join(_script(folder, request))
     folder.mkdir(parents=True, exist_ok=True)
     for mark in (*folder.glob("finished"), *folder.glob("*/finished")):  # of a shorter run; a chain would stop there
         mark.unlink()
     settings = config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
     (folder / "job.yaml").write_text(settings.to_yaml())
     script = folder / "job.sbatch"
-    script.write_text("\n".join(_script(folder, request)))
+    script.write_text(text)
     script.chmod(0o755)
     return script
 
@@ -126,6 +127,10 @@ def _options(folder: Path, request: JobRequest) -> dict[str, str]:
         options["time"] = request.time
     if request.grid:
         options["array"] = f"1-{_lines(request.grid)}"
+    for name, value in options.items():
+        if not value.isprintable():  # what follows a line break would be a command of the script
+            where = {"chdir": "the working folder", "output": "run.dir", "job-name": "run.dir"}.get(name, f"--{name}")
+            raise ConfigError(f"{where}={value!r}: it has a control character in it. Write it without.")
     return options
 
 

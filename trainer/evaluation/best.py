@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.settings import Eval
+from trainer.errors import CheckpointError
 from trainer.evaluation.evaluate import Evaluation
 from trainer.evaluation.results import percent
 from trainer.machine import disk
 from trainer.ranks import distributed
+from trainer.run_folder.journal import read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,14 @@ class EvaluationHistory:
     def kept(self) -> dict[str, Any] | None:
         """Return the content of `best.json`, which describes the adapter or model beside it."""
         path = self.folder / "best" / "best.json"
-        return json.loads(path.read_text()) if path.is_file() else None
+        try:
+            return dict(json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, RecursionError):
+            raise CheckpointError(
+                f"{path}: it cannot be read. Delete {path.parent}: the next evaluation that is the best fills it again."
+            ) from None
 
     @property
     def has_stopped_rising(self) -> bool:
@@ -120,7 +129,5 @@ def metrics_of(evaluation: Evaluation) -> dict[str, float]:
 
 def _evaluated(folder: Path, first_step: int) -> list[dict[str, Any]]:
     """Return the lines of steps 1 to `first_step` that contain an evaluation."""
-    path = folder / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    records: list[dict[str, Any]] = [json.loads(line) for line in lines if line.endswith("\n")]
+    records = read_records(folder / "metrics.jsonl")
     return [record for record in records if 0 < record["step"] <= first_step and "eval/problems" in record]

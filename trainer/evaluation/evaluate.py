@@ -13,7 +13,7 @@ from typing import Any
 from trainer.answers import compare
 from trainer.evaluation.estimates import Share, pass_at, share_of
 from trainer.ranks import distributed
-from trainer.records import SEEDS, Completion, Draws, Prompt, Sampling, Score
+from trainer.records import Completion, Draws, Prompt, Sampling, Score
 from trainer.reward.scorer import Scorer
 from trainer.rollout.collect import Sampler, collect
 from trainer.watch.progress import Progress
@@ -208,7 +208,7 @@ def evaluate(
         return Evaluation(name, outcomes, left_out=left_out)
     what = f"{draws.samples} sampled answers to each of"
     trials = [
-        answered(what, Sampling(draws.samples, draws.temperature, max_new_tokens, _seed(draws, trial)))
+        answered(what, Sampling(draws.samples, draws.temperature, max_new_tokens, draws.seed * 1_009 + trial))
         for trial in range(draws.trials)
     ]
     return Evaluation(name, outcomes, Sampled(draws, tuple(trials)), left_out)
@@ -244,11 +244,6 @@ def _answered(
     )
     by_rank = [iter(part) for part in parts]
     return tuple(next(by_rank[index % len(by_rank)]) for index in range(len(prompts)))
-
-
-def _seed(draws: Draws, trial: int) -> int:
-    """Return a seed that depends on trial and rank, and is the same whenever the command is repeated."""
-    return ((draws.seed * 1_009 + trial) * 4_099 + distributed.rank()) % SEEDS
 
 
 def _up_to(k: int) -> list[int]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from trainer.batch.pack import to_tensors
+from trainer.model.attention import needs_repeated_keys
 from trainer.records import TrainingBatch, TrainingRow
 
 PREFIX = "octet_flat_"
@@ -142,7 +143,11 @@ def _attention(below: str) -> Any:
         prompts = (layout.rows(part, layout.prompts_PT) for part in (query, key, value))
         asking = layout.rows(query, layout.answers_AC)
         looked_at = (layout.rows(part, layout.keys_AK) for part in (key, value))
-        seen, _ = plain(module, *prompts, None, **options)
+        mask = None
+        if needs_repeated_keys(query.device, query.dtype):  # transformers repeats them only beside a mask
+            width = layout.prompts_PT.shape[1]
+            mask = torch.ones(1, 1, width, width, dtype=torch.bool, device=query.device).tril()
+        seen, _ = plain(module, *prompts, mask, **options)
         said, _ = plain(module, asking, *looked_at, layout.mask_ACK[:, None], **options)
         return layout.line(seen, said), None
 

@@ -1,4 +1,4 @@
-"""One clear error when the disk fills up during a write, and the removal of what was half written."""
+"""Write so that a crash leaves nothing half written, and give one clear error when the disk fills up."""
 
 from __future__ import annotations
 
@@ -45,6 +45,24 @@ def _is_full(error: BaseException, folder: Path) -> bool:
     except OSError as full:
         return full.errno in FULL
     return False
+
+
+def keep(path: Path) -> None:
+    """Have the disk keep a file or a folder, and forget its copy in memory, so that it is read from the disk next."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+        os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(number)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Replace a file as a whole, so that a crash leaves the old one or the new one."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_bytes(content)
+    keep(partial)
+    partial.replace(path)
 
 
 def size(folder: Path) -> int:

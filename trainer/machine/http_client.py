@@ -1,21 +1,25 @@
 """One HTTP exchange with a server that may be slow, busy, wrong or unreachable. Standard library only.
 
-httpx has neither a deadline for the whole reply, nor a limit on its size, nor `Retry-After`, so the code would not be
-shorter with it, and its import takes a third of a second.
+httpx has neither a deadline for the whole exchange, nor a limit on the size of the reply, nor `Retry-After`, so the
+code would not be shorter with it, and its import takes a third of a second.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import math
 import os
+import socket
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from datetime import timezone
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any
 
 from trainer.errors import ConfigError
@@ -52,16 +56,84 @@ def exchange(
     sent = {"Content-Type": "application/json", "User-Agent": "octet-grpo", **(headers or {})}
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, sent, method="GET" if body is None else "POST")
-    deadline = time.monotonic() + timeout_s
-    try:
-        with (_DIRECT if direct else _OPENER).open(request, timeout=timeout_s) as response:
-            return _read(response, deadline, largest)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise _refusal(error) from None
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        raise NoReply(f"{type(reason).__name__}: {reason}") from None
+    with _Deadline(timeout_s) as deadline:
+        try:
+            with deadline.opener(direct).open(request, timeout=timeout_s) as response:
+                reply = _read(response, largest)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _refusal(error) from None
+        except (OSError, http.client.HTTPException) as error:
+            deadline.check()
+            reason = getattr(error, "reason", None) or error
+            raise NoReply(f"{type(reason).__name__}: {reason}") from None
+        deadline.check()
+        return reply
+
+
+class _Deadline:
+    """Cuts off the connections of an exchange when its time is over. The timeout of a socket alone would allow a byte a
+    minute for ever, in the headers, in the body, or while an encrypted connection is made."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+        self._sockets: list[socket.socket] = []
+        self._timer = threading.Timer(seconds, self._cut)
+        self._timer.daemon = True
+
+    def __enter__(self) -> _Deadline:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        self._timer.join()
+        for one in self._sockets:
+            one.close()
+
+    def check(self) -> None:
+        """Raise NoReply if the time is over."""
+        if time.monotonic() >= self._end:
+            raise NoReply(f"TimeoutError: the reply did not end within {self.seconds:g} s") from None
+
+    def opener(self, direct: bool) -> urllib.request.OpenerDirector:
+        proxies = [urllib.request.ProxyHandler({})] if direct else []
+        return urllib.request.build_opener(_NoRedirects, _Http(self), _Https(self), *proxies)
+
+    def connection(self, kind: type[http.client.HTTPConnection], host: str, **options: Any) -> Any:
+        made: Any = kind(host, **options)
+        made._create_connection = self._connect
+        return made
+
+    def _connect(self, *arguments: Any) -> socket.socket:
+        made = socket.create_connection(*arguments)
+        self._sockets.append(made.dup())  # encryption takes the first one over
+        self.check()
+        return made
+
+    def _cut(self) -> None:
+        for one in self._sockets:
+            with contextlib.suppress(OSError):  # it has ended by itself
+                one.shutdown(socket.SHUT_RDWR)
+
+
+class _Http(urllib.request.HTTPHandler):
+    def __init__(self, deadline: _Deadline) -> None:
+        super().__init__()
+        self.deadline = deadline
+
+    def http_open(self, request: urllib.request.Request) -> Any:
+        return self.do_open(partial(self.deadline.connection, http.client.HTTPConnection), request)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, deadline: _Deadline) -> None:
+        super().__init__()
+        self.deadline = deadline
+
+    def https_open(self, request: urllib.request.Request) -> Any:
+        return self.do_open(partial(self.deadline.connection, http.client.HTTPSConnection), request)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -69,10 +141,6 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *arguments: Any) -> None:
         return None
-
-
-_OPENER = urllib.request.build_opener(_NoRedirects)
-_DIRECT = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))
 
 
 def _refusal(error: urllib.error.HTTPError) -> NoReply:
@@ -85,17 +153,11 @@ def _refusal(error: urllib.error.HTTPError) -> NoReply:
     return NoReply(f"HTTP {error.code} {text}".strip(), again, wait_s, error.code)
 
 
-def _read(response: http.client.HTTPResponse, deadline: float, largest: int) -> bytes:
-    """Return the body. The timeout of the socket alone would allow a byte a minute for ever."""
-    parts, size = [], 0
-    while part := response.read1(1 << 16):
-        parts.append(part)
-        size += len(part)
-        if time.monotonic() > deadline:
-            raise TimeoutError("the reply did not end in time")
-        if size > largest:
-            raise NoReply(f"the reply is longer than {largest >> 20} MiB")
-    return b"".join(parts)
+def _read(response: http.client.HTTPResponse, largest: int) -> bytes:
+    body = response.read(largest + 1)
+    if len(body) > largest:
+        raise NoReply(f"the reply is longer than {largest >> 20} MiB")
+    return body
 
 
 def seconds_of(retry_after: str | None) -> float:

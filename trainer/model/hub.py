@@ -7,6 +7,7 @@ internet.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from trainer.machine import threads
 
 CONNECT_S = 3.0
 DEADLINE_S = 10.0  # for the whole answer, including the DNS look-up, which no timeout of a socket covers
+SAMPLES, SAMPLE_BYTES = 64, 4096  # of each file of weights, for their fingerprint
 PAGE = 1000  # entries of a listing that the hub sends at once
 REFUSED = (401, 403, 404)
 FETCH = "`octet fetch`, on a machine with internet, brings what is missing: docs/offline.md."
@@ -131,6 +133,21 @@ def _is_complete(folder: Path) -> bool:
     if indices:
         return any(all((folder / shard).is_file() for shard in shards) for shards in indices)
     return any(_is_weights(file.name) for file in folder.iterdir())
+
+
+def fingerprint(model: Model) -> str:
+    """Return a hash of samples from each file of a model's weights, or "" for weights that are not on this machine."""
+    folder = NANO if model.name == "nano" else _local(model.name) or snapshot(model)
+    files = sorted(path for path in folder.iterdir() if _is_weights(path.name)) if folder else []
+    found = hashlib.sha256()
+    for path in files:
+        size = path.stat().st_size
+        found.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            for place in range(0, size, max(1, size // SAMPLES)):
+                file.seek(place)
+                found.update(file.read(SAMPLE_BYTES))
+    return found.hexdigest() if files else ""
 
 
 def _sizes(folder: Path) -> dict[str, int]:

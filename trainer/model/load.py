@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from trainer.config.settings import Model
 from trainer.errors import ConfigError, ModelError
+from trainer.machine.deadline import deadline
 from trainer.model import quantised
 from trainer.model.compact import compact
 from trainer.model.staging import staged_copy
@@ -20,6 +21,7 @@ from trainer.model.staging import staged_copy
 NANO = Path(__file__).parent / "nano"
 ATTENTION = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}  # None: transformers chooses
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+TEMPLATE_S = 10.0
 NOISE = re.compile("drop|(?<!router_)jitter")  # Phi-MoE's router_jitter_noise is a threshold in eval mode as well
 END_OF_TEXT = "<|endoftext|>"  # ends a document wherever a vocabulary has it, also of a model whose turns end otherwise
 
@@ -113,8 +115,9 @@ def _end_of_turn(tokenizer: Any) -> int | None:
     answer = "forty-two"
     turns = [{"role": "user", "content": "6 x 7?"}, {"role": "assistant", "content": answer}]
     try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False) if tokenizer.chat_template else ""
-    except TemplateError:  # it wants something else in a conversation
+        with deadline(TEMPLATE_S):
+            text = tokenizer.apply_chat_template(turns, tokenize=False) if tokenizer.chat_template else ""
+    except (TemplateError, TimeoutError):  # it wants something else in a conversation
         return None
     _, found, behind = text.rpartition(answer)
     tokens = tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []

@@ -24,9 +24,12 @@ from trainer.answers import compare, find
 from trainer.config.sections.task import OF_OCTET
 from trainer.config.settings import PromptSettings
 from trainer.errors import ConfigError, DataError, did_you_mean
+from trainer.machine.deadline import deadline
 from trainer.problem.task import Task
 from trainer.records import Problem, Prompt
 
+BROKEN = (ArithmeticError, AttributeError, LookupError, RuntimeError, TimeoutError, TypeError, ValueError)
+TEMPLATE_S = 10.0  # a chat template comes with the model, and may not end
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -133,14 +136,15 @@ class Prompter:
 
         continues = messages[-1]["role"] == "assistant"  # the data set has begun the answer
         try:
-            text: str = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=not continues,
-                continue_final_message=continues,
-                **self.settings.template,
-            )
-        except TemplateError as error:
+            with deadline(TEMPLATE_S):
+                text: str = self.tokenizer.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tokenize=False,
+                    add_generation_prompt=not continues,
+                    continue_final_message=continues,
+                    **self.settings.template,
+                )
+        except (TemplateError, *BROKEN) as error:
             roles = ", ".join(message["role"] for message in messages)
             raise DataError(
                 f"{problem.id or 'prompt'}: the chat template of the model refuses the messages ({roles}): {error}. "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -103,7 +104,9 @@ def connect(timeout_s: float, connect_s: float = CONNECT_S) -> None:
     # Python objects and barriers use gloo even beside NCCL: its errors can be caught, and say what is missing
     backend, timeout = "cpu:gloo,cuda:nccl" if on_gpu() else "gloo", timedelta(seconds=timeout_s)
     if world_size() == 1:
-        dist.init_process_group(backend, timeout=timeout)
+        if any(name == "lo" for _, name in socket.if_nameindex()):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nothing outside of this machine can connect
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         return
     ranks = rendezvous.meet(rank(), world_size(), connect_s)
     if on_gpu():

@@ -33,6 +33,7 @@ WAITING = "waiting"  # the state of a rank whose collective has failed
 GLOO_SOURCE = re.compile(r"^\[[^]]*gloo[^]]*\] ")  # the source file and line that gloo's messages begin with
 OF_THIS_CARD = re.compile("cuda (error|failure)", re.IGNORECASE)
 INTERFACE_KEYS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE")
+LOOPBACK = ("127.0.0.1", "localhost")  # with one of these, a run on one machine can be reached only from there
 ANSWER_S = 5.0  # how long a rank that has failed waits for the others to write their state
 HEARTBEAT_S = 0.5
 SILENT_S = 30.0  # without heartbeats before a rank is named; srun ends the other ranks after a minute
@@ -228,8 +229,11 @@ def interfaces() -> str:
 def _connection(seconds: float, is_server: bool = False) -> Any:
     """Connect to the store of rank 0, or create it."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    timeout = timedelta(seconds=seconds)
-    store = dist.TCPStore(address, port, is_master=is_server, timeout=timeout, wait_for_workers=False)
+    options: dict[str, Any] = {"timeout": timedelta(seconds=seconds), "wait_for_workers": False}
+    if is_server and address in LOOPBACK:
+        with suppress(OSError):  # TCPStore says what is wrong with the port
+            options["master_listen_fd"] = socket.create_server(("127.0.0.1", port)).detach()
+    store = dist.TCPStore(address, port, is_master=is_server, **options)
     return dist.PrefixStore(f"octet-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from trainer.machine.visible import around, shortened
 from trainer.reports.markup import Html, joined, tag
-from trainer.watch.visible import around, shortened
 
 MOST_FLIPS = 20  # shown in each direction; all of them are in eval_flips.jsonl
 

@@ -9,8 +9,8 @@ from math import floor, isfinite, log10
 from statistics import fmean
 from typing import NamedTuple
 
+from trainer.machine.visible import visible
 from trainer.reports.drawing import COLOURS, Area, Dot, Hit, Label, Line, Mark
-from trainer.watch.visible import visible
 
 WIDTH, HEIGHT = 420.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 10.0, 26.0, 24.0  # margins

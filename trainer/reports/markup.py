@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from trainer.watch.visible import visible
+from trainer.machine.visible import visible
 
 HERE = Path(__file__).parent
 

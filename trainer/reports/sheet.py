@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from trainer.machine.visible import visible
 from trainer.reports.chart import HEIGHT, WIDTH, Chart
 from trainer.reports.drawing import COLOURS, Label, Mark, svg, write_png
 from trainer.reports.panels import Group, groups_of, main_charts, more_charts
 from trainer.reports.run_files import RunFiles
-from trainer.watch.visible import visible
 
 COLUMNS = 2
 GAP, LINE = 14.0, 16.0

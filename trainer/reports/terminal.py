@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from trainer.machine.visible import around, visible
 from trainer.reports.run_files import RunFiles, phases, read_run
 from trainer.watch.diagnosis import diagnose
 from trainer.watch.progress import clock
-from trainer.watch.visible import around, visible
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # of a small curve, in characters

@@ -19,15 +19,18 @@ import asyncio
 import faulthandler
 import importlib.util
 import inspect
+import io
 import math
+import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from trainer.config.settings import Reward, function_name
 from trainer.errors import ConfigError, RewardError
@@ -51,8 +54,10 @@ class Call(threading.Thread):
         self.error: BaseException | None = None
 
     def run(self) -> None:
+        limit = sys.getrecursionlimit()
         with self:
             self.result = self.work()
+        sys.setrecursionlimit(limit)  # in this thread: another one may be too deep for the limit that the call has set
 
     def __enter__(self) -> None: ...
 
@@ -68,6 +73,34 @@ class Call(threading.Thread):
         self.join(seconds)
         faulthandler.cancel_dump_traceback_later()
         return not self.is_alive()
+
+
+class _Prints(io.TextIOBase):
+    """Standard output for user code, which prints to standard error: results stand on standard output. To close it has
+    no effect."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def _contained() -> Iterator[None]:
+    """Let user code neither end the process, which would look like success, nor print between results."""
+    real, own = os._exit, os.getpid()
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != own:  # a process that the user code has forked
+            real(status)
+        raise SystemExit(f"os._exit({status})")
+
+    os._exit = refuse
+    try:
+        with redirect_stdout(_Prints()):
+            yield
+    finally:
+        os._exit = real
 
 
 class Custom:
@@ -100,7 +133,9 @@ class Custom:
 
     def _run(self, readings: Sequence[Reading]) -> Call:
         call = Call(lambda: self._grades(readings))
-        if not call.within(self.timeout):
+        with _contained():
+            ended = call.within(self.timeout)
+        if not ended:
             raise self._error(
                 f"no result after {self.timeout:g} seconds. Make it faster, or raise reward.timeout.", readings
             )
@@ -164,7 +199,7 @@ class Custom:
 
     def _where(self, error: BaseException) -> str:
         """Describe the exception and the last line of the user's file that was running."""
-        what = f"{type(error).__name__}: {str(error)[:500]}".rstrip(": ")
+        what = f"{type(error).__name__}: {_text(error)[:500]}".rstrip(": ")
         if isinstance(error, SyntaxError) and error.filename == str(self.path):
             return f"{what} ({self.path.name}, line {error.lineno})"
         frames = traceback.extract_tb(error.__traceback__)
@@ -183,7 +218,8 @@ class Custom:
         if str(self.path.parent) not in sys.path:
             sys.path.append(str(self.path.parent))  # it may import its neighbours
         loading = Call(partial(spec.loader.exec_module, module))
-        loading.run()
+        with _contained():
+            loading.run()
         if loading.error is not None:
             raise self._error(f"the file cannot be imported: {self._where(loading.error)}.")
         function = getattr(module, self.name, None)
@@ -191,6 +227,13 @@ class Custom:
             there = [name for name, value in vars(module).items() if inspect.isfunction(value)]
             raise self._error(f"there is no function `{self.name}` in it. There are: {', '.join(there) or 'none'}.")
         return function
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001  user code may raise anything, in its exceptions too
+        return "its text cannot be read"
 
 
 def find(setting: str) -> Path:

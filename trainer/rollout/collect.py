@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from trainer.config.settings import Config
 from trainer.problem.curriculum import Curriculum, outcomes, solve_rates
 from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
-from trainer.records import SEEDS, Completion, Prompt, Sampling, ScoredGroup
+from trainer.records import Completion, Problem, Prompt, Sampling, ScoredGroup
 from trainer.reward.scorer import Scorer
 from trainer.rollout.ahead import Ahead, Rollout
 from trainer.watch.tally import Tally
@@ -63,7 +64,7 @@ class Rollouts:
 
     def prompts_of(self, step: int) -> list[Prompt]:
         """Return this rank's share of the prompts of a step."""
-        return [self.prompter.prompt(problem) for problem in distributed.mine(self.curriculum.draw(step))]
+        return self._prompts(self.curriculum.draw(step))
 
     def of(self, prompts: Sequence[Prompt], step: int, tally: Tally, samples_ahead: bool) -> list[ScoredGroup]:
         """Return the scored groups of a step; with `samples_ahead`, start sampling those of the next step."""
@@ -76,11 +77,11 @@ class Rollouts:
         return groups
 
     def sampling_of(self, step: int, number: int = 0) -> Sampling:
-        """Return how to sample. Seeds follow from run, step, round and rank, so a resumed run samples what it would
-        have without the interruption."""
-        seed = (self.config.run.seed * 1_000_003 + step) * 4_099 + distributed.rank() + number * 2**40
+        """Return how to sample. The seed follows from run, step and round, so a resumed run samples what it would have
+        without the interruption, and every rank has the same."""
+        seed = self.config.run.seed * 1_000_003 + step + number * 2**40
         rollout = self.config.rollout
-        return Sampling(rollout.group_size, rollout.temperature, rollout.max_new_tokens, seed % SEEDS)
+        return Sampling(rollout.group_size, rollout.temperature, rollout.max_new_tokens, seed)
 
     def close(self) -> None:
         self.under_way.close()
@@ -96,9 +97,18 @@ class Rollouts:
         return groups, self.scorer.measured()
 
     def _fresh(self, sampler: Sampler, step: int, number: int, count: int) -> list[ScoredGroup]:
-        problems = distributed.mine(self.curriculum.spare(step, number))[:count]
-        prompts = [self.prompter.prompt(problem) for problem in problems]
+        prompts = self._prompts(self.curriculum.spare(step, number))[:count]
         return collect(sampler, self.scorer, prompts, self.sampling_of(step, number))
+
+    def _prompts(self, problems: Sequence[Problem]) -> list[Prompt]:
+        """Return this rank's share of the prompts. A problem that comes again among them is a repeat of the first."""
+        seen: Counter[str] = Counter()
+        repeats = []
+        for problem in problems:
+            repeats.append(seen[problem.id])
+            seen[problem.id] += 1
+        shared = distributed.mine(list(zip(problems, repeats, strict=True)))
+        return [replace(self.prompter.prompt(problem), repeat=repeat) for problem, repeat in shared]
 
     def _observe(self, groups: Sequence[ScoredGroup]) -> None:
         """Tell the curriculum how every rank did, so that all of them go on drawing the same problems."""

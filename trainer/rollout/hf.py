@@ -16,6 +16,7 @@ from trainer.model.head import causal_lm_of
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout import limits
 from trainer.rollout.collect import Sampler
+from trainer.rollout.draw import draw, uniforms
 from trainer.rollout.stop import Stops
 
 
@@ -39,36 +40,36 @@ class HfSampler(Sampler):
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         limits.check_context(self.model, prompts, sampling.max_new_tokens)
-        torch.manual_seed(sampling.seed)
         by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index].tokens))
-        waiting = [index for index in by_length for _ in range(sampling.group)]
+        waiting = [(index, number) for index in by_length for number in range(sampling.group)]
         groups: defaultdict[int, list[Completion]] = defaultdict(list)
         longest = max((len(prompt.tokens) for prompt in prompts), default=0) + sampling.max_new_tokens
         at_once = limits.rows_that_fit(self.model, longest, self.rows.limit)
         with generating(self.model, self._settings(sampling)):
             while waiting:
-                indices = waiting[: min(at_once, self.rows.limit)]
-                completions = self._generate([prompts[index].tokens for index in indices], sampling)
+                answers = waiting[: min(at_once, self.rows.limit)]
+                completions = self._generate([(prompts[index], number) for index, number in answers], sampling)
                 if completions is None:
-                    self.rows.halve(len(indices))
+                    self.rows.halve(len(answers))
                     continue
-                del waiting[: len(indices)]
-                for index, completion in zip(indices, completions, strict=True):
+                del waiting[: len(answers)]
+                for (index, _), completion in zip(answers, completions, strict=True):
                     groups[index].append(completion)
                     if len(groups[index]) == sampling.group:
                         yield index, groups.pop(index)
 
     @torch.no_grad()
-    def _generate(self, rows: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion] | None:
-        """Return a completion for each row, or None if memory runs out."""
-        tokens_BT, attention_BT = self._left_padded(rows)
+    def _generate(self, answers: Sequence[tuple[Prompt, int]], sampling: Sampling) -> list[Completion] | None:
+        """Return the answers with these numbers in their groups, or None if memory runs out."""
+        tokens_BT, attention_BT = self._left_padded([prompt.tokens for prompt, _ in answers])
+        numbers = [uniforms(sampling, prompt, number) for prompt, number in answers]
         criteria = [EndsWithString(self.stops, tokens_BT.shape[1])] if self.stops.strings else []
-        recorder = TemperedRecorder(sampling.temperature or 1.0)
+        drawn = Draw(sampling.temperature, torch.tensor(numbers, dtype=torch.double, device=tokens_BT.device))
         try:
             output_BT = self.model.generate(
                 input_ids=tokens_BT,
                 attention_mask=attention_BT,
-                logits_processor=LogitsProcessorList([recorder]),
+                logits_processor=LogitsProcessorList([drawn]),
                 stopping_criteria=StoppingCriteriaList(criteria),
             )
         except (RuntimeError, MemoryError) as error:
@@ -76,7 +77,7 @@ class HfSampler(Sampler):
                 raise
             return None
         sampled_BT = output_BT[:, tokens_BT.shape[1] :]
-        tokens, logprobs = sampled_BT.tolist(), recorder.logprobs_BT(sampled_BT).tolist()
+        tokens, logprobs = sampled_BT.tolist(), torch.stack(drawn.logprobs, dim=1).tolist()
         # behind its end a row has padding, which may be a stop token too
         return [self.stops.completion(*row) for row in zip(tokens, logprobs, strict=True)]
 
@@ -88,46 +89,31 @@ class HfSampler(Sampler):
         return torch.tensor(tokens, device=self.model.device), torch.tensor(attention, device=self.model.device)
 
     def _settings(self, sampling: Sampling) -> GenerationConfig:
-        """Return settings that leave the distribution as it is, whatever the model's generation config says."""
-        greedy = sampling.temperature == 0
-        random = {} if greedy else {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+        """Return settings that leave the choice of the token to `Draw`, whatever the model's generation config says."""
         return GenerationConfig(
-            do_sample=not greedy,
+            do_sample=False,
             max_new_tokens=sampling.max_new_tokens,
             eos_token_id=sorted(self.stops.tokens),
             pad_token_id=self.tokenizer.pad_token_id,
             use_cache=True,
-            **random,
         )
 
 
-class TemperedRecorder(LogitsProcessor):
-    """Divides the logits by the temperature and records the log-prob of each sampled token.
+class Draw(LogitsProcessor):
+    """Draws each token with the random numbers of its answer, records its log-prob, and leaves it as the only choice.
 
-    `generate` applies its own temperature after every custom processor, where its effect could not be recorded. The
-    scores of a single step are kept, because the token sampled from them is known in the next one.
+    `generate` would draw all rows from one generator, so that an answer depended on the rows beside it.
     """
 
-    def __init__(self, temperature: float) -> None:
+    def __init__(self, temperature: float, uniform_BN: Tensor) -> None:
         self.temperature = temperature
-        self._scores_BV: Tensor | None = None
-        self._columns: list[Tensor] = []
+        self.uniform_BN = uniform_BN
+        self.logprobs: list[Tensor] = []  # of each step
 
     def __call__(self, tokens_BT: Tensor, scores_BV: Tensor) -> Tensor:
-        if self._scores_BV is not None:
-            self._record(tokens_BT[:, -1])
-        self._scores_BV = scores_BV.float() / self.temperature
-        return self._scores_BV
-
-    def logprobs_BT(self, sampled_BT: Tensor) -> Tensor:
-        """Return the log-probs of the sampled tokens. Call it once, after the last step."""
-        self._record(sampled_BT[:, -1])
-        return torch.stack(self._columns, dim=1)
-
-    def _record(self, tokens_B: Tensor) -> None:
-        assert self._scores_BV is not None, "no step has been seen"
-        chosen_B = self._scores_BV.gather(-1, tokens_B[:, None])[:, 0]
-        self._columns.append(chosen_B - self._scores_BV.logsumexp(dim=-1))
+        chosen_B, logprobs_B = draw(scores_BV, self.temperature, self.uniform_BN[:, len(self.logprobs)])
+        self.logprobs.append(logprobs_B)
+        return torch.full_like(scores_BV, float("-inf")).scatter_(1, chosen_B[:, None], 0.0)
 
 
 class EndsWithString(StoppingCriteria):

@@ -40,6 +40,7 @@ from trainer.rollout.make import make_sampler, make_vllm_sampler
 from trainer.rollout.vllm.publish import Exportable, VllmContext
 from trainer.run_folder import checkpoints, claim
 from trainer.run_folder.journal import Journal, read_records
+from trainer.run_folder.origin import Origin
 from trainer.run_folder.record import Record
 from trainer.step.update import Updater
 from trainer.watch.diagnosis import Alarms, History
@@ -77,8 +78,9 @@ def build(request: Request) -> Run:
     longest = longest_prompt(problems, prompter)
     check_context(policy.model, [longest], config.rollout.max_new_tokens)
     kl = Coefficient(config.algorithm.kl)
-    first_step = checkpoints.resume(policy, folder, {"curriculum": curriculum, "kl": kl})
-    record = open_record(request, folder, first_step, total_steps, len(problems))
+    origin = Origin(config.model)
+    first_step = checkpoints.resume(policy, folder, {"origin": origin, "curriculum": curriculum, "kl": kl})
+    record = open_record(request, folder, origin, first_step, total_steps, len(problems))
     if config.optim.layout == "flat" and not policy.is_flat:
         record.screen.say("training: with padded rows, which is slower, because of this model's kind of attention")
     with policy.gathered():
@@ -100,7 +102,9 @@ def build(request: Request) -> Run:
     )
 
 
-def open_record(request: Request, folder: Path, first_step: int, total_steps: int, problems: int) -> Record:
+def open_record(
+    request: Request, folder: Path, origin: Origin, first_step: int, total_steps: int, problems: int
+) -> Record:
     """Write the configuration down, and open the log and the screen."""
     claim.describe(folder, request.config)
     config, is_main = request.config, distributed.is_main()
@@ -111,7 +115,7 @@ def open_record(request: Request, folder: Path, first_step: int, total_steps: in
     journal = Journal(folder, first_step, tracker) if is_main else None
     history = History(config, read_records(folder / "metrics.jsonl") if is_main else [], problems)
     alarms = Alarms(history, screen.say) if is_main else None
-    return Record(config, folder, journal, alarms, screen, Stopping(), first_step, total_steps)
+    return Record(config, folder, origin, journal, alarms, screen, Stopping(), first_step, total_steps)
 
 
 def make_policy(config: Config, total_steps: int) -> Any:

@@ -1,19 +1,23 @@
 """Checkpoints: whole or not there at all.
 
-    checkpoints/step_000100/adapter/      PEFT format, usable by itself; not when the whole model is trained
-                            engine/       what is trained, its master weights and optimizer state
-                            state.json    the step to go on with, and what a run has learned beside the weights
-    checkpoints/latest                    link to the last whole one
+    checkpoints/step_000100/adapter/        PEFT format, usable by itself; not when the whole model is trained
+                            engine/         what is trained, its master weights and optimizer state
+                            state.json      the step to go on with, and what a run has learned beside the weights
+                            manifest.json   the checksum of every other file
+    checkpoints/latest                      link to the last whole one
 
-A checkpoint is written under a temporary name and renamed when every rank is done. Problems and random numbers of a
-step follow from the seed, the step, the rank and the curriculum, so there is no cursor and no generator state to keep.
+A checkpoint is written under a temporary name, synced, and renamed when every rank is done. Older ones are deleted when
+it has been read back. Problems and random numbers of a step follow from the seed, the step, the rank and the
+curriculum, so there is no cursor and no generator state to keep.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +26,9 @@ from trainer.errors import CheckpointError
 from trainer.machine import disk
 from trainer.policy import Policy
 from trainer.ranks import distributed
+from trainer.run_folder import manifest
+
+NAME = re.compile(r"step_(\d{6,})")
 
 
 class Stateful(Protocol):
@@ -35,15 +42,20 @@ class Stateful(Protocol):
 def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Mapping[str, Stateful]) -> None:
     """Save a checkpoint after `step` updates. Every rank calls it."""
     final = run_folder / "checkpoints" / f"step_{step:06d}"
-    partial, before = final.with_name(f"{final.name}.partial"), _whole(final.parent)[-1:]
+    partial, before = final.with_name(f"{final.name}.partial"), _saved(final.parent)[-1:]
     goes_on = f"goes on from {before[0].name}" if before else "begins anew"
     remedy = f"Make room, or write run.keep=1; the same command then {goes_on}."
     with disk.writing(partial, f"the checkpoint of step {step}", remedy, sum(map(disk.size, before))):
         _write(policy, partial, step, learned)
     if distributed.is_main():
         _publish(partial, final)
-        for old in _whole(final.parent)[:-keep]:
-            shutil.rmtree(old)
+    distributed.barrier()
+    if wrong := manifest.damage(final):
+        raise CheckpointError(
+            f"{final}: {wrong}, though it was written a moment ago. Check the disk; the same command then {goes_on}."
+        ).of_all()
+    if distributed.is_main():
+        _delete_others(final, step, keep)
     distributed.barrier()
 
 
@@ -58,40 +70,62 @@ def _write(policy: Policy, partial: Path, step: int, learned: Mapping[str, State
         state |= {name: part.state() for name, part in learned.items()}
         (partial / "state.json").write_text(json.dumps(state))
     distributed.barrier()
+    manifest.seal(partial)
 
 
 def latest(run_folder: Path) -> Path | None:
-    """Return the checkpoint that `latest` names, else the newest complete one. Raise if there were some and none is
-    left.
-    """
+    """Return the newest checkpoint, which may be damaged. Raise if there were some and none is left."""
     folder = run_folder / "checkpoints"
-    link, whole = folder / "latest", _whole(folder)
-    if link.exists():
-        return link.resolve()
-    if not whole and link.is_symlink():
+    if saved := _saved(folder):
+        return saved[-1]
+    if (folder / "latest").is_symlink():
         raise CheckpointError(f"{folder}: no checkpoint is left in it. Delete {run_folder} to begin anew.")
-    return whole[-1] if whole else None
+    return None
 
 
 def resume(policy: Policy, run_folder: Path, learned: Mapping[str, Stateful]) -> int:
-    """Load the last complete checkpoint, if there is one, and return the number of updates that are done."""
-    folder = latest(run_folder)
-    if folder is None:
+    """Load the newest checkpoint that is not damaged, and return the number of updates that are done; 0 without one."""
+    if distributed.gather(latest(run_folder))[0] is None:
         return 0
+    for folder in distributed.gather(_saved(run_folder / "checkpoints")[::-1])[0]:
+        if wrong := _damage(folder):
+            if distributed.is_main():
+                print(f"octet: warning: {folder} is damaged and not used: {wrong}", file=sys.stderr, flush=True)
+        else:
+            return _load(policy, folder, learned)
+    raise CheckpointError(
+        f"{run_folder / 'checkpoints'}: every checkpoint in it is damaged. Restore one, or delete {run_folder} to "
+        "begin anew."
+    ).of_all()
+
+
+def _damage(folder: Path) -> str:
+    """Return what is wrong with a checkpoint, or "" if it can be loaded. Every rank calls it and gets the same."""
+    if wrong := manifest.damage(folder):
+        return wrong
     try:
-        state = json.loads((folder / "state.json").read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder}: state.json cannot be read ({error}). Delete this folder to go on from the one before."
-        ) from None
+        step = json.loads((folder / "state.json").read_text())["step"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return "state.json cannot be read"
+    return "" if step == _step(folder) else f"it is the checkpoint of step {step}"
+
+
+def _load(policy: Policy, folder: Path, learned: Mapping[str, Stateful]) -> int:
+    state = json.loads((folder / "state.json").read_text())
     if state["ranks"] != distributed.world_size():
         raise CheckpointError(
             f"{folder}: it was written by {state['ranks']} ranks, this run has {distributed.world_size()}. "
             "The optimizer state is split over the ranks: start with as many."
         )
+    try:
+        for name, part in learned.items():
+            part.load(state[name])
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"{folder}: state.json is not one of this version of Octet ({type(error).__name__}: {error}). Go on with "
+            f"the version that wrote it, or delete {folder.parent.parent} to begin anew."
+        ) from None
     policy.load(folder)
-    for name, part in learned.items():
-        part.load(state[name])
     return int(state["step"])
 
 
@@ -102,7 +136,22 @@ def _publish(partial: Path, final: Path) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(final.name)
     os.replace(link, final.with_name("latest"))
+    disk.keep(final.parent)
 
 
-def _whole(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("step_*") if path.is_dir() and path.suffix != ".partial")
+def _delete_others(final: Path, step: int, keep: int) -> None:
+    """Delete the oldest checkpoints beyond `keep`, and those of later steps, which this run will do again."""
+    saved = _saved(final.parent)
+    kept = [path for path in saved if _step(path) <= step][-keep:]
+    for path in saved:
+        if path not in kept:
+            shutil.rmtree(path)
+
+
+def _saved(folder: Path) -> list[Path]:
+    """Return the folders of complete checkpoints, the newest last."""
+    return sorted((path for path in folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir()), key=_step)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))

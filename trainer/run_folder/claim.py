@@ -9,19 +9,18 @@ import subprocess
 import sys
 import time
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
 import yaml
 
-import trainer
 from trainer.config.command_line import Request, flat
 from trainer.config.settings import RUNS, Config, Vllm
 from trainer.errors import ConfigError
-from trainer.machine import hardware
+from trainer.machine import disk, hardware
 from trainer.machine.shipped import CHECKOUT
 from trainer.ranks import distributed, slurm
+from trainer.run_folder.origin import versions
 
 # Settings that may change when a run is resumed, because no step that is done depends on them. Another number of steps
 # changes the schedule of the remaining ones.
@@ -38,7 +37,6 @@ FREE_TO_CHANGE |= {
 FREE_TO_CHANGE |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "timeout_s", "retries", "backoff_s")}
 FREE_TO_CHANGE |= {"reward.judge.max_requests", "reward.judge.max_tokens", "reward.judge.cache", "reward.timeout"}
 FREE_TO_CHANGE |= {f"rollout.vllm.{key}" for key in Vllm.model_fields}  # the policy that samples stays the same
-PACKAGES = ("torch", "deepspeed", "transformers", "peft")
 LEFTOVER_S = 120.0  # how long a requeued job waits for the processes of its last start to end
 
 _held: dict[Path, IO[str]] = {}  # the folders that this process has claimed, and their locks, open until it ends
@@ -50,7 +48,7 @@ def claim(request: Request) -> Path:
     name = request.config.run.dir or RUNS / f"{Path(request.preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     folder = distributed.gather(name)[0]
     if (folder / "config.yaml").is_file():
-        _refuse_other_settings(folder, yaml.safe_load((folder / "config.yaml").read_text()), request.config)
+        _refuse_other_settings(folder, _stored(folder / "config.yaml"), request.config)
     if distributed.is_main():
         _lock(folder)
     distributed.barrier()
@@ -65,7 +63,8 @@ def is_ours(folder: Path) -> bool:
 def describe(folder: Path, config: Config) -> None:
     """Write the configuration into the run folder. Called when everything is loaded, so that a mistake leaves none."""
     if distributed.is_main():
-        (folder / "config.yaml").write_text(f"# {provenance()}\n# {machine()}\n{config.to_yaml()}")
+        text = f"# {provenance()}\n# {machine()}\n{config.to_yaml()}"
+        disk.replace(folder / "config.yaml", text.encode())
 
 
 def _lock(folder: Path) -> None:
@@ -97,6 +96,19 @@ def _is_free(lock: IO[str]) -> bool:
     return True
 
 
+def _stored(path: Path) -> dict[str, Any]:
+    """Return the settings that a run folder holds. Raise ConfigError if they cannot be read."""
+    try:
+        stored = yaml.safe_load(path.read_text())
+        return {name: dict(section) for name, section in stored.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"{path}: the settings of this run cannot be read ({reason}). Restore the file, or delete it: the run then "
+            "goes on with the settings of this command."
+        ) from None
+
+
 def _refuse_other_settings(folder: Path, stored: dict[str, Any], config: Config) -> None:
     before, now = flat(stored), flat(config.model_dump(mode="json"))
     changed = [key for key in now if before.get(key) != now[key] and key not in FREE_TO_CHANGE]
@@ -107,8 +119,8 @@ def _refuse_other_settings(folder: Path, stored: dict[str, Any], config: Config)
 
 def provenance() -> str:
     """Return a line with the versions of Octet and of the packages that it trains with."""
-    packages = [f"{name} {version(name)}" for name in PACKAGES]
-    return ", ".join([f"octet-grpo {trainer.__version__}", *packages, revision() or "no git revision"])
+    packages = [f"{name} {number}" for name, number in versions().items()]
+    return ", ".join([*packages, revision() or "no git revision"])
 
 
 def machine() -> str:

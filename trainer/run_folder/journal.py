@@ -3,39 +3,46 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from textwrap import indent
 from typing import Any
 
 from trainer.errors import DataError
+from trainer.machine import disk
+from trainer.machine.visible import visible
 from trainer.records import ScoredGroup
 from trainer.watch.trackers import Tracker, tracked_name
-from trainer.watch.visible import visible
 
 SAMPLED_GROUPS = 2  # per step in samples.jsonl
 
 
+FILES = ("metrics.jsonl", "samples.jsonl")
+
+
 class Journal:
-    """Appends records. A run that resumes at `first_step` first drops the records of later steps."""
+    """Appends records. A run that resumes at `first_step` first drops the records of later steps, and warns of earlier
+    ones that are damaged or missing: no checkpoint depends on them."""
 
     def __init__(self, folder: Path, first_step: int, tracker: Tracker | None = None) -> None:
         self.folder = folder
         self.tracker = tracker
         self._board: Any = None
-        for name in ("metrics.jsonl", "samples.jsonl"):
+        for name in FILES:
             _keep_before(folder / name, first_step)
+        _warn_of_gaps(folder / "metrics.jsonl", first_step)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._append("metrics.jsonl", {"step": step, **values})
         self._draw(step, values)
 
-    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
+    def add(self, step: int, values: Mapping[str, float]) -> None:
         """Add the values to the record of the step, which is the last line, or append one if that line was lost."""
         path = self.folder / "metrics.jsonl"
         lines = _lines(path)
         if lines and (last := json.loads(lines[-1]))["step"] == step:
-            _replace(path, [*lines[:-1], _line(last | values)])
+            disk.replace(path, b"".join([*lines[:-1], _line(last | values)]))
         else:
             self._append(path.name, {"step": step, **values})
         self._draw(step, values)
@@ -60,6 +67,12 @@ class Journal:
                         **{f"reward/{name}": value for name, value in score.components.items()},
                     },
                 )
+
+    def sync(self) -> None:
+        """Have the disk keep all records, so that a checkpoint never has more steps than the log."""
+        for name in FILES:
+            if (self.folder / name).is_file():
+                disk.keep(self.folder / name)
 
     def close(self) -> None:
         if self._board is not None:
@@ -93,32 +106,52 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{path}, line {number}: it is not JSON ({error}). Repair or delete that line.") from None
-    if not (isinstance(record, dict) and isinstance(record.get("step"), int)):
-        raise DataError(f"{path}, line {number}: it is not the record of a step. Repair or delete that line.")
+    if flaw := _flaw(line):
+        raise DataError(f"{path}, line {number}: {flaw}. Repair or delete that line.")
+    record: dict[str, Any] = json.loads(line)
     return record
 
 
+def _flaw(line: bytes) -> str:
+    """Return what is wrong with a line, or "" if it is the record of a step."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return f"it is not JSON ({error})"
+    is_record = isinstance(record, dict) and isinstance(record.get("step"), int)
+    return "" if is_record else "it is not the record of a step"
+
+
 def _keep_before(path: Path, first_step: int) -> None:
-    """Drop the records of steps that will be done again, and a last line that a crash cut short."""
+    """Drop the records of steps that will be done again, and a last line that a crash cut short. Move damaged lines to
+    a file beside the log."""
     lines = _lines(path)
-    kept = [line for line, record in zip(lines, read_records(path)) if record["step"] <= first_step]
+    whole = [line for line in lines if line.endswith(b"\n")]
+    flaws = {number: flaw for number, line in enumerate(whole, 1) if (flaw := _flaw(line))}
+    if flaws:
+        aside = path.with_suffix(".damaged")
+        with aside.open("ab") as file:
+            file.writelines(whole[number - 1] for number in flaws)
+        _warn(f"{path}: line {', '.join(map(str, flaws))} is damaged and was moved to {aside.name}")
+    sound = (line for number, line in enumerate(whole, 1) if number not in flaws)
+    kept = [line for line in sound if 0 < first_step >= json.loads(line)["step"]]
     if kept != lines:
-        _replace(path, kept)
+        disk.replace(path, b"".join(kept))
+
+
+def _warn_of_gaps(path: Path, first_step: int) -> None:
+    """Warn of steps that are done and have no line."""
+    steps = [record["step"] for record in read_records(path)]
+    if missing := sorted(set(range(1, first_step + 1)) - set(steps)):
+        _warn(f"{path}: {len(missing)} of {first_step} steps have no line left, the first of them is step {missing[0]}")
+
+
+def _warn(text: str) -> None:
+    print(f"octet: warning: {text}. The run goes on.", file=sys.stderr, flush=True)
 
 
 def _lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-
-
-def _replace(path: Path, lines: Iterable[bytes]) -> None:
-    """Replace the file as a whole, so that a crash leaves the old one or the new one."""
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(b"".join(lines))
-    partial.replace(path)
 
 
 def _as_markdown(group: ScoredGroup) -> str:

@@ -14,6 +14,7 @@ from trainer.records import ScoredGroup, Update
 from trainer.run_folder import checkpoints
 from trainer.run_folder.checkpoints import Stateful
 from trainer.run_folder.journal import Journal
+from trainer.run_folder.origin import Origin
 from trainer.watch.diagnosis import Alarms
 from trainer.watch.phases import Phases
 from trainer.watch.screen import Screen
@@ -26,6 +27,7 @@ class Record:
 
     config: Config
     folder: Path
+    origin: Origin
     journal: Journal | None  # on rank 0
     alarms: Alarms | None  # on rank 0
     screen: Screen
@@ -55,12 +57,18 @@ class Record:
 
     def save(self, policy: Policy, done: int, learned: Mapping[str, Stateful]) -> None:
         """Save a checkpoint. `learned` is what the run has to know when it resumes, beside the policy."""
-        checkpoints.save(policy, self.folder, done, self.config.run.keep, learned)
+        phases = Phases()
+        with phases("save"):
+            if self.journal:
+                self.journal.sync()
+            checkpoints.save(policy, self.folder, done, self.config.run.keep, {**learned, "origin": self.origin})
+        if self.journal:
+            self.journal.add(done, phases.metrics())
 
     def evaluation(self, done: int, metrics: Mapping[str, float]) -> None:
         """Add an evaluation to the log line of its step, which marks it as done."""
         if self.journal:
-            self.journal.evaluation(done, metrics)
+            self.journal.add(done, metrics)
         if self.alarms:
             self.alarms.evaluation(metrics)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero import GatheredParameters
+from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.runtime.zero.stage3 import unwrap_model_for_generation
+from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor
 
 from trainer.config import ds_config
@@ -72,6 +77,7 @@ class DeepSpeedPolicy:
             config=settings,
             dist_init_required=False,
         )
+        self.engine.checkpoint_engine.load = _load_without_code  # DeepSpeed's own runs what a pickle says
         self.engine.module.register_state_dict_post_hook(_keep_trained)
         # both with the values as the engine has rounded them
         with self._whole(self.trainable):
@@ -273,6 +279,20 @@ class DeepSpeedPolicy:
                 self.trained.restart(state["start"])
         if self.reference and state["reference"]:
             self.reference.take(state["reference"])
+
+
+def _load_without_code(path: str, map_location: Any = None) -> Any:
+    """Return what a file of a checkpoint holds: tensors, plain values, and four small classes of DeepSpeed."""
+    allowed = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+    try:
+        with torch.serialization.safe_globals(allowed):
+            return torch.load(path, map_location=map_location, weights_only=True)
+    except UnpicklingError as error:
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        raise CheckpointError(
+            f"{path}: it holds more than tensors ({found[1] if found else 'a broken pickle'}), and a run saves only "
+            "tensors. Go on from a checkpoint that this run has written."
+        ) from None
 
 
 @torch.no_grad()

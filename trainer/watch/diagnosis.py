@@ -413,7 +413,7 @@ def overfitted(history: History) -> str | None:
 )
 def entropy_gone(history: History) -> str | None:
     first, now = history.first("entropy"), history.now("entropy", 1.0)
-    if first and now < 0.02 and now < 0.1 * first:
+    if first and now < 0.02 and now < 0.05 * first:
         return f"the entropy has fallen from {first:.2f} to {now:.3f}"
     return None
 

@@ -9,6 +9,7 @@ from time import perf_counter
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from trainer.machine.visible import visible
 from trainer.ranks import distributed
 from trainer.watch.footer import Footer
 from trainer.watch.progress import Progress
@@ -48,12 +49,12 @@ class Screen:
         self._next_drawing = 0.0  # the first drawing took longer than later ones will
 
     def say(self, text: str) -> None:
-        self.footer.print(text)
+        self.footer.print(visible(text))
 
     def warn(self, text: str) -> None:
         """Print a warning, from any rank."""
         if self.footer.console.quiet:
-            print(f"rank {distributed.rank()}: {text}", file=sys.stderr)
+            print(f"rank {distributed.rank()}: {visible(text)}", file=sys.stderr)
         else:
             self.say(text)
 

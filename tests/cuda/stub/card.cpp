@@ -14,7 +14,8 @@ Card::Card()
     : capability(int(setting("CUDA_STUB_CAPABILITY", 8.6) * 10 + 0.5)),
       memory(size_t(setting("CUDA_STUB_MEMORY_GIB", 8) * (1 << 30))),
       context(size_t(setting("CUDA_STUB_CONTEXT_GIB", 0.45) * (1 << 30))),
-      wsl(setting("CUDA_STUB_WSL", 0) != 0) {}
+      wsl(setting("CUDA_STUB_WSL", 0) != 0),
+      copied(getenv("CUDA_STUB_COMPUTE_BYTES") ? size_t(16) << 20 : SIZE_MAX) {}
 
 Card& card() {
   static Card* const the_card = new Card;  // never destroyed, because libraries free memory when the process ends

@@ -65,6 +65,7 @@ struct Card {
   size_t memory;   // bytes, of which the context takes `context`
   size_t context;
   bool wsl;  // memory spills into that of the host, and there is no virtual memory management
+  const size_t copied;  // bytes of the largest copy that is made
   std::recursive_mutex mutex;
   Counters counters;
   Ranges allocated;  // by cudaMalloc

@@ -142,7 +142,7 @@ static cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t s
   counters.copies++;
   if (waits || pageable) counters.synchronisations++;
   (to_card && from_card ? counters.bytes_within : to_card ? counters.bytes_to_card : counters.bytes_to_host) += bytes;
-  memmove(to, from, bytes);
+  if (bytes <= card().copied) memmove(to, from, bytes);
   return cudaSuccess;
 }
 
@@ -165,7 +165,7 @@ EXPORTED cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* fr
 
 EXPORTED cudaError_t cudaMemsetAsync(void* address, int value, size_t bytes, cudaStream_t stream) {
   LOCKED;
-  if (!stream_of(stream)->capture) memset(address, value, bytes);
+  if (!stream_of(stream)->capture && bytes <= card().copied) memset(address, value, bytes);
   return cudaSuccess;
 }
 

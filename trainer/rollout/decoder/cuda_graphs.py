@@ -22,9 +22,8 @@ class DecodeStep:
     the batch until Python's cyclic garbage collector runs.
     """
 
-    def __init__(self, generator: torch.Generator, device: torch.device, say: Say) -> None:
+    def __init__(self, device: torch.device, say: Say) -> None:
         self.depends_on: tuple[Any, ...] = ()  # what a captured step has read; the address of the weights comes last
-        self._generator = generator
         self._say = say
         self._captures = device.type == "cuda"
         self._seen: set[tuple[Any, ...]] = set()
@@ -53,7 +52,6 @@ class DecodeStep:
         self._graphs = {old: graph for old, graph in self._graphs.items() if old[-1] == addresses}
         graph = torch.cuda.CUDAGraph()
         try:
-            graph.register_generator_state(self._generator)
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 step(rows, width)
         except RuntimeError as error:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer.errors import ConfigError
+from trainer.model.attention import needs_repeated_keys
 from trainer.model.compact import HostEmbedding
 from trainer.model.head import causal_lm_of, head_of
 from trainer.rollout.decoder.weights import Projection, copy_what_fits
@@ -90,12 +91,6 @@ def _norms_of(block: Any) -> list[Any]:
 def _has_kinds_of_rope(config: Any) -> bool:
     """Return True if full and sliding attention have different rotary angles, as in Gemma 3."""
     return isinstance(config.rope_parameters.get("full_attention"), dict)
-
-
-def needs_repeated_keys(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if only the slow attention kernel, which keeps all scores, takes fewer heads of keys than of queries:
-    on cards before Ampere, and in fp32 on every card."""
-    return device.type == "cuda" and (dtype == torch.float32 or torch.cuda.get_device_capability(device) < (8, 0))
 
 
 class Forward:

@@ -7,9 +7,8 @@ the host checks only every few steps which rows have finished.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ from trainer.rollout.collect import Sampler
 from trainer.rollout.decoder.cuda_graphs import DecodeStep, rounded_up
 from trainer.rollout.decoder.forward import Forward
 from trainer.rollout.decoder.weights import spare_bytes
+from trainer.rollout.draw import draw, uniforms
 from trainer.rollout.hf import evaluating
 from trainer.rollout.stop import Stops
 
@@ -54,12 +54,12 @@ class DecodeSampler(Sampler):
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         limits.check_context(self.model, prompts, sampling.max_new_tokens)
-        scheduler, seed = Scheduler([prompt.tokens for prompt in prompts], sampling.group), sampling.seed
+        scheduler = Scheduler(prompts, sampling.group)
         with evaluating(self.model):  # for layers that are called as they are
             while not scheduler.is_finished:
                 rows = min(self.rows.limit, len(prompts) * sampling.group)
                 try:
-                    batch = self._prepare(rows, scheduler.longest_prompt, replace(sampling, seed=seed))
+                    batch = self._prepare(rows, scheduler.longest_prompt, sampling)
                     yield from self._decode(batch, scheduler)
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
@@ -67,14 +67,13 @@ class DecodeSampler(Sampler):
                 if not scheduler.is_finished:  # not in the handler, where the traceback keeps the tensors alive
                     scheduler.restart_unfinished()
                     self._make_room(rows)
-                    seed += 1  # the same random numbers would repeat completions that have been returned
         self._release_memory()
 
     def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         """Decode the first tokens of as many rows as possible, in a cache of the largest size it may reach."""
 
         def begin() -> None:
-            scheduler = Scheduler([prompt.tokens for prompt in prompts], sampling.group)
+            scheduler = Scheduler(prompts, sampling.group)
             rows = min(self.rows.limit, len(prompts) * sampling.group)
             batch = self._prepare(rows, scheduler.longest_prompt, sampling)
             while requests := scheduler.schedule(batch.free, batch.room):
@@ -129,9 +128,9 @@ class DecodeSampler(Sampler):
 
     def _finish(self, batch: Batch, scheduler: Scheduler) -> Iterator[tuple[int, list[Completion]]]:
         """Take finished sequences out of the batch and yield the groups that they complete."""
-        for prompt, tokens, logprobs in batch.take_finished():
-            if group := scheduler.finish(prompt, self.stops.completion(tokens, logprobs)):
-                yield prompt, group
+        for answer, tokens, logprobs in batch.take_finished():
+            if group := scheduler.finish(answer, self.stops.completion(tokens, logprobs)):
+                yield answer.prompt_index, group
 
     def _release_memory(self) -> None:
         if not self._keeps_memory:
@@ -141,15 +140,20 @@ class DecodeSampler(Sampler):
 
 
 class Request(NamedTuple):
-    """A number of completions of one prompt that start together."""
+    """Answers to one prompt that start together."""
 
-    prompt: int  # its index
-    tokens: Sequence[int]
-    completions: int
+    prompt_index: int
+    prompt: Prompt
+    numbers: Sequence[int]  # of the answers in their group
+
+
+class Answer(NamedTuple):
+    prompt_index: int
+    number: int  # in the group
 
 
 class FinishedSequence(NamedTuple):
-    prompt: int
+    answer: Answer
     tokens: list[int]
     logprobs: list[float]
 
@@ -160,21 +164,21 @@ class Scheduler:
     The longest prompts come first, so that memory that does not suffice for them runs out early.
     """
 
-    def __init__(self, prompts: Sequence[Sequence[int]], group: int) -> None:
+    def __init__(self, prompts: Sequence[Prompt], group: int) -> None:
         self._prompts = prompts
         self._group = group
-        by_length = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
-        self._waiting = deque((index, group) for index in by_length)
-        self._running: Counter[int] = Counter()
-        self._completions: defaultdict[int, list[Completion]] = defaultdict(list)
+        by_length = sorted(range(len(prompts)), key=lambda index: -len(prompts[index].tokens))
+        self._waiting = deque((index, range(group)) for index in by_length)
+        self._running: set[Answer] = set()
+        self._completions: defaultdict[int, dict[int, Completion]] = defaultdict(dict)
 
     @property
     def longest_prompt(self) -> int:
-        return max(len(tokens) for tokens in self._prompts)
+        return max(len(prompt.tokens) for prompt in self._prompts)
 
     @property
     def is_finished(self) -> bool:
-        return not self._waiting and not self._running.total()
+        return not self._waiting and not self._running
 
     def schedule(self, free: int, room: int) -> list[Request]:
         """Return requests for `free` rows of the `room` in a batch, as many as may be read in one pass.
@@ -184,36 +188,31 @@ class Scheduler:
         requests: list[Request] = []
         while self._waiting:
             index, missing = self._waiting[0]
-            count, tokens = min(missing, room), self._prompts[index]
-            width = max(len(tokens), *(len(request.tokens) for request in requests), 0)
+            count, prompt = min(len(missing), room), self._prompts[index]
+            width = max(len(prompt.tokens), *(len(request.prompt.tokens) for request in requests), 0)
             if free < count and free * 4 >= room:  # start a part of a large group rather than leave rows idle
                 count = free
             if count > free or (requests and (len(requests) + 1) * width > PREFILL_TOKENS):
                 break
             self._waiting.popleft()
-            if missing > count:
-                self._waiting.appendleft((index, missing - count))
-            requests.append(Request(index, tokens, count))
-            self._running[index] += count
+            if missing[count:]:
+                self._waiting.appendleft((index, missing[count:]))
+            requests.append(Request(index, prompt, missing[:count]))
+            self._running.update(Answer(index, number) for number in missing[:count])
             free -= count
         return requests
 
-    def finish(self, prompt: int, completion: Completion) -> list[Completion] | None:
-        """Add a completion to the group of its prompt. Return the group when it is complete."""
-        self._running[prompt] -= 1
-        group = self._completions[prompt]
-        group.append(completion)
-        return group if len(group) == self._group else None
+    def finish(self, answer: Answer, completion: Completion) -> list[Completion] | None:
+        """Add a completion to the group of its prompt. Return the group, in the order of its numbers, when complete."""
+        self._running.remove(answer)
+        group = self._completions[answer.prompt_index]
+        group[answer.number] = completion
+        return [group[number] for number in sorted(group)] if len(group) == self._group else None
 
     def restart_unfinished(self) -> None:
-        """Discard the completions of incomplete groups: those that finish first are short, so keeping them would bias
-        the lengths."""
-        unfinished = [index for index, group in self._completions.items() if len(group) < self._group]
-        unfinished += [index for index, count in self._running.items() if count and index not in unfinished]
-        self._waiting = deque((index, missing) for index, missing in self._waiting if index not in unfinished)
-        self._waiting.extendleft((index, self._group) for index in unfinished)
-        for index in unfinished:
-            self._completions.pop(index, None)
+        """Sample the answers again that were being decoded. They come out the same, so finished ones are kept."""
+        for answer in sorted(self._running):
+            self._waiting.appendleft((answer.prompt_index, range(answer.number, answer.number + 1)))
         self._running.clear()
 
 
@@ -243,8 +242,8 @@ class Batch:
         self.continues_V = torch.ones(forward.config.vocab_size, dtype=torch.bool, device=device)
         known = [token for token in stops.tokens if token < forward.config.vocab_size]  # a tokenizer may have more
         self.continues_V[torch.tensor(known, dtype=torch.long, device=device)] = False
-        self.generator = torch.Generator(device)
-        self.decode_step = DecodeStep(self.generator, device, say)
+        self.uniform_RN = torch.zeros(rows, new_tokens + 1, dtype=torch.double, device=device)
+        self.decode_step = DecodeStep(device, say)
         self.steps_per_check = STEPS_PER_CHECK.get(device.type, 1)
 
     @property
@@ -257,15 +256,15 @@ class Batch:
     def reset(self, rows: int, sampling: Sampling) -> None:
         """Remove all sequences. From now on at most `rows` rows are used."""
         self.room = rows
-        self.prompts: list[int] = []  # of each active row
+        self.answers: list[Answer] = []  # in each active row
+        self.sampling = sampling
         self.longest = 0  # tokens of the longest sequence
         self.temperature, self.limit = sampling.temperature, sampling.max_new_tokens
         self.decode_step.depends_on = (self.temperature, self.limit, self.forward.adapters, self.forward.addresses)
-        self.generator.manual_seed(sampling.seed)
 
     @property
     def active(self) -> int:
-        return len(self.prompts)
+        return len(self.answers)
 
     @property
     def free(self) -> int:
@@ -275,9 +274,13 @@ class Batch:
     def add(self, requests: Sequence[Request]) -> None:
         """Read the prompts and sample the first token of each completion."""
         device = self.forward.device
-        lengths, counts = [len(request.tokens) for request in requests], [request.completions for request in requests]
+        prompts, counts = (
+            [request.prompt.tokens for request in requests],
+            [len(request.numbers) for request in requests],
+        )
+        lengths = [len(tokens) for tokens in prompts]
         width = max(lengths)
-        padded = [[*request.tokens, *[0] * (width - len(request.tokens))] for request in requests]
+        padded = [[*tokens, *[0] * (width - len(tokens))] for tokens in prompts]
         lengths_P, counts_P = torch.tensor(lengths, device=device), torch.tensor(counts, device=device)
         rows = slice(self.active, self.active + sum(counts))
         self.cache_LRKTD[:, rows, :, width:].zero_()  # an earlier sequence may have left NaN
@@ -287,8 +290,11 @@ class Batch:
         self.places_R[rows], self.counts_R[rows], self.running_R[rows] = places_B, 0, True
         beyond_BT = torch.arange(self.size.places, device=device) >= places_B[:, None]
         self.mask_RT[rows] = torch.zeros_like(self.mask_RT[rows]).masked_fill_(beyond_BT, float("-inf"))
+        if self.temperature:
+            numbers = [uniforms(self.sampling, one.prompt, number) for one in requests for number in one.numbers]
+            self.uniform_RN[rows, : self.limit] = torch.tensor(numbers, dtype=torch.double, device=device)
         self._sample(logits_PV.repeat_interleave(counts_P, dim=0), rows)
-        self.prompts += [request.prompt for request in requests for _ in range(request.completions)]
+        self.answers += [Answer(request.prompt_index, number) for request in requests for number in request.numbers]
         self.longest = max(self.longest, width)
 
     @torch.inference_mode()
@@ -310,8 +316,9 @@ class Batch:
         places_B += self.running_R[active]
 
     def _sample(self, logits_BV: Tensor, rows: slice) -> None:
-        tokens_B, logprobs_B = draw(logits_BV, self.temperature, self.generator)
         counts_B, running_B = self.counts_R[rows], self.running_R[rows]
+        uniform_B = self.uniform_RN[rows].gather(1, counts_B[:, None])[:, 0]
+        tokens_B, logprobs_B = draw(logits_BV, self.temperature, uniform_B)
         self.tokens_R[rows] = tokens_B
         self.sampled_RN[rows].scatter_(1, counts_B[:, None], tokens_B[:, None])
         self.logprobs_RN[rows].scatter_(1, counts_B[:, None], logprobs_B[:, None])
@@ -331,7 +338,7 @@ class Batch:
         lengths, finished = self.counts_R[rows].tolist(), rows.tolist()
         tokens, logprobs = self.sampled_RN[rows].tolist(), self.logprobs_RN[rows].tolist()
         sequences = [
-            FinishedSequence(self.prompts[row], tokens[i][:length], logprobs[i][:length])
+            FinishedSequence(self.answers[row], tokens[i][:length], logprobs[i][:length])
             for i, (row, length) in enumerate(zip(finished, lengths, strict=True))
         ]
         self._compact(finished)
@@ -351,33 +358,15 @@ class Batch:
         holes = [row for row in finished if row < left]
         movers = [row for row in range(left, self.active) if row not in gone]
         for hole, mover in zip(holes, movers, strict=True):
-            self.prompts[hole] = self.prompts[mover]
-        del self.prompts[left:]
+            self.answers[hole] = self.answers[mover]
+        del self.answers[left:]
         if holes:
             target, source = (torch.tensor(rows, device=self.forward.device) for rows in (holes, movers))
-            state = (self.tokens_R, self.places_R, self.counts_R, self.running_R, self.sampled_RN, self.logprobs_RN)
-            for buffer in (*state, self.mask_RT):
+            state = (self.tokens_R, self.places_R, self.counts_R, self.running_R)
+            for buffer in (*state, self.sampled_RN, self.logprobs_RN, self.uniform_RN, self.mask_RT):
                 buffer[target] = buffer[source]
         used = self.cache_LRKTD[..., : self.longest, :]
         for hole, mover in zip(holes, movers, strict=True):  # copying row by row is four times faster than an index
             used[:, hole].copy_(used[:, mover])
         self.running_R[left:] = False
         self.longest = int(self.places_R[:left].max()) if left else 0
-
-
-def draw(logits_BV: Tensor, temperature: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Sample a token for each row (the most likely one at temperature 0). Return the tokens and their log-probs.
-
-    Inverse transform sampling needs one random number a row, not one for each token of the vocabulary. It is done in
-    double precision, because a token of probability 1e-7 would be lost in the rounding of a sum near 1.
-    """
-    probabilities_BV = (logits_BV.float() / (temperature or 1.0)).softmax(dim=-1)
-    if temperature == 0:
-        tokens_B1 = logits_BV.argmax(dim=-1, keepdim=True)
-    else:
-        summed_BV = probabilities_BV.cumsum(dim=-1, dtype=torch.double)
-        uniform_B1 = torch.rand(len(logits_BV), 1, dtype=torch.double, device=logits_BV.device, generator=generator)
-        # in (0, sum], so that a token of probability 0 is never drawn
-        tokens_B1 = torch.searchsorted(summed_BV, (1 - uniform_B1) * summed_BV[:, -1:])
-        tokens_B1.clamp_(max=logits_BV.shape[1] - 1)  # for NaN logits, which have no position
-    return tokens_B1[:, 0], probabilities_BV.gather(-1, tokens_B1)[:, 0].log()

@@ -22,9 +22,10 @@ from trainer.memory.planner import Planner
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.collect import Sampler
+from trainer.rollout.draw import group_seed
 from trainer.rollout.vllm import check
 from trainer.rollout.vllm.process import DTYPES, ON_A_CPU, max_batched_tokens
-from trainer.rollout.vllm.publish import MODE, NEUTRAL, SLOTS, Publisher, VllmContext, seed_of
+from trainer.rollout.vllm.publish import MODE, NEUTRAL, SLOTS, Publisher, VllmContext
 
 UNPLANNED = 0.3  # share of the card for a model whose memory cannot be planned
 CPU_CACHE_BYTES = 256 << 20  # the default is half of the machine
@@ -63,7 +64,7 @@ class VllmColocateSampler(Sampler):
                     n=sampling.group,
                     temperature=sampling.temperature,
                     max_tokens=sampling.max_new_tokens,
-                    seed=seed_of(sampling.seed, index),
+                    seed=group_seed(sampling, prompt),
                     stop_token_ids=sorted(self.context.stop_tokens),
                     stop=list(self.context.stop_strings),
                     include_stop_str_in_output=True,
@@ -71,7 +72,7 @@ class VllmColocateSampler(Sampler):
                     detokenize=bool(self.context.stop_strings),
                     **NEUTRAL,
                 )
-                for index in range(len(prompts))
+                for prompt in prompts
             ]
             inputs = [{"prompt_token_ids": list(prompt.tokens)} for prompt in prompts]
             adapter = None if version is None else self.adapter

@@ -7,7 +7,6 @@ and nothing here can reuse either.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import shutil
 from collections.abc import Sequence
@@ -127,8 +126,3 @@ class Publisher:
     def _delete(self, published: Published) -> None:
         if distributed.is_main():
             shutil.rmtree(published.path, ignore_errors=True)
-
-
-def seed_of(seed: int, index: int) -> int:
-    """Return a seed for a group, far from the others: vLLM seeds the answers of a group with this and the next ones."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=7).digest(), "big")

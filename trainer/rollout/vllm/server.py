@@ -22,11 +22,12 @@ from trainer.machine.http_client import NoReply
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.collect import Sampler
+from trainer.rollout.draw import group_seed
 from trainer.rollout.vllm import process
 from trainer.rollout.vllm.check import check_server
 from trainer.rollout.vllm.client import InvalidReply, Retry, Server, rate_limited
 from trainer.rollout.vllm.process import ServerProcess
-from trainer.rollout.vllm.publish import NEUTRAL, Published, Publisher, VllmContext, seed_of
+from trainer.rollout.vllm.publish import NEUTRAL, Published, Publisher, VllmContext
 
 T = TypeVar("T")
 
@@ -110,7 +111,7 @@ class VllmServerSampler(Sampler):
         while True:
             server = servers[(index + tries) % len(servers)]
             model = adapter.name if adapter else server.base
-            body = self._body(index, prompt, model, sampling)
+            body = self._body(prompt, model, sampling)
             try:
                 reply = server.post("/v1/completions", body, self.settings.vllm.timeout_s)
                 return self._completions(reply, server.url, model, adapter.version if adapter else None, sampling)
@@ -121,14 +122,14 @@ class VllmServerSampler(Sampler):
                     failure = InvalidReply(str(failure))  # counted, so that it does not go on for ever
                 retry.wait(failure)
 
-    def _body(self, index: int, prompt: Prompt, model: str, sampling: Sampling) -> dict[str, Any]:
+    def _body(self, prompt: Prompt, model: str, sampling: Sampling) -> dict[str, Any]:
         return NEUTRAL | {
             "model": model,
             "prompt": list(prompt.tokens),
             "n": sampling.group,
             "temperature": sampling.temperature,
             "max_tokens": sampling.max_new_tokens,
-            "seed": seed_of(sampling.seed, index),
+            "seed": group_seed(sampling, prompt),
             "stop_token_ids": sorted(self.context.stop_tokens),
             "stop": list(self.context.stop_strings),
             "include_stop_str_in_output": True,  # or vLLM may keep back the tokens of a stop string

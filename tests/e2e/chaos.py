@@ -1,0 +1,214 @@
+"""Runs that are killed with `kill -9` at random moments: forks of this process, which has imported everything once.
+
+python -m tests.e2e.chaos KILLS [SEED]
+
+Half of the moments are points in time, for what takes long. The others are file operations in the run folder, for what
+is short and matters: a log line, a file of a checkpoint, a rename, a link, a deletion.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+import train
+from trainer.exits import answering_errors
+from trainer.machine import hardware, quiet
+from trainer.run import job
+
+SETTINGS = ["--preset", "nano", "rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=24"]
+SETTINGS += ["run.steps=5", "run.save_every=2", "eval.problems=8", "eval.every=3", "rollout.dead_groups=keep"]
+SETTINGS += ["run.threads=1", "run.merge=false", "run.keep=2"]
+VARIANTS: dict[str, tuple[int, list[str]]] = {  # ranks, and further settings
+    "one rank": (1, []),
+    "two ranks": (2, []),
+    "whole model": (1, ["lora.enabled=false", "algorithm.kl.coef=0.01"]),
+}
+PATIENCE_S = 5.0  # for the ranks that are left when one is killed; DeepSpeed gives them 30
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: orphans become children of this process, which can count them
+
+
+class Moment(NamedTuple):
+    """When a rank is killed: after so many seconds, or before one of its file operations in the run folder."""
+
+    rank: int = 0
+    seconds: float | None = None
+    operation: int | None = None
+
+    def __str__(self) -> str:
+        when = f"after {self.seconds:.2f} s" if self.seconds is not None else f"at file operation {self.operation}"
+        return f"rank {self.rank} {when}"
+
+
+class Ended(NamedTuple):
+    statuses: list[int]
+    said: str
+    seconds: float
+    operations: int
+
+
+def start(folder: Path, ranks: int, settings: list[str], moment: Moment | None = None) -> Ended:
+    """Start the ranks of a run, kill one at the moment, and wait until all have ended."""
+    began, port = time.monotonic(), hardware.free_port()
+    said = folder.with_name(f"{folder.name}.said")
+    said.write_text("")
+    children = [_fork(folder, rank, ranks, port, settings, moment) for rank in range(ranks)]
+    if moment and moment.seconds is not None:
+        threading.Timer(moment.seconds, _kill, [children[moment.rank]]).start()
+    statuses = list(_wait(children))
+    counted = folder.with_name(f"{folder.name}.operations")
+    operations = int(counted.read_text()) if counted.is_file() else 0
+    return Ended(statuses, said.read_text(), time.monotonic() - began, operations)
+
+
+def _wait(children: list[int]) -> Iterator[int]:
+    """Yield the exit statuses. When a rank is killed, end the others as a launcher does: TERM, and KILL later."""
+    running = set(children)
+    while running:
+        child, status = os.waitpid(-1, 0)
+        if child not in running:  # an orphan
+            continue
+        running.remove(child)
+        if os.WIFSIGNALED(status):
+            for other in running:
+                os.kill(other, signal.SIGTERM)
+                threading.Timer(PATIENCE_S, _kill, [other]).start()
+        yield os.waitstatus_to_exitcode(status)
+
+
+def _kill(process: int) -> None:
+    if psutil.pid_exists(process) and psutil.Process(process).ppid() == os.getpid():
+        os.kill(process, signal.SIGKILL)
+
+
+def _fork(folder: Path, rank: int, ranks: int, port: int, settings: list[str], moment: Moment | None) -> int:
+    if child := os.fork():
+        return child
+    for descriptor in (1, 2):
+        os.dup2(os.open(folder.with_name(f"{folder.name}.said"), os.O_WRONLY | os.O_APPEND), descriptor)
+    if ranks > 1:
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
+    last = moment.operation if moment and moment.rank == rank else None
+    operations = _count_operations(folder, last)
+    sys.argv = ["train.py", *SETTINGS, *settings, f"run.dir={folder}"]
+    status = answering_errors(train.main)
+    sys.stdout.flush()
+    if rank == 0:
+        folder.with_name(f"{folder.name}.operations").write_text(str(operations[0]))
+    os._exit(status)
+
+
+def _count_operations(folder: Path, last: int | None) -> list[int]:
+    """Count the file operations in a folder, and end this process just before the last one."""
+    operations = [0]
+
+    def count(event: str, arguments: tuple[Any, ...]) -> None:
+        if event.startswith(("open", "os.", "shutil.")) and str(folder) in str(arguments[:2]):
+            if operations[0] == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            operations[0] += 1
+
+    sys.addaudithook(count)
+    return operations
+
+
+def result(folder: Path) -> dict[str, Any]:
+    """Return everything that has to be equal, by the name of its file."""
+    found: dict[str, Any] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = str(path.relative_to(folder))
+        if name == "metrics.jsonl":
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            found[name] = [{key: value for key, value in line.items() if _is_learned(key)} for line in lines]
+        elif name.endswith((".safetensors", "samples.jsonl", "answers.jsonl", "best.json", "data.json")):
+            found[name] = path.read_bytes()
+        elif not name.startswith("tensorboard/"):
+            found[name] = ""
+    return found
+
+
+def _is_learned(key: str) -> bool:
+    return not key.startswith(("time/", "memory/"))
+
+
+def differences(folder: Path, undisturbed: dict[str, Any]) -> list[str]:
+    found = result(folder)
+    return [name for name in sorted(found.keys() | undisturbed) if found.get(name) != undisturbed.get(name)]
+
+
+def survivors() -> list[str]:
+    """Return the processes that a run has left behind. Helpers of a killed run may take a moment to notice."""
+    until = time.monotonic() + 10
+    while (left := psutil.Process().children(recursive=True)) and time.monotonic() < until:
+        for child in left:
+            if child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
+        time.sleep(0.05)
+    return [" ".join(child.cmdline()) for child in left]
+
+
+def killed_run(folder: Path, name: str, usual: Ended, rng: random.Random, kills: int) -> Iterator[tuple[str, str]]:
+    """Kill a run up to so many times, let it end, and yield each moment with what went wrong."""
+    ranks, settings = VARIANTS[name]
+    for _ in range(kills):
+        at = rng.random()
+        in_time = rng.random() < 0.5
+        place = {"seconds": at * usual.seconds} if in_time else {"operation": int(at * usual.operations)}
+        moment = Moment(rng.randrange(ranks) if in_time else 0, **place)
+        ended = start(folder, ranks, settings, moment)
+        if -signal.SIGKILL not in ended.statuses:
+            break  # it came to its end before the moment
+        wrong = [f"processes are left: {left}"] if (left := survivors()) else []
+        wrong += [f"traceback:\n{ended.said}"] if "Traceback" in ended.said else []
+        yield str(moment), "; ".join(wrong)
+    ended = start(folder, ranks, settings)
+    yield "", "" if set(ended.statuses) == {0} and "Traceback" not in ended.said else f"it does not end:\n{ended.said}"
+
+
+def main(kills: int, seed: int = 0) -> int:
+    """Return the number of faults."""
+    quiet.quiet()
+    assert job.run, "what a start imports is imported here"
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    rng, done, faults = random.Random(seed), 0, 0
+    place = Path(tempfile.mkdtemp(prefix="octet-chaos-"))
+    usual, undisturbed = dict[str, Ended](), dict[str, dict[str, Any]]()
+    for number, name in enumerate(cycle(VARIANTS)):
+        if done == kills:
+            break
+        if name not in usual:
+            folder = place / name.replace(" ", "-")
+            usual[name] = start(folder, *VARIANTS[name])
+            assert set(usual[name].statuses) == {0}, usual[name].said
+            undisturbed[name] = result(folder)
+        folder = place / f"run-{number:03d}"
+        for moment, wrong in killed_run(folder, name, usual[name], rng, min(3, kills - done)):
+            done += bool(moment)
+            print(f"{folder.name} {name}: {f'killed, {moment}' if moment else 'resumed'}: {wrong or 'ok'}", flush=True)
+            faults += bool(wrong)
+        if different := differences(folder, undisturbed[name]):
+            faults += 1
+            print(f"{folder}: not the undisturbed run: {', '.join(different)}", flush=True)
+    print(f"{done} kills, {faults} faults (seed {seed})")
+    if not faults:
+        shutil.rmtree(place)
+    return faults
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(*map(int, sys.argv[1:]))))
