@@ -8,6 +8,7 @@ from tests.e2e.faulty_runs import FAULTS, HEALTHY, STEPS
 from trainer.machine.shipped import ROOT
 from trainer.watch.diagnosis import RECENT, RULES
 
+OTHER_MESSAGES = ROOT / "scripts/troubleshooting.md"
 RESULTS = ROOT / "bench/results/diagnosis.json"
 HEAD = f"""# Troubleshooting
 
@@ -41,22 +42,10 @@ stands the step at which it was raised; the one that names the fault is in bold.
 | run | alarms |
 | --- | --- |
 """
-ELSEWHERE = """
+SHUFFLED = """
 Not every rule has a run here: each is raised by made-up metrics in `tests/watch/test_diagnosis.py`. No rule finds
 advantages that were shuffled between answers: such a run has healthy metrics, and does not learn.
 
-## Other messages
-
-| what you see | where it is explained |
-| --- | --- |
-| out of memory; "goes on with less at a time" | [memory](memory.md) |
-| a card that is not found, CUDA and drivers | `octet doctor`, [gpu](gpu.md) |
-| Windows and WSL2 | [windows](windows.md) |
-| sampler and trainer do not agree; a server that does not start | [vllm](vllm.md) |
-| ranks that do not meet, time limits, NCCL | [slurm](slurm.md) |
-| no network, a cache that is not found | [offline](offline.md) |
-| "gold answers cannot be earned", chat templates, columns | [tasks](tasks.md) |
-| a reward that is paid for wrong text | `octet reward test`, [rewards](rewards.md) |
 """
 
 
@@ -64,7 +53,7 @@ def page() -> str:
     rules = "".join(f"| {rule.name} | {rule.why} | {rule.remedy} |\n" for rule in RULES)
     found = json.loads(RESULTS.read_text())
     runs = "".join(f"| {name} | {_alarms(name, found[name])} |\n" for name in [*FAULTS, *HEALTHY])
-    return HEAD + rules + FOUND + runs + ELSEWHERE
+    return HEAD + rules + FOUND + runs + SHUFFLED + OTHER_MESSAGES.read_text()
 
 
 def _alarms(name: str, found: dict[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Two ranks of a program that a test has written, on this machine."""
+"""A few ranks of a program that a test has written, on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from trainer.machine.hardware import free_port
 
 def on_two_ranks(program: str, *arguments: str) -> list[str]:
     """Run code on two ranks and return the output of each."""
-    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return on_ranks(2, program, *arguments)
+
+
+def on_ranks(count: int, program: str, *arguments: str) -> list[str]:
+    """Run code on a number of ranks and return the output of each."""
+    group = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = [
         subprocess.Popen(
             [*forked(), "-c", program, *arguments],
@@ -21,7 +26,7 @@ def on_two_ranks(program: str, *arguments: str) -> list[str]:
             text=True,
             cwd=ROOT,
         )
-        for rank in range(2)
+        for rank in range(count)
     ]
     try:
         return [rank.communicate(timeout=120)[0].strip() for rank in ranks]

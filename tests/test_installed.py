@@ -90,10 +90,12 @@ def test_the_light_commands_of_a_wheel_need_no_checkout(installed, tmp_path):
 
 def test_a_job_script_of_a_wheel_starts_the_installed_program(installed, tmp_path):
     """In a job whose srun is a stand-in, up to the first check of the run, which finds no such model."""
-    job = ["--gpus=1", "--dry-run", "--preset", "nano", "model.name=no/such-model", "run.dir=it"]
-    printed = run(installed / "octet", "slurm", *job, folder=tmp_path, path=installed).stdout
-    assert f"export OCTET_ROOT={installed.parent}" in printed
+    job = ["--gpus=1", "--preset", "nano", "model.name=no/such-model", "run.dir=it"]
     (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sbatch").write_text("#!/bin/sh\necho 5\n")
+    (tmp_path / "bin/sbatch").chmod(0o755)
+    run(installed / "octet", "slurm", *job, folder=tmp_path, path=installed, PATH=f"{tmp_path}/bin:{os.defpath}")
+    assert f"export OCTET_ROOT={installed.parent}" in (tmp_path / "it/job.sbatch").read_text()
     (tmp_path / "bin/srun").write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\n"$@"\nexit 0\n')
     (tmp_path / "bin/srun").chmod(0o755)
     inside = {"PATH": f"{tmp_path}/bin:{os.defpath}", "SLURM_JOB_ID": "5", "SLURM_JOB_NODELIST": "node1"}

@@ -8,6 +8,7 @@
     ├── CheckpointError                a checkpoint that is missing, incomplete or of another run
     ├── MergeError                     a merged model that is not the model that was trained
     ├── TrainingError                  training that must not continue: non-finite loss, adapter that never changed
+    ├── NotLearned                     a run that has ended well, and has not learned, with run.strict_verdict=true
     ├── ClusterError                   ranks that cannot connect, a job that Slurm refuses
     │   └── LostRank                   a rank that died or stopped answering during a run
     └── Interrupted                    no error: the run was told to stop, has saved everything, and can continue
@@ -62,6 +63,12 @@ class TrainingError(OctetError):
     pass
 
 
+class NotLearned(OctetError):
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class ClusterError(OctetError):
     pass
 
@@ -87,6 +94,8 @@ ELSEWHERE = {  # what other programs call a setting
     "num_train_epochs": "run.epochs",
     "per_device_train_batch_size": "optim.tokens_per_micro_batch",
 }
+OF_SLURM = ("partition", "account", "qos", "constraint", "reservation")
+ELSEWHERE |= {name: f"export SBATCH_{name.upper()}=NAME into slurm/site.env" for name in OF_SLURM}
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from trainer.errors import Interrupted, OctetError
 from trainer.machine import disk
 from trainer.machine.visible import visible
+
+END = "OCTET_END"  # a file that train.py makes when it ends by itself
+# A path that a setting names cannot be used; the error has it.
+OF_THE_PATH = (errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 
 
 def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
@@ -23,11 +29,10 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
         _report(error)
         return error.status
     except OSError as error:
-        if debug or error.errno not in disk.FULL:
+        if debug or error.errno not in (*disk.FULL, *OF_THE_PATH):
             raise
-        print(
-            f"octet: {error.filename or 'while writing'}: the disk is full. Make room and try again.", file=sys.stderr
-        )
+        what = "the disk is full. Make room and try again" if error.errno in disk.FULL else f"{error.strerror}"
+        print(f"octet: {visible(str(error.filename or 'while writing'))[-200:]}: {what}.", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interrupt:  # with what a run knows about going on
         if os.environ.get("RANK", "0") == "0":
@@ -38,6 +43,8 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
 
 def leave(status: int) -> None:
     """Exit; with several ranks at once, because gloo's threads can abort an orderly exit (status 134)."""
+    if END in os.environ:
+        Path(os.environ[END]).touch()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.stdout.flush()
         sys.stderr.flush()

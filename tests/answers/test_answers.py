@@ -415,3 +415,23 @@ def test_imports_nothing_heavy() -> None:
     code = f"import sys, trainer.answers; print([name for name in {heavy} if name in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert loaded.strip() == "[]"
+
+
+def rows_of_the_page() -> list[tuple[str, list[str], list[str]]]:
+    """The table of docs/tasks.md about equal answers: gold answer, right ones, wrong ones."""
+    page = (ROOT / "docs/tasks.md").read_text().partition("### What counts as the same answer")[2]
+    lines = page.partition("| --- | --- | --- | --- |\n")[2].partition("\n\n")[0].splitlines()
+    cells = [[re.findall("`([^`]*)`", cell.partition(", but")[0]) for cell in line.split("|")[2:5]] for line in lines]
+    return [(gold[0], right, wrong) for gold, right, wrong in cells]
+
+
+@pytest.mark.parametrize(("gold", "right", "wrong"), rows_of_the_page())
+def test_the_table_of_equal_answers_is_true(gold, right, wrong):
+    assert [one for one in right if not compare.equal(one, gold)] == []
+    assert [one for one in wrong if compare.equal(one, gold)] == []
+
+
+def test_without_accents_brasilia_is_right():
+    """Both forms in which Unicode writes an accent."""
+    for gold in ("Bras\u00edlia", "Brasi\u0301lia"):
+        assert compare.without_accents(gold) == "Brasilia"

@@ -158,19 +158,18 @@ def test_a_step_that_will_not_fit_shows_before_the_first(run, capsys):
 
 
 def test_what_was_measured_stands_beside_the_plan():
-    from trainer.run.rehearsal import report
+    from trainer.run.rehearsal import planned, report
 
     peaks = {name: Peak(GB // 2, 6 * GB // 10) for name in ("rollout", "loss", "step")}
-    text = report(resolve("8gb"), 300, peaks, 8 * GB, outside=False)
+    text = report(planned(resolve("8gb"), 300, 8 * GB, outside=False), peaks, 8 * GB)
     assert re.fullmatch(
         r"memory in GB, measured \(planned\): rollout 0\.50 \(5\.\d\d\), backward 0\.50 \(4\.\d\d\); "
         r"0\.60 reserved of 8\.0",
         text,
     )
-    served = report(resolve("8gb"), 300, peaks, 8 * GB, outside=True)
-    assert served.startswith("memory in GB, measured (planned): backward ")
-    with_kl = resolve("8gb", None, ["algorithm.kl.coef=0.1"])
-    assert "score 0.50 (" in report(with_kl, 300, peaks, 8 * GB, outside=False)
+    assert set(planned(resolve("8gb"), 300, 8 * GB, outside=True)) == {"step"}
+    with_kl = planned(resolve("8gb", None, ["algorithm.kl.coef=0.1"]), 300, 8 * GB, outside=False)
+    assert set(with_kl) == {"rollout", "loss", "step"}
 
 
 def test_peaks_are_of_their_time():

@@ -48,6 +48,43 @@ def test_the_table_has_a_line_for_each_run(runs, capsys):
     assert "1:02" in said
 
 
+def answered(folder, right: str, start: int = 0) -> None:
+    """Write held-out answers of the trained model: y for a right one."""
+    records = [
+        {"model": model, "temperature": 0.0, "question": f"{start + at}?", "gold": "1", "correct_strict": mark == "y"}
+        for model in ("base", "trained")
+        for at, mark in enumerate(right if model == "trained" else "n" * len(right))
+    ]
+    (folder / "eval_answers.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_runs_on_the_same_problems_are_tested_problem_by_problem(runs, capsys):
+    answered(runs[1], "yyyyyyyynny")
+    answered(runs[0], "nnnnnnnnyny")
+    compare.compare(runs, as_json=True)
+    best, other = json.loads(capsys.readouterr().out)
+    assert best["against"] is None
+    assert other["against"]["run"] == str(runs[1])
+    assert [other["against"][name] for name in ("problems", "gained", "lost")] == [11, 1, 8]
+    assert other["against"]["p"] == pytest.approx(10 / 256)
+    compare.compare(runs, as_json=False)
+    assert "against the first" in (said := capsys.readouterr().out)
+    assert "-63.6 (-100.0 to -7.1), p = 0.039" in said
+
+
+def test_runs_on_other_problems_or_tasks_are_not_compared(runs, tmp_path, capsys):
+    answered(runs[0], "yn")
+    answered(runs[1], "yn", start=2)
+    other = run_in(tmp_path / "c", {4: 0.9}, "task.name=records", "task.path=a.jsonl", "run.dir=c")
+    answered(other, "yy")
+    compare.compare([*runs, other], as_json=True)
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["run"] for row in rows] == [str(runs[1]), str(runs[0]), str(other)]  # not before the other task
+    assert [row["against"] for row in rows] == [None] * 3
+    compare.compare([*runs, other], as_json=False)
+    assert capsys.readouterr().out.endswith("Runs on different tasks are not compared with each other.\n")
+
+
 def test_a_folder_that_is_no_run_is_named(runs, tmp_path):
     with pytest.raises(DataError, match="no config"):
         compare.compare([tmp_path / "empty"], as_json=False)

@@ -62,8 +62,13 @@ def test_folders_that_are_no_runs_are_left_out_of_a_comparison(capsys, tmp_path)
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("question;answer\n2+2?;4\n", "its columns are separated by ';'. Save the file with commas"),
-        ("Question,answer\n2+2?,4\n", "Name it: task.question=Question"),
+        ("Question,answer\n2+2?,4\n", r"Name it: task\.question=Question\.$"),
+        (
+            "Question;Answer\n2+2?;4\n",
+            r"`question` and `answer`; .* Name them: task.question=Question task.answer=Answer\.$",
+        ),
+        ("problem\tlabel\n2+2?\t4\n", r"Name them: task.question=problem task.answer=label\.$"),
+        ("frage,antwort\n2+2?,4\n", r"are: frage, antwort\. Name them: task.question=COLUMN task.answer=COLUMN\.$"),
     ],
 )
 def test_a_table_of_another_kind_is_named(tmp_path, text, told):
@@ -72,5 +77,35 @@ def test_a_table_of_another_kind_is_named(tmp_path, text, told):
     status = resolve("nano", None, ["task.name=records", f"task.path={path}"])
     from trainer.problem.task import make_task
 
-    with pytest.raises(DataError, match=told.replace("'", ".")):
+    with pytest.raises(DataError, match=told):
         make_task(status.task).train()
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_a_table_is_read_with_the_separator_of_its_first_line(tmp_path, separator):
+    path = tmp_path / "mine.csv"
+    path.write_text(
+        separator.join(["question", "answer"]) + "".join(f'\n"{n} + 1; is?"{separator}{n + 1}' for n in (1, 2))
+    )
+    from trainer.problem.task import make_task
+
+    task = make_task(resolve("nano", None, ["task.name=records", f"task.path={path}"]).task)
+    found = sorted((problem.question, problem.gold) for problem in [*task.train(), *task.test()])
+    assert found == [("1 + 1; is?", "2"), ("2 + 1; is?", "3")]
+
+
+def test_text_answers_are_asked_for_with_a_text(capsys, tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("question,answer\nCapital of Peru?,Lima\nCapital of Cuba?,Havana\nCapital of Iraq?,Bagdad\n")
+    status, out, _ = octet(capsys, "task", "show", "records", f"task.path={path}", "-n", "1")
+    assert status == 0
+    assert "like this:\n#### Paris<" in out
+    path.write_text("question,answer\n1 + 1?,2\n2 + 2?,4\n")
+    assert "like this:\n#### 42<" in octet(capsys, "task", "show", "records", f"task.path={path}", "-n", "1")[1]
+
+
+def test_an_evaluation_of_a_run_folder_names_its_adapter(capsys, tmp_path):
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text('{"base_model_name_or_path": "nano"}')
+    status, _, complained = octet(capsys, "eval", "--model", str(tmp_path))
+    assert (status, f"Write octet eval --adapter {tmp_path}/adapter" in complained) == (2, True)

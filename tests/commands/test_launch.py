@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from tests.conftest import ROOT
+from trainer.commands import launch
 from trainer.commands.launch import shell_status
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
@@ -60,3 +62,29 @@ def test_a_signal_that_comes_before_there_is_a_rank_is_not_lost():
 def test_statuses_are_those_of_a_shell(status, said):
     """247 is what is left of -9, with which the launcher of DeepSpeed leaves when signal 9 has ended a rank."""
     assert shell_status(status) == said
+
+
+RUN = "import os, sys; from trainer.commands import launch; sys.exit(launch.run_to_its_end(sys.argv[1:], os.environ))"
+
+
+@pytest.mark.parametrize(("rank", "status"), [("exit 0", 137), ('touch "$OCTET_END"', 0), ("exit 2", 2)])
+def test_success_is_what_the_program_says_and_not_the_launcher(rank, status):
+    command = [sys.executable, "-c", RUN, "bash", "-c", rank]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert ("DeepSpeed's launcher was killed" in done.stderr) == (status == 137)
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path):
+    command = [sys.executable, "-m", "trainer.commands.launch", "--preset", "nano", *FEW, "run.dir=it"]
+    own = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=own, stdout=subprocess.PIPE, text=True) as started:
+        while "  1/500" not in started.stdout.readline():
+            assert started.poll() is None
+        ranks = launch._ranks_below(psutil.Process(started.pid).children()[0].pid)
+        assert len(ranks) == 1
+        ranks[0].parent().kill()
+        assert started.wait(timeout=60) == 137
+        psutil.wait_procs(ranks, timeout=60)
+        assert not ranks[0].is_running()

@@ -181,7 +181,7 @@ def test_a_recipe_counts(capsys):
 def test_what_nothing_can_help_is_said_in_words(capsys):
     _, out, _ = octet_plan(capsys, "--model", "Qwen/Qwen2.5-7B", "--preset", "8gb", "--vram", "8")
     assert "the most that fits" not in out
-    assert "What fits: model.quantize=nf4" in out
+    assert "proposed: model.quantize=nf4" in out
     _, out, _ = octet_plan(capsys, "--model", "Qwen/Qwen2.5-0.5B", "--preset", "8gb", "--vram", "80")
     assert "1,024 answers in a group" in " ".join(out.split())
 
@@ -191,8 +191,17 @@ def test_the_command_can_be_pasted(capsys):
     assert "'prompt.system=think, then answer'" in found["command"]
     assert shlex.split(found["command"])[-1] == "prompt.system=think, then answer"
     assert found["proposal"] is None
-    full = ("rollout.rows=48", "optim.tokens_per_micro_batch=8192")
-    assert planned(capsys, "--preset", "8gb", "--vram", "8", "--search", *full)["proposal"] == []
+
+
+def test_the_search_and_the_most_that_fits_agree(capsys):
+    card = ("--preset", "8gb", "--vram", "6")
+    found = planned(capsys, *card, "--search")
+    settings = dict(change.split("=") for change in found["proposal"])
+    assert int(settings["rollout.rows"]) == found["largest"]["rows"]
+    assert int(settings["optim.tokens_per_micro_batch"]) == found["largest"]["tokens_per_micro_batch"]
+    assert planned(capsys, *card, "--search", *found["proposal"])["proposal"] == []
+    _, without, _ = octet_plan(capsys, *card)
+    assert f"proposed: {' '.join(found['proposal'])}\n" in without  # by itself, because it may not fit
 
 
 def test_a_reader_that_has_read_enough_is_no_error():

@@ -216,15 +216,6 @@ def test_standard_input_without_torch():
     assert done.stderr == "octet: standard input:2: not JSON: Expecting value at character 1.\n"
 
 
-def test_progress_of_a_long_file_stands_on_standard_error(score, monkeypatch):
-    line = {"completion": "#### 4", "answer": "4"}
-    assert score(*[line] * 8)[2] == ""
-    monkeypatch.setattr("trainer.commands.score.PATIENCE_S", 0.0)
-    status, records, said = score(*[line] * 8)
-    assert (status, len(records)) == (0, 8)
-    assert [shown.split(",")[0].split()[-1] for shown in said.splitlines()] == ["0%", "25%", "50%", "75%", "100%"]
-
-
 def test_a_standard_output_that_is_closed(tmp_path):
     (tmp_path / "one.jsonl").write_text('{"completion": "#### 1", "answer": "1"}\n')
     shell = ["sh", "-c", f"{shlex.join(command('score', 'one.jsonl'))} >&-"]
@@ -239,6 +230,15 @@ def test_an_error_cannot_act_on_the_terminal(score, tmp_path):
     assert status == 2
     assert "\x1b" not in error
     assert "ValueError: ␛[2J" in error
+
+
+def test_progress_of_a_long_file_stands_on_standard_error(score, monkeypatch):
+    line = {"completion": "#### 4", "answer": "4"}
+    assert score(*[line] * 8)[2] == ""
+    monkeypatch.setattr("trainer.commands.score.PATIENCE_S", 0.0)
+    status, records, said = score(*[line] * 8)
+    assert (status, len(records)) == (0, 8)
+    assert [shown.split(",")[0].split()[-1] for shown in said.splitlines()] == ["0%", "25%", "50%", "75%", "100%"]
 
 
 def test_a_reader_that_stops_early(tmp_path):

@@ -156,9 +156,34 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(tmp_path):
     answer = octet(tmp_path, "slurm", "--preset", "cluster", "--nodes", "2", "--gpus", "4", "--dry-run")
     assert answer.returncode == 0, answer.stderr
     assert "#SBATCH --nodes=2" in answer.stdout
-    assert "# written, not submitted:" in answer.stdout
-    (settings,) = tmp_path.glob("runs/cluster-*/job.yaml")
-    assert yaml.safe_load(settings.read_text())["engine"]["ds_config"] == "zero2"
+    assert "# nothing is written or submitted; " in answer.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("algorithm.lrr=3", "run 2 (algorithm.lrr=3): algorithm.lrr: there is no such setting"),
+        ("rollout.group_size=1", "GRPO compares answers to the same problem"),
+        ("rollout.problems=1", "each of the 2 ranks needs one"),
+        ("'algorithm.lr=3", "No closing quotation"),
+    ],
+)
+def test_every_line_of_a_sweep_is_checked_before_it_is_submitted(tmp_path, line, told):
+    (tmp_path / "grid").write_text(f"# rates\nalgorithm.lr=1e-4\n\n{line}\n")
+    answer = octet(tmp_path, "slurm", "--preset", "nano", "--sweep", "grid", "--gpus", "2")
+    assert answer.returncode == 2
+    assert told in answer.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_example_grid_is_right_for_the_preset_it_is_shown_with(tmp_path):
+    grid = str(ROOT / "slurm/grid.example")
+    answer = octet(tmp_path, "slurm", "--preset", "nano", "--sweep", grid, "--dry-run")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    shown = [(ROOT / "README.md").read_text(), (ROOT / "docs/slurm.md").read_text()]
+    assert all("--preset nano --sweep slurm/grid.example" in page for page in shown)
+    assert "#SBATCH --array=1-4" in answer.stdout
 
 
 @pytest.mark.parametrize(
@@ -168,6 +193,7 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(tmp_path):
         (["--gpus", "0"], "--gpus 0: it must be at least 1"),
         (["rollout.grup_size=2"], "Did you mean rollout.group_size?"),
         (["--sweep", "none"], "--sweep none: there is no such file"),
+        (["--partition", "gpu"], "--partition. Write export SBATCH_PARTITION=NAME into slurm/site.env."),
         ([], "there is no sbatch on this machine"),
     ],
 )

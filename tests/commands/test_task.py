@@ -90,7 +90,7 @@ def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
     with (folder / "train.jsonl").open("a") as file:
         file.write("broken\n")
     task = make_task(TaskSettings(name="gsm8k", data_dir=folder, on_bad_record="skip"))
-    report_data(tmp_path, Screen(), task, training=len(task.train()), too_long=2, held_out=3, left_out=4)
+    report_data(tmp_path, Screen(), task, training=task.train(), too_long=2, held_out=3, left_out=4)
     told = f"bad records left out: 1; the first: {folder}/train.jsonl:7: not JSON"
     out = capsys.readouterr().out
     assert out.startswith(f"data: {told}")
@@ -98,6 +98,7 @@ def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
     assert "data: held-out problems left out because they exceed the context with an answer: 4\n" in out
     facts = json.loads((tmp_path / "data.json").read_text())
     assert facts.pop("notes")[0].startswith(told)
+    assert len(facts.pop("sha256")) == 64
     assert facts == {"task": "gsm8k", "training_problems": 6, "held_out": 3}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,31 @@ class Stale(Sampler):
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         for index, group in self.sampler.sample(prompts, sampling):
             yield index, [replace(one, logprobs=tuple(value - 0.3 for value in one.logprobs)) for one in group]
+
+
+class Slower(Sampler):
+    """A sampler that takes longer and longer from the twentieth step on."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler, self.calls = sampler, 0
+
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+        self.calls += 1
+        if self.calls > STEPS:
+            time.sleep(3.0)
+        yield from self.sampler.sample(prompts, sampling)
+
+
+class Formed(Scripted):
+    """Writes wrong answers, from the eighth step on in the form that is asked for."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer, lambda _, number: f"{'#### ' if self.calls > 8 else ''}{-1 - number}")
+        self.calls = 0
+
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+        self.calls += 1
+        yield from super().sample(prompts, sampling)
 
 
 def scripted(text: Callable[[Prompt, int], str], truncated: bool = False) -> Callable[[Any, Any], Sampler]:
@@ -113,6 +139,23 @@ FAULTS: dict[str, Fault] = {
     ),
     "entropy is all that counts": (["algorithm.entropy_bonus=5.0"], ("entropy explosion", *RUIN), None),
     "a tiny limit of the gradient": (["optim.max_grad_norm=0.001"], ("gradient at its limit",), None),
+    "form is learned alone": (
+        ["reward.weights={correct: 1.0, format: 1.0}"],
+        ("form alone", "all wrong", "constant reward"),
+        lambda _, tokenizer: Formed(tokenizer),
+    ),
+    "length is paid, and held-out problems are asked": (
+        ["{long}", "eval.every=4", "eval.problems=64"],
+        ("held-out accuracy falls", "paid by length", "answers grow", "accuracy falls", "reward against accuracy"),
+        None,
+    ),
+    "entropy is punished by the rate": (["algorithm.lr=0.01"], ("entropy collapse", *RUIN), None),
+    "equal answers are kept": (
+        ["rollout.dead_groups=keep"],
+        ("no gradient", "all right", "answers alike"),
+        scripted(lambda prompt, _: f"#### {prompt.problem.gold}"),
+    ),
+    "a machine that slows down": (["run.steps=40"], ("slower",), lambda sampler, _: Slower(sampler)),
     "no hold by the KL": (["algorithm.kl.coef=1e-9", "algorithm.lr=0.03"], ("far from the reference", *RUIN), None),
 }
 HEALTHY: dict[str, list[str]] = {f"seed {seed}": [f"run.seed={seed}"] for seed in range(8)}

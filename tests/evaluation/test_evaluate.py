@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM
 from trainer.config.command_line import resolve
 from trainer.config.settings import Reward
 from trainer.errors import ConfigError, MergeError
+from trainer.estimates import pass_at, wilson
 from trainer.evaluation import best, results
 from trainer.evaluation.comparison import Comparison, agreement, all_pairs
-from trainer.evaluation.estimates import pass_at, wilson
 from trainer.evaluation.evaluate import Evaluation, Outcome, Sampled, evaluate, majority
 from trainer.problem.prompts import Prompter
 from trainer.problem.task import make_task

@@ -192,7 +192,7 @@ def test_a_resumed_run_draws_what_the_undisturbed_one_drew(tmp_path, name):
     begun = steps(first, 0, 17)
     checkpoints.save(NoPolicy(), tmp_path, 17, 2, {"curriculum": first})
     resumed = fresh()
-    assert checkpoints.resume(NoPolicy(), tmp_path, {"curriculum": resumed}) == 17
+    assert checkpoints.resume(NoPolicy(), tmp_path, 2, {"curriculum": resumed}) == 17
     assert begun + steps(resumed, 17, 40) == undisturbed
     assert resumed.state() == first.state() or name == "solve_rate"
 

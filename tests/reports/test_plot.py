@@ -35,8 +35,9 @@ def test_the_four_charts_and_their_curves(finished):
         "mean reward",
         "accuracy",
         "loss",
-        "reward, with its standard deviation",
+        "reward, lowest to highest",
     ]
+    assert all(value.low < value.middle < value.high for value in charts[3].curves[0].values)
     assert [curve.name for curve in charts[1].curves] == ["training", "held-out, 95 %"]
     assert [value.step for value in charts[1].curves[1].values] == [0, 3, 6]
     assert [value.step for value in charts[0].curves[0].values] == [1, 2, 3, 4, 5, 6]

@@ -61,6 +61,7 @@ def test_a_page_has_every_section_and_loads_nothing(finished):
     assert any(text.startswith("octet-grpo ") for text in seen.within("p"))
     assert any(text.startswith("1 rank; ") for text in seen.within("p"))
     assert any(text.startswith("step 6\nreward: ") for text in seen.within("title"))
+    assert any(text.startswith("Most of the time goes to ") for text in seen.within("p"))
 
 
 def test_what_a_model_wrote_is_text_on_the_page(finished, hostile):
@@ -86,7 +87,7 @@ def test_a_page_of_a_run_that_has_only_begun(only_settings):
     seen = page_of(only_settings)
     assert seen.within("h2") == SECTIONS
     assert seen.tags.count("svg") == 0
-    assert "Without an evaluation it cannot be said whether the run has learned." in seen.within("p")
+    assert "cannot tell" in seen.within("strong")
     assert page_of(only_settings, only_settings).within("td").count("none yet") == 4
 
 
@@ -116,6 +117,35 @@ def test_several_runs_are_told_apart(finished, copied):
     assert seen.within("code") == ["algorithm.lr"]
     assert {"0.001", "0.002"} <= set(seen.within("td"))
     assert "demo, algorithm.lr=0.001" in seen.within("li")
+
+
+def test_runs_are_tested_on_the_problems_that_both_were_asked(finished, copied):
+    other = copied("other")
+    answers = lines_of(other / "eval_answers.jsonl")
+    for one in answers:
+        one["correct_strict"] = False
+    write_lines(other / "eval_answers.jsonl", answers)
+    solved = sum(read_run(finished).solved.values())
+    seen = page_of(finished, other)
+    assert "against demo, points" in seen.within("th")
+    assert any(text.startswith(f"{-100 * solved / 32:+.1f} (") for text in seen.within("td"))
+
+
+def test_runs_on_different_tasks_have_tables_of_their_own(finished, copied):
+    other = copied("other")
+    text = (other / "config.yaml").read_text().replace("holdout: 0.1", "holdout: 0.2")
+    (other / "config.yaml").write_text(text)
+    seen = page_of(finished, other)
+    assert seen.within("h3") == ["Task nano", "Task nano"]
+    assert "Runs on different tasks are not compared with each other." in seen.within("p")
+
+
+def test_memory_stands_beside_the_plan(copied):
+    folder = copied("planned")
+    (folder / "memory_plan.json").write_text('{"rollout": 5890000000}')
+    seen = page_of(folder)
+    assert "planned at most" in seen.within("th")
+    assert "5.89 GB" in seen.within("td")
 
 
 def test_an_alarm_is_named_with_its_steps(copied):
@@ -148,6 +178,19 @@ def test_the_command_on_the_page_makes_the_same_settings(finished):
     again = flat(resolve(preset, None, [*overrides, f"run.dir={settings['run.dir']}"]).model_dump(mode="json"))
     assert again == settings
     assert preset == "nano"
+
+
+def test_what_repeats_a_run_is_complete(finished):
+    seen = page_of(finished)
+    assert any("training problems, whose SHA-256 begins with" in text for text in seen.within("p"))
+    lines = repeat.commands(read_run(finished).settings, ["octet-grpo 0.1.0, torch 2.13.0, 163e3f3-dirty"])
+    assert lines[0] == "git checkout 163e3f3   # and changes that were not committed"
+    assert repeat.commands(read_run(finished).settings, ["peft 0.21.2, no git revision"]) == lines[1:]
+    own = {"task.path": "owner/name", "prompt.template": "asked.jinja", "reward.custom": "mine.py:score"}
+    assert repeat.own_files(dict.fromkeys(repeat.FILES) | own) == [
+        "prompt.template=asked.jinja",
+        "reward.custom=mine.py:score",
+    ]
 
 
 def test_a_folder_that_is_no_run_is_an_error_or_left_out(finished, tmp_path, capsys):

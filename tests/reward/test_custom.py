@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -13,8 +14,9 @@ from tests.conftest import ROOT
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, RewardError
+from trainer.problem.task import make_task
 from trainer.records import Prompt
-from trainer.reward.make import worked
+from trainer.reward.make import rehearse_functions, worked
 from trainer.reward.scorer import Scorer
 
 
@@ -287,9 +289,52 @@ def test_a_file_may_import_its_neighbour_and_define_dataclasses(tmp_path, mine):
 
 
 def test_the_rehearsal_finds_a_bad_function(mine):
-    mine("def score(completions, **c): return [1.0]").rehearse(PROMPT, worked(PROBLEM))
+    mine("def score(completions, **c): return [1.0] * len(completions)").rehearse(PROMPT, worked(PROBLEM))
     with pytest.raises(RewardError, match=r"KeyError: 'missing'.* completion '3 \* 4 = 12\\n#### 12'"):
         mine("def score(completions, **c): return [c['missing']]").rehearse(PROMPT, worked(PROBLEM))
+
+
+@pytest.mark.parametrize(
+    ("body", "format_", "told"),
+    [
+        ("def score(completions, **c): return [float(len(x[0]['content'])) for x in completions]", "text", "chat"),
+        ("def score(completions, **c): return [float(len(x.split())) for x in completions]", "chat", "text"),
+    ],
+)
+def test_completions_of_the_other_form_are_recognised(mine, body, format_, told):
+    scorer = mine(body, f"reward.custom_format={format_}")
+    with pytest.raises(
+        RewardError, match=rf"raised .*\. It works .* form: write reward\.custom_format={told}\. Sample"
+    ):
+        scorer.rehearse(PROMPT, worked(PROBLEM))
+
+
+@pytest.mark.parametrize(
+    ("body", "early"),
+    [
+        ("def score(prompts, completions, **c): return [1.0]", True),
+        ("def score(prompts, completions): return [p[0] for p in prompts]", False),
+        ("def score(completions, **c): return [1.0 for _ in c['prompts']]", False),
+        ("def around(f): return lambda **c: f(**c)\n@around\ndef score(prompts, completions): return [1.0]", False),
+    ],
+)
+def test_a_wrong_number_of_rewards_is_found_before_torch_unless_prompts_are_read(tmp_path, body, early):
+    (tmp_path / "mine.py").write_text(body)
+    config = resolve("nano", None, [f"reward.custom={tmp_path}/mine.py:score"])
+    task = make_task(config.task)
+    with pytest.raises(RewardError, match="returned 1 rewards for 4") if early else nullcontext():
+        rehearse_functions(config, task, PROBLEM)
+
+
+def test_a_run_tries_its_rewards_before_torch_is_imported(tmp_path):
+    (tmp_path / "mine.py").write_text("def score(completions, **c): return [1.0]")
+    command = [sys.executable, "-X", "importtime", str(ROOT / "train.py"), "--preset", "nano"]
+    done = subprocess.run(
+        [*command, "reward.custom=mine.py:score"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert "it returned 1 rewards for 4 completions. Return one for each." in done.stderr
+    assert " torch\n" not in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_rehearses_before_the_model_is_loaded(tmp_path, monkeypatch):

@@ -571,7 +571,7 @@ def test_a_run_may_go_on_with_another_budget_but_not_with_another_grader(tmp_pat
         named = ["reward.judge.url=http://h/v1", "reward.judge.model=m", "reward.weights={correct: 1, judge: 1}"]
         return resolve("nano", None, [*named, *overrides])
 
-    stored = with_judge().model_dump(mode="json")
+    stored = with_judge()
     _refuse_other_settings(tmp_path, stored, with_judge("reward.judge.max_requests=9", "reward.judge.cache=null"))
     for change in ("reward.judge.model=n", "reward.weights={judge: 2}"):
         with pytest.raises(ConfigError, match="a run with other settings: reward"):

@@ -88,6 +88,13 @@ def test_r1_zero_wants_the_thought_closed_before_the_answer():
     assert value("correct", "<answer>12</answer>", style, prompt=conversation) == 1.0  # r1_zero does not change it
 
 
+@pytest.mark.parametrize(("setting", "worth"), [("false", 0.0), ("true", 1.0)])
+def test_accents_are_an_option(setting, worth):
+    prompt = replace(PROMPT, problem=replace(PROBLEM, gold="Brasília"))
+    scorer = scorer_of(f"reward.ignore_accents={setting}")
+    assert scorer.score(prompt, [answer("#### Brasilia")]).scores[0].reward == worth
+
+
 def test_text_is_compared_as_text():
     apollo = replace(PROMPT, problem=replace(PROBLEM, gold="Apollo 11"))
     assert [value("correct", text, prompt=apollo) for text in ("#### Apollo 11", "#### 11")] == [1.0, 0.0]

@@ -7,7 +7,7 @@ from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
 from trainer.model.load import load_model
 from trainer.rollout.vllm.publish import StaticPolicy
-from trainer.run.assemble import make_samplers, vllm_context
+from trainer.run.assemble import make_samplers, stretched, vllm_context
 
 
 @pytest.fixture
@@ -34,3 +34,11 @@ def test_a_stop_string_with_a_special_token_in_it_is_refused(tmp_path, tokenizer
     config = resolve("nano", None, ["rollout.stop=<|im_end|> so"])
     with pytest.raises(ConfigError, match=r"^rollout.stop='<\|im_end\|> so': no answer has <\|im_end\|> in its text"):
         vllm_context(config, StaticPolicy(), model, tokenizer, [], tmp_path, print)
+
+
+def test_a_longer_run_says_both_learning_rates_and_the_choice(tmp_path):
+    config = resolve("nano", None, ["optim.schedule=linear", "optim.warmup=0", "algorithm.lr=1e-3"])
+    said = stretched(config, tmp_path, before=100, first_step=90, total_steps=200)
+    assert "run.steps=200, and it was 100: the linear schedule is stretched" in said
+    assert "from 0.00011 in step 90 to 0.00055 in step 91" in said
+    assert f"model.name={tmp_path}/merged run.steps=110" in said

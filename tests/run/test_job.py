@@ -72,7 +72,9 @@ def test_nothing_is_printed_that_a_user_cannot_act_on(job):
 def test_it_ends_with_the_three_models_and_a_verdict(job):
     said = job[1].stdout
     assert re.search(r"\n +base +trained +merged\n", said)
-    assert "verdict: " in said
+    verdict = json.loads((job[0] / "verdict.json").read_text())
+    assert f"\nverdict: {verdict['verdict']}: {verdict['evidence']}\n" in said
+    assert "of 16 held-out problems" in verdict["evidence"]
     assert "16 of 16 greedy answers identical" in said
     assert "run folder  it" in said
 
@@ -150,6 +152,9 @@ def test_the_same_command_in_the_same_folder_resumes_and_other_settings_are_refu
 def test_the_latest_run_goes_on_through_the_launcher(job, tmp_path):
     shutil.copytree(job[0], tmp_path / "runs/it", symlinks=True)
     answer = run(str(ROOT / "run_deepspeed.sh"), "--resume", "run.steps=5", "run.merge=false", folder=tmp_path)
+    assert (
+        "run.steps=5, and it was 4: the cosine schedule is stretched, so the learning rate goes from " in answer.stdout
+    )
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.splitlines()[0] == "octet: resuming runs/it"
     assert "going on after step 4" in answer.stdout
@@ -175,8 +180,10 @@ def test_a_stopped_run_says_how_to_go_on_and_a_second_one_cannot_disturb_it(tmp_
 
 
 def test_json_is_all_that_stands_on_standard_output(tmp_path):
-    answer = train(tmp_path, *FEW, "run.steps=1", "run.merge=false", "--json")
+    answer = train(tmp_path, *FEW, "run.steps=1", "run.merge=false", "--json", "--strict-verdict")
     result = json.loads(answer.stdout)
+    assert (answer.returncode, result["verdict"]) == (4, "cannot tell")
+    assert "octet: run.strict_verdict=true: cannot tell: " in answer.stderr
     assert [one["name"] for one in result["evaluations"]] == ["base", "trained"]
     assert (tmp_path / result["run_folder"] / "adapter").is_dir()
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from trainer.errors import CheckpointError
-from trainer.run_folder import checkpoints, manifest
+from trainer.run_folder import checkpoints
 
 
 class FilePolicy:
@@ -40,14 +40,14 @@ def save(policy, folder, step, keep=2):
 
 
 def resume(policy, folder):
-    return checkpoints.resume(policy, folder, {"curriculum": Learned(), "kl": Learned()})
+    return checkpoints.resume(policy, folder, 2, {"curriculum": Learned(), "kl": Learned()})
 
 
 def test_the_latest_whole_one_is_loaded(tmp_path):
     for step in (5, 10):
         save(FilePolicy(f"after {step}"), tmp_path, step, keep=2)
     policy, curriculum, kl = FilePolicy("fresh"), Learned(), Learned()
-    assert checkpoints.resume(policy, tmp_path, {"curriculum": curriculum, "kl": kl}) == 10
+    assert checkpoints.resume(policy, tmp_path, 2, {"curriculum": curriculum, "kl": kl}) == 10
     assert (policy.state, curriculum.number, kl.number) == ("after 10", 10, 20)
 
 
@@ -82,14 +82,13 @@ def test_old_ones_are_deleted(tmp_path):
     assert names == ["latest", "step_000004", "step_000005"]
 
 
-def test_another_number_of_ranks_is_refused(tmp_path):
-    save(FilePolicy("x"), tmp_path, 5, keep=2)
-    folder = tmp_path / "checkpoints/step_000005"
-    (folder / "state.json").write_text(json.dumps({"step": 5, "ranks": 4}))
-    (folder / "manifest.json").unlink()
-    manifest.seal(folder)
-    with pytest.raises(CheckpointError, match="written by 4 ranks, this run has 1"):
-        resume(FilePolicy("fresh"), tmp_path)
+def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(tmp_path):
+    for step in (5, 10, 15):
+        save(FilePolicy(f"after {step}"), tmp_path, step, keep=9)
+    (tmp_path / "checkpoints/step_000005/engine.txt").unlink()
+    assert resume(FilePolicy("fresh"), tmp_path) == 15
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["latest", "step_000010", "step_000015"]
 
 
 def spoil(path, change):

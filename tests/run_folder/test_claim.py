@@ -10,7 +10,10 @@ import pytest
 
 import trainer
 from tests.conftest import ROOT
+from trainer.config.command_line import Request, resolve
+from trainer.errors import ConfigError
 from trainer.run_folder import claim
+from trainer.run_folder.journal import Journal
 
 
 @pytest.fixture
@@ -69,3 +72,41 @@ def test_neither_git_nor_the_installed_distribution_is_needed(tmp_path):
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.startswith(f"octet-grpo {trainer.__version__}, torch ")
     assert answer.stdout.endswith(", no git revision\n")
+
+
+@pytest.fixture
+def failed(tmp_path):
+    """A folder in which a run has written its settings and the evaluation of the base, and no step."""
+    (tmp_path / "config.yaml").write_text(resolve("nano", None, ["reward.custom=wrong.py:score"]).to_yaml())
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "eval/accuracy": 0.5}\n')
+    yield tmp_path
+    if lock := claim._held.pop(tmp_path.resolve(), None):
+        lock.close()
+
+
+def test_a_run_without_a_step_does_not_refuse_the_corrected_command(failed):
+    request = Request(resolve("nano", None, [f"run.dir={failed}", "reward.custom=right.py:score"]), "nano", "")
+    assert claim.claim(request) == failed
+    journal = Journal(failed, 0)
+    journal.close()
+    assert (failed / "metrics.jsonl").read_text() == ""  # else the new evaluation would be a second step 0
+
+
+@pytest.mark.parametrize("made", ["metrics", "checkpoint"])
+def test_a_run_with_a_step_refuses_other_settings(failed, made):
+    if made == "metrics":
+        (failed / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "loss": 0.5}\n')
+    else:
+        (failed / "checkpoints").mkdir()
+    request = Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", "")
+    with pytest.raises(ConfigError, match=r"it holds a run with other settings: reward\.custom"):
+        claim.claim(request)
+
+
+def test_a_run_of_a_version_without_a_setting_goes_on(failed):
+    (failed / "checkpoints").mkdir()
+    config = resolve("nano", None, ["reward.custom=wrong.py:score", f"run.dir={failed}"])
+    text = config.to_yaml()
+    assert "  ignore_accents: false\n" in text
+    (failed / "config.yaml").write_text(text.replace("  ignore_accents: false\n", ""))
+    assert claim.claim(Request(config, "nano", "")) == failed

@@ -35,6 +35,14 @@ def test_maxima_are_maxima_over_ranks_too():
     assert one.means(lambda mine: [mine, other.sums]) == {"ratio/max": 0.9}
 
 
+def test_the_lowest_and_highest_of_negative_values():
+    one, other = Tally(), Tally()
+    for tally, value in ((one, -3.0), (one, -1.0), (other, -2.0)):
+        tally.add("reward/min", value)
+        tally.add("reward/max", value)
+    assert one.means(lambda mine: [mine, other.sums]) == {"reward/min": -3.0, "reward/max": -1.0}
+
+
 def scored_batch(**given):
     """Two answers of two tokens and one token; the second row of padding has no weight."""
     batch = to_tensors([row(1, 2, 1.0), row(2, 1, -1.0), row(1, 1, 0.0, weight=0.0)], pad_token=0)

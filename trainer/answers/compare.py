@@ -18,6 +18,7 @@ Where more than one reading is possible, these are the decisions (tests/data/ans
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Hashable
 
 from trainer.answers.choice import choice_letter
@@ -48,6 +49,12 @@ def equal(answer: str, gold: str) -> bool:
     choice = choice_letter(gold) if len(gold) <= 5 and not gold.islower() else None
     is_variable = len(answer.strip()) == len(gold.strip()) == 1  # e is not E, and (e) is the choice E
     return choice is not None and not is_variable and choice_letter(answer) == choice
+
+
+def without_accents(text: str) -> str:
+    """Return a text with the marks on its letters left out: Brasilia for Brasília."""
+    parts = unicodedata.normalize("NFD", text)
+    return "".join(char for char in parts if not unicodedata.combining(char))
 
 
 def _are_named_apart(answer: str, gold: str) -> bool:

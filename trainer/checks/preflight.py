@@ -23,7 +23,7 @@ from trainer.model import hub
 from trainer.problem.dataset import DataTask
 from trainer.problem.task import evaluation_problems, make_task, training_problems
 from trainer.reward import golds
-from trainer.reward.make import compares_as_mathematics
+from trainer.reward.make import compares_as_mathematics, rehearse_functions
 
 Mark = Literal["ok", "warning", "problem"]
 CHECKED = "OCTET_CHECKED"  # environment variable of what the launcher starts: it has made these checks already
@@ -64,7 +64,8 @@ def complain(found: Sequence[Finding]) -> None:
 
 
 def read_files(config: Config) -> None:
-    """Raise DataError if a file has a bad record, or a gold answer that cannot be earned.
+    """Raise DataError if a file has a bad record, or a gold answer that cannot be earned, and RewardError if a function
+    of reward.custom cannot be used.
 
     The ranks do the same for a data set of the hub, for which `datasets` has to be imported and may have to download.
     """
@@ -72,6 +73,9 @@ def read_files(config: Config) -> None:
     if isinstance(task, DataTask) and not task.hub_sets():
         training = training_problems(task, config.task, config.run.seed)
         golds.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
+        rehearse_functions(config, task, training[0])
+    elif config.reward.custom and not isinstance(task, DataTask):
+        rehearse_functions(config, task, task.train()[0])
 
 
 def findings(config: Config, found: hub.Found, machine: hardware.Hardware) -> list[Finding]:

@@ -12,7 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from trainer.reports.run_files import differing, facts_of, read_runs
+from trainer.reports.pairs import by_task, paired
+from trainer.reports.run_files import RunFiles, differing, facts_of, read_runs
 
 WIDTH = 500  # columns, so that long names are not cut off where the width of the screen is unknown
 
@@ -30,25 +31,36 @@ def run(options: Namespace) -> None:
 def compare(runs: Sequence[Path], as_json: bool) -> None:
     read = read_runs(runs)
     keys = differing([run.settings for run in read])
-    rows = [
-        {"run": str(run.folder), "settings": {key: run.settings[key] for key in keys}, **facts_of(run)} for run in read
-    ]
-    rows.sort(key=lambda row: row["accuracy"] or 0.0, reverse=True)
+    tasks = [[_row(run, these[0], keys) for run in these] for these in by_task(read)]
     if as_json:
-        print(json.dumps(rows, indent=2))
-    else:
-        Console(highlight=False, width=WIDTH).print(_table(rows, keys))
+        print(json.dumps([row for rows in tasks for row in rows], indent=2))
+        return
+    console = Console(highlight=False, width=WIDTH)
+    for rows in tasks:
+        console.print(_table(rows, keys))
+    if len(tasks) > 1:
+        console.print("Runs on different tasks are not compared with each other.")
+
+
+def _row(run: RunFiles, best: RunFiles, keys: Sequence[str]) -> dict[str, Any]:
+    pair = paired(best, run) if run is not best else None
+    against = {"run": str(best.folder), **pair._asdict(), "said": str(pair)} if pair else None
+    settings = {key: run.settings[key] for key in keys}
+    return {"run": str(run.folder), "settings": settings, **facts_of(run), "against": against}
 
 
 def _table(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> Table:
     table = Table(title=_title(rows), box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in ("run", *keys):
         table.add_column(name, no_wrap=True)
-    for name in ("accuracy", "best", "steps", "training"):
+    is_paired = any(row["against"] for row in rows)
+    for name in ("accuracy", "best", "steps", "training", *(["against the first"] if is_paired else [])):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         settings = [str(row["settings"][key]) for key in keys]
-        table.add_row(row["run"], *settings, _accuracy(row), _percent(row["best"]), str(row["steps"]), _time(row))
+        said = [row["against"]["said"] if row["against"] else ""] if is_paired else []
+        cells = [_accuracy(row), _percent(row["best"]), str(row["steps"]), _time(row)]
+        table.add_row(row["run"], *settings, *cells, *said)
     return table
 
 

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ from trainer.checks import memory, preflight
 from trainer.checks.cards import training_cards
 from trainer.config import ds_config
 from trainer.config.command_line import Request, parse_command_line
-from trainer.exits import answering_errors
+from trainer.exits import END, answering_errors
 from trainer.machine import hardware
 from trainer.machine.shipped import ROOT
 from trainer.ranks import slurm
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         environment.pop("CUDA_VISIBLE_DEVICES", None)  # the command names the cards, and DeepSpeed warns about both
     else:
         environment["DS_ACCELERATOR"] = "cpu"
-    sys.exit(run(command(launcher, machine, with_choices(request, arguments)), environment))
+    sys.exit(run_to_its_end(command(launcher, machine, with_choices(request, arguments)), environment))
 
 
 def with_choices(request: Request, arguments: Sequence[str]) -> list[str]:
@@ -86,6 +87,18 @@ def command(launcher: str, machine: hardware.Hardware, arguments: Sequence[str])
     return [launcher, *quiet, devices, "--no_local_rank", *program, *arguments]
 
 
+def run_to_its_end(launch: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run the launcher and return its exit status, or that of a lost rank if it says that all is well and train.py has
+    not ended: DeepSpeed's runner exits with 0 when a signal has ended the process between it and the ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        end = Path(folder) / "end"
+        status = run(launch, {**environment, END: str(end)})
+        if status or end.exists():
+            return status
+    print("octet: DeepSpeed's launcher was killed, and the run was ended with it.", file=sys.stderr)
+    return 128 + signal.SIGKILL
+
+
 def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
     """Run the launcher and return its exit status. It gets a session of its own, so that this process forwards Ctrl-C
     and the launcher receives it once.
@@ -112,7 +125,10 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
     for number in (signal.SIGUSR1, signal.SIGALRM):
         signal.signal(number, signal_ranks)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-    return shell_status(child.wait())
+    status = child.wait()
+    with suppress(ProcessLookupError):  # the ranks of a launcher that was killed go on
+        os.killpg(child.pid, signal.SIGTERM)
+    return shell_status(status)
 
 
 def _ranks_below(runner: int) -> list[psutil.Process]:

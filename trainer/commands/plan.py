@@ -210,11 +210,14 @@ def answer(question: Question) -> Iterator[str]:
     little = ", because LoRA trains little" if placement.config.lora.enabled else " of the card"
     yield f"optimizer offload saves {placement.state / GB:.2f} GB{little}"
     yield from _limits(placement)
+    if question.proposal is None and not placement.fits(placement.config):
+        if placement.search() is None:
+            yield placement.nearest()
+        else:
+            question = searched(question)
     if question.proposal is not None:
         yield f"proposed: [bold]{shlex.join(question.proposal) or 'nothing to change'}[/]"
         yield f"  {shlex.join(question.command)}"
-    elif not placement.fits(placement.config):
-        yield placement.nearest()
     yield f"[dim]An estimate for the longest prompts and answers; below {ROOMY:.0%} of a card counts as fitting.[/]"
 
 

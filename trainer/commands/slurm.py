@@ -59,24 +59,29 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--time", help="limit, as sbatch reads it; by default that of slurm/site.env")
     parser.add_argument("--sweep", type=Path, metavar="GRID", help="a run for each line of this file")
     parser.add_argument("--chain", type=int, default=1, metavar="N", help="N jobs, each resuming the one before")
-    parser.add_argument("--dry-run", action="store_true", help="write script and configuration, and submit nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the script, and write and submit nothing")
     add_overrides(parser, "rollout.group_size=16")
 
 
 def run(options: Namespace) -> None:
     config = resolve(options.preset, options.recipe, options.overrides)
     request = JobRequest(options.nodes, options.gpus, options.time, options.sweep, options.chain)
+    for number, line in enumerate(_lines(options.sweep) if options.sweep else [], start=1):
+        try:
+            _check(resolve(options.preset, options.recipe, [*options.overrides, *shlex.split(line)]), request)
+        except (ConfigError, ValueError) as error:  # a quote that is not closed is a ValueError
+            raise ConfigError(f"--sweep {options.sweep}, run {number} ({line}): {error}") from None
     slurm(config, options.preset, request, options.dry_run)
 
 
 def slurm(config: Config, preset: str, request: JobRequest, dry_run: bool) -> None:
     _check(config, request)
     folder = config.run.dir or RUNS / f"{Path(preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    script = write(config, folder.absolute(), request)
     if dry_run:
-        print(script.read_text(), end="")
-        print(f"\n# written, not submitted: {script} and {folder}/job.yaml")
+        print("\n".join(_script(folder.absolute(), request)), end="")
+        print(f"\n# nothing is written or submitted; without --dry-run this is {folder}/job.sbatch")
         return
+    script = write(config, folder.absolute(), request)
     jobs = _submit(script, request)
     for line in _next_commands(jobs, folder, request):
         print(line)
@@ -126,7 +131,7 @@ def _options(folder: Path, request: JobRequest) -> dict[str, str]:
     if request.time:
         options["time"] = request.time
     if request.grid:
-        options["array"] = f"1-{_lines(request.grid)}"
+        options["array"] = f"1-{len(_lines(request.grid))}"
     for name, value in options.items():
         if not value.isprintable():  # what follows a line break would be a command of the script
             where = {"chdir": "the working folder", "output": "run.dir", "job-name": "run.dir"}.get(name, f"--{name}")
@@ -165,7 +170,8 @@ def _without_options() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("SBATCH_")}
 
 
-def _lines(grid: Path) -> int:
+def _lines(grid: Path) -> list[str]:
+    """Return the lines of a grid that are neither empty nor comments."""
     if not grid.is_file():
         raise ConfigError(
             f"--sweep {grid}: there is no such file. Copy slurm/grid.example: each line has the settings of a run."
@@ -173,7 +179,7 @@ def _lines(grid: Path) -> int:
     lines = [line for line in grid.read_text().splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if not lines:
         raise ConfigError(f"--sweep {grid}: it has no line of settings. Copy slurm/grid.example.")
-    return len(lines)
+    return lines
 
 
 def _check(config: Config, request: JobRequest) -> None:
@@ -182,8 +188,6 @@ def _check(config: Config, request: JobRequest) -> None:
         if number < 1:
             raise ConfigError(f"--{name} {number}: it must be at least 1.")
     config.refuse_idle(request.nodes * request.gpus)
-    if request.grid:
-        _lines(request.grid)
 
 
 def _submit(script: Path, request: JobRequest) -> list[str]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from trainer.errors import did_you_mean
+from trainer.errors import OF_SLURM, did_you_mean
 
 PRESETS = Path(__file__).parent / "presets"
 RECIPES = PRESETS / "recipes"
@@ -27,7 +27,8 @@ class Parser(argparse.ArgumentParser):
 
             name, known = option[1].replace("-", "_"), fields()
             meant = f"{name}.name" if f"{name}.name" in known else name
-            message += f". Settings are written without dashes, as key=value.{did_you_mean(meant, known)}"
+            how = "" if name in OF_SLURM else " Settings are written without dashes, as key=value."
+            message += f".{how}{did_you_mean(meant, known)}"
         super().error(message)
 
 
@@ -51,6 +52,7 @@ def argument_parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="print the result as JSON on standard output, progress on standard error"
     )
     parser.add_argument("--strict-health", action="store_true", help="the same as run.strict_health=true")
+    parser.add_argument("--strict-verdict", action="store_true", help="the same as run.strict_verdict=true")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed adds it; the environment is read instead
     return parser

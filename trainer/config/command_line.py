@@ -8,6 +8,8 @@ A later layer wins. The result is validated and frozen.
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -15,17 +17,20 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from trainer.config.arguments import PRESETS, RECIPES, argument_parser, names_in
+from trainer.config.read_yaml import BadYaml, read_yaml
 from trainer.config.settings import RUNS, Config, Reward, fields, sections
 from trainer.errors import ConfigError, did_you_mean
 from trainer.machine import hardware
+from trainer.machine.visible import visible
 
 # and the GB of the card that each is for; the last that fits is chosen, so 8gb-7b only by name
 GPU_PRESETS = {"8gb-7b": 8, "8gb": 8, "12gb": 12, "16gb": 16, "24gb": 24, "80gb": 80}
 
+LARGEST_BITS = 128  # of a number
+LONGEST_SHOWN = 200  # characters of a value
 WANTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "tuple": "a list: [a, b]"}
 WANTED |= {"dict": "a mapping: {key: value}"}
 YAML_KINDS = {bool: "true or false", int: "a number", float: "a number", date: "a date", datetime: "a date"}
@@ -55,6 +60,7 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     merged: dict[str, Any] = {}
     for layer in [*layers, _layer_of(overrides)]:
         _refuse_unknown_keys(layer)
+        _refuse_impossible_values(layer)
         merged = _merge(_without_other_length(merged, layer), layer)
     try:
         return Config.model_validate(merged)
@@ -89,6 +95,7 @@ def preset_for(memory_gb: float) -> str | None:
 def parse_command_line(arguments: Sequence[str]) -> Request:
     options = argument_parser().parse_intermixed_args(_separate_resume(arguments))
     options.overrides += ["run.strict_health=true"] if options.strict_health else []
+    options.overrides += ["run.strict_verdict=true"] if options.strict_verdict else []
     if options.resume is not None:
         return _resumed(options)
     preset, why = (options.preset, "") if options.preset else choose_preset(hardware.detect())
@@ -112,7 +119,7 @@ def _resumed(options: argparse.Namespace) -> Request:
     stored = folder / "config.yaml"
     if options.preset or options.recipe:
         raise ConfigError("--resume: the run's own config.yaml is the preset. Leave --preset and --recipe out.")
-    if not stored.is_file():
+    if not os.path.isfile(stored):
         raise ConfigError(f"--resume {folder}: there is no config.yaml in it, so it is not the folder of a run.")
     config = resolve(str(stored), None, [*options.overrides, f"run.dir={folder}"])
     reason = f"resuming {folder}"
@@ -128,15 +135,15 @@ def _latest_run() -> Path:
 
 def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path.is_file, it takes a name that is too long
         known = names_in(folder)
         raise ConfigError(
             f"{flag} {name}: there is no such file or name.{did_you_mean(name, known)} Known: {', '.join(known)}."
         )
     try:
-        layer = yaml.safe_load(path.read_text()) or {}
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{flag} {name}: not valid YAML: {error}") from None
+        layer = read_yaml(path.read_bytes()) or {}
+    except BadYaml as error:
+        raise ConfigError(f"{flag} {name}: not valid YAML: {error}.") from None
     if not isinstance(layer, dict):
         raise ConfigError(f"{flag} {name}: expected sections such as `rollout:`, found a {type(layer).__name__}.")
     return layer
@@ -154,13 +161,13 @@ def _parse_override(text: str) -> dict[str, Any]:
     """Return `rollout.group_size=16` as a nested dictionary. The value is read as YAML."""
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise ConfigError(f"{text}: expected key=value, such as rollout.group_size=16.")
+        raise ConfigError(f"{_shown(text)}: expected key=value, such as rollout.group_size=16.")
     try:
-        nested: Any = yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise ConfigError(f"{text}: the value is not valid YAML. Put quotes around it.") from None
+        nested: Any = read_yaml(value)
+    except BadYaml as error:
+        raise ConfigError(f"{_shown(text)}: the value is not valid YAML: {error}. Put quotes around it.") from None
     if isinstance(nested, str) and nested.startswith("~"):  # the shell expands no ~ after an equals sign
-        nested = str(Path(nested).expanduser())
+        nested = os.path.expanduser(nested)
     for part in reversed(key.split(".")):
         nested = {part: nested}
     return nested
@@ -172,6 +179,22 @@ def _without_other_length(below: dict[str, Any], above: Mapping[str, Any]) -> di
         if above.get("run", {}).get(key) is not None and "run" in below:
             below = _merge(below, {"run": {rival: None}})
     return below
+
+
+def _refuse_impossible_values(settings: Mapping[str, Any], prefix: str = "") -> None:
+    """Raise ConfigError for what can be neither a file name nor on a page, and for the folder of an unknown user."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            _refuse_impossible_values(value, f"{prefix}{name}.")
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, int) and text.bit_length() > LARGEST_BITS:
+                raise ConfigError(f"{prefix}{name}={_shown(text)}: it is too large. Write a smaller number.")
+            if not isinstance(text, str):
+                continue
+            if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+                raise ConfigError(f"{prefix}{name}={_shown(text)!r}: a text has no such character. Write it without.")
+            if re.match(r"~[\w.-]+(/|$)", text) and os.path.expanduser(text) == text:
+                raise ConfigError(f"{prefix}{name}={_shown(text)}: there is no such user. Write the path of a folder.")
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,12 +209,13 @@ def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
     known = fields()
     for section, settings in layer.items():
         if section not in sections():
-            raise ConfigError(f"{section}: there is no such section.{did_you_mean(section, [*sections(), *known])}")
+            nearest = did_you_mean(str(section), [*sections(), *known])
+            raise ConfigError(f"{_shown(section)}: there is no such section.{nearest}")
         if not isinstance(settings, Mapping):
-            raise ConfigError(f"{section}={settings}: {section} is a section. Write {section}.KEY=VALUE.")
+            raise ConfigError(f"{section}={_shown(settings)}: {section} is a section. Write {section}.KEY=VALUE.")
         for key in _keys(settings, f"{section}.", known):
             if key not in known:
-                raise ConfigError(f"{key}: there is no such setting.{did_you_mean(key, known)}")
+                raise ConfigError(f"{_shown(key)}: there is no such setting.{did_you_mean(key, known)}")
 
 
 def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str]) -> Iterator[str]:
@@ -210,21 +234,30 @@ def _explain(errors: Sequence[Any], typed: Mapping[str, str]) -> str:
     lines: dict[str, str] = {}
     for detail in errors:
         key = ".".join(str(part) for part in detail["loc"] if str(part).isalnum() or str(part).isidentifier())
-        text = detail["input"]
+        text = _shown(detail["input"])
         if detail["type"] == "value_error":
             # An error about several sections names them itself.
-            start = "" if not key else f"{key}: " if isinstance(text, dict) else f"{key}={text}: "
+            start = "" if not key else f"{key}: " if isinstance(detail["input"], dict) else f"{key}={text}: "
             lines[key] = f"{start}{detail['ctx']['error']}."
-        elif detail["type"] in ("string_type", "path_type") and (kind := YAML_KINDS.get(type(text))):
-            text = typed.get(key, text)
+        elif detail["type"] in ("string_type", "path_type") and (kind := YAML_KINDS.get(type(detail["input"]))):
+            text = _shown(typed.get(key, text))
             lines[key] = (
                 f"{key}={text}: YAML reads {text} as {kind}, and a text is needed. Quote it: '{key}=\"{text}\"'."
             )
         elif key in lines:
             lines[key] = f"{lines[key][:-1]}, or {_remedy(detail).removeprefix('Write ')}."
         else:
-            lines[key] = f"{key}={text!r} cannot be used. {_remedy(detail)}."
+            text = repr(text) if isinstance(detail["input"], str) else text
+            lines[key] = f"{key}={text} cannot be used. {_remedy(detail)}."
     return "\n".join(lines.values())
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = visible(str(value))
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def _remedy(detail: Any) -> str:

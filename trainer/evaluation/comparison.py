@@ -10,11 +10,10 @@ from statistics import fmean
 from typing import Any
 
 from trainer.errors import MergeError
-from trainer.evaluation.estimates import mcnemar
+from trainer.estimates import SIGNIFICANT, mcnemar
 from trainer.evaluation.evaluate import Evaluation, Outcome
 from trainer.records import Completion
 
-SIGNIFICANT = 0.05
 ALIKE = 0.99  # share of the answers of a merged model that have to be those of the adapted one
 # The mean difference of a log-prob that merging may make by rounding. In bf16 it is 0.02 for SmolLM2-135M, where the
 # log-prob of a single token differs by up to 0.33; so an answer may part from the other where `LARGEST` times the mean
@@ -73,7 +72,9 @@ class Comparison:
     def summary(self) -> dict[str, Any]:
         gained, lost, p = self.test
         named = {"before": self.before.name, "after": self.after.name}
-        return {**named, "gained": gained, "lost": lost, "p": p, "verdict": self.verdict}
+        in_any_form = zip(("gained", "lost", "p"), mcnemar(self.before.correct_lenient, self.after.correct_lenient))
+        strict = {"gained": gained, "lost": lost, "p": p, "verdict": self.verdict}
+        return {**named, **strict, "lenient": dict(in_any_form)}
 
 
 def all_pairs(evaluations: Sequence[Evaluation]) -> list[Comparison]:

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from trainer.answers import compare
-from trainer.evaluation.estimates import Share, pass_at, share_of
+from trainer.estimates import Share, pass_at, share_of
 from trainer.ranks import distributed
 from trainer.records import Completion, Draws, Prompt, Sampling, Score
 from trainer.reward.scorer import Scorer
@@ -121,6 +121,10 @@ class Evaluation:
         return [outcome.score.correct_strict for outcome in self.outcomes]
 
     @property
+    def correct_lenient(self) -> list[bool]:
+        return [outcome.score.correct_lenient for outcome in self.outcomes]
+
+    @property
     def accuracy(self) -> float:
         return fmean(self.correct)
 
@@ -130,7 +134,7 @@ class Evaluation:
 
     @property
     def lenient(self) -> Share:
-        return share_of([outcome.score.correct_lenient for outcome in self.outcomes])
+        return share_of(self.correct_lenient)
 
     def summary(self) -> dict[str, Any]:
         """Return what is printed and stored; `records` has the single answers."""

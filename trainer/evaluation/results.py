@@ -13,8 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from trainer.config.settings import Config
+from trainer.estimates import Share
 from trainer.evaluation.comparison import Comparison, Flip, all_pairs
-from trainer.evaluation.estimates import Share
 from trainer.evaluation.evaluate import Evaluation, Sampled, describe
 
 SHOWN_FLIPS = 3  # of each direction; all of them are in eval_flips.jsonl

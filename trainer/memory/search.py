@@ -176,11 +176,10 @@ class Placement(Planner):
         return "Write --preset nano, or a smaller model.name."
 
     def grown(self, config: Config) -> Config:
-        """Return settings with more rows and larger micro-batches, which use the rest of the card."""
+        """Return settings with the most rows and the largest micro-batches that fit, which use the rest of the card."""
         for key, limit in (("rollout.rows", self.all_rows), ("optim.tokens_per_micro_batch", 16384)):
-            value = value_of(config, key)
-            while value * 2 <= limit and self.fits(larger := changed(config, {key: value * 2})):
-                config, value = larger, value * 2
+            most = replace(self, config=config)._largest(limit, key)
+            config = changed(config, {key: max(most, value_of(config, key))})
         return config
 
 

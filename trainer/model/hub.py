@@ -157,8 +157,20 @@ def _sizes(folder: Path) -> dict[str, int]:
 def _local(name: str) -> Path | None:
     folder = Path(name).expanduser()
     if folder.is_dir() and not (folder / "config.json").is_file():
+        refuse_adapter(name, folder)
         raise ModelError(f"model.name={name}: there is no config.json in this folder, so it is not a model.")
     return folder if folder.is_dir() else None
+
+
+def refuse_adapter(name: str, folder: Path) -> None:
+    """Raise ModelError for an adapter, or a run folder, in place of a model."""
+    adapter = next((one for one in (folder, folder / "adapter") if (one / "adapter_config.json").is_file()), None)
+    if adapter and not (folder / "config.json").is_file():
+        base = json.loads((adapter / "adapter_config.json").read_bytes()).get("base_model_name_or_path")
+        raise ModelError(
+            f"model.name={name}: that is {'an adapter' if adapter == folder else 'a run folder'}, not a model. Its "
+            f"base is {base}. Write octet eval --adapter {adapter}, or octet merge --adapter {adapter} --out FOLDER."
+        )
 
 
 # ---------------------------------------------------------------- on the hub

@@ -163,7 +163,7 @@ def known_shape(name: str, revision: str | None = None) -> Shape | None:
     """Return the shape without the network; None for a model that only the hub knows."""
     folder = NANO if name == "nano" else Path(name).expanduser()
     if folder.is_dir():
-        _refuse_adapter(name, folder)
+        hub.refuse_adapter(name, folder)
         return from_config(name, _read(name, folder / "config.json"))
     plain = name.lower().replace("qwen2.5-coder-", "qwen2.5-")  # of the same shapes
     for ending in ENDINGS:
@@ -172,17 +172,6 @@ def known_shape(name: str, revision: str | None = None) -> Shape | None:
         return shipped
     cached = hub.snapshot(Model(name=name, revision=revision))
     return from_config(name, _read(name, cached / "config.json")) if cached else None
-
-
-def _refuse_adapter(name: str, folder: Path) -> None:
-    """Raise ModelError for an adapter, or a run folder, in place of a model."""
-    adapter = next((one for one in (folder, folder / "adapter") if (one / "adapter_config.json").is_file()), None)
-    if adapter and not (folder / "config.json").is_file():
-        base = _read(name, adapter / "adapter_config.json").get("base_model_name_or_path")
-        raise ModelError(
-            f"model.name={name}: that is {'an adapter' if adapter == folder else 'a run folder'}, not a model. Its "
-            f"base is {base}. Write octet eval --adapter {adapter}, or octet merge --adapter {adapter} --out FOLDER."
-        )
 
 
 def from_config(name: str, settings: Mapping[str, Any]) -> Shape:

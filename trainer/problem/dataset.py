@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
-from trainer.problem.sources import ENDINGS, HubSet, Record, Source, locate
+from trainer.problem.sources import ENDINGS, HubSet, MissingColumn, Record, Source, locate
 from trainer.records import Problem
 
 
@@ -87,7 +87,9 @@ class DataTask(ABC):
                     problems.append(problem)
             except DataError as error:
                 if self.settings.on_bad_record == "error":
-                    raise DataError(f"{error} task.on_bad_record=skip leaves such records out.") from None
+                    is_everywhere = isinstance(error, MissingColumn) and index == 0
+                    remedy = "" if is_everywhere else " task.on_bad_record=skip leaves such records out."
+                    raise DataError(f"{error}{remedy}") from None
                 self.skipped.append(str(error))
         if not problems:
             bad = self.skipped[skipped_before:]

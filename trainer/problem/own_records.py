@@ -23,6 +23,8 @@ class RecordsTask(DataTask):
 
     def problem(self, name: str, record: Record) -> Problem:
         column = self.settings.question or _usual_column(record)
+        answer = self.settings.answer or "answer"
+        record.must_have({column: "task.question"} | ({answer: "task.answer"} if answer != NO_ANSWER else {}))
         messages = conversation(record, column)
         spoken = "\n\n".join(message["content"].strip() for message in messages if message["role"] != "system")
         question = spoken or record.text(column, "task.question")

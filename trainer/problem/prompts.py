@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainer.answers import compare, find
+from trainer.answers.number import number
 from trainer.config.sections.task import OF_OCTET
 from trainer.config.settings import PromptSettings
 from trainer.errors import ConfigError, DataError, did_you_mean
@@ -82,6 +83,8 @@ class Prompter:
         self.settings = settings
         self.max_tokens = settings.max_tokens
         self.style, self._style = _style(settings, task)
+        if self.style == "gsm8k" and _has_texts(task):
+            self._style = replace(self._style, request=self._style.request.replace("#### 42", "#### Paris"))
         self.answer_style = answer_style(settings, task)
         self._examples = examples(task, settings.shots) if self.style == "few_shot" else []
         _must_have_variables(tokenizer, settings.template)
@@ -171,6 +174,12 @@ def _variables(chat_template: str) -> set[str]:
 
     environment = _compile_jinja_template(chat_template).environment
     return meta.find_undeclared_variables(environment.parse(chat_template)) - environment.globals.keys()
+
+
+def _has_texts(task: Task) -> bool:
+    """Return True if most gold answers of a data set of one's own are no numbers."""
+    golds = [problem.gold for problem in task.train() if problem.gold] if task.name == "records" else []
+    return sum(number(gold) is None for gold in golds) > len(golds) / 2
 
 
 def answer_style(settings: PromptSettings, task: Task) -> str:

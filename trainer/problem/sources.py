@@ -16,6 +16,13 @@ from typing import Any
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
 
+LARGEST_FIELD = 1 << 30  # characters of a CSV value; at the end of a smaller limit the rest would be read as rows
+USUAL = {"question": ("problem", "query", "input", "prompt"), "answer": ("solution", "output", "target", "label")}
+
+
+class MissingColumn(DataError):
+    pass
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -46,13 +53,24 @@ class Record:
     def others(self, *used: str) -> dict[str, Any]:
         return {column: value for column, value in self.values.items() if column not in used}
 
-    def _value(self, column: str, setting: str) -> Any:
-        if column not in self.values:
+    def must_have(self, columns: Mapping[str, str]) -> None:
+        """Raise MissingColumn for all columns that are not there. `columns` has the setting that names each."""
+        missing = {column: setting for column, setting in columns.items() if column not in self.values}
+        if missing:
             found = ", ".join(map(str, self.values)) or "none"
-            alike = next((name for name in self.values if str(name).strip().lower() == column.lower()), "COLUMN")
-            raise DataError(
-                f"{self.where}: there is no column `{column}`; the columns are: {found}. Name it: {setting}={alike}."
-            )
+            names = " and ".join(f"`{column}`" for column in missing)
+            written = " ".join(f"{setting}={self._alike(column)}" for column, setting in missing.items())
+            lacking = "there is no column" if len(missing) == 1 else "there are no columns"
+            named = "it" if len(missing) == 1 else "them"
+            raise MissingColumn(f"{self.where}: {lacking} {names}; the columns are: {found}. Name {named}: {written}.")
+
+    def _alike(self, column: str) -> str:
+        """Return the column that is probably meant: one with another case, or with another usual name."""
+        names = (column, *USUAL.get(column, ()))
+        return next((str(one) for name in names for one in self.values if str(one).strip().lower() == name), "COLUMN")
+
+    def _value(self, column: str, setting: str) -> Any:
+        self.must_have({column: setting})
         value = self.values[column]
         if value is None:
             raise DataError(f"{self.where}: `{column}` is empty; expected text.")
@@ -141,7 +159,11 @@ def _json_record(where: str, line: bytes) -> Record:
 def _csv(path: Path) -> Iterator[Record]:
     # invalid UTF-8 becomes lone surrogates, so that the error can name the line
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        rows = csv.reader(file, strict=True)
+        csv.field_size_limit(LARGEST_FIELD)
+        first = file.readline()
+        separator = "," if "," in first else next((one for one in ";\t|" if one in first), ",")
+        file.seek(0)
+        rows = csv.reader(file, strict=True, delimiter=separator)
         header: list[str] | None = None
         while True:
             where = f"{path}:{rows.line_num + 1}"
@@ -159,8 +181,6 @@ def _csv(path: Path) -> Iterator[Record]:
 
 
 def _csv_record(where: str, header: list[str], row: list[str]) -> Record:
-    if len(header) == 1 and (separator := next((one for one in ";\t|" if one in header[0]), None)):
-        return Record(where, flaw=f"its columns are separated by {separator!r}. Save the file with commas")
     if len(row) != len(header):
         return Record(where, flaw=f"it has {len(row)} values, and the first line names {len(header)} columns")
     if not is_unicode("".join(row)):
@@ -175,11 +195,21 @@ def _parquet(path: Path) -> Iterator[Record]:
     index = 0
     try:
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
-            for row in batch.to_pylist():
-                yield Record(f"{path}: row {index}", row)
+            for place in range(batch.num_rows):
+                yield _parquet_record(f"{path}: row {index}", batch, place)
                 index += 1
     except pyarrow.lib.ArrowException as error:
         raise DataError(f"{path}: not Parquet: {str(error).partition(chr(10))[0]}") from None
+
+
+def _parquet_record(where: str, batch: Any, place: int) -> Record:
+    values = {}
+    for name, column in zip(batch.schema.names, batch.columns):
+        try:
+            values[name] = column[place].as_py()
+        except (ValueError, OverflowError) as error:  # a text that is not UTF-8, a date that Python does not have
+            return Record(where, flaw=f"column {name}: {error}")
+    return Record(where, values)
 
 
 READERS: dict[str, Callable[[Path], Iterator[Record]]] = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}

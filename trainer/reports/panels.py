@@ -56,7 +56,9 @@ def main_charts(groups: Sequence[Group]) -> list[Chart]:
         chart("mean reward", groups, [Source("reward", plain("reward/mean"))]),
         chart("accuracy", groups, [Source("training", plain(accuracy)), held_out], percent=True),
         chart("loss", groups, [Source("loss", plain("loss"))]),
-        chart("reward, with its standard deviation", groups, [Source("reward", around("reward/mean", "reward/std"))]),
+        chart(
+            "reward, lowest to highest", groups, [Source("reward", between("reward/mean", "reward/min", "reward/max"))]
+        ),
     )
 
 
@@ -83,17 +85,7 @@ def plain(name: str) -> Looks:
 
 
 def between(name: str, low: str, high: str) -> Looks:
-    return lambda record: (record[name], record[low], record[high]) if name in record else None
-
-
-def around(name: str, deviation: str) -> Looks:
-    """Look at a value with its deviation to both sides."""
-
-    def look(record: Mapping[str, float]) -> Range | None:
-        value, apart = record.get(name), record.get(deviation, 0.0)
-        return None if value is None else (value, value - apart, value + apart)
-
-    return look
+    return lambda record: (record[name], record[low], record[high]) if low in record else None
 
 
 def _each(

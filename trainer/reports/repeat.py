@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -13,6 +14,7 @@ from trainer.config.arguments import PRESETS, names_in
 from trainer.config.command_line import flat, resolve
 
 NOT_REPEATED = {"run.dir"}
+FILES = ("task.path", "task.test_path", "task.data_dir", "prompt.template", "reward.custom", "reward.judge.rubric")
 
 
 class Change(NamedTuple):
@@ -23,15 +25,33 @@ class Change(NamedTuple):
 
 def nearest_preset(settings: Mapping[str, Any]) -> tuple[str, list[Change]]:
     """Return the preset with the fewest other values, because a run does not store the name of its own."""
-    found = {name: _changes(settings, _preset(name)) for name in names_in(PRESETS)}
+    found = {name: changes(settings, name) for name in names_in(PRESETS)}
     name = min(found, key=lambda name: len(found[name]))
     return name, found[name]
 
 
+def commands(settings: Mapping[str, Any], made_with: Sequence[str]) -> list[str]:
+    """Return the lines that repeat a run: its revision, if it is known, and the command."""
+    revision = made_with[0].rpartition(", ")[2] if made_with else ""
+    changed = "   # and changes that were not committed" if revision.endswith("-dirty") else ""
+    checkout = [f"git checkout {revision.removesuffix('-dirty')}{changed}"] if revision and " " not in revision else []
+    return [*checkout, command(*nearest_preset(settings))]
+
+
+def own_files(settings: Mapping[str, Any]) -> list[str]:
+    """Return the settings that name a file or folder of one's own."""
+    named = ((key, str(settings[key])) for key in FILES if settings[key])
+    return [f"{key}={value}" for key, value in named if Path(value.partition(":")[0]).suffix or key == "task.data_dir"]
+
+
 def command(preset: str, changes: list[Change]) -> str:
     """Return the command that starts a run with the same settings in a new folder."""
-    overrides = [shlex.quote(f"{change.key}={_written(change.run)}") for change in changes]
-    return " ".join(["octet train --preset", preset, *overrides])
+    return f"octet train --preset {preset}{written(changes)}"
+
+
+def written(changes: Sequence[Change]) -> str:
+    """Return settings as they stand at the end of a command line."""
+    return "".join(" " + shlex.quote(f"{change.key}={_written(change.run)}") for change in changes)
 
 
 @cache
@@ -39,11 +59,13 @@ def _preset(name: str) -> Mapping[str, Any]:
     return flat(resolve(name).model_dump(mode="json"))
 
 
-def _changes(settings: Mapping[str, Any], preset: Mapping[str, Any]) -> list[Change]:
+def changes(settings: Mapping[str, Any], preset: str, parts: tuple[str, ...] = ("",)) -> list[Change]:
+    """Return the settings that differ from a preset, of the sections that `parts` name, or of all."""
+    usual = _preset(preset)
     return [
-        Change(key, preset[key], value)
+        Change(key, usual[key], value)
         for key, value in settings.items()
-        if value != preset[key] and key not in NOT_REPEATED
+        if value != usual[key] and key not in NOT_REPEATED and key.startswith(parts)
     ]
 
 

@@ -12,8 +12,18 @@ from trainer.reports.chart import HEIGHT, WIDTH
 from trainer.reports.drawing import COLOURS, Line, svg
 from trainer.reports.evaluation_table import percent
 from trainer.reports.markup import Html, joined, page, table, tag
+from trainer.reports.pairs import by_task, paired
 from trainer.reports.panels import Group, groups_of, main_charts, more_charts
 from trainer.reports.run_files import RunFiles, differing, facts_of, phases
+from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED
+
+SHORTER = {  # what may shorten the phase that takes most of the time
+    "rollout": "More answers at a time (rollout.rows), a smaller rollout.max_new_tokens, or vLLM take less.",
+    "reward": "See time/reward in metrics.jsonl: a judge answers more at once with reward.judge.concurrency.",
+    "loss": "Without algorithm.kl.coef, and with one update a step, there is nothing to compute before the update.",
+    "step": "Larger optim.tokens_per_micro_batch, or no model.gradient_checkpointing, take more memory and less time.",
+}
+CLASSES = {LEARNED: "verdict better", NOT_LEARNED: "verdict worse", CANNOT_TELL: "verdict"}
 
 
 def report(runs: Sequence[RunFiles]) -> str:
@@ -40,7 +50,7 @@ def of_one(run: RunFiles) -> Iterator[Html]:
 
 def of_several(runs: Sequence[RunFiles]) -> Iterator[Html]:
     yield tag("h1", f"{len(runs)} runs")
-    yield from section("Results", results(runs))
+    yield from section("Results", *results(runs))
     yield from section("Different settings", different_settings(runs))
     yield from section("Curves", charts(groups_of(runs)))
     for run in runs:
@@ -61,13 +71,12 @@ def _what(run: RunFiles) -> str:
 
 
 def verdict(run: RunFiles, alarms: Sequence[Alarm]) -> Html:
-    """Return whether the trained model is better than the base, and how many alarms there were."""
-    found = run.evaluation.get("comparisons", [])
-    text = found[0]["verdict"] if found else "Without an evaluation it cannot be said whether the run has learned."
-    kind = next((kind for kind in ("better", "worse") if text.startswith(kind)), "")
+    """Return whether the run has learned, and how many alarms there were."""
+    kind, evidence = run.verdict
     lasting = sum(alarm.lasts for alarm in alarms)
     health = f"Alarms at the end: {lasting}. Earlier ones: {len(alarms) - lasting}." if alarms else "No alarms."
-    return tag("div", tag("p", text), tag("p", health, class_="soft"), class_=f"verdict {kind}".strip())
+    said = tag("p", tag("strong", kind), f": {evidence}")
+    return tag("div", said, tag("p", health, class_="soft"), class_=CLASSES[kind])
 
 
 def charts(groups: Sequence[Group]) -> Html:
@@ -123,10 +132,10 @@ def shown(value: object) -> str:
 
 
 def time_and_memory(run: RunFiles) -> Html:
-    """Return the seconds and the peak memory of each phase."""
+    """Return the seconds of each phase, and its peak memory beside the plan."""
     lines = [line for line in run.metrics if line["step"]]
     seconds = {name: [line[f"time/{name}"] for line in lines if f"time/{name}" in line] for name in phases(lines)}
-    whole = sum(map(sum, seconds.values()))
+    whole, plan = sum(map(sum, seconds.values())), run.memory_plan
     rows = [
         [
             name,
@@ -134,11 +143,16 @@ def time_and_memory(run: RunFiles) -> Html:
             f"{sum(values) / (whole or 1):.0%}",
             f"{fmean(values):.2f} s",
             _peak(lines, name),
+            *([f"{plan[name] / 1e9:.2f} GB" if name in plan else ""] if plan else []),
         ]
         for name, values in seconds.items()
     ]
-    head = ["phase", "all steps", "share", "a step", "memory at its peak"]
-    return table(head, rows, "numbers") if rows else Html()
+    head = ["phase", "all steps", "share", "a step", "memory at its peak", *(["planned at most"] if plan else [])]
+    if not rows:
+        return Html()
+    longest = max(seconds, key=lambda name: sum(seconds[name]))
+    most = f"Most of the time goes to {longest}. {SHORTER.get(longest, '')}"
+    return joined(tag("p", most, class_="soft"), table(head, rows, "numbers"))
 
 
 def _peak(lines: Sequence[Mapping[str, Any]], phase: str) -> str:
@@ -147,16 +161,28 @@ def _peak(lines: Sequence[Mapping[str, Any]], phase: str) -> str:
 
 
 def how_it_was_made(run: RunFiles) -> Iterator[Html]:
-    """Yield versions, machine and revision, and the command that repeats the run."""
+    """Yield versions, machine and data, and what repeats the run."""
     yield from (tag("p", line) for line in run.made_with)
-    yield tag("p", "This repeats it, with the same packages and the same data:")
-    yield tag("pre", repeat.command(*repeat.nearest_preset(run.settings)))
+    if "sha256" in run.data:
+        count, digest = run.data["training_problems"], run.data["sha256"][:16]
+        yield tag("p", f"{count} training problems, whose SHA-256 begins with ", tag("code", digest))
+    yield tag("p", "With the same packages, data and number of ranks, this repeats it:")
+    yield tag("pre", "\n".join(repeat.commands(run.settings, run.made_with)))
+    if own := repeat.own_files(run.settings):
+        yield tag("p", f"It needs files of one's own: {', '.join(own)}.")
 
 
-def results(runs: Sequence[RunFiles]) -> Html:
-    """Return a row for each run: what it reached, with its interval."""
-    rows = [[run.name, *_result(run)] for run in runs]
-    return table(["run", "base", "trained", "gained", "lost", "steps", "training"], rows, "numbers")
+def results(runs: Sequence[RunFiles]) -> Iterator[Html]:
+    """Yield a table for each task: what each run reached, and its difference from the best on the same problems."""
+    tasks = by_task(runs)
+    for these in tasks:
+        if len(tasks) > 1:
+            yield tag("h3", f"Task {these[0].settings['task.name']}")
+        rows = [[run.name, *_result(run), _against(these[0], run)] for run in these]
+        head = ["run", "base", "trained", "gained", "lost", "steps", "training", f"against {these[0].name}, points"]
+        yield table(head, rows, "numbers")
+    if len(tasks) > 1:
+        yield tag("p", "Runs on different tasks are not compared with each other.", class_="soft")
 
 
 def _result(run: RunFiles) -> list[object]:
@@ -165,6 +191,10 @@ def _result(run: RunFiles) -> list[object]:
     shares = [percent(model["accuracy"], model["interval"]) for model in models[:2]]
     shares += ["none yet"] * (2 - len(shares))
     return [*shares, pair.get("gained", ""), pair.get("lost", ""), run.steps, f"{facts['training_s']:.0f} s"]
+
+
+def _against(best: RunFiles, run: RunFiles) -> str:
+    return str(paired(best, run) or "no common problems") if run is not best else ""
 
 
 def different_settings(runs: Sequence[RunFiles]) -> Html:

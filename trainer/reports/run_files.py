@@ -12,16 +12,17 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trainer.config.command_line import flat, resolve
+from trainer.config.read_yaml import BadYaml, read_yaml
 from trainer.config.settings import Config, fields
 from trainer.errors import ConfigError, DataError
 from trainer.run_folder.journal import read_records
 from trainer.watch.diagnosis import History
+from trainer.watch.verdict import Verdict, verdict_of
 
 # Settings without effect on what is learned.
 NOT_COMPARED = {"run.dir", "run.threads", "run.keep", "run.save_every", "run.track"}
+NOT_COMPARED |= {"run.strict_health", "run.strict_verdict"}
 TAIL = 2**18  # bytes at the end of samples.jsonl in which the last answers are
 
 Record = Mapping[str, Any]
@@ -55,17 +56,34 @@ class RunFiles:
         return read_records(self.folder / "metrics.jsonl")
 
     @cached_property
+    def data(self) -> dict[str, Any]:
+        return self._json("data.json")
+
+    @cached_property
     def history(self) -> History:
-        return History(self.config, self.metrics, self._json("data.json").get("training_problems", 0))
+        return History(self.config, self.metrics, self.data.get("training_problems", 0))
 
     @cached_property
     def evaluation(self) -> dict[str, Any]:
         return self._json("eval.json")
 
+    @cached_property
+    def memory_plan(self) -> dict[str, int]:
+        """The bytes that were planned for each phase, which a run on a GPU writes."""
+        return self._json("memory_plan.json")
+
+    @cached_property
+    def solved(self) -> dict[tuple[str, str], bool]:
+        """Whether the trained model solved each held-out problem, by its question and gold answer."""
+        return {
+            (one["question"], one["gold"]): one["correct_strict"]
+            for one in _lines(self.folder / "eval_answers.jsonl")
+            if one.get("model") == "trained" and one.get("temperature") == 0
+        }
+
     @property
-    def planned(self) -> dict[str, float]:
-        """The memory that was planned for the phases of a step, in GB; nothing on a CPU."""
-        return self._json("plan.json")
+    def verdict(self) -> Verdict:
+        return verdict_of(self.evaluation, self.metrics, self.config.reward.answer)
 
     @property
     def steps(self) -> int:
@@ -178,8 +196,8 @@ def _settings(path: Path, changed_ns: int) -> dict[str, Any]:
             f"{path.parent}: there is no config.yaml in it, so it is not the folder of a run. Leave it out."
         )
     try:
-        settings = flat(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
+        settings = flat(read_yaml(path.read_bytes()))
+    except (BadYaml, AttributeError) as error:
         raise DataError(
             f"{path}: it contains no settings ({' '.join(str(error).split())}). Leave this run out."
         ) from None

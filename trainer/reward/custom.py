@@ -16,6 +16,7 @@ with a traceback.
 from __future__ import annotations
 
 import asyncio
+import dis
 import faulthandler
 import importlib.util
 import inspect
@@ -26,7 +27,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
+from copy import copy
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +41,7 @@ from trainer.reward.built_in import Reading
 from trainer.reward.scorer import Meter
 
 GRACE_S = 5.0
+REHEARSED = 4  # completions in a rehearsal: a function that returns one number for all of them is found
 SHOWN = 200  # characters of a completion in an error
 # Most users' functions are not thread-safe, and faulthandler has only one timer.
 _ONE_AT_A_TIME = threading.Lock()
@@ -129,7 +132,15 @@ class Custom:
         return list(call.result)
 
     def rehearse(self, reading: Reading) -> None:
-        self.grade([reading], Meter())
+        self.grade([reading] * REHEARSED, Meter())
+
+    def may_read_prompts(self, problem: Problem) -> bool:
+        """Return False if the function certainly ignores the text of prompts, which only a tokenizer can make."""
+        code = getattr(self.function, "__code__", None)
+        if self._is_chat(problem) or code is None:
+            return code is None
+        takes_completions = "completions" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        return not takes_completions or any("prompts" in str(one.argval) for one in dis.get_instructions(code))
 
     def _run(self, readings: Sequence[Reading]) -> Call:
         call = Call(lambda: self._grades(readings))
@@ -178,7 +189,7 @@ class Custom:
     def _texts(self, readings: Sequence[Reading]) -> dict[str, Any]:
         texts = [reading.completion.text for reading in readings]
         ids = [list(reading.completion.tokens) for reading in readings]
-        if self.format == "text" or (self.format == "auto" and not readings[0].problem.messages):
+        if not self._is_chat(readings[0].problem):
             return {
                 "prompts": [reading.prompt.text for reading in readings],
                 "completions": texts,
@@ -188,6 +199,9 @@ class Custom:
         answers = [[{"role": "assistant", "content": text}] for text in texts]
         return {"prompts": prompts, "completions": answers, "completion_ids": ids}
 
+    def _is_chat(self, problem: Problem) -> bool:
+        return bool(problem.messages) if self.format == "auto" else self.format == "chat"
+
     def _culprit(self, readings: Sequence[Reading]) -> Sequence[Reading]:
         """Return the first sample that makes the function raise by itself, or all samples if none does."""
         if len(readings) == 1:
@@ -195,7 +209,16 @@ class Custom:
         return next(([one] for one in readings if self._run([one]).error is not None), readings)
 
     def _raised(self, error: BaseException, readings: Sequence[Reading]) -> RewardError:
-        return self._error(f"it raised {self._where(error)}.", readings)
+        return self._error(f"it raised {self._where(error)}.{self._other_format(readings)}", readings)
+
+    def _other_format(self, readings: Sequence[Reading]) -> str:
+        """Return a sentence that names the other form of completions, if the function works with it."""
+        other = copy(self)
+        other.format = "text" if self._is_chat(readings[0].problem) else "chat"
+        with suppress(RewardError):
+            if other._run(readings).error is None:
+                return f" It works with completions in TRL's other form: write reward.custom_format={other.format}."
+        return ""
 
     def _where(self, error: BaseException) -> str:
         """Describe the exception and the last line of the user's file that was running."""

@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field, ValidationError, field_validator
 
+from trainer.config.read_yaml import BadYaml, read_yaml
 from trainer.config.settings import Judge as JudgeSettings
 from trainer.config.settings import Section
 from trainer.errors import ConfigError, RewardError
@@ -155,8 +155,8 @@ def load_rubric(name: str) -> Rubric:
         known = ", ".join(sorted(one.stem for one in RUBRICS.glob("*.yaml")))
         raise ConfigError(f"reward.judge.rubric={name}: there is no such file or name. Known: {known}.")
     try:
-        return Rubric.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        return Rubric.model_validate(read_yaml(path.read_bytes()))
+    except BadYaml as error:
         raise ConfigError(f"reward.judge.rubric={name}: not valid YAML: {error}") from None
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}" for one in error.errors())

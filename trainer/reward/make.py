@@ -9,9 +9,9 @@ from trainer.answers.symbolic import SymbolicPool
 from trainer.config.settings import Config
 from trainer.problem.prompts import answer_style, opens_thought
 from trainer.problem.task import Task
-from trainer.records import Completion, DeadBy, Problem
+from trainer.records import Completion, DeadBy, Problem, Prompt
 from trainer.reward import custom
-from trainer.reward.built_in import Rules
+from trainer.reward.built_in import Rules, read
 from trainer.reward.custom import Custom
 from trainer.reward.judge import Judge, load_rubric
 from trainer.reward.scorer import Grader, Scorer
@@ -23,6 +23,14 @@ def check(config: Config) -> None:
         custom.find(setting)
     if "judge" in config.reward.weights:
         load_rubric(config.reward.judge.rubric)
+
+
+def rehearse_functions(config: Config, task: Task, problem: Problem) -> None:
+    """Call the functions of reward.custom once without a model, but for those that may read the text of prompts."""
+    rules, prompt = rules_of(config, task), Prompt(problem, problem.question, ())
+    for function in (Custom(setting, config.reward) for setting in config.reward.custom):
+        if not function.may_read_prompts(problem):
+            function.rehearse(read(prompt, worked(problem), rules.style, opened=rules.opened))
 
 
 def make_scorer(config: Config, task: Task, folder: Path | None = None) -> Scorer:

@@ -116,7 +116,10 @@ class Scorer:
 
     @property
     def _equal(self) -> Callable[[str, str], bool]:
-        return compare.equal if self.symbolic is None else self.symbolic.equal
+        equal = compare.equal if self.symbolic is None else self.symbolic.equal
+        if not self.rules.settings.ignore_accents:
+            return equal
+        return lambda answer, gold: equal(compare.without_accents(answer), compare.without_accents(gold))
 
     def _values(self, name: str, readings: Sequence[Reading]) -> list[float | None]:
         with self.meter.seconds(name):

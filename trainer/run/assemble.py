@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import json
 import os
@@ -42,6 +43,7 @@ from trainer.run_folder import checkpoints, claim
 from trainer.run_folder.journal import Journal, read_records
 from trainer.run_folder.origin import Origin
 from trainer.run_folder.record import Record
+from trainer.step.schedule import schedule
 from trainer.step.update import Updater
 from trainer.watch.diagnosis import Alarms, History
 from trainer.watch.screen import Screen
@@ -79,7 +81,8 @@ def build(request: Request) -> Run:
     check_context(policy.model, [longest], config.rollout.max_new_tokens)
     kl = Coefficient(config.algorithm.kl)
     origin = Origin(config.model)
-    first_step = checkpoints.resume(policy, folder, {"origin": origin, "curriculum": curriculum, "kl": kl})
+    learned: dict[str, checkpoints.Stateful] = {"origin": origin, "curriculum": curriculum, "kl": kl}
+    first_step = checkpoints.resume(policy, folder, config.run.keep, learned)
     record = open_record(request, folder, origin, first_step, total_steps, len(problems))
     if config.optim.layout == "flat" and not policy.is_flat:
         record.screen.say("training: with padded rows, which is slower, because of this model's kind of attention")
@@ -89,7 +92,7 @@ def build(request: Request) -> Run:
         sampler, evaluating = make_samplers(outside, policy.model, record.screen.warn, copies)
     evaluated = within_context(held_out, room_of(evaluating, policy.model), config.rollout.max_new_tokens)
     too_long, left_out = len(training) - len(problems), len(held_out) - len(evaluated)
-    report_data(folder, record.screen, task, len(problems), too_long, len(evaluated), left_out)
+    report_data(folder, record.screen, task, problems, too_long, len(evaluated), left_out)
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
     room = Room(policy, (sampler.give_back, evaluating.give_back), packer, record.screen.warn)
     progress = record.screen.progress
@@ -106,6 +109,7 @@ def open_record(
     request: Request, folder: Path, origin: Origin, first_step: int, total_steps: int, problems: int
 ) -> Record:
     """Write the configuration down, and open the log and the screen."""
+    steps = claim.steps_before(folder) if distributed.is_main() else None
     claim.describe(folder, request.config)
     config, is_main = request.config, distributed.is_main()
     view = partial(terminal.of_folder, folder)
@@ -113,6 +117,9 @@ def open_record(
     track = config.run.track
     tracker = Tracker(track, folder, flat(config.model_dump(mode="json")), screen.warn) if track and is_main else None
     journal = Journal(folder, first_step, tracker) if is_main else None
+    is_stretched = steps not in (None, total_steps) and config.optim.schedule != "constant"
+    if steps and is_stretched and 0 < first_step < total_steps:
+        screen.say(stretched(config, folder, steps, first_step, total_steps))
     history = History(config, read_records(folder / "metrics.jsonl") if is_main else [], problems)
     alarms = Alarms(history, screen.say) if is_main else None
     return Record(config, folder, origin, journal, alarms, screen, Stopping(), first_step, total_steps)
@@ -199,8 +206,23 @@ def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:
     return max(map(prompter.prompt, candidates), key=lambda prompt: len(prompt.tokens))
 
 
+def stretched(config: Config, folder: Path, before: int, first_step: int, total_steps: int) -> str:
+    """Say how another run.steps moves the learning rate of a run that goes on, and what to do instead."""
+    rates = [
+        config.algorithm.lr * schedule(config.optim, step, total)
+        for step, total in ((first_step - 1, before), (first_step, total_steps))
+    ]
+    product = "merged" if config.lora.enabled else "model"
+    return (
+        f"run.steps={total_steps}, and it was {before}: the {config.optim.schedule} schedule is stretched, so the "
+        f"learning rate goes from {rates[0]:.2g} in step {first_step} to {rates[1]:.2g} in step {first_step + 1}. For "
+        f"one with a warm-up of its own, stop here and start a new run from the result: model.name={folder}/{product} "
+        f"run.steps={total_steps - first_step} run.dir=ANOTHER"
+    )
+
+
 def report_data(
-    folder: Path, screen: Screen, task: Task, training: int, too_long: int, held_out: int, left_out: int
+    folder: Path, screen: Screen, task: Task, training: Sequence[Problem], too_long: int, held_out: int, left_out: int
 ) -> None:
     """Say what was read and what was left out, on the screen and in the run folder."""
     said = notes(task)
@@ -211,7 +233,14 @@ def report_data(
     for note in said:
         screen.say(f"data: {note}")
     if distributed.is_main():
-        facts = {"task": task.name, "training_problems": training, "held_out": held_out, "notes": said}
+        text = "\n".join(f"{problem.question}\t{problem.gold}" for problem in training)
+        facts = {
+            "task": task.name,
+            "training_problems": len(training),
+            "sha256": hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest(),  # of what is trained on
+            "held_out": held_out,
+            "notes": said,
+        }
         (folder / "data.json").write_text(json.dumps(facts, indent=2) + "\n")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainer.config.command_line import Request
+from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
 from trainer.evaluation import results
 from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
@@ -23,15 +24,18 @@ from trainer.model import merge as export
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.ranks import distributed, slurm
 from trainer.ranks.stopping import Stopping
+from trainer.reports import repeat
 from trainer.reward import golds
 from trainer.rollout.make import uses_vllm
 from trainer.run import assemble, sampler_check
 from trainer.run.assemble import Run
 from trainer.run.rehearsal import planned, rehearse, report
 from trainer.run_folder import checkpoints
+from trainer.run_folder.journal import read_records
 from trainer.run_folder.record import Record
 from trainer.watch.memory_use import total
 from trainer.watch.screen import Screen
+from trainer.watch.verdict import Verdict, verdict_of
 
 SHOWN = 90  # characters of the first prompt that are shown
 WHAT_IT_IS = {
@@ -51,10 +55,12 @@ def run(request: Request) -> None:
             with stopping.merging():
                 evaluations += _merge_and_evaluate(request.config, folder, screen)
         if distributed.is_main():
-            conclude(request, folder, screen, evaluations)
+            verdict = conclude(request, folder, screen, evaluations)
     if len(evaluations) == 3 and request.config.model.quantize == "none":  # else the bases differ as well
         dtype = resolve_dtype(request.config.model.dtype, distributed.device())
         agreement(*evaluations[1:]).must_be_rounding(dtype)
+    if request.config.run.strict_verdict and distributed.is_main():
+        verdict.must_be_learned()
 
 
 def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[Evaluation]]:
@@ -107,7 +113,7 @@ def _rehearse_and_check(config: Config, run: Run) -> None:
         if distributed.on_gpu() and (plan := planned(config, longest, total(), outside)):
             run.record.screen.say(report(plan, peaks, total()))
             if distributed.is_main():
-                (run.record.folder / "plan.json").write_text(json.dumps(plan))
+                (run.record.folder / "memory_plan.json").write_text(json.dumps(plan) + "\n")
     if outside:
         sampler_check.check(run)
 
@@ -190,20 +196,22 @@ def _example(run: Run) -> str:
     )
 
 
-def conclude(request: Request, folder: Path, screen: Screen, evaluations: Sequence[Evaluation]) -> None:
-    """Print the table, the verdict, and where everything is."""
-    said = []
+def conclude(request: Request, folder: Path, screen: Screen, evaluations: Sequence[Evaluation]) -> Verdict:
+    """Print the table, the verdict, and where everything is. Return the verdict, which is also in verdict.json."""
+    document = results.document(results.settings_of(request.config), evaluations)
+    verdict = verdict_of(document, read_records(folder / "metrics.jsonl"), request.config.reward.answer)
+    (folder / "verdict.json").write_text(json.dumps({"verdict": verdict.kind, "evidence": verdict.evidence}) + "\n")
     if evaluations:
         results.write(folder, results.settings_of(request.config), evaluations)
         screen.show(results.evaluation_table(evaluations))
-        said += results.verdicts(evaluations)[:1]
+    said = [f"verdict: {verdict.text}"]
     if len(evaluations) == 3:
         said.append(f"{results.merged_against('trained', request.config)}: {agreement(evaluations[1], evaluations[2])}")
     for line in [*said, *_where_everything_is(request.config, folder)]:
         screen.say(line)
     if request.json:
-        facts = results.document(results.settings_of(request.config), evaluations)
-        print(json.dumps({"run_folder": str(folder), **facts, "said": said}, indent=2))
+        print(json.dumps({"run_folder": str(folder), **document, "verdict": verdict.kind, "said": said}, indent=2))
+    return verdict
 
 
 def _where_everything_is(config: Config, folder: Path) -> Iterator[str]:
@@ -218,9 +226,11 @@ def _where_everything_is(config: Config, folder: Path) -> Iterator[str]:
     if config.eval.problems:
         yield f"  {results.FILES}"
     yield "next"
-    yield f"  octet report {folder}"
-    yield f"  tensorboard --logdir {folder}/tensorboard"
+    where = shlex.quote(str(folder))
+    yield f"  octet report {where}"
+    yield f"  tensorboard --logdir {where}/tensorboard"
     base = f" model.quantize={config.model.quantize}" if config.model.quantize != "none" else ""
-    yield f"  octet eval --{product} {folder}/{product} --problems 1000 --samples 8{base}"
+    yield f"  octet eval --{product} {where}/{product} --problems 1000 --samples 8{base}"
     if config.model.name == "nano":
-        yield f"  {TRAIN} --preset 8gb     on a machine with a GPU"
+        own = repeat.changes(flat(config.model_dump(mode="json")), "nano", ("task.", "reward.", "algorithm.loss"))
+        yield f"  {TRAIN} --preset 8gb{repeat.written(own)}     on a machine with a GPU"

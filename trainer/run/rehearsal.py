@@ -22,9 +22,9 @@ DIGITS = 6
 PLANNED = {"rollout": "rollout", "loss": "score", "step": "backward"}
 
 
-def planned(config: Config, longest_prompt: int, card: int, outside: bool) -> dict[str, float]:
-    """Return the GB that are planned for the phases of a step on a card of `card` bytes; nothing for a family that is
-    not planned for. With `outside`, another engine samples, which is not rehearsed.
+def planned(config: Config, longest_prompt: int, card: int, outside: bool) -> dict[str, int] | None:
+    """Return the bytes that the plan allocates in each phase of a step; None for a family that is not planned for.
+    With `outside`, another engine samples, which is not rehearsed.
     """
     try:
         shape = shape_of(config.model.name, config.model.revision)
@@ -34,15 +34,15 @@ def planned(config: Config, longest_prompt: int, card: int, outside: bool) -> di
     settings = changed(config, {"prompt.max_tokens": longest_prompt} | elsewhere)
     plan = planner.plan(shape, settings, distributed.world_size(), card)
     return {
-        name: plan.allocated_of(phase) / GB
+        name: plan.allocated_of(phase)
         for name, phase in PLANNED.items()
         if phase in plan.phases and not (outside and phase == "rollout")
     }
 
 
-def report(plan: Mapping[str, float], peaks: Mapping[str, Peak], card: int) -> str:
-    """Compare the memory that was measured with the plan."""
-    parts = [f"{PLANNED[name]} {peaks[name].allocated / GB:.2f} ({size:.2f})" for name, size in plan.items()]
+def report(plan: Mapping[str, int], peaks: Mapping[str, Peak], card: int) -> str:
+    """Compare the memory measured on a card of `card` bytes with the plan."""
+    parts = [f"{PLANNED[name]} {peaks[name].allocated / GB:.2f} ({size / GB:.2f})" for name, size in plan.items()]
     reserved = max(peak.reserved for peak in peaks.values()) / GB
     return f"memory in GB, measured (planned): {', '.join(parts)}; {reserved:.2f} reserved of {card / GB:.1f}"
 

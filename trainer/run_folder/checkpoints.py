@@ -55,7 +55,9 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Mappin
             f"{final}: {wrong}, though it was written a moment ago. Check the disk; the same command then {goes_on}."
         ).of_all()
     if distributed.is_main():
-        _delete_others(final, step, keep)
+        for later in [path for path in _saved(final.parent) if _step(path) > step]:  # damaged ones
+            shutil.rmtree(later)
+        _delete_earlier(final.parent, step, keep)
     distributed.barrier()
 
 
@@ -66,7 +68,7 @@ def _write(policy: Policy, partial: Path, step: int, learned: Mapping[str, State
     distributed.barrier()
     policy.save(partial)
     if distributed.is_main():
-        state: dict[str, Any] = {"step": step, "ranks": distributed.world_size()}
+        state: dict[str, Any] = {"step": step}
         state |= {name: part.state() for name, part in learned.items()}
         (partial / "state.json").write_text(json.dumps(state))
     distributed.barrier()
@@ -83,7 +85,7 @@ def latest(run_folder: Path) -> Path | None:
     return None
 
 
-def resume(policy: Policy, run_folder: Path, learned: Mapping[str, Stateful]) -> int:
+def resume(policy: Policy, run_folder: Path, keep: int, learned: Mapping[str, Stateful]) -> int:
     """Load the newest checkpoint that is not damaged, and return the number of updates that are done; 0 without one."""
     if distributed.gather(latest(run_folder))[0] is None:
         return 0
@@ -92,7 +94,10 @@ def resume(policy: Policy, run_folder: Path, learned: Mapping[str, Stateful]) ->
             if distributed.is_main():
                 print(f"octet: warning: {folder} is damaged and not used: {wrong}", file=sys.stderr, flush=True)
         else:
-            return _load(policy, folder, learned)
+            step = _load(policy, folder, learned)
+            if distributed.is_main():
+                _delete_earlier(folder.parent, step, keep)
+            return step
     raise CheckpointError(
         f"{run_folder / 'checkpoints'}: every checkpoint in it is damaged. Restore one, or delete {run_folder} to "
         "begin anew."
@@ -112,11 +117,6 @@ def _damage(folder: Path) -> str:
 
 def _load(policy: Policy, folder: Path, learned: Mapping[str, Stateful]) -> int:
     state = json.loads((folder / "state.json").read_text())
-    if state["ranks"] != distributed.world_size():
-        raise CheckpointError(
-            f"{folder}: it was written by {state['ranks']} ranks, this run has {distributed.world_size()}. "
-            "The optimizer state is split over the ranks: start with as many."
-        )
     try:
         for name, part in learned.items():
             part.load(state[name])
@@ -139,13 +139,10 @@ def _publish(partial: Path, final: Path) -> None:
     disk.keep(final.parent)
 
 
-def _delete_others(final: Path, step: int, keep: int) -> None:
-    """Delete the oldest checkpoints beyond `keep`, and those of later steps, which this run will do again."""
-    saved = _saved(final.parent)
-    kept = [path for path in saved if _step(path) <= step][-keep:]
-    for path in saved:
-        if path not in kept:
-            shutil.rmtree(path)
+def _delete_earlier(folder: Path, step: int, keep: int) -> None:
+    """Delete the oldest checkpoints beyond `keep`. A run that was killed meanwhile goes on with it when it resumes."""
+    for path in [path for path in _saved(folder) if _step(path) <= step][:-keep]:
+        shutil.rmtree(path)
 
 
 def _saved(folder: Path) -> list[Path]:

@@ -10,13 +10,11 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-import yaml
-
-from trainer.config.command_line import Request, flat
+from trainer.config.command_line import Request, flat, resolve
 from trainer.config.settings import RUNS, Config, Vllm
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, OctetError
 from trainer.machine import disk, hardware
 from trainer.machine.shipped import CHECKOUT
 from trainer.ranks import distributed, slurm
@@ -25,7 +23,7 @@ from trainer.run_folder.origin import versions
 # Settings that may change when a run is resumed, because no step that is done depends on them. Another number of steps
 # changes the schedule of the remaining ones.
 FREE_TO_CHANGE = {"run.dir", "run.steps", "run.epochs", "run.save_every", "run.keep", "run.threads", "run.merge"}
-FREE_TO_CHANGE |= {"run.strict_health", "run.track"}
+FREE_TO_CHANGE |= {"run.strict_health", "run.strict_verdict", "run.track"}
 FREE_TO_CHANGE |= {
     "eval.problems",
     "eval.every",
@@ -44,10 +42,10 @@ _held: dict[Path, IO[str]] = {}  # the folders that this process has claimed, an
 
 def claim(request: Request) -> Path:
     """Lock the run folder and return its path, the same on every rank. Raise ConfigError if it holds a run with other
-    settings, or one that is still running."""
+    settings that has made a step, or one that is still running."""
     name = request.config.run.dir or RUNS / f"{Path(request.preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     folder = distributed.gather(name)[0]
-    if (folder / "config.yaml").is_file():
+    if (folder / "config.yaml").is_file() and _has_made_a_step(folder):
         _refuse_other_settings(folder, _stored(folder / "config.yaml"), request.config)
     if distributed.is_main():
         _lock(folder)
@@ -65,6 +63,12 @@ def describe(folder: Path, config: Config) -> None:
     if distributed.is_main():
         text = f"# {provenance()}\n# {machine()}\n{config.to_yaml()}"
         disk.replace(folder / "config.yaml", text.encode())
+
+
+def steps_before(folder: Path) -> int | None:
+    """Return run.steps of the run that the folder holds."""
+    stored = folder / "config.yaml"
+    return _stored(stored).run.steps if stored.is_file() else None
 
 
 def _lock(folder: Path) -> None:
@@ -96,25 +100,28 @@ def _is_free(lock: IO[str]) -> bool:
     return True
 
 
-def _stored(path: Path) -> dict[str, Any]:
-    """Return the settings that a run folder holds. Raise ConfigError if they cannot be read."""
+def _stored(path: Path) -> Config:
+    """Return the settings that a run folder holds. One that is newer than the run has its default there."""
     try:
-        stored = yaml.safe_load(path.read_text())
-        return {name: dict(section) for name, section in stored.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())[:200]
+        return resolve(str(path))
+    except (OSError, OctetError) as error:
         raise ConfigError(
-            f"{path}: the settings of this run cannot be read ({reason}). Restore the file, or delete it: the run then "
+            f"{path}: the settings of this run cannot be read ({error}). Restore the file, or delete it: the run then "
             "goes on with the settings of this command."
         ) from None
 
 
-def _refuse_other_settings(folder: Path, stored: dict[str, Any], config: Config) -> None:
-    before, now = flat(stored), flat(config.model_dump(mode="json"))
+def _refuse_other_settings(folder: Path, stored: Config, config: Config) -> None:
+    before, now = flat(stored.model_dump(mode="json")), flat(config.model_dump(mode="json"))
     changed = [key for key in now if before.get(key) != now[key] and key not in FREE_TO_CHANGE]
     if changed:
         what = ", ".join(f"{key}={now[key]} (it has {before.get(key)})" for key in changed)
         raise ConfigError(f"run.dir={folder}: it holds a run with other settings: {what}. Choose another folder.")
+
+
+def _has_made_a_step(folder: Path) -> bool:
+    metrics = folder / "metrics.jsonl"
+    return (folder / "checkpoints").exists() or (metrics.is_file() and b'{"step": 1,' in metrics.read_bytes())
 
 
 def provenance() -> str:

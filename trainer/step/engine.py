@@ -29,7 +29,7 @@ from trainer.model.snapshot import Snapshot
 from trainer.model.trained import make_trained
 from trainer.ranks import distributed
 from trainer.records import Scores, TrainingBatch, Update
-from trainer.step import gradient_regularisation
+from trainer.step import gradient_regularisation, repartition
 from trainer.step.optimizer import make_optimizer
 from trainer.step.schedule import schedule
 
@@ -270,10 +270,21 @@ class DeepSpeedPolicy:
                     self.export(folder / self.config.lora.product)
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote."""
-        path, state = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
+        """Load what `save` wrote, with this or another number of ranks."""
+        parts = sorted((folder / "engine").glob("*zero_pp_rank_*_optim_states.pt"), key=_rank_of)
+        is_as_before = len(parts) == distributed.world_size()
+        if not is_as_before and self.splits_weights:
+            raise CheckpointError(
+                f"{folder}: it was written by {len(parts)} ranks, this run has {distributed.world_size()}, and split "
+                f"weights (ZeRO-3) cannot be dealt anew. Start with {len(parts)}."
+            )
+        path, state = self.engine.load_checkpoint(
+            str(folder), tag="engine", load_module_strict=False, load_optimizer_states=is_as_before
+        )
         if path is None:
             raise CheckpointError(f"{folder}: it holds no engine state. Delete it to go on from the one before.")
+        if not is_as_before:
+            repartition.load(self.engine.optimizer, parts, _load_without_code)
         if state["start"]:
             with self._whole(self.model.parameters(), writes=True):
                 self.trained.restart(state["start"])
@@ -293,6 +304,10 @@ def _load_without_code(path: str, map_location: Any = None) -> Any:
             f"{path}: it holds more than tensors ({found[1] if found else 'a broken pickle'}), and a run saves only "
             "tensors. Go on from a checkpoint that this run has written."
         ) from None
+
+
+def _rank_of(path: Path) -> int:
+    return int(path.name.partition("zero_pp_rank_")[2].partition("_")[0])
 
 
 @torch.no_grad()

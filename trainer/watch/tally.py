@@ -10,7 +10,8 @@ from trainer.answers.said import after_thinking
 from trainer.records import Completion, ScoredGroup, Update
 
 Sums = dict[str, tuple[float, float]]  # name -> (sum, weight)
-LARGEST = "/max"  # names that end so are maxima
+LARGEST = "/max"
+EXTREMES = {"/min": min, LARGEST: max}  # of names that end so
 
 
 class Tally:
@@ -22,8 +23,8 @@ class Tally:
     def add(self, name: str, amount: float, weight: float = 1.0) -> None:
         """Add a sum over `weight` things."""
         before, weighed = self.sums.get(name, (0.0, 0.0))
-        if name.endswith(LARGEST):
-            self.sums[name] = (max(before, float(amount)), 1.0)
+        if extreme := EXTREMES.get(name[-4:]):
+            self.sums[name] = (extreme(before if weighed else float(amount), float(amount)), 1.0)
         else:
             self.sums[name] = (before + float(amount), weighed + float(weight))
 
@@ -88,8 +89,10 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup]) -> None:
             tally.add("repetitive", is_repetitive(completion))
             tally.add("accuracy/strict", score.correct_strict)
             tally.add("accuracy/lenient", score.correct_lenient)
-            tally.add_all("reward/mean", [] if score.reward is None else [score.reward])
-            tally.add_all("reward/square", [] if score.reward is None else [score.reward**2])
+            if score.reward is not None:
+                for name in ("mean", "min", "max"):
+                    tally.add(f"reward/{name}", score.reward)
+                tally.add("reward/square", score.reward**2)
             for name, value in score.components.items():
                 tally.add_all(f"reward/{name}", [] if value is None else [value])
 

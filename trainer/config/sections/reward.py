@@ -68,6 +68,8 @@ class Reward(Section):
     """The reward is the sum of weight x component; see docs/rewards.md. A custom function has weight 1.0 by default."""
     answer: Literal["strict", "lenient"] = "strict"
     """What `correct` accepts: an answer in the requested format only, or any answer that can be found."""
+    ignore_accents: bool = False
+    """Compare answers without accents, so that Brasilia is Brasília."""
     symbolic: bool | None = None
     """Also compare answers symbolically, with math-verify. By default only the task `math` does."""
     symbolic_s: float = Field(5.0, gt=0.0)

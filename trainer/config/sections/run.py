@@ -57,6 +57,8 @@ class Run(Section):
     """End the run at the first alarm about its health (docs/troubleshooting.md), instead of printing it."""
     track: Literal["wandb", "trackio"] | None = None
     """Also send the metrics to Weights & Biases or trackio (docs/metrics.md). If that fails, the run goes on."""
+    strict_verdict: bool = False
+    """At the end, exit with status 3 if the run did not learn, and with 4 if nobody can tell (docs/reports.md)."""
     threads: int | None = Field(None, ge=1)
     """CPU threads of each rank; by default cores / ranks on a machine without GPU, else torch's default."""
     merge: bool = True

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from trainer.evaluation.estimates import mcnemar, pass_at, share_of, wilson
+from trainer.estimates import SIGNIFICANT, mcnemar, paired_difference, pass_at, share_of, wilson
 
 # Newcombe, Statistics in Medicine 17 (1998), table I, method 3: the score interval without continuity correction.
 NEWCOMBE = [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)]
@@ -83,3 +83,25 @@ def test_mcnemar_by_hand(gained, lost, p):
 def test_mcnemar_wants_the_same_problems():
     with pytest.raises(ValueError, match="shorter"):
         mcnemar([True, False], [True])
+
+
+@pytest.mark.parametrize("problems", [64, 256])
+def test_the_interval_of_a_difference_agrees_with_the_exact_test(problems):
+    """It leaves 0 out where p is below 0.05, but for ties in the third digit."""
+    for flipped in range(60):
+        for gained in range(flipped + 1):
+            lost = flipped - gained
+            _, _, p = mcnemar([False] * gained + [True] * lost, [True] * gained + [False] * lost)
+            difference = paired_difference(gained, lost, problems)
+            nearest = max(difference.low, -difference.high)  # above 0 if the interval leaves 0 out
+            assert (nearest > 0) == (p < SIGNIFICANT) or abs(nearest) < 0.0015
+
+
+def test_the_interval_of_a_difference_holds_it_nineteen_times_of_twenty():
+    draw = random.Random(0)
+    held = 0
+    for _ in range(2000):
+        kinds = draw.choices(["gained", "lost", "same"], weights=[0.15, 0.05, 0.8], k=200)
+        difference = paired_difference(kinds.count("gained"), kinds.count("lost"), 200)
+        held += difference.low <= 0.1 <= difference.high
+    assert 0.945 < held / 2000 < 0.985

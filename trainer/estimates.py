@@ -8,6 +8,8 @@ from statistics import NormalDist, fmean, pvariance
 from typing import NamedTuple
 
 CONFIDENCE = 0.95
+Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+SIGNIFICANT = 0.05
 
 
 class Share(NamedTuple):
@@ -59,3 +61,15 @@ def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> tuple[int, int, fl
     flipped = gained + lost
     tail = sum(comb(flipped, k) for k in range(min(gained, lost) + 1))
     return gained, lost, min(1.0, 2 * tail / 2**flipped)
+
+
+def paired_difference(gained: int, lost: int, problems: int) -> Share:
+    """Return the difference of two accuracies on the same problems.
+
+    Wald's interval for paired shares with half a problem added to each of the four cells (Agresti and Min 2005) and a
+    continuity correction, so that it agrees with the exact McNemar test, but for the last digit.
+    """
+    total = problems + 2
+    middle = (gained - lost) / total
+    half = Z * sqrt(gained + lost + 1 - (gained - lost) ** 2 / total) / total + 1 / problems
+    return Share((gained - lost) / problems, max(-1.0, middle - half), min(1.0, middle + half))

@@ -1,0 +1,90 @@
+"""A run that a number of ranks has saved goes on with another number."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.run_on_ranks import on_ranks
+
+# With LoRA+ there are two groups of parameters. In bf16 the master weights are more than the weights.
+SETTINGS = ["run.merge=false", "eval.problems=0", "lora.r=3", "lora.plus_ratio=4", "optim.schedule=constant"]
+SETTINGS += ["rollout.problems=6", "rollout.group_size=4", "optim.warmup=0", "rollout.max_new_tokens=24"]
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from trainer import loop
+from trainer.config.command_line import Request, resolve
+from trainer.machine import quiet
+from trainer.run import assemble
+
+loads, saves, *settings = sys.argv[1:]
+quiet.quiet()
+config = resolve("nano", None, settings)
+with assemble.process_group(config):
+    run = assemble.build(Request(config, "nano", ""))
+    if loads:
+        run.updater.policy.load(Path(loads))
+        run.updater.policy.save(Path(saves))
+    else:
+        loop.train(config, *run)
+"""
+
+
+def train(count: int, folder: Path, *settings: str) -> None:
+    on_ranks(count, PROGRAM, "", "", *SETTINGS, f"run.dir={folder}", *settings)
+
+
+def parts(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the master weights and moments of a checkpoint that one rank has written, without padding."""
+    (path,) = (folder / "engine").glob("*optim_states.pt")
+    saved = torch.load(path, weights_only=False)["optimizer_state_dict"]
+    masters = saved["single_partition_of_fp32_groups"]
+    moments = saved["base_optimizer_state"]["state"]
+    found = {f"masters {group}": values for group, values in enumerate(masters)}
+    for group, state in moments.items():
+        found |= {f"{key} {group}": state[key][: len(masters[group])] for key in ("exp_avg", "exp_avg_sq")}
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    train(1, folder, "run.steps=2", "model.dtype=bf16")
+    return folder / "checkpoints/step_000002"
+
+
+def test_dealt_to_two_ranks_then_three_and_back_nothing_is_lost(trained, tmp_path):
+    before = trained
+    for count in (2, 3, 1):
+        after = tmp_path / str(count)
+        after.mkdir()
+        on_ranks(
+            count, PROGRAM, str(before), str(after), *SETTINGS, "model.dtype=bf16", f"run.dir={tmp_path}/run{count}"
+        )
+        assert len(list(after.glob("engine/*optim_states.pt"))) == count
+        before = after
+    wanted, found = parts(trained), parts(before)
+    assert all(values.any() for values in wanted.values())
+    assert found.keys() == wanted.keys()
+    torch.testing.assert_close(found, wanted, atol=0, rtol=0)
+    adapter = "adapter/adapter_model.safetensors"
+    torch.testing.assert_close(load_file(before / adapter), load_file(trained / adapter), atol=0, rtol=0)
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_with_other_ranks_learns_the_same(tmp_path):
+    for name, counts in {"undisturbed": (1, 1, 1), "other": (2, 1, 3)}.items():
+        for steps, count in zip((2, 3, 4), counts, strict=True):
+            train(count, tmp_path / name, f"run.steps={steps}")
+    metrics = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("undisturbed", "other")]
+    for one, other in zip(*(map(json.loads, lines) for lines in metrics), strict=True):
+        same = [name for name in one if not name.startswith(("time/", "memory/", "sampler_difference"))]
+        assert [other[name] for name in same] == pytest.approx([one[name] for name in same], rel=1e-4, abs=1e-5)
+    adapter = "checkpoints/latest/adapter/adapter_model.safetensors"
+    one, other = (load_file(tmp_path / name / adapter) for name in ("undisturbed", "other"))
+    torch.testing.assert_close(other, one, atol=5e-6, rtol=0)  # Adam makes the rounding of small gradients larger

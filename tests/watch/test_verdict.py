@@ -1,0 +1,80 @@
+"""What is said of a run at its end, from its evaluation or else from its rewards."""
+
+import random
+
+import pytest
+
+from trainer.errors import NotLearned
+from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, Verdict, verdict_of
+
+
+def evaluation(gained: int, lost: int, p: float, problems: int = 200, lenient=None) -> dict:
+    flips = {"gained": gained, "lost": lost, "p": p}
+    before = {"problems": problems, "accuracy": 0.5, "lenient_accuracy": 0.6}
+    after = {"problems": problems, "accuracy": 0.5 + (gained - lost) / problems, "lenient_accuracy": 0.6}
+    return {"evaluations": [before, after, after], "comparisons": [{**flips, "lenient": lenient or flips}]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "said"),
+    [
+        (
+            evaluation(30, 10, 0.002),
+            LEARNED,
+            "50.0% -> 60.0% of 200 held-out problems, +10.0 points (95 % interval +3.",
+        ),
+        (evaluation(10, 30, 0.002), NOT_LEARNED, "-10.0 points"),
+        (evaluation(11, 8, 0.65), CANNOT_TELL, "p = 0.65. More eval.problems narrow the interval."),
+        (evaluation(3, 3, 1.0, problems=1000), NOT_LEARNED, "+0.0 points (95 % interval -0.6 to +0.6)"),
+    ],
+)
+def test_the_verdict_of_an_evaluation(asked, kind, said):
+    verdict = verdict_of(asked, [], "strict")
+    assert verdict.kind == kind
+    assert said in verdict.evidence
+
+
+def test_the_answers_that_are_paid_decide():
+    asked = evaluation(0, 0, 1.0, lenient={"gained": 40, "lost": 5, "p": 1e-7})
+    assert verdict_of(asked, [], "strict").kind == NOT_LEARNED
+    verdict = verdict_of(asked, [], "lenient")
+    assert verdict.kind == LEARNED
+    assert verdict.evidence.startswith("60.0% -> 60.0% of 200 held-out problems, +17.5 points")
+
+
+def steps(rise: float, count: int = 60, right: float = 0.0) -> list[dict]:
+    draw = random.Random(1)
+    return [
+        {
+            "step": step,
+            "reward/mean": 0.3 + rise * step / count + draw.gauss(0, 0.02),
+            "reward/std": 0.4,
+            "accuracy/strict": 0.5 + right * step / count + draw.gauss(0, 0.02),
+        }
+        for step in range(1, count + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("records", "kind", "said"),
+    [
+        (steps(0.3), LEARNED, "no evaluation; the mean reward on training problems changed by +0.1"),
+        (steps(0.0), NOT_LEARNED, "from the first 20 steps to the last"),
+        (steps(-0.3), NOT_LEARNED, "changed by -0.2"),
+        (steps(0.3, right=-0.3), NOT_LEARNED, "The share of right answers changed by -2"),
+        (steps(0.3, count=20), CANNOT_TELL, "no evaluation, and 20 steps with a reward; a trend needs 30."),
+        ([], CANNOT_TELL, "no evaluation, and 0 steps"),
+    ],
+)
+def test_the_verdict_of_the_rewards(records, kind, said):
+    verdict = verdict_of({}, records, "strict")
+    assert verdict.kind == kind
+    assert said in verdict.evidence
+
+
+@pytest.mark.parametrize(("kind", "status"), [(NOT_LEARNED, 3), (CANNOT_TELL, 4)])
+def test_every_verdict_has_its_exit_status(kind, status):
+    with pytest.raises(NotLearned, match=r"run\.strict_verdict=true: .* because") as raised:
+        Verdict(kind, "because").must_be_learned()
+    assert raised.value.status == status
+    Verdict(LEARNED, "because").must_be_learned()

@@ -1,0 +1,89 @@
+"""What a run has come to: it learned, it did not learn, or nobody can tell; with the evidence.
+
+Like the rules of `diagnosis.py` it needs only what a run writes, so a page says the same as the run did at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from statistics import fmean, variance
+from typing import Any, NamedTuple
+
+from trainer.errors import NotLearned
+from trainer.estimates import SIGNIFICANT, Share, Z, paired_difference
+
+LEARNED, NOT_LEARNED, CANNOT_TELL = "learned", "did not learn", "cannot tell"
+STATUS = {NOT_LEARNED: 3, CANNOT_TELL: 4}  # of the command, with run.strict_verdict=true
+GAIN = 0.02  # of accuracy: if as much can be excluded, a run did not learn
+PART = 10  # fewest steps at the beginning, and at the end, whose rewards are compared
+RISE = 0.1  # of the standard deviation of the rewards: what `GAIN` is to the accuracy
+
+
+class Verdict(NamedTuple):
+    kind: str
+    evidence: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.kind}: {self.evidence}"
+
+    def must_be_learned(self) -> None:
+        """Raise NotLearned with the exit status of this verdict, unless the run has learned."""
+        if self.kind != LEARNED:
+            raise NotLearned(f"run.strict_verdict=true: {self.text}", STATUS[self.kind])
+
+
+def verdict_of(evaluation: Mapping[str, Any], records: Sequence[Mapping[str, float]], answer: str) -> Verdict:
+    """Return the verdict on a run from its eval.json and metrics.jsonl. `answer` is its reward.answer."""
+    return _of_evaluation(evaluation, answer) if evaluation.get("comparisons") else _of_rewards(records, answer)
+
+
+def _of_evaluation(evaluation: Mapping[str, Any], answer: str) -> Verdict:
+    """Compare the trained model with the base on the held-out problems, by the answers that are paid."""
+    pair, (base, trained, *_) = evaluation["comparisons"][0], evaluation["evaluations"]
+    name = "accuracy" if answer == "strict" else "lenient_accuracy"
+    flips = pair if answer == "strict" else pair["lenient"]
+    difference = paired_difference(flips["gained"], flips["lost"], base["problems"])
+    evidence = (
+        f"{base[name]:.1%} -> {trained[name]:.1%} of {base['problems']} held-out problems, {points(difference)}, "
+        f"p = {flips['p']:.2g}."
+    )
+    if flips["p"] < SIGNIFICANT and difference.value > 0:
+        return Verdict(LEARNED, evidence)
+    if flips["p"] < SIGNIFICANT or difference.high < GAIN:
+        return Verdict(NOT_LEARNED, evidence)
+    return Verdict(CANNOT_TELL, f"{evidence} More eval.problems narrow the interval.")
+
+
+def points(difference: Share) -> str:
+    """Return a difference of two shares, with its interval, in percentage points."""
+    value, low, high = (100 * number for number in difference)
+    return f"{value:+.1f} points (95 % interval {low:+.1f} to {high:+.1f})"
+
+
+def _of_rewards(records: Sequence[Mapping[str, float]], answer: str) -> Verdict:
+    """Compare the rewards at the end with those at the beginning, on training problems."""
+    steps = [record for record in records if "reward/mean" in record]
+    part = len(steps) // 3
+    if part < PART:
+        return Verdict(CANNOT_TELL, f"no evaluation, and {len(steps)} steps with a reward; a trend needs {3 * PART}.")
+    reward = _rise([record["reward/mean"] for record in steps], part)
+    right = _rise([record.get(f"accuracy/{answer}", 0.0) for record in steps], part)
+    evidence = (
+        f"no evaluation; the mean reward on training problems changed by {reward.value:+.3g} (95 % interval "
+        f"{reward.low:+.3g} to {reward.high:+.3g}) from the first {part} steps to the last."
+    )
+    if right.high < 0:
+        return Verdict(NOT_LEARNED, f"{evidence} The share of right answers changed by {right.value:+.0%}.")
+    if reward.low > 0:
+        return Verdict(LEARNED, evidence)
+    spread = fmean(record.get("reward/std", 0.0) for record in steps)
+    return Verdict(NOT_LEARNED if reward.high < RISE * spread else CANNOT_TELL, evidence)
+
+
+def _rise(values: Sequence[float], part: int) -> Share:
+    """Return by how much the mean of the last values is above that of the first."""
+    first, last = values[:part], values[-part:]
+    change, half = fmean(last) - fmean(first), Z * sqrt((variance(first) + variance(last)) / part)
+    return Share(change, change - half, change + half)
