@@ -176,6 +176,30 @@ def test_the_same_records_come_out_of_every_format(tmp_path):
     assert jsonl[0].extra == {"antwoord": "1", "n": "x"}
 
 
+def test_a_row_of_parquet_that_python_cannot_read_is_a_bad_record(tmp_path):
+    import pyarrow.parquet
+
+    places = b"".join(place.to_bytes(4, "little") for place in range(3))
+    columns = {
+        "text": pyarrow.Array.from_buffers(pyarrow.string(), 2, [None, *map(pyarrow.py_buffer, (places, b"a\xff"))]),
+        "date": pyarrow.array([0, 2**62], pyarrow.timestamp("us")),
+    }
+    for name, column in columns.items():
+        table = pyarrow.table({"question": ["good?", "bad?"], "answer": ["1", "2"], name: column})
+        pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+        with pytest.raises(DataError, match=rf"a\.parquet: row 1: column {name}: .*(can't decode|out of range)"):
+            read(tmp_path / "a.parquet")
+        assert [one.question for one in read(tmp_path / "a.parquet", on_bad_record="skip")] == ["good?"]
+
+
+def test_a_long_value_of_a_csv_file_is_one_value(tmp_path):
+    """The csv module's own limit is 131,072 characters; behind it, what follows would be read as rows."""
+    question = "x" * 200_000 + "\nq?,7\n"
+    (tmp_path / "a.csv").write_text(f'question,answer\n"{question}",8\n')
+    (problem,) = read(tmp_path / "a.csv", on_bad_record="skip")
+    assert (problem.question, problem.gold) == (question.strip(), "8")
+
+
 def test_a_worked_answer_gives_gold_and_solution(tmp_path):
     path = write(
         tmp_path / "a.jsonl",

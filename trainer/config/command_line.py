@@ -32,7 +32,8 @@ GPU_PRESETS = {"8gb-7b": 8, "8gb": 8, "12gb": 12, "16gb": 16, "24gb": 24, "80gb"
 LARGEST_BITS = 128  # of a number
 LONGEST_SHOWN = 200  # characters of a value
 WANTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "tuple": "a list: [a, b]"}
-WANTED |= {"dict": "a mapping: {key: value}"}
+WANTED |= {"dict": "a mapping: {key: value}", "missing": "a list with all its values: [a, b]", "path": "a path"}
+WANTED |= {"string": "a text"}
 YAML_KINDS = {bool: "true or false", int: "a number", float: "a number", date: "a date", datetime: "a date"}
 
 
@@ -160,7 +161,7 @@ def _layer_of(overrides: Iterable[str]) -> dict[str, Any]:
 def _parse_override(text: str) -> dict[str, Any]:
     """Return `rollout.group_size=16` as a nested dictionary. The value is read as YAML."""
     key, equals, value = text.partition("=")
-    if not equals or not key:
+    if not equals or not key.strip("."):
         raise ConfigError(f"{_shown(text)}: expected key=value, such as rollout.group_size=16.")
     try:
         nested: Any = read_yaml(value)

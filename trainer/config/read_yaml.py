@@ -30,7 +30,8 @@ def read_yaml(content: bytes | str) -> Any:
     except BadYaml:
         raise
     except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:  # `!!int x`, 2024-13-45
-        raise BadYaml(f"a value in it is not what it says ({str(error)[:100]})") from None
+        why = f" ({str(error)[:100]})" if isinstance(error, ValueError) else ""
+        raise BadYaml(f"a value in it is not of its kind{why}") from None
 
 
 def _refuse_depth_and_aliases(text: str) -> None:

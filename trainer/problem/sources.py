@@ -198,7 +198,7 @@ def _parquet(path: Path) -> Iterator[Record]:
             for place in range(batch.num_rows):
                 yield _parquet_record(f"{path}: row {index}", batch, place)
                 index += 1
-    except pyarrow.lib.ArrowException as error:
+    except (pyarrow.lib.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not Parquet: {str(error).partition(chr(10))[0]}") from None
 
 

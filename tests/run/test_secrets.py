@@ -1,0 +1,81 @@
+"""Keys in the environment reach nothing that a run leaves: its folder, its output, its report, or a job script."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.forks import forked
+
+KEYS = ("HF_TOKEN", "WANDB_API_KEY", "VLLM_API_KEY", "OCTET_JUDGE_KEY")
+CANARIES = {name: f"canary-{number}-of-a-secret" for number, name in enumerate(KEYS)}
+FEW = ["rollout.problems=2", "rollout.group_size=2", "rollout.max_new_tokens=8", "run.steps=1", "eval.problems=2"]
+FEW += ["reward.weights={judge: 1, correct: 1}", "reward.judge.model=m", "reward.judge.retries=0"]
+FEW += ["reward.judge.cache=cache", "rollout.dead_groups=keep"]
+
+
+class Judge(BaseHTTPRequestHandler):
+    """Gives one good reply, and then errors that quote the key."""
+
+    asked = 0
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        Judge.asked += 1
+        grades = json.dumps({"factual_accuracy": 1, "conciseness": 1, "formatting": 1})
+        good = json.dumps({"choices": [{"message": {"content": grades}}]})
+        body = (good if Judge.asked == 1 else f"who is {self.headers['Authorization']}?").encode()
+        self.send_response(200 if Judge.asked == 1 else 500)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory):
+    """What each command says, and every file that they write."""
+    folder = tmp_path_factory.mktemp("secrets")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        judged = f"reward.judge.url=http://127.0.0.1:{server.server_address[1]}/v1"
+        octet = [*forked(), "-m", "trainer.commands.main"]
+        commands = {
+            "train": [*forked(), str(ROOT / "train.py"), "--preset", "nano", *FEW, judged, "run.dir=it"],
+            "dry run": [*forked(), str(ROOT / "train.py"), "--preset", "nano", *FEW, judged, "--dry-run"],
+            "report": [*octet, "report", "it"],
+            "slurm": [*octet, "slurm", "--preset", "cluster", "run.dir=job", "--dry-run"],
+        }
+        around = os.environ | CANARIES | {"PYTHONPATH": str(ROOT)}
+        found = {}
+        for name, command in commands.items():
+            done = subprocess.run(command, cwd=folder, env=around, capture_output=True, timeout=240, check=False)
+            assert done.returncode == 0, done.stderr.decode()
+            found[name] = done.stdout + done.stderr
+        server.shutdown()
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert {"it/config.yaml", "it/metrics.jsonl", "it/report.html", "job/job.sbatch"} <= set(files)
+    return found | files
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_key_is_nowhere(left, name):
+    assert Judge.asked > 1
+    assert [where for where, content in left.items() if CANARIES[name].encode() in content] == []
+
+
+def test_a_started_server_gets_its_key_from_the_environment():
+    """Every user of a machine sees the arguments of its processes."""
+    code = "from trainer.config.command_line import resolve; from trainer.rollout.vllm.process import arguments\n"
+    code += "print(arguments(resolve('nano', None, ['rollout.vllm.start=true']), 'x', 'fp32', 64))"
+    answer = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=os.environ | CANARIES, capture_output=True, text=True, check=True
+    )
+    assert "canary" not in answer.stdout + answer.stderr
