@@ -44,7 +44,7 @@ def test_a_run_that_goes_on_says_how_long_it_takes(copied, capsys):
 
 def test_memory_stands_beside_its_plan(copied, capsys):
     folder = copied("planned")
-    (folder / "plan.json").write_text('{"step": 4.5}')
+    (folder / "memory_plan.json").write_text('{"step": 4500000000}')
     assert re.search(r"memory .*step \d\.\d\d of 4\.50 planned", watch(folder, capsys=capsys))
 
 
