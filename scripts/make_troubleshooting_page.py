@@ -43,8 +43,9 @@ stands the step at which it was raised; the one that names the fault is in bold.
 | --- | --- |
 """
 SHUFFLED = """
-Not every rule has a run here: each is raised by made-up metrics in `tests/watch/test_diagnosis.py`. No rule finds
-advantages that were shuffled between answers: such a run has healthy metrics, and does not learn.
+Not every rule has a run here, such as that of the entropy that collapses: each is raised by made-up metrics in
+`tests/watch/test_diagnosis.py`. No rule finds advantages that were shuffled between answers: such a run has healthy
+metrics, and does not learn.
 
 """
 

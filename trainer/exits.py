@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from trainer.errors import Interrupted, OctetError
@@ -44,7 +45,8 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
 def leave(status: int) -> None:
     """Exit; with several ranks at once, because gloo's threads can abort an orderly exit (status 134)."""
     if END in os.environ:
-        Path(os.environ[END]).touch()
+        with suppress(FileNotFoundError):  # the launcher has ended before, after Ctrl-C, and has removed the folder
+            Path(os.environ[END]).touch()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.stdout.flush()
         sys.stderr.flush()

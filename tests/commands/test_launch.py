@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT
+from trainer import exits
 from trainer.commands import launch
 from trainer.commands.launch import shell_status
 
@@ -88,3 +89,9 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path):
         assert started.wait(timeout=60) == 137
         psutil.wait_procs(ranks, timeout=60)
         assert not ranks[0].is_running()
+
+
+def test_a_rank_that_ends_after_its_launcher_ends_quietly(tmp_path, monkeypatch):
+    monkeypatch.setenv(exits.END, str(tmp_path / "gone" / "end"))
+    with pytest.raises(SystemExit, match="130"):
+        exits.leave(130)

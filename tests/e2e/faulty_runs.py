@@ -144,16 +144,15 @@ FAULTS: dict[str, Fault] = {
         ("form alone", "all wrong", "constant reward"),
         lambda _, tokenizer: Formed(tokenizer),
     ),
-    "length is paid, and held-out problems are asked": (
-        ["{long}", "eval.every=4", "eval.problems=64"],
-        ("held-out accuracy falls", "paid by length", "answers grow", "accuracy falls", "reward against accuracy"),
+    "shortness is paid, and held-out problems are asked": (
+        ["{short}", "eval.every=2", "eval.problems=64"],
+        ("held-out accuracy falls", "paid by length", *RUIN, "reward against accuracy"),
         None,
     ),
-    "entropy is punished by the rate": (["algorithm.lr=0.01"], ("entropy collapse", *RUIN), None),
-    "equal answers are kept": (
-        ["rollout.dead_groups=keep"],
-        ("no gradient", "all right", "answers alike"),
-        scripted(lambda prompt, _: f"#### {prompt.problem.gold}"),
+    "a constant reward alone": (
+        ["{constant}", "rollout.dead_groups=keep"],
+        ("no gradient", "constant reward"),
+        None,
     ),
     "a machine that slows down": (["run.steps=40"], ("slower",), lambda sampler, _: Slower(sampler)),
     "no hold by the KL": (["algorithm.kl.coef=1e-9", "algorithm.lr=0.03"], ("far from the reference", *RUIN), None),

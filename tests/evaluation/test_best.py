@@ -251,5 +251,5 @@ def test_a_finished_run_that_is_looked_at_more_closely_keeps_its_best(interrupte
     before = [(folder / name).read_bytes() for name in KEPT]
     said = train(folder, "run.steps=3", "eval.problems=24").stdout
     assert [(folder / name).read_bytes() for name in KEPT] == before
-    assert "of 24 problems" in said
+    assert "of 24 held-out problems" in said
     assert "the best so far" not in said

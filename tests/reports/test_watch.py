@@ -1,15 +1,18 @@
 """The screen about runs: what is on it, and that nothing a model wrote acts on the terminal."""
 
+import io
 import os
+import re
 import sys
 
 import pytest
+from rich.console import Console
 
 from tests.conftest import ROOT
 from tests.reports.conftest import lines_of, write_lines
 from tests.terminal import on_a_terminal, read
 from trainer.commands import main
-from trainer.reports.terminal import blocks, clock
+from trainer.reports.terminal import blocks, clock, of_folder
 
 
 def watch(*arguments: str, capsys) -> str:
@@ -37,6 +40,20 @@ def test_a_run_that_goes_on_says_how_long_it_takes(copied, capsys):
         record.update({"time/rollout": 30.0, "time/reward": 10.0, "time/reward/correct": 9.0})
     write_lines(folder / "metrics.jsonl", records)
     assert "step 3 of 6, 2:00 left, last step at " in watch(folder, capsys=capsys)
+
+
+def test_memory_stands_beside_its_plan(copied, capsys):
+    folder = copied("planned")
+    (folder / "memory_plan.json").write_text('{"step": 4500000000}')
+    assert re.search(r"memory .*step \d\.\d\d of 4\.50 planned", watch(folder, capsys=capsys))
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 19), (60, 14), (120, 35), (80, 6)])
+def test_a_run_fits_the_terminal_of_its_screen(finished, width, height):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True)
+    lines = console.render_lines(of_folder(finished, console, height))
+    assert len(lines) <= height
+    assert "step 6 of 6" in "".join(segment.text for line in lines for segment in line)
 
 
 def test_a_run_that_has_only_begun(only_settings, capsys):

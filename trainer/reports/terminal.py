@@ -118,7 +118,7 @@ def _phases(run: RunFiles) -> Iterator[Text]:
     if longest := sorted(seconds, key=lambda name: -seconds[name])[:SHOWN_PHASES]:
         yield Text(f"{'seconds':<9} {', '.join(f'{name} {seconds[name]:.2g}' for name in longest)}")
     peaks = {name: max(record.get(f"memory/{name}", 0.0) for record in last) for name in phases(last, "memory")}
-    largest = sorted(peaks, key=lambda name: -peaks[name])[:SHOWN_PHASES]
+    largest = sorted(peaks, key=lambda name: (name not in run.memory_plan, -peaks[name]))[:SHOWN_PHASES]
     planned = {name: f" of {size / 1e9:.2f} planned" for name, size in run.memory_plan.items()}
     if largest and peaks[largest[0]]:
         used = (f"{name} {peaks[name]:.2f}{planned.get(name, '')}" for name in largest)

@@ -16,7 +16,7 @@ from trainer.watch.progress import Progress
 
 PERMANENT_LINES = 12  # lines of progress that stay on the screen during a run
 ABOVE = 5  # lines of a terminal that are left to what is printed
-COST = 0.008  # the largest share of the time that goes into drawing
+COST = 0.005  # the largest share of the time that goes into drawing
 EVALUATION_S = 30.0  # of an evaluation in a run, before the log has a line about it
 
 View = Callable[[Console, int], RenderableType]  # a panel of at most so many lines
