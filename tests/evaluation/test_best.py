@@ -13,7 +13,7 @@ from tests.evaluation.test_evaluate import evaluation, outcome
 from tests.forks import forked
 from trainer.config.command_line import resolve
 from trainer.config.settings import Eval, Model
-from trainer.errors import ConfigError
+from trainer.errors import CheckpointError, ConfigError
 from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
 from trainer.evaluation.evaluate import Evaluation
 
@@ -253,3 +253,11 @@ def test_a_finished_run_that_is_looked_at_more_closely_keeps_its_best(interrupte
     assert [(folder / name).read_bytes() for name in KEPT] == before
     assert "of 24 held-out problems" in said
     assert "the best so far" not in said
+
+
+@pytest.mark.parametrize("content", ["", "{", "3", '{"step": 1', "[" * 100_000])
+def test_a_note_that_cannot_be_read_is_named(tmp_path, content):
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best/best.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"best\.json: it cannot be read\. Delete "):
+        course(tmp_path)

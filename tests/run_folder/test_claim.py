@@ -110,3 +110,12 @@ def test_a_run_of_a_version_without_a_setting_goes_on(failed):
     assert "  ignore_accents: false\n" in text
     (failed / "config.yaml").write_text(text.replace("  ignore_accents: false\n", ""))
     assert claim.claim(Request(config, "nano", "")) == failed
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"model:\n name: [", b"[1]", b"model: 3"])
+def test_settings_that_cannot_be_read_are_named(failed, content):
+    (failed / "checkpoints").mkdir()
+    (failed / "config.yaml").write_bytes(content)
+    request = Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", "")
+    with pytest.raises(ConfigError, match=r"config\.yaml: the settings of this run cannot be read|other settings"):
+        claim.claim(request)
