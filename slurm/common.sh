@@ -119,7 +119,9 @@ train_in() {
     export OCTET_FAILED="$folder/failed" # written by a rank that fails by itself
     rm -f "$OCTET_FAILED"
     run_step "${options[@]}" -- "$root/run_deepspeed.sh" "$@" run.dir="$folder" || status=$?
-    [ "$status" != 0 ] || [ ! -d "$folder" ] || echo "$settings" >"$folder/finished"
+    case "$status" in # 3 and 4: finished, and the verdict is not "learned" (run.strict_verdict)
+    0 | 3 | 4) [ ! -d "$folder" ] || echo "$settings" >"$folder/finished" ;;
+    esac
     exit_with "$status" "$folder"
 }
 

@@ -68,8 +68,8 @@ def _progress(run: RunFiles, width: int) -> Iterator[Text]:
     done = size * min(run.steps, run.total_steps) // run.total_steps
     yield Text("█" * done + "░" * (size - done), style="blue")
     yield Text(f"step {run.steps} of {run.total_steps}, {_state(run)}", style="bold")
-    if pairs := run.evaluation.get("comparisons"):
-        yield Text(f"verdict: {visible(pairs[0]['verdict'])}")
+    if run.has_ended:
+        yield Text(f"verdict: {visible(run.verdict.text)}")
 
 
 def _state(run: RunFiles) -> str:
