@@ -61,7 +61,8 @@ def left(tmp_path_factory):
             found[name] = done.stdout + done.stderr
         server.shutdown()
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert {"it/config.yaml", "it/metrics.jsonl", "it/report.html", "job/job.sbatch"} <= set(files)
+    assert {"it/config.yaml", "it/metrics.jsonl", "it/report.html"} <= set(files)
+    assert b"#SBATCH" in found["slurm"]
     return found | files
 
 
