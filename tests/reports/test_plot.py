@@ -51,11 +51,39 @@ def test_what_is_not_logged_has_no_chart(finished):
 
 def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(seeds):
     groups = groups_of(seeds)
-    assert [group.name for group in groups] == ["demo (2 seeds), algorithm.lr=0.001", "rate, algorithm.lr=0.01"]
+    assert [group.name for group in groups] == ["demo, seed (2 seeds), algorithm.lr=0.001", "rate, algorithm.lr=0.01"]
     first, other = main_charts(groups)[0].curves
     reward = seeds[0].metrics[1]["reward/mean"]
     assert first.values[0] == pytest.approx((1, reward + 0.5, reward, reward + 1))
     assert other.values[0].low == other.values[0].high
+
+
+def test_runs_with_the_same_seed_are_curves_of_their_own(finished, copied):
+    again = copied("again")
+    groups = groups_of([read_run(finished), read_run(again)])
+    assert [group.name for group in groups] == ["demo", "again"]
+
+
+def test_runs_of_the_same_name_are_told_apart_by_their_paths(finished, copied):
+    again = copied("demo")
+    assert [group.name for group in groups_of([read_run(finished), read_run(again)])] == [str(finished), str(again)]
+
+
+def test_a_name_has_as_many_of_the_settings_that_differ_as_fit(finished, copied):
+    other = copied("other")
+    text = (other / "config.yaml").read_text()
+    for setting, value in (("lr: 0.001", "lr: 0.01"), ("clip_high: ", "clip_high: 1")):
+        assert setting in text
+        text = text.replace(setting, value)
+    changes = {"temperature: 1": "temperature: 2", "group_size: ": "group_size: 1", "warmup: ": "warmup: 1"}
+    for setting, value in changes.items():
+        assert setting in text
+        text = text.replace(setting, value)
+    (other / "config.yaml").write_text(text)
+    first, second = (group.name for group in groups_of([read_run(finished), read_run(other)]))
+    assert first.startswith("demo, rollout.")
+    assert first.endswith(" more")
+    assert first != second.replace("other", "demo")
 
 
 def test_a_chart_says_its_numbers_and_shades_its_range():

@@ -1,4 +1,4 @@
-"""What is plotted of runs. Runs that differ only in their seed become one curve with a band."""
+"""What is plotted of runs. Runs that differ in their seed alone become one curve with a band."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from trainer.config.settings import fields
 from trainer.reports.chart import Chart, Curve, Value, thinned
-from trainer.reports.run_files import NOT_COMPARED, RunFiles, differing, phases
+from trainer.reports.run_files import NOT_COMPARED, RunFiles, differing, names_of, phases
 
 Range = tuple[float, float, float]  # a value, and the lowest and highest around it
 Looks = Callable[[Mapping[str, float]], "Range | None"]
@@ -24,28 +24,37 @@ class Source(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Runs that differ only in their seed."""
+    """A run, or several that differ in their seed alone."""
 
     name: str
     runs: Sequence[RunFiles]
 
 
 def groups_of(runs: Sequence[RunFiles]) -> list[Group]:
-    """Return the runs, those together that differ only in their seed."""
+    """Return the runs, those together that differ in their seed alone. If two have the same seed, each is alone."""
     found: dict[str, list[RunFiles]] = defaultdict(list)
     compared = [key for key in fields() if key not in NOT_COMPARED | {"run.seed"}]
     for run in runs:
         found[str([run.settings[key] for key in compared])].append(run)
     keys = [key for key in differing([run.settings for run in runs]) if key != "run.seed"]
-    return [Group(_name(group, keys), group) for group in found.values()]
+    names = dict(zip((run.folder for run in runs), names_of(runs), strict=True))
+    groups = [part for alike in found.values() for part in (_seeds(alike) or [[run] for run in alike])]
+    return [Group(_name([names[run.folder] for run in group], group[0], keys), group) for group in groups]
 
 
-def _name(runs: Sequence[RunFiles], keys: Sequence[str]) -> str:
-    """Return the name of a run, or of its group; with the settings that tell it from the others, if they are few."""
-    settings = " ".join(f"{key}={runs[0].settings[key]}" for key in keys)
-    seeds = f" ({len(runs)} seeds)" if len(runs) > 1 else ""
-    told = f", {settings}" if settings and len(settings) < LONGEST_NAME else ""
-    return f"{runs[0].name}{seeds}{told}"
+def _seeds(runs: list[RunFiles]) -> list[list[RunFiles]]:
+    """Return the runs as one group if no two of them have the same seed, else no group."""
+    return [runs] if len({run.settings["run.seed"] for run in runs}) == len(runs) else []
+
+
+def _name(names: Sequence[str], run: RunFiles, keys: Sequence[str]) -> str:
+    """Return the names of the runs of a group, with the settings that tell it from the others, as many as fit."""
+    seeds = f" ({len(names)} seeds)" if len(names) > 1 else ""
+    told = [f"{key}={run.settings[key]}" for key in keys]
+    shown = [one for at, one in enumerate(told) if not at or len(" ".join(told[: at + 1])) <= LONGEST_NAME]
+    more = [f"and {len(told) - len(shown)} more"] if len(shown) < len(told) else []
+    settings = f", {' '.join([*shown, *more])}" if told else ""
+    return f"{', '.join(names)}{seeds}{settings}"
 
 
 def main_charts(groups: Sequence[Group]) -> list[Chart]:

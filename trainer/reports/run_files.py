@@ -154,6 +154,12 @@ def read_runs(folders: Sequence[Path]) -> list[RunFiles]:
     return runs or [read_run(folder) for folder in others]
 
 
+def names_of(runs: Sequence[RunFiles]) -> list[str]:
+    """Return the names of the folders, or the whole path of those that have the same name."""
+    names = [run.name for run in runs]
+    return [name if names.count(name) == 1 else str(run.folder) for name, run in zip(names, runs, strict=True)]
+
+
 def facts_of(run: RunFiles) -> dict[str, Any]:
     """Return the last and the best accuracy, the number of steps and the seconds of training of a run."""
     lines = run.metrics
