@@ -37,8 +37,8 @@ def test_names_are_those_of_trl_and_of_the_trainer_of_transformers():
 
 
 def test_other_names_stay():
-    names = ["reward/mean", "reward/format", "eval/accuracy", "time/rollout"]
-    expected = ["train/reward", "train/rewards/format/mean", "eval/accuracy", "time/rollout"]
+    names = ["reward/mean", "reward/format", "reward/min", "reward/max", "eval/accuracy", "time/rollout"]
+    expected = ["train/reward", "train/rewards/format/mean", *names[2:]]
     assert [tracked_name(name) for name in names] == expected
 
 

@@ -31,13 +31,14 @@ TRL = {
     "sampler_difference": "sampling/sampling_logp_difference/mean",
     "sampler_difference/max": "sampling/sampling_logp_difference/max",
 }
+EXTREMES = ("reward/min", "reward/max")  # of whole rewards, so these are no parts of it; TRL does not measure them
 
 
 def tracked_name(name: str) -> str:
     """Return the name of a metric in trackers: TRL's, with the `train/` that transformers adds, or else Octet's own."""
     if name in TRL:
         return f"train/{TRL[name]}"
-    if name.startswith("reward/"):
+    if name.startswith("reward/") and name not in EXTREMES:
         return f"train/rewards/{name.removeprefix('reward/')}/mean"
     return name
 
