@@ -1,8 +1,10 @@
 """A real short run, shared by the tests of this room, and copies of it to change."""
 
+import fcntl
 import json
 import os
 import shutil
+from contextlib import contextmanager
 
 import pytest
 
@@ -35,6 +37,14 @@ def write_lines(path, records) -> None:
 
 def lines_of(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@contextmanager
+def going_on(folder):
+    """Hold the lock of the folder, as a run does until its process ends."""
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=alert(1)>\x1b[31mred\x1b]0;title\x07"

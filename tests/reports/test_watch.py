@@ -4,14 +4,18 @@ import io
 import os
 import re
 import sys
+import time
 
 import pytest
 from rich.console import Console
 
 from tests.conftest import ROOT
-from tests.reports.conftest import lines_of, write_lines
+from tests.reports.conftest import going_on, lines_of, write_lines
 from tests.terminal import on_a_terminal, read
 from trainer.commands import main
+from trainer.reports import state
+from trainer.reports.run_files import read_run
+from trainer.reports.state import stopped
 from trainer.reports.terminal import blocks, clock, of_folder
 
 
@@ -39,7 +43,47 @@ def test_a_run_that_goes_on_says_how_long_it_takes(copied, capsys):
         record.update({name: 0.0 for name in record if name.startswith("time/")})
         record.update({"time/rollout": 30.0, "time/reward": 10.0, "time/reward/correct": 9.0})
     write_lines(folder / "metrics.jsonl", records)
-    assert "step 3 of 6, 2:00 left, last step at " in watch(folder, capsys=capsys)
+    with going_on(folder):
+        assert "step 3 of 6, 2:00 left, last step at " in watch(folder, capsys=capsys)
+
+
+@pytest.fixture
+def broken_off(copied):
+    """A run that was killed after three steps, five minutes ago."""
+    folder = copied("broken-off")
+    (folder / "eval.json").unlink()
+    write_lines(folder / "metrics.jsonl", lines_of(folder / "metrics.jsonl")[:4])
+    for path in folder.iterdir():
+        os.utime(path, (time.time() - 300,) * 2)
+    return folder
+
+
+def test_a_run_that_was_stopped_says_so(broken_off, monkeypatch, tmp_path):
+    assert stopped(read_run(broken_off)) == "stopped after step 3"
+    (tmp_path / "mounts").write_text("server:/home / nfs4 rw 0 0\n")
+    monkeypatch.setattr(state, "MOUNTS", tmp_path / "mounts")
+    assert stopped(read_run(broken_off)) == "nothing for 5 min"
+    records = lines_of(broken_off / "metrics.jsonl")
+    write_lines(broken_off / "metrics.jsonl", [*records[:-1], records[-1] | {"time/evaluation": 600.0}])
+    for path in broken_off.iterdir():
+        os.utime(path, (time.time() - 300,) * 2)
+    assert stopped(read_run(broken_off)) is None  # it may evaluate, on another node
+    with going_on(broken_off):
+        assert stopped(read_run(broken_off)) is None
+
+
+def test_a_terminal_shows_it_until_the_run_was_stopped(broken_off):
+    command = [sys.executable, "-m", "trainer.commands.main", "watch", str(broken_off)]
+    with going_on(broken_off):
+        process, terminal = on_a_terminal(command, ROOT, 100, 40)
+        said = read(terminal)
+        while b"last step at" not in said:
+            said += read(terminal)
+    while part := read(terminal):
+        said += part
+    os.close(terminal)
+    assert process.wait(60) == 0
+    assert "step 3 of 6, stopped after step 3" in said.rpartition(b"\x1b[?1049l")[2].decode()
 
 
 def test_memory_stands_beside_its_plan(copied, capsys):
@@ -57,7 +101,8 @@ def test_a_run_fits_the_terminal_of_its_screen(finished, width, height):
 
 
 def test_a_run_that_has_only_begun(only_settings, capsys):
-    assert "step 0 of 6, not one step is logged yet" in watch(only_settings, capsys=capsys)
+    with going_on(only_settings):
+        assert "step 0 of 6, not one step is logged yet" in watch(only_settings, capsys=capsys)
 
 
 def test_several_runs_and_their_alarms(finished, copied, capsys):

@@ -14,6 +14,7 @@ from rich.live import Live
 from trainer.errors import DataError
 from trainer.reports import terminal
 from trainer.reports.run_files import read_run, read_runs
+from trainer.reports.state import stopped
 
 SECONDS = 2.0  # between two looks
 
@@ -33,10 +34,10 @@ def run(options: Namespace) -> None:
 
 
 def watch(folders: Sequence[Path], console: Console) -> None:
-    """Show the runs until all of them have ended."""
+    """Show the runs until all of them have ended, or were stopped."""
     runs = read_runs(folders)
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        while not all(run.has_ended for run in runs):
+        while not all(run.has_ended or stopped(run) for run in runs):
             with suppress(DataError):  # a file that is being written; it is whole at the next look
                 live.update(terminal.shown(runs, console, console.height), refresh=True)
             time.sleep(SECONDS)
