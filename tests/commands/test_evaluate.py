@@ -145,7 +145,7 @@ def test_the_markdown_table_has_every_number(side_by_side):
     assert {"correct", "in any format", "wrong answer", "no answer found", "cut off", "mean tokens"} <= rows.keys()
     assert {"gained/lost", "avg@4", "maj@4", "pass@2", "pass@4", "mean of 2 trials"} <= rows.keys()
     assert [f"{one['accuracy']:.1%}" in rows["correct"] for one in printed["evaluations"]] == [True] * 3
-    assert printed["comparisons"][0]["verdict"] in page
+    assert printed["comparisons"][0]["sentence"] in page
 
 
 # --- in this process
@@ -158,12 +158,13 @@ def octet_eval(capsys, *arguments: object) -> tuple[int, str, str]:
     return int(end.value.code or 0), said.out, said.err
 
 
-def test_the_table_the_verdict_and_the_flips_are_printed(run_folder, capsys):
+def test_the_table_the_comparison_and_the_flips_are_printed(run_folder, capsys):
     status, said, _ = octet_eval(capsys, "--adapter", run_folder / "adapter", "--problems", 8)
     assert status == 0
-    assert max(len(line) for line in said.partition("verdict")[0].splitlines()) <= 80
+    assert max(len(line) for line in said.partition("base -> ")[0].splitlines()) <= 80
     assert "base" in said
-    assert "verdict: " in said
+    assert "base -> adapter: " in said
+    assert "verdict" not in said
     assert f"written to {run_folder}/eval: eval.json" in said
     counted = Counter(flip["direction"] for flip in lines(run_folder / "eval/eval_flips.jsonl"))
     shown = sum(line.startswith("  nano/test/") for line in said.splitlines())

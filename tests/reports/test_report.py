@@ -1,5 +1,6 @@
 """The page about a run: what is on it, and that nothing a model wrote is more than text there."""
 
+import json
 import shlex
 from html.parser import HTMLParser
 
@@ -11,8 +12,9 @@ from trainer.config.command_line import flat, resolve
 from trainer.errors import DataError
 from trainer.reports import repeat
 from trainer.reports.alarms import looked_at, seen_by
+from trainer.reports.panels import groups_of, main_charts
 from trainer.reports.report import report
-from trainer.reports.run_files import read_run, read_runs
+from trainer.reports.run_files import facts_of, read_run, read_runs
 
 SECTIONS = ["Curves", "Evaluation", "Alarms", "Answers won and lost", "First and last answers", "Settings"]
 SECTIONS += ["Time and memory", "How it was made"]
@@ -129,6 +131,44 @@ def test_runs_are_tested_on_the_problems_that_both_were_asked(finished, copied):
     seen = page_of(finished, other)
     assert "against demo, points" in seen.within("th")
     assert any(text.startswith(f"{-100 * solved / 32:+.1f} (") for text in seen.within("td"))
+
+
+def pay_for_any_form(folder) -> None:
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("answer: strict", "answer: lenient"))
+
+
+def test_the_answers_that_are_paid_decide(copied):
+    folder = copied("lenient")
+    answers, records = lines_of(folder / "eval_answers.jsonl"), lines_of(folder / "metrics.jsonl")
+    write_lines(folder / "eval_answers.jsonl", [one | {"correct_lenient": True} for one in answers])
+    write_lines(
+        folder / "metrics.jsonl",
+        [one | {"eval/lenient": 1.0} if "eval/accuracy" in one else one for one in records],
+    )
+    strict = read_run(folder)
+    assert (all(strict.solved.values()), facts_of(strict)["accuracy"]) == (False, records[-1]["eval/accuracy"])
+    (folder / "config.yaml").write_text(
+        (folder / "config.yaml").read_text().replace("answer: strict", "answer: lenient")
+    )
+    paid = read_run(folder)
+    assert (all(paid.solved.values()), facts_of(paid)["accuracy"]) == (True, 1.0)
+    assert facts_of(paid)["interval"] == pytest.approx([0.893, 1.0], abs=1e-3)
+    assert main_charts(groups_of([paid]))[1].curves[1].values[-1].middle == 1.0
+
+
+def test_a_page_has_one_verdict(copied):
+    folder = copied("paid")
+    evaluation = json.loads((folder / "eval.json").read_text())
+    evaluation["comparisons"][0] |= {"gained": 9, "lost": 1, "lenient": {"gained": 4, "lost": 3, "p": 0.5}}
+    (folder / "eval.json").write_text(json.dumps(evaluation))
+    assert report([read_run(folder)]).count("+25.0 points") == 2
+    (folder / "config.yaml").write_text(
+        (folder / "config.yaml").read_text().replace("answer: strict", "answer: lenient")
+    )
+    text = report([read_run(folder)])
+    assert text.count("+3.1 points") == 2  # in the verdict and in the table
+    assert "better:" not in text
 
 
 def test_runs_on_different_tasks_have_tables_of_their_own(finished, copied):

@@ -10,9 +10,10 @@ from statistics import fmean
 from typing import Any
 
 from trainer.errors import MergeError
-from trainer.estimates import SIGNIFICANT, mcnemar
+from trainer.estimates import SIGNIFICANT, mcnemar, paired_difference
 from trainer.evaluation.evaluate import Evaluation, Outcome
 from trainer.records import Completion
+from trainer.watch.verdict import evidence_of
 
 ALIKE = 0.99  # share of the answers of a merged model that have to be those of the adapted one
 # The mean difference of a log-prob that merging may make by rounding. In bf16 it is 0.02 for SmolLM2-135M, where the
@@ -61,19 +62,19 @@ class Comparison:
         ]
 
     @property
-    def verdict(self) -> str:
-        """Return a sentence: better, worse, or within the noise of so few problems."""
+    def sentence(self) -> str:
+        """Return whether the second model is better, worse, or within the noise of so few problems, and why."""
         gained, lost, p = self.test
-        change = f"{self.before.accuracy:.1%} -> {self.after.accuracy:.1%}"
-        if p >= SIGNIFICANT:
-            return f"{change} is within the noise of {len(self.before.outcomes)} problems (p = {p:.2f})."
-        return f"{'better' if gained > lost else 'worse'}, {change} (p = {p:.1g}, exact McNemar test)."
+        problems = len(self.before.outcomes)
+        difference = paired_difference(gained, lost, problems)
+        kind = "within the noise" if p >= SIGNIFICANT else "better" if gained > lost else "worse"
+        return f"{kind}: {evidence_of(self.before.accuracy, self.after.accuracy, problems, difference, p)}"
 
     def summary(self) -> dict[str, Any]:
         gained, lost, p = self.test
         named = {"before": self.before.name, "after": self.after.name}
         in_any_form = zip(("gained", "lost", "p"), mcnemar(self.before.correct_lenient, self.after.correct_lenient))
-        strict = {"gained": gained, "lost": lost, "p": p, "verdict": self.verdict}
+        strict = {"gained": gained, "lost": lost, "p": p, "sentence": self.sentence}
         return {**named, **strict, "lenient": dict(in_any_form)}
 
 

@@ -126,9 +126,8 @@ def title(evaluations: Sequence[Evaluation]) -> str:
 
 
 def verdicts(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return a sentence for each pair. The verdict is about the first two models."""
-    named = [f"{comparison.names}: {comparison.verdict}" for comparison in all_pairs(evaluations)]
-    return [f"verdict: {all_pairs(evaluations)[0].verdict}", *named[1:]] if named else []
+    """Return a sentence for each pair of models. The verdict on a run is `trainer/watch/verdict.py`'s."""
+    return [f"{comparison.names}: {comparison.sentence}" for comparison in all_pairs(evaluations)]
 
 
 def flip_lines(comparison: Comparison) -> Iterator[str]:

@@ -59,8 +59,9 @@ def _name(names: Sequence[str], run: RunFiles, keys: Sequence[str]) -> str:
 
 def main_charts(groups: Sequence[Group]) -> list[Chart]:
     """Return the four that say whether a run learns."""
-    accuracy = f"accuracy/{groups[0].runs[0].settings['reward.answer'] or 'strict'}"
-    held_out = Source("held-out, 95 %", between("eval/accuracy", "eval/low", "eval/high"), dots=True)
+    first = groups[0].runs[0]
+    accuracy = f"accuracy/{first.settings['reward.answer'] or 'strict'}"
+    held_out = Source("held-out, 95 %", first.held_out, dots=True)
     return _drawn(
         chart("mean reward", groups, [Source("reward", plain("reward/mean"))]),
         chart("accuracy", groups, [Source("training", plain(accuracy)), held_out], percent=True),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from trainer.estimates import paired_difference
 from trainer.reports import answers, evaluation_table, repeat
 from trainer.reports.alarms import Alarm, alarms_of, interval
 from trainer.reports.chart import HEIGHT, WIDTH
@@ -15,7 +16,8 @@ from trainer.reports.markup import Html, joined, page, table, tag
 from trainer.reports.pairs import by_task, paired
 from trainer.reports.panels import Group, groups_of, main_charts, more_charts
 from trainer.reports.run_files import RunFiles, differing, facts_of, phases
-from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED
+from trainer.reports.state import stopped
+from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, points
 
 SHORTER = {  # what may shorten the phase that takes most of the time
     "rollout": "More answers at a time (rollout.rows), a smaller rollout.max_new_tokens, or vLLM take less.",
@@ -66,7 +68,7 @@ def section(title: str, *parts: Html) -> Iterator[Html]:
 
 def _what(run: RunFiles) -> str:
     settings = run.settings
-    ended = "ended" if run.has_ended else "not ended"
+    ended = "ended" if run.has_ended else stopped(run) or "not ended"
     return f"{settings['model.name']} on {settings['task.name']}, {run.steps} of {run.total_steps} steps, {ended}"
 
 
@@ -95,14 +97,21 @@ def swatch(number: int) -> Html:
 
 
 def evaluation(run: RunFiles) -> Html:
-    """Return the tables of eval.json: each model, and each pair of models."""
+    """Return the tables of eval.json: each model, and each pair of models by the answers that are paid."""
     models, pairs = run.evaluation.get("evaluations", []), run.evaluation.get("comparisons", [])
     if not models:
         return Html()
     asked = f"{models[0]['problems']} held-out problems, greedy answers; 95 % intervals in brackets."
     first = table(["", *(model["name"] for model in models)], evaluation_table.rows(models), "numbers")
-    rows = [[f"{one['before']} → {one['after']}", one["gained"], one["lost"], one["verdict"]] for one in pairs]
-    return joined(tag("p", asked, class_="soft"), first, table(["", "gained", "lost", ""], rows) if rows else "")
+    rows = [_pair(run, one, models[0]["problems"]) for one in pairs]
+    head = ["", "gained", "lost", "difference", "p, exact McNemar test"]
+    return joined(tag("p", asked, class_="soft"), first, table(head, rows) if rows else "")
+
+
+def _pair(run: RunFiles, pair: Mapping[str, Any], problems: int) -> list[object]:
+    paid = pair["lenient"] if run.pays_lenient else pair
+    difference = points(paired_difference(paid["gained"], paid["lost"], problems))
+    return [f"{pair['before']} → {pair['after']}", paid["gained"], paid["lost"], difference, f"{paid['p']:.2g}"]
 
 
 def alarm(one: Alarm) -> Html:
@@ -188,9 +197,10 @@ def results(runs: Sequence[RunFiles]) -> Iterator[Html]:
 def _result(run: RunFiles) -> list[object]:
     models, facts = run.evaluation.get("evaluations", []), facts_of(run)
     pair: Mapping[str, Any] = next(iter(run.evaluation.get("comparisons", [])), {})
-    shares = [percent(model["accuracy"], model["interval"]) for model in models[:2]]
+    paid, kind = (pair.get("lenient", {}), "lenient_") if run.pays_lenient else (pair, "")
+    shares = [percent(model[f"{kind}accuracy"], model[f"{kind}interval"]) for model in models[:2]]
     shares += ["none yet"] * (2 - len(shares))
-    return [*shares, pair.get("gained", ""), pair.get("lost", ""), run.steps, f"{facts['training_s']:.0f} s"]
+    return [*shares, paid.get("gained", ""), paid.get("lost", ""), run.steps, f"{facts['training_s']:.0f} s"]
 
 
 def _against(best: RunFiles, run: RunFiles) -> str:

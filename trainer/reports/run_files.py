@@ -16,6 +16,7 @@ from trainer.config.command_line import flat, resolve
 from trainer.config.read_yaml import BadYaml, read_yaml
 from trainer.config.settings import Config, fields
 from trainer.errors import ConfigError, DataError
+from trainer.estimates import Share, wilson
 from trainer.run_folder.journal import read_records
 from trainer.watch.diagnosis import History
 from trainer.watch.verdict import Verdict, verdict_of
@@ -72,11 +73,25 @@ class RunFiles:
         """The bytes that were planned for each phase, which a run on a GPU writes."""
         return self._json("memory_plan.json")
 
+    @property
+    def pays_lenient(self) -> bool:
+        """True if right answers in any form are paid, so that they decide whether the run has learned."""
+        return self.settings["reward.answer"] == "lenient"
+
+    def held_out(self, record: Record) -> Share | None:
+        """Return the accuracy of an evaluation, by the answers that are paid."""
+        if "eval/accuracy" not in record:
+            return None
+        if self.pays_lenient:
+            right, problems = record["eval/lenient"], record["eval/problems"]
+            return Share(right, *wilson(right * problems, problems))
+        return Share(record["eval/accuracy"], record["eval/low"], record["eval/high"])
+
     @cached_property
     def solved(self) -> dict[tuple[str, str], bool]:
         """Whether the trained model solved each held-out problem, by its question and gold answer."""
         return {
-            (one["question"], one["gold"]): one["correct_strict"]
+            (one["question"], one["gold"]): one["correct_lenient" if self.pays_lenient else "correct_strict"]
             for one in _lines(self.folder / "eval_answers.jsonl")
             if one.get("model") == "trained" and one.get("temperature") == 0
         }
@@ -163,13 +178,13 @@ def names_of(runs: Sequence[RunFiles]) -> list[str]:
 def facts_of(run: RunFiles) -> dict[str, Any]:
     """Return the last and the best accuracy, the number of steps and the seconds of training of a run."""
     lines = run.metrics
-    seen = [line for line in lines if "eval/accuracy" in line and line["step"]]
-    last = seen[-1] if seen else {}
+    seen = [(share, line) for line in lines if line["step"] and (share := run.held_out(line))]
+    (value, *interval), last = seen[-1] if seen else ((None, None), {})
     return {
         "steps": run.steps,
-        "accuracy": last.get("eval/accuracy"),
-        "interval": [last["eval/low"], last["eval/high"]] if last else None,
-        "best": max((line["eval/accuracy"] for line in seen), default=None),
+        "accuracy": value,
+        "interval": interval if seen else None,
+        "best": max((share.value for share, _ in seen), default=None),
         "problems": last.get("eval/problems"),
         "training_s": sum(line.get(f"time/{name}", 0.0) for line in lines for name in phases(lines)),
     }

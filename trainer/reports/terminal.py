@@ -19,7 +19,8 @@ from rich.text import Text
 
 from trainer.machine.visible import around, visible
 from trainer.reports.run_files import RunFiles, phases, read_run
-from trainer.watch.diagnosis import diagnose
+from trainer.reports.state import stopped
+from trainer.watch.diagnosis import EVALUATED, diagnose
 from trainer.watch.progress import clock
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -75,6 +76,8 @@ def _progress(run: RunFiles, width: int) -> Iterator[Text]:
 def _state(run: RunFiles) -> str:
     if run.has_ended:
         return "ended"
+    if said := stopped(run):
+        return said
     path = run.folder / "metrics.jsonl"
     if not run.steps:
         return "not one step is logged yet"
@@ -94,8 +97,8 @@ def _recent(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def _curves(run: RunFiles, width: int) -> Iterator[Text]:
     size = min(WIDTH, width - BESIDE)
-    accuracy = f"accuracy/{run.config.reward.answer}"
-    named = {"reward": "reward/mean", "accuracy": accuracy, "held-out": "eval/accuracy"}
+    held_out = "eval/lenient" if run.pays_lenient else EVALUATED
+    named = {"reward": "reward/mean", "accuracy": f"accuracy/{run.config.reward.answer}", "held-out": held_out}
     for name, metric in (named | {"tokens": "length", "entropy": "entropy"}).items():
         if values := [record[metric] for record in run.metrics if metric in record]:
             yield Text(f"{name:<9} {blocks(values, size):<{size}} {values[0]:.3g} to {values[-1]:.3g}")

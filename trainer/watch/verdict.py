@@ -45,15 +45,17 @@ def _of_evaluation(evaluation: Mapping[str, Any], answer: str) -> Verdict:
     name = "accuracy" if answer == "strict" else "lenient_accuracy"
     flips = pair if answer == "strict" else pair["lenient"]
     difference = paired_difference(flips["gained"], flips["lost"], base["problems"])
-    evidence = (
-        f"{base[name]:.1%} -> {trained[name]:.1%} of {base['problems']} held-out problems, {points(difference)}, "
-        f"p = {flips['p']:.2g}."
-    )
+    evidence = evidence_of(base[name], trained[name], base["problems"], difference, flips["p"])
     if flips["p"] < SIGNIFICANT and difference.value > 0:
         return Verdict(LEARNED, evidence)
     if flips["p"] < SIGNIFICANT or difference.high < GAIN:
         return Verdict(NOT_LEARNED, evidence)
     return Verdict(CANNOT_TELL, f"{evidence} More eval.problems narrow the interval.")
+
+
+def evidence_of(before: float, after: float, problems: int, difference: Share, p: float) -> str:
+    """Return two accuracies on the same problems, and how they differ, in words."""
+    return f"{before:.1%} -> {after:.1%} of {problems} held-out problems, {points(difference)}, p = {p:.2g}."
 
 
 def points(difference: Share) -> str:
