@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from trainer.reports.evaluation_table import percent
 from trainer.reports.pairs import by_task, paired
-from trainer.reports.run_files import RunFiles, differing, facts_of, read_runs
+from trainer.reports.report import shown
+from trainer.reports.run_files import RunFiles, differing, facts_of, names_of, read_runs
+from trainer.watch.progress import clock
 
-WIDTH = 500  # columns, so that long names are not cut off where the width of the screen is unknown
+WIDTH = 500  # characters of a line where there is no screen
+GAP = 3  # characters between columns
+MEASURED = ("accuracy", "best", "steps", "training", "against the first")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -35,9 +41,12 @@ def compare(runs: Sequence[Path], as_json: bool) -> None:
     if as_json:
         print(json.dumps([row for rows in tasks for row in rows], indent=2))
         return
-    console = Console(highlight=False, width=WIDTH)
+    screen = Console(highlight=False)
+    console = screen if screen.is_terminal else Console(highlight=False, width=WIDTH)
+    names = dict(zip((str(run.folder) for run in read), names_of(read), strict=True))
     for rows in tasks:
-        console.print(_table(rows, keys))
+        for table in tables(rows, names, console.width):
+            console.print(table)
     if len(tasks) > 1:
         console.print("Runs on different tasks are not compared with each other.")
 
@@ -46,22 +55,49 @@ def _row(run: RunFiles, best: RunFiles, keys: Sequence[str]) -> dict[str, Any]:
     pair = paired(best, run) if run is not best else None
     against = {"run": str(best.folder), **pair._asdict(), "said": str(pair)} if pair else None
     settings = {key: run.settings[key] for key in keys}
-    return {"run": str(run.folder), "settings": settings, **facts_of(run), "against": against}
+    evaluates = run.settings["eval.problems"] != 0
+    return {
+        "run": str(run.folder),
+        "settings": settings,
+        "evaluates": evaluates,
+        **facts_of(run),
+        "against": against,
+    }
 
 
-def _table(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> Table:
-    table = Table(title=_title(rows), box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in ("run", *keys):
-        table.add_column(name, no_wrap=True)
-    is_paired = any(row["against"] for row in rows)
-    for name in ("accuracy", "best", "steps", "training", *(["against the first"] if is_paired else [])):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        settings = [str(row["settings"][key]) for key in keys]
-        said = [row["against"]["said"] if row["against"] else ""] if is_paired else []
-        cells = [_accuracy(row), _percent(row["best"]), str(row["steps"]), _time(row)]
-        table.add_row(row["run"], *settings, *cells, *said)
-    return table
+def tables(rows: Sequence[dict[str, Any]], names: Mapping[str, str], width: int) -> Iterator[Table]:
+    """Yield a table of runs, or several with some of the columns each where all are too wide."""
+    first, *others = _columns(rows, names)
+    title = _title(rows)
+    while others:
+        room, count = width - _width(first), 0
+        while count < len(others) and (not count or room >= _width(others[count])):
+            room -= _width(others[count])
+            count += 1
+        table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        for head, *_ in (first, *others[:count]):
+            table.add_column(head, justify="right" if head in MEASURED else "left")
+        for cells in zip(*(cells for _, *cells in (first, *others[:count])), strict=True):
+            table.add_row(*cells)
+        yield table
+        others, title = others[count:], ""
+
+
+def _width(column: Sequence[str]) -> int:
+    return max(map(cell_len, column)) + GAP
+
+
+def _columns(rows: Sequence[dict[str, Any]], names: Mapping[str, str]) -> list[list[str]]:
+    """Return the columns, each with its head: names, settings that are not the same in all rows, results."""
+    settings = [row["settings"] for row in rows]
+    differ = [key for key in settings[0] if len({str(one[key]) for one in settings}) > 1]
+    columns = [["run", *(names[row["run"]] for row in rows)]]
+    columns += [[key, *(shown(one[key]) for one in settings)] for key in differ]
+    results = [[_accuracy(row), _percent(row["best"]), str(row["steps"]), clock(row["training_s"])] for row in rows]
+    columns += [[head, *cells] for head, cells in zip(MEASURED, zip(*results), strict=False)]
+    if any(row["against"] for row in rows):
+        columns.append([MEASURED[-1], *(row["against"]["said"] if row["against"] else "" for row in rows)])
+    return columns
 
 
 def _title(rows: Sequence[dict[str, Any]]) -> str:
@@ -70,14 +106,10 @@ def _title(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _accuracy(row: dict[str, Any]) -> str:
-    low, high = row["interval"] or (0.0, 0.0)
-    return f"{row['accuracy']:.1%} ({100 * low:.1f}-{100 * high:.1f})" if row["interval"] else "none yet"
+    if row["interval"]:
+        return percent(row["accuracy"], row["interval"])
+    return "none yet" if row["evaluates"] else "-"
 
 
 def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
-
-
-def _time(row: dict[str, Any]) -> str:
-    minutes, seconds = divmod(round(row["training_s"]), 60)
-    return f"{minutes}:{seconds:02d}"
+    return "-" if value is None else f"{value:.1%}"
