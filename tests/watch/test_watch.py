@@ -1,6 +1,7 @@
 """Metrics are sums over sums; alarms end a run that would go on in vain."""
 
 import json
+import re
 from dataclasses import replace
 from math import exp, log
 
@@ -15,7 +16,7 @@ from trainer.loss.metrics import tally_batch
 from trainer.records import Scores
 from trainer.run_folder.journal import Journal
 from trainer.watch.health import DEAD_STEPS_IN_A_ROW, Health
-from trainer.watch.screen import Screen, progress_line
+from trainer.watch.screen import Screen, progress_line, wrapped
 from trainer.watch.tally import Tally, metrics_of_updates, tally_groups
 
 
@@ -233,6 +234,17 @@ def test_the_line_of_a_step_without_an_update():
     assert progress_line(3, 80, metrics, seconds_left=75) == (
         " 3/80  rollout 0.5s 20 tokens  reward 0.000  correct 0%  dead 100%  1:15 left"
     )
+
+
+def test_a_line_that_is_too_long_breaks_between_its_parts():
+    metrics = {"time/rollout": 10.0, "length": 200.0, "reward/mean": 0.25, "accuracy/strict": 0.25, "dead_groups": 0.5}
+    metrics |= {"loss": 0.001, "entropy": 0.4, "time/step": 12.5, "grad_norm": 0.5}
+    line = progress_line(3, 4000, metrics, seconds_left=36_000)
+    assert line.endswith("  10:00:00 left")
+    for width in (40, 80, 120):
+        lines = wrapped(line, width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert [part for one in lines for part in re.split("  +", one.strip())] == re.split("  +", line.strip())
 
 
 def test_a_run_that_rewards_the_lenient_answer_shows_its_accuracy_first():

@@ -18,9 +18,9 @@ from typing import Any
 from trainer.config.settings import Eval
 from trainer.errors import CheckpointError
 from trainer.evaluation.evaluate import Evaluation
-from trainer.evaluation.results import percent
 from trainer.machine import disk
 from trainer.ranks import distributed
+from trainer.reports.evaluation_table import percent
 from trainer.run_folder.journal import read_records
 
 
@@ -109,10 +109,11 @@ class EvaluationHistory:
 
 def describe(evaluation: Evaluation, answer: str = "strict") -> str:
     """Return the headline of an evaluation. The accuracy that `reward.answer` pays for comes first."""
-    strict, count = percent(evaluation.strict), f"of {evaluation.asked} correct"
+    strict, count = percent(evaluation.strict.value, evaluation.strict[1:]), f"of {evaluation.asked} correct"
     if answer == "strict":
         return f"{strict} {count}"
-    return f"{percent(evaluation.lenient)} {count} in any format, {strict} in the one asked for"
+    lenient = percent(evaluation.lenient.value, evaluation.lenient[1:])
+    return f"{lenient} {count} in any format, {strict} in the one asked for"
 
 
 def metrics_of(evaluation: Evaluation) -> dict[str, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from textwrap import shorten
 from typing import Any
 
@@ -13,9 +12,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from trainer.config.settings import Config
-from trainer.estimates import Share
 from trainer.evaluation.comparison import Comparison, Flip, all_pairs
-from trainer.evaluation.evaluate import Evaluation, Sampled, describe
+from trainer.evaluation.evaluate import Evaluation
+from trainer.reports.evaluation_table import rows as numbers
 
 SHOWN_FLIPS = 3  # of each direction; all of them are in eval_flips.jsonl
 FILES = "eval.json, eval.md, eval_answers.jsonl, eval_flips.jsonl"
@@ -76,44 +75,8 @@ def _write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 def rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
     """Return the table: a row for each number, a column for each model."""
-    described = [describe(evaluation.outcomes) for evaluation in evaluations]
-    lines = {
-        "correct": [percent(evaluation.strict) for evaluation in evaluations],
-        "in any format": [percent(evaluation.lenient) for evaluation in evaluations],
-        "wrong answer": [_category(facts, "wrong answer") for facts in described],
-        "no answer found": [_category(facts, "no answer") for facts in described],
-        "cut off": [f"{facts['truncated']:.1%}" for facts in described],
-        "mean tokens": [f"{facts['mean_tokens']:.1f}" for facts in described],
-    }
-    if len(evaluations) > 1:
-        lines["gained/lost"] = ["", *(_gained_and_lost(evaluations[0], other) for other in evaluations[1:])]
-    sampled = [evaluation.sampled for evaluation in evaluations if evaluation.sampled]
-    return [[name, *cells] for name, cells in (lines | _sampled_lines(sampled)).items()]
-
-
-def _sampled_lines(sampled: Sequence[Sampled]) -> dict[str, list[str]]:
-    if not sampled:
-        return {}
-    shares = [one.shares() for one in sampled]
-    lines = {name.replace("lenient", "any format"): [percent(of[name]) for of in shares] for name in shares[0]}
-    if sampled[0].draws.trials > 1:
-        trials = [f"{fmean(one.accuracies):.1%} ± {stdev(one.accuracies):.1%}" for one in sampled]
-        lines[f"mean of {sampled[0].draws.trials} trials"] = trials
-    return lines
-
-
-def percent(share: Share) -> str:
-    """Return a share with its 95 % interval: `62.1% (55.0-68.7)`."""
-    return f"{share.value:.1%} ({100 * share.low:.1f}-{100 * share.high:.1f})"
-
-
-def _category(described: Mapping[str, Any], name: str) -> str:
-    return f"{described['categories'][name]} ({described['category_shares'][name]:.1%})"
-
-
-def _gained_and_lost(first: Evaluation, other: Evaluation) -> str:
-    gained, lost, _ = Comparison(first, other).test
-    return f"+{gained}/-{lost}"
+    found = document({}, evaluations)
+    return numbers(found["evaluations"], found["comparisons"])
 
 
 def title(evaluations: Sequence[Evaluation]) -> str:

@@ -5,27 +5,39 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Evaluations = Sequence[Mapping[str, Any]]
+Parts = Sequence[Mapping[str, Any]]
 
 
-def rows(evaluations: Evaluations) -> list[list[object]]:
+def rows(evaluations: Parts, comparisons: Parts) -> list[list[str]]:
     """Return a row for each number, with a column for each model."""
+    first = evaluations[0]["name"]
     found = {
         "correct": [percent(one["accuracy"], one["interval"]) for one in evaluations],
         "in any format": [percent(one["lenient_accuracy"], one["lenient_interval"]) for one in evaluations],
-        "wrong answer": [f"{one['category_shares']['wrong answer']:.1%}" for one in evaluations],
-        "no answer found": [f"{one['category_shares']['no answer']:.1%}" for one in evaluations],
+        "wrong answer": [_category(one, "wrong answer") for one in evaluations],
+        "no answer found": [_category(one, "no answer") for one in evaluations],
         "cut off": [f"{one['truncated']:.1%}" for one in evaluations],
         "mean tokens": [f"{one['mean_tokens']:.1f}" for one in evaluations],
     }
+    if flips := [f"+{one['gained']}/-{one['lost']}" for one in comparisons if one["before"] == first]:
+        found["gained/lost"] = ["", *flips]
     return [[name, *cells] for name, cells in (found | _sampled(evaluations)).items()]
 
 
-def _sampled(evaluations: Evaluations) -> dict[str, list[str]]:
-    """Return avg@k, maj@k and pass@k, where answers were sampled too."""
-    sampled = [one.get("sampled", {}) for one in evaluations]
+def _category(described: Mapping[str, Any], name: str) -> str:
+    return f"{described['categories'][name]} ({described['category_shares'][name]:.1%})"
+
+
+def _sampled(evaluations: Parts) -> dict[str, list[str]]:
+    """Return avg@k, maj@k and pass@k, and the spread over several trials, where answers were sampled too."""
+    if not (sampled := [one["sampled"] for one in evaluations if "sampled" in one]):
+        return {}
     names = [name for name in sampled[0] if "@" in name]
-    return {name: [percent(*one[name].values()) if name in one else "" for one in sampled] for name in names}
+    found = {name.replace("lenient", "any format"): [percent(*one[name].values()) for one in sampled] for name in names}
+    if sampled[0]["trials"] > 1:
+        spread = [f"{one['mean']:.1%} ± {one['deviation']:.1%}" for one in sampled]
+        found[f"mean of {sampled[0]['trials']} trials"] = spread
+    return found
 
 
 def percent(value: float, interval: Sequence[float]) -> str:

@@ -102,7 +102,7 @@ def evaluation(run: RunFiles) -> Html:
     if not models:
         return Html()
     asked = f"{models[0]['problems']} held-out problems, greedy answers; 95 % intervals in brackets."
-    first = table(["", *(model["name"] for model in models)], evaluation_table.rows(models), "numbers")
+    first = table(["", *(model["name"] for model in models)], evaluation_table.rows(models, pairs), "numbers")
     rows = [_pair(run, one, models[0]["problems"]) for one in pairs]
     head = ["", "gained", "lost", "difference", "p, exact McNemar test"]
     return joined(tag("p", asked, class_="soft"), first, table(head, rows) if rows else "")

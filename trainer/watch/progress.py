@@ -10,16 +10,16 @@ from rich.text import Text
 from trainer.watch.footer import Footer
 
 BAR = 20  # characters
-PATIENCE_S = 2.0  # of a command that may be done at once
+PATIENCE_S = 2.0  # of a task that may be done at once
 
 
 class Progress:
     """Shows how much of a task is done: with a bar on a terminal, else with a line each quarter.
 
-    Nothing is shown before `patience` seconds. Without a footer it goes to standard error.
+    No line is printed before `patience` seconds. Without a footer it goes to standard error.
     """
 
-    def __init__(self, task: str, total: int, footer: Footer | None = None, patience: float = 0.0) -> None:
+    def __init__(self, task: str, total: int, footer: Footer | None = None, patience: float = PATIENCE_S) -> None:
         self.task = task
         self.total = max(1, total)
         self.done = 0

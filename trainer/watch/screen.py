@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from textwrap import fill
 from time import perf_counter
 
 from rich.console import Console, RenderableType
@@ -12,7 +13,7 @@ from rich.table import Table
 from trainer.machine.visible import visible
 from trainer.ranks import distributed
 from trainer.watch.footer import Footer
-from trainer.watch.progress import Progress
+from trainer.watch.progress import Progress, clock
 
 PERMANENT_LINES = 12  # lines of progress that stay on the screen during a run
 ABOVE = 5  # lines of a terminal that are left to what is printed
@@ -60,7 +61,8 @@ class Screen:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         if step in (1, self.total_steps) or step % self._every == 0:
-            self.say(progress_line(step, self.total_steps, metrics, self._remaining(step), self._answer))
+            line = progress_line(step, self.total_steps, metrics, self._remaining(step), self._answer)
+            self.say(wrapped(line, self.footer.console.width) if self.footer.console.is_terminal else line)
         self.draw()
 
     def draw(self) -> None:
@@ -98,7 +100,6 @@ def progress_line(
     step: int, total: int, metrics: Mapping[str, float], seconds_left: float, answer: str = "strict"
 ) -> str:
     """Return one step in one line, in the order of the loop. The accuracy that `reward.answer` pays for comes first."""
-    minutes, seconds = divmod(round(seconds_left), 60)
     correct = f"correct {metrics['accuracy/strict']:.0%}"
     if answer == "lenient":
         correct = f"correct {metrics['accuracy/lenient']:.0%} (strict {metrics['accuracy/strict']:.0%})"
@@ -117,4 +118,10 @@ def progress_line(
         ]
     if "grad_norm" in metrics:
         parts.append(f"grad {metrics['grad_norm']:.2f}")
-    return "  ".join([*parts, f"{minutes}:{seconds:02d} left"])
+    return "  ".join([*parts, f"{clock(seconds_left)} left"])
+
+
+def wrapped(line: str, width: int) -> str:
+    """Return a line of progress in as many lines as it needs, without a break inside of a part."""
+    whole = line.replace("  ", "\n").replace(" ", "\u00a0").replace("\n", "  ")
+    return fill(whole, width, subsequent_indent="  ", break_long_words=False).replace("\u00a0", " ")
