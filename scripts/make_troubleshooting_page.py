@@ -21,9 +21,9 @@ A run looks at its own metrics after each step, and says in words what is wrong,
     step 5: cut off: 62% of the answers reach rollout.max_new_tokens=256. A cut-off answer has no mark, so it counts as
     wrong. Raise rollout.max_new_tokens.
 
-An alarm is said once while it lasts, and again when it comes back. Most rules look at the last {RECENT} steps;
-those that compare with the beginning wait for {2 * RECENT}. With `--strict-health`
-(`run.strict_health=true`) the first alarm ends the run. The rules are in
+An alarm is said once while it lasts, and again when it comes back. Most rules look at the means of the last {RECENT}
+steps that logged what they look at; those that compare with the beginning wait for {2 * RECENT} such steps.
+With `--strict-health` (`run.strict_health=true`) the first alarm ends the run. The rules are in
 `trainer/watch/diagnosis.py`, one short function each.
 
 A loss of 0 is no alarm. With one update a step the ratio is exactly 1, and the advantages of a group add up to zero, so
@@ -33,11 +33,17 @@ the loss is near zero in value. Its gradient is not: look at `grad_norm`, and at
 | --- | --- | --- |
 """
 FOUND = f"""
+Two more hints come from elsewhere. A run warns of memory that creeps up from step to step (`the memory held between
+steps rose by`, below), and the page of `octet report` names the phase that takes most of the time, with what may
+shorten it.
+
 ## Are the alarms right?
 
-Each line is a run of the embedded model, {STEPS} steps through the real engine, that was broken in one way; then come
-runs that were not. `python -m tests.e2e.faulty_runs FOLDER` makes them, and some of them are a test. After an alarm
-stands the step at which it was raised; the one that names the fault is in bold.
+Each line is a run of the embedded model through the real engine, that was broken in one way; then come runs that were
+not. They have {STEPS} steps, and the machine that slows down has 40. `python -m tests.e2e.faulty_runs FOLDER` makes
+them, and some of them are a test. After an alarm stands the step at which it was raised; the one that names the fault
+is in bold. `ended 0` is an error and no alarm: the first update changed nothing, so the run ended before a step was
+logged.
 
 | run | alarms |
 | --- | --- |

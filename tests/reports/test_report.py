@@ -11,10 +11,11 @@ from trainer.commands import main
 from trainer.config.command_line import flat, resolve
 from trainer.errors import DataError
 from trainer.reports import repeat
-from trainer.reports.alarms import looked_at, seen_by
+from trainer.reports.alarms import holding, looked_at, seen_by
 from trainer.reports.panels import groups_of, main_charts
 from trainer.reports.report import report
 from trainer.reports.run_files import facts_of, read_run, read_runs
+from trainer.watch.diagnosis import History
 
 SECTIONS = ["Curves", "Evaluation", "Alarms", "Answers won and lost", "First and last answers", "Settings"]
 SECTIONS += ["Time and memory", "How it was made"]
@@ -197,6 +198,13 @@ def test_an_alarm_is_named_with_its_steps(copied):
     seen = page_of(folder)
     assert "empty answers" in seen.within("strong")
     assert ", since step 5" in seen.within("p")
+
+
+@pytest.mark.parametrize(("steps", "said"), [(30, "since step 12: empty"), (100, "since step 50 or earlier: empty")])
+def test_an_alarm_that_holds_says_since_when(steps, said):
+    records = [{"step": step, "empty": 0.9 if step >= 11 else 0.0} for step in range(1, steps + 1)]
+    (alarm,) = (one for one in holding(History(resolve("nano", None, []), records)) if "empty" in one)
+    assert alarm.startswith(said)
 
 
 def test_a_long_run_is_looked_at_every_few_steps():

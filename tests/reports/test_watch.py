@@ -111,7 +111,7 @@ def test_several_runs_and_their_alarms(finished, copied, capsys):
     write_lines(folder / "metrics.jsonl", records)
     said = watch(finished, folder, "--once", capsys=capsys)
     assert said.count("step 6 of 6") == 2
-    assert said.count("! empty answers: 90% of the answers are empty.") == 1
+    assert said.count("! since step 5: empty answers: 90% of the answers are empty.") == 1
 
 
 def test_what_a_model_wrote_is_text_on_the_screen(hostile, capsys):

@@ -117,6 +117,15 @@ def test_a_healthy_run_is_left_alone(history):
     assert diagnose(history) == []
 
 
+def test_one_update_that_makes_the_adapter_another_one_is_enough():
+    def measured(size: float) -> History:
+        records = run(steps=1).records
+        return History(SILENT.config, [{**records[0], "update_size": size, "lr": SILENT.config.algorithm.lr}])
+
+    assert [finding.rule for finding in diagnose(measured(0.8))] == ["learning rate too large"]
+    assert diagnose(measured(0.2)) == []  # one update may be large by chance
+
+
 def test_an_alarm_is_said_once_while_it_lasts_and_again_when_it_comes_back():
     said: list[str] = []
     alarms = Alarms(History(SILENT.config, []), said.append)

@@ -18,9 +18,10 @@ from rich.panel import Panel
 from rich.text import Text
 
 from trainer.machine.visible import around, visible
+from trainer.reports.alarms import holding
 from trainer.reports.run_files import RunFiles, phases, read_run
 from trainer.reports.state import stopped
-from trainer.watch.diagnosis import EVALUATED, diagnose
+from trainer.watch.diagnosis import EVALUATED
 from trainer.watch.progress import clock
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -51,7 +52,7 @@ def _panel(run: RunFiles, console: Console, width: int, height: int | None) -> P
         return list(chain.from_iterable(text.wrap(console, inside) for text in texts))
 
     lines = wrapped(chain(_progress(run, inside), _curves(run, inside), _phases(run)))
-    alarms = wrapped(Text(f"! {finding.text}", style="red") for finding in diagnose(run.history))
+    alarms = wrapped(Text(f"! {alarm}", style="red") for alarm in holding(run.history))
     answers = [wrapped(iter([_answer(name, sample)])) for name, sample in run.last_samples().items()]
     if room is None:
         answers = [[Text(), *answer] for answer in answers]

@@ -24,6 +24,7 @@ RECENT = 5  # steps that most rules look at
 QUIET = 10  # steps without a finding, after which it is said again
 LONG = 30  # steps before times are compared
 EARLY, LATE = 20, 60  # steps that are kept for the rules, and every evaluation
+ANOTHER = 0.5  # of the size of an adapter: an update that large makes it another one
 EVALUATED = "eval/accuracy"
 LARGE_DIFFERENCE = 0.1  # of a token's log-prob between sampler and trainer, in the mean
 
@@ -201,7 +202,8 @@ def empty(history: History) -> str | None:
 @rule(
     "answers grow",
     "Length that does not help costs time, and is cut off in the end.",
-    "Write algorithm.aggregation=dapo, or reward.weights.length=0.05 with reward.length_band.",
+    "Pay for short answers: reward.weights.length=0.05 with reward.length_band, in characters. Or lower "
+    "rollout.max_new_tokens.",
 )
 def longer(history: History) -> str | None:
     first, now = history.first("length"), history.now("length")
@@ -271,7 +273,7 @@ def mixed_share(rate: float, size: int) -> float:
 @rule(
     "few problems",
     "A set that is seen so often is learned by heart.",
-    "Write fewer run.steps or epochs, or add problems.",
+    "Write fewer run.steps or run.epochs, or add problems.",
 )
 def few_problems(history: History) -> str | None:
     steps, each = history.steps[-1]["step"], history.config.rollout.problems
@@ -495,10 +497,14 @@ def rate_too_small(history: History) -> str | None:
 
 
 def _moved(history: History) -> float:
-    """Return the median relative change of an update, as if the learning rate were at its peak; 0 if not measured."""
+    """Return the median relative change of an update, as if the learning rate were at its peak; 0 if not measured.
+
+    A single update counts if it alone, at the rate that it had, changes the adapter by `ANOTHER` of its size.
+    """
     peak = history.config.algorithm.lr
-    found = [one["update_size"] * peak / one["lr"] for one in history.steps if one.get("lr") and "update_size" in one]
-    return median(found) if len(found) >= 2 else 0.0
+    measured = [one for one in history.steps if one.get("lr") and "update_size" in one]
+    found = [one["update_size"] * peak / one["lr"] for one in measured]
+    return median(found) if len(found) >= 2 or any(one["update_size"] > ANOTHER for one in measured) else 0.0
 
 
 @rule(
