@@ -109,6 +109,15 @@ def test_ticks_are_round():
     assert ticks(1, 20) == [5, 10, 15, 20]
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "said"),
+    [(1, 20, ["step 1", "5", "10", "15", "20"]), (4, 20, ["step 4", "10", "15", "20"]), (3, 3, ["step 3"])],
+)
+def test_the_first_step_is_named(first, last, said):
+    marks = Chart("", [Curve("", [Value(step, 1.0, 1.0, 1.0) for step in range(first, last + 1)])]).marks()
+    assert [mark.text for mark in marks if isinstance(mark, Label) and mark.anchor == "middle"] == said
+
+
 def test_a_long_curve_is_thinned_to_means():
     values = [Value(step, step % 2, 0, 1) for step in range(1000)]
     assert len(thinned(values)) == MOST_POINTS

@@ -92,6 +92,15 @@ def test_memory_stands_beside_its_plan(copied, capsys):
     assert re.search(r"memory .*step \d\.\d\d of 4\.50 planned", watch(folder, capsys=capsys))
 
 
+def test_memory_that_is_the_same_in_all_phases_is_shown_once(copied, capsys):
+    folder = copied("even")
+    records = lines_of(folder / "metrics.jsonl")
+    for record in records:
+        record.update({name: 0.774 for name in record if name.startswith("memory/")})
+    write_lines(folder / "metrics.jsonl", records)
+    assert re.search(r"│ memory +0\.77 GB +│", watch(folder, capsys=capsys))
+
+
 @pytest.mark.parametrize(("width", "height"), [(80, 19), (60, 14), (120, 35), (80, 6)])
 def test_a_run_fits_the_terminal_of_its_screen(finished, width, height):
     console = Console(file=io.StringIO(), width=width, force_terminal=True)

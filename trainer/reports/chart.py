@@ -70,8 +70,9 @@ class Chart:
             level = frame.down(value)
             yield Line([(frame.left, level), (frame.right, level)], width=1, opacity=0.15)
             yield Label(frame.left - 6, level + 4, self.write(value), anchor="end")
-        whole = [step for step in ticks(frame.first, frame.last) if step == round(step)]
-        for place, step in enumerate(whole):
+        near = (frame.last - frame.first) / 10  # where a label would be written over that of the first step
+        whole = [step for step in ticks(frame.first, frame.last) if step == round(step) and step > frame.first + near]
+        for place, step in enumerate([frame.first, *whole]):
             text = f"{step:.0f}" if place else f"step {step:.0f}"
             yield Label(frame.across(step), frame.bottom + 16, text, anchor="middle")
 

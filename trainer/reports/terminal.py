@@ -124,7 +124,11 @@ def _phases(run: RunFiles) -> Iterator[Text]:
     peaks = {name: max(record.get(f"memory/{name}", 0.0) for record in last) for name in phases(last, "memory")}
     largest = sorted(peaks, key=lambda name: (name not in run.memory_plan, -peaks[name]))[:SHOWN_PHASES]
     planned = {name: f" of {size / 1e9:.2f} planned" for name, size in run.memory_plan.items()}
-    if largest and peaks[largest[0]]:
+    if not largest or not peaks[largest[0]]:
+        return
+    if not planned and len({f"{peaks[name]:.2f}" for name in largest}) == 1:  # the process as a whole, on a CPU
+        yield Text(f"{'memory':<9} {peaks[largest[0]]:.2f} GB")
+    else:
         used = (f"{name} {peaks[name]:.2f}{planned.get(name, '')}" for name in largest)
         yield Text(f"{'memory':<9} {', '.join(used)} GB")
 
