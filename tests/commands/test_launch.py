@@ -95,3 +95,13 @@ def test_a_rank_that_ends_after_its_launcher_ends_quietly(tmp_path, monkeypatch)
     monkeypatch.setenv(exits.END, str(tmp_path / "gone" / "end"))
     with pytest.raises(SystemExit, match="130"):
         exits.leave(130)
+
+
+def test_the_first_line_names_the_preset_before_anything_loads(tmp_path):
+    command = [sys.executable, "-m", "trainer.commands.main", "train", "--preset", "nano", *FEW]
+    own = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=own, **pipes) as started:
+        said = [started.stdout.readline() for _ in range(2)]
+        started.terminate()
+    assert said == ["octet: preset nano\n", "octet: starting DeepSpeed, which takes several seconds\n"]
