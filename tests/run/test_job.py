@@ -79,6 +79,13 @@ def test_it_ends_with_the_three_models_and_a_verdict(job):
     assert "run folder  it" in said
 
 
+def test_what_to_do_next_keeps_the_settings_and_can_be_pasted(job):
+    """The preset for a card has its own model and sizes."""
+    kept = "run.steps=4 run.save_every=2 run.keep=9 eval.problems=16"
+    assert f"  ./run_deepspeed.sh --preset 8gb {kept}   # on a machine with a GPU\n" in job[1].stdout
+    assert "octet eval --adapter it/adapter --problems 1000 --samples 8\n" in job[1].stdout
+
+
 def test_the_run_folder_has_what_was_promised(job):
     folder = job[0]
     metrics = lines(folder / "metrics.jsonl")

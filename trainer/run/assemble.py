@@ -239,6 +239,7 @@ def report_data(
             "training_problems": len(training),
             "sha256": hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest(),  # of what is trained on
             "held_out": held_out,
+            "test_problems": len(task.test()),
             "notes": said,
         }
         (folder / "data.json").write_text(json.dumps(facts, indent=2) + "\n")

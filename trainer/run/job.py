@@ -37,6 +37,8 @@ from trainer.watch.memory_use import total
 from trainer.watch.screen import Screen
 from trainer.watch.verdict import Verdict, verdict_of
 
+MANY = 1000  # problems of the evaluation that is proposed
+SIZES = ("rollout.problems", "rollout.group_size", "rollout.max_new_tokens", "rollout.rows")
 SHOWN = 90  # characters of the first prompt that are shown
 WHAT_IT_IS = {
     "adapter": "  adapter/  the LoRA adapter (PEFT)",
@@ -229,8 +231,10 @@ def _where_everything_is(config: Config, folder: Path) -> Iterator[str]:
     where = shlex.quote(str(folder))
     yield f"  octet report {where}"
     yield f"  tensorboard --logdir {where}/tensorboard"
+    problems = min(MANY, json.loads((folder / "data.json").read_text())["test_problems"])
     base = f" model.quantize={config.model.quantize}" if config.model.quantize != "none" else ""
-    yield f"  octet eval --{product} {where}/{product} --problems 1000 --samples 8{base}"
+    yield f"  octet eval --{product} {where}/{product} --problems {problems} --samples 8{base}"
     if config.model.name == "nano":
-        own = repeat.changes(flat(config.model_dump(mode="json")), "nano", ("task.", "reward.", "algorithm.loss"))
-        yield f"  {TRAIN} --preset 8gb{repeat.written(own)}     on a machine with a GPU"
+        own = repeat.changes(flat(config.model_dump(mode="json")), "nano")
+        kept = [change for change in own if not change.key.startswith("model.") and change.key not in SIZES]
+        yield f"  {TRAIN} --preset 8gb{repeat.written(kept)}   # on a machine with a GPU"
