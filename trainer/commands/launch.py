@@ -111,7 +111,10 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     child = subprocess.Popen(launch, env=environment, start_new_session=True)
 
+    received: list[int] = []
+
     def end(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         os.killpg(child.pid, signal.SIGTERM)
 
     def signal_ranks(number: int, frame: FrameType | None) -> None:
@@ -130,7 +133,7 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
     status = child.wait()
     with suppress(ProcessLookupError):  # the ranks of a launcher that was killed go on
         os.killpg(child.pid, signal.SIGTERM)
-    return shell_status(status)
+    return 128 + received[0] if received and status == -signal.SIGTERM else shell_status(status)
 
 
 def _ranks_below(runner: int) -> list[psutil.Process]:
