@@ -11,6 +11,7 @@ from pathlib import Path
 
 from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
+from trainer.errors import EndedByAlarm
 from trainer.evaluation import results
 from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
 from trainer.evaluation.comparison import agreement
@@ -81,7 +82,9 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[
             last = evaluator.history.last or evaluator.evaluate("trained")  # a finished run makes no step
             evaluations.append(replace(last, name="trained"))
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(_how_to_go_on(config, record)) from None
+        raise KeyboardInterrupt(_what_is_saved(config, record)) from None
+    except EndedByAlarm as alarm:
+        raise EndedByAlarm(f"{alarm} {_what_is_saved(config, record)}") from None
     finally:
         run.rollouts.close()
         record.close()
@@ -97,12 +100,14 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[
     return record.folder, record.screen, record.stopping, evaluations
 
 
-def _how_to_go_on(config: Config, record: Record) -> str:
+def _what_is_saved(config: Config, record: Record) -> str:
+    """Say whether a run that ends before its last step can go on."""
     saved = checkpoints.latest(record.folder)
     if saved is None:
+        first = min(config.run.save_every, record.total_steps)
         return (
-            f"Nothing is saved yet, so the same command begins again: a checkpoint comes every {config.run.save_every} "
-            "steps (run.save_every). SIGUSR1 saves after the step that is being made."
+            f"Nothing is saved yet: the first checkpoint comes after step {first}, and earlier with a smaller "
+            "run.save_every. The same command begins anew."
         )
     return f"--resume {record.folder} goes on after step {int(saved.name.removeprefix('step_'))}, which is saved."
 
