@@ -12,6 +12,8 @@ from tests.conftest import ROOT
 from trainer import exits
 from trainer.commands import launch
 from trainer.commands.launch import shell_status
+from trainer.config.command_line import resolve
+from trainer.errors import ConfigError
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
 FEW += ["run.steps=500", "eval.problems=0", "run.merge=false"]
@@ -105,3 +107,10 @@ def test_the_first_line_names_the_preset_before_anything_loads(tmp_path):
         said = [started.stdout.readline() for _ in range(2)]
         started.terminate()
     assert said == ["octet: preset nano\n", "octet: starting DeepSpeed, which takes several seconds\n"]
+
+
+def test_other_settings_in_a_used_folder_are_refused_before_anything_starts(tmp_path):
+    (tmp_path / "config.yaml").write_text(resolve("nano").to_yaml())
+    (tmp_path / "checkpoints/step_000002").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"it holds a run with other settings: algorithm\.lr=0\.5"):
+        launch.main(["--preset", "nano", "algorithm.lr=0.5", f"run.dir={tmp_path}"])
