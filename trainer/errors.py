@@ -95,6 +95,7 @@ ELSEWHERE = {  # what other programs call a setting
     "max_prompt_length": "prompt.max_tokens",
     "beta": "algorithm.kl.coef",
     "output_dir": "run.dir",
+    "output": "run.dir",
     "max_steps": "run.steps",
     "num_train_epochs": "run.epochs",
     "per_device_train_batch_size": "optim.tokens_per_micro_batch",
