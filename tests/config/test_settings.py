@@ -176,7 +176,7 @@ def test_resume_takes_the_settings_from_the_folder(tmp_path):
         parse_command_line(["--resume", str(tmp_path)])
     with pytest.raises(ConfigError, match="Leave --preset"):
         parse_command_line(["--resume", str(folder), "--preset", "nano"])
-    with pytest.raises(ConfigError, match=r"there is no config\\.yaml in it"):
+    with pytest.raises(ConfigError, match=r"there is no config\.yaml in it"):
         parse_command_line(["--resume", str(tmp_path / "nowhere"), "--preset", "nano"])
 
 
