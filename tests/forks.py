@@ -133,6 +133,7 @@ class Server:
             for source in (program, client):
                 self.watched.register(source, 1)
         else:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs without
             self.watched.close()
             for source in (self.listener, client, *(other for _, other in self.running.values())):
                 source.close()

@@ -18,7 +18,6 @@ from trainer.problem.task import make_task
 from trainer.records import Completion, Draws, Problem, Prompt, Sampling, Score
 from trainer.reward.built_in import Rules
 from trainer.reward.scorer import Scorer
-from trainer.rollout.collect import Sampler
 from trainer.run.assemble import evaluate_model, held_out_prompts
 
 
@@ -277,23 +276,3 @@ def test_one_answer_in_a_hundred_may_differ():
     alike(2).must_be_rounding("fp32")
     with pytest.raises(MergeError, match="3 of 200 greedy answers differ"):
         alike(3).must_be_rounding("fp32")
-
-
-@pytest.mark.parametrize(("seed", "first"), [(7, (7 * 1_009) * 4_099), (2**63, 2**63 * 1_009 * 4_099 % 2**64)])
-def test_seeds_stay_below_64_bits_and_small_ones_are_not_changed(seed, first):
-    used = []
-
-    class Recording(Sampler):
-        def sample(self, prompts, sampling):
-            used.append(sampling.seed)
-            yield from ((index, [Completion((1,), (-0.5,), "#### 18", False)]) for index in range(len(prompts)))
-
-    evaluate(
-        "m",
-        Recording(),
-        Scorer(Rules(Reward(), "gsm8k", 9)),
-        [Prompt(Problem("p", "q", "18"), "q", (5,))],
-        8,
-        Draws(1, 1.0, 2, seed),
-    )
-    assert used == [0, first, first + 4_099]

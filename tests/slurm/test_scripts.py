@@ -161,7 +161,7 @@ def test_vllm_servers_of_neighbouring_jobs_have_ports_of_their_own(job):
 def test_lines_of_a_grid_are_counted_as_octet_slurm_does(job, tmp_path):
     """Comments and empty lines may be indented, with tabs too."""
     (tmp_path / "grid").write_text("\t# rates\n \t\nalgorithm.lr=1e-3\n  # more\n\talgorithm.lr=2e-3\n")
-    assert slurm._lines(tmp_path / "grid") == 2
+    assert len(slurm._lines(tmp_path / "grid")) == 2
     for task, setting in (("1", "algorithm.lr=1e-3"), ("2", "algorithm.lr=2e-3")):
         answer = job("sweep.sbatch", "grid", SLURM_ARRAY_TASK_ID=task, SLURM_ARRAY_JOB_ID="5")
         assert setting in answer.stdout.splitlines(), answer.stderr
