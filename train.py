@@ -8,13 +8,15 @@ import signal
 import sys
 from types import FrameType
 
-from trainer.checks import cards, memory, preflight
-from trainer.config import ds_config
-from trainer.config.command_line import parse_command_line
-from trainer.exits import answering_errors, leave
-from trainer.machine import hardware, quiet
-from trainer.ranks import slurm
-from trainer.reward import make
+from trainer.exits import answering_errors, leave, naming_missing_packages
+
+with naming_missing_packages():
+    from trainer.checks import cards, memory, preflight
+    from trainer.config import ds_config
+    from trainer.config.command_line import parse_command_line
+    from trainer.machine import hardware, quiet
+    from trainer.ranks import slurm
+    from trainer.reward import make
 
 
 def main() -> None:

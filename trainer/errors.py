@@ -8,6 +8,7 @@
     ├── CheckpointError                a checkpoint that is missing, incomplete or of another run
     ├── MergeError                     a merged model that is not the model that was trained
     ├── TrainingError                  training that must not continue: non-finite loss, adapter that never changed
+    │   └── EndedByAlarm               an alarm about the health of a run, with run.strict_health=true
     ├── NotLearned                     a run that has ended well, and has not learned, with run.strict_verdict=true
     ├── ClusterError                   ranks that cannot connect, a job that Slurm refuses
     │   └── LostRank                   a rank that died or stopped answering during a run
@@ -63,6 +64,10 @@ class TrainingError(OctetError):
     pass
 
 
+class EndedByAlarm(TrainingError):
+    status = 5  # training works, and something is wrong with what it learns; 3 and 4 are those of NotLearned
+
+
 class NotLearned(OctetError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -90,6 +95,7 @@ ELSEWHERE = {  # what other programs call a setting
     "max_prompt_length": "prompt.max_tokens",
     "beta": "algorithm.kl.coef",
     "output_dir": "run.dir",
+    "output": "run.dir",
     "max_steps": "run.steps",
     "num_train_epochs": "run.epochs",
     "per_device_train_batch_size": "optim.tokens_per_micro_batch",

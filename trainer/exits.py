@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trainer.errors import Interrupted, OctetError
@@ -40,6 +40,20 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
             print(f"octet: stopped. {interrupt}".rstrip(), file=sys.stderr)
         return 130
     return 0
+
+
+@contextmanager
+def naming_missing_packages() -> Iterator[None]:
+    """Exit with one line if an import finds no package, because this is the Python of the system."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        print(
+            f"octet: {sys.executable} has no package {error.name}. Start with ./run_deepspeed.sh, which makes .venv "
+            "with all of them, or use .venv/bin/python.",
+            file=sys.stderr,
+        )
+        sys.exit(2)
 
 
 def leave(status: int) -> None:

@@ -29,9 +29,10 @@ def test_an_adapter_or_a_run_in_place_of_a_model_names_what_to_write(tmp_path):
         shapes.known_shape(str(tmp_path / "run"))
 
 
-def test_a_path_that_does_not_exist_is_no_name_on_the_hub(tmp_path):
-    with pytest.raises(ModelError, match="there is no such folder"):
-        find_model(Model(name=f"{tmp_path}/model"))
+@pytest.mark.parametrize("name", ["/nowhere/model", "runs/nowhere", "some/where/merged"])
+def test_a_path_that_does_not_exist_is_no_name_on_the_hub(name):
+    with pytest.raises(ModelError, match=f"model.name={name}: there is no such folder"):
+        find_model(Model(name=name))
 
 
 @pytest.mark.parametrize(

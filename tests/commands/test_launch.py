@@ -12,6 +12,8 @@ from tests.conftest import ROOT
 from trainer import exits
 from trainer.commands import launch
 from trainer.commands.launch import shell_status
+from trainer.config.command_line import resolve
+from trainer.errors import ConfigError
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
 FEW += ["run.steps=500", "eval.problems=0", "run.merge=false"]
@@ -95,3 +97,20 @@ def test_a_rank_that_ends_after_its_launcher_ends_quietly(tmp_path, monkeypatch)
     monkeypatch.setenv(exits.END, str(tmp_path / "gone" / "end"))
     with pytest.raises(SystemExit, match="130"):
         exits.leave(130)
+
+
+def test_the_first_line_names_the_preset_before_anything_loads(tmp_path):
+    command = [sys.executable, "-m", "trainer.commands.main", "train", "--preset", "nano", *FEW]
+    own = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=own, **pipes) as started:
+        said = [started.stdout.readline() for _ in range(2)]
+        started.terminate()
+    assert said == ["octet: preset nano\n", "octet: starting DeepSpeed, which takes several seconds\n"]
+
+
+def test_other_settings_in_a_used_folder_are_refused_before_anything_starts(tmp_path):
+    (tmp_path / "config.yaml").write_text(resolve("nano").to_yaml())
+    (tmp_path / "checkpoints/step_000002").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"it holds a run with other settings: algorithm\.lr=0\.5"):
+        launch.main(["--preset", "nano", "algorithm.lr=0.5", f"run.dir={tmp_path}"])

@@ -1,6 +1,8 @@
 """The command `octet`, and octet eval and octet merge on an adapter of a real run."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 
@@ -137,3 +139,15 @@ def test_the_help_of_train_imports_no_settings():
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert answer.stderr == "[]"
     assert "octet train" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    "program", [["train.py"], ["-m", "trainer.commands.main", "train"], ["-m", "trainer.commands.main", "plan"]]
+)
+def test_a_python_without_the_packages_is_told_in_one_line(program):
+    """-S leaves out site-packages."""
+    bare = {"PATH": os.environ["PATH"]}
+    command = [sys.executable, "-S", *program, "--preset", "nano"]
+    done = subprocess.run(command, cwd=ROOT, env=bare, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"octet: \S+ has no package \w+\. Start with \./run_deepspeed\.sh, .*\n", done.stderr)

@@ -16,6 +16,7 @@ import pytest
 from tests.conftest import ROOT
 from trainer.commands.main import main
 from trainer.commands.score import gold_of
+from trainer.config.command_line import resolve
 
 KEYS = ["strict", "lenient", "correct_strict", "correct_lenient", "correct", "format", "length", "overlong"]
 KEYS += ["repetition", "think_tags", "reward"]
@@ -76,6 +77,17 @@ def test_every_component_is_shown_and_only_those_with_a_weight_count(score):
 def test_weights_of_a_preset(score):
     _, (one,), _ = score({"completion": "x" * 60 + "\n#### 12", "answer": "12"}, options=("--preset", "8gb"))
     assert one["reward"] == pytest.approx(1.15)
+
+
+def test_samples_of_a_run_are_scored_with_its_settings(score, tmp_path):
+    settings = tmp_path / "config.yaml"
+    settings.write_text(resolve("nano", None, ["reward.weights={correct: 1, length: 0.5}"]).to_yaml())
+    line = {"completion": "x" * 60 + "\n#### 12", "gold": "12"}
+    _, (one,), said = score(line, options=())
+    assert one["reward"] == pytest.approx(1.5)
+    assert said == f"octet: with the settings of {settings}; --preset names others\n"
+    _, (other,), said = score(line, options=("--preset", "nano"))
+    assert (other["reward"], said) == (1.0, "")
 
 
 def test_overlong_needs_tokens(score):

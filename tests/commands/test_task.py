@@ -55,7 +55,7 @@ def test_json_is_what_the_prompter_makes(capsys, folder, tokenizer):
 
 def test_a_person_reads_the_exact_text(capsys, folder):
     code, out, err = octet(capsys, "gsm8k", "--data-dir", str(folder), "--split", "test", "-n", "9")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "octet: loading the tokenizer of nano\n")
     assert out.startswith("gsm8k: 3 held-out problems\nprompt style gsm8k; a strict answer is what stands after ####\n")
     assert "tokens of 3 test prompts for nano: min " in out
     assert "tokens, gold 7\n<|im_start|>user\nwhat is test 0?\n\nWork it out step by step." in out

@@ -176,6 +176,8 @@ def test_resume_takes_the_settings_from_the_folder(tmp_path):
         parse_command_line(["--resume", str(tmp_path)])
     with pytest.raises(ConfigError, match="Leave --preset"):
         parse_command_line(["--resume", str(folder), "--preset", "nano"])
+    with pytest.raises(ConfigError, match=r"there is no config\.yaml in it"):
+        parse_command_line(["--resume", str(tmp_path / "nowhere"), "--preset", "nano"])
 
 
 def test_resume_without_a_folder_takes_the_latest_run(tmp_path, monkeypatch):

@@ -105,7 +105,7 @@ FAULTS: dict[str, Fault] = {
         ("paid by length", "answers grow", "accuracy falls", "reward against accuracy"),
         None,
     ),
-    "6 new tokens": (["rollout.max_new_tokens=6"], ("cut off", "all wrong"), None),
+    "6 new tokens": (["rollout.max_new_tokens=6"], ("cut off", "all wrong", "small groups"), None),
     "groups of 2": (["rollout.group_size=2", "rollout.problems=16"], ("small groups",), None),
     "a constant part": (["{constant}", "reward.weights.correct=1.0"], ("constant reward",), None),
     "format pays most": (["reward.weights={correct: 1.0, format: 5.0}"], ("a part dominates", "constant reward"), None),
@@ -137,7 +137,11 @@ FAULTS: dict[str, Fault] = {
         ("paid by length", *RUIN, "reward against accuracy"),
         None,
     ),
-    "entropy is all that counts": (["algorithm.entropy_bonus=5.0"], ("entropy explosion", *RUIN), None),
+    "entropy is all that counts": (
+        ["algorithm.entropy_bonus=5.0", "rollout.dead_groups=keep"],
+        ("entropy explosion", *RUIN),
+        None,
+    ),
     "a tiny limit of the gradient": (["optim.max_grad_norm=0.001"], ("gradient at its limit",), None),
     "form is learned alone": (
         ["reward.weights={correct: 1.0, format: 1.0}"],
@@ -155,7 +159,11 @@ FAULTS: dict[str, Fault] = {
         None,
     ),
     "a machine that slows down": (["run.steps=40"], ("slower",), lambda sampler, _: Slower(sampler)),
-    "no hold by the KL": (["algorithm.kl.coef=1e-9", "algorithm.lr=0.03"], ("far from the reference", *RUIN), None),
+    "no hold by the KL": (
+        ["algorithm.kl.coef=1e-9", "algorithm.lr=0.03", "rollout.dead_groups=keep"],
+        ("far from the reference", "no gradient", *RUIN),
+        None,
+    ),
 }
 HEALTHY: dict[str, list[str]] = {f"seed {seed}": [f"run.seed={seed}"] for seed in range(8)}
 HEALTHY |= {name: [f"--recipe={name}"] for name in ("dapo", "dr_grpo", "gspo", "cispo", "rloo", "reinforce")}

@@ -348,7 +348,7 @@ def test_a_bad_record_is_named_with_its_line(tmp_path, name, bad, told):
 def test_or_it_is_left_out_and_counted(tmp_path, name, bad, told):
     path = write(tmp_path / "a.jsonl", GOOD_LINES.get(name, GOOD), bad)
     task = task_of(name, path=str(path), holdout=1.0, on_bad_record="skip")
-    assert [problem.id for problem in task.test()] == [f"{name}/train/0"]
+    assert [problem.id for problem in task.test()] == [f"{name}/held-out/0"]
     assert len(task.test()) == len(task.skipped) == 1
     assert notes(task)[-1].startswith(f"bad records left out: 1; the first: {path}:2: ")
 
@@ -358,6 +358,9 @@ BAD_FILES = [
     ("a.csv", b"question,answer\n", r"a\.csv: it is empty"),
     ("a.csv", b"question,answer\ngood?,7\na?\n", r"a\.csv:3: it has 1 values, and the first line names 2 columns"),
     ("a.csv", b'question,answer\n"two\nlines?",7\n"never closed,7\n', r"a\.csv:4: broken CSV: unexpected end of data"),
+    ("a.csv", b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", r"a\.csv:1: the column names are not UTF-8 text; is it another"),
+    ("a.csv", b"\x00\x01\x02", r"a\.csv:1: the column names are not UTF-8 text"),
+    ("a.csv", b"frage,answer\nwhat?,7\n", r"a\.csv:1: there is no column `question`"),
     ("a.csv", b"question,answer\ncaf\xe9?,7\n", r"a\.csv:2: not UTF-8"),
     ("a.parquet", b"question,answer\n", r"a\.parquet: not Parquet"),
 ]

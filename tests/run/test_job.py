@@ -79,6 +79,13 @@ def test_it_ends_with_the_three_models_and_a_verdict(job):
     assert "run folder  it" in said
 
 
+def test_what_to_do_next_keeps_the_settings_and_can_be_pasted(job):
+    """The preset for a card has its own model and sizes."""
+    kept = "run.steps=4 run.save_every=2 run.keep=9 eval.problems=16"
+    assert f"  ./run_deepspeed.sh --preset 8gb {kept}   # on a machine with a GPU\n" in job[1].stdout
+    assert "octet eval --adapter it/adapter --problems 1000 --samples 8\n" in job[1].stdout
+
+
 def test_the_run_folder_has_what_was_promised(job):
     folder = job[0]
     metrics = lines(folder / "metrics.jsonl")
@@ -171,19 +178,32 @@ def test_a_stopped_run_says_how_to_go_on_and_a_second_one_cannot_disturb_it(tmp_
     second = train(tmp_path, "--preset", "nano", *FEW, "run.steps=500", "run.dir=it", "eval.problems=0")
     first.send_signal(signal.SIGINT)
     said, complained = first.communicate(timeout=60)
-    assert (second.returncode, first.returncode != 0) == (2, True)
+    assert (second.returncode, first.returncode) == (2, 130)
     assert "run.dir=it: another run is writing to it." in second.stderr
     assert re.search(
-        r"octet: stopped\. (Nothing is saved yet, .* every 2 steps|--resume it goes on after step \d+)", complained
+        r"octet: stopped\. (Nothing is saved yet: .* comes after step 2, |--resume it goes on after step \d+)",
+        complained,
     )
     assert "Traceback" not in said + complained
+
+
+def test_an_alarm_that_ends_the_run_is_said_once(tmp_path):
+    answer = train(tmp_path, *FEW, "run.steps=9", "run.save_every=50", "rollout.max_new_tokens=2", "--strict-health")
+    assert answer.returncode == 5, answer.stderr
+    assert (answer.stdout + answer.stderr).count("cut off: ") == 1
+    assert re.fullmatch(
+        r"octet: step \d: run\.strict_health=true ends the run at this alarm\. Nothing is saved yet: the first "
+        r"checkpoint comes after step 9, and earlier with a smaller run\.save_every\. The same command begins anew\.\n",
+        answer.stderr,
+    )
 
 
 def test_json_is_all_that_stands_on_standard_output(tmp_path):
     answer = train(tmp_path, *FEW, "run.steps=1", "run.merge=false", "--json", "--strict-verdict")
     result = json.loads(answer.stdout)
     assert (answer.returncode, result["verdict"]) == (4, "cannot tell")
-    assert "octet: run.strict_verdict=true: cannot tell: " in answer.stderr
+    assert "octet: run.strict_verdict=true: exit status 4, for `cannot tell`." in answer.stderr
+    assert answer.stderr.count("cannot tell: ") == 1
     assert [one["name"] for one in result["evaluations"]] == ["base", "trained"]
     assert (tmp_path / result["run_folder"] / "adapter").is_dir()
 

@@ -92,19 +92,26 @@ def test_a_run_without_a_step_does_not_refuse_the_corrected_command(failed):
     assert (failed / "metrics.jsonl").read_text() == ""  # else the new evaluation would be a second step 0
 
 
-@pytest.mark.parametrize("made", ["metrics", "checkpoint"])
-def test_a_run_with_a_step_refuses_other_settings(failed, made):
-    if made == "metrics":
-        (failed / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "loss": 0.5}\n')
-    else:
-        (failed / "checkpoints").mkdir()
+@pytest.mark.parametrize("saved", ["checkpoints/step_000002", "adapter"])
+def test_a_run_that_has_saved_something_refuses_other_settings(failed, saved):
+    (failed / saved).mkdir(parents=True)
     request = Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", "")
     with pytest.raises(ConfigError, match=r"it holds a run with other settings: reward\.custom"):
         claim.claim(request)
 
 
+def test_a_run_that_has_lost_its_steps_takes_other_settings_and_says_so(failed, capsys):
+    (failed / "checkpoints/step_000002.partial").mkdir(parents=True)
+    (failed / "metrics.jsonl").write_text(
+        '{"step": 0, "eval/accuracy": 0.5}\n{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.5}\n'
+    )
+    assert claim.claim(Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", "")) == failed
+    said = capsys.readouterr().err
+    assert said == f"octet: run.dir={failed}: 2 steps were made in it and not saved; it begins anew\n"
+
+
 def test_a_run_of_a_version_without_a_setting_goes_on(failed):
-    (failed / "checkpoints").mkdir()
+    (failed / "checkpoints/step_000002").mkdir(parents=True)
     config = resolve("nano", None, ["reward.custom=wrong.py:score", f"run.dir={failed}"])
     text = config.to_yaml()
     assert "  ignore_accents: false\n" in text
@@ -114,7 +121,7 @@ def test_a_run_of_a_version_without_a_setting_goes_on(failed):
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"model:\n name: [", b"[1]", b"model: 3"])
 def test_settings_that_cannot_be_read_are_named(failed, content):
-    (failed / "checkpoints").mkdir()
+    (failed / "checkpoints/step_000002").mkdir(parents=True)
     (failed / "config.yaml").write_bytes(content)
     request = Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", "")
     with pytest.raises(ConfigError, match=r"config\.yaml: the settings of this run cannot be read|other settings"):

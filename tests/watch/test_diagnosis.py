@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 from tests.e2e import faulty_runs
 from trainer.config.command_line import resolve
 from trainer.config.settings import fields, sections
-from trainer.errors import TrainingError
+from trainer.errors import EndedByAlarm
 from trainer.watch.diagnosis import RULES, Alarms, History, diagnose
 
 STEPS = 20
@@ -151,8 +151,9 @@ def test_strict_health_ends_the_run_at_the_first_alarm():
     *first, fifth = run(truncated=0.9, steps=5).records
     for step, record in enumerate(first, 1):
         alarms.step(step, record)
-    with pytest.raises(TrainingError, match=r"step 5: run\.strict_health=true ends the run\. cut off: "):
+    with pytest.raises(EndedByAlarm, match=r"step 5: run\.strict_health=true ends the run at this alarm\.") as raised:
         alarms.step(5, fifth)
+    assert raised.value.status == 5
 
 
 def test_small_groups_are_explained_with_the_arithmetic():

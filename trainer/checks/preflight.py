@@ -24,6 +24,7 @@ from trainer.problem.dataset import DataTask
 from trainer.problem.task import evaluation_problems, make_task, training_problems
 from trainer.reward import golds
 from trainer.reward.make import compares_as_mathematics, rehearse_functions
+from trainer.run_folder import earlier
 
 Mark = Literal["ok", "warning", "problem"]
 CHECKED = "OCTET_CHECKED"  # environment variable of what the launcher starts: it has made these checks already
@@ -47,6 +48,8 @@ def check(config: Config, machine: hardware.Hardware) -> None:
     `machine` has the cards that the policy is trained on."""
     if os.environ.get(CHECKED):
         return
+    if config.run.dir:
+        earlier.refuse_other_settings(config.run.dir, config)
     found = downloads.check(config)  # on every rank: it may decide that this process leaves the hub alone
     if os.environ.get("LOCAL_RANK", "0") == "0":
         complain(findings(config, found, machine))

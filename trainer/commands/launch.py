@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -44,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if request.dry_run:
         print(request.config.to_yaml(), end="")
         return
-    if request.reason:
-        print(f"octet: {request.reason}", file=sys.stderr if request.json else sys.stdout, flush=True)
+    say = partial(print, file=sys.stderr if request.json else sys.stdout, flush=True)
+    say(f"octet: {request.reason or f'preset {request.preset}'}")
     machine = training_cards(machine, request.config.rollout.vllm)
     request.config.refuse_idle(max(1, len(machine.gpus)))
     ds_config.check(request.config, has_gpu=bool(machine.gpus))
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         environment.pop("CUDA_VISIBLE_DEVICES", None)  # the command names the cards, and DeepSpeed warns about both
     else:
         environment["DS_ACCELERATOR"] = "cpu"
+    say("octet: starting DeepSpeed, which takes several seconds")
     sys.exit(run_to_its_end(command(launcher, machine, with_choices(request, arguments)), environment))
 
 
@@ -109,7 +111,10 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     child = subprocess.Popen(launch, env=environment, start_new_session=True)
 
+    received: list[int] = []
+
     def end(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         os.killpg(child.pid, signal.SIGTERM)
 
     def signal_ranks(number: int, frame: FrameType | None) -> None:
@@ -128,7 +133,7 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
     status = child.wait()
     with suppress(ProcessLookupError):  # the ranks of a launcher that was killed go on
         os.killpg(child.pid, signal.SIGTERM)
-    return shell_status(status)
+    return 128 + received[0] if received and status == -signal.SIGTERM else shell_status(status)
 
 
 def _ranks_below(runner: int) -> list[psutil.Process]:

@@ -16,7 +16,7 @@ from importlib import import_module
 import trainer
 from trainer.config.arguments import Parser, argument_parser
 from trainer.errors import did_you_mean
-from trainer.exits import answering_errors, leave
+from trainer.exits import answering_errors, leave, naming_missing_packages
 from trainer.machine import hardware
 from trainer.ranks import slurm
 
@@ -76,13 +76,15 @@ def help_page() -> str:
 
 def _train(arguments: Sequence[str]) -> None:
     argument_parser().parse_intermixed_args(arguments)  # answers --help before the imports below, which take a while
-    from trainer.commands import launch
+    with naming_missing_packages():
+        from trainer.commands import launch
 
     sys.exit(answering_errors(lambda: launch.main(arguments), debug="--debug" in arguments))
 
 
 def _run(name: str, arguments: Sequence[str]) -> None:
-    module = import_module(f"trainer.commands.{name}")
+    with naming_missing_packages():
+        module = import_module(f"trainer.commands.{name}")
     parser = _parser(name)
     module.add_arguments(parser)
     options = parser.parse_intermixed_args(arguments)

@@ -42,7 +42,9 @@ Sample = tuple[Prompt, Completion]
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet score labelled.jsonl --task gsm8k"
-    parser.add_argument("file", help="each line has `completion` and `answer`; - is standard input")
+    parser.add_argument(
+        "file", help="lines with `completion` and `answer`, or the samples.jsonl of a run; - is standard input"
+    )
     add_reward_arguments(parser)
 
 
@@ -55,7 +57,17 @@ def add_reward_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     if options.task == "records":  # these completions are the records
         options.overrides.insert(0, f"task.path={options.file}")
+    options.preset = options.preset or _settings_beside(options.file)
     score_file(settings_for(options), options.file)
+
+
+def _settings_beside(file: str) -> str | None:
+    """Return the config.yaml of the run that wrote the file, and say that it is used; None if no run did."""
+    settings = Path(file).parent / "config.yaml"
+    if file == "-" or not settings.is_file():
+        return None
+    print(f"octet: with the settings of {visible(str(settings))}; --preset names others", file=sys.stderr)
+    return str(settings)
 
 
 def settings_for(options: Namespace, data_dir: Path | None = None) -> Config:

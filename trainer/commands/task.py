@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from statistics import median
@@ -50,6 +51,7 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
     golds.check(config, task, problems)
     facts: dict[str, Any] = {"task": task.name, **_sizes(task, config, split, len(problems)), "notes": notes(task)}
 
+    print(f"octet: loading the tokenizer of {config.model.name}", file=sys.stderr, flush=True)
     from trainer.model.load import load_tokenizer
 
     # silences the warning about long prompts, which the lengths below report

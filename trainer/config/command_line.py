@@ -118,10 +118,10 @@ def _resumed(options: argparse.Namespace) -> Request:
     """Return the settings of an earlier run, from its folder, with the overrides of this command line."""
     folder = Path(options.resume) if options.resume else _latest_run()
     stored = folder / "config.yaml"
-    if options.preset or options.recipe:
-        raise ConfigError("--resume: the run's own config.yaml is the preset. Leave --preset and --recipe out.")
     if not os.path.isfile(stored):
         raise ConfigError(f"--resume {folder}: there is no config.yaml in it, so it is not the folder of a run.")
+    if options.preset or options.recipe:
+        raise ConfigError("--resume: the run's own config.yaml is the preset. Leave --preset and --recipe out.")
     config = resolve(str(stored), None, [*options.overrides, f"run.dir={folder}"])
     reason = f"resuming {folder}"
     return Request(config, folder.name, reason, options.dry_run, options.json, options.debug, resumes=folder)

@@ -99,6 +99,9 @@ class Placement(Planner):
 
     def _largest(self, limit: int, *keys: str) -> int:
         low, high = 0, max(limit, 0)
+        now = min(value_of(self.config, keys[0]), high)
+        if self.fits(changed(self.config, dict.fromkeys(keys, now))):  # a little less may not: rows fill a micro-batch
+            low = now
         while low < high:
             middle = (low + high + 1) // 2
             if self.fits(changed(self.config, dict.fromkeys(keys, middle))):
@@ -176,8 +179,11 @@ class Placement(Planner):
         return "Write --preset nano, or a smaller model.name."
 
     def grown(self, config: Config) -> Config:
-        """Return settings with the most rows and the largest micro-batches that fit, which use the rest of the card."""
-        for key, limit in (("rollout.rows", self.all_rows), ("optim.tokens_per_micro_batch", 16384)):
+        """Return settings with the most rows and the largest micro-batches that fit, to use the rest of the card. Where
+        it is too small for the settings as they are, they are not raised."""
+        fits = self.fits(self.config)
+        for key, whole in (("rollout.rows", self.all_rows), ("optim.tokens_per_micro_batch", 16384)):
+            limit = whole if fits else min(whole, value_of(self.config, key))
             most = replace(self, config=config)._largest(limit, key)
             config = changed(config, {key: max(most, value_of(config, key))})
         return config

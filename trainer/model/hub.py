@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from huggingface_hub import constants
 
-from trainer.config.settings import Model
+from trainer.config.settings import RUNS, Model
 from trainer.errors import ModelError
 from trainer.machine import threads
 
@@ -67,7 +67,7 @@ def find_model(model: Model) -> Found:
     folder = NANO if model.name == "nano" else _local(model.name)
     if folder:
         return Found(folder, _sizes(folder))
-    if model.name.startswith(("/", "./", "../", "~")):
+    if model.name.startswith(("/", "./", "../", "~", f"{RUNS}/")) or model.name.count("/") > 1:  # of a hub id: one
         raise ModelError(f"model.name={model.name}: there is no such folder. Check the path.")
     cached = snapshot(model)
     try:

@@ -6,6 +6,7 @@ import random
 import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 from trainer.config.settings import TaskSettings
@@ -62,7 +63,9 @@ class DataTask(ABC):
         chosen = set(random.Random(0).sample(range(len(problems)), count))
         halves: tuple[list[Problem], list[Problem]] = ([], [])
         for index, problem in enumerate(problems):
-            halves[index in chosen].append(problem)
+            is_held_out = index in chosen
+            own = problem.id.replace("/train/", "/held-out/") if is_held_out else problem.id
+            halves[is_held_out].append(replace(problem, id=own))
         return halves
 
     def _problems(self, split: str) -> list[Problem]:

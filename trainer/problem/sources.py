@@ -31,6 +31,7 @@ class Record:
     where: str
     values: Mapping[str, Any] = field(default_factory=dict)
     flaw: str = ""
+    header: str = ""  # the place of the column names, where it is another one
 
     def text(self, column: str, setting: str) -> str:
         """Return the text of a column, never empty. `setting` is the setting that names the column."""
@@ -61,8 +62,8 @@ class Record:
             names = " and ".join(f"`{column}`" for column in missing)
             written = " ".join(f"{setting}={self._alike(column)}" for column, setting in missing.items())
             lacking = "there is no column" if len(missing) == 1 else "there are no columns"
-            named = "it" if len(missing) == 1 else "them"
-            raise MissingColumn(f"{self.where}: {lacking} {names}; the columns are: {found}. Name {named}: {written}.")
+            named, place = "it" if len(missing) == 1 else "them", self.header or self.where
+            raise MissingColumn(f"{place}: {lacking} {names}; the columns are: {found}. Name {named}: {written}.")
 
     def _alike(self, column: str) -> str:
         """Return the column that is probably meant: one with another case, or with another usual name."""
@@ -175,17 +176,20 @@ def _csv(path: Path) -> Iterator[Record]:
                 yield Record(where, flaw=f"broken CSV: {error}")
                 continue
             if header is None:
-                header = row
+                header, header_at = row, where
+                if "\0" in "".join(row) or not is_unicode("".join(row)):
+                    yield Record(where, flaw="the column names are not UTF-8 text; is it another kind of file")
+                    return
             elif row:
-                yield _csv_record(where, header, row)
+                yield _csv_record(where, header, row, header_at)
 
 
-def _csv_record(where: str, header: list[str], row: list[str]) -> Record:
+def _csv_record(where: str, header: list[str], row: list[str], header_at: str) -> Record:
     if len(row) != len(header):
         return Record(where, flaw=f"it has {len(row)} values, and the first line names {len(header)} columns")
     if not is_unicode("".join(row)):
         return Record(where, flaw="not UTF-8")
-    return Record(where, dict(zip(header, row)))
+    return Record(where, dict(zip(header, row)), header=header_at)
 
 
 def _parquet(path: Path) -> Iterator[Record]:

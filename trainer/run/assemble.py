@@ -6,6 +6,7 @@ import hashlib
 import heapq
 import json
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -207,17 +208,24 @@ def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:
 
 
 def stretched(config: Config, folder: Path, before: int, first_step: int, total_steps: int) -> str:
-    """Say how another run.steps moves the learning rate of a run that goes on, and what to do instead."""
+    """Return what another run.steps does to the learning rate of a run that goes on, and the commands to do without."""
     rates = [
         config.algorithm.lr * schedule(config.optim, step, total)
         for step, total in ((first_step - 1, before), (first_step, total_steps))
     ]
-    product = "merged" if config.lora.enabled else "model"
-    return (
+    said = (
         f"run.steps={total_steps}, and it was {before}: the {config.optim.schedule} schedule is stretched, so the "
-        f"learning rate goes from {rates[0]:.2g} in step {first_step} to {rates[1]:.2g} in step {first_step + 1}. For "
-        f"one with a warm-up of its own, stop here and start a new run from the result: model.name={folder}/{product} "
-        f"run.steps={total_steps - first_step} run.dir=ANOTHER"
+        f"learning rate goes from {rates[0]:.2g} in step {first_step} to {rates[1]:.2g} in step {first_step + 1}."
+    )
+    if total_steps < before:
+        return said
+    old, product = shlex.quote(str(folder)), "merged" if config.lora.enabled else "model"
+    return (
+        f"{said} No setting keeps the old schedule. To train the further steps with a schedule of their own, stop this "
+        "run, let it end as it was meant to, and start a new run from its result:\n"
+        f"  octet train --resume {old} run.steps={before}\n"
+        f"  octet train --preset {old}/config.yaml model.name={old}/{product} run.steps={total_steps - before} "
+        f"run.dir={old}-further"
     )
 
 
@@ -239,6 +247,7 @@ def report_data(
             "training_problems": len(training),
             "sha256": hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest(),  # of what is trained on
             "held_out": held_out,
+            "test_problems": len(task.test()),
             "notes": said,
         }
         (folder / "data.json").write_text(json.dumps(facts, indent=2) + "\n")

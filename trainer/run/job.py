@@ -11,6 +11,7 @@ from pathlib import Path
 
 from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
+from trainer.errors import EndedByAlarm
 from trainer.evaluation import results
 from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
 from trainer.evaluation.comparison import agreement
@@ -37,6 +38,8 @@ from trainer.watch.memory_use import total
 from trainer.watch.screen import Screen
 from trainer.watch.verdict import Verdict, verdict_of
 
+MANY = 1000  # problems of the evaluation that is proposed
+SIZES = ("rollout.problems", "rollout.group_size", "rollout.max_new_tokens", "rollout.rows")
 SHOWN = 90  # characters of the first prompt that are shown
 WHAT_IT_IS = {
     "adapter": "  adapter/  the LoRA adapter (PEFT)",
@@ -79,7 +82,9 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[
             last = evaluator.history.last or evaluator.evaluate("trained")  # a finished run makes no step
             evaluations.append(replace(last, name="trained"))
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(_how_to_go_on(config, record)) from None
+        raise KeyboardInterrupt(_what_is_saved(config, record)) from None
+    except EndedByAlarm as alarm:
+        raise EndedByAlarm(f"{alarm} {_what_is_saved(config, record)}") from None
     finally:
         run.rollouts.close()
         record.close()
@@ -95,12 +100,14 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[
     return record.folder, record.screen, record.stopping, evaluations
 
 
-def _how_to_go_on(config: Config, record: Record) -> str:
+def _what_is_saved(config: Config, record: Record) -> str:
+    """Say whether a run that ends before its last step can go on."""
     saved = checkpoints.latest(record.folder)
     if saved is None:
+        first = min(config.run.save_every, record.total_steps)
         return (
-            f"Nothing is saved yet, so the same command begins again: a checkpoint comes every {config.run.save_every} "
-            "steps (run.save_every). SIGUSR1 saves after the step that is being made."
+            f"Nothing is saved yet: the first checkpoint comes after step {first}, and earlier with a smaller "
+            "run.save_every. The same command begins anew."
         )
     return f"--resume {record.folder} goes on after step {int(saved.name.removeprefix('step_'))}, which is saved."
 
@@ -229,8 +236,10 @@ def _where_everything_is(config: Config, folder: Path) -> Iterator[str]:
     where = shlex.quote(str(folder))
     yield f"  octet report {where}"
     yield f"  tensorboard --logdir {where}/tensorboard"
+    problems = min(MANY, json.loads((folder / "data.json").read_text())["test_problems"])
     base = f" model.quantize={config.model.quantize}" if config.model.quantize != "none" else ""
-    yield f"  octet eval --{product} {where}/{product} --problems 1000 --samples 8{base}"
+    yield f"  octet eval --{product} {where}/{product} --problems {problems} --samples 8{base}"
     if config.model.name == "nano":
-        own = repeat.changes(flat(config.model_dump(mode="json")), "nano", ("task.", "reward.", "algorithm.loss"))
-        yield f"  {TRAIN} --preset 8gb{repeat.written(own)}     on a machine with a GPU"
+        own = repeat.changes(flat(config.model_dump(mode="json")), "nano")
+        kept = [change for change in own if not change.key.startswith("model.") and change.key not in SIZES]
+        yield f"  {TRAIN} --preset 8gb{repeat.written(kept)}   # on a machine with a GPU"

@@ -12,29 +12,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from trainer.config.command_line import Request, flat, resolve
-from trainer.config.settings import RUNS, Config, Vllm
-from trainer.errors import ConfigError, OctetError
+from trainer.config.command_line import Request
+from trainer.config.settings import RUNS, Config
+from trainer.errors import ConfigError
 from trainer.machine import disk, hardware
 from trainer.machine.shipped import CHECKOUT
 from trainer.ranks import distributed, slurm
+from trainer.run_folder import earlier
 from trainer.run_folder.origin import versions
 
-# Settings that may change when a run is resumed, because no step that is done depends on them. Another number of steps
-# changes the schedule of the remaining ones.
-FREE_TO_CHANGE = {"run.dir", "run.steps", "run.epochs", "run.save_every", "run.keep", "run.threads", "run.merge"}
-FREE_TO_CHANGE |= {"run.strict_health", "run.strict_verdict", "run.track"}
-FREE_TO_CHANGE |= {
-    "eval.problems",
-    "eval.every",
-    "eval.metric",
-    "eval.patience",
-    "engine.timeout_s",
-    "engine.connect_s",
-}
-FREE_TO_CHANGE |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "timeout_s", "retries", "backoff_s")}
-FREE_TO_CHANGE |= {"reward.judge.max_requests", "reward.judge.max_tokens", "reward.judge.cache", "reward.timeout"}
-FREE_TO_CHANGE |= {f"rollout.vllm.{key}" for key in Vllm.model_fields}  # the policy that samples stays the same
 LEFTOVER_S = 120.0  # how long a requeued job waits for the processes of its last start to end
 
 _held: dict[Path, IO[str]] = {}  # the folders that this process has claimed, and their locks, open until it ends
@@ -42,13 +28,16 @@ _held: dict[Path, IO[str]] = {}  # the folders that this process has claimed, an
 
 def claim(request: Request) -> Path:
     """Lock the run folder and return its path, the same on every rank. Raise ConfigError if it holds a run with other
-    settings that has made a step, or one that is still running."""
+    settings that has saved something, or one that is still running."""
     name = request.config.run.dir or RUNS / f"{Path(request.preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     folder = distributed.gather(name)[0]
-    if (folder / "config.yaml").is_file() and _has_made_a_step(folder):
-        _refuse_other_settings(folder, _stored(folder / "config.yaml"), request.config)
+    earlier.refuse_other_settings(folder, request.config)
     if distributed.is_main():
         _lock(folder)
+        if lost := earlier.lost_steps(folder):
+            print(
+                f"octet: run.dir={folder}: {lost} steps were made in it and not saved; it begins anew", file=sys.stderr
+            )
     distributed.barrier()
     return folder
 
@@ -67,8 +56,8 @@ def describe(folder: Path, config: Config) -> None:
 
 def steps_before(folder: Path) -> int | None:
     """Return run.steps of the run that the folder holds."""
-    stored = folder / "config.yaml"
-    return _stored(stored).run.steps if stored.is_file() else None
+    stored = earlier.settings_of(folder)
+    return stored.run.steps if stored else None
 
 
 def _lock(folder: Path) -> None:
@@ -98,30 +87,6 @@ def _is_free(lock: IO[str]) -> bool:
         warning = f"{Path(lock.name).parent}: its file system has no locks ({error.strerror})"
         print(f"octet: warning: {warning}. Make sure that no other run writes there.", file=sys.stderr, flush=True)
     return True
-
-
-def _stored(path: Path) -> Config:
-    """Return the settings that a run folder holds. One that is newer than the run has its default there."""
-    try:
-        return resolve(str(path))
-    except (OSError, OctetError) as error:
-        raise ConfigError(
-            f"{path}: the settings of this run cannot be read ({error}). Restore the file, or delete it: the run then "
-            "goes on with the settings of this command."
-        ) from None
-
-
-def _refuse_other_settings(folder: Path, stored: Config, config: Config) -> None:
-    before, now = flat(stored.model_dump(mode="json")), flat(config.model_dump(mode="json"))
-    changed = [key for key in now if before.get(key) != now[key] and key not in FREE_TO_CHANGE]
-    if changed:
-        what = ", ".join(f"{key}={now[key]} (it has {before.get(key)})" for key in changed)
-        raise ConfigError(f"run.dir={folder}: it holds a run with other settings: {what}. Choose another folder.")
-
-
-def _has_made_a_step(folder: Path) -> bool:
-    metrics = folder / "metrics.jsonl"
-    return (folder / "checkpoints").exists() or (metrics.is_file() and b'{"step": 1,' in metrics.read_bytes())
 
 
 def provenance() -> str:

@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from trainer.config.settings import Config
-from trainer.errors import TrainingError
+from trainer.errors import EndedByAlarm
 
 Looks = Callable[["History"], "str | None"]
 
@@ -119,7 +119,7 @@ class Alarms:
         self.last_seen: dict[str, int] = {}
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Look at the run after a step. Raise TrainingError for an alarm with run.strict_health=true."""
+        """Look at the run after a step. Raise EndedByAlarm for an alarm with run.strict_health=true."""
         self.records.append({"step": step, **metrics})
         self._forget_the_middle()
         findings = diagnose(replace(self.history, records=self.records))
@@ -128,7 +128,7 @@ class Alarms:
                 self.say(f"step {step}: {finding.text}")
             self.last_seen[finding.rule] = step
         if findings and self.history.config.run.strict_health:
-            raise TrainingError(f"step {step}: run.strict_health=true ends the run. {findings[0].text}")
+            raise EndedByAlarm(f"step {step}: run.strict_health=true ends the run at this alarm.")
 
     def _forget_the_middle(self) -> None:
         """Keep what the rules look at, so that a step of a long run costs no more than an early one."""

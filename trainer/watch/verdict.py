@@ -31,7 +31,8 @@ class Verdict(NamedTuple):
     def must_be_learned(self) -> None:
         """Raise NotLearned with the exit status of this verdict, unless the run has learned."""
         if self.kind != LEARNED:
-            raise NotLearned(f"run.strict_verdict=true: {self.text}", STATUS[self.kind])
+            status = STATUS[self.kind]
+            raise NotLearned(f"run.strict_verdict=true: exit status {status}, for `{self.kind}`.", status)
 
 
 def verdict_of(evaluation: Mapping[str, Any], records: Sequence[Mapping[str, float]], answer: str) -> Verdict:

@@ -54,7 +54,7 @@ class Run(Section):
     keep: int = Field(2, ge=1)
     """Number of checkpoints to keep; older ones are deleted."""
     strict_health: bool = False
-    """End the run at the first alarm about its health (docs/troubleshooting.md), instead of printing it."""
+    """End the run with status 5 at the first alarm about its health (docs/training.md)."""
     track: Literal["wandb", "trackio"] | None = None
     """Also send the metrics to Weights & Biases or trackio (docs/metrics.md). If that fails, the run goes on."""
     strict_verdict: bool = False
