@@ -50,7 +50,6 @@ def test_the_largest_seed_trains_and_samples(adapter):
     answer = octet(adapter, "eval", "--adapter", str(adapter), "--problems", "4", "--samples", "2", "--json")
     assert answer.returncode == 0, answer.stderr
     assert [one["sampled"]["seed"] for one in json.loads(answer.stdout)["evaluations"]] == [2**63, 2**63]
-    assert "octet: adapter, 2 sampled answers to each of 4 problems: 50%, " in answer.stderr
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,11 @@ def test_every_kind_of_gold_answer_can_be_earned(tmp_path, style, reward):
 @pytest.mark.parametrize(
     "answer, overrides, said",
     [
-        ("two\nlines", [], r"1 of 3 gold answers cannot be earned. Written as '#### ...', .*: records/train/2: 'two"),
+        (
+            "two\nlines",
+            [],
+            r"1 of 3 gold answers cannot be earned. Written as '#### ...', .*: records/held-out/2: 'two",
+        ),
         ("two\nlines", [], r"Write prompt.style=boxed, under which they are"),
         ("Paris", ["prompt.style=letter"], "3 of 3 gold answers .*'Answer: ...'.* Write prompt.style=gsm8k"),
         (PARAGRAPH, [], "in at most 400 characters. .* reward.weights.correct=0 and eval.problems=0"),

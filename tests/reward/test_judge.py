@@ -27,6 +27,7 @@ from trainer.reward import judge_client
 from trainer.reward.judge import load_rubric, user_message
 from trainer.reward.make import check, worked
 from trainer.reward.scorer import Scorer
+from trainer.run_folder.earlier import refuse_other_settings
 
 GOOD = {"factual_accuracy": 1.0, "conciseness": 0.5, "formatting": 0}
 GOOD_REWARD = 0.5 * 1.0 + 0.35 * 0.5 + 0.15 * 0
@@ -565,14 +566,13 @@ def test_settings_that_cannot_work(overrides, message):
 
 
 def test_a_run_may_go_on_with_another_budget_but_not_with_another_grader(tmp_path):
-    from trainer.run_folder.claim import _refuse_other_settings
-
     def with_judge(*overrides: str):
         named = ["reward.judge.url=http://h/v1", "reward.judge.model=m", "reward.weights={correct: 1, judge: 1}"]
         return resolve("nano", None, [*named, *overrides])
 
-    stored = with_judge()
-    _refuse_other_settings(tmp_path, stored, with_judge("reward.judge.max_requests=9", "reward.judge.cache=null"))
+    (tmp_path / "config.yaml").write_text(with_judge().to_yaml())
+    (tmp_path / "checkpoints/step_000001").mkdir(parents=True)
+    refuse_other_settings(tmp_path, with_judge("reward.judge.max_requests=9", "reward.judge.cache=null"))
     for change in ("reward.judge.model=n", "reward.weights={judge: 2}"):
         with pytest.raises(ConfigError, match="a run with other settings: reward"):
-            _refuse_other_settings(tmp_path, stored, with_judge(change))
+            refuse_other_settings(tmp_path, with_judge(change))
