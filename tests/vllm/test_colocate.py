@@ -73,7 +73,7 @@ def test_answers_end_with_the_token_that_completes_a_stop_string(tmp_path):
 
 def test_a_whole_model_is_sampled_as_it_is_trained(tmp_path):
     folder = tmp_path / "run"
-    whole = ["rollout.engine=vllm_colocate", "lora.enabled=false", "algorithm.lr=0.001"]
+    whole = ["rollout.engine=vllm_colocate", "lora.enabled=false", "algorithm.lr=0.001", "rollout.dead_groups=keep"]
     train(folder, *whole, "run.steps=3", "eval.problems=4")
     assert largest(folder, "sampler_difference/max") < 1e-4
     assert [one["version"] for one in samples(folder)][::8] == [0, 1, 2]
