@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -62,6 +63,7 @@ def leave(status: int) -> None:
         with suppress(FileNotFoundError):  # the launcher has ended before, after Ctrl-C, and has removed the folder
             Path(os.environ[END]).touch()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends the others when one rank has ended
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -78,9 +78,9 @@ def test_dealt_to_two_ranks_then_three_and_back_nothing_is_lost(trained, tmp_pat
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_with_other_ranks_learns_the_same(tmp_path):
-    for name, counts in {"undisturbed": (1, 1, 1), "other": (2, 1, 3)}.items():
-        for steps, count in zip((2, 3, 4), counts, strict=True):
-            train(count, tmp_path / name, f"run.steps={steps}")
+    train(1, tmp_path / "undisturbed", "run.steps=4", "algorithm.lr=1e-4")
+    for steps, count in ((2, 2), (3, 1), (4, 3)):
+        train(count, tmp_path / "other", f"run.steps={steps}", "algorithm.lr=1e-4")
     metrics = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("undisturbed", "other")]
     for one, other in zip(*(map(json.loads, lines) for lines in metrics), strict=True):
         same = [name for name in one if not name.startswith(("time/", "memory/", "sampler_difference"))]
