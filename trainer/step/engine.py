@@ -110,8 +110,8 @@ class DeepSpeedPolicy:
         return GatheredParameters(parameters, modifier_rank=0 if writes else None, enabled=is_needed)
 
     def score(self, batch: TrainingBatch) -> Scores:
-        # whose forward would hang its hooks on what comes back, or gather what is there
         """Return log-probs and entropies that have a gradient."""
+        # The engine's forward would hang its hooks on what comes back, or gather what is there.
         beside_the_engine = self._collected is not None or self.is_gathered
         scores: Scores = self.engine.module(batch) if beside_the_engine else self.engine(batch)
         return scores
