@@ -203,7 +203,7 @@ def test_exceptions_of_every_kind(mine, exits):
 
 @pytest.mark.parametrize("ends", ["os._exit(0)", "os._exit(3)"])
 def test_a_function_cannot_end_the_process(mine, ends):
-    """With status 0 that would look like success."""
+    """A process that ends with status 0 would look like success."""
     with pytest.raises(RewardError, match=re.escape(f"it raised SystemExit: {ends} (my_rewards.py, line 3: `{ends}`)")):
         grades(mine(f"import os\ndef score(completions):\n    {ends}"), "a")
 

@@ -7,8 +7,8 @@
     checkpoints/latest                      link to the last whole one
 
 A checkpoint is written under a temporary name, synced, and renamed when every rank is done. Older ones are deleted when
-it has been read back. Problems and random numbers of a step follow from the seed, the step, the rank and the
-curriculum, so there is no cursor and no generator state to keep.
+it has been read back. Problems and random numbers of a step follow from the seed, the step and the curriculum, so there
+is no cursor and no generator state to keep.
 """
 
 from __future__ import annotations
