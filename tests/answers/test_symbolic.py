@@ -205,7 +205,7 @@ def test_no_child_is_started_before_one_is_needed() -> None:
 
 def test_a_hang_costs_one_deadline_scores_false_and_the_pool_goes_on() -> None:
     before = children()
-    with SymbolicPool(deadline_s=4.0) as pool:
+    with SymbolicPool(deadline_s=8.0) as pool:
         assert pool.equal("x+1", "1+x")
         (first,) = children() - before
         assert not pool.equal(HANGS, "1")
@@ -217,7 +217,7 @@ def test_a_hang_costs_one_deadline_scores_false_and_the_pool_goes_on() -> None:
 
 
 def test_a_hang_in_one_child_does_not_hold_up_the_other() -> None:
-    with SymbolicPool(workers=2, deadline_s=3.0) as pool:
+    with SymbolicPool(workers=2, deadline_s=8.0) as pool:
         hanging = threading.Thread(target=pool.equal, args=(HANGS, "1"))
         hanging.start()
         assert pool.equal("x+1", "1+x")
@@ -247,7 +247,7 @@ def test_a_child_killed_in_the_middle_of_a_call_is_counted_and_replaced() -> Non
         asking.start()
         wait_until(lambda: state_and_parent(child)[0] == "R")
         os.kill(child, signal.SIGKILL)
-        asking.join(timeout=5)
+        asking.join(timeout=60)
         assert results == [False]
         assert (pool.hangs, pool.failures) == (0, 1)
         assert pool.equal("x+1", "1+x")
@@ -270,14 +270,14 @@ def test_a_child_that_died_between_calls_is_counted_and_replaced() -> None:
 PARENT = """
 import sys, threading, time
 from trainer.answers.symbolic import SymbolicPool
-pool = SymbolicPool(deadline_s=1.0)
+pool = SymbolicPool(deadline_s=10.0)
 pool.equal("x+1", "1+x")
 print("ready", flush=True)
 if sys.argv[1] == "spinning":
     threading.Thread(target=pool._children.queue[-1].ask, args=({hangs!r}, "1"), daemon=True).start()
 if sys.argv[1] == "leaves":
     sys.exit()
-time.sleep(60)
+time.sleep(300)
 """
 
 
@@ -294,7 +294,7 @@ def test_no_child_outlives_its_parent(way: str) -> None:
             wait_until(lambda: all(state_and_parent(pid)[0] == "R" for pid in orphans))
         if way != "leaves":
             parent.kill()
-    wait_until(lambda: all(is_gone(pid) for pid in orphans), seconds=5)
+    wait_until(lambda: all(is_gone(pid) for pid in orphans))
 
 
 def test_a_child_has_neither_torch_nor_a_gpu(shared: SymbolicPool) -> None:
