@@ -31,6 +31,7 @@ def claim(request: Request) -> Path:
     settings that has saved something, or one that is still running."""
     name = request.config.run.dir or RUNS / f"{Path(request.preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     folder = distributed.gather(name)[0]
+    distributed.keep_stacks_in(folder / "stacks")
     earlier.refuse_other_settings(folder, request.config)
     if distributed.is_main():
         _lock(folder)
