@@ -6,15 +6,18 @@ import errno
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 from trainer.errors import Interrupted, OctetError
 from trainer.machine import disk
 from trainer.machine.visible import visible
 
-END = "OCTET_END"  # a file that train.py makes when it ends by itself
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+END = "OCTET_END"  # a file that train.py makes when it ends well
 # A path that a setting names cannot be used; the error has it.
 OF_THE_PATH = (errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 
@@ -43,6 +46,40 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
     return 0
 
 
+def listen() -> None:
+    """Let SIGTERM, and the SIGHUP of a terminal that closes, stop this process as Ctrl-C does, so that all is closed.
+    Under `nohup`, SIGHUP stays ignored."""
+    signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _stop)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    for signal_number in STOPPING:  # the launcher may send two, and they must not disturb the end
+        signal.signal(signal_number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def finishing() -> Iterator[None]:
+    """Hold back the signals that stop this process until the block is done. Several of them count as one."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
+        yield
+        return
+    held: list[int] = []
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: held.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if held:
+            signal.raise_signal(held[0])
+
+
 @contextmanager
 def naming_missing_packages() -> Iterator[None]:
     """Exit with one line if an import finds no package, because this is the Python of the system."""
@@ -59,7 +96,7 @@ def naming_missing_packages() -> Iterator[None]:
 
 def leave(status: int) -> None:
     """Exit; with several ranks at once, because gloo's threads can abort an orderly exit (status 134)."""
-    if END in os.environ:
+    if END in os.environ and not status:
         with suppress(FileNotFoundError):  # the launcher has ended before, after Ctrl-C, and has removed the folder
             Path(os.environ[END]).touch()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
