@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
@@ -18,8 +17,6 @@ from trainer.machine.visible import visible
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 END = "OCTET_END"  # a file that train.py makes when it ends well
-# A path that a setting names cannot be used; the error has it.
-OF_THE_PATH = (errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 
 
 def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
@@ -34,10 +31,9 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
         _report(error)
         return error.status
     except OSError as error:
-        if debug or error.errno not in (*disk.FULL, *OF_THE_PATH):
+        if debug or not (what := disk.failure(error)):
             raise
-        what = "the disk is full. Make room and try again" if error.errno in disk.FULL else f"{error.strerror}"
-        print(f"octet: {visible(str(error.filename or 'while writing'))[-200:]}: {what}.", file=sys.stderr)
+        print(f"octet: {visible(str(error.filename or 'while writing'))[-200:]}: {what}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interrupt:  # with what a run knows about going on
         if os.environ.get("RANK", "0") == "0":

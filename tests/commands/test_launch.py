@@ -101,6 +101,22 @@ def test_a_signal_lets_the_ranks_save_before_the_command_ends(before, number, sa
     assert process.returncode == status
 
 
+FORKING = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    time.sleep(60)
+"""
+
+
+def test_a_process_that_a_reward_has_forked_is_ended_with_the_run():
+    """It has inherited standard output, on which whoever started the run may wait."""
+    launch = "import sys; from trainer.commands import launch; launch.LEAVE_S = 1; sys.exit(launch.run(sys.argv[1:]))"
+    command = [sys.executable, "-c", launch, sys.executable, "-c", FORKING]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=30, check=False)
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize(("status", "said"), [(0, 0), (2, 2), (75, 75), (130, 130), (-15, 143), (247, 137), (250, 134)])
 def test_statuses_are_those_of_a_shell(status, said):
     """247 is what is left of -9, with which the launcher of DeepSpeed leaves when signal 9 has ended a rank."""
