@@ -9,15 +9,16 @@ undisturbed run. Another run has a slow disk, and a clock that goes back by a da
 from __future__ import annotations
 
 import ctypes
-import errno
 import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from errno import EDQUOT, EIO, ENOLCK, ENOSPC, EROFS, ESTALE
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench import machine
 from tests.e2e import chaos
 from trainer.machine import quiet
 from trainer.run import job
@@ -36,6 +37,8 @@ class Fault(NamedTuple):
     jump: int = 0
 
 
+COMMAND = "python -m scripts.make_reliability_page --run"
+OPERATIONS = {"o": "open", "w": "write", "f": "sync", "r": "rename", "l": "lock"}
 NONE = Fault()
 SLOW = Fault("/metrics.jsonl", "w", seconds=1, jump=-86_400)
 NO_BOARD = Fault("/tensorboard/", "w", ENOSPC)
@@ -103,30 +106,42 @@ def times(folder: Path) -> list[float]:
     return [value for line in lines for key, value in line.items() if key.startswith("time/")]
 
 
+def row(name: str, fault: Fault, told: str, what_is_wrong: str) -> dict[str, str]:
+    """Return what docs/reliability.md says of a start."""
+    failed = ", ".join(OPERATIONS[operation] for operation in fault.operations)
+    return {"name": name, "fails": failed, "told": told, "wrong": what_is_wrong}
+
+
+def rows(place: Path) -> Iterator[dict[str, str]]:
+    undisturbed, slow, board, folder = (place / name for name in ("undisturbed", "slow", "board", "run"))
+    yield row("none", NONE, "", wrong(start(undisturbed, NONE), 0, "", undisturbed))
+    yield row("/metrics.jsonl", SLOW, "", wrong(start(slow, SLOW), 0, "", slow))
+    seconds = times(slow)
+    yield row("times in metrics.jsonl", NONE, "", "" if 0 <= min(seconds) <= max(seconds) < 600 else str(seconds))
+    told = "tensorboard cannot be written (No space left on device), "
+    yield row(NO_BOARD.part, NO_BOARD, told, wrong(start(board, NO_BOARD), 0, told[:-2], board))
+    told = f"{folder} has disappeared: "
+    yield row("the folder", NONE, "run has disappeared: ", wrong(start_and_delete(folder), 2, told, folder))
+    for fault, told in FAULTS.items():
+        yield row(fault.part, fault, told, wrong(start(folder, fault), 2, told, folder))
+    told = "its file system has no locks (No locks available)"
+    yield row(NO_LOCKS.part, NO_LOCKS, told, wrong(start(folder, NO_LOCKS), 0, told, folder))
+    for other in (slow, board, folder):
+        yield row(f"the end of {other.name}", NONE, "", ", ".join(chaos.differences(other, chaos.result(undisturbed))))
+
+
 def main(results: str) -> int:
-    """Return the number of starts that did not do what they have to."""
+    """Write a row for each start, and return the number of starts that did not do what they have to."""
     quiet.quiet()
     assert job.run, "what a start imports is imported here"
-    place = Path(tempfile.mkdtemp(prefix="octet-faults-"))
-    undisturbed, slow, board, folder = (place / name for name in ("undisturbed", "slow", "board", "run"))
-    found = {"undisturbed": wrong(start(undisturbed, NONE), 0, "", undisturbed)}
-    found["slow disk, clock goes back"] = wrong(start(slow, SLOW), 0, "", slow)
-    found["TensorBoard"] = wrong(start(board, NO_BOARD), 0, "tensorboard cannot be written (No space left", board)
-    if min(times(slow)) < 0 or max(times(slow)) > 600:
-        found["times"] = f"{min(times(slow))} to {max(times(slow))}"
-    found["deleted"] = wrong(start_and_delete(folder), 2, f"{folder} has disappeared: ", folder)
-    for fault, told in FAULTS.items():
-        name = f"{errno.errorcode[fault.error]} in {fault.operations} of {fault.part}"
-        found[name] = wrong(start(folder, fault), 2, told, folder)
-        print(f"{name}: {found[name] or 'ok'}", flush=True)
-    found["no locks"] = wrong(start(folder, NO_LOCKS), 0, "its file system has no locks", folder)
-    for other in (slow, board, folder):
-        found[f"the end of {other.name}"] = ", ".join(chaos.differences(other, chaos.result(undisturbed)))
-    faults = [f"{name}: {what}" for name, what in found.items() if what]
-    print("\n".join([*faults, f"{len(found)} faults, {len(faults)} not as they have to be"]))
-    Path(results).write_text(json.dumps(found, indent=1) + "\n")
+    place, found = Path(tempfile.mkdtemp(prefix="octet-faults-")), []
+    for one in rows(place):
+        print(f"{one['name']}, {one['fails']}: {one['wrong'] or 'ok'}", file=sys.stderr, flush=True)
+        found.append(one)
+    document = {"machine": machine.describe() | {"command": COMMAND}, "starts": found}
+    Path(results).write_text(json.dumps(document, indent=1) + "\n")
     shutil.rmtree(place)
-    return len(faults)
+    return sum(bool(one["wrong"]) for one in found)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from scripts import make_reliability_page
 from tests.conftest import ROOT
 
 
@@ -24,4 +25,10 @@ def test_every_writer_names_its_fault_and_the_same_command_ends_as_the_undisturb
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200, check=False
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert set(json.loads(results.read_text()).values()) == {""}
+    assert {one["wrong"] for one in json.loads(results.read_text())["starts"]} == {""}
+
+
+def test_the_page_is_made_from_the_results():
+    page = "python -m scripts.make_reliability_page > docs/reliability.md"
+    assert (ROOT / "docs/reliability.md").read_text() == make_reliability_page.page(), page
+    assert not [one for one in json.loads(make_reliability_page.FAULTS.read_text())["starts"] if one["wrong"]]

@@ -50,13 +50,13 @@ def writing(folder: Path, what: str, remedy: str, needed: int = 0) -> Iterator[N
         if number is None:
             raise
         written = size(folder)
+        room = written + shutil.disk_usage(folder.parent).free if folder.parent.is_dir() else 0
         shutil.rmtree(folder, ignore_errors=True)
-        if number not in FULL or not folder.parent.is_dir():
+        if number not in FULL:
             raise CheckpointError(
                 f"{folder.parent}: {what} cannot be written ({os.strerror(number)}). Check the disk, or the server "
                 "that it is on; the same command then goes on."
             ) from error
-        room = shutil.disk_usage(folder.parent).free
         wanted = amount(needed) if needed > written else f"more than {amount(written)}"
         state = "the disk is full" if number == errno.ENOSPC else "the quota of the disk is used up"
         raise CheckpointError(
