@@ -14,6 +14,8 @@ from trainer.records import Completion, Prompt, Score, ScoredGroup
 from trainer.reward.built_in import COMPONENTS, Reading, Rules, read
 from trainer.watch.tally import Sums, Tally
 
+TESTS = "code"  # the reward that runs tests
+
 
 class Meter:
     """A tally of what was measured since it was last read. Several threads may write."""
@@ -104,8 +106,8 @@ class Scorer:
             grader.rehearse(reading)
 
     def verifier(self) -> Scorer:
-        """The same without graders: what evaluation needs, at no cost."""
-        return Scorer(self.rules, symbolic=self.symbolic)
+        """The same without graders, but for tests: what evaluation needs, at no cost."""
+        return Scorer(self.rules, [grader for grader in self.graders if grader.name == TESTS], self.symbolic)
 
     def measured(self) -> Sums:
         """Since the last call: seconds of each reward, requests, missing grades, hangs."""
@@ -126,8 +128,10 @@ class Scorer:
             return [COMPONENTS[name](reading, self.rules) for reading in readings]
 
     def _score(self, reading: Reading, values: Mapping[str, float | None]) -> Score:
-        found = (reading.strict, reading.lenient, reading.correct_strict, reading.correct_lenient)
-        return Score(total(values, self.weights), values, *found)
+        right = (reading.correct_strict, reading.correct_lenient)
+        if TESTS in values:  # they decide what is right
+            right = (values[TESTS] == 1.0,) * 2
+        return Score(total(values, self.weights), values, reading.strict, reading.lenient, *right)
 
 
 def total(values: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
