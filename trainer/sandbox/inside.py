@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 LONGEST_LINE = 1 << 20  # bytes of the arguments or the result of a call
 CHECK = "__octet_check__"  # what an assert calls
-BRACKETS = {list: "[]", tuple: "()", set: "{}", frozenset: "{}"}
+BRACKETS = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), frozenset: ("{", "}")}
 
 
 class NotPlain(Exception):
@@ -102,7 +102,7 @@ def literal(value: Any) -> str:
         return "1e999" if value > 0 else "-1e999"
     for plain in (bool, int, float, complex, str, bytes, type(None)):
         if isinstance(value, plain):
-            return plain.__repr__(value)
+            return plain.__repr__(value)  # type: ignore[call-arg]
     raise NotPlain(type(value).__name__)
 
 

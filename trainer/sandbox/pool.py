@@ -114,9 +114,9 @@ class Sandbox:
                 text = _read(output, self.limits.output_kb << 10)
                 ended = _how_it_ended(control)
                 _end(control_of_function)
-        if not text:  # the deadline, or results that no interpreter survives
-            return Verdict(0, 1, timed_out=ended["timed_out"])
-        return Verdict(*json.loads(text), timed_out=ended["timed_out"])
+        # There is no verdict after the deadline, or if a result is one that no interpreter survives.
+        passed, total, fault = json.loads(text or '[0, 1, ""]')
+        return Verdict(passed, total, fault, ended["timed_out"])
 
     @contextmanager
     def _started(
