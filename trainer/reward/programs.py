@@ -109,10 +109,10 @@ def check(settings: Code) -> None:
             "needed (Linux 5.13 or newer, x86-64 or Arm; a container may forbid them). Take another machine, or write "
             "reward.code.unsafe=true if whatever a model writes may run here."
         )
-    if settings.command is not None and not held.namespaces:
+    if settings.command is not None and not (held.namespaces and held.counted):
         raise ConfigError(
-            f"reward.code.command={settings.command}: it needs a folder to write to, and this machine does not let a "
-            f"program have one of its own. It has {held}. Allow user namespaces, or write reward.code.unsafe=true."
+            f"reward.code.command={settings.command}: it needs a folder to write to and processes to start, and this "
+            f"machine cannot hold these in. It has {held}. Allow user namespaces, or write reward.code.unsafe=true."
         )
 
 

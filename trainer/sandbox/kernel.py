@@ -59,23 +59,17 @@ class Held:
     landlock: int
     seccomp: bool
     namespaces: bool  # of users, mounts and the network: a folder of its own, and no network
-    counted: bool  # the kernel counts processes and threads, so a program may have some
+    counted: bool  # processes and threads can be counted, so a program may have some
 
     @property
     def is_enough(self) -> bool:
         return self.landlock > 0 and self.seccomp
 
     def __str__(self) -> str:
-        parts = {
-            f"Landlock {self.landlock}": self.landlock,
-            "seccomp": self.seccomp,
-            "namespaces": self.namespaces,
-            "counted threads": self.counted,
-        }
-        has, lacks = (
-            ", ".join(name for name, held in parts.items() if bool(held) is wanted) for wanted in (True, False)
-        )
-        return f"{has or 'nothing'}{f'; without {lacks}' if lacks else ''}".replace("Landlock 0", "Landlock")
+        parts = {f"Landlock {self.landlock}" if self.landlock else "Landlock": self.landlock > 0}
+        parts |= {"seccomp": self.seccomp, "namespaces": self.namespaces, "threads": self.counted}
+        has, lacks = (", ".join(name for name in parts if parts[name] is wanted) for wanted in (True, False))
+        return f"{has or 'nothing'}{f'; without {lacks}' if lacks else ''}"
 
 
 def called(result: int) -> int:
@@ -91,8 +85,9 @@ class Walls:
     def __init__(self, limits: Limits, is_command: bool) -> None:
         """Give up what no program needs, for good, and find out what is left to hold programs in."""
         self.limits, self.is_command = limits, is_command
+        self._granted = list(_opened(is_command))
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        is_other = os.getuid() == 0 and _become_nobody()
+        is_other = os.getuid() == 0 and _become_nobody(needs_python=not is_command)
         libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or /proc/self belongs to root, and no namespace can be set up
         with suppress(OSError):
             _write("/proc/self/oom_score_adj", "1000")  # if memory runs out, programs go first
@@ -108,7 +103,6 @@ class Walls:
         )
         if self.held.seccomp:
             self._filter = syscalls.assemble(platform.machine(), self.held.counted, self.is_command)
-        self._granted = list(_opened(self.is_command))
 
     def enter(self) -> None:
         """Hold this process in with all that the machine has. There is no way back."""
@@ -158,14 +152,14 @@ def _tries(step: Callable[[], object]) -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-def _become_nobody() -> bool:
+def _become_nobody(needs_python: bool) -> bool:
     """Give up being root, unless the Python that runs here can then not be read. Return whether it is given up."""
     try:
         os.setgroups([])
         os.setegid(NOBODY)
         os.seteuid(NOBODY)
-        with open(os.__file__, "rb"):
-            pass
+        if needs_python:
+            os.stat(os.__file__)
     except OSError:
         os.seteuid(0)
         os.setegid(0)
@@ -220,7 +214,7 @@ def _opened(is_command: bool) -> Iterator[tuple[int, int]]:
     granted |= dict.fromkeys(DEVICES, READ_FILE)
     granted["/dev/null"] |= WRITE_FILE
     for path, rights in granted.items():
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # it does not exist, or cannot be read in any case
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
             yield fcntl.fcntl(place, fcntl.F_DUPFD, KEPT), rights if os.path.isdir(path) else rights & ~READ_DIR
 

@@ -146,18 +146,21 @@ class Sandbox:
                 [sys.executable, "-c", start, str(theirs.fileno()), settings],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 env=ENVIRONMENT,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        self._orders.settimeout(START_S)
-        with suppress(TimeoutError):
-            if message := self._orders.recv(1024):
-                self._orders.settimeout(None)
-                self.held = Held(**json.loads(message))
-                return
-        raise RewardError("the process that starts programs did not start.")
+        assert self._process.stderr is not None
+        with self._process.stderr as errors:
+            self._orders.settimeout(START_S)
+            try:
+                self.held = Held(**json.loads(self._orders.recv(1024)))
+            except (OSError, ValueError):
+                self._process.kill()
+                why = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+                raise RewardError(f"the process that starts programs did not start: {why or 'it hangs'}.") from None
+            self._orders.settimeout(None)
 
     def _restart(self) -> None:
         with self._starting:

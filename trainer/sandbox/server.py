@@ -52,6 +52,7 @@ def main(descriptor: str, settings: str) -> NoReturn:
     limits, command = json.loads(settings)
     server = Server(socket.socket(fileno=int(descriptor)), Walls(Limits(**limits), command is not None), command)
     server.orders.send(json.dumps(asdict(server.walls.held)).encode())
+    os.dup2(1, 2)  # /dev/null: the trainer reads errors until here
     gc.collect()
     gc.freeze()  # a collection in a child need not copy what is shared
     while True:
