@@ -152,6 +152,31 @@ def test_an_escape_is_held_without_namespaces(name, sandbox_in_a_container, cana
     assert_is_held(name, sandbox_in_a_container, canaries)
 
 
+COMMAND = "/usr/bin/python3 program"
+MAY_START_PROGRAMS = {name for name in ESCAPES if name.startswith("start a program") and "memory" not in name}
+MAY_START_PROGRAMS |= {"fork", "become another program", "outlive the program"}  # which is killed nevertheless
+
+
+@pytest.fixture(scope="module")
+def sandbox_of_a_command() -> Iterator[Sandbox]:
+    with Sandbox(LIMITS, COMMAND) as sandbox:
+        if not (sandbox.held.is_enough and sandbox.held.namespaces and Path("/usr/bin/python3").exists()):
+            pytest.skip(f"this machine cannot hold a command in: {sandbox.held}")
+        yield sandbox
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ESCAPES if name not in HANGS])
+def test_an_escape_from_a_command_is_held(name, sandbox_of_a_command, canaries):
+    ran = sandbox_of_a_command.run(canaries.source(ESCAPES[name], FOLDER), b"", SECONDS)
+    assert ran.output.startswith(b"TRIES")
+    assert (b"ESCAPED" in ran.output) is (name in MAY_START_PROGRAMS)
+    if name == "outlive the program":
+        time.sleep(0.6)
+        assert not canaries.mark.exists()
+    assert canaries.are_well()
+
+
 def assert_is_held(name: str, sandbox: Sandbox, canaries: Canaries) -> None:
     ran = sandbox.run(canaries.source(ESCAPES[name], FOLDER), b"", HANGS.get(name, SECONDS))
     assert ran.output.startswith(b"TRIES")

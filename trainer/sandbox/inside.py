@@ -48,12 +48,12 @@ def run_program(source: str) -> int:
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
-        sys.stdout.flush()
     except SystemExit as end:
-        sys.stdout.flush()
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         return 1
+    finally:
+        sys.stdout.flush()
     return 0
 
 
