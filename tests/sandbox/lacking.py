@@ -6,6 +6,7 @@ import platform
 import sys
 from pathlib import Path
 
+PYTHON = sys.executable  # before a test puts one of these in its place
 NUMBERS = {"UNSHARE": (272, 97), "LANDLOCK_CREATE_RULESET": (444, 444)}
 SCRIPT = """#!{python}
 import ctypes, os, struct, sys
@@ -23,6 +24,6 @@ def python_without(call: str, folder: Path) -> str:
     """Return an executable file that installs a seccomp filter, and goes on as this Python."""
     file = folder / "python"
     number = NUMBERS[call][platform.machine() == "aarch64"]
-    file.write_text(SCRIPT.format(python=sys.executable, number=number))
+    file.write_text(SCRIPT.format(python=PYTHON, number=number))
     file.chmod(0o755)
     return str(file)

@@ -14,7 +14,7 @@ from trainer.problem.task import Task
 from trainer.records import Completion, Problem, Prompt
 from trainer.reward.built_in import Rules, correct, read
 from trainer.reward.make import rules_of
-from trainer.reward.programs import tests_of
+from trainer.reward.programs import read_tests
 
 MOST = 20_000  # gold answers that are checked in less than a second; of more, a sample is checked
 SAMPLE = 1_000
@@ -27,7 +27,7 @@ def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
     function alone may do with such answers."""
     if "code" in config.reward.weights:
         for problem in problems:
-            tests_of(problem, config.reward.code)
+            read_tests(problem, config.reward.code)
     compares = config.reward.weights.get("correct") or config.eval.problems or config.task.curriculum == "solve_rate"
     if not compares:
         return

@@ -17,13 +17,12 @@ import ast
 import builtins
 import json
 import os
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.answers.said import after_thinking
+from trainer.answers.program import program
 from trainer.config.settings import Code
 from trainer.errors import ConfigError, DataError
 from trainer.machine import threads
@@ -33,7 +32,6 @@ from trainer.reward.scorer import Meter
 from trainer.sandbox.kernel import Limits
 from trainer.sandbox.pool import Sandbox, Verdict
 
-FENCED = re.compile(r"```[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 EXPECTED = "expected inputs with outputs, or Python with assertions: see docs/sandbox.md"
 
 
@@ -59,7 +57,7 @@ class Programs:
         self.at_once = len(os.sched_getaffinity(0))
 
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
-        tests = {reading.problem.id: tests_of(reading.problem, self.settings) for reading in readings}
+        tests = {reading.problem.id: read_tests(reading.problem, self.settings) for reading in readings}
         work = [lambda one=one: self._verdict(one, tests[one.problem.id]) for one in readings]
         verdicts = dict(threads.each(work, self.at_once))
         meter.add("code/timeouts", sum(verdict.timed_out for verdict in verdicts.values()), len(verdicts))
@@ -67,7 +65,7 @@ class Programs:
 
     def rehearse(self, reading: Reading) -> None:
         """Run the tests once, so that tests that cannot be run are found before anything is spent."""
-        verdict = self._verdict(reading, tests_of(reading.problem, self.settings))
+        verdict = self._verdict(reading, read_tests(reading.problem, self.settings))
         if verdict.fault:
             raise DataError(f"{reading.problem.id}: `{self.settings.tests}`: {verdict.fault}. Leave the record out.")
 
@@ -77,7 +75,7 @@ class Programs:
         return verdict.passed / verdict.total if verdict.total else 0.0
 
     def _verdict(self, reading: Reading, tests: Tests) -> Verdict:
-        source = program_of(reading.completion.text)
+        source = program(reading.completion.text)
         if not tests.pairs:
             return self.sandbox.judge(source, tests.source, tests.name, first=self.settings.score == "all")
         return self._printed(source, tests.pairs)
@@ -116,13 +114,6 @@ def check(settings: Code) -> None:
         )
 
 
-def program_of(text: str) -> str:
-    """Return the last fenced block of what is said after thinking, or all of it if there is none."""
-    said = after_thinking(text)[1]
-    blocks = FENCED.findall(said)
-    return blocks[-1] if blocks else said
-
-
 def same_text(output: bytes, expected: bytes) -> bool:
     """Return True if the lines are equal, but for spaces at their ends and empty lines at the end."""
     first, second = ([line.rstrip() for line in text.rstrip().split(b"\n")] for text in (output, expected))
@@ -132,11 +123,11 @@ def same_text(output: bytes, expected: bytes) -> bool:
 # ---------------------------------------------------------------- the column with the tests
 
 
-def tests_of(problem: Problem, settings: Code) -> Tests:
+def read_tests(problem: Problem, settings: Code) -> Tests:
     """Read the tests of a problem, or raise DataError."""
     columns, column = problem.extra, settings.tests
     try:
-        tests = read(columns.get(column), columns)
+        tests = _in_any_form(columns.get(column), columns)
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
         reason = str(error) if isinstance(error, DataError) else f"{EXPECTED}; {type(error).__name__}: {error}"
         raise DataError(f"{problem.id}: `{column}`: {reason}. Name another column: reward.code.tests=COLUMN.") from None
@@ -148,7 +139,7 @@ def tests_of(problem: Problem, settings: Code) -> Tests:
     return tests
 
 
-def read(value: Any, columns: Mapping[str, Any]) -> Tests:
+def _in_any_form(value: Any, columns: Mapping[str, Any]) -> Tests:
     if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
         value = json.loads(value)
     if isinstance(value, Mapping):
@@ -172,7 +163,7 @@ def read(value: Any, columns: Mapping[str, Any]) -> Tests:
 def _calls(value: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> Tests:
     """Write calls with arguments and results as assertions. LiveCodeBench has both as text, an argument a line."""
     name = columns.get("entry_point") or json.loads(columns.get("metadata") or "{}").get("func_name")
-    if not str(name).isidentifier():
+    if not isinstance(name, str) or not name.isidentifier():
         raise DataError("calls need the name of the function, in a column `entry_point`")
     lines = []
     for one in value:

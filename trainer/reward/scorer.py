@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Protocol
 
 from trainer.answers import compare
+from trainer.answers.program import fenced
 from trainer.answers.symbolic import SymbolicPool
 from trainer.records import Completion, Prompt, Score, ScoredGroup
 from trainer.reward.built_in import COMPONENTS, Reading, Rules, read
@@ -128,10 +129,11 @@ class Scorer:
             return [COMPONENTS[name](reading, self.rules) for reading in readings]
 
     def _score(self, reading: Reading, values: Mapping[str, float | None]) -> Score:
-        right = (reading.correct_strict, reading.correct_lenient)
-        if TESTS in values:  # they decide what is right
-            right = (values[TESTS] == 1.0,) * 2
-        return Score(total(values, self.weights), values, reading.strict, reading.lenient, *right)
+        found = (reading.strict, reading.lenient, reading.correct_strict, reading.correct_lenient)
+        if TESTS in values:  # they say whether the program in an answer is right
+            block, is_right = fenced(reading.completion.text), values[TESTS] == 1.0
+            found = (block, block, is_right, is_right)
+        return Score(total(values, self.weights), values, *found)
 
 
 def total(values: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:

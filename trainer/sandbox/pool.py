@@ -157,6 +157,7 @@ class Sandbox:
             try:
                 self.held = Held(**json.loads(self._orders.recv(1024)))
             except (OSError, ValueError):
+                self._orders.close()
                 self._process.kill()
                 why = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
                 raise RewardError(f"the process that starts programs did not start: {why or 'it hangs'}.") from None
