@@ -18,7 +18,7 @@ from trainer.errors import ConfigError, DataError
 from trainer.problem.task import make_task
 from trainer.records import Problem, Prompt, Score
 from trainer.reward import golds, make
-from trainer.reward.programs import Programs, same_text, read_tests
+from trainer.reward.programs import Programs, read_tests, same_text
 from trainer.reward.scorer import Scorer
 
 MBPP = ["assert double(3) == 6", "assert double([1]) == [1, 1]", "assert double('a') == 'aa'"]
