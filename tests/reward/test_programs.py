@@ -120,6 +120,13 @@ def test_a_program_that_hangs_is_counted():
     close(scorer)
 
 
+def test_the_time_is_for_all_tests_of_an_answer():
+    scorer = scorer_of("reward.weights={code: 1.0}", "reward.code.seconds=2", "reward.code.score=share")
+    assert score(scorer, "```\nimport time; time.sleep(1.2); print(2 * int(input()))\n```", PAIRS).reward <= 0.5
+    assert scorer.measured()["code/timeouts"] == (1.0, 1.0)
+    close(scorer)
+
+
 def test_a_command_runs_other_languages(tmp_path):
     scorer = scorer_of("reward.weights={code: 1.0}", "reward.code.command=sh program")
     try:

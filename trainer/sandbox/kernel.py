@@ -113,6 +113,7 @@ class Walls:
         if self.held.landlock:
             self._landlock()
         _limit(self.limits, self.held.counted)
+        libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # a crash starts no program of the machine that handles core dumps
         # header (version 3, this process) and the empty sets of capabilities
         libc.capset(struct.pack("II", 0x20080522, 0), bytes(24))
         if self.held.seccomp:
@@ -193,7 +194,7 @@ def _limit(limits: Limits, counted: bool) -> None:
         resource.RLIMIT_FSIZE: limits.file_mb << 20,
         resource.RLIMIT_CPU: int(limits.seconds) + 1,
         resource.RLIMIT_NOFILE: OPEN_FILES,
-        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_CORE: 1,  # 0 would not keep a handler of core dumps from being started
         resource.RLIMIT_MEMLOCK: 0,
     }
     if counted:

@@ -15,14 +15,16 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from trainer.errors import RewardError
 from trainer.sandbox.kernel import FOLDER, Held, Limits
+
+T = TypeVar("T")
 
 START_S = 60.0
 # The environment of programs. Sets have the same order in every process, so that a program has one result.
@@ -76,19 +78,20 @@ class Sandbox:
 
     def run(self, source: str, given: bytes, seconds: float | None = None) -> Ran:
         """Run a program on an input. By `command`, if there is one, else as Python."""
-        for _ in range(2):
-            with suppress(Ended):
-                return self._run(source, given, seconds or self.limits.seconds)
-            self._restart()
-        raise _ended_twice()
+        return self._twice(lambda: self._run(source, given, self.limits.seconds if seconds is None else seconds))
 
     def judge(self, source: str, tests: str, name: str, first: bool = False) -> Verdict:
         """Run tests of a function that a program has. `first` stops at the first assertion that does not hold."""
+        return self._twice(lambda: self._judge(source, tests, name, first))
+
+    def _twice(self, work: Callable[[], T]) -> T:
+        """Do it again if the process that starts others ends, as it may where memory runs out."""
         for _ in range(2):
+            process = self._process
             with suppress(Ended):
-                return self._judge(source, tests, name, first)
-            self._restart()
-        raise _ended_twice()
+                return work()
+            self._restart(process)
+        raise RewardError("the process that starts programs ended twice. Is there memory left?")
 
     def _run(self, source: str, given: bytes, seconds: float) -> Ran:
         kind, most = "program" if self.command is None else "command", self.limits.output_kb << 10
@@ -114,9 +117,10 @@ class Sandbox:
                 text = _read(output, self.limits.output_kb << 10)
                 ended = _how_it_ended(control)
                 _end(control_of_function)
+                timed_out = _how_it_ended(control_of_function)["timed_out"] or ended["timed_out"]
         # There is no verdict after the deadline, or if a result is one that no interpreter survives.
         passed, total, fault = json.loads(text or '[0, 1, ""]')
-        return Verdict(passed, total, fault, ended["timed_out"])
+        return Verdict(passed, total, fault, timed_out)
 
     @contextmanager
     def _started(
@@ -163,9 +167,11 @@ class Sandbox:
                 raise RewardError(f"the process that starts programs did not start: {why or 'it hangs'}.") from None
             self._orders.settimeout(None)
 
-    def _restart(self) -> None:
+    def _restart(self, ended: subprocess.Popen[bytes]) -> None:
         with self._starting:
-            if self._process.poll() is not None:
+            if self._process is ended:  # no other thread was faster
+                ended.kill()
+                ended.wait()
                 self._orders.close()
                 self._start()
 
@@ -201,7 +207,3 @@ def _how_it_ended(control: socket.socket) -> dict[str, Any]:
         raise Ended
     ended: dict[str, Any] = json.loads(message)
     return ended
-
-
-def _ended_twice() -> RewardError:
-    return RewardError("the process that starts programs ended twice. Is there memory left?")
