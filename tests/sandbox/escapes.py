@@ -150,10 +150,10 @@ PROCESSES = {
 }
 
 NETWORK = {
-    "connect by $TCP": "socket.create_connection(('127.0.0.1', $TCP), 1); escaped()",
-    "listen on $TCP": "one = socket.socket(); one.bind(('127.0.0.1', 0)); one.listen(); escaped()",
-    "send by $UDP": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', $UDP)); escaped()",
-    "send by $UDP on IPv6": "socket.socket(socket.AF_INET6, socket.SOCK_DGRAM); escaped()",
+    "connect by TCP": "socket.create_connection(('127.0.0.1', $TCP), 1); escaped()",
+    "listen on TCP": "one = socket.socket(); one.bind(('127.0.0.1', 0)); one.listen(); escaped()",
+    "send by UDP": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', $UDP)); escaped()",
+    "send by UDP on IPv6": "socket.socket(socket.AF_INET6, socket.SOCK_DGRAM); escaped()",
     "connect to a Unix socket": "socket.socket(socket.AF_UNIX).connect('$UNIX'); escaped()",
     "connect to an abstract Unix socket": "socket.socket(socket.AF_UNIX).connect('\\0$ABSTRACT'); escaped()",
     "ask the kernel by netlink": "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0); escaped()",
