@@ -24,6 +24,7 @@ SMOKE = {
     "memory_cuda_host": ["--only", "tiny"],
     "plan": ["--only", "small"],
     "report": [],
+    "sandbox": ["--programs=4", "--repetitions=1", "--out=OUT"],
     "scaling": ["--steps=1", "--rounds=1", "--out=OUT"],
     "seeds": ["--seeds=1", "--out=OUT", "run.steps=1", "eval.problems=8", *FEW],
     "soak": ["--steps=4", "--only=plain", "--out=OUT"],

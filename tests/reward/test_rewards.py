@@ -146,7 +146,7 @@ def test_a_missing_part_takes_the_reward_away_unless_it_does_not_count():
 
 
 def test_every_name_in_the_settings_is_a_reward():
-    assert set(REWARDS) == {*COMPONENTS, "judge"}
+    assert set(REWARDS) == {*COMPONENTS, "judge", "code"}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from trainer.problem.task import Task
 from trainer.records import Completion, Problem, Prompt
 from trainer.reward.built_in import Rules, correct, read
 from trainer.reward.make import rules_of
+from trainer.reward.programs import read_tests
 
 MOST = 20_000  # gold answers that are checked in less than a second; of more, a sample is checked
 SAMPLE = 1_000
@@ -22,7 +23,11 @@ STYLES = {"gsm8k": "prompt.style=gsm8k", "boxed": "prompt.style=boxed", "tags": 
 
 
 def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
-    """Raise DataError if there are gold answers that nobody can give. A judge or a function alone may do with them."""
+    """Raise DataError if there are tests that cannot be run, or gold answers that nobody can give. A judge or a
+    function alone may do with such answers."""
+    if "code" in config.reward.weights:
+        for problem in problems:
+            read_tests(problem, config.reward.code)
     compares = config.reward.weights.get("correct") or config.eval.problems or config.task.curriculum == "solve_rate"
     if not compares:
         return

@@ -11,10 +11,11 @@ from trainer.machine.user_code import find
 from trainer.problem.prompts import answer_style, opens_thought
 from trainer.problem.task import Task
 from trainer.records import Completion, DeadBy, Problem, Prompt
-from trainer.reward import custom
+from trainer.reward import custom, programs
 from trainer.reward.built_in import Rules, read
 from trainer.reward.custom import Custom
 from trainer.reward.judge import Judge, load_rubric
+from trainer.reward.programs import Programs
 from trainer.reward.scorer import Grader, Scorer
 
 
@@ -24,6 +25,8 @@ def check(config: Config) -> None:
         find(custom.KEY, setting)
     if "judge" in config.reward.weights:
         load_rubric(config.reward.judge.rubric)
+    if "code" in config.reward.weights:
+        programs.check(config.reward.code)
 
 
 def rehearse_functions(config: Config, task: Task, problem: Problem) -> None:
@@ -40,17 +43,22 @@ def make_scorer(config: Config, task: Task, folder: Path | None = None) -> Score
     if "judge" in config.reward.weights:
         graders.append(Judge(config.reward.judge, folder))
     scorer = make_verifier(config, task)
-    return Scorer(scorer.rules, graders, scorer.symbolic)
+    return Scorer(scorer.rules, [*scorer.graders, *graders], scorer.symbolic)
 
 
 def make_verifier(config: Config, task: Task) -> Scorer:
-    """Make a scorer with the built-in rewards only, which is what evaluation needs and costs nothing."""
+    """Make a scorer with the rewards that say what is correct, which is what evaluation needs and costs nothing."""
     rules = rules_of(config, task)
+    graders: list[Grader] = []
+    if "code" in config.reward.weights:
+        runner = Programs(config.reward.code)
+        atexit.register(runner.sandbox.close)
+        graders.append(runner)
     if not compares_as_mathematics(config, task):
-        return Scorer(rules)
+        return Scorer(rules, graders)
     pool = SymbolicPool(deadline_s=config.reward.symbolic_s)
     atexit.register(pool.close)
-    return Scorer(rules, symbolic=pool)
+    return Scorer(rules, graders, pool)
 
 
 def rules_of(config: Config, task: Task) -> Rules:
