@@ -9,6 +9,8 @@ again.
 from __future__ import annotations
 
 import math
+import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,14 +20,14 @@ from typing import Any, TypeVar
 
 from trainer.errors import ConfigError, TrainingError
 from trainer.machine import threads
-from trainer.machine.http_client import NoReply
+from trainer.machine.http_client import NoReply, read_key
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.collect import Sampler
 from trainer.rollout.draw import group_seed
 from trainer.rollout.vllm import process
 from trainer.rollout.vllm.check import check_server
-from trainer.rollout.vllm.client import InvalidReply, Retry, Server, rate_limited
+from trainer.rollout.vllm.client import KEY, InvalidReply, Retry, Server, rate_limited
 from trainer.rollout.vllm.process import ServerProcess
 from trainer.rollout.vllm.publish import NEUTRAL, Published, Publisher, VllmContext
 
@@ -211,6 +213,8 @@ class FrozenSampler(Sampler):
 def connect(context: VllmContext) -> VllmServerSampler:
     """Connect to the servers that the settings name, or start some. Every rank calls it."""
     settings = context.config.rollout.vllm
+    if settings.start:  # servers and all ranks read the key from the environment: no file, log or command line has it
+        os.environ[KEY] = distributed.gather(read_key(KEY) or secrets.token_urlsafe(32))[0]
     started = process.start(context) if settings.start else []
     try:
         urls = settings.urls or distributed.gather([server.url for server in started])[0]
