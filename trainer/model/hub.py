@@ -144,8 +144,9 @@ def _shards(index: Path) -> set[str]:
         shards = set(json.loads(index.read_bytes())["weight_map"].values())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{index}: it cannot be read ({type(error).__name__}). Download the model again.") from None
-    if strange := next((name for name in shards if not isinstance(name, str) or Path(name).name != name), None):
-        raise ModelError(f"{index}: it names {strange!r}, which is no file of this folder. Do not use this model.")
+    if strange := [name for name in shards if not isinstance(name, str) or Path(name).name != name]:
+        named = repr(strange[0])[:200]
+        raise ModelError(f"{index}: it names {named}, which is no file of this folder. Do not use this model.")
     return shards
 
 
@@ -159,7 +160,7 @@ def _must_be_whole(name: str, folder: Path) -> None:
     for index in sorted(folder.glob("*.safetensors.index.json")):
         if missing := sorted(_shards(index) - sizes.keys()):
             raise ModelError(
-                f"model.name={name}: {', '.join(missing)} is missing in this folder, and {index.name} names it. "
+                f"model.name={name}: {', '.join(missing)[:500]} is missing in this folder, and {index.name} names it. "
                 "Download the model again."
             )
 
@@ -207,7 +208,8 @@ def _refuse_adapter(name: str, folder: Path) -> None:
     """Raise ModelError for an adapter, or a run folder, in place of a model."""
     adapter = next((one for one in (folder, folder / "adapter") if (one / "adapter_config.json").is_file()), None)
     if adapter:
-        base = read_json(f"model.name={name}", adapter / "adapter_config.json").get("base_model_name_or_path")
+        config = read_json(f"model.name={name}", adapter / "adapter_config.json")
+        base = str(config.get("base_model_name_or_path"))[:200]
         raise ModelError(
             f"model.name={name}: that is {'an adapter' if adapter == folder else 'a run folder'}, not a model. Its "
             f"base is {base}. Write octet eval --adapter {adapter}, or octet merge --adapter {adapter} --out FOLDER."

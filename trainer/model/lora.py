@@ -145,7 +145,7 @@ def _must_be_lora(folder: Path) -> None:
         raise CheckpointError(str(error)) from None
     if not any((folder / f"adapter_model.{ending}").is_file() for ending in ("safetensors", "bin")):
         raise CheckpointError(f"{folder}: there is no adapter_model.safetensors in it. Name the adapter of a run.")
-    found = "LoRA of Megatron" if kind.get("megatron_config") else kind.get("peft_type")
+    found = "LoRA of Megatron" if kind.get("megatron_config") else str(kind.get("peft_type"))[:100]
     if found != "LORA":  # Megatron's would be imported by a name in this file
         raise CheckpointError(
             f"{folder}: it is {found}, and Octet reads plain LoRA adapters only. Merge it with PEFT, and name the "

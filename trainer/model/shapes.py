@@ -220,5 +220,5 @@ def _has_window(settings: Mapping[str, Any]) -> bool:
     """Return True if a layer has sliding-window attention. Qwen2 names a window that it does not use."""
     kinds = settings.get("layer_types")
     if kinds:
-        return set(kinds) != {"full_attention"}
+        return kinds != ["full_attention"] * len(kinds) if isinstance(kinds, list) else True
     return bool(settings.get("sliding_window")) and settings.get("use_sliding_window", True)

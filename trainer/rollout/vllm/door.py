@@ -1,5 +1,5 @@
-"""Asks for the key on every route of a server that the run has started. vLLM itself asks below /v1 only, and beside it are
-routes that load weights.
+"""Asks for the key on every route of a server that the run has started. vLLM itself asks for it below /v1 only, and
+routes beside that load weights.
 
 vLLM imports a copy of this file in its own environment, so it imports nothing of Octet.
 """

@@ -8,7 +8,6 @@ again.
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import threading
@@ -34,6 +33,7 @@ from trainer.rollout.vllm.publish import NEUTRAL, Published, Publisher, VllmCont
 T = TypeVar("T")
 
 OPEN_REQUESTS = 128  # of a rank at each server; more would only wait there
+LARGEST_TOKEN = 1 << 31  # above any token id or log-prob
 UNLOAD_S = 5.0  # timeout at the end of the run, when nothing depends on it
 WEIGHTS_S = 600.0  # timeout for the weights of a whole model
 
@@ -145,11 +145,11 @@ class VllmServerSampler(Sampler):
         try:
             model, choices = reply["model"], sorted(reply["choices"], key=lambda choice: int(choice["index"]))
             rows = [(choice["token_ids"], choice["logprobs"]["token_logprobs"]) for choice in choices]
-        except (LookupError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, OverflowError):
             raise InvalidReply(f"{url}: the reply has no token ids with their log-probs") from None
         if model != wanted:
             raise TrainingError(
-                f"rollout.vllm.urls={url}: asked for {wanted}, it answered as {model}. A program between the trainer "
+                f"rollout.vllm.urls={url}: asked for {wanted}, it answered as {str(model)[:100]}. A program between the trainer "
                 "and vLLM changes the model; name the server itself."
             )
         if [choice["index"] for choice in choices] != list(range(sampling.group)):
@@ -244,9 +244,9 @@ def _too_long(servers: Sequence[Server], prompts: Sequence[Prompt], new_tokens: 
 
 
 def _are_numbers(values: Any, kind: type) -> bool:
-    kinds = (int,) if kind is int else (int, float)
-    return (
-        isinstance(values, list)
-        and bool(values)
-        and all(type(value) in kinds and math.isfinite(value) for value in values)
-    )
+    """True for a list of token ids, or of log-probs."""
+    if not isinstance(values, list) or not values:
+        return False
+    if kind is int:
+        return all(type(value) is int and 0 <= value < LARGEST_TOKEN for value in values)
+    return all(type(value) in (int, float) and abs(value) < LARGEST_TOKEN for value in values)
