@@ -222,7 +222,9 @@ def of_logs(rng: random.Random, folder: Path) -> None:
     (folder / "metrics.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     (folder / "samples.jsonl").write_bytes(other_bytes(rng, b"\n".join(lines)))
     earlier.lost_steps(folder)
-    Journal(folder, 3).add(3, {"eval/accuracy": 0.5})
+    journal = Journal(folder, 3)
+    with contextlib.closing(journal):
+        journal.add(3, {"eval/accuracy": 0.5})
     read_records(folder / "metrics.jsonl")
     history = EvaluationHistory(folder, nano("eval.patience=2").eval, 8, 3, 10)
     _ = history.best, history.has_stopped_rising
@@ -460,6 +462,8 @@ def main(inputs: int, seed: int = 0) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(inputs):
+            if number % 5000 == 0 and number:
+                print(f"{number} inputs, {len(faults)} kinds of faults", flush=True)
             kind = ORDER[number % len(ORDER)]
             result = outcome(kind, number, seed, Path(scratch) / "it")
             counts[kind][result] += 1

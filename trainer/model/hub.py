@@ -106,7 +106,7 @@ def snapshot(model: Model) -> Path | None:
     reference = folder / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
     found = folder / "snapshots" / commit
-    return found if _is_complete(found) else None
+    return found if Path(commit).name == commit and _is_complete(found) else None
 
 
 def wanted(names: Iterable[str], code: bool = False) -> list[str]:

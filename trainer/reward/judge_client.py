@@ -21,6 +21,7 @@ from typing import IO, Any, TypeVar
 
 from trainer.config.settings import Judge as JudgeSettings
 from trainer.errors import CheckpointError, ConfigError
+from trainer.machine import disk
 from trainer.machine.http_client import NoReply, exchange, read_key
 from trainer.reward.scorer import Meter
 
@@ -189,6 +190,7 @@ class Cache:
             self._path(name).parent.mkdir(exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self.folder, suffix=".part", delete=False) as file:
                 json.dump(text, file)
+            disk.follow_umask(Path(file.name))
             os.replace(file.name, self._path(name))
 
     def _path(self, name: str) -> Path:

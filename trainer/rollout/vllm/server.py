@@ -149,8 +149,8 @@ class VllmServerSampler(Sampler):
             raise InvalidReply(f"{url}: the reply has no token ids with their log-probs") from None
         if model != wanted:
             raise TrainingError(
-                f"rollout.vllm.urls={url}: asked for {wanted}, it answered as {str(model)[:100]}. A program between the trainer "
-                "and vLLM changes the model; name the server itself."
+                f"rollout.vllm.urls={url}: asked for {wanted}, it answered as {str(model)[:100]}. A program "
+                "between the trainer and vLLM changes the model; name the server itself."
             )
         if [choice["index"] for choice in choices] != list(range(sampling.group)):
             raise InvalidReply(f"{url}: {len(choices)} answers, not {sampling.group}")
