@@ -422,8 +422,10 @@ KINDS: dict[str, Callable[[random.Random, Path], None]] = {
 }
 
 
-SLOW = ("settings in a preset", "settings on the command line", "config.yaml of a run", "data, parquet")
-ORDER = [*KINDS, *(kind for kind in KINDS if kind not in SLOW), *(kind for kind in KINDS if kind not in SLOW)]
+# What takes a millisecond is tried seven times as often as what takes ten.
+QUICK = ("data, jsonl", "data, csv", "manifest.json of a checkpoint", "best.json", "adapter_config.json")
+QUICK += ("config.json and index of a model", "Slurm's environment")
+ORDER = [*KINDS, *(QUICK * 6)]
 
 
 def outcome(kind: str, number: int, seed: int, folder: Path) -> str:
@@ -458,7 +460,7 @@ def end(number: int, frame: FrameType | None) -> None:
 def main(inputs: int, seed: int = 0) -> int:
     signal.signal(signal.SIGALRM, end)
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
-    faults: dict[str, str] = {}
+    faults: set[str] = set()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(inputs):
@@ -468,9 +470,9 @@ def main(inputs: int, seed: int = 0) -> int:
             result = outcome(kind, number, seed, Path(scratch) / "it")
             counts[kind][result] += 1
             if result not in ("used", "refused"):
-                faults.setdefault(f"{kind}: {result}", f"input {number} of seed {seed}")
-    for fault, where in faults.items():
-        print(f"FAULT  {fault} ({where})")
+                if f"{kind}: {result}" not in faults:
+                    print(f"FAULT  {kind}: {result} (input {number} of seed {seed})", flush=True)
+                faults.add(f"{kind}: {result}")
     wrong = sum(counts[kind].total() - counts[kind]["used"] - counts[kind]["refused"] for kind in KINDS)
     print(f"{inputs} inputs of {len(KINDS)} kinds, {wrong} faults")
     if inputs >= LARGE:

@@ -136,3 +136,4 @@ def test_a_run_folder_that_is_a_link_is_the_folder_behind_it(tmp_path):
     assert claim.is_ours(tmp_path / "behind")
     with (tmp_path / "behind/.lock").open("w") as lock:
         assert not claim._is_free(lock)
+    claim._held.pop((tmp_path / "behind").resolve()).close()

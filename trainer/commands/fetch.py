@@ -259,9 +259,7 @@ def verify(folder: Path) -> None:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"--verify {folder}: there is no whole manifest.json in it ({_first_line(error)}).") from None
     if outside := [name for name in listed if Path(name).is_absolute() or ".." in Path(name).parts]:
-        raise DataError(
-            f"--verify {folder}: manifest.json names {outside[0]!r}, which is outside. Fetch the folder again."
-        )
+        raise DataError(f"--verify {folder}: manifest.json names {outside[0]!r}, which is outside. Fetch it again.")
     missing = [name for name in listed if not (folder / name).is_file()]
     sums = _sums(folder / name for name in listed if name not in missing)
     changed = [name for name in listed if name not in missing and sums[(folder / name).resolve()] != expected[name]]
