@@ -269,7 +269,7 @@ def test_a_file_that_is_no_model_is_a_clear_error(tmp_path):
     (tmp_path / "broken/config.json").write_text("{}")
     answer = train(tmp_path, "model.name=broken")
     assert answer.returncode == 2
-    assert "model.name=broken: it cannot be loaded" in answer.stderr
+    assert "model.name=broken: there are no weights" in answer.stderr
 
 
 @pytest.mark.parametrize(

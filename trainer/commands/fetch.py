@@ -253,13 +253,14 @@ def verify(folder: Path) -> None:
     """Raise DataError if a file is missing or differs from the manifest."""
     try:
         listed = json.loads((folder / "manifest.json").read_text())["files"]
-    except (OSError, ValueError, KeyError) as error:
+        expected = {name: str(entry["sha256"]) for name, entry in listed.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"--verify {folder}: there is no whole manifest.json in it ({_first_line(error)}).") from None
+    if outside := [name for name in listed if Path(name).is_absolute() or ".." in Path(name).parts]:
+        raise DataError(f"--verify {folder}: manifest.json names {outside[0]!r}, which is outside. Fetch it again.")
     missing = [name for name in listed if not (folder / name).is_file()]
     sums = _sums(folder / name for name in listed if name not in missing)
-    changed = [
-        name for name in listed if name not in missing and sums[(folder / name).resolve()] != listed[name]["sha256"]
-    ]
+    changed = [name for name in listed if name not in missing and sums[(folder / name).resolve()] != expected[name]]
     wrong = [*(f"{name} is missing" for name in missing), *(f"{name} has changed" for name in changed)]
     if wrong:
         raise DataError(
