@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import ROOT
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, DataError
+from trainer.problem import generators
 from trainer.problem.dataset import normalised
 from trainer.problem.task import evaluation_problems, make_task, training_problems
 from trainer.records import Completion, Prompt
@@ -153,7 +154,10 @@ def test_the_example_is_a_task():
 
 # --- reasoning_gym
 
-GYM = pytest.importorskip("reasoning_gym")
+
+@pytest.fixture(autouse=True)
+def few_held_out(monkeypatch):
+    monkeypatch.setattr(generators, "HELD_OUT", 8)
 
 
 def test_a_generator_makes_problems_and_scores_answers():
@@ -196,14 +200,21 @@ def test_parameters_that_a_generator_does_not_take(gym):
         task_of("task.name=reasoning_gym:chain_sum", f"task.gym={gym}")
 
 
-def test_an_answer_is_never_evaluated(tmp_path):
-    """The scoring of number_sorting calls eval on the answer."""
-    config = configured("task.name=reasoning_gym:number_sorting", "task.gym.size=8")
+@pytest.mark.parametrize(
+    ("generator", "attack"),
+    [
+        ("spiral_matrix", "[open({owned!r}, 'w').close()]"),  # its scoring calls eval on the answer
+        ("countdown", "open({owned!r}, 'w')"),  # and this one sympy's parser, which does the same
+    ],
+)
+def test_an_answer_that_is_evaluated_does_no_harm(tmp_path, generator, attack):
+    config = configured(f"task.name=reasoning_gym:{generator}", "task.gym.size=8")
     problem = make_task(config.task).train()[0]
     owned = tmp_path / "owned"
-    attack = f"<answer>[open({str(owned)!r}, 'w').close()]</answer>"
-    right, attacked = graded(config, problem, f"<answer>{problem.gold}</answer>", attack)
-    assert (right[0], attacked[0], owned.exists()) == (1.0, 0.0, False)
+    attacks = (f"<answer>{attack.format(owned=str(owned))}</answer>", f"<answer>{problem.gold}</answer>")
+    attacked, right = graded(config, problem, *attacks)
+    assert (right[0], owned.exists()) == (1.0, False)
+    assert attacked[0] < 0.1
 
 
 def test_without_reasoning_gym_the_error_says_what_to_install():

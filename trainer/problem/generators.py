@@ -6,7 +6,7 @@ A generator is named in `task.name`; `task.gym` has its parameters, and `size`, 
 training and the held-out problems have different seeds, and a question that both make is held out. With
 `task.curriculum=difficulty` the problems are made at the levels of the generator's own curriculum.
 
-Several generators evaluate what a model wrote, so their scoring runs in a child process (`answers/children.py`).
+Several generators evaluate what a model wrote, so their scoring runs in a child process that the kernel holds in.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, did_you_mean
 from trainer.problem.dataset import normalised
 from trainer.records import Problem
+from trainer.sandbox.kernel import Limits, Walls
 
 SIZE, HELD_OUT = 10_000, 1_000
 SEEDS = {"train": 1, "test": 1_000_003}  # a data set of seed s makes its problems from s, s + 1, ...
 LEVELS = 4  # of a curriculum, each with as many problems
 SCORING_S = 5.0
+LIFETIME_S, MEMORY_MB = 1e6, 2048  # of the process that scores, which the kernel holds in as far as it can
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -158,6 +160,7 @@ def scorer() -> Callable[[tuple[list[Any], str]], float]:
     """Return the scoring of an answer. The problem is made again, because its parts are not all JSON."""
     import reasoning_gym  # noqa: F401  loads its modules
 
+    Walls(Limits(seconds=LIFETIME_S, memory_mb=MEMORY_MB), is_command=False).enter()
     modules: list[Any] = [module for name, module in sys.modules.items() if name.startswith("reasoning_gym.")]
     data_set = cache(_data_set)
 
