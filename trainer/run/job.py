@@ -189,7 +189,7 @@ def _introduce(run: Run, request: Request) -> None:
         f"{config.model.name} on {config.task.name} ({len(run.rollouts.curriculum.problems)} problems): "
         f"{record.total_steps} steps of {rollout.problems} x {rollout.group_size} answers on "
         f"{distributed.world_size()} x {run.updater.device.type}, engine {config.engine.ds_config}{base}{resumed}\n"
-        f"run folder: {record.folder}"
+        f"run folder: {record.folder}{f', a link to {record.folder.resolve()}' * record.folder.is_symlink()}"
     )
     if not record.first_step:
         record.screen.say(_example(run))
@@ -199,7 +199,8 @@ def _example(run: Run) -> str:
     """Return what the model is asked for in the first problem, and what answers to it earn."""
     rollouts = run.rollouts
     prompt = rollouts.prompter.prompt(rollouts.curriculum.problems[0])
-    scorer, outside = rollouts.scorer.verifier(), [grader.name for grader in rollouts.scorer.graders]
+    scorer = rollouts.scorer.verifier()
+    outside = [grader.name for grader in rollouts.scorer.graders if grader not in scorer.graders]
     gold = golds.written(prompt.problem, scorer.rules)
     right, empty = scorer.scores([(prompt, gold), (prompt, replace(gold, text=""))])
     beside = f"; {', '.join(outside)} not counted" if outside else ""
