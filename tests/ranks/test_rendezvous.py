@@ -300,7 +300,7 @@ def two_processes(folder: Path, *arguments: str) -> list[subprocess.Popen]:
 @pytest.mark.parametrize("stuck", [0, 1])
 def test_a_rank_that_is_alive_and_stuck_is_named_with_its_place_and_ended(address, tmp_path, stuck):
     ranks = two_processes(tmp_path, str(stuck), "stuck")
-    said = [rank.communicate(timeout=60) for rank in ranks]
+    said = [rank.communicate(timeout=180) for rank in ranks]
     place = "my_reward.py:13 in score"
     told = f"rank {stuck} on far is alive, but took no part in the collective within 4 s (engine.timeout_s): it is at "
     assert f"{told}{place}; the stacks of all ranks are in stacks (RuntimeError: " in said[1 - stuck][0]
@@ -314,10 +314,10 @@ def test_a_rank_that_is_alive_and_stuck_is_named_with_its_place_and_ended(addres
 def test_a_rank_that_was_stopped_is_named(address, tmp_path):
     """It may be stopped by a debugger, by SIGSTOP, or by the machine."""
     waits, stopped = two_processes(tmp_path, "1", "stopped")
-    assert "rank 1 on far: it died, or did not answer within 4 s" in waits.communicate(timeout=60)[0]
+    assert "rank 1 on far: it died, or did not answer within 4 s" in waits.communicate(timeout=180)[0]
     assert waits.returncode == LostRank.status
     stopped.kill()
-    stopped.communicate(timeout=60)
+    stopped.communicate(timeout=180)
 
 
 LISTENING = """
