@@ -105,7 +105,7 @@ def test_a_run_that_has_saved_something_refuses_other_settings(failed, saved):
 RESUMED = [
     ("run.save_every=3", r"  run\.save_every=3 \(it has \d+\): no effect on the result"),
     ("run.steps=9", r"  run\.steps=9 \(it has \d+\): the schedule of the learning rate is stretched"),
-    ("eval.patience=7", r"  eval\.patience=7 \(it has \d+\): the run may end after another step"),
+    ("eval.every=7", r"  eval\.every=7 \(it has None\): the best is one of other steps"),
     ("eval.problems=4", r"  eval\.problems=4 \(it has \d+\): accuracies before and after it are not compared"),
     ("reward.judge.max_requests=3", r"  reward\.judge\.max_requests=3 \(it has None\): answers may get a grade"),
     ("rollout.vllm.timeout_s=3", r"  rollout\.vllm\.timeout_s=3\.0 \(it has [\d.]+\): what samples may round"),
