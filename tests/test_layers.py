@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 
 FLOORS = [
     ["errors", "records"],
-    ["machine", "answers", "policy", "estimates"],
+    ["machine", "answers", "policy", "estimates", "sandbox"],
     ["config", "ranks", "exits"],
     ["model", "problem", "watch", "advantage"],
     ["memory", "reward", "batch", "run_folder"],
@@ -25,7 +25,19 @@ FLOORS = [
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 MODULES = sorted(path for path in (ROOT / "trainer").rglob("*.py") if path.name != "__init__.py")
 HEAVY = ("torch", "numpy", "transformers", "deepspeed", "peft", "bitsandbytes", "datasets", "sympy", "tensorboard")
-LIGHT = ["errors", "records", "machine", "answers", "config", "ranks", "exits", "problem", "reward", "memory"]
+LIGHT = [
+    "errors",
+    "records",
+    "machine",
+    "answers",
+    "sandbox",
+    "config",
+    "ranks",
+    "exits",
+    "problem",
+    "reward",
+    "memory",
+]
 LIGHT += ["advantage", "policy", "checks", "commands", "reports", "estimates", "model.hub", "model.shapes"]
 NEEDS_TORCH = ["machine.out_of_memory", "ranks.distributed", "ranks.rendezvous", "ranks.stopping", "checks.torch_probe"]
 ONLY_IN = {

@@ -146,7 +146,7 @@ def test_a_missing_part_takes_the_reward_away_unless_it_does_not_count():
 
 
 def test_every_name_in_the_settings_is_a_reward():
-    assert set(REWARDS) == {*COMPONENTS, "judge"}
+    assert set(REWARDS) == {*COMPONENTS, "judge", "code"}
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ class Meeting:
     name, parallel = "meeting", 2
 
     def __init__(self) -> None:
-        self.together = threading.Barrier(2, timeout=60)
+        self.together = threading.Barrier(2, timeout=240)
 
     def grade(self, readings, meter):
         self.together.wait()

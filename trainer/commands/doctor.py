@@ -34,8 +34,10 @@ from trainer.machine.disk import amount
 from trainer.machine.shipped import ROOT
 from trainer.memory import search
 from trainer.model import hub
-from trainer.problem.task import hub_sets
+from trainer.problem.task import hub_sets, make_task
 from trainer.reward import make
+from trainer.sandbox.kernel import Limits
+from trainer.sandbox.pool import Sandbox
 
 CONSTRAINTS = ROOT / "constraints.txt"
 REQUIRED = ["torch", "deepspeed", "transformers", "peft", "accelerate", "datasets", "bitsandbytes", "tensorboard"]
@@ -225,7 +227,7 @@ def _where(found: hub.Found) -> str:
 
 
 def _place(config: Config) -> str:
-    sets = hub_sets(config.task)
+    sets = hub_sets(make_task(config.task))
     if not sets:
         return "on this machine"
     cached = [downloads.find_data(one, config.task) for one in sets]
@@ -236,6 +238,19 @@ def optional_programs() -> Iterator[Finding]:
     has_vllm, slurm = importlib.util.find_spec("vllm") is not None, shutil.which("sbatch")
     yield Finding("ok", "vLLM", "installed" if has_vllm else "not installed; optional")
     yield Finding("ok", "Slurm", slurm or "not on this machine; optional")
+    yield sandbox()
+
+
+def sandbox() -> Finding:
+    """Say what this machine can hold programs in with, which only the reward `code` needs."""
+    try:
+        with Sandbox(Limits()) as started:
+            held = started.held
+    except OctetError as error:
+        return Finding("warning", "sandbox", f"programs that a model writes cannot run here: {error}")
+    if held.is_enough:
+        return Finding("ok", "sandbox", f"programs that a model writes are held in by {held}")
+    return Finding("ok", "sandbox", f"programs that a model writes cannot be held in: {held}; optional")
 
 
 # ---------------------------------------------------------------- torch, in a process of its own

@@ -37,7 +37,7 @@ from trainer.machine import hardware
 from trainer.machine.disk import amount
 from trainer.machine.shipped import IS_INSTALLED, ROOT, TRAIN
 from trainer.model import hub
-from trainer.problem.task import hub_sets
+from trainer.problem.task import hub_sets, make_task
 from trainer.watch.progress import PATIENCE_S, Progress
 
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -149,16 +149,14 @@ def _compare(model: Model, found: hub.Found) -> None:
 
 
 def fetch_data(config: Config) -> str:
-    sets = hub_sets(config.task)
+    sets = hub_sets(make_task(config.task))
     counts = [f"{data.split} {sum(1 for _ in data.records()):,}" for data in sets]
     for data in sets:
         if not downloads.is_prepared(data):
             raise DataError(f"task.name={config.task.name}: {data} did not arrive. Run the same command again.")
     if not counts:
         return f"data    {config.task.name}: made up by Octet, or files on this machine; copy those yourself"
-    return (
-        f"data    {', '.join(dict.fromkeys(one.name for one in hub_sets(config.task)))}: {', '.join(counts)} problems"
-    )
+    return f"data    {', '.join(dict.fromkeys(one.name for one in sets))}: {', '.join(counts)} problems"
 
 
 # ---------------------------------------------------------------- packages

@@ -20,6 +20,7 @@ from trainer.commands import score
 from trainer.errors import ConfigError, DataError
 from trainer.problem.task import make_task
 from trainer.reward import golds
+from trainer.reward.built_in import Rules
 from trainer.reward.exploits import Report, Sample, examine, possible_answers, samples_of, start_of
 from trainer.reward.make import make_scorer, rules_of
 
@@ -44,7 +45,7 @@ def run(options: Namespace) -> None:
     task = make_task(config.task)
     rules = rules_of(config, task)
     if options.labelled:
-        samples = labelled(options.labelled, rules.style, rules.opened)
+        samples = labelled(options.labelled, rules, needs_answer="code" not in config.reward.weights)
     else:
         problems = list(task.train())
         golds.check(config, task, problems)
@@ -56,10 +57,10 @@ def run(options: Namespace) -> None:
         sys.exit(1)
 
 
-def labelled(path: str, style: str, opened: bool) -> list[Sample]:
+def labelled(path: str, rules: Rules, needs_answer: bool) -> list[Sample]:
     """Read completions that are known to be right or wrong."""
     with score.open_lines(path) as lines:
-        given = list(score.samples(lines, path))
+        given = list(score.samples(lines, path, needs_answer))
     golds_there = [prompt.problem.gold for prompt, _ in given]
     samples = []
     for prompt, completion in given:
@@ -68,9 +69,9 @@ def labelled(path: str, style: str, opened: bool) -> list[Sample]:
             raise DataError(
                 f"{prompt.problem.id}: `right` is {is_right!r:.60}. Write true or false beside the completion."
             )
-        listed = possible_answers(golds_there, prompt.problem.gold, style)
+        listed = possible_answers(golds_there, prompt.problem.gold, rules.style)
         known = {"right" if is_right else "wrong": completion.text}
-        samples.append(Sample(prompt, style, start_of(opened), listed, **known))
+        samples.append(Sample(prompt, rules.style, start_of(rules.opened), listed, **known))
     return samples
 
 

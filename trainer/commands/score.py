@@ -1,6 +1,7 @@
 """`octet score`: score the completions in a file as a run would. Reads and writes one JSON object a line, in order.
 
-in    completion and answer, both required; answer is the gold answer, or a worked solution that ends with it
+in    completion and answer, both required; answer is the gold answer, or a worked solution that ends with it. With
+      reward.weights.code, tests stand in place of the answer
       question or prompt, id, tokens (token ids, which `overlong` counts); every further key is a column for
       functions of your own
 out   strict, lenient                  what was parsed, as text or null
@@ -88,7 +89,8 @@ def score_file(config: Config, path: str) -> None:
             total = 0 if is_seen else os.fstat(lines.fileno()).st_size
             progress = stack.enter_context(Progress(f"scoring {path}", total, patience=PATIENCE_S)) if total else None
             read = counted(lines, progress.advance) if progress else lines
-            for record in scored(samples(read, "standard input" if path == "-" else path), scorer):
+            name, has_tests = "standard input" if path == "-" else path, "code" in config.reward.weights
+            for record in scored(samples(read, name, needs_answer=not has_tests), scorer):
                 sys.stdout.write(json.dumps(record) + "\n")
             sys.stdout.flush()
         except BrokenPipeError:  # `| head`
@@ -126,10 +128,10 @@ def as_record(score: Score) -> dict[str, Any]:
     }
 
 
-def samples(lines: Iterable[bytes], name: str) -> Iterator[Sample]:
+def samples(lines: Iterable[bytes], name: str, needs_answer: bool = True) -> Iterator[Sample]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            yield _sample(_record(line, f"{name}:{number}"), f"{name}:{number}")
+            yield _sample(_record(line, f"{name}:{number}"), f"{name}:{number}", needs_answer)
 
 
 def gold_of(answer: str) -> str:
@@ -158,13 +160,15 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
     return record
 
 
-def _sample(record: dict[str, Any], where: str) -> Sample:
+def _sample(record: dict[str, Any], where: str, needs_answer: bool) -> Sample:
     completion, answer = record.pop("completion", None), record.pop("answer", record.get("gold"))
+    if answer is None and not needs_answer:
+        answer = ""
     if not isinstance(completion, str):
         raise DataError(f"{where}: `completion` is {completion!r:.60}. Write the text of the completion.")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
-    if not isinstance(answer, str) or not (gold := gold_of(answer)):
+    if not isinstance(answer, str) or (not (gold := gold_of(answer)) and needs_answer):
         raise DataError(f"{where}: `answer` is {answer!r:.60}. Write the gold answer, or a solution that ends with it.")
     completed = Completion(_tokens(record, where), (), completion, truncated=False)
     columns = {**record, "answer": answer}  # a function gets the column unchanged, as in training

@@ -15,14 +15,27 @@ from pydantic import model_validator
 from trainer.config.sections.algorithm import Algorithm, Correction, GradReg, Kl
 from trainer.config.sections.base import RUNS, Section
 from trainer.config.sections.model import Lora, Model
-from trainer.config.sections.reward import REWARDS, Judge, Reward, function_name
+from trainer.config.sections.reward import REWARDS, Code, Judge, Reward, function_name
 from trainer.config.sections.rollout import SERVED_RANKS, Rollout, Vllm
 from trainer.config.sections.run import Engine, Eval, Optim, Run
 from trainer.config.sections.task import PROMPT_STYLES, PromptSettings, TaskSettings
 from trainer.errors import ConfigError
 
-__all__ = ["PROMPT_STYLES", "REWARDS", "RUNS", "SERVED_RANKS", "Algorithm", "Config", "Correction", "Engine", "Eval"]
-__all__ += ["GradReg", "Judge", "Kl", "Lora", "Model", "Optim", "PromptSettings", "Reward", "Rollout", "Run", "Section"]
+__all__ = ["PROMPT_STYLES", "REWARDS", "RUNS", "SERVED_RANKS", "Algorithm", "Code", "Config", "Correction", "Engine"]
+__all__ += [
+    "Eval",
+    "GradReg",
+    "Judge",
+    "Kl",
+    "Lora",
+    "Model",
+    "Optim",
+    "PromptSettings",
+    "Reward",
+    "Rollout",
+    "Run",
+    "Section",
+]
 __all__ += ["TaskSettings", "Vllm", "fields", "function_name", "is_section", "sections"]
 
 

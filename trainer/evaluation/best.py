@@ -128,6 +128,7 @@ def metrics_of(evaluation: Evaluation) -> dict[str, float]:
         "eval/low": evaluation.strict.low,
         "eval/high": evaluation.strict.high,
         "eval/problems": len(evaluation.outcomes),
+        **{f"eval/part/{name}": share.value for name, share in evaluation.parts.items()},
     }
 
 

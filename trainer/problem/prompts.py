@@ -3,6 +3,7 @@
     chat       the question alone: the model has to know the format already
     gsm8k      asks for the answer after ####
     boxed      asks for it in \\boxed{}
+    tags       asks for it between <answer> and </answer>
     letter     asks for the letter of a choice
     few_shot   solved examples first
     r1_zero    asks for <think> and <answer>; the text of DeepSeek-R1-Zero, made for base models
@@ -50,6 +51,10 @@ STYLES: dict[str, Style] = {
         "gsm8k",
     ),
     "boxed": Style("{question}\n\nWork it out step by step. Then write the answer within \\boxed{}.", "boxed"),
+    "tags": Style(
+        "{question}\n\nThink step by step. Then write the answer alone between <answer> and </answer>.",
+        "tags",
+    ),
     "letter": Style(
         "{question}\n\nThink step by step. Then write the letter of the right choice on a last line, like this:\n"
         "Answer: B",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
@@ -134,7 +134,9 @@ class HubSet:
             yield Record(f"{self}[{index}]", dict(row))
 
 
-Source = File | HubSet
+class Source(Protocol):
+    def records(self) -> Iterator[Record]: ...
+
 
 # ---------------------------------------------------------------- formats
 

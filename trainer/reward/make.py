@@ -7,22 +7,26 @@ from pathlib import Path
 
 from trainer.answers.symbolic import SymbolicPool
 from trainer.config.settings import Config
+from trainer.machine.user_code import find
 from trainer.problem.prompts import answer_style, opens_thought
 from trainer.problem.task import Task
 from trainer.records import Completion, DeadBy, Problem, Prompt
-from trainer.reward import custom
+from trainer.reward import custom, programs
 from trainer.reward.built_in import Rules, read
 from trainer.reward.custom import Custom
 from trainer.reward.judge import Judge, load_rubric
+from trainer.reward.programs import Programs
 from trainer.reward.scorer import Grader, Scorer
 
 
 def check(config: Config) -> None:
     """Raise an error if a file that the rewards name is missing, before anything heavy is imported."""
     for setting in config.reward.custom:
-        custom.find(setting)
+        find(custom.KEY, setting)
     if "judge" in config.reward.weights:
         load_rubric(config.reward.judge.rubric)
+    if "code" in config.reward.weights:
+        programs.check(config.reward.code)
 
 
 def rehearse_functions(config: Config, task: Task, problem: Problem) -> None:
@@ -30,7 +34,7 @@ def rehearse_functions(config: Config, task: Task, problem: Problem) -> None:
     rules, prompt = rules_of(config, task), Prompt(problem, problem.question, ())
     for function in (Custom(setting, config.reward) for setting in config.reward.custom):
         if not function.may_read_prompts(problem):
-            function.rehearse(read(prompt, worked(problem), rules.style, opened=rules.opened))
+            function.rehearse(read(prompt, worked(problem), rules))
 
 
 def make_scorer(config: Config, task: Task, folder: Path | None = None) -> Scorer:
@@ -39,17 +43,22 @@ def make_scorer(config: Config, task: Task, folder: Path | None = None) -> Score
     if "judge" in config.reward.weights:
         graders.append(Judge(config.reward.judge, folder))
     scorer = make_verifier(config, task)
-    return Scorer(scorer.rules, graders, scorer.symbolic)
+    return Scorer(scorer.rules, [*scorer.graders, *graders], scorer.symbolic)
 
 
 def make_verifier(config: Config, task: Task) -> Scorer:
-    """Make a scorer with the built-in rewards only, which is what evaluation needs and costs nothing."""
+    """Make a scorer with the rewards that say what is correct, which is what evaluation needs and costs nothing."""
     rules = rules_of(config, task)
+    graders: list[Grader] = []
+    if "code" in config.reward.weights:
+        runner = Programs(config.reward.code)
+        atexit.register(runner.sandbox.close)
+        graders.append(runner)
     if not compares_as_mathematics(config, task):
-        return Scorer(rules)
+        return Scorer(rules, graders)
     pool = SymbolicPool(deadline_s=config.reward.symbolic_s)
     atexit.register(pool.close)
-    return Scorer(rules, symbolic=pool)
+    return Scorer(rules, graders, pool)
 
 
 def rules_of(config: Config, task: Task) -> Rules:
@@ -57,7 +66,7 @@ def rules_of(config: Config, task: Task) -> Rules:
     dead_by: DeadBy = "reward"
     if config.rollout.dead_by == "correct":
         dead_by = "correct_strict" if config.reward.answer == "strict" else "correct_lenient"
-    return Rules(config.reward, style, config.rollout.max_new_tokens, opened, dead_by)
+    return Rules(config.reward, style, config.rollout.max_new_tokens, opened, dead_by, task)
 
 
 def compares_as_mathematics(config: Config, task: Task) -> bool:

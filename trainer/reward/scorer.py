@@ -9,10 +9,13 @@ from time import perf_counter
 from typing import Protocol
 
 from trainer.answers import compare
+from trainer.answers.program import fenced
 from trainer.answers.symbolic import SymbolicPool
 from trainer.records import Completion, Prompt, Score, ScoredGroup
 from trainer.reward.built_in import COMPONENTS, Reading, Rules, read
 from trainer.watch.tally import Sums, Tally
+
+TESTS = "code"  # the reward that runs tests
 
 
 class Meter:
@@ -95,7 +98,7 @@ class Scorer:
 
     def read(self, prompt: Prompt, completion: Completion) -> Reading:
         """Find the answers in a completion, and compare them with the gold answer."""
-        return read(prompt, completion, self.rules.style, self._equal, self.rules.opened)
+        return read(prompt, completion, self.rules, self._equal)
 
     def rehearse(self, prompt: Prompt, completion: Completion) -> None:
         """Every grader once, before anything is spent."""
@@ -104,8 +107,8 @@ class Scorer:
             grader.rehearse(reading)
 
     def verifier(self) -> Scorer:
-        """The same without graders: what evaluation needs, at no cost."""
-        return Scorer(self.rules, symbolic=self.symbolic)
+        """The same without graders, but for tests: what evaluation needs, at no cost."""
+        return Scorer(self.rules, [grader for grader in self.graders if grader.name == TESTS], self.symbolic)
 
     def measured(self) -> Sums:
         """Since the last call: seconds of each reward, requests, missing grades, hangs."""
@@ -127,6 +130,9 @@ class Scorer:
 
     def _score(self, reading: Reading, values: Mapping[str, float | None]) -> Score:
         found = (reading.strict, reading.lenient, reading.correct_strict, reading.correct_lenient)
+        if TESTS in values:  # they say whether the program in an answer is right
+            block, is_right = fenced(reading.completion.text), values[TESTS] == 1.0
+            found = (block, block, is_right, is_right)
         return Score(total(values, self.weights), values, *found)
 
 

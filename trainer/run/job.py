@@ -193,7 +193,8 @@ def _example(run: Run) -> str:
     """Return what the model is asked for in the first problem, and what answers to it earn."""
     rollouts = run.rollouts
     prompt = rollouts.prompter.prompt(rollouts.curriculum.problems[0])
-    scorer, outside = rollouts.scorer.verifier(), [grader.name for grader in rollouts.scorer.graders]
+    scorer = rollouts.scorer.verifier()
+    outside = [grader.name for grader in rollouts.scorer.graders if grader not in scorer.graders]
     gold = golds.written(prompt.problem, scorer.rules)
     right, empty = scorer.scores([(prompt, gold), (prompt, replace(gold, text=""))])
     beside = f"; {', '.join(outside)} not counted" if outside else ""

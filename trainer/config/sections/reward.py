@@ -12,8 +12,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from trainer.config.sections.base import RUNS, Section
 from trainer.errors import did_you_mean
 
-# The rewards of reward/built_in.py, and the language model that grades (reward/judge.py).
-REWARDS = ("correct", "format", "length", "overlong", "repetition", "think_tags", "judge")
+# The rewards of reward/built_in.py, the language model that grades (reward/judge.py), and tests (reward/programs.py).
+REWARDS = ("correct", "format", "length", "overlong", "repetition", "think_tags", "judge", "code")
 # `octet score` writes these names, so a custom reward function cannot have them.
 RESERVED = (*REWARDS, "strict", "lenient", "correct_strict", "correct_lenient", "reward")
 
@@ -61,6 +61,28 @@ class Judge(Section):
         return self
 
 
+class Code(Section):
+    tests: str = "tests"
+    """Column of the tests: inputs and outputs, or assertions in Python; `test_list` for MBPP, `test` for HumanEval."""
+    score: Literal["all", "share"] = "all"
+    """`all`: 1 if all tests pass, else 0. `share`: the share of the tests that pass."""
+    command: str | None = None
+    """Shell command that runs a program in another language than Python, which is in the file `program`, such as
+    `gcc -x c program && ./a.out`. Its tests are inputs and outputs."""
+    seconds: float = Field(5.0, gt=0.0)
+    """Time for all tests of one answer; what is not done then has failed."""
+    memory_mb: int = Field(512, ge=64)
+    """Memory of a process, in MB."""
+    processes: int = Field(16, ge=1)
+    """Processes of a command, or threads of a Python program."""
+    file_mb: int = Field(16, ge=1)
+    """Size of the folder in memory that a program may write to, in MB."""
+    output_kb: int = Field(256, ge=1)
+    """What a program may print; one that prints more has failed."""
+    unsafe: bool = False
+    """Run programs although this machine cannot hold them in: with whatever of Landlock and seccomp there is."""
+
+
 class Reward(Section):
     custom: tuple[str, ...] = ()
     """Your own reward functions with TRL's signature: `my_rewards.py:score`, or a list; see docs/rewards.md."""
@@ -84,6 +106,8 @@ class Reward(Section):
     """Timeout of one call of a custom function, in seconds; after it, the run stops."""
     custom_format: Literal["auto", "text", "chat"] = "auto"
     """What custom functions receive: texts, or TRL's lists of messages. `auto`: messages if the data set has them."""
+    code: Code = Code()
+    """Programs that are run against tests; they need a weight, reward.weights.code; see docs/sandbox.md."""
     judge: Judge = Judge()
     """A language model that grades answers; it needs a weight, reward.weights.judge."""
 

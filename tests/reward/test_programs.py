@@ -1,0 +1,250 @@
+"""The reward `code`: programs in answers are run against the tests of their problems."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from tests.rewarding import answer, scorer_of
+from tests.sandbox.lacking import python_without
+from trainer.answers.program import fenced, program
+from trainer.commands.main import main
+from trainer.config.command_line import resolve
+from trainer.config.settings import Code
+from trainer.errors import ConfigError, DataError
+from trainer.problem.task import make_task
+from trainer.records import Problem, Prompt, Score
+from trainer.reward import golds, make
+from trainer.reward.programs import Programs, read_tests, same_text
+from trainer.reward.scorer import Scorer
+
+MBPP = ["assert double(3) == 6", "assert double([1]) == [1, 1]", "assert double('a') == 'aa'"]
+HUMANEVAL = "METADATA = {}\n\ndef check(candidate):\n    assert candidate(3) == 6\n    assert candidate(4) == 8\n"
+RIGHT = "Here it is:\n```python\ndef double(x):\n    return 2 * x\n```"
+PARTLY = "```python\ndef double(x):\n    return 6\n```"
+READS = "```\nprint(2 * int(input()))\n```"
+PAIRS = [{"input": "3\n", "output": "6\n"}, {"input": "4\n", "output": "8"}]
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    scorer = scorer_of("reward.weights={code: 1.0}")
+    yield scorer
+    close(scorer)
+
+
+@pytest.fixture(scope="module")
+def sharing():
+    scorer = scorer_of("reward.weights={code: 1.0}", "reward.code.score=share", "reward.code.seconds=20")
+    yield scorer
+    close(scorer)
+
+
+def close(scorer: Scorer) -> None:
+    (programs,) = scorer.graders
+    assert isinstance(programs, Programs)
+    programs.sandbox.close()
+
+
+def score(scorer: Scorer, text: str, tests: Any, **columns: Any) -> Score:
+    problem = Problem("p/1", "Double it.", "", extra={"tests": tests, **columns})
+    return scorer.score(Prompt(problem, "", ()), [answer(text)]).scores[0]
+
+
+@pytest.mark.parametrize(
+    "text, tests, columns",
+    [
+        (RIGHT, MBPP, {}),
+        (RIGHT, "\n".join(MBPP), {}),
+        (RIGHT, json.dumps(MBPP), {}),
+        (RIGHT, HUMANEVAL, {"entry_point": "double"}),
+        (RIGHT, f"{HUMANEVAL}\ncheck(double)", {}),
+        (
+            RIGHT,
+            ["assert double(half(8)) == 8"],
+            {"test_setup_code": "def half(x): return x // 2", "entry_point": "double"},
+        ),
+        (RIGHT, ["assert double(math.pi) == math.tau"], {"test_imports": ["import math"]}),
+        (RIGHT, [{"input": [3], "output": 6}, {"input": ["a"], "output": "aa"}], {"entry_point": "double"}),
+        (RIGHT, {"fn_name": "double", "inputs": [[3], [4]], "outputs": [6, 8]}, {}),
+        (
+            RIGHT,
+            json.dumps([{"input": "[3]", "output": "[3, 3]", "testtype": "functional"}]),
+            {"metadata": '{"func_name": "double"}'},
+        ),
+        (READS, PAIRS, {}),
+        (READS, json.dumps(PAIRS), {}),
+        (READS, {"inputs": ["3", "4"], "outputs": ["6", "8"]}, {}),
+    ],
+)
+def test_tests_are_read_in_every_form(scorer, text, tests, columns):
+    assert score(scorer, text, tests, **columns).reward == 1.0
+    assert score(scorer, PARTLY, tests, **columns).reward == 0.0
+
+
+@pytest.mark.parametrize("text, tests, share", [(RIGHT, MBPP, 1.0), (PARTLY, MBPP, 1 / 3), (READS, PAIRS, 1.0)])
+def test_the_share_of_the_tests_that_pass(sharing, text, tests, share):
+    assert score(sharing, text, tests).reward == pytest.approx(share)
+    assert score(sharing, "```\nprint(6)\n```", PAIRS).reward == 0.5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "I do not know.",
+        "```python\n```",
+        "```python\ndef double(x: return\n```",
+        "```\nimport os; os._exit(0)\n```",
+    ],
+)
+@pytest.mark.parametrize("tests", [MBPP, PAIRS])
+def test_an_answer_without_a_program_that_works_is_worth_nothing(sharing, text, tests):
+    assert score(sharing, text, tests).reward == 0.0
+
+
+def test_tests_say_what_is_correct(scorer):
+    right, wrong = score(scorer, RIGHT, MBPP), score(scorer, "No.", MBPP)
+    assert (right.correct_strict, right.correct_lenient, right.strict) == (True, True, fenced(RIGHT))
+    assert (wrong.correct_strict, wrong.correct_lenient, wrong.strict) == (False, False, None)
+    assert [grader.name for grader in scorer.verifier().graders] == ["code"]
+
+
+def test_a_program_that_hangs_is_counted():
+    scorer = scorer_of("reward.weights={code: 1.0}", "reward.code.seconds=0.5")
+    assert score(scorer, "```\nwhile True: pass\n```", PAIRS).reward == 0.0
+    assert scorer.measured()["code/timeouts"] == (1.0, 1.0)
+    close(scorer)
+
+
+def test_the_time_is_for_all_tests_of_an_answer():
+    scorer = scorer_of("reward.weights={code: 1.0}", "reward.code.seconds=2", "reward.code.score=share")
+    assert score(scorer, "```\nimport time; time.sleep(1.2); print(2 * int(input()))\n```", PAIRS).reward <= 0.5
+    assert scorer.measured()["code/timeouts"] == (1.0, 1.0)
+    close(scorer)
+
+
+def test_a_command_runs_other_languages(tmp_path):
+    scorer = scorer_of("reward.weights={code: 1.0}", "reward.code.command=sh program")
+    try:
+        make.check(resolve(None, None, ["reward.weights={code: 1.0}", "reward.code.command=sh program"]))
+    except ConfigError as error:
+        pytest.skip(str(error))
+    assert score(scorer, "```sh\nread x; echo $((2 * x)) | cat\n```", PAIRS).reward == 1.0
+    with pytest.raises(
+        DataError, match=r"`tests` holds tests in Python, and reward.code.command=sh program runs other"
+    ):
+        score(scorer, RIGHT, MBPP)
+    close(scorer)
+
+
+@pytest.mark.parametrize(
+    "text, block",
+    [
+        ("```python\na\n```", "a\n"),
+        ("```\na\n```\nor better\n```\nb\n```\nthat is it", "b\n"),
+        ("<think>```\na\n```</think> a", None),
+        ("<think>x</think>```py\na\n```", "a\n"),
+        ("```\na", "a"),
+        ("a", None),
+    ],
+)
+def test_the_last_block_is_the_program(text, block):
+    assert fenced(text) == block
+
+
+def test_without_a_block_all_that_is_said_is_the_program():
+    assert program("<think>hm</think>print(1)") == "print(1)"
+
+
+@pytest.mark.parametrize(
+    "output, expected, same",
+    [
+        ("6\n", "6", True),
+        ("6  \n7\n\n", "6\n7", True),
+        ("6\r\n7", "6\n7", True),
+        ("6\n\n7", "6\n7", False),
+        (" 6", "6", False),
+        ("6.0", "6", False),
+        ("", "", True),
+    ],
+)
+def test_lines_are_compared_exactly_but_for_their_ends(output, expected, same):
+    assert same_text(output.encode(), expected.encode()) is same
+
+
+@pytest.mark.parametrize(
+    "tests, columns, told",
+    [
+        (None, {}, "p/1: `tests`: expected inputs with outputs, or Python with assertions"),
+        ([], {}, "expected inputs"),
+        ([3], {}, "expected inputs"),
+        ([{"input": "3"}], {}, "KeyError: 'output'"),
+        ({"inputs": ["3"], "outputs": []}, {}, "expected inputs"),
+        ("[1, ", {}, "expected inputs"),
+        ("assert (", {}, "SyntaxError"),
+        ("x = f(1)", {}, "there is no assertion in it"),
+        ("assert f(1) == g(2)", {}, "the tests use f, g without a definition, and one function can be asked for"),
+        ("assert f(1) == g(2)", {"entry_point": "f"}, "the tests use f, g without a definition"),
+        ("assert 1 == 1", {}, "the tests use nothing without a definition"),
+        ("def f(x): return x\nassert f(1) == 1", {"entry_point": "f"}, "the tests define `f` themselves"),
+        ([{"input": [3], "output": 6}], {}, "calls need the name of the function, in a column `entry_point`"),
+        ([{"input": [3], "output": 6}], {"entry_point": "f(1) or 6 #"}, "calls need the name of the function"),
+        ("(" * 5000, {}, "expected inputs"),
+    ],
+)
+def test_tests_that_cannot_be_run_are_refused_by_name(tests, columns, told):
+    with pytest.raises(DataError) as error:
+        read_tests(Problem("p/1", "", "", extra={"tests": tests, **columns}), Code())
+    assert told in str(error.value)
+    assert str(error.value).endswith("Name another column: reward.code.tests=COLUMN.")
+
+
+def test_tests_of_all_problems_are_read_before_a_run(tmp_path):
+    records = [{"question": "Double it.", "tests": MBPP}, {"question": "Halve it."}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    overrides = ["task.name=records", f"task.path={tmp_path}/a.jsonl", "task.answer=none", "task.holdout=1.0"]
+    config = resolve("nano", None, [*overrides, "reward.weights={code: 1.0}"])
+    task = make_task(config.task)
+    with pytest.raises(DataError, match="records/held-out/1: `tests`: expected inputs"):
+        golds.check(config, task, task.test())
+
+
+def test_a_fault_of_the_tests_is_found_before_a_run(scorer):
+    problem = Problem("p/1", "", "", extra={"tests": "assert f(print)"})
+    with pytest.raises(DataError, match="p/1: `tests`: a call has an argument that is no plain value: builtin"):
+        scorer.rehearse(Prompt(problem, "", ()), answer(""))
+
+
+def test_a_machine_that_cannot_hold_programs_in_refuses_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", python_without("LANDLOCK_CREATE_RULESET", tmp_path))
+    overrides = ["reward.weights={code: 1.0}"]
+    with pytest.raises(
+        ConfigError, match=r"reward.weights.code: this machine cannot hold a program in. .*without Landl"
+    ):
+        make.check(resolve(None, None, overrides))
+    make.check(resolve(None, None, [*overrides, "reward.code.unsafe=true"]))
+    monkeypatch.setattr(sys, "executable", python_without("UNSHARE", tmp_path))
+    with pytest.raises(ConfigError, match=r"reward.code.command=sh program: it needs a folder to write to"):
+        make.check(resolve(None, None, [*overrides, "reward.code.command=sh program"]))
+
+
+def test_octet_score_needs_tests_in_place_of_an_answer(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"completion": RIGHT, "tests": MBPP}) + "\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["score", str(tmp_path / "a.jsonl"), "reward.weights={code: 1.0}"])
+    assert ended.value.code in (0, None)
+    assert json.loads(capsys.readouterr().out)["code"] == 1.0
+
+
+def test_octet_reward_test_takes_labelled_programs(tmp_path, capsys):
+    records = [{"completion": text, "right": text == RIGHT, "tests": MBPP} for text in (RIGHT, PARTLY)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(SystemExit) as ended:
+        main(["reward", "test", "--labelled", str(tmp_path / "a.jsonl"), "reward.weights={code: 1.0}"])
+    told = capsys.readouterr().out
+    assert ended.value.code in (0, None), told
+    assert "nothing found: every right text is paid and no wrong one" in told

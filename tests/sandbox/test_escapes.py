@@ -1,0 +1,247 @@
+"""Programs that try to get out of the sandbox do not, and each of them succeeds where there is none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from string import Template
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.sandbox.escapes import ESCAPES, FORGERIES, NUMBERS, PRELUDE, TESTS
+from tests.sandbox.lacking import python_without
+from trainer.sandbox.kernel import FOLDER, Limits
+from trainer.sandbox.pool import Sandbox
+
+SECRET = "the canary sings"
+LIMITS = Limits(seconds=20, memory_mb=256, processes=16, file_mb=1, output_kb=64)
+SECONDS = 20.0  # for an escape, in the sandbox or without it
+HANGS = {"loop": 0.8, "sleep": 0.8, "ignore all signals": 0.8}  # seconds for programs that take 1.2
+# What a kernel without some part, or a user who is not root, answers.
+LACKING = {
+    errno.ENOSYS,
+    errno.EAFNOSUPPORT,
+    errno.ESOCKTNOSUPPORT,
+    errno.EPROTONOSUPPORT,
+    errno.EOPNOTSUPP,
+    errno.ENODEV,
+}
+NOT_ROOT = {errno.EPERM, errno.EACCES}
+REPORT = """
+import sys
+sys.excepthook = lambda kind, error, at: print("FAILED", getattr(error, "errno", 0), repr(error))
+"""
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OCTET_CANARY", SECRET)
+        yield from held()
+
+
+@pytest.fixture(scope="module")
+def sandbox_in_a_container(tmp_path_factory) -> Iterator[Sandbox]:
+    """A sandbox where there are no new namespaces, as in most containers: Landlock and seccomp are left."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OCTET_CANARY", SECRET)
+        patch.setattr(sys, "executable", python_without("UNSHARE", tmp_path_factory.mktemp("python")))
+        for sandbox in held():
+            assert not sandbox.held.namespaces
+            yield sandbox
+
+
+def held() -> Iterator[Sandbox]:
+    with Sandbox(LIMITS) as sandbox:
+        if not sandbox.held.is_enough:
+            pytest.skip(f"this machine cannot hold a program in: {sandbox.held}")
+        yield sandbox
+
+
+class Canaries:
+    """What an escape may harm: files, a process, servers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self.own, self.mark = folder / "home", folder / "own", folder / "mark"
+        for place in (self.home, self.own, self.home / "empty"):
+            place.mkdir()
+        self.file = self.home / "secret.txt"
+        self.file.write_text(SECRET)
+        self.file.chmod(0o644)
+        self.state = self.file.stat()
+        self.victim = subprocess.Popen(["sleep", "100"], env={"CANARY": SECRET}, start_new_session=True)
+        self.tcp, self.unix, self.abstract = (
+            socket.socket(),
+            socket.socket(socket.AF_UNIX),
+            socket.socket(socket.AF_UNIX),
+        )
+        self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        for server in (self.tcp, self.udp):
+            server.bind(("127.0.0.1", 0))
+        self.unix.bind(str(folder / "unix"))
+        self.name = f"octet-canary-{os.getpid()}"
+        self.abstract.bind(f"\0{self.name}")
+        for server in (self.tcp, self.unix, self.abstract):
+            server.listen()
+
+    def source(self, escape: str, own: str) -> str:
+        places = {"HOME": self.home, "OWN": own, "MARK": self.mark, "ROOT": ROOT, "VICTIM": self.victim.pid}
+        places |= {"TCP": self.tcp.getsockname()[1], "UDP": self.udp.getsockname()[1], "UNIX": self.unix.getsockname()}
+        places |= {"ABSTRACT": self.name, "TMP": f"/tmp/{self.name}", **NUMBERS}
+        return PRELUDE + Template(escape).substitute(places)
+
+    def are_well(self) -> bool:
+        """Return True if the files are as they were, the process runs as it did, and nobody has called the servers."""
+        now, before = self.file.stat(), self.state
+        same = (now.st_mode, now.st_mtime_ns, now.st_uid) == (before.st_mode, before.st_mtime_ns, before.st_uid)
+        servers = (self.tcp, self.udp, self.unix, self.abstract)
+        for server in servers:
+            server.setblocking(False)
+        return (
+            self.file.read_text() == SECRET
+            and same
+            and sorted(os.listdir(self.home)) == ["empty", "secret.txt"]
+            and self.victim.poll() is None
+            and os.getpriority(os.PRIO_PROCESS, self.victim.pid) == os.getpriority(os.PRIO_PROCESS, 0)
+            and not any(map(_was_called, servers))
+            and not Path(f"/tmp/{self.name}").exists()
+        )
+
+    def close(self) -> None:
+        self.victim.kill()
+        self.victim.wait()
+        Path(f"/tmp/{self.name}").unlink(missing_ok=True)
+        for server in (self.tcp, self.udp, self.unix, self.abstract):
+            server.close()
+
+
+def _was_called(server: socket.socket) -> bool:
+    try:
+        server.recv(1) if server.type == socket.SOCK_DGRAM else server.accept()[0].close()
+    except BlockingIOError:
+        return False
+    return True
+
+
+@pytest.fixture
+def canaries(tmp_path: Path) -> Iterator[Canaries]:
+    canaries = Canaries(tmp_path)
+    yield canaries
+    canaries.close()
+
+
+def test_there_are_enough_escapes():
+    assert len(ESCAPES) + len(FORGERIES) >= 50
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_an_escape_is_held(name, sandbox, canaries):
+    assert_is_held(name, sandbox, canaries)
+
+
+@pytest.mark.parametrize("name", [name for name in ESCAPES if name not in HANGS])
+def test_an_escape_is_held_without_namespaces(name, sandbox_in_a_container, canaries):
+    assert_is_held(name, sandbox_in_a_container, canaries)
+
+
+COMMAND = "/usr/bin/python3 program"
+MAY_START_PROGRAMS = {name for name in ESCAPES if name.startswith("start a program") and "memory" not in name}
+MAY_START_PROGRAMS |= {"fork", "become another program", "outlive the program"}  # which is killed nevertheless
+
+
+@pytest.fixture(scope="module")
+def sandbox_of_a_command() -> Iterator[Sandbox]:
+    with Sandbox(LIMITS, COMMAND) as sandbox:
+        if not (sandbox.held.is_enough and sandbox.held.namespaces and Path("/usr/bin/python3").exists()):
+            pytest.skip(f"this machine cannot hold a command in: {sandbox.held}")
+        yield sandbox
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ESCAPES if name not in HANGS])
+def test_an_escape_from_a_command_is_held(name, sandbox_of_a_command, canaries):
+    ran = sandbox_of_a_command.run(canaries.source(ESCAPES[name], FOLDER), b"", SECONDS)
+    assert ran.output.startswith(b"TRIES")
+    assert (b"ESCAPED" in ran.output) is (name in MAY_START_PROGRAMS)
+    if name == "outlive the program":
+        time.sleep(0.6)
+        assert not canaries.mark.exists()
+    assert canaries.are_well()
+
+
+def assert_is_held(name: str, sandbox: Sandbox, canaries: Canaries) -> None:
+    ran = sandbox.run(canaries.source(ESCAPES[name], FOLDER), b"", HANGS.get(name, SECONDS))
+    assert ran.output.startswith(b"TRIES")
+    assert b"ESCAPED" not in ran.output
+    assert ran.timed_out is (name in HANGS)
+    if name == "outlive the program":
+        time.sleep(0.6)
+        assert not canaries.mark.exists()
+    assert canaries.are_well()
+    assert sandbox.run("print(6 * 7)", b"").output == b"42\n"  # the next program is not disturbed
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_an_escape_succeeds_without_the_sandbox(name, canaries):
+    with canaries.file.open("rb") as kept:
+        os.set_inheritable(kept.fileno(), True)
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", REPORT + canaries.source(ESCAPES[name], str(canaries.own))],
+            env={**os.environ, "OCTET_CANARY": SECRET},
+            stdout=subprocess.PIPE,
+            pass_fds=[kept.fileno()],
+            timeout=SECONDS,
+            cwd=canaries.own,
+            check=False,
+        )
+    failed = re.search(rb"FAILED (\d+)", done.stdout)
+    if failed and int(failed[1]) in LACKING | (NOT_ROOT if os.getuid() else set()):
+        pytest.skip(f"this kernel or user cannot do it at all: {done.stdout.decode().strip()}")
+    assert b"ESCAPED" in done.stdout, done.stdout
+
+
+# ---------------------------------------------------------------- forged results
+
+# What a harness without walls does: the tests behind the program, and its exit status or its report as the result.
+NAIVE = """
+import os, sys
+SOURCE = open("tests.py").read()
+names = {"SOURCE": SOURCE}
+exec(open("program.py").read(), names)
+names["SOURCE"] = names["SOURCE"] and SOURCE
+exec(compile(names["SOURCE"], "tests.py", "exec"), names)
+os.write(int(sys.argv[1]), b'[3, 3, ""]')
+"""
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forged_result_is_worth_nothing(name, sandbox):
+    verdict = sandbox.judge(FORGERIES[name], TESTS, "add")
+    assert verdict.passed == 0
+    assert verdict.total > 0
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forged_result_is_believed_by_a_harness_that_runs_program_and_tests_together(name, tmp_path):
+    (tmp_path / "program.py").write_text(FORGERIES[name])
+    (tmp_path / "tests.py").write_text(TESTS)
+    reading, writing = os.pipe()
+    command = [sys.executable, "-c", NAIVE, str(writing)]
+    with open(reading, "rb") as report:
+        done = subprocess.run(
+            command, cwd=tmp_path, pass_fds=[writing], stderr=subprocess.DEVNULL, timeout=SECONDS, check=False
+        )
+        os.close(writing)
+        assert done.returncode == 0 or report.read().startswith(b"[3, 3")
+
+
+def test_an_honest_program_passes(sandbox):
+    assert sandbox.judge("def add(a, b): return a + b", TESTS, "add").passed == 3

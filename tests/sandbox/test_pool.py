@@ -1,0 +1,316 @@
+"""Programs run, end, and do not disturb each other; what holds them in is really there."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.sandbox.lacking import python_without
+from trainer.sandbox import syscalls
+from trainer.sandbox.kernel import FOLDER, Limits
+from trainer.sandbox.pool import Sandbox, Verdict
+
+LIMITS = Limits(seconds=20, output_kb=1, file_mb=1)
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(LIMITS) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def namespaces(sandbox):
+    if not sandbox.held.namespaces:
+        pytest.skip(f"this machine has no namespaces for programs: {sandbox.held}")
+
+
+@pytest.mark.parametrize(
+    "source, output, status",
+    [
+        ("print(int(input()) + 1)", b"42\n", 0),
+        ("import sys; print(sys.stdin.read())", b"41\n", 0),
+        ("import sys; sys.stdout.write('no newline')", b"no newline", 0),
+        ("if __name__ == '__main__': print('main')", b"main\n", 0),
+        ("print(1); exit()", b"1\n", 0),
+        ("print(1); exit(3)", b"1\n", 3),
+        ("print(1); exit('because')", b"1\n", 1),
+        ("print(1); raise ValueError", b"1\n", 1),
+        ("print(", b"", 1),
+        ("import os; print(1, flush=True); os.abort()", b"1\n", -signal.SIGABRT),
+        ("import os; print(os.listdir('.'), os.environ.get('SHELL'))", b"[] None\n", 0),
+        ("import dataclasses, typing, decimal, numpy; print(numpy.arange(3).sum())", b"3\n", 0),
+        ("print({'b', 'a', 'c'} == {'a', 'b', 'c'}, 'é')", "True é\n".encode(), 0),
+    ],
+)
+def test_a_program_runs_as_python_runs_it(sandbox, source, output, status):
+    ran = sandbox.run(source, b"41")
+    if sandbox.held.namespaces or "listdir" not in source:
+        assert (ran.output, ran.status, ran.timed_out, ran.cut) == (output, status, False, False)
+
+
+def test_a_program_may_write_to_a_folder_that_the_next_one_finds_empty(sandbox, namespaces):
+    write = "import os, tempfile; open('a', 'w').write('x'); print(os.listdir('.'), tempfile.gettempdir())"
+    for _ in range(2):
+        assert sandbox.run(write, b"").output == f"['a'] {FOLDER}\n".encode()
+
+
+def test_threads_run_where_they_can_be_counted(sandbox):
+    ran = sandbox.run("import threading\nthreading.Thread(target=print, args=('in a thread',)).start()", b"")
+    assert (ran.output == b"in a thread\n") is sandbox.held.counted
+
+
+def test_a_program_is_deterministic(sandbox):
+    source = "import random; print(random.random(), list({'one', 'two', 'three', 'four'}))"
+    assert sandbox.run(source, b"").output == sandbox.run(source, b"").output
+
+
+def test_a_hang_costs_one_deadline_and_nothing_of_others(sandbox):
+    hanging = threading.Thread(target=sandbox.run, args=("while True: pass", b"", 1.0))
+    hanging.start()
+    assert [sandbox.run("print(1)", b"").output for _ in range(3)] == [b"1\n"] * 3
+    hanging.join()
+    assert sandbox.run("import time; time.sleep(60)", b"", 0.3).timed_out
+
+
+def test_output_is_cut_off_and_the_program_ended(sandbox):
+    ran = sandbox.run("while True: print('x' * 100)", b"")
+    assert len(ran.output) == 1024
+    assert ran.cut
+    assert ran.status == -signal.SIGKILL
+
+
+def test_many_programs_side_by_side_get_their_own_input(sandbox):
+    results = {}
+
+    def work(number: int) -> None:
+        results[number] = sandbox.run("print(int(input()) * 2)", str(number).encode()).output
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {number: f"{2 * number}\n".encode() for number in range(40)}
+
+
+def test_no_file_stays_open(sandbox):
+    def opened() -> int:
+        return sum(len(os.listdir(f"/proc/{process}/fd")) for process in ("self", sandbox._process.pid))
+
+    sandbox.run("print(1)", b"")
+    before = opened()
+    for _ in range(5):
+        sandbox.run("print(1)", b"")
+        sandbox.judge("def f(): pass", "assert f() is None", "f")
+    deadline = time.monotonic() + 20
+    while opened() > before and time.monotonic() < deadline:  # what has sent its result is still ending
+        time.sleep(0.05)
+    assert opened() <= before
+
+
+def test_the_memory_of_one_program_holds_nothing_of_those_before(sandbox):
+    """The process that forks hands on open files only, so nothing of an answer or of a test is in its memory."""
+    word = "canary" * 3
+    sandbox.judge(f"word = '{word}'\ndef f(x): return x", f"assert f('{word}') == '{word}'", "f")
+    sandbox.run(f"print('{word}')", word.encode())
+    maps = Path(f"/proc/{sandbox._process.pid}/maps").read_text()
+    with open(f"/proc/{sandbox._process.pid}/mem", "rb", buffering=0) as memory:
+        for line in maps.splitlines():
+            start, end = (int(place, 16) for place in line.split()[0].split("-"))
+            if " rw" in line:
+                memory.seek(start)
+                assert word.encode() not in memory.read(end - start)
+
+
+@pytest.fixture
+def sleeping(sandbox):
+    """The process of a program that sleeps, and what the kernel says of it, as soon as it is held in."""
+    if not sandbox.held.is_enough:
+        pytest.skip(f"this machine cannot hold a program in: {sandbox.held}")
+    running = threading.Thread(target=sandbox.run, args=("import time; time.sleep(60)", b"", 2.0))
+    running.start()
+    children = Path(f"/proc/{sandbox._process.pid}/task/{sandbox._process.pid}/children")
+    child, status = "", dict[str, str]()
+    while status.get("Seccomp") != "2" and running.is_alive():
+        for child in children.read_text().split():
+            lines = Path(f"/proc/{child}/status").read_text().splitlines()
+            status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    yield child, status
+    running.join()
+
+
+def test_the_kernel_says_that_a_program_is_held_in(sleeping):
+    empty = "0" * 16
+    wanted = {"NoNewPrivs": "1", "Seccomp": "2", "CapPrm": empty, "CapEff": empty, "CapInh": empty}
+    assert {name: sleeping[1][name] for name in wanted} == wanted
+
+
+def test_a_program_ends_with_the_process_that_has_started_it(sandbox, sleeping):
+    os.kill(sandbox._process.pid, signal.SIGKILL)
+    assert_ended([sleeping[0]])
+
+
+def test_the_process_that_starts_programs_is_started_again(sandbox):
+    os.kill(sandbox._process.pid, signal.SIGKILL)
+    assert sandbox.run("print(1)", b"").output == b"1\n"
+    os.kill(sandbox._process.pid, signal.SIGKILL)
+    assert sandbox.judge("def f(): return 1", "assert f() == 1", "f") == Verdict(1, 1)
+
+
+def test_everything_ends_with_the_trainer():
+    code = (
+        "from trainer.sandbox.pool import *; import os, threading, time\n"
+        "sandbox = Sandbox(Limits(seconds=60))\n"
+        "threading.Thread(target=sandbox.run, args=('import time; time.sleep(60)', b'')).start()\n"
+        "children = f'/proc/{sandbox._process.pid}/task/{sandbox._process.pid}/children'\n"
+        "while not open(children).read(): time.sleep(0.05)\n"
+        "print(sandbox._process.pid, open(children).read(), flush=True)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    processes = done.stdout.split()
+    assert len(processes) == 2
+    assert_ended(processes)
+
+
+def assert_ended(processes: list[str]) -> None:
+    deadline = time.monotonic() + 20
+    while any(map(is_running, processes)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_running, processes))
+
+
+def is_running(process: str) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("call, part", [("UNSHARE", "namespaces"), ("LANDLOCK_CREATE_RULESET", "landlock")])
+def test_what_a_machine_lacks_is_known(call, part, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", python_without(call, tmp_path))
+    with Sandbox(LIMITS) as sandbox:
+        assert not getattr(sandbox.held, part)
+        assert sandbox.held.is_enough is (part != "landlock")
+        assert sandbox.run("print(1)", b"").output == b"1\n"
+
+
+# ---------------------------------------------------------------- tests of a function
+
+
+@pytest.mark.parametrize(
+    "function, tests, passed, total",
+    [
+        ("return x + 1", "assert f(1) == 2\nassert f(2) == 3", 2, 2),
+        ("return x + 1", "assert f(1) == 2\nassert f(2) == 4", 1, 2),
+        ("return x", "for one in (1, 'a', b'b', 2.5, None, True, 1j, float('inf')): assert f(one) == one", 8, 8),
+        ("return x", "assert f([1, (2, {3}), {4: set()}, (5,), ()]) == [1, (2, {3}), {4: set()}, (5,), ()]", 1, 1),
+        ("return x[::-1]", "def check(one):\n    assert one('ab') == 'ba'\ncheck(f)", 1, 1),
+        ("import collections; return collections.Counter(x)", "assert f('aab') == {'a': 2, 'b': 1}", 1, 1),
+        ("import numpy; return numpy.array(x) * 2, numpy.float64(1)", "assert f([1, 2]) == ([2, 4], 1)", 1, 1),
+        ("import enum; return enum.IntEnum('E', 'A')(x)", "assert f(1) == 1 and type(f(1)) is int", 1, 1),
+        ("raise ValueError", "try: f(1)\nexcept ValueError: caught = True\nassert caught", 1, 1),
+        ("raise ValueError", "f(1)\nassert True", 0, 1),
+        ("return object()", "assert f(1)", 0, 1),
+        ("return float('nan')", "assert f(1) != 1", 0, 1),
+        ("return 'x' * (2 << 20)", "assert f(1)", 0, 1),
+        ("x.append(1); return x", "given = []\nassert f(given) == [1]\nassert given == []", 2, 2),
+        ("print(x); return x", "assert f(1) == 1", 1, 1),
+        ("x = []; [x := [x] for _ in range(99999)]; return x", "assert f(1)", 0, 1),
+    ],
+)
+def test_assertions_are_counted(sandbox, function, tests, passed, total):
+    verdict = sandbox.judge(f"def f(x): {function}", tests, "f")
+    assert (verdict.passed, verdict.total, verdict.fault) == (passed, total, "")
+
+
+def test_one_assertion_that_does_not_hold_is_enough_where_all_have_to(sandbox):
+    assert sandbox.judge("def f(x): return x", "assert f(1) == 2\nassert f(1) == 1", "f", first=True) == Verdict(0, 1)
+
+
+def test_a_method_of_a_class_called_solution_is_found(sandbox):
+    assert sandbox.judge("class Solution:\n    def f(self, x): return x", "assert f(1) == 1", "f") == Verdict(1, 1)
+
+
+def test_an_argument_that_is_no_plain_value_is_a_fault_of_the_tests(sandbox):
+    verdict = sandbox.judge("def f(x): return x(1)", "assert f(lambda x: x) == 1", "f")
+    assert verdict.fault == "a call has an argument that is no plain value: function"
+
+
+def test_tests_that_hang_or_a_function_that_hangs_end_at_the_deadline():
+    with Sandbox(Limits(seconds=1)) as sandbox:
+        assert sandbox.judge("def f(): pass", "while True: assert f() is None", "f").timed_out
+        assert sandbox.judge("def f():\n    while True: pass", "assert f() is None", "f").timed_out
+
+
+# ---------------------------------------------------------------- the filter
+
+
+def verdict_of(code: bytes, machine: str, number: int, *arguments: int) -> int:
+    """Run a filter as the kernel does."""
+    data = struct.pack("iIQ6Q", number, syscalls.ARCHITECTURES[machine], 0, *arguments, *[0] * (6 - len(arguments)))
+    program, place, value = list(struct.iter_unpack("HBBI", code)), 0, 0
+    while True:
+        operation, yes, no, constant = program[place]
+        if operation == syscalls.RETURN:
+            return constant
+        if operation == syscalls.LOAD:
+            value = struct.unpack_from("I", data, constant)[0]
+        elif operation == syscalls.AND:
+            value &= constant
+        place += 1 + ((yes if value == constant else no) if operation == syscalls.EQUAL else 0)
+
+
+@pytest.mark.parametrize("machine", syscalls.ARCHITECTURES)
+def test_the_filter_allows_what_is_listed_and_nothing_else(machine):
+    column = list(syscalls.ARCHITECTURES).index(machine)
+    code = syscalls.of_process(syscalls.assemble(machine, threads=True, commands=False), 77)
+    plain = {pair[column] for pair in syscalls.ALLOWED.values()} - {None}
+    checked = {pair[column] for pair in (syscalls.OPENAT, syscalls.IOCTL, syscalls.FCNTL, syscalls.TGKILL)}
+    checked |= {pair[column] for pair in (syscalls.PRLIMIT, syscalls.CLONE, syscalls.CLONE3)}
+    for number in {*range(600), 1 << 30} - checked:
+        assert (verdict_of(code, machine, number) == syscalls.ALLOW) is (number in plain)
+    allowed = {
+        (syscalls.OPENAT, (0, 0, 0)): True,
+        (syscalls.OPENAT, (0, 0, os.O_WRONLY | os.O_TRUNC)): True,
+        (syscalls.OPENAT, (0, 0, os.O_RDONLY | os.O_TRUNC)): False,
+        (syscalls.IOCTL, (0, 0x5401)): True,
+        (syscalls.IOCTL, (0, 0x5412)): False,  # types into the terminal
+        (syscalls.TGKILL, (77, 78)): True,
+        (syscalls.TGKILL, (76, 76)): False,
+        (syscalls.PRLIMIT, (0,)): True,
+        (syscalls.PRLIMIT, (76,)): False,
+        (syscalls.CLONE, (syscalls.CLONE_THREAD,)): True,
+        (syscalls.CLONE, (17,)): False,
+        (syscalls.CLONE, (syscalls.CLONE_THREAD | 0x10000000,)): False,
+    }
+    for (pair, arguments), wanted in allowed.items():
+        assert (verdict_of(code, machine, pair[column], *arguments) == syscalls.ALLOW) is wanted
+
+
+@pytest.mark.parametrize("machine, header", [("x86_64", "asm/unistd_64.h"), ("aarch64", "asm-generic/unistd.h")])
+def test_the_numbers_are_those_of_the_kernel(machine, header):
+    found = [*Path("/usr/include").glob(header), *Path("/usr/include").glob(f"{platform.machine()}-linux-gnu/{header}")]
+    if not found:
+        pytest.skip(f"the headers of the kernel, {header}, are not here")
+    text = found[0].read_text()
+    numbers = {name: int(number) for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)}
+    names = [*syscalls.ALLOWED.items(), *syscalls.ALLOWED_FOR_COMMANDS.items(), ("prlimit64", syscalls.PRLIMIT)]
+    names += [(name.lower(), getattr(syscalls, name)) for name in ("CLONE", "OPENAT", "IOCTL", "FCNTL", "TGKILL")]
+    column = list(syscalls.ARCHITECTURES).index(machine)
+    listed = {{"newfstatat": "fstatat"}.get(name, name) if column else name: pair[column] for name, pair in names}
+    known = {name: number for name, number in listed.items() if name in numbers and number is not None}
+    assert known == {name: numbers[name] for name in known}
+    assert len(known) > 90

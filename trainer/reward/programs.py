@@ -1,0 +1,214 @@
+"""The reward `code`: the program in an answer is run in the sandbox against the tests of its problem.
+
+The column `reward.code.tests` of a record holds one of these:
+
+    [{"input": "3", "output": "6"}, ...]   what a program reads and prints; or {"inputs": [...], "outputs": [...]}
+    [{"input": [3], "output": 6}, ...]     calls of a function, which the column `entry_point` names
+    ["assert double(3) == 6", ...]         Python, as in MBPP; the name that it does not define is asked for
+    "def check(candidate): ..."            Python, as in HumanEval
+
+What a program should print is compared here, and never given to the sandbox. Tests in Python are data, so they are run
+in the sandbox as well, in another process than the program; see `trainer/sandbox/inside.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.answers.program import program
+from trainer.config.settings import Code
+from trainer.errors import ConfigError, DataError
+from trainer.machine import threads
+from trainer.records import Problem
+from trainer.reward.built_in import Reading
+from trainer.reward.scorer import Meter
+from trainer.sandbox.kernel import Limits
+from trainer.sandbox.pool import Sandbox, Verdict
+
+EXPECTED = "expected inputs with outputs, or Python with assertions: see docs/sandbox.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Tests:
+    """The tests of a problem: inputs with outputs, or Python source that calls a function of this name."""
+
+    pairs: tuple[tuple[bytes, bytes], ...] = ()
+    source: str = ""
+    name: str = ""
+
+
+class Programs:
+    """A grader that runs programs. Several of a group run side by side."""
+
+    name = "code"
+    parallel = 1
+    last_failure = ""
+
+    def __init__(self, settings: Code) -> None:
+        self.settings = settings
+        self.sandbox = Sandbox(limits_of(settings), settings.command)
+        self.at_once = len(os.sched_getaffinity(0))
+
+    def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
+        tests = {reading.problem.id: read_tests(reading.problem, self.settings) for reading in readings}
+        work = [lambda one=one: self._verdict(one, tests[one.problem.id]) for one in readings]
+        verdicts = dict(threads.each(work, self.at_once))
+        meter.add("code/timeouts", sum(verdict.timed_out for verdict in verdicts.values()), len(verdicts))
+        return [self._worth(verdicts[index]) for index in range(len(readings))]
+
+    def rehearse(self, reading: Reading) -> None:
+        """Run the tests once, so that tests that cannot be run are found before anything is spent."""
+        verdict = self._verdict(reading, read_tests(reading.problem, self.settings))
+        if verdict.fault:
+            raise DataError(f"{reading.problem.id}: `{self.settings.tests}`: {verdict.fault}. Leave the record out.")
+
+    def _worth(self, verdict: Verdict) -> float:
+        if self.settings.score == "all":
+            return float(0 < verdict.total == verdict.passed)
+        return verdict.passed / verdict.total if verdict.total else 0.0
+
+    def _verdict(self, reading: Reading, tests: Tests) -> Verdict:
+        source = program(reading.completion.text)
+        if not tests.pairs:
+            return self.sandbox.judge(source, tests.source, tests.name, first=self.settings.score == "all")
+        return self._printed(source, tests.pairs)
+
+    def _printed(self, source: str, pairs: Sequence[tuple[bytes, bytes]]) -> Verdict:
+        """Run a program on each input. All runs together have the time of one program."""
+        deadline, passed = time.monotonic() + self.settings.seconds, 0
+        for count, (given, expected) in enumerate(pairs, start=1):
+            ran = self.sandbox.run(source, given, max(0.0, deadline - time.monotonic()))
+            passed += ran.status == 0 and not ran.cut and same_text(ran.output, expected)
+            if ran.timed_out or (self.settings.score == "all" and passed < count):
+                return Verdict(passed, len(pairs), timed_out=ran.timed_out)
+        return Verdict(passed, len(pairs))
+
+
+def limits_of(settings: Code) -> Limits:
+    return Limits(settings.seconds, settings.memory_mb, settings.processes, settings.file_mb, settings.output_kb)
+
+
+def check(settings: Code) -> None:
+    """Raise ConfigError if this machine cannot hold a program in."""
+    with Sandbox(limits_of(settings), settings.command) as sandbox:
+        held = sandbox.held
+    if settings.unsafe:
+        return
+    if not held.is_enough:
+        raise ConfigError(
+            f"reward.weights.code: this machine cannot hold a program in. It has {held}, and Landlock and seccomp are "
+            "needed (Linux 5.13 or newer, x86-64 or Arm; a container may forbid them). Take another machine, or write "
+            "reward.code.unsafe=true if whatever a model writes may run here."
+        )
+    if settings.command is not None and not (held.namespaces and held.counted):
+        raise ConfigError(
+            f"reward.code.command={settings.command}: it needs a folder to write to and processes to start, and this "
+            f"machine cannot hold these in. It has {held}. Allow user namespaces, or write reward.code.unsafe=true."
+        )
+
+
+def same_text(output: bytes, expected: bytes) -> bool:
+    """Return True if the lines are equal, but for spaces at their ends and empty lines at the end."""
+    first, second = ([line.rstrip() for line in text.rstrip().split(b"\n")] for text in (output, expected))
+    return first == second
+
+
+# ---------------------------------------------------------------- the column with the tests
+
+
+def read_tests(problem: Problem, settings: Code) -> Tests:
+    """Read the tests of a problem, or raise DataError."""
+    columns, column = problem.extra, settings.tests
+    try:
+        tests = _in_any_form(columns.get(column), columns)
+    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
+        reason = str(error) if isinstance(error, DataError) else f"{EXPECTED}; {type(error).__name__}: {error}"
+        raise DataError(f"{problem.id}: `{column}`: {reason}. Name another column: reward.code.tests=COLUMN.") from None
+    if tests.source and settings.command is not None:
+        raise DataError(
+            f"{problem.id}: `{column}` holds tests in Python, and reward.code.command={settings.command} runs other "
+            "programs. Tests of these are inputs and outputs."
+        )
+    return tests
+
+
+def _in_any_form(value: Any, columns: Mapping[str, Any]) -> Tests:
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+        value = json.loads(value)
+    if isinstance(value, Mapping):
+        columns = {**columns, **({"entry_point": value["fn_name"]} if value.get("fn_name") else {})}
+        value = [
+            {"input": given, "output": output} for given, output in zip(value["inputs"], value["outputs"], strict=True)
+        ]
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise DataError(EXPECTED)
+    if all(isinstance(one, str) for one in value):
+        return _python(
+            "\n".join([*(columns.get("test_imports") or ()), columns.get("test_setup_code") or "", *value]), columns
+        )
+    if all(isinstance(one["input"], str) and one.get("testtype") != "functional" for one in value):
+        return Tests(tuple((one["input"].encode(), one["output"].encode()) for one in value))
+    return _calls(value, columns)
+
+
+def _calls(value: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> Tests:
+    """Write calls with arguments and results as assertions. LiveCodeBench has both as text, an argument a line."""
+    name = columns.get("entry_point") or json.loads(columns.get("metadata") or "{}").get("func_name")
+    if not isinstance(name, str) or not name.isidentifier():
+        raise DataError("calls need the name of the function, in a column `entry_point`")
+    lines = []
+    for one in value:
+        given, output = one["input"], one["output"]
+        if one.get("testtype") == "functional":
+            given, output = [json.loads(line) for line in given.splitlines()], json.loads(output)
+        lines.append(f"assert {name}(*{list(given)!r}) == {output!r}")
+    return _python("\n".join(lines), {"entry_point": name})
+
+
+def _python(source: str, columns: Mapping[str, Any]) -> Tests:
+    tree = ast.parse(source)
+    if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
+        raise DataError("there is no assertion in it")
+    bound = _bound(tree)
+    missing = sorted(_loaded(tree) - bound - set(dir(builtins)))
+    name = columns.get("entry_point") or (missing[0] if len(missing) == 1 else "")
+    if name in bound:
+        raise DataError(f"the tests define `{name}` themselves, so no answer would be tested")
+    if not name or set(missing) - {name}:
+        raise DataError(
+            f"the tests use {', '.join(missing) or 'nothing'} without a definition, and one function can be asked for. "
+            "Name it in a column `entry_point`, and define others in `test_setup_code`"
+        )
+    if "check" in bound - _loaded(tree):  # as HumanEval's, which its harness calls
+        source = f"{source}\ncheck({name})\n"
+    return Tests(source=source, name=name)
+
+
+def _loaded(tree: ast.Module) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """Return every name that is given a value somewhere."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            names.add(node.name)
+    return names

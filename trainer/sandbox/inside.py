@@ -1,0 +1,193 @@
+"""What runs in a process of the sandbox: a program, a function that is asked for, or the tests of a function.
+
+Function and tests are in two processes. The tests call a stand-in, which writes the arguments to a pipe and reads the
+result from another one, both as Python literals. So the code under test never shares a memory with an expected value,
+and no object of it, but only plain values, gets to where results are compared:
+
+    the tests  -- ([3, 1, 2],), {} -->  the function
+    the tests  <--   =[1, 2, 3]    ---  the function        or !ValueError, if it raises one
+
+The verdict goes through a third pipe, which the function does not have.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import math
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import ModuleType
+from typing import Any, NoReturn
+
+LONGEST_LINE = 1 << 20  # bytes of the arguments or the result of a call
+CHECK = "__octet_check__"  # what an assert calls
+BRACKETS = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), frozenset: ("{", "}")}
+
+
+class NotPlain(Exception):
+    pass
+
+
+class Enough(BaseException):
+    """Raised after the first assertion that fails, where one is enough."""
+
+
+# ---------------------------------------------------------------- a program
+
+
+def run_program(source: str) -> int:
+    """Run a program as `python program.py` does, and return its exit status."""
+    try:
+        _run(source, "__main__")
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        return 1
+    finally:
+        sys.stdout.flush()
+    return 0
+
+
+def _run(source: str, name: str) -> dict[str, Any]:
+    """Run source code as a module, and return its names."""
+    random.seed(0)
+    module = ModuleType(name)
+    sys.modules[name] = module
+    exec(compile(source, "program.py", "exec"), module.__dict__)
+    return module.__dict__
+
+
+# ---------------------------------------------------------------- a function
+
+
+def serve_function(source: str, name: str, requests: int, results: int) -> None:
+    """Run source code, and call the function for everyone who asks. A method may be that of a class `Solution`."""
+    names = _run(source, "program")
+    function = names[name] if name in names else getattr(names["Solution"](), name)
+    with open(requests, "rb") as lines, open(results, "wb", buffering=0) as replies:
+        for line in lines:
+            arguments, keywords = ast.literal_eval(line.decode())
+            replies.write(_reply(function, arguments, keywords).encode() + b"\n")
+
+
+def _reply(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str:
+    try:
+        return f"={literal(function(*arguments, **keywords))}"
+    except Exception as error:
+        return f"!{type(error).__name__}"
+
+
+def literal(value: Any) -> str:
+    """Return a plain value as a Python literal. Arrays of numpy become lists, and subclasses what they come from."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{literal(key)}: {literal(one)}' for key, one in value.items())}}}"
+    for kind, (begin, end) in BRACKETS.items():
+        if isinstance(value, kind):
+            inside = "".join(f"{literal(one)}, " for one in value)
+            return "set()" if begin == "{" and not inside else f"{begin}{inside}{end}"
+    if isinstance(value, float) and not math.isfinite(value):
+        if math.isnan(value):
+            raise NotPlain("nan")
+        return "1e999" if value > 0 else "-1e999"
+    for plain in (bool, int, float, complex, str, bytes, type(None)):
+        if isinstance(value, plain):
+            return plain.__repr__(value)  # type: ignore[call-arg]
+    raise NotPlain(type(value).__name__)
+
+
+# ---------------------------------------------------------------- the tests of a function
+
+
+class Tally:
+    """Counts the assertions that hold, and all. `fault` is what is wrong with the tests themselves."""
+
+    def __init__(self, first: bool) -> None:
+        self.first, self.passed, self.total, self.fault = first, 0, 0, ""
+
+    def check(self, holds: Callable[[], Any]) -> None:
+        """Evaluate an assertion. With `first`, stop if it does not hold."""
+        self.total += 1
+        try:
+            self.passed += bool(holds())
+        except Exception as error:
+            if isinstance(error, NotPlain):
+                raise
+        if self.first and self.passed < self.total:
+            raise Enough
+
+
+def judge(source: str, name: str, results: int, requests: int, first: bool) -> Tally:
+    """Run tests and count. What goes wrong outside of an assertion counts as one that does not hold."""
+    tally = Tally(first)
+    names = {"__name__": "tests", CHECK: tally.check, name: StandIn(requests, results)}
+    try:
+        exec(compile(Asserts.changed(source), "tests.py", "exec"), names)
+    except Enough:
+        pass
+    except NotPlain as error:
+        tally.fault = f"a call has an argument that is no plain value: {error}"
+    except Exception:
+        tally.total += 1
+    return tally
+
+
+class Asserts(ast.NodeTransformer):
+    """Let every assert count instead of raising."""
+
+    @classmethod
+    def changed(cls, source: str) -> ast.Module:
+        tree: ast.Module = ast.fix_missing_locations(cls().visit(ast.parse(source)))
+        return tree
+
+    def visit_Assert(self, node: ast.Assert) -> ast.Expr:
+        nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+        call = ast.Call(ast.Name(CHECK, ast.Load()), [ast.Lambda(nothing, node.test)], [])
+        return ast.copy_location(ast.Expr(call), node)
+
+
+class StandIn:
+    """Calls a function in another process."""
+
+    def __init__(self, requests: int, results: int) -> None:
+        self._requests = os.fdopen(requests, "wb", buffering=0)
+        self._results = os.fdopen(results, "rb")
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        self._requests.write(f"({literal(arguments)}, {literal(keywords)})\n".encode())
+        line = self._results.readline(LONGEST_LINE).decode()
+        if not line.endswith("\n"):
+            raise RuntimeError("the function's process has ended, or its result is too long")
+        if line.startswith("="):
+            return ast.literal_eval(line[1:])
+        kind = getattr(builtins, line[1:-1], None)
+        raise kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError(line[1:-1])
+
+
+# ---------------------------------------------------------------- all of them
+
+
+def run(kind: str, name: str, first: bool) -> NoReturn:
+    """Run what descriptor 3 holds. Descriptors from 4 on are the pipes of this kind."""
+    with open(3, encoding="utf-8", errors="replace", newline="") as file:
+        source = file.read()
+    status = 1
+    with suppress(BaseException):
+        if kind == "program":
+            status = run_program(source)
+        elif kind == "function":
+            serve_function(source, name, 4, 5)
+        else:
+            tally = judge(source, name, 4, 5, first)
+            os.write(6, json.dumps([tally.passed, tally.total, tally.fault]).encode())
+    os._exit(status)

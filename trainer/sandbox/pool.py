@@ -1,0 +1,209 @@
+"""Run programs that nobody has read, each in a process of its own that the kernel holds in.
+
+    with Sandbox(Limits(seconds=2)) as sandbox:
+        sandbox.run("print(int(input()) + 1)", b"41").output                     # b"42\n"
+        sandbox.judge("def f(x): return x + 1", "assert f(41) == 42", "f")       # Verdict(passed=1, total=1)
+
+Sandbox may be called from several threads; the processes run side by side.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+from trainer.errors import RewardError
+from trainer.sandbox.kernel import FOLDER, Held, Limits
+
+T = TypeVar("T")
+
+START_S = 60.0
+# The environment of programs. Sets have the same order in every process, so that a program has one result.
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": FOLDER, "TMPDIR": FOLDER}
+ENVIRONMENT |= {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a program ended. `status` is minus the signal for one that was killed; `cut` says that it wrote too much."""
+
+    output: bytes
+    status: int
+    timed_out: bool
+    cut: bool
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How many assertions of the tests hold. `fault` says what is wrong with the tests themselves."""
+
+    passed: int
+    total: int
+    fault: str = ""
+    timed_out: bool = False
+
+
+class Ended(Exception):
+    """The process that starts others has ended."""
+
+
+class Sandbox:
+    def __init__(self, limits: Limits, command: str | None = None) -> None:
+        self.limits = limits
+        self.command = command
+        self._starting = threading.Lock()
+        self._start()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything that runs in the sandbox."""
+        self._orders.close()
+        self._process.wait()
+
+    def run(self, source: str, given: bytes, seconds: float | None = None) -> Ran:
+        """Run a program on an input. By `command`, if there is one, else as Python."""
+        return self._twice(lambda: self._run(source, given, self.limits.seconds if seconds is None else seconds))
+
+    def judge(self, source: str, tests: str, name: str, first: bool = False) -> Verdict:
+        """Run tests of a function that a program has. `first` stops at the first assertion that does not hold."""
+        return self._twice(lambda: self._judge(source, tests, name, first))
+
+    def _twice(self, work: Callable[[], T]) -> T:
+        """Do it again if the process that starts others ends, as it may where memory runs out."""
+        for _ in range(2):
+            process = self._process
+            with suppress(Ended):
+                return work()
+            self._restart(process)
+        raise RewardError("the process that starts programs ended twice. Is there memory left?")
+
+    def _run(self, source: str, given: bytes, seconds: float) -> Ran:
+        kind, most = "program" if self.command is None else "command", self.limits.output_kb << 10
+        reading, writing = os.pipe()
+        with open(reading, "rb", buffering=0) as output:
+            files = [_file(source.encode(errors="replace")), _file(given), writing]
+            with self._started(kind, files, seconds) as control:
+                text = _read(output, most + 1)
+                if len(text) > most:
+                    _end(control)
+                ended = _how_it_ended(control)
+        return Ran(text[:most], ended["status"], ended["timed_out"], len(text) > most, ended["cpu_s"])
+
+    def _judge(self, source: str, tests: str, name: str, first: bool) -> Verdict:
+        (asked, asks), (replied, replies), (reading, writing) = os.pipe(), os.pipe(), os.pipe()
+        with open(reading, "rb", buffering=0) as output:
+            function = [_file(source.encode(errors="replace")), asked, replies]
+            tester = [_file(tests.encode(errors="replace")), replied, asks, writing]
+            with (
+                self._started("function", function, self.limits.seconds, name) as control_of_function,
+                self._started("judge", tester, self.limits.seconds, name, first) as control,
+            ):
+                text = _read(output, self.limits.output_kb << 10)
+                ended = _how_it_ended(control)
+                _end(control_of_function)
+                timed_out = _how_it_ended(control_of_function)["timed_out"] or ended["timed_out"]
+        # There is no verdict after the deadline, or if a result is one that no interpreter survives.
+        passed, total, fault = json.loads(text or '[0, 1, ""]')
+        return Verdict(passed, total, fault, timed_out)
+
+    @contextmanager
+    def _started(
+        self, kind: str, files: list[int], seconds: float, name: str = "", first: bool = False
+    ) -> Iterator[socket.socket]:
+        """Start a process with these files, which are closed here, and yield the socket that says how it ended."""
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        order = {"kind": kind, "name": name, "first": first, "seconds": seconds}
+        with control, theirs:
+            try:
+                socket.send_fds(self._orders, [json.dumps(order).encode()], [theirs.fileno(), *files])
+            except OSError:
+                raise Ended from None
+            finally:
+                for file in files:
+                    os.close(file)
+            theirs.close()
+            yield control
+
+    def _start(self) -> None:
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        settings = json.dumps([asdict(self.limits), self.command])
+        # With the parent's sys.path, the child finds what the parent finds, however that was installed.
+        start = f"import sys; sys.path[:] = {sys.path!r}; from trainer.sandbox.server import main; main(*sys.argv[1:])"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", start, str(theirs.fileno()), settings],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=ENVIRONMENT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        assert self._process.stderr is not None
+        with self._process.stderr as errors:
+            self._orders.settimeout(START_S)
+            try:
+                self.held = Held(**json.loads(self._orders.recv(1024)))
+            except (OSError, ValueError):
+                self._orders.close()
+                self._process.kill()
+                why = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+                raise RewardError(f"the process that starts programs did not start: {why or 'it hangs'}.") from None
+            self._orders.settimeout(None)
+
+    def _restart(self, ended: subprocess.Popen[bytes]) -> None:
+        with self._starting:
+            if self._process is ended:  # no other thread was faster
+                ended.kill()
+                ended.wait()
+                self._orders.close()
+                self._start()
+
+
+def _file(content: bytes) -> int:
+    """Return a descriptor of a file in memory that can only be read."""
+    writing = os.memfd_create("octet")
+    with open(writing, "wb") as file:
+        file.write(content)
+        file.flush()
+        return os.open(f"/proc/self/fd/{writing}", os.O_RDONLY)
+
+
+def _read(file: Any, most: int) -> bytes:
+    parts, size = [], 0
+    while size < most and (part := file.read(min(most - size, 1 << 16))):
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)
+
+
+def _end(control: socket.socket) -> None:
+    with suppress(OSError):  # it has ended by itself
+        control.shutdown(socket.SHUT_WR)
+
+
+def _how_it_ended(control: socket.socket) -> dict[str, Any]:
+    try:
+        message = control.recv(1024)
+    except ConnectionError:
+        message = b""
+    if not message:
+        raise Ended
+    ended: dict[str, Any] = json.loads(message)
+    return ended

@@ -1,0 +1,153 @@
+"""The process that starts the processes of the sandbox: it has imported what programs need, and forks for each.
+
+It sees neither programs nor tests, nor what they write: it hands on the open files that it is given, so nothing of one
+program is in the memory of the next. It ends a process at its deadline or when it is told to, and says how it ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+from trainer.sandbox import inside
+from trainer.sandbox.kernel import FOLDER, Limits, Walls, die_with_parent
+
+# What most programs import, imported once.
+COMMON = ["bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "io"]
+COMMON += ["itertools", "json", "math", "operator", "queue", "random", "re", "statistics", "string", "textwrap"]
+COMMON += ["time", "typing", "dataclasses", "enum", "numbers", "threading", "ast"]
+LONGEST_MESSAGE = 4096
+MOST_FILES = 8
+OWN = 100  # the first descriptor of files that a child keeps
+
+
+@dataclass(slots=True)
+class Child:
+    pid: int
+    control: socket.socket
+    deadline: float
+    timed_out: bool = False
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):  # its own group does not exist yet, or not any more
+            os.killpg(self.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def main(descriptor: str, settings: str) -> NoReturn:
+    """Answer orders from a socket until it closes."""
+    for name in COMMON:
+        importlib.import_module(name)
+    limits, command = json.loads(settings)
+    server = Server(socket.socket(fileno=int(descriptor)), Walls(Limits(**limits), command is not None), command)
+    server.orders.send(json.dumps(asdict(server.walls.held)).encode())
+    os.dup2(1, 2)  # /dev/null: the trainer reads errors until here
+    gc.collect()
+    gc.freeze()  # a collection in a child need not copy what is shared
+    while True:
+        server.step()
+
+
+class Server:
+    def __init__(self, orders: socket.socket, walls: Walls, command: str | None) -> None:
+        self.orders, self.walls, self.command = orders, walls, command
+        self.children: dict[int, Child] = {}  # by their pidfd
+        self.controls: dict[int, Child] = {}
+        self.poll = select.poll()
+        self.poll.register(orders, select.POLLIN)
+
+    def step(self) -> None:
+        """Wait for an order, the end of a child, a parent that has enough of one, or a deadline."""
+        now = time.monotonic()
+        nearest = min((child.deadline for child in self.children.values() if not child.timed_out), default=None)
+        for ready, _ in self.poll.poll(None if nearest is None else max(0.0, 1000 * (nearest - now))):
+            if ready == self.orders.fileno():
+                self._order()
+            elif ready in self.children:
+                self._ended(ready)
+            elif ready in self.controls:
+                self.controls[ready].kill()
+                self.poll.unregister(ready)
+        for child in self.children.values():
+            if child.deadline <= time.monotonic() and not child.timed_out:
+                child.timed_out = True
+                child.kill()
+
+    def _order(self) -> None:
+        message, files, _, _ = socket.recv_fds(self.orders, LONGEST_MESSAGE, MOST_FILES)
+        if not message:  # the trainer has ended
+            for child in self.children.values():
+                child.kill()
+            os._exit(0)
+        order = json.loads(message)
+        control = socket.socket(fileno=files[0])
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            self._become(parent, order, files[1:])
+        for file in files[1:]:
+            os.close(file)
+        child = Child(pid, control, time.monotonic() + order["seconds"])
+        watched = os.pidfd_open(pid)
+        self.children[watched] = self.controls[control.fileno()] = child
+        self.poll.register(watched, select.POLLIN)
+        self.poll.register(control, select.POLLIN)
+
+    def _ended(self, watched: int) -> None:
+        child = self.children.pop(watched)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        child.kill()  # what it has started; its number is taken until it is waited for
+        _, status, used = os.wait4(child.pid, 0)
+        del self.controls[child.control.fileno()]
+        for place in (watched, child.control.fileno()):
+            with suppress(KeyError):
+                self.poll.unregister(place)
+        result = {"status": os.waitstatus_to_exitcode(status), "timed_out": child.timed_out}
+        with suppress(OSError):  # the trainer does not wait for it any more
+            child.control.send(json.dumps(result | {"cpu_s": used.ru_utime + used.ru_stime}).encode())
+        child.control.close()
+        os.close(watched)
+
+    def _become(self, parent: int, order: dict[str, Any], files: list[int]) -> NoReturn:
+        """Become the process of a program, in a session of its own, with these files and no others."""
+        status = 1
+        with suppress(BaseException):
+            os.setsid()
+            die_with_parent(parent)
+            first_free = _arrange(order["kind"], files)
+            self.walls.enter()
+            os.closerange(first_free, 1 << 16)
+            if order["kind"] == "command":
+                assert self.command is not None
+                _start(self.command)
+            inside.run(order["kind"], order["name"], order["first"])
+        os._exit(status)
+
+
+def _arrange(kind: str, files: list[int]) -> int:
+    """Make the files descriptors 3, 4 ... and return the next one. Input and output of a program are 0 and 1."""
+    high = [fcntl.fcntl(file, fcntl.F_DUPFD, OWN) for file in files]
+    for number, file in enumerate(high, start=3):
+        os.dup2(file, number)
+    if kind in ("program", "command"):
+        os.dup2(4, 0)
+        os.dup2(5, 1)
+        return 4
+    return 3 + len(high)
+
+
+def _start(command: str) -> NoReturn:
+    """Write the program to a file, and run the command in its folder."""
+    with open(3, "rb") as source, open(os.path.join(FOLDER, "program"), "wb") as file:
+        file.write(source.read())
+    os.execv("/bin/sh", ["/bin/sh", "-c", command])
