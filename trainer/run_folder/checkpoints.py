@@ -128,7 +128,8 @@ def _load(policy: Policy, folder: Path, learned: Mapping[str, Stateful]) -> int:
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{folder}: state.json is not one of this version of Octet ({type(error).__name__}: "
-            f"{visible(str(error))[:200]}). Go on with the version that wrote it, or delete {folder.parent.parent} to begin anew."
+            f"{visible(str(error))[:200]}). Go on with the version that wrote it, or delete "
+            f"{folder.parent.parent} to begin anew."
         ) from None
     policy.load(folder)
     return int(state["step"])
