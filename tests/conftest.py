@@ -84,7 +84,7 @@ def alone() -> Iterator[None]:
     from trainer.ranks import distributed
 
     before = dict(os.environ)
-    distributed.connect(timeout_s=60)
+    distributed.connect(timeout_s=580)
     yield
     engine = sys.modules.get("deepspeed")
     if engine and engine.comm.is_initialized():  # it would go on with this group in the next file

@@ -29,7 +29,7 @@ def on_ranks(count: int, program: str, *arguments: str) -> list[str]:
         for rank in range(count)
     ]
     try:
-        return [rank.communicate(timeout=120)[0].strip() for rank in ranks]
+        return [rank.communicate(timeout=580)[0].strip() for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -27,6 +27,7 @@ SMOKE = {
     "sandbox": ["--programs=4", "--repetitions=1", "--out=OUT"],
     "scaling": ["--steps=1", "--rounds=1", "--out=OUT"],
     "seeds": ["--seeds=1", "--out=OUT", "run.steps=1", "eval.problems=8", *FEW],
+    "soak": ["--steps=4", "--only=plain", "--out=OUT"],
     "serving": ["--engines=decode", "--steps=3", "--out=OUT"],
     "vs_trl": ["--steps=4", "--repeats=1", "--out=OUT", *FEW],
 }

@@ -24,7 +24,7 @@ def bash(script: str, folder, *options: str) -> subprocess.CompletedProcess:
     environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     command = ["bash", "-euo", "pipefail", *options, "-c", script]
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60 * MINUTES, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240 * MINUTES, check=False
     )
 
 

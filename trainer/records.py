@@ -35,6 +35,7 @@ class Problem:
     extra: Mapping[str, Any] = field(default_factory=dict)  # other columns, handed to custom rewards
     messages: tuple[Mapping[str, Any], ...] = ()  # the conversation, where the data set brings one
     stem: str = ""  # the question without its choices, where it has some
+    part: str = ""  # the task that it is of, in a mixture of several
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint_and_the_run_goes_on(sma
     while not (folder / "run/checkpoints/latest").exists() and process.poll() is None:
         time.sleep(0.01)
     ballast = fill(folder, leave=MEGABYTE)
-    complaint = process.communicate(timeout=120)[1]
+    complaint = process.communicate(timeout=580)[1]
     assert process.returncode == 2
     assert re.fullmatch(
         rf"octet: {folder}/run/checkpoints: the disk is full: the checkpoint of step \d+ needs 2\.4 MB, and \d\.\d MB "

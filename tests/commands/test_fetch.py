@@ -370,3 +370,34 @@ def test_every_package_that_octet_needs_is_on_the_list():
     wanted = fetch.requirements()
     assert {"torch", "deepspeed", "transformers", "math-verify", "setuptools"} <= set(wanted)
     assert "pytest" not in wanted
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "hub/../../secret"])
+def test_a_manifest_that_names_a_file_outside_is_refused(tmp_path, name):
+    (tmp_path / "manifest.json").write_text(json.dumps({"files": {name: {"bytes": 1, "sha256": "0"}}}))
+    with pytest.raises(DataError, match=f"manifest.json names '{name}', which is outside"):
+        fetch.verify(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[1]", '{"files": 5}', '{"files": {"a": 1}}', "[" * 3000])
+def test_a_manifest_of_another_shape_is_answered(tmp_path, content):
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"there is no whole manifest\.json in it"):
+        fetch.verify(tmp_path)
+
+
+def test_a_reference_that_leads_out_of_the_cache_is_no_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "cache", lambda: tmp_path / "hub")
+    references = tmp_path / "hub/models--a--b/refs"
+    references.mkdir(parents=True)
+    (references.parent / "snapshots").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/config.json").write_text("{}")
+    (tmp_path / "elsewhere/model.safetensors").touch()
+    (references / "main").write_text("../../../elsewhere")
+    assert hub.snapshot(Model(name="a/b")) is None
+
+
+def test_only_files_at_the_top_of_a_repository_are_fetched():
+    names = ["config.json", "model.safetensors", "../x.json", "a/../../x.json", "/etc/x.json", "sub/config.json"]
+    assert hub.wanted(names) == ["config.json", "model.safetensors"]

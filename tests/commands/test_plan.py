@@ -112,7 +112,7 @@ def test_the_card_of_this_machine_is_taken(capsys, monkeypatch):
         (["--gpus", "9"], "rollout.problems=8: each of the 9 ranks needs one"),
         (["--completion", "32767"], "prompts of up to 512 tokens have to be in it as well. Write --completion 32256"),
         (["engine.ds_config=zero3", "lora.dora=true"], "Write engine.ds_config=zero2_offload, or lora.dora=false"),
-        (["lora.targets=[nothing]"], "lora.targets=nothing: this model has no such layers"),
+        (["lora.targets=[nothing]"], "lora.targets=nothing: this model has no layer nothing"),
         (["--recipe", "nothing"], "nothing"),
         (["--gpus", "0"], "--gpus 0: at least one card is needed"),
         (["--model", "nobody/nothing"], "model.name=nobody/nothing: its config.json cannot be had"),

@@ -149,7 +149,9 @@ def test_a_slurm_that_does_not_answer_is_a_clear_error(site, sbatch, tmp_path, m
 def octet(folder, *arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "trainer.commands.main", *arguments]
     environment = {"PYTHONPATH": str(ROOT), "PATH": str(folder), "OCTET_SITE": str(folder / "none")}  # no sbatch on it
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
 
 
 def test_a_dry_run_prints_the_script_and_submits_nothing(tmp_path):

@@ -105,7 +105,7 @@ def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["gsm9k"], "task.name='gsm9k' cannot be used. Write one of 'nano', 'gsm8k', 'math'"),
+        (["gsm9k"], "task.name=gsm9k: there is no task gsm9k. Did you mean gsm8k?"),
         (["records"], "Write task.path=FILE or task.data_dir=FOLDER"),
         (["nano", "--style", "chatty"], "Did you mean chat?"),
         (["records", "task.path=owner/name"], "owner/name train is not in the cache"),

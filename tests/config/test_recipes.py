@@ -77,7 +77,7 @@ def test_the_command_line_takes_a_recipe_and_still_wins():
         "--dry-run",
         "algorithm.clip_high=0.3",
     ]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=240).stdout
     settings = yaml.safe_load(printed)
     assert (settings["algorithm"]["clip_high"], settings["rollout"]["dead_groups"]) == (0.3, "refill")
     assert settings["reward"]["weights"] == {"correct": 1.0, "format": 0.1, "length": 0.05, "overlong": 0.5}
@@ -92,7 +92,7 @@ def trained(tmp_path_factory, with_slow):
     """Two steps of each: the run folders, and how far each adapter went."""
     folder = tmp_path_factory.mktemp("recipes")
     recipes = NAMES if with_slow else SOME
-    subprocess.run([*forked(), "-m", "tests.e2e.recipes", folder, *recipes], cwd=ROOT, check=True, timeout=300)
+    subprocess.run([*forked(), "-m", "tests.e2e.recipes", folder, *recipes], cwd=ROOT, check=True, timeout=580)
     return folder
 
 

@@ -1,9 +1,10 @@
 """Runs that are killed with `kill -9` at random moments: forks of this process, which has imported everything once.
 
-python -m tests.e2e.chaos KILLS [SEED]
+python -m tests.e2e.chaos KILLS [SEED [RESULTS]]
 
 Half of the moments are points in time, for what takes long. The others are file operations in the run folder, for what
-is short and matters: a log line, a file of a checkpoint, a rename, a link, a deletion.
+is short and matters: a log line, a file of a checkpoint, a rename, a link, a deletion. RESULTS is a JSON file that gets
+the number of kills and faults of each kind of run.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,17 +30,22 @@ from typing import Any, NamedTuple
 import psutil
 
 import train
+from bench.machine import describe
 from trainer.exits import answering_errors
 from trainer.machine import hardware, quiet
 from trainer.run import job
 
 SETTINGS = ["--preset", "nano", "rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=24"]
 SETTINGS += ["run.steps=5", "run.save_every=2", "eval.problems=8", "eval.every=3", "rollout.dead_groups=keep"]
-SETTINGS += ["run.threads=1", "run.merge=false", "run.keep=2"]
+SETTINGS += ["run.threads=1", "run.keep=2"]
+SERVER = "tests.e2e.vllm_double"  # which outlives the runs
+VLLM_PORT = hardware.free_port()
+AHEAD = ["rollout.engine=vllm_server", f"rollout.vllm.urls=http://127.0.0.1:{VLLM_PORT}", "rollout.ahead=1"]
 VARIANTS: dict[str, tuple[int, list[str]]] = {  # ranks, and further settings
-    "one rank": (1, []),
-    "two ranks": (2, []),
+    "one rank, merged at the end": (1, []),
+    "two ranks": (2, ["run.merge=false"]),
     "whole model": (1, ["lora.enabled=false", "algorithm.kl.coef=0.01"]),
+    "one step ahead, with a server": (1, [*AHEAD, "run.merge=false"]),
 }
 PATIENCE_S = 5.0  # for the ranks that are left when one is killed; DeepSpeed gives them 30
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: orphans become children of this process, which can count them
@@ -155,12 +164,18 @@ def differences(folder: Path, undisturbed: dict[str, Any]) -> list[str]:
 def survivors() -> list[str]:
     """Return the processes that a run has left behind. Helpers of a killed run may take a moment to notice."""
     until = time.monotonic() + 10
-    while (left := psutil.Process().children(recursive=True)) and time.monotonic() < until:
+    while (left := list(_other_children())) and time.monotonic() < until:
         for child in left:
             if child.status() == psutil.STATUS_ZOMBIE:
                 os.waitpid(child.pid, os.WNOHANG)
         time.sleep(0.05)
     return [" ".join(child.cmdline()) for child in left]
+
+
+def _other_children() -> Iterator[psutil.Process]:
+    for child in psutil.Process().children(recursive=True):
+        if SERVER not in child.cmdline():
+            yield child
 
 
 def killed_run(folder: Path, name: str, usual: Ended, rng: random.Random, kills: int) -> Iterator[tuple[str, str]]:
@@ -181,12 +196,35 @@ def killed_run(folder: Path, name: str, usual: Ended, rng: random.Random, kills:
     yield "", "" if set(ended.statuses) == {0} and "Traceback" not in ended.said else f"it does not end:\n{ended.said}"
 
 
-def main(kills: int, seed: int = 0) -> int:
+@contextmanager
+def server_of_answers() -> Iterator[None]:
+    """Run the double of a vLLM server for all runs."""
+    command = [sys.executable, "-m", SERVER, str(VLLM_PORT)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            yield
+        finally:
+            server.kill()
+
+
+def main(kills: int, seed: int = 0, results: Path | None = None) -> int:
     """Return the number of faults."""
     quiet.quiet()
     assert job.run, "what a start imports is imported here"
     ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
-    rng, done, faults = random.Random(seed), 0, 0
+    with server_of_answers():
+        counted = kill_runs(kills, seed)
+    faults = sum(row["faults"] for row in counted)
+    print(f"{kills} kills, {faults} faults (seed {seed})")
+    if results:
+        results.write_text(json.dumps({"machine": describe(), "seed": seed, "rows": counted}, indent=1) + "\n")
+    return faults
+
+
+def kill_runs(kills: int, seed: int) -> list[dict[str, Any]]:
+    """Return the kills and the faults of each kind of run."""
+    rng, done = random.Random(seed), 0
+    killed, faults = Counter[str](), Counter[str]()
     place = Path(tempfile.mkdtemp(prefix="octet-chaos-"))
     usual, undisturbed = dict[str, Ended](), dict[str, dict[str, Any]]()
     for number, name in enumerate(cycle(VARIANTS)):
@@ -200,16 +238,16 @@ def main(kills: int, seed: int = 0) -> int:
         folder = place / f"run-{number:03d}"
         for moment, wrong in killed_run(folder, name, usual[name], rng, min(3, kills - done)):
             done += bool(moment)
+            killed[name] += bool(moment)
             print(f"{folder.name} {name}: {f'killed, {moment}' if moment else 'resumed'}: {wrong or 'ok'}", flush=True)
-            faults += bool(wrong)
+            faults[name] += bool(wrong)
         if different := differences(folder, undisturbed[name]):
-            faults += 1
+            faults[name] += 1
             print(f"{folder}: not the undisturbed run: {', '.join(different)}", flush=True)
-    print(f"{done} kills, {faults} faults (seed {seed})")
-    if not faults:
+    if not faults.total():
         shutil.rmtree(place)
-    return faults
+    return [{"run": name, "kills": killed[name], "faults": faults[name]} for name in killed]
 
 
 if __name__ == "__main__":
-    sys.exit(bool(main(*map(int, sys.argv[1:]))))
+    sys.exit(bool(main(*map(int, sys.argv[1:3]), *map(Path, sys.argv[3:]))))

@@ -102,7 +102,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 def main(folder: str, *cases: str) -> None:
     quiet.quiet()
-    distributed.connect(timeout_s=60)
+    distributed.connect(timeout_s=580)
     results = {case: run(Path(folder), case) for case in cases}
     if distributed.is_main():
         Path(folder, f"{distributed.world_size()}.json").write_text(json.dumps(results))

@@ -143,7 +143,7 @@ def deterministic(model: torch.nn.Module, only_trained: bool = False) -> None:
 
 def main(model: str, out: str, cases: str) -> None:
     quiet.quiet()
-    distributed.connect(timeout_s=60)
+    distributed.connect(timeout_s=580)
     results = {}
     for case in (Case(**case) for case in json.loads(cases)):
         config = settings(model, case)

@@ -301,7 +301,7 @@ def test_a_model_that_is_quantised_on_disk_is_refused_before_its_weights_are_rea
 
 def test_an_unknown_quantisation_ends_with_status_2(tmp_path):
     command = [sys.executable, str(ROOT / "train.py"), "--preset", "nano", "model.quantize=fp4"]
-    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert answer.returncode == 2
     assert answer.stderr == "octet: model.quantize='fp4' cannot be used. Write one of 'none', 'nf4' or 'int8'.\n"
 

@@ -126,7 +126,7 @@ WHOLE = settings_of(shapes.SHIPPED["Qwen/Qwen2.5-0.5B"])
     ("written", "told"),
     [
         ("{", "cannot be read"),
-        ("[]", "is no configuration of a model, but a list"),
+        ("[]", "its config.json holds a list, and not an object"),
         (json.dumps(WHOLE | {"num_attention_heads": 0}), "num_attention_heads is 0 in its config.json"),
         (json.dumps(WHOLE | {"num_attention_heads": "x"}), "num_attention_heads is 'x' in its config.json"),
         (json.dumps(WHOLE | {"vocab_size": "x"}), "vocab_size is 'x' in its config.json"),
@@ -393,7 +393,7 @@ WHOLE_3B = ["model.name=Qwen/Qwen2.5-3B-Instruct", "lora.enabled=false"]
         (8.6, ["lora.enabled=false", "engine.ds_config=zero2"], "What fits: engine.ds_config=zero3_offload$"),
         (8.6, WHOLE_3B, "What fits: lora.enabled=true model.quantize=nf4"),  # ZeRO-3 would need 77.7 GB of RAM
         (1.0, [], "Write --preset nano"),
-        (8.6, ["lora.targets=[q, kv]"], "lora.targets=q,kv: this model has no such layers"),
+        (8.6, ["lora.targets=[q, kv]"], "lora.targets=q,kv: this model has no layer q, kv"),
     ],
 )
 def test_a_model_that_cannot_fit_is_refused_with_what_does(monkeypatch, gigabytes, overrides, told):

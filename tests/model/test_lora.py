@@ -43,7 +43,7 @@ def test_a_fresh_adapter_changes_nothing_and_trains_only_itself(tiny_model, targ
 
 
 def test_layers_that_do_not_exist_are_named(tiny_model):
-    with pytest.raises(ConfigError, match=r"no such layers. Its linear ones are .*q_proj"):
+    with pytest.raises(ConfigError, match=r"no layer c_attn. Its linear ones are .*q_proj"):
         lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(targets=("c_attn",)))
 
 

@@ -290,7 +290,7 @@ def start(folder, *arguments: str) -> str:
     command = [*forked(), str(ROOT / "train.py"), *arguments]
     own_group = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
     answer = subprocess.run(
-        command, cwd=folder, env=own_group, capture_output=True, text=True, timeout=240, check=False
+        command, cwd=folder, env=own_group, capture_output=True, text=True, timeout=580, check=False
     )
     assert (answer.returncode, answer.stderr) == (0, "")
     return answer.stdout

@@ -406,7 +406,7 @@ def test_a_place_that_is_not_there_is_answered(tmp_path, settings, told):
         (["task.name=records"], "Write task.path=FILE or task.data_dir=FOLDER"),
         (["task.name=math", "task.path=a.jsonl", "task.data_dir=b"], "Write either task.path or task.data_dir"),
         (["task.name=math", "task.test_split=test"], "belong to a task.path"),
-        (["task.name=maths"], "Write one of 'nano', 'gsm8k', 'math'"),
+        (["task.name=maths"], r"Did you mean math\? Known: nano"),
         (["task.holdout=0"], "task.holdout=0 cannot be used. It should be greater than 0"),
     ],
 )
@@ -474,7 +474,7 @@ def test_a_hub_that_cannot_be_reached_is_answered(tmp_path, monkeypatch):
     ],
 )
 def test_what_a_task_reads_from_the_hub_is_known_beforehand(name, settings, sets):
-    assert [one.name for one in hub_sets(TaskSettings(name=name, **settings))] == sets
+    assert [one.name for one in hub_sets(task_of(name, **settings))] == sets
 
 
 def test_a_missing_data_set_is_answered_before_anything_heavy(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ def browser():
 
 def opened(browser: str, path, *options: str) -> subprocess.CompletedProcess:
     command = [browser, *OPTIONS, f"--user-data-dir={path.parent / 'profile'}", *options, path.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=580, check=True)
 
 
 @pytest.mark.parametrize("which", ["finished", "hostile"])

@@ -480,7 +480,7 @@ def test_the_answer_cannot_end_its_own_block():
     from trainer.reward.built_in import read
 
     def message(text: str) -> str:
-        return user_message(read(prompt, answer(text), reading.rules.style))
+        return user_message(read(prompt, answer(text), reading.rules))
 
     sent = message(attack)
     mark = sent.splitlines()[0].rpartition(" ")[2]

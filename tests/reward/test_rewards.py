@@ -234,7 +234,7 @@ class Meeting:
     name, parallel = "meeting", 2
 
     def __init__(self) -> None:
-        self.together = threading.Barrier(2, timeout=60)
+        self.together = threading.Barrier(2, timeout=240)
 
     def grade(self, readings, meter):
         self.together.wait()

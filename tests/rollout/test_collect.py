@@ -51,7 +51,7 @@ def test_a_failing_reward_stops_the_sampling():
         def sample(self, prompts, sampling):
             for one in sampler.sample(prompts, sampling):
                 yield one
-                assert scorer.failed.wait(timeout=60), "the first group is scored while the next one is sampled"
+                assert scorer.failed.wait(timeout=240), "the first group is scored while the next one is sampled"
 
     with pytest.raises(ValueError, match="a reward that raises"):
         collect(Waiting(), scorer, PROMPTS, SAMPLING)

@@ -1,5 +1,6 @@
 """Settings of vLLM, the servers that a run starts, and the process that keeps them."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -20,7 +21,8 @@ from trainer.machine.hardware import Gpu, Hardware
 from trainer.memory import planner, search
 from trainer.model import shapes
 from trainer.rollout import make
-from trainer.rollout.vllm import check, process
+from trainer.rollout.vllm import check, process, server
+from trainer.rollout.vllm.door import Door
 from trainer.rollout.vllm.publish import StaticPolicy, VllmContext
 from trainer.rollout.vllm.supervisor import GRACE_S
 
@@ -143,10 +145,63 @@ def test_a_server_imports_the_packages_of_its_own_environment(tmp_path, monkeypa
     (server,) = process.start(outside(tmp_path, *named))
     server.supervisor.wait(timeout=30)
     first, *words = server.log.read_text().rstrip("\n").split(" ")
-    folders = [tmp_path / "vllm_modules"] if whole else []
-    assert [Path(folder) for folder in first.split(os.pathsep) if folder] == folders
-    assert [file.name for folder in folders for file in folder.iterdir()] == ["vllm_worker.py"] * whole
+    modules = tmp_path / "vllm_modules"
+    assert [Path(folder) for folder in first.split(os.pathsep) if folder] == [modules]
+    assert sorted(file.name for file in modules.iterdir()) == ["vllm_door.py", "vllm_worker.py"]
     assert ("vllm_worker.WholeModel" in words) == whole
+
+
+@pytest.mark.parametrize(
+    ("given", "status"), [(b"Bearer the-key", 200), (b"Bearer another", 401), (b"the-key", 401), (None, 401)]
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/collective_rpc", "/server_info", "/health"])
+def test_every_route_of_a_started_server_asks_for_the_key(monkeypatch, given, status, path):
+    monkeypatch.setenv("VLLM_API_KEY", "the-key")
+    sent = []
+
+    async def app(scope, receive, send):
+        await send({"status": 200})
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"host", b"x"), *([(b"authorization", given)] if given else [])]
+    asyncio.run(Door(app)({"type": "http", "path": path, "headers": headers}, None, send))
+    assert sent[0]["status"] == status
+
+
+def test_a_run_makes_a_key_for_its_servers_which_only_their_environment_has(tmp_path, monkeypatch):
+    """A stand-in for vLLM writes its environment and its command line down."""
+    monkeypatch.setattr(server, "VllmServerSampler", lambda context, servers: Connected(servers))
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$VLLM_API_KEY"\necho "$@"\n')
+    python.chmod(0o755)
+    named = ["rollout.vllm.start=true", f"rollout.vllm.python={python}"]
+    keys = []
+    for own in ("", "", "the key of the user"):
+        monkeypatch.setenv("VLLM_API_KEY", own)
+        (tmp_path / "vllm-0.log").unlink(missing_ok=True)
+        (started,) = server.connect(outside(tmp_path, *named)).servers
+        started.process.supervisor.wait(timeout=30)
+        key, words = started.process.log.read_text().splitlines()
+        assert os.environ["VLLM_API_KEY"] == key
+        assert "--host 127.0.0.1" in words
+        assert key not in words
+        assert not [file for file in tmp_path.rglob("*.py*") if key in file.read_text(errors="replace")]
+        keys.append(key)
+    assert len(set(keys)) == 3
+    assert len(keys[0]) >= 40
+    assert keys[2] == "the key of the user"
+
+
+class Connected:
+    """A sampler that asks its servers nothing."""
+
+    def __init__(self, servers):
+        self.servers = servers
+
+    def check(self):
+        pass
 
 
 def outside(folder: Path, *overrides: str) -> VllmContext:

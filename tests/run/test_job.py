@@ -33,7 +33,7 @@ def start(*command: str, folder: Path, **environment: str) -> subprocess.Popen:
 
 def run(*command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
     process = start(*command, folder=folder, **environment)
-    said, complained = process.communicate(timeout=240)
+    said, complained = process.communicate(timeout=580)
     return subprocess.CompletedProcess(command, process.returncode, said, complained)
 
 
@@ -177,7 +177,7 @@ def test_a_stopped_run_says_how_to_go_on_and_a_second_one_cannot_disturb_it(tmp_
             break
     second = train(tmp_path, "--preset", "nano", *FEW, "run.steps=500", "run.dir=it", "eval.problems=0")
     first.send_signal(signal.SIGINT)
-    said, complained = first.communicate(timeout=60)
+    said, complained = first.communicate(timeout=240)
     assert (second.returncode, first.returncode) == (2, 130)
     assert "run.dir=it: another run is writing to it." in second.stderr
     assert re.search(
@@ -269,7 +269,7 @@ def test_a_file_that_is_no_model_is_a_clear_error(tmp_path):
     (tmp_path / "broken/config.json").write_text("{}")
     answer = train(tmp_path, "model.name=broken")
     assert answer.returncode == 2
-    assert "model.name=broken: it cannot be loaded" in answer.stderr
+    assert "model.name=broken: there are no weights" in answer.stderr
 
 
 @pytest.mark.parametrize(
@@ -304,6 +304,6 @@ def test_an_active_conda_environment_is_used(tmp_path):
     conda = {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", "CONDA_PREFIX": str(tmp_path)}
     clean = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"} | conda
     command = [str(ROOT / "run_deepspeed.sh"), "--dry-run"]
-    answer = subprocess.run(command, env=clean, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    answer = subprocess.run(command, env=clean, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout.startswith("model:")

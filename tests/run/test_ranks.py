@@ -36,7 +36,7 @@ def results(tmp_path_factory, with_slow) -> dict[int, dict]:
             own = os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             ranks.append(subprocess.Popen(command, cwd=ROOT, env=own, stdout=subprocess.DEVNULL))
     try:
-        assert [rank.wait(timeout=240) for rank in ranks] == [0, 0, 0]
+        assert [rank.wait(timeout=580) for rank in ranks] == [0, 0, 0]
     finally:
         for rank in ranks:
             rank.kill()
@@ -95,7 +95,7 @@ def test_a_hostfile_starts_a_rank_on_each_node(tmp_path):
         own = os.environ | {"VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
         nodes.append(subprocess.Popen(command, cwd=tmp_path, env=own, stdout=subprocess.PIPE, text=True))
     try:
-        said = [node.communicate(timeout=240)[0] for node in nodes]
+        said = [node.communicate(timeout=580)[0] for node in nodes]
     finally:
         for node in nodes:
             node.kill()

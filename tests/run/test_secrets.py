@@ -56,7 +56,7 @@ def left(tmp_path_factory):
         around = os.environ | CANARIES | {"PYTHONPATH": str(ROOT)}
         found = {}
         for name, command in commands.items():
-            done = subprocess.run(command, cwd=folder, env=around, capture_output=True, timeout=240, check=False)
+            done = subprocess.run(command, cwd=folder, env=around, capture_output=True, timeout=580, check=False)
             assert done.returncode == 0, done.stderr.decode()
             found[name] = done.stdout + done.stderr
         server.shutdown()

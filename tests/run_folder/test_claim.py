@@ -126,3 +126,14 @@ def test_settings_that_cannot_be_read_are_named(failed, content):
     request = Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", "")
     with pytest.raises(ConfigError, match=r"config\.yaml: the settings of this run cannot be read|other settings"):
         claim.claim(request)
+
+
+def test_a_run_folder_that_is_a_link_is_the_folder_behind_it(tmp_path):
+    """A second run that names the folder itself must not write into it, too."""
+    (tmp_path / "behind").mkdir()
+    (tmp_path / "link").symlink_to("behind")
+    claim._lock(tmp_path / "link")
+    assert claim.is_ours(tmp_path / "behind")
+    with (tmp_path / "behind/.lock").open("w") as lock:
+        assert not claim._is_free(lock)
+    claim._held.pop((tmp_path / "behind").resolve()).close()

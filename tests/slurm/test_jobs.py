@@ -61,7 +61,7 @@ def test_the_result_is_that_of_two_ranks_without_slurm(undisturbed, tmp_path):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     command = [*launch, str(ROOT / "train.py"), *RUN, f"run.dir={tmp_path / 'run'}"]
     answer = subprocess.run(
-        command, env=clean | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240, check=False
+        command, env=clean | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=580, check=False
     )
     assert answer.returncode == 0, answer.stderr
     assert adapter(tmp_path / "run") == adapter(undisturbed[0])
@@ -144,7 +144,7 @@ def test_a_sweep_is_a_run_for_each_line(cluster, tmp_path):
     assert [steps_done(run) for run in runs] == [2, 2]
     assert "format: 0.1" in (runs[1] / "config.yaml").read_text()
     command = [sys.executable, "-m", "trainer.commands.main", "compare", *map(str, runs)]
-    table = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    table = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=True).stdout
     assert "algorithm.lr" in table
 
 
@@ -186,7 +186,7 @@ def test_each_task_may_see_one_card_of_its_own(cluster):
     names = ["SLURMD_NODENAME", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"]
     code += f"print(*(os.environ[name] for name in {names}))"
     step = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1", "--gpu-bind=single:1", "--cpus-per-gpu=1"]
-    answer = cluster.lab.ask("srun", *step, sys.executable, "-c", code, folder=ROOT, timeout=60)
+    answer = cluster.lab.ask("srun", *step, sys.executable, "-c", code, folder=ROOT, timeout=240)
     assert answer.returncode == 0, answer.stderr
     seen = sorted(tuple(line.split()) for line in answer.stdout.splitlines())
     places = [(node, rank, "4", local, "2") for node, rank, local in zip(NODES, "02", "00")]
@@ -200,7 +200,7 @@ def test_a_step_of_unequal_nodes_knows_its_ranks(cluster):
     """Three tasks on two nodes."""
     code = "import os; from trainer.ranks import slurm; slurm.adopt_ranks(); print(os.environ['LOCAL_WORLD_SIZE'])"
     step = ["--nodes=2", "--ntasks=3", "--cpus-per-task=1"]
-    answer = cluster.lab.ask("srun", *step, sys.executable, "-c", code, folder=ROOT, timeout=60)
+    answer = cluster.lab.ask("srun", *step, sys.executable, "-c", code, folder=ROOT, timeout=240)
     assert sorted(answer.stdout.split()) == ["1", "2", "2"], answer.stderr
 
 
@@ -228,6 +228,6 @@ def test_a_node_that_does_not_answer_is_named(cluster, tmp_path):
     train = f"{sys.executable} {ROOT}/train.py {' '.join(RUN)} engine.connect_s=2 run.dir={tmp_path}/run"
     script.write_text(f"#!/bin/sh\n[ $SLURM_PROCID = 0 ] && exec {train}\nsleep 600\n")
     script.chmod(0o755)
-    answer = cluster.lab.ask("srun", "--nodes=2", "--ntasks-per-node=1", "--wait=1", str(script), timeout=120)
+    answer = cluster.lab.ask("srun", "--nodes=2", "--ntasks-per-node=1", "--wait=1", str(script), timeout=580)
     assert "rank 1 of 2 did not answer within 2 s (engine.connect_s). Nothing was heard from node2." in answer.stderr
     assert answer.returncode != 0

@@ -65,7 +65,7 @@ def job(tmp_path):
     def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
         command = ["bash", str(ROOT / "slurm" / script), *arguments]
         return subprocess.run(
-            command, cwd=tmp_path, env=base | variables, capture_output=True, text=True, timeout=60, check=False
+            command, cwd=tmp_path, env=base | variables, capture_output=True, text=True, timeout=240, check=False
         )
 
     return run
@@ -195,7 +195,7 @@ def test_jobs_that_start_together_install_once(tmp_path, setting, installer):
     script = f"set -euo pipefail; source scripts/environment.sh; use_environment {tmp_path}"
     clean = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     jobs = [subprocess.Popen(["bash", "-c", script], cwd=ROOT, env=clean) for _ in range(3)]
-    assert [job.wait(timeout=60) for job in jobs] == [0, 0, 0]
+    assert [job.wait(timeout=240) for job in jobs] == [0, 0, 0]
     asked = (tmp_path / "asked").read_text().splitlines()
     assert [line.split()[0] for line in asked] == [installer] * 3, "as often as one job needs"
 

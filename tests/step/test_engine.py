@@ -110,7 +110,7 @@ def launch(model, out, world: int, cases: list[Case]) -> dict:
         subprocess.Popen(command, cwd=ROOT, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(world)
     ]
-    assert [rank.wait(timeout=240) for rank in ranks] == [0] * world
+    assert [rank.wait(timeout=580) for rank in ranks] == [0] * world
     return json.loads(out.read_text())
 
 

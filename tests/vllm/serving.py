@@ -141,7 +141,7 @@ def start(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
 def train(*arguments: Any, **options: Any) -> str:
     """The whole output of a run that has to end well."""
     process = start(*arguments, **options)
-    said, _ = process.communicate(timeout=300)
+    said, _ = process.communicate(timeout=580)
     assert process.returncode == 0, said[-4000:]
     return said
 

@@ -85,7 +85,7 @@ def test_building_the_engine_leaves_random_numbers_and_environment_alone():
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=580,
         env=surroundings(),
         cwd=ROOT,
         check=False,
@@ -104,7 +104,7 @@ def test_octet_eval_has_base_and_adapter_answered_in_its_own_process(tmp_path):
     settings = [f"--adapter={adapter}", "--model=nano", "--problems=8", f"--out={tmp_path / 'out'}"]
     command = [sys.executable, "-m", "trainer.commands.main", "eval", *settings, "rollout.engine=vllm_colocate"]
     answer = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, env=surroundings(), cwd=ROOT, check=False
+        command, capture_output=True, text=True, timeout=580, env=surroundings(), cwd=ROOT, check=False
     )
     assert answer.returncode == 0, answer.stderr[-3000:]
     assert answer.stderr.count("log-probs of sampler and trainer differ by") == 2

@@ -35,6 +35,7 @@ from tests.vllm.serving import (
 )
 from trainer.config.settings import Lora, Model
 from trainer.errors import ConfigError, TrainingError
+from trainer.machine.http_client import NoReply, exchange
 from trainer.model.load import load_model
 from trainer.model.lora import add_adapter, save_adapter
 from trainer.records import Sampling
@@ -294,10 +295,25 @@ def test_the_run_starts_a_server_and_takes_it_with_it_when_it_is_killed(tmp_path
         assert all(map(is_alive, servers))
         assert largest(folder, "sampler_difference/max") < 1e-4
         assert [one["version"] for one in samples(folder)][:32:8] == [0, 1, 2, 3]
+        assert_asks_for_a_key(folder, servers[0])
     finally:
         run.kill()  # SIGKILL: nothing of the trainer can clean up
         run.communicate()
     wait_for(lambda: not any(map(is_alive, servers)), seconds=40)
+
+
+def assert_asks_for_a_key(folder: Path, server: int) -> None:
+    """No route answers without the key, and only the environment of the processes has it."""
+    around = Path(f"/proc/{server}/environ").read_bytes().split(b"\0")
+    key = next(one.partition(b"=")[2] for one in around if one.startswith(b"VLLM_API_KEY="))
+    (address,) = set(re.findall(r"http://127\.0\.0\.1:\d+", (folder / "vllm-0.log").read_text()))
+    for path in ("/v1/models", "/server_info", "/collective_rpc", "/health"):
+        with pytest.raises(NoReply) as refused:
+            exchange(f"{address}{path}", None, 10, 1 << 20, direct=True)
+        assert refused.value.status == 401
+    for file in (file for file in folder.rglob("*") if file.is_file()):
+        assert key not in file.read_bytes(), file
+    assert not any(key in Path(f"/proc/{number}/cmdline").read_bytes() for number in (server, os.getpid()))
 
 
 def samples_so_far(folder: Path) -> list[str]:

@@ -73,7 +73,7 @@ def train(folder: Path, library: str, *more: str, **environment: str) -> subproc
         pytest.skip(f"{library} is not installed: pip install {library}")
     command = [*forked(), str(ROOT / "train.py"), *FEW, f"run.track={library}", *more]
     own = os.environ | environment
-    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=True, timeout=240)
+    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=True, timeout=580)
 
 
 @pytest.mark.slow

@@ -12,13 +12,13 @@ from trainer.config.settings import Config, TaskSettings
 from trainer.errors import DataError
 from trainer.model.hub import FETCH, Found, Refused, Unreachable, find_model, listing, stay_offline
 from trainer.problem.sources import HubSet
-from trainer.problem.task import hub_sets
+from trainer.problem.task import hub_sets, make_task
 
 
 def check(config: Config) -> Found:
     """Find the model. Raise ModelError or DataError if it or the data is neither on this machine nor on the hub."""
     found = find_model(config.model)
-    for data in hub_sets(config.task):
+    for data in hub_sets(make_task(config.task)):
         find_data(data, config.task)
     return found
 

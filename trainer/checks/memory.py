@@ -65,14 +65,10 @@ def _placement(config: Config, machine: hardware.Hardware, shape: Shape) -> Plac
 
 
 def no_layer_to_adapt(config: Config, shape: Shape) -> str | None:
-    """Return an error if no name of lora.targets is that of a layer."""
+    """Return an error if a name of lora.targets is not that of a layer."""
     names = [linear.name for linear in shape.linears]
-    if not config.lora.enabled or {*Planner(shape, config, 1, 0).targets} & {*names, "lm_head", "embed_tokens"}:
-        return None
-    return (
-        f"lora.targets={','.join(config.lora.targets)}: this model has no such layers. Its linear ones are "
-        f"{', '.join(names)}. Write lora.targets=all or name some of them."
-    )
+    missing = [name for name in Planner(shape, config, 1, 0).targets if name not in (*names, "lm_head", "embed_tokens")]
+    return config.lora.without_layer(missing, names) if missing else None
 
 
 def too_little_for_vllm(placement: Placement) -> str | None:

@@ -34,7 +34,7 @@ from trainer.machine.disk import amount
 from trainer.machine.shipped import ROOT
 from trainer.memory import search
 from trainer.model import hub
-from trainer.problem.task import hub_sets
+from trainer.problem.task import hub_sets, make_task
 from trainer.reward import make
 from trainer.sandbox.kernel import Limits
 from trainer.sandbox.pool import Sandbox
@@ -227,7 +227,7 @@ def _where(found: hub.Found) -> str:
 
 
 def _place(config: Config) -> str:
-    sets = hub_sets(config.task)
+    sets = hub_sets(make_task(config.task))
     if not sets:
         return "on this machine"
     cached = [downloads.find_data(one, config.task) for one in sets]

@@ -16,12 +16,14 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import Config, Model
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine import quiet
+from trainer.machine.visible import visible
 from trainer.model import hub
 from trainer.problem.task import evaluation_problems, make_task
 from trainer.records import Draws
 from trainer.reward import golds
 
 SAMPLE_TEMPERATURE = 0.7
+LONGEST_NAME = 500  # characters of the name of a model
 # The servers of a run belong to that run: they may be gone. Other servers can be named on the command line.
 NO_SERVERS = ("rollout.engine=auto", "rollout.ahead=0", "rollout.vllm.urls=[]", "rollout.vllm.start=false")
 
@@ -92,7 +94,7 @@ def _refuse_another_base(options: Namespace, config: Config) -> None:
     is_named = options.model is not None or any(text.startswith("model.name=") for text in options.overrides)
     if not options.adapter or (options.preset is None and not is_named):  # then it is that of the adapter's run
         return
-    base = _base_of(options.adapter)
+    base = visible(_base_of(options.adapter))
     weights = hub.fingerprint(Model(name=base))
     is_same = base == config.model.name or (weights and weights == hub.fingerprint(config.model))
     if not is_same and (weights or not is_named):
@@ -107,6 +109,8 @@ def _base_of(adapter: Path) -> str:
     path = adapter / "adapter_config.json"
     try:
         base = Path(json.loads(path.read_text())["base_model_name_or_path"])
+        if len(str(base)) > LONGEST_NAME:
+            raise ValueError
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: it does not say what the adapter was trained over ({type(error).__name__}). Restore the file."

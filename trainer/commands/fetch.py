@@ -37,7 +37,7 @@ from trainer.machine import hardware
 from trainer.machine.disk import amount
 from trainer.machine.shipped import IS_INSTALLED, ROOT, TRAIN
 from trainer.model import hub
-from trainer.problem.task import hub_sets
+from trainer.problem.task import hub_sets, make_task
 from trainer.watch.progress import PATIENCE_S, Progress
 
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -149,16 +149,14 @@ def _compare(model: Model, found: hub.Found) -> None:
 
 
 def fetch_data(config: Config) -> str:
-    sets = hub_sets(config.task)
+    sets = hub_sets(make_task(config.task))
     counts = [f"{data.split} {sum(1 for _ in data.records()):,}" for data in sets]
     for data in sets:
         if not downloads.is_prepared(data):
             raise DataError(f"task.name={config.task.name}: {data} did not arrive. Run the same command again.")
     if not counts:
         return f"data    {config.task.name}: made up by Octet, or files on this machine; copy those yourself"
-    return (
-        f"data    {', '.join(dict.fromkeys(one.name for one in hub_sets(config.task)))}: {', '.join(counts)} problems"
-    )
+    return f"data    {', '.join(dict.fromkeys(one.name for one in sets))}: {', '.join(counts)} problems"
 
 
 # ---------------------------------------------------------------- packages
@@ -255,13 +253,14 @@ def verify(folder: Path) -> None:
     """Raise DataError if a file is missing or differs from the manifest."""
     try:
         listed = json.loads((folder / "manifest.json").read_text())["files"]
-    except (OSError, ValueError, KeyError) as error:
+        expected = {name: str(entry["sha256"]) for name, entry in listed.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"--verify {folder}: there is no whole manifest.json in it ({_first_line(error)}).") from None
+    if outside := [name for name in listed if Path(name).is_absolute() or ".." in Path(name).parts]:
+        raise DataError(f"--verify {folder}: manifest.json names {outside[0]!r}, which is outside. Fetch it again.")
     missing = [name for name in listed if not (folder / name).is_file()]
     sums = _sums(folder / name for name in listed if name not in missing)
-    changed = [
-        name for name in listed if name not in missing and sums[(folder / name).resolve()] != listed[name]["sha256"]
-    ]
+    changed = [name for name in listed if name not in missing and sums[(folder / name).resolve()] != expected[name]]
     wrong = [*(f"{name} is missing" for name in missing), *(f"{name} has changed" for name in changed)]
     if wrong:
         raise DataError(

@@ -76,13 +76,16 @@ class EvaluationHistory:
         """Return the content of `best.json`, which describes the adapter or model beside it."""
         path = self.folder / "best" / "best.json"
         try:
-            return dict(json.loads(path.read_text()))
+            found = json.loads(path.read_text())
+            if all(type(found[name]) in (int, float) for name in ("step", "accuracy", "lenient")):
+                return dict(found)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, RecursionError):
-            raise CheckpointError(
-                f"{path}: it cannot be read. Delete {path.parent}: the next evaluation that is the best fills it again."
-            ) from None
+        except (OSError, ValueError, TypeError, LookupError, RecursionError):
+            pass
+        raise CheckpointError(
+            f"{path}: it cannot be read. Delete {path.parent}: the next evaluation that is the best fills it again."
+        )
 
     @property
     def has_stopped_rising(self) -> bool:
@@ -125,6 +128,7 @@ def metrics_of(evaluation: Evaluation) -> dict[str, float]:
         "eval/low": evaluation.strict.low,
         "eval/high": evaluation.strict.high,
         "eval/problems": len(evaluation.outcomes),
+        **{f"eval/part/{name}": share.value for name, share in evaluation.parts.items()},
     }
 
 

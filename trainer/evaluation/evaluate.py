@@ -31,6 +31,7 @@ class Outcome:
     gold: str
     completion: Completion
     score: Score
+    part: str = ""  # of a mixture of tasks
 
     @property
     def category(self) -> str:
@@ -136,6 +137,15 @@ class Evaluation:
     def lenient(self) -> Share:
         return share_of(self.correct_lenient)
 
+    @property
+    def parts(self) -> dict[str, Share]:
+        """Return the accuracy in each part of a mixture of tasks."""
+        names = sorted({outcome.part for outcome in self.outcomes if outcome.part})
+        return {
+            name: share_of([outcome.score.correct_strict for outcome in self.outcomes if outcome.part == name])
+            for name in names
+        }
+
     def summary(self) -> dict[str, Any]:
         """Return what is printed and stored; `records` has the single answers."""
         return {
@@ -146,6 +156,7 @@ class Evaluation:
             "interval": list(self.strict[1:]),
             "lenient_accuracy": self.lenient.value,
             "lenient_interval": list(self.lenient[1:]),
+            **({"parts": {name: _as_json(share) for name, share in self.parts.items()}} if self.parts else {}),
             **describe(self.outcomes),
             **({"sampled": self.sampled.summary()} if self.sampled else {}),
         }
@@ -239,7 +250,7 @@ def _answered(
     parts = distributed.gather(
         [
             tuple(
-                Outcome(problem.id, problem.question, problem.gold, completion, score)
+                Outcome(problem.id, problem.question, problem.gold, completion, score, problem.part)
                 for completion, score in zip(group.completions, group.scores, strict=True)
             )
             for group in groups

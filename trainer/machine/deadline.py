@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+TEMPLATE_S = 10.0  # for a chat template, which comes with the model and may not end
+# What a chat template may raise beside jinja2.TemplateError: it calls methods of Python's values.
+OF_A_TEMPLATE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TimeoutError, TypeError, ValueError)
+
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:

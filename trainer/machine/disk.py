@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,9 +19,12 @@ PROBE_BYTES = 1 << 20
 
 @contextmanager
 def writing(folder: Path, what: str, remedy: str, needed: int = 0) -> Iterator[None]:
-    """Turn a full disk into a CheckpointError, and delete `folder`, which is new. `needed` is its size, if known."""
+    """Turn a full disk into a CheckpointError, and delete `folder`, which is new. `needed` is its size, if known. Give
+    its files the permissions that all files of a run have."""
     try:
         yield
+        for file in folder.rglob("*.safetensors"):  # which only their owner could read
+            follow_umask(file)
     except Exception as error:
         if not _is_full(error, folder):
             raise
@@ -45,6 +49,14 @@ def _is_full(error: BaseException, folder: Path) -> bool:
     except OSError as full:
         return full.errno in FULL
     return False
+
+
+def follow_umask(path: Path) -> None:
+    """Give a file the permissions of the umask, where a library has made it with others. The umask is read from /proc,
+    because os.umask() would change it for other threads."""
+    found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if found:
+        path.chmod(0o666 & ~int(found[1], 8))
 
 
 def keep(path: Path) -> None:

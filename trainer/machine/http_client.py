@@ -172,9 +172,9 @@ def seconds_of(retry_after: str | None) -> float:
 def _seconds_until(date: str) -> float:
     try:
         then = parsedate_to_datetime(date)
-    except ValueError:
+        return (then if then.tzinfo else then.replace(tzinfo=timezone.utc)).timestamp() - time.time()
+    except (ValueError, TypeError, LookupError, OverflowError):
         return 0.0
-    return (then if then.tzinfo else then.replace(tzinfo=timezone.utc)).timestamp() - time.time()
 
 
 def read_key(variable: str) -> str:

@@ -64,11 +64,11 @@ class Found:
 
 def find_model(model: Model) -> Found:
     """Find a model. Raise ModelError if it is not on this machine and the hub does not give it."""
-    folder = NANO if model.name == "nano" else _local(model.name)
+    folder = NANO if model.name == "nano" else local_folder(model.name)
     if folder:
+        _must_be_whole(model.name, folder)
         return Found(folder, _sizes(folder))
-    if model.name.startswith(("/", "./", "../", "~", f"{RUNS}/")) or model.name.count("/") > 1:  # of a hub id: one
-        raise ModelError(f"model.name={model.name}: there is no such folder. Check the path.")
+    refuse_missing_folder(model.name)
     cached = snapshot(model)
     try:
         listed = listing("models", model.name, model.revision)
@@ -106,7 +106,7 @@ def snapshot(model: Model) -> Path | None:
     reference = folder / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
     found = folder / "snapshots" / commit
-    return found if _is_complete(found) else None
+    return found if Path(commit).name == commit and _is_complete(found) else None
 
 
 def wanted(names: Iterable[str], code: bool = False) -> list[str]:
@@ -129,15 +129,45 @@ def _is_complete(folder: Path) -> bool:
     """True if there is a configuration and some weights; every shard of them if there is an index of shards."""
     if not (folder / "config.json").is_file():
         return False
-    indices = [set(json.loads(index.read_text())["weight_map"].values()) for index in folder.glob("*.index.json")]
+    try:
+        indices = [_shards(index) for index in folder.glob("*.index.json")]
+    except ModelError:
+        return False
     if indices:
         return any(all((folder / shard).is_file() for shard in shards) for shards in indices)
     return any(_is_weights(file.name) for file in folder.iterdir())
 
 
+def _shards(index: Path) -> set[str]:
+    """Return the files that an index of weights names. Raise ModelError if it is damaged or leads elsewhere."""
+    try:
+        shards = set(json.loads(index.read_bytes())["weight_map"].values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(f"{index}: it cannot be read ({type(error).__name__}). Download the model again.") from None
+    if strange := [name for name in shards if not isinstance(name, str) or Path(name).name != name]:
+        named = repr(strange[0])[:200]
+        raise ModelError(f"{index}: it names {named}, which is no file of this folder. Do not use this model.")
+    return shards
+
+
+def _must_be_whole(name: str, folder: Path) -> None:
+    """Raise ModelError if a folder has no weights, or lacks a file that an index of its weights names."""
+    sizes = _sizes(folder)
+    if not any(map(_is_weights, sizes)):
+        raise ModelError(f"model.name={name}: there are no weights (*.safetensors) in this folder. Download it again.")
+    if (folder / "model.safetensors").is_file():  # transformers reads no index then
+        return
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        if missing := sorted(_shards(index) - sizes.keys()):
+            raise ModelError(
+                f"model.name={name}: {', '.join(missing)[:500]} is missing in this folder, and {index.name} names it. "
+                "Download the model again."
+            )
+
+
 def fingerprint(model: Model) -> str:
     """Return a hash of samples from each file of a model's weights, or "" for weights that are not on this machine."""
-    folder = NANO if model.name == "nano" else _local(model.name) or snapshot(model)
+    folder = NANO if model.name == "nano" else local_folder(model.name) or snapshot(model)
     files = sorted(path for path in folder.iterdir() if _is_weights(path.name)) if folder else []
     found = hashlib.sha256()
     for path in files:
@@ -154,23 +184,48 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()}
 
 
-def _local(name: str) -> Path | None:
+def local_folder(name: str) -> Path | None:
+    """Return the folder that a name stands for, or None. Raise ModelError if it holds no model."""
     folder = Path(name).expanduser()
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        refuse_adapter(name, folder)
-        raise ModelError(f"model.name={name}: there is no config.json in this folder, so it is not a model.")
-    return folder if folder.is_dir() else None
+    if not folder.is_dir():
+        return None
+    if not (folder / "config.json").is_file():
+        _refuse_adapter(name, folder)
+        raise ModelError(
+            f"model.name={name}: there is no config.json in this folder, so it is not a model. Name a folder that "
+            "save_pretrained has written, or a model of the hub."
+        )
+    return folder
 
 
-def refuse_adapter(name: str, folder: Path) -> None:
+def refuse_missing_folder(name: str) -> None:
+    """Raise ModelError for a name that is plainly a path, where there is no folder: the hub need not be asked."""
+    if name.startswith(("/", "./", "../", "~", f"{RUNS}/")) or name.count("/") > 1:  # of a hub id: one
+        raise ModelError(f"model.name={name}: there is no such folder. Check the path.")
+
+
+def _refuse_adapter(name: str, folder: Path) -> None:
     """Raise ModelError for an adapter, or a run folder, in place of a model."""
     adapter = next((one for one in (folder, folder / "adapter") if (one / "adapter_config.json").is_file()), None)
-    if adapter and not (folder / "config.json").is_file():
-        base = json.loads((adapter / "adapter_config.json").read_bytes()).get("base_model_name_or_path")
+    if adapter:
+        config = read_json(f"model.name={name}", adapter / "adapter_config.json")
+        base = str(config.get("base_model_name_or_path"))[:200]
         raise ModelError(
             f"model.name={name}: that is {'an adapter' if adapter == folder else 'a run folder'}, not a model. Its "
             f"base is {base}. Write octet eval --adapter {adapter}, or octet merge --adapter {adapter} --out FOLDER."
         )
+
+
+def read_json(whose: str, path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of a model or an adapter. Raise ModelError if there is none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{whose}: its {path.name} cannot be read ({error}). Restore that file.") from None
+    if not isinstance(found, dict):
+        kind = type(found).__name__
+        raise ModelError(f"{whose}: its {path.name} holds a {kind}, and not an object. Restore that file.")
+    return found
 
 
 # ---------------------------------------------------------------- on the hub

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from trainer.config.settings import Model
 from trainer.errors import ConfigError, ModelError
-from trainer.machine.deadline import deadline
+from trainer.machine.deadline import OF_A_TEMPLATE, TEMPLATE_S, deadline
+from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.model import quantised
 from trainer.model.compact import compact
 from trainer.model.staging import staged_copy
@@ -21,8 +24,11 @@ from trainer.model.staging import staged_copy
 NANO = Path(__file__).parent / "nano"
 ATTENTION = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}  # None: transformers chooses
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-TEMPLATE_S = 10.0
 NOISE = re.compile("drop|(?<!router_)jitter")  # Phi-MoE's router_jitter_noise is a threshold in eval mode as well
+CAUSAL = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+ANSWER = "forty-two"  # of a conversation that shows what a chat template writes
+LONGEST_REASON = 300  # characters
+REMEDY = "Check the spelling, connect to the internet once, or write the path of a local folder whose files are whole."
 END_OF_TEXT = "<|endoftext|>"  # ends a document wherever a vocabulary has it, also of a model whose turns end otherwise
 
 
@@ -46,17 +52,44 @@ def load_tokenizer(settings: Model) -> Any:
     if not tokenizer("1")["input_ids"]:
         raise ModelError(f"model.name={settings.name}: its tokenizer has no vocabulary. Is tokenizer.json missing?")
     if tokenizer.pad_token_id is None:
-        # any token will do, because padding is masked by its position
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+        _choose_padding(tokenizer)
     return tokenizer
 
 
+def _choose_padding(tokenizer: Any) -> None:
+    """Set the token for padding. Any will do, because padding is masked by its position."""
+    tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+
+
+def check_vocabulary(tokenizer: Any, model: Any) -> None:
+    """Raise ModelError if the tokenizer writes tokens that the model has no embedding for. Embeddings without a token
+    are common, and do no harm; a token that is added and never written does none, either."""
+    rows = model.config.get_text_config().vocab_size
+    if tokenizer.pad_token_id >= rows:
+        _choose_padding(tokenizer)
+    largest = max(
+        [tokenizer.vocab_size - 1, *tokenizer(_conversation(tokenizer), add_special_tokens=False)["input_ids"]]
+    )
+    if largest >= rows:
+        raise ModelError(
+            f"model.name={model.name_or_path}: its tokenizer has a token {largest}, and the model has embeddings for "
+            f"{rows} tokens, from 0 on. The tokenizer is that of another model, or was extended without the model: "
+            f"restore it, or save the model after model.resize_token_embeddings({len(tokenizer)})."
+        )
+
+
 def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
-    _refuse_quantised_on_disk(settings)
+    _check_kind(settings)
     options: dict[str, Any] = {"dtype": DTYPES[dtype], "attn_implementation": ATTENTION[settings.attention]}
     if settings.quantize != "none":
         options |= quantised.options(settings.quantize, DTYPES[dtype], device)
-    model = _load(AutoModelForCausalLM, settings, **options)
+    wants_facts = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, facts = _load(AutoModelForCausalLM, settings, **wants_facts, **options)
+    if unlike := sorted([*facts["missing_keys"], *(name for name, *_ in facts["mismatched_keys"])]):
+        raise ModelError(
+            f"model.name={settings.name}: {unlike[0]} is missing in its files or has another shape than config.json "
+            f"says, one of {len(unlike)} such weights; they would be random numbers. Download the model again."
+        )
     if settings.gradient_checkpointing:
         # the second name is that of transformers before 5.21
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
@@ -68,14 +101,21 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
     return model.to(device) if settings.quantize == "none" else quantised.keep_training_arithmetic(model)
 
 
-def _refuse_quantised_on_disk(settings: Model) -> None:
-    """Raise if the model is quantised, because an adapter could not be merged into it. Only its config is read."""
-    found = getattr(_load(AutoConfig, settings), "quantization_config", None)
-    if found:
+def _check_kind(settings: Model) -> None:
+    """Raise if the model is quantised, because an adapter could not be merged into it, or if it is not one that writes
+    on from left to right. Only its config is read."""
+    config = _load(AutoConfig, settings)
+    if found := getattr(config, "quantization_config", None):
         method = found.get("quant_method", "unknown") if isinstance(found, dict) else found.quant_method
         raise ModelError(
             f"model.name={settings.name}: it is quantised already ({method}), so an adapter could not be merged into "
             "its base. Name the model that it was made from, and write model.quantize=nf4 or int8."
+        )
+    kinds = [str(kind) for kind in config.architectures or []]
+    if kinds and not any(kind in CAUSAL or kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds):
+        raise ModelError(
+            f"model.name={settings.name}: it is a {kinds[0]}, and Octet trains causal language models only, such as "
+            "Qwen2ForCausalLM. Name one, for example Qwen/Qwen2.5-0.5B-Instruct."
         )
 
 
@@ -107,22 +147,31 @@ def stop_tokens(tokenizer: Any, model: Any) -> list[int]:
     configured = model.generation_config.eos_token_id
     stops = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
     stops |= {tokenizer.get_vocab().get(END_OF_TEXT), _end_of_turn(tokenizer)}
+    if not all(type(stop) is int for stop in stops - {None}):
+        raise ModelError(
+            f"model.name={model.name_or_path}: eos_token_id is {configured!r} in its generation_config.json, and it is "
+            "a number or a list of numbers. Correct it, or delete the file."
+        )
     return sorted(stops - {None})
 
 
 def _end_of_turn(tokenizer: Any) -> int | None:
     """Return the added token that the chat template writes behind the answer, or None if there is none."""
-    answer = "forty-two"
-    turns = [{"role": "user", "content": "6 x 7?"}, {"role": "assistant", "content": answer}]
-    try:
-        with deadline(TEMPLATE_S):
-            text = tokenizer.apply_chat_template(turns, tokenize=False) if tokenizer.chat_template else ""
-    except (TemplateError, TimeoutError):  # it wants something else in a conversation
-        return None
-    _, found, behind = text.rpartition(answer)
+    _, found, behind = _conversation(tokenizer).rpartition(ANSWER)
     tokens = tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
     added = {token for token, described in tokenizer.added_tokens_decoder.items() if described.content.strip()}
     return next((token for token in tokens if token in added), None)
+
+
+def _conversation(tokenizer: Any) -> str:
+    """Return a question and an answer in the chat template, or "" if it wants something else in a conversation."""
+    turns = [{"role": "user", "content": "6 x 7?"}, {"role": "assistant", "content": ANSWER}]
+    try:
+        with deadline(TEMPLATE_S):
+            text: str = tokenizer.apply_chat_template(turns, tokenize=False) if tokenizer.chat_template else ""
+            return text
+    except (TemplateError, *OF_A_TEMPLATE):
+        return ""
 
 
 def _load(loader: Any, settings: Model, **options: Any) -> Any:
@@ -131,9 +180,17 @@ def _load(loader: Any, settings: Model, **options: Any) -> Any:
         return loader.from_pretrained(
             name, revision=settings.revision, trust_remote_code=settings.trust_remote_code, **options
         )
-    except (OSError, ValueError, SafetensorError) as error:  # a missing, broken or unknown model
-        first_line = str(error).strip().partition("\n")[0]
-        raise ModelError(
-            f"model.name={settings.name}: it cannot be loaded ({first_line}). "
-            "Check the spelling, connect to the internet once, or write the path of a local folder."
-        ) from error
+    except Exception as error:  # for files that make no sense, the libraries raise errors of every class
+        if is_out_of_memory(error):
+            raise
+        raise ModelError(f"model.name={settings.name}: it cannot be loaded ({_reason(error)}). {REMEDY}") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnpicklingError):
+        return "its weights are a pickle that holds more than tensors, which could run code"
+    if "trust_remote_code" in str(error):
+        return "it needs code of its own. Read that code first; model.trust_remote_code=true then runs it"
+    if isinstance(error, OSError | ValueError | SafetensorError):
+        return str(error).strip().partition("\n")[0]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]

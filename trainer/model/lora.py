@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import peft
@@ -20,7 +21,9 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
 from trainer.config.settings import Lora
-from trainer.errors import CheckpointError, ConfigError
+from trainer.errors import CheckpointError, ConfigError, ModelError
+from trainer.machine.out_of_memory import is_out_of_memory
+from trainer.model.hub import read_json
 
 ADAPTER = "default"  # PEFT's name for the first adapter
 TARGETS: dict[str, Any] = {"attention": ["q_proj", "k_proj", "v_proj", "o_proj"], "all": "all-linear"}
@@ -38,20 +41,24 @@ def add_adapter(model: Any, settings: Lora) -> Any:
         use_dora=settings.dora,
         task_type="CAUSAL_LM",
     )
-    try:
-        with _without_tying_warnings():
-            adapted = peft.get_peft_model(model, options)
-    except ValueError as error:  # PEFT has found none of the modules
-        names = sorted(
-            {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
-        )
-        raise ConfigError(
-            f"lora.targets={settings.targets}: this model has no such layers. Its linear ones are {', '.join(names)}. "
-            "Write lora.targets=all or name some of them."
-        ) from error
+    _refuse_unknown_targets(model, settings)
+    with _without_tying_warnings():
+        adapted = peft.get_peft_model(model, options)
     if settings.init != "zero":
         _init_pissa(adapted, settings)
     return adapted
+
+
+def _refuse_unknown_targets(model: Any, settings: Lora) -> None:
+    """Raise ConfigError if a target is no layer of the model: PEFT leaves it out without a word if another one is."""
+    if settings.targets == "all":
+        return
+    modules = dict(model.named_modules())
+    wanted = settings.targets if isinstance(settings.targets, tuple) else TARGETS[settings.targets]
+    missing = [target for target in wanted if not any(f".{name}".endswith(f".{target}") for name in modules)]
+    if missing and (missing == wanted or settings.targets != "attention"):
+        linear = {name.rpartition(".")[2] for name, part in modules.items() if isinstance(part, torch.nn.Linear)}
+        raise ConfigError(settings.without_layer(missing, sorted(linear)))
 
 
 def _init_pissa(model: Any, settings: Lora) -> None:
@@ -104,16 +111,52 @@ def _layers(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def load_adapter(model: Any, folder: Path) -> Any:
-    """Return the model with an adapter that is not trained further."""
+    """Return the model with an adapter that is not trained further. Raise CheckpointError if it is of another model, or
+    no LoRA adapter."""
+    _must_be_lora(folder)
     try:
-        with _without_tying_warnings():
-            return peft.PeftModel.from_pretrained(model, str(folder))
-    except (OSError, RuntimeError, ValueError) as error:  # a file is missing, a shape differs, a module is not there
-        reason = " ".join(str(error).split())[:300]
+        with _without_tying_warnings(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Found missing adapter keys")  # an error below
+            adapted = peft.PeftModel.from_pretrained(model, str(folder))
+        saved = peft.utils.load_peft_weights(str(folder), device="cpu")
+    except Exception as error:  # for files that make no sense, PEFT raises errors of every class
+        if is_out_of_memory(error):
+            raise
         raise CheckpointError(
-            f"{folder}: it does not fit this model ({reason}). Name the base that it was trained on; "
+            f"{folder}: it does not fit this model ({_reason(error)}). Name the base that it was trained on; "
             "adapter_config.json has its name."
         ) from error
+    loaded = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    if apart := sorted({name for name in loaded.keys() ^ saved.keys() if "lora_" in name}):
+        raise CheckpointError(
+            f"{folder}: it does not fit this model: {len(apart)} weights are in one of them only, the first of them "
+            f"{apart[0]}. Name the base that it was trained on; adapter_config.json has its name."
+        )
+    if broken := next((name for name, value in saved.items() if not value.isfinite().all()), None):
+        raise CheckpointError(f"{folder}: {broken} has numbers that are not finite. Take an earlier adapter.")
+    return adapted
+
+
+def _must_be_lora(folder: Path) -> None:
+    """Raise CheckpointError for a folder without a LoRA adapter: PEFT would ask the hub, or load another method."""
+    try:
+        kind = read_json(f"adapter {folder}", folder / "adapter_config.json")
+    except ModelError as error:
+        raise CheckpointError(str(error)) from None
+    if not any((folder / f"adapter_model.{ending}").is_file() for ending in ("safetensors", "bin")):
+        raise CheckpointError(f"{folder}: there is no adapter_model.safetensors in it. Name the adapter of a run.")
+    found = "LoRA of Megatron" if kind.get("megatron_config") else str(kind.get("peft_type"))[:100]
+    if found != "LORA":  # Megatron's would be imported by a name in this file
+        raise CheckpointError(
+            f"{folder}: it is {found}, and Octet reads plain LoRA adapters only. Merge it with PEFT, and name the "
+            "merged model."
+        )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnpicklingError):
+        return "adapter_model.bin holds more than tensors, which could run code"
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def merged(model: Any, folder: Path) -> Any:

@@ -6,7 +6,6 @@ the hub, which is one small file.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,17 +160,17 @@ def shape_of(name: str, revision: str | None = None) -> Shape:
 
 def known_shape(name: str, revision: str | None = None) -> Shape | None:
     """Return the shape without the network; None for a model that only the hub knows."""
-    folder = NANO if name == "nano" else Path(name).expanduser()
-    if folder.is_dir():
-        hub.refuse_adapter(name, folder)
-        return from_config(name, _read(name, folder / "config.json"))
+    folder = NANO if name == "nano" else hub.local_folder(name)
+    if folder:
+        return from_config(name, hub.read_json(f"model.name={name}", folder / "config.json"))
+    hub.refuse_missing_folder(name)
     plain = name.lower().replace("qwen2.5-coder-", "qwen2.5-")  # of the same shapes
     for ending in ENDINGS:
         plain = plain.removesuffix(ending)
     if shipped := {known.lower(): shape for known, shape in SHIPPED.items()}.get(plain):
         return shipped
     cached = hub.snapshot(Model(name=name, revision=revision))
-    return from_config(name, _read(name, cached / "config.json")) if cached else None
+    return from_config(name, hub.read_json(f"model.name={name}", cached / "config.json")) if cached else None
 
 
 def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
@@ -221,15 +220,5 @@ def _has_window(settings: Mapping[str, Any]) -> bool:
     """Return True if a layer has sliding-window attention. Qwen2 names a window that it does not use."""
     kinds = settings.get("layer_types")
     if kinds:
-        return set(kinds) != {"full_attention"}
+        return kinds != ["full_attention"] * len(kinds) if isinstance(kinds, list) else True
     return bool(settings.get("sliding_window")) and settings.get("use_sliding_window", True)
-
-
-def _read(name: str, path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"model.name={name}: {path} cannot be read ({error}).") from None
-    if not isinstance(found, dict):
-        raise ModelError(f"model.name={name}: {path} is no configuration of a model, but a {type(found).__name__}.")
-    return found

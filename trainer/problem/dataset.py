@@ -18,7 +18,7 @@ from trainer.records import Problem
 class DataTask(ABC):
     """A task on a data set. A subclass turns a record into a problem and names where the data set is published."""
 
-    name: ClassVar[str]
+    name: str
     prompt_style = "gsm8k"
     answer_style = "gsm8k"
     published: ClassVar[Mapping[str, HubSet]] = {}

@@ -1,15 +1,20 @@
-"""The user's own data: `task.question` and `task.answer` name the columns; a `prompt` may be text or a conversation.
+"""The user's own data, from a file or a function: `task.question` and `task.answer` name the columns; a `prompt` may be
+text or a conversation.
 
 All columns but the question's go into `Problem.extra` under their own names, where a custom reward finds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from trainer.answers import find
-from trainer.errors import DataError
+from trainer.config.settings import TaskSettings
+from trainer.errors import ConfigError, DataError
+from trainer.machine import user_code
 from trainer.problem.dataset import DataTask
 from trainer.problem.sources import Record, is_unicode
 from trainer.records import Problem
@@ -20,21 +25,21 @@ EXPECTED_MESSAGES = 'expected text, or a conversation: [{"role": "user", "conten
 
 class RecordsTask(DataTask):
     name = "records"
+    needs_answers = True
 
     def problem(self, name: str, record: Record) -> Problem:
         column = self.settings.question or _usual_column(record)
         answer = self.settings.answer or "answer"
-        record.must_have({column: "task.question"} | ({answer: "task.answer"} if answer != NO_ANSWER else {}))
+        has_answer = answer != NO_ANSWER and (self.needs_answers or answer in record.values)
+        record.must_have({column: "task.question"} | ({answer: "task.answer"} if has_answer else {}))
         messages = conversation(record, column)
         spoken = "\n\n".join(message["content"].strip() for message in messages if message["role"] != "system")
         question = spoken or record.text(column, "task.question")
-        gold, solution = self._gold(record)
+        gold, solution = self._gold(record) if has_answer else ("", "")
         return Problem(name, question, gold, solution, record.others(column), messages)
 
     def _gold(self, record: Record) -> tuple[str, str]:
         """Return answer and worked solution. The answer column may hold both, as in GSM8K and MATH."""
-        if self.settings.answer == NO_ANSWER:
-            return "", ""
         text = record.answer(self.settings.answer or "answer", "task.answer")
         solution = record.text(self.settings.solution, "task.solution") if self.settings.solution else ""
         style = "boxed" if "\\boxed" in text else "gsm8k" if "####" in text else None
@@ -44,6 +49,58 @@ class RecordsTask(DataTask):
         if gold is None:
             raise DataError(f"{record.where}: there is no answer behind the mark in {text[-40:]!r}.")
         return gold, solution or text
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The records that a method of the user returns."""
+
+    setting: str
+    method: Callable[[], Iterable[Any]]
+
+    def __str__(self) -> str:
+        return f"{self.setting}, {self.method.__name__}()"
+
+    def records(self) -> Iterator[Record]:
+        path = user_code.find("task.name", self.setting)
+        rows = user_code.call(f"task.name={self}: ", path, lambda: list(self.method()), DataError)
+        for index, row in enumerate(rows):
+            where = f"{self}[{index}]"
+            yield Record(where, row) if isinstance(row, Mapping) else Record(where, flaw=f"{row!r:.60} is no record")
+
+
+class OwnTask(RecordsTask):
+    """A task of a user's file: an object whose `train()` returns records, with up to three more methods.
+
+    test()                    returns the held-out records; without it they are `task.holdout` of those of train()
+    read(problem, text)       finds the answer in what a model wrote, or returns None
+    score(problem, answer)    says what an answer is worth, from 0 to 1; without it, answers are compared with `answer`
+    """
+
+    def __init__(self, settings: TaskSettings, own: Any) -> None:
+        super().__init__(settings)
+        if not callable(getattr(own, "train", None)):
+            raise ConfigError(
+                f"task.name={settings.name}: it returns {own!r:.60}, which has no method `train`. Return an object "
+                "whose train() returns records; see docs/tasks.md."
+            )
+        self.own = own
+        self.name = user_code.find("task.name", settings.name).stem
+        self.sources = {
+            split: Rows(settings.name, getattr(own, split)) if hasattr(own, split) else None
+            for split in ("train", "test")
+        }
+        self.prompt_style = getattr(own, "prompt_style", self.prompt_style)
+        self.answer_style = getattr(own, "answer_style", self.answer_style)
+        self.needs_answers = not hasattr(own, "score")
+        for method in ("read", "score"):
+            if hasattr(own, method):
+                setattr(self, method, partial(self._call, method))
+
+    def _call(self, method: str, problem: Problem, text: str) -> Any:
+        path = user_code.find("task.name", self.settings.name)
+        what = f"task.name={self.settings.name}: {method}() of {text[-60:]!r}, an answer to {problem.id}, raised "
+        return user_code.call(what, path, lambda: getattr(self.own, method)(problem, text), DataError)
 
 
 def _usual_column(record: Record) -> str:

@@ -3,6 +3,7 @@
     chat       the question alone: the model has to know the format already
     gsm8k      asks for the answer after ####
     boxed      asks for it in \\boxed{}
+    tags       asks for it between <answer> and </answer>
     letter     asks for the letter of a choice
     few_shot   solved examples first
     r1_zero    asks for <think> and <answer>; the text of DeepSeek-R1-Zero, made for base models
@@ -24,13 +25,11 @@ from trainer.answers import compare, find
 from trainer.answers.number import number
 from trainer.config.sections.task import OF_OCTET
 from trainer.config.settings import PromptSettings
-from trainer.errors import ConfigError, DataError, did_you_mean
-from trainer.machine.deadline import deadline
+from trainer.errors import ConfigError, DataError, ModelError, did_you_mean
+from trainer.machine.deadline import OF_A_TEMPLATE, TEMPLATE_S, deadline
 from trainer.problem.task import Task
 from trainer.records import Problem, Prompt
 
-BROKEN = (ArithmeticError, AttributeError, LookupError, RuntimeError, TimeoutError, TypeError, ValueError)
-TEMPLATE_S = 10.0  # a chat template comes with the model, and may not end
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -52,6 +51,10 @@ STYLES: dict[str, Style] = {
         "gsm8k",
     ),
     "boxed": Style("{question}\n\nWork it out step by step. Then write the answer within \\boxed{}.", "boxed"),
+    "tags": Style(
+        "{question}\n\nThink step by step. Then write the answer alone between <answer> and </answer>.",
+        "tags",
+    ),
     "letter": Style(
         "{question}\n\nThink step by step. Then write the letter of the right choice on a last line, like this:\n"
         "Answer: B",
@@ -147,7 +150,7 @@ class Prompter:
                     continue_final_message=continues,
                     **self.settings.template,
                 )
-        except (TemplateError, *BROKEN) as error:
+        except (TemplateError, *OF_A_TEMPLATE) as error:
             roles = ", ".join(message["role"] for message in messages)
             raise DataError(
                 f"{problem.id or 'prompt'}: the chat template of the model refuses the messages ({roles}): {error}. "
@@ -169,10 +172,16 @@ def _must_have_variables(tokenizer: Any, settings: Iterable[str]) -> None:
 
 def _variables(chat_template: str) -> set[str]:
     """Return the variables that a chat template reads."""
-    from jinja2 import meta
+    from jinja2 import TemplateSyntaxError, meta
     from transformers.utils.chat_template_utils import _compile_jinja_template  # knows the tags of transformers
 
-    environment = _compile_jinja_template(chat_template).environment
+    try:
+        environment = _compile_jinja_template(chat_template).environment
+    except TemplateSyntaxError as error:
+        raise ModelError(
+            f"model.name: its chat template is broken in line {error.lineno} ({error.message}). Restore the template, "
+            "or take another model."
+        ) from None
     return meta.find_undeclared_variables(environment.parse(chat_template)) - environment.globals.keys()
 
 

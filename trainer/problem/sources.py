@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
 
+LONGEST_LIST = 1000  # characters of the names of columns
 LARGEST_FIELD = 1 << 30  # characters of a CSV value; at the end of a smaller limit the rest would be read as rows
 USUAL = {"question": ("problem", "query", "input", "prompt"), "answer": ("solution", "output", "target", "label")}
 
@@ -58,7 +59,7 @@ class Record:
         """Raise MissingColumn for all columns that are not there. `columns` has the setting that names each."""
         missing = {column: setting for column, setting in columns.items() if column not in self.values}
         if missing:
-            found = ", ".join(map(str, self.values)) or "none"
+            found = ", ".join(map(str, self.values))[:LONGEST_LIST] or "none"
             names = " and ".join(f"`{column}`" for column in missing)
             written = " ".join(f"{setting}={self._alike(column)}" for column, setting in missing.items())
             lacking = "there is no column" if len(missing) == 1 else "there are no columns"
@@ -133,7 +134,9 @@ class HubSet:
             yield Record(f"{self}[{index}]", dict(row))
 
 
-Source = File | HubSet
+class Source(Protocol):
+    def records(self) -> Iterator[Record]: ...
+
 
 # ---------------------------------------------------------------- formats
 

@@ -1,26 +1,29 @@
-"""The interface of a task, and the table of tasks by name."""
+"""The interface of a task, and how the settings choose one."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Protocol
+from importlib import import_module
+from typing import Any, Protocol
 
+from trainer.config.sections.task import BUILT_IN
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
-from trainer.problem.competition_math import MathTask
+from trainer.machine import user_code
 from trainer.problem.dataset import DataTask, asked
-from trainer.problem.gsm8k import Gsm8kTask
-from trainer.problem.multiple_choice import MultipleChoiceTask
-from trainer.problem.own_records import RecordsTask
+from trainer.problem.own_records import OwnTask
 from trainer.problem.sources import HubSet
-from trainer.problem.word_problems import NanoTask
 from trainer.records import Problem
 
 
 class Task(Protocol):
-    """A source of problems."""
+    """A source of problems.
+
+    It may have two more methods: `read(problem, text)` finds the answer in what a model wrote, or returns None, and
+    `score(problem, answer)` says what an answer is worth, from 0 to 1. An answer is correct if it is worth 1.
+    """
 
     @property
     def name(self) -> str: ...
@@ -38,17 +41,15 @@ class Task(Protocol):
     def test(self) -> Sequence[Problem]: ...
 
 
-TASKS: dict[str, Callable[[TaskSettings], Task]] = {
-    "nano": lambda settings: NanoTask(),
-    "gsm8k": Gsm8kTask,
-    "math": MathTask,
-    "multiple_choice": MultipleChoiceTask,
-    "records": RecordsTask,
-}
-
-
 def make_task(settings: TaskSettings) -> Task:
-    return TASKS[settings.name](settings)
+    """Make the task that the settings name: one of Octet's, or one of a user's file."""
+    if place := BUILT_IN.get(settings.name.partition(":")[0]):
+        module, _, function = place.partition(":")
+        task: Task = getattr(import_module(module), function)(settings)
+        return task
+    path, build = user_code.find("task.name", settings.name), user_code.load("task.name", settings.name)
+    built = user_code.call(f"task.name={settings.name}: it raised ", path, lambda: build(settings))
+    return built if isinstance(built, DataTask) else OwnTask(settings, built)
 
 
 def training_problems(task: Task, settings: TaskSettings, seed: int) -> list[Problem]:
@@ -69,15 +70,20 @@ def evaluation_problems(task: Task, count: int) -> list[Problem]:
     return problems[:count]
 
 
+def data_tasks(task: Task) -> list[DataTask]:
+    """Return the parts of a task that read their problems. Others make them up, and leave nothing out."""
+    parts: Iterable[Any] = getattr(task, "parts", [task])
+    return [part for part in parts if isinstance(part, DataTask)]
+
+
 def notes(task: Task) -> list[str]:
-    """Say what was left out while the problems were read. A task that makes its own leaves nothing out."""
-    return task.notes() if isinstance(task, DataTask) else []
+    """Say what was left out while the problems were read."""
+    return [note for part in data_tasks(task) for note in part.notes()]
 
 
-def hub_sets(settings: TaskSettings) -> list[HubSet]:
-    """Return the data sets on the hub that the task reads."""
-    task = make_task(settings)
-    return task.hub_sets() if isinstance(task, DataTask) else []
+def hub_sets(task: Task) -> list[HubSet]:
+    """Return the data sets on the hub that a task reads."""
+    return [found for part in data_tasks(task) for found in part.hub_sets()]
 
 
 @lru_cache(maxsize=2)  # a step may end one pass and begin another

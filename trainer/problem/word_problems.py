@@ -25,6 +25,7 @@ from functools import cache
 from itertools import islice
 from operator import add, floordiv, mul, sub
 
+from trainer.config.settings import TaskSettings
 from trainer.records import Problem
 
 TEMPLATES = {
@@ -230,6 +231,10 @@ class NanoTask:
                 if question not in seen:
                     seen.add(question)
                     yield template, question, solution, answer
+
+
+def nano(settings: TaskSettings) -> NanoTask:
+    return NanoTask()
 
 
 def is_test(question: str) -> bool:

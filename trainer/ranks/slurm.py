@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from trainer.errors import ClusterError, Interrupted
+from trainer.machine.visible import visible
 
 PORTS = range(10_000, 30_000)  # below the ephemeral ports of Linux
 TIMEOUT_S = 30.0  # for a command of Slurm
@@ -37,11 +39,14 @@ def adopt_ranks() -> None:
         os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
     if "RANK" in os.environ or not is_one_of_several():
         return
-    os.environ["RANK"] = os.environ["SLURM_PROCID"]
-    os.environ["LOCAL_RANK"] = os.environ["SLURM_LOCALID"]
-    os.environ["WORLD_SIZE"] = os.environ["SLURM_STEP_NUM_TASKS"]
+    os.environ["RANK"] = str(_number("SLURM_PROCID"))
+    os.environ["LOCAL_RANK"] = str(_number("SLURM_LOCALID"))
+    os.environ["WORLD_SIZE"] = str(_number("SLURM_STEP_NUM_TASKS"))
     if each := os.environ.get("SLURM_STEP_TASKS_PER_NODE"):
-        os.environ["LOCAL_WORLD_SIZE"] = str(tasks_of(each)[int(os.environ["SLURM_NODEID"])])
+        tasks, node = tasks_of(each), _number("SLURM_NODEID")
+        if node >= len(tasks):
+            raise _unreadable("SLURM_NODEID")
+        os.environ["LOCAL_WORLD_SIZE"] = str(tasks[node])
     if "MASTER_ADDR" not in os.environ:
         os.environ["MASTER_ADDR"] = nodes()[0]
     os.environ.setdefault("MASTER_PORT", str(port()))
@@ -54,16 +59,33 @@ def is_step() -> bool:
 
 def is_one_of_several() -> bool:
     """True if srun started several tasks."""
-    return is_step() and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+    return is_step() and _number("SLURM_STEP_NUM_TASKS", "1") > 1
 
 
 def tasks_of(each: str) -> list[int]:
     """Return the number of tasks on each node of a step: `4(x2),3` is [4, 4, 3]."""
     found = []
     for part in each.split(","):
-        tasks, _, times = part.partition("(x")
-        found += [int(tasks)] * int(times.rstrip(")") or 1)
+        counts = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part)
+        if not counts:
+            raise _unreadable("SLURM_STEP_TASKS_PER_NODE")
+        found += [int(counts[1])] * int(counts[2] or 1)
     return found
+
+
+def _number(name: str, default: str = "") -> int:
+    """Return the number in a variable that Slurm sets."""
+    text = os.environ.get(name, default)
+    if not re.fullmatch(r"[0-9]{1,12}", text):
+        raise _unreadable(name)
+    return int(text)
+
+
+def _unreadable(name: str) -> ClusterError:
+    text = visible(os.environ.get(name, ""))[:100]
+    return ClusterError(
+        f"{name}={text}: that is not what Slurm writes there. Do not set it yourself, or start with srun."
+    )
 
 
 def nodes() -> list[str]:
@@ -77,7 +99,8 @@ def nodes() -> list[str]:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise ClusterError(
-            f"SLURM_STEP_NODELIST={listed}: `scontrol show hostnames` cannot list the nodes ({error}). "
+            f"SLURM_STEP_NODELIST={visible(listed)[:200]}: `scontrol show hostnames` cannot list the nodes "
+            f"({visible(str(error))[:200]}). "
             "Before srun, write export MASTER_ADDR=$(scontrol show hostnames | head -n 1)."
         ) from None
     return answer.stdout.split()
@@ -85,7 +108,7 @@ def nodes() -> list[str]:
 
 def port() -> int:
     """Return a port that is the same for all ranks, and another one for each job and step."""
-    number = 7 * int(os.environ.get("SLURM_JOB_ID", "0")) + int(os.environ.get("SLURM_STEP_ID", "0"))
+    number = 7 * _number("SLURM_JOB_ID", "0") + _number("SLURM_STEP_ID", "0")
     return PORTS[number % len(PORTS)]
 
 
@@ -100,14 +123,14 @@ def report_failure(message: str) -> None:
 
 def restarts() -> int:
     """Return how often Slurm has requeued this job."""
-    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    return _number("SLURM_RESTART_COUNT", "0")
 
 
 def job_number() -> str:
     """Return the job ID, "" outside a job. For a task of an array it is ARRAY_TASK: SLURM_JOB_ID of the array's last
     task is the ID of the whole array."""
     if task := os.environ.get("SLURM_ARRAY_TASK_ID"):
-        return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"
+        return f"{os.environ.get('SLURM_ARRAY_JOB_ID', '')}_{task}"
     return os.environ.get("SLURM_JOB_ID", "")
 
 
@@ -116,13 +139,13 @@ def describe() -> str:
     if not (job := job_number()):
         return ""
     where = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
-    return f"Slurm job {job} on {where}, restart {restarts()} (SLURM_RESTART_COUNT)"
+    return visible(f"Slurm job {job} on {where}"[:200]) + f", restart {restarts()} (SLURM_RESTART_COUNT)"
 
 
 def seconds_left() -> float | None:
     """Return the time until the job's limit; None if there is no job, no limit or no answer from Slurm."""
-    if end := os.environ.get("SLURM_JOB_END_TIME"):  # since Slurm 23.02
-        return float(end) - time.time()
+    if os.environ.get("SLURM_JOB_END_TIME"):  # since Slurm 23.02
+        return _number("SLURM_JOB_END_TIME") - time.time()
     job = job_number()
     if not job or shutil.which("squeue") is None:
         return None

@@ -10,9 +10,10 @@ Parts = Sequence[Mapping[str, Any]]
 
 def rows(evaluations: Parts, comparisons: Parts) -> list[list[str]]:
     """Return a row for each number, with a column for each model."""
-    first = evaluations[0]["name"]
+    first, parts = evaluations[0]["name"], evaluations[0].get("parts", {})
     found = {
         "correct": [percent(one["accuracy"], one["interval"]) for one in evaluations],
+        **{f"  {name}": [percent(*one["parts"][name].values()) for one in evaluations] for name in parts},
         "in any format": [percent(one["lenient_accuracy"], one["lenient_interval"]) for one in evaluations],
         "wrong answer": [_category(one, "wrong answer") for one in evaluations],
         "no answer found": [_category(one, "no answer") for one in evaluations],

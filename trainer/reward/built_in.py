@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from trainer.answers import compare, find
 from trainer.answers.said import THOUGHTS
@@ -26,6 +27,13 @@ class Rules:
     max_new_tokens: int
     opened: bool = False
     dead_by: DeadBy = "reward"
+    task: Any = None  # may find and score answers in its own way; see problem/task.py
+
+    def own(self, method: str, problem: Problem) -> Callable[..., Any] | None:
+        """Return `read` or `score` of the task, or of the part of a mixture that a problem is of, if it has that."""
+        task = self.task.part(problem) if hasattr(self.task, "part") else self.task
+        found: Callable[..., Any] | None = getattr(task, method, None)
+        return found
 
     @property
     def overlong_buffer(self) -> int:
@@ -47,8 +55,16 @@ class Reading:
     completion: Completion
     strict: str | None
     lenient: str | None
-    correct_strict: bool
-    correct_lenient: bool
+    strict_score: float
+    lenient_score: float
+
+    @property
+    def correct_strict(self) -> bool:
+        return self.strict_score >= 1.0
+
+    @property
+    def correct_lenient(self) -> bool:
+        return self.lenient_score >= 1.0
 
     @property
     def problem(self) -> Problem:
@@ -56,28 +72,34 @@ class Reading:
 
 
 def read(
-    prompt: Prompt,
-    completion: Completion,
-    style: str,
-    equal: Callable[[str, str], bool] = compare.equal,
-    opened: bool = False,
+    prompt: Prompt, completion: Completion, rules: Rules, equal: Callable[[str, str], bool] = compare.equal
 ) -> Reading:
-    """Parse a completion and compare what was found with the gold answer by `equal`.
+    """Find the answers in a completion, and score them: by the task, or by comparing them with the gold answer.
 
-    `opened` says that the prompt style opens a thought, which the text of the prompt may not show. It does not change
-    the conversations of a data set."""
-    gold = prompt.problem.gold
-    gold = gold.upper() if style == "letter" and len(gold) == 1 else gold
-    opened = opens_thought(prompt) or (opened and not prompt.problem.messages)
-    strict = find.strict(completion.text, style, gold, opened)
-    lenient = find.lenient(completion.text, gold)
-    correct_strict = strict is not None and equal(strict, gold)
-    correct_lenient = correct_strict if lenient == strict else lenient is not None and equal(lenient, gold)
-    return Reading(prompt, completion, strict, lenient, correct_strict, correct_lenient)
+    The style of a prompt may open a thought, which its text need not show; that of a conversation in a data set does
+    not."""
+    problem, style = prompt.problem, rules.style
+    gold = problem.gold.upper() if style == "letter" and len(problem.gold) == 1 else problem.gold
+    own_read, own_score = (rules.own(method, problem) for method in ("read", "score"))
+
+    def score(answer: str | None) -> float:
+        if answer is None:
+            return 0.0
+        return float(own_score(problem, answer) if own_score else equal(answer, gold))
+
+    if own_read:
+        strict = own_read(problem, completion.text)
+    else:
+        opened = opens_thought(prompt) or (rules.opened and not problem.messages)
+        strict = find.strict(completion.text, style, gold, opened)
+    lenient = strict if own_read and strict is not None else find.lenient(completion.text, gold)
+    strict_score = score(strict)
+    lenient_score = strict_score if lenient == strict else score(lenient)
+    return Reading(prompt, completion, strict, lenient, strict_score, lenient_score)
 
 
 def correct(reading: Reading, rules: Rules) -> float:
-    return float(reading.correct_strict if rules.settings.answer == "strict" else reading.correct_lenient)
+    return reading.strict_score if rules.settings.answer == "strict" else reading.lenient_score
 
 
 def has_format(reading: Reading, rules: Rules) -> float:

@@ -17,93 +17,26 @@ from __future__ import annotations
 
 import asyncio
 import dis
-import faulthandler
-import importlib.util
 import inspect
-import io
 import math
-import os
-import sys
 import threading
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
-from functools import partial
-from pathlib import Path
-from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from trainer.config.settings import Reward, function_name
-from trainer.errors import ConfigError, RewardError
+from trainer.errors import RewardError
+from trainer.machine.user_code import Call, contained, find, load, where
 from trainer.records import Problem
 from trainer.reward.built_in import Reading
 from trainer.reward.scorer import Meter
 
-GRACE_S = 5.0
+KEY = "reward.custom"
 REHEARSED = 4  # completions in a rehearsal: a function that returns one number for all of them is found
 SHOWN = 200  # characters of a completion in an error
 # Most users' functions are not thread-safe, and faulthandler has only one timer.
 _ONE_AT_A_TIME = threading.Lock()
-
-
-class Call(threading.Thread):
-    """A call in a thread that can be abandoned. It keeps what the call raises, because user code may raise anything."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        super().__init__(daemon=True)
-        self.work = work
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        limit = sys.getrecursionlimit()
-        with self:
-            self.result = self.work()
-        sys.setrecursionlimit(limit)  # in this thread: another one may be too deep for the limit that the call has set
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
-        self.error = error
-        return True
-
-    def within(self, seconds: float) -> bool:
-        """Start the call and wait for it. Return False if it is still running after `seconds`."""
-        # The interpreter's own alarm needs no lock that the call might hold.
-        faulthandler.dump_traceback_later(2 * seconds + GRACE_S, exit=True, file=sys.__stderr__ or 2)
-        self.start()
-        self.join(seconds)
-        faulthandler.cancel_dump_traceback_later()
-        return not self.is_alive()
-
-
-class _Prints(io.TextIOBase):
-    """Standard output for user code, which prints to standard error: results stand on standard output. To close it has
-    no effect."""
-
-    def write(self, text: str) -> int:
-        return sys.stderr.write(text)
-
-    def close(self) -> None: ...
-
-
-@contextmanager
-def _contained() -> Iterator[None]:
-    """Let user code neither end the process, which would look like success, nor print between results."""
-    real, own = os._exit, os.getpid()
-
-    def refuse(status: int) -> NoReturn:
-        if os.getpid() != own:  # a process that the user code has forked
-            real(status)
-        raise SystemExit(f"os._exit({status})")
-
-    os._exit = refuse
-    try:
-        with redirect_stdout(_Prints()):
-            yield
-    finally:
-        os._exit = real
 
 
 class Custom:
@@ -117,8 +50,8 @@ class Custom:
         self.name = function_name(setting)
         self.timeout = settings.timeout
         self.format = settings.custom_format
-        self.path = find(setting)
-        self.function = self._load()
+        self.path = find(KEY, setting)
+        self.function = load(KEY, setting, RewardError)
 
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
         if not readings:
@@ -144,7 +77,7 @@ class Custom:
 
     def _run(self, readings: Sequence[Reading]) -> Call:
         call = Call(lambda: self._grades(readings))
-        with _contained():
+        with contained():
             ended = call.within(self.timeout)
         if not ended:
             raise self._error(
@@ -209,7 +142,7 @@ class Custom:
         return next(([one] for one in readings if self._run([one]).error is not None), readings)
 
     def _raised(self, error: BaseException, readings: Sequence[Reading]) -> RewardError:
-        return self._error(f"it raised {self._where(error)}.{self._other_format(readings)}", readings)
+        return self._error(f"it raised {where(error, self.path)}.{self._other_format(readings)}", readings)
 
     def _other_format(self, readings: Sequence[Reading]) -> str:
         """Return a sentence that names the other form of completions, if the function works with it."""
@@ -220,51 +153,8 @@ class Custom:
                 return f" It works with completions in TRL's other form: write reward.custom_format={other.format}."
         return ""
 
-    def _where(self, error: BaseException) -> str:
-        """Describe the exception and the last line of the user's file that was running."""
-        what = f"{type(error).__name__}: {_text(error)[:500]}".rstrip(": ")
-        if isinstance(error, SyntaxError) and error.filename == str(self.path):
-            return f"{what} ({self.path.name}, line {error.lineno})"
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if frame.filename == str(self.path)]
-        return f"{what} ({self.path.name}, line {own[-1].lineno}: `{own[-1].line}`)" if own else what
-
     def _error(self, what: str, readings: Sequence[Reading] = ()) -> RewardError:
-        return RewardError(f"reward.custom={self.setting}: {what}{described(readings)}")
-
-    def _load(self) -> Callable[..., Any]:
-        spec = importlib.util.spec_from_file_location(f"octet_custom_{self.path.stem}", self.path)
-        assert spec is not None, "the settings require a .py file"
-        assert spec.loader is not None, "a .py file has one"
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module.__name__] = module  # dataclasses and pickle look there
-        if str(self.path.parent) not in sys.path:
-            sys.path.append(str(self.path.parent))  # it may import its neighbours
-        loading = Call(partial(spec.loader.exec_module, module))
-        with _contained():
-            loading.run()
-        if loading.error is not None:
-            raise self._error(f"the file cannot be imported: {self._where(loading.error)}.")
-        function = getattr(module, self.name, None)
-        if not callable(function):
-            there = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-            raise self._error(f"there is no function `{self.name}` in it. There are: {', '.join(there) or 'none'}.")
-        return function
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException:  # noqa: BLE001  user code may raise anything, in its exceptions too
-        return "its text cannot be read"
-
-
-def find(setting: str) -> Path:
-    """Return the path of the file in a setting such as `my_rewards.py:score`."""
-    path = Path(setting.rpartition(":")[0]).expanduser().resolve()
-    if not path.is_file():
-        raise ConfigError(f"reward.custom={setting}: there is no file {path}. Write the path as seen from here.")
-    return path
+        return RewardError(f"{KEY}={self.setting}: {what}{described(readings)}")
 
 
 def columns(readings: Sequence[Reading]) -> dict[str, list[Any]]:

@@ -34,7 +34,7 @@ def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
     if len(problems) > MOST:
         problems = random.Random(config.run.seed).sample(problems, SAMPLE)
     rules = rules_of(config, task)
-    known = [problem for problem in problems if problem.gold]
+    known = [problem for problem in problems if problem.gold and not _is_read_otherwise(problem, rules)]
     lost = [problem for problem in known if not is_earned(problem, rules)]
     cut = [stop for stop in config.rollout.stop if known and not lost and not is_earned(known[0], rules, stop)]
     if cut:
@@ -50,12 +50,17 @@ def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
         )
 
 
+def _is_read_otherwise(problem: Problem, rules: Rules) -> bool:
+    """Return True if the task itself finds or scores answers, so that the gold answer need not be one."""
+    return any(rules.own(method, problem) for method in ("read", "score"))
+
+
 def is_earned(problem: Problem, rules: Rules, stop: str = "") -> bool:
     """Return True if the gold answer is correct when it is written in the asked-for form, up to a stop string."""
     answer = written(problem, rules)
     if stop and stop in answer.text:
         answer = replace(answer, text=answer.text.partition(stop)[0] + stop)
-    return correct(read(Prompt(problem, "", ()), answer, rules.style, opened=rules.opened), rules) == 1.0
+    return correct(read(Prompt(problem, "", ()), answer, rules), rules) == 1.0
 
 
 def written(problem: Problem, rules: Rules) -> Completion:
@@ -66,7 +71,7 @@ def written(problem: Problem, rules: Rules) -> Completion:
 
 def _remedy(lost: Sequence[Problem], rules: Rules) -> str:
     for style, setting in STYLES.items():
-        other = Rules(rules.settings, style, rules.max_new_tokens)
+        other = Rules(rules.settings, style, rules.max_new_tokens, task=rules.task)
         if all(is_earned(problem, other) for problem in lost):
             return f"Write {setting}, under which they are."
     return (

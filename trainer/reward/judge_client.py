@@ -17,10 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from trainer.config.settings import Judge as JudgeSettings
-from trainer.errors import ConfigError
+from trainer.errors import CheckpointError, ConfigError
+from trainer.machine import disk
 from trainer.machine.http_client import NoReply, exchange, read_key
 from trainer.reward.scorer import Meter
 
@@ -146,10 +147,23 @@ class Budget:
             with open(os.open(self.file, os.O_RDWR | os.O_CREAT, 0o666), "r+", encoding="utf-8") as file:
                 with contextlib.suppress(OSError):  # a file system without locks, of which a warning has been given
                     fcntl.flock(file, fcntl.LOCK_EX)
-                self._spent |= json.loads(file.read() or "{}")
+                self._spent |= self._read(file)
                 yield self._spent
                 file.seek(0)
                 json.dump(self._spent, file)  # never shorter than before
+
+    def _read(self, file: IO[str]) -> dict[str, int]:
+        """Return what the file counts. A run that cannot know what it has spent must not go on spending."""
+        try:
+            spent: dict[str, int] = json.loads(file.read() or "{}")
+            if all(type(spent.get(name, 0)) is int for name in self.limits) and spent.keys() <= self.limits.keys():
+                return spent
+        except (ValueError, AttributeError, RecursionError):
+            pass
+        raise CheckpointError(
+            f"{self.file}: it cannot be read, and it counts what the judge was asked for. Restore it, or delete it to "
+            "count from 0."
+        )
 
 
 class Cache:
@@ -176,6 +190,7 @@ class Cache:
             self._path(name).parent.mkdir(exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self.folder, suffix=".part", delete=False) as file:
                 json.dump(text, file)
+            disk.follow_umask(Path(file.name))
             os.replace(file.name, self._path(name))
 
     def _path(self, name: str) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainer.answers.symbolic import SymbolicPool
 from trainer.config.settings import Config
+from trainer.machine.user_code import find
 from trainer.problem.prompts import answer_style, opens_thought
 from trainer.problem.task import Task
 from trainer.records import Completion, DeadBy, Problem, Prompt
@@ -22,7 +23,7 @@ def check(config: Config) -> None:
     """Raise an error if a file that the rewards name is missing, or a machine cannot run programs, before anything heavy
     is imported."""
     for setting in config.reward.custom:
-        custom.find(setting)
+        find(custom.KEY, setting)
     if "judge" in config.reward.weights:
         load_rubric(config.reward.judge.rubric)
     if "code" in config.reward.weights:
@@ -34,7 +35,7 @@ def rehearse_functions(config: Config, task: Task, problem: Problem) -> None:
     rules, prompt = rules_of(config, task), Prompt(problem, problem.question, ())
     for function in (Custom(setting, config.reward) for setting in config.reward.custom):
         if not function.may_read_prompts(problem):
-            function.rehearse(read(prompt, worked(problem), rules.style, opened=rules.opened))
+            function.rehearse(read(prompt, worked(problem), rules))
 
 
 def make_scorer(config: Config, task: Task, folder: Path | None = None) -> Scorer:
@@ -66,7 +67,7 @@ def rules_of(config: Config, task: Task) -> Rules:
     dead_by: DeadBy = "reward"
     if config.rollout.dead_by == "correct":
         dead_by = "correct_strict" if config.reward.answer == "strict" else "correct_lenient"
-    return Rules(config.reward, style, config.rollout.max_new_tokens, opened, dead_by)
+    return Rules(config.reward, style, config.rollout.max_new_tokens, opened, dead_by, task)
 
 
 def compares_as_mathematics(config: Config, task: Task) -> bool:

@@ -98,7 +98,7 @@ class Scorer:
 
     def read(self, prompt: Prompt, completion: Completion) -> Reading:
         """Find the answers in a completion, and compare them with the gold answer."""
-        return read(prompt, completion, self.rules.style, self._equal, self.rules.opened)
+        return read(prompt, completion, self.rules, self._equal)
 
     def rehearse(self, prompt: Prompt, completion: Completion) -> None:
         """Every grader once, before anything is spent."""

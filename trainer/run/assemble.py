@@ -24,7 +24,7 @@ from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
 from trainer.evaluation.evaluator import Evaluator
 from trainer.loss.kl import Coefficient
-from trainer.model.load import load_model, load_tokenizer, location, resolve_dtype, stop_tokens
+from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stop_tokens
 from trainer.model.staging import stage
 from trainer.problem.curriculum import CURRICULA
 from trainer.problem.prompts import Prompter, stop_strings
@@ -78,6 +78,7 @@ def build(request: Request) -> Run:
     scorer = make_scorer(config, task, folder)
     scorer.rehearse(prompter.prompt(problems[0]), worked(problems[0]))
     policy = make_policy(config, total_steps)
+    check_vocabulary(tokenizer, policy.model)
     longest = longest_prompt(problems, prompter)
     check_context(policy.model, [longest], config.rollout.max_new_tokens)
     kl = Coefficient(config.algorithm.kl)
@@ -276,6 +277,7 @@ def evaluate_model(
 ) -> Evaluation:
     """Evaluate a model that is not being trained on the held-out problems. If given, `outside` samples from it."""
     task = make_task(config.task)
+    check_vocabulary(tokenizer, model)
     prompter = Prompter(tokenizer, config.prompt, task)
     stops, strings = ends(config, tokenizer, model)
     sampler = outside or make_sampler(config.rollout, model, tokenizer, stops, copies=False, stop_strings=strings)

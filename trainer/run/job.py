@@ -183,7 +183,7 @@ def _introduce(run: Run, request: Request) -> None:
         f"{config.model.name} on {config.task.name} ({len(run.rollouts.curriculum.problems)} problems): "
         f"{record.total_steps} steps of {rollout.problems} x {rollout.group_size} answers on "
         f"{distributed.world_size()} x {run.updater.device.type}, engine {config.engine.ds_config}{base}{resumed}\n"
-        f"run folder: {record.folder}"
+        f"run folder: {record.folder}{f', a link to {record.folder.resolve()}' * record.folder.is_symlink()}"
     )
     if not record.first_step:
         record.screen.say(_example(run))

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from trainer.errors import CheckpointError
 from trainer.machine import disk
+from trainer.machine.visible import visible
 from trainer.policy import Policy
 from trainer.ranks import distributed
 from trainer.run_folder import manifest
@@ -92,7 +93,11 @@ def resume(policy: Policy, run_folder: Path, keep: int, learned: Mapping[str, St
     for folder in distributed.gather(_saved(run_folder / "checkpoints")[::-1])[0]:
         if wrong := _damage(folder):
             if distributed.is_main():
-                print(f"octet: warning: {folder} is damaged and not used: {wrong}", file=sys.stderr, flush=True)
+                print(
+                    f"octet: warning: {folder} is damaged and not used: {visible(wrong)[:500]}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         else:
             step = _load(policy, folder, learned)
             if distributed.is_main():

@@ -9,6 +9,7 @@ from typing import Any
 import trainer
 from trainer.config.settings import Model
 from trainer.errors import CheckpointError
+from trainer.machine.visible import visible
 from trainer.model import hub
 from trainer.ranks import distributed
 
@@ -35,7 +36,7 @@ class Origin:
         others = [f"{name} {had}" for name, had in state["versions"].items() if versions().get(name) != had]
         if others and distributed.is_main():
             text = f"the checkpoint was written with {', '.join(others)}: the run goes on, but not bit for bit"
-            print(f"octet: warning: {text}", file=sys.stderr, flush=True)
+            print(f"octet: warning: {visible(text)[:500]}", file=sys.stderr, flush=True)
 
 
 def versions() -> dict[str, str]:

@@ -95,6 +95,9 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup]) -> None:
                 tally.add("reward/square", score.reward**2)
             for name, value in score.components.items():
                 tally.add_all(f"reward/{name}", [] if value is None else [value])
+        if part := group.prompt.problem.part:
+            tally.add_all(f"part/accuracy/{part}", [score.correct_strict for score in group.scores])
+            tally.add_all(f"part/reward/{part}", [one for one in group.rewards_G if one is not None])
 
 
 def _tally_length(tally: Tally, group: ScoredGroup) -> None:

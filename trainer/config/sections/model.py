@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from trainer.config.sections.base import Section
+from trainer.errors import did_you_mean
 
 UNSERVED = ("lm_head", "embed_tokens")  # layers whose adapters vLLM serves for a few models only
 
@@ -89,6 +91,16 @@ class Lora(Section):
         """Return the targets that vLLM does not serve. PEFT identifies a layer by the end of its name."""
         named = self.targets if isinstance(self.targets, tuple) else ()
         return [name for name in named if name.rpartition(".")[2] in UNSERVED]
+
+    def without_layer(self, missing: Sequence[str], layers: Sequence[str]) -> str:
+        """Return an error message about targets that are no layers of the model, whose linear ones are `layers`."""
+        targets = self.targets if isinstance(self.targets, str) else ",".join(self.targets)
+        which = "no such layers" if isinstance(self.targets, str) else f"no layer {', '.join(missing)}"
+        nearest = did_you_mean(missing[0], layers)
+        return (
+            f"lora.targets={targets}: this model has {which}.{nearest} Its linear ones are {', '.join(layers)}. "
+            "Write lora.targets=all or name some of them."
+        )
 
     @field_validator("targets", mode="before")
     @classmethod

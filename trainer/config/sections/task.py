@@ -10,10 +10,26 @@ from pydantic import Field, field_validator, model_validator
 from trainer.config.sections.base import Section
 from trainer.errors import did_you_mean
 
+# The tasks that come with Octet, and where they are: functions that take the settings, like that of a user's file.
+BUILT_IN = {
+    "nano": "trainer.problem.word_problems:nano",
+    "gsm8k": "trainer.problem.gsm8k:Gsm8kTask",
+    "math": "trainer.problem.competition_math:MathTask",
+    "multiple_choice": "trainer.problem.multiple_choice:MultipleChoiceTask",
+    "records": "trainer.problem.own_records:RecordsTask",
+    "reasoning_gym": "trainer.problem.generators:GeneratorTask",
+    "mix": "trainer.problem.mixture:MixedTask",
+}
+
 
 class TaskSettings(Section):
-    name: Literal["nano", "gsm8k", "math", "multiple_choice", "records"] = "nano"
-    """`nano` generates its own problems; the others read them. See `docs/tasks.md`."""
+    name: str = "nano"
+    """`nano` and `reasoning_gym:GENERATOR` make up their problems; `gsm8k`, `math`, `multiple_choice` and `records`
+    read them; `FILE.py:FUNCTION` is a task of your own. See `docs/tasks.md`."""
+    mix: dict[str, float] = Field({})
+    """Several tasks at once, with the share of each: `{gsm8k: 2, reasoning_gym:gcd: 1}`. It sets `task.name=mix`."""
+    gym: dict[str, Any] = Field({})
+    """Parameters of a generator of `reasoning_gym`, such as `{max_terms: 4}`; `size` is the number of problems."""
     data_dir: Path | None = None
     """A folder with `train` and `test` as .jsonl, .csv or .parquet; without it, the data set comes from the hub."""
     path: str | None = None
@@ -45,9 +61,31 @@ class TaskSettings(Section):
     """`difficulty`: easy problems first. `solve_rate`: problems that are solved always or never are drawn less
     often."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _mix_is_a_name(cls, values: Any) -> Any:
+        return {**values, "name": "mix"} if isinstance(values, dict) and values.get("mix") else values
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return known_task(name)
+
+    @field_validator("mix")
+    @classmethod
+    def _known_parts(cls, mix: dict[str, float]) -> dict[str, float]:
+        for name, share in mix.items():
+            if known_task(name) == "mix" or share <= 0:
+                raise ValueError(f"{{{name}: {share:g}}}: a part is another task, with a share above 0. Leave it out")
+        return mix
+
     @model_validator(mode="after")
     def _one_source(self) -> TaskSettings:
         reads = sorted({"data_dir", "path"} & {key for key, value in self if value is not None})
+        if self.name == "mix" and not self.mix:
+            raise ValueError("a mix has parts. Write task.mix='{gsm8k: 2, nano: 1}'")
+        if self.gym and not any(name.startswith("reasoning_gym:") for name in (self.name, *self.mix)):
+            raise ValueError("gym has parameters of a generator. Write task.name=reasoning_gym:GENERATOR as well")
         if self.name == "nano" and reads:
             raise ValueError(f"nano makes up its own problems and reads no {reads[0]}. Write task.name=records")
         if self.name == "records" and not reads:
@@ -59,7 +97,20 @@ class TaskSettings(Section):
         return self
 
 
-PROMPT_STYLES = ("auto", "chat", "r1_zero", "gsm8k", "boxed", "letter", "few_shot")
+def known_task(name: str) -> str:
+    """Return the name of a task. Raise ValueError if there is no such task; a user's file is looked for later."""
+    kind, _, part = name.partition(":")
+    own = kind.endswith(".py") and part.isidentifier()
+    if own or (name in BUILT_IN and name != "reasoning_gym") or (kind == "reasoning_gym" and part.isidentifier()):
+        return name
+    known = [*BUILT_IN][:-2]
+    raise ValueError(
+        f"there is no task {name}.{did_you_mean(name, known)} Known: {', '.join(known)}, reasoning_gym:GENERATOR, and "
+        "your own, FILE.py:FUNCTION"
+    )
+
+
+PROMPT_STYLES = ("auto", "chat", "r1_zero", "gsm8k", "boxed", "tags", "letter", "few_shot")
 
 
 # arguments of transformers' apply_chat_template, and the variables that it makes of them
@@ -69,7 +120,8 @@ OF_OCTET |= {"padding", "truncation", "max_length", "return_tensors", "return_di
 
 class PromptSettings(Section):
     style: str = "auto"
-    """`chat`, `r1_zero`, `gsm8k`, `boxed`, `letter`, `few_shot` or a template file; `auto` is the style of the task."""
+    """`chat`, `r1_zero`, `gsm8k`, `boxed`, `tags`, `letter`, `few_shot` or a template file; `auto` is the style of the
+    task."""
     system: str | None = None
     """A system message before the question."""
     shots: int = Field(4, ge=1)

@@ -20,7 +20,7 @@ from trainer.ranks import distributed
 from trainer.rollout.vllm.publish import MODE, SLOTS, VllmContext
 
 SUPERVISOR = Path(__file__).parent / "supervisor.py"
-WORKER = Path(__file__).parent / "worker.py"
+OF_A_SERVER = ("door", "worker")  # modules that it imports
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # Variables that describe our ranks to each other. vLLM would take them for a description of its own.
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE"}
@@ -80,19 +80,20 @@ def _start_all(context: VllmContext) -> list[ServerProcess]:
     _must_have_vllm(python)
     shares = [settings.devices[first : first + size] for first in range(0, len(settings.devices), size)] or [()]
     command = [python, *arguments(context.config, context.location, context.dtype, context.context_length)]
-    modules = None if context.config.lora.enabled else _copy_worker(context.folder)
+    modules = _copy_modules(context.folder)
     logs = [context.folder / f"vllm-{number}.log" for number in range(len(shares))]
     return [_start(command, devices, log, modules) for devices, log in zip(shares, logs)]
 
 
-def _copy_worker(folder: Path) -> Path:
-    """Return a folder with nothing but `worker.py`: with our packages beside it, they would hide those of the server.
+def _copy_modules(folder: Path) -> Path:
+    """Return a folder with nothing but what a server imports: with our packages beside it, they would hide its own.
 
-    The copy has a longer name, because a module called worker could hide another one.
+    The copies have longer names, because a module called worker could hide another one.
     """
     modules = folder.resolve() / "vllm_modules"
     modules.mkdir(exist_ok=True)
-    shutil.copy(WORKER, modules / "vllm_worker.py")
+    for name in OF_A_SERVER:
+        shutil.copy(Path(__file__).parent / f"{name}.py", modules / f"vllm_{name}.py")
     return modules
 
 
@@ -107,6 +108,7 @@ def arguments(config: Config, location: str, dtype: str, context_length: int) ->
         "tensor-parallel-size": settings.tensor_parallel,
         "logprobs-mode": MODE,
         "generation-config": "vllm",  # the model's own could set top-k
+        "middleware": "vllm_door.Door",
         "seed": config.run.seed % 2**32,  # vLLM seeds numpy with it
     }
     if config.model.revision:

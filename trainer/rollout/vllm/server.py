@@ -8,7 +8,8 @@ again.
 
 from __future__ import annotations
 
-import math
+import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,20 +19,21 @@ from typing import Any, TypeVar
 
 from trainer.errors import ConfigError, TrainingError
 from trainer.machine import threads
-from trainer.machine.http_client import NoReply
+from trainer.machine.http_client import NoReply, read_key
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.collect import Sampler
 from trainer.rollout.draw import group_seed
 from trainer.rollout.vllm import process
 from trainer.rollout.vllm.check import check_server
-from trainer.rollout.vllm.client import InvalidReply, Retry, Server, rate_limited
+from trainer.rollout.vllm.client import KEY, InvalidReply, Retry, Server, rate_limited
 from trainer.rollout.vllm.process import ServerProcess
 from trainer.rollout.vllm.publish import NEUTRAL, Published, Publisher, VllmContext
 
 T = TypeVar("T")
 
 OPEN_REQUESTS = 128  # of a rank at each server; more would only wait there
+LARGEST_TOKEN = 1 << 31  # above any token id or log-prob
 UNLOAD_S = 5.0  # timeout at the end of the run, when nothing depends on it
 WEIGHTS_S = 600.0  # timeout for the weights of a whole model
 
@@ -143,12 +145,12 @@ class VllmServerSampler(Sampler):
         try:
             model, choices = reply["model"], sorted(reply["choices"], key=lambda choice: int(choice["index"]))
             rows = [(choice["token_ids"], choice["logprobs"]["token_logprobs"]) for choice in choices]
-        except (LookupError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, OverflowError):
             raise InvalidReply(f"{url}: the reply has no token ids with their log-probs") from None
         if model != wanted:
             raise TrainingError(
-                f"rollout.vllm.urls={url}: asked for {wanted}, it answered as {model}. A program between the trainer "
-                "and vLLM changes the model; name the server itself."
+                f"rollout.vllm.urls={url}: asked for {wanted}, it answered as {str(model)[:100]}. A program "
+                "between the trainer and vLLM changes the model; name the server itself."
             )
         if [choice["index"] for choice in choices] != list(range(sampling.group)):
             raise InvalidReply(f"{url}: {len(choices)} answers, not {sampling.group}")
@@ -211,6 +213,8 @@ class FrozenSampler(Sampler):
 def connect(context: VllmContext) -> VllmServerSampler:
     """Connect to the servers that the settings name, or start some. Every rank calls it."""
     settings = context.config.rollout.vllm
+    if settings.start:  # servers and all ranks read the key from the environment: no file, log or command line has it
+        os.environ[KEY] = distributed.gather(read_key(KEY) or secrets.token_urlsafe(32))[0]
     started = process.start(context) if settings.start else []
     try:
         urls = settings.urls or distributed.gather([server.url for server in started])[0]
@@ -240,9 +244,9 @@ def _too_long(servers: Sequence[Server], prompts: Sequence[Prompt], new_tokens: 
 
 
 def _are_numbers(values: Any, kind: type) -> bool:
-    kinds = (int,) if kind is int else (int, float)
-    return (
-        isinstance(values, list)
-        and bool(values)
-        and all(type(value) in kinds and math.isfinite(value) for value in values)
-    )
+    """True for a list of token ids, or of log-probs."""
+    if not isinstance(values, list) or not values:
+        return False
+    if kind is int:
+        return all(type(value) is int and 0 <= value < LARGEST_TOKEN for value in values)
+    return all(type(value) in (int, float) and abs(value) < LARGEST_TOKEN for value in values)

@@ -1,0 +1,104 @@
+"""A server that speaks as much of vLLM's protocol as a run uses, and samples from the embedded model and its adapters.
+
+python -m tests.e2e.vllm_double PORT
+
+Equal requests get equal answers, whatever is asked beside them, so whole runs can be compared bit for bit. A real vLLM
+(tests/vllm/) batches requests as they come, and its sums are rounded differently each time.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from trainer.model.hub import NANO
+
+Reply = tuple[int, Any]
+
+
+class VllmDouble(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, port: int) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
+        self.models: dict[str, Any] = {"nano": AutoModelForCausalLM.from_pretrained(NANO)}
+        self.one_at_a_time = threading.Lock()
+
+    def get(self, path: str) -> Reply:
+        cards = [{"id": "nano", "parent": None, "max_model_len": 1024}]
+        settings = {"model_config": {"logprobs_mode": "processed_logprobs"}, "lora_config": {"max_loras": 2}}
+        known = {"/v1/models": {"data": cards}, "/version": {"version": "0.32.0"}}
+        known["/server_info?config_format=json"] = {
+            "vllm_config": settings | {"parallel_config": {"data_parallel_size": 1}}
+        }
+        return (200, known[path]) if path in known else (404, "Not Found")
+
+    def post(self, path: str, body: dict[str, Any]) -> Reply:
+        with self.one_at_a_time:
+            if path == "/v1/load_lora_adapter":
+                return self.load(body["lora_name"], body["lora_path"])
+            if path == "/v1/unload_lora_adapter":
+                return (200, "removed") if self.models.pop(body["lora_name"], None) else (404, "cannot be found")
+            return self.complete(**body)
+
+    def load(self, name: str, path: str) -> Reply:
+        if name in self.models:
+            return 400, "has already been loaded"
+        self.models[name] = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(NANO), path)
+        return 200, "added"
+
+    @torch.no_grad()
+    def complete(
+        self,
+        model: str,
+        prompt: list[int],
+        n: int,
+        seed: int,
+        temperature: float,
+        max_tokens: int,
+        stop_token_ids: list[int],
+        **_: Any,
+    ) -> Reply:
+        if model not in self.models:
+            return 404, {"error": {"message": f"The model `{model}` does not exist."}}
+        choices = []
+        for index in range(n):
+            random = torch.Generator().manual_seed((seed + index) % (1 << 63))
+            tokens, logprobs = list[int](), list[float]()
+            while len(tokens) < max_tokens and not (tokens and tokens[-1] in stop_token_ids):
+                logits_V = self.models[model](torch.tensor([prompt + tokens])).logits[0, -1].float()
+                logprobs_V = (logits_V / (temperature or 1.0)).log_softmax(dim=-1)
+                drawn = logprobs_V.exp().multinomial(1, generator=random) if temperature else logprobs_V.argmax()
+                tokens.append(int(drawn))
+                logprobs.append(float(logprobs_V[tokens[-1]]))
+            choices.append({"index": index, "token_ids": tokens, "logprobs": {"token_logprobs": logprobs}})
+        return 200, {"model": model, "choices": choices}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: VllmDouble
+
+    def do_GET(self) -> None:
+        self.answer(*self.server.get(self.path))
+
+    def do_POST(self) -> None:
+        self.answer(*self.server.post(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+
+    def answer(self, status: int, said: Any) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(said.encode() if isinstance(said, str) else json.dumps(said).encode())
+
+    def log_message(self, *arguments: Any) -> None: ...
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    VllmDouble(int(sys.argv[1])).serve_forever()

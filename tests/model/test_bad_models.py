@@ -1,0 +1,336 @@
+"""Models and adapters that cannot be used: each is one short error with what to do, or works."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from trainer.checks import downloads, memory
+from trainer.config.command_line import resolve
+from trainer.config.settings import Lora
+from trainer.errors import CheckpointError, ConfigError, ModelError, OctetError
+from trainer.machine import hardware
+from trainer.model import lora
+from trainer.model.load import check_vocabulary, load_model, load_tokenizer, stop_tokens
+from trainer.problem.prompts import Prompter, stop_strings
+from trainer.problem.task import make_task
+
+CPU = torch.device("cpu")
+WEIGHTS, QUERY = "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+
+
+class Opens:
+    """What a pickle may do: call a function as soon as it is read."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.fixture
+def folder(tiny_model, tmp_path) -> Path:
+    """A copy of a whole model, to be spoiled."""
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+def edit(path: Path, **changes) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_weights(folder: Path, change) -> None:
+    weights = load_file(folder / WEIGHTS)
+    change(weights)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def start(folder: Path, *overrides: str):
+    """Do what a run does with its model before it samples, and return the tokenizer and the model."""
+    config = resolve("nano", None, [f"model.name={folder}", *overrides])
+    memory.check(config, hardware.Hardware(gpus=(), cores=2))
+    downloads.check(config)
+    tokenizer = load_tokenizer(config.model)
+    Prompter(tokenizer, config.prompt, make_task(config.task))
+    model = load_model(config.model, "fp32", CPU)
+    check_vocabulary(tokenizer, model)
+    stop_tokens(tokenizer, model)
+    return tokenizer, model
+
+
+def say_nothing(folder: Path) -> None:
+    for path in folder.glob("*.jinja"):
+        path.unlink()
+    edit(folder / "tokenizer_config.json", chat_template=None)
+
+
+def have_no_end(folder: Path) -> None:
+    edit(folder / "tokenizer_config.json", eos_token=None, pad_token=None)
+    edit(folder / "config.json", eos_token_id=None)
+    (folder / "generation_config.json").unlink()
+
+
+def store_as(dtype: torch.dtype):
+    return lambda folder: change_weights(folder, lambda weights: weights.update({QUERY: weights[QUERY].to(dtype)}))
+
+
+def pickle(folder: Path, **more) -> None:
+    weights = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    torch.save(weights | more, folder / "pytorch_model.bin")
+
+
+def resize(rows: int):
+    def spoil(folder: Path) -> None:
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        model.resize_token_embeddings(model.config.vocab_size + rows)
+        model.save_pretrained(folder)
+
+    return spoil
+
+
+def pad_beyond(folder: Path) -> None:
+    """Add a padding token to the tokenizer only, as many people do."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [say_nothing, have_no_end, resize(40), store_as(torch.float64), store_as(torch.float8_e4m3fn), pickle, pad_beyond],
+    ids=["no template", "no end", "more embeddings", "float64", "fp8", "pickled", "padding without an embedding"],
+)
+def test_a_model_that_can_be_used_is_used(folder, spoil):
+    spoil(folder)
+    tokenizer, model = start(folder)
+    assert model.dtype == torch.float32
+    assert tokenizer.pad_token_id < model.config.vocab_size
+    tokens = tokenizer(["What is 12 + 30?", "4"], padding=True, return_tensors="pt")["input_ids"]
+    assert model(tokens).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("style", ["chat", "r1_zero"])
+def test_a_base_model_without_a_template_and_an_end_is_asked_in_plain_text(folder, style):
+    say_nothing(folder)
+    have_no_end(folder)
+    tokenizer, model = start(folder, f"prompt.style={style}")
+    config = resolve("nano", None, [f"prompt.style={style}"])
+    assert stop_strings(tokenizer, config.prompt, make_task(config.task))
+    assert stop_tokens(tokenizer, model) == [tokenizer.get_vocab()["<|endoftext|>"]]
+
+
+def shard(folder: Path) -> list[Path]:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    (folder / WEIGHTS).unlink()
+    model.save_pretrained(folder, max_shard_size="60KB")
+    return sorted(folder.glob("model-*"))
+
+
+def name_shards(folder: Path, name: str) -> None:
+    shard(folder)
+    edit(folder / f"{WEIGHTS}.index.json", weight_map={QUERY: name})
+
+
+def become(kind: str, **shape):
+    def spoil(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        model = getattr(transformers, kind)
+        model(model.config_class(vocab_size=600, **shape)).save_pretrained(folder)
+
+    return spoil
+
+
+def settings(**changes):
+    return lambda folder: edit(folder / "config.json", **changes)
+
+
+def write(name: str, content: bytes):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+T5 = {"d_model": 32, "d_ff": 64, "num_layers": 1, "num_heads": 4, "d_kv": 8}
+VISION = {"image_size": 16, "patch_size": 8}
+NO_MODEL = "there is no config.json in this folder, so it is not a model. Name a folder"
+KIND = "and Octet trains causal language models only"
+UNLIKE = f"{QUERY} is missing in its files or has another shape .* Download the model again"
+BAD = {
+    "an empty folder": (empty, NO_MODEL),
+    "no model": (lambda folder: (folder / "config.json").unlink(), NO_MODEL),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "there are no weights .* Download it again"),
+    "cut short": (lambda folder: os.truncate(folder / WEIGHTS, 3000), "cannot be loaded .*header"),
+    "no safetensors": (write(WEIGHTS, b"\xff" * 100), "cannot be loaded .*header"),
+    "a missing weight": (lambda folder: change_weights(folder, lambda w: w.pop(QUERY)), UNLIKE),
+    "another shape": (lambda folder: change_weights(folder, lambda w: w.update({QUERY: torch.ones(7, 7)})), UNLIKE),
+    "a missing shard": (lambda folder: shard(folder)[0].unlink(), r"model-00001-of-\d+.safetensors is missing"),
+    "a broken index": (lambda folder: (shard(folder), write(f"{WEIGHTS}.index.json", b"{")(folder)), "index.json: it"),
+    "a shard elsewhere": (lambda folder: name_shards(folder, "../model.safetensors"), "names '../model.safetensors'"),
+    "no text in the index": (lambda folder: name_shards(folder, 5), "index.json: it names 5"),
+    "encoder and decoder": (become("T5ForConditionalGeneration", **T5), f"is a T5ForConditionalGeneration, {KIND}"),
+    "an encoder": (become("BertForMaskedLM", **SMALL), f"is a BertForMaskedLM, {KIND}"),
+    "a vision model": (become("ViTForImageClassification", **SMALL, **VISION), f"is a ViTForImageCl.*, {KIND}"),
+    "an unknown kind": (settings(model_type="frobnicator"), "cannot be loaded .*model type `frobnicator`"),
+    "a kind that is no text": (settings(model_type={}), "cannot be loaded"),
+    "code of its own": (
+        settings(model_type="frobnicator", auto_map={"AutoConfig": "configuration_frob.Config"}),
+        "needs code of its own. Read that code first; model.trust_remote_code=true",
+    ),
+    "quantised": (settings(quantization_config={"quant_method": "fp8"}), r"quantised already \(fp8\).* Name the model"),
+    "an unknown dtype": (settings(dtype="float7"), "cannot be loaded .*float7"),
+    "an unknown activation": (settings(hidden_act="nonsense"), "cannot be loaded .*nonsense"),
+    "layers of another number": (settings(layer_types=["full_attention"] * 5), "cannot be loaded .*`layer_types` "),
+    "a size that is no number": (settings(hidden_size="big"), "hidden_size is 'big' in its config.json"),
+    "a negative size": (settings(hidden_size=-4), "hidden_size is -4 in its config.json"),
+    "heads that do not divide": (settings(num_attention_heads=5), "has another shape than config.json says"),
+    "a configuration that is a list": (write("config.json", b"[1]"), "holds a list, and not an object"),
+    "a deep configuration": (write("config.json", b"[" * 3000), "config.json cannot be read .* Restore that file"),
+    "a configuration of any bytes": (write("config.json", b"\xff\xfe\0"), "config.json cannot be read"),
+    "fewer embeddings": (resize(-40), "its tokenizer has a token 479, .* 440 tokens.*resize_token_emb"),
+    "an end that is no number": (write("generation_config.json", b'{"eos_token_id": "x"}'), "eos_token_id is 'x'"),
+    "no tokenizer": (
+        lambda folder: [path.unlink() for path in folder.glob("*token*")],
+        "its tokenizer has no vocabulary. Is tokenizer.json missing",
+    ),
+    "a tokenizer of nothing": (write("tokenizer.json", b"{}"), "cannot be loaded"),
+    "a tokenizer of another kind": (write("tokenizer_config.json", b"[1]"), "cannot be loaded"),
+    "a broken template": (write("chat_template.jinja", b"{% for %}"), "its chat template is broken in line 1"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "told"), BAD.values(), ids=BAD)
+def test_a_model_that_cannot_be_used_is_answered(folder, spoil, told):
+    spoil(folder)
+    with pytest.raises(ModelError, match=told) as refused:
+        start(folder)
+    assert len(str(refused.value)) < 700
+
+
+def test_a_pickle_that_calls_a_function_is_refused_and_not_run(folder, tmp_path):
+    pickle(folder, more=Opens(tmp_path / "opened"))
+    with pytest.raises(ModelError, match="a pickle that holds more than tensors, which could run code"):
+        start(folder)
+    assert not (tmp_path / "opened").exists()
+
+
+def test_a_tokenizer_of_another_model_is_answered(folder):
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, vocab_size=100)).save_pretrained(folder)
+    with pytest.raises(ModelError, match="has a token 479, and the model has embeddings for 100 tokens"):
+        start(folder)
+
+
+@pytest.mark.parametrize(
+    ("targets", "told"),
+    [
+        (("q_prj",), r"lora.targets=q_prj: this model has no layer q_prj. Did you mean q_proj\? Its linear ones are "),
+        (("q_proj", "w_down"), "lora.targets=q_proj,w_down: this model has no layer w_down. Its linear ones are "),
+    ],
+)
+def test_targets_that_are_no_layers_are_named_with_the_nearest(tiny_model, targets, told):
+    with pytest.raises(ConfigError, match=told):
+        lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(targets=targets))
+    with pytest.raises(ConfigError, match=told):
+        start(tiny_model, f"lora.targets=[{', '.join(targets)}]")
+
+
+def test_a_rank_above_the_size_of_a_weight_is_trained(tiny_model):
+    model = lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(r=64))
+    assert model.base_model.model.model.layers[0].self_attn.q_proj.lora_A["default"].weight.shape == (64, 32)
+
+
+@pytest.fixture(scope="module")
+def good_adapter(tiny_model, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("adapters") / "adapter"
+    lora.save_adapter(lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(r=4)), path)
+    return path
+
+
+def save_other(kind: str, **options):
+    def spoil(path: Path) -> None:
+        shutil.rmtree(path)
+        base = AutoModelForCausalLM.from_pretrained(path.parent / "model")
+        peft.get_peft_model(base, getattr(peft, kind)(task_type="CAUSAL_LM", **options)).save_pretrained(path)
+
+    return spoil
+
+
+def change_adapter(change):
+    def spoil(path: Path) -> None:
+        save_file(change(load_file(path / "adapter_model.safetensors")), path / "adapter_model.safetensors")
+
+    return spoil
+
+
+def adapter_settings(**changes):
+    return lambda path: edit(path / "adapter_config.json", **changes)
+
+
+def without_the_first(weights):
+    return {name: weights[name] for name in sorted(weights)[1:]}
+
+
+NO_FIT = "it does not fit this model"
+BAD_ADAPTERS = {
+    "no weights": (lambda path: (path / "adapter_model.safetensors").unlink(), "there is no adapter_model.safetensors"),
+    "cut short": (lambda path: os.truncate(path / "adapter_model.safetensors", 200), NO_FIT),
+    "IA3": (save_other("IA3Config", target_modules=["k_proj"], feedforward_modules=[]), "it is IA3, .* plain LoRA"),
+    "a prompt": (save_other("PromptTuningConfig", num_virtual_tokens=3), "it is PROMPT_TUNING, and Octet reads plain"),
+    "an unknown method": (adapter_settings(peft_type=5), "it is 5, and Octet reads plain LoRA"),
+    "Megatron": (adapter_settings(megatron_config={"a": 1}, megatron_core="os"), "it is LoRA of Megatron"),
+    "another rank": (adapter_settings(r=8), f"{NO_FIT} .*size mismatch"),
+    "a rank of 0": (adapter_settings(r=0), NO_FIT),
+    "a rank that is no number": (adapter_settings(r="x"), NO_FIT),
+    "other layers": (adapter_settings(target_modules=["nothing"]), NO_FIT),
+    "a broken pattern": (adapter_settings(target_modules="((("), NO_FIT),
+    "a list": (lambda path: (path / "adapter_config.json").write_text("[1]"), "holds a list, and not an object"),
+    "a deep list": (lambda path: (path / "adapter_config.json").write_text("[" * 3000), "config.json cannot be read"),
+    "a missing weight": (change_adapter(without_the_first), f"{NO_FIT}: 1 weights are in one of them only"),
+    "weights of other names": (change_adapter(lambda w: {f"x.{name}": w[name] for name in w}), f"{NO_FIT}: 32 weights"),
+    "no numbers": (change_adapter(lambda w: {name: w[name] / 0 for name in w}), "has numbers that are not finite"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "told"), BAD_ADAPTERS.values(), ids=BAD_ADAPTERS)
+def test_an_adapter_that_cannot_be_used_is_answered(folder, good_adapter, spoil, told):
+    path = Path(shutil.copytree(good_adapter, folder.parent / "adapter"))
+    spoil(path)
+    with pytest.raises(CheckpointError, match=told) as refused:
+        lora.load_adapter(AutoModelForCausalLM.from_pretrained(folder), path)
+    assert len(str(refused.value)) < 700
+
+
+def test_a_pickled_adapter_is_read_as_tensors_only(folder, good_adapter):
+    path = Path(shutil.copytree(good_adapter, folder.parent / "adapter"))
+    weights = load_file(path / "adapter_model.safetensors")
+    (path / "adapter_model.safetensors").unlink()
+    torch.save(weights, path / "adapter_model.bin")
+    lora.load_adapter(AutoModelForCausalLM.from_pretrained(folder), path)
+    torch.save(weights | {"more": Opens(path / "opened")}, path / "adapter_model.bin")
+    with pytest.raises(CheckpointError, match="holds more than tensors, which could run code"):
+        lora.load_adapter(AutoModelForCausalLM.from_pretrained(folder), path)
+    assert not (path / "opened").exists()
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_an_adapter_of_a_base_with_other_layers_is_refused(folder, good_adapter, layers):
+    """The weights have the same shapes, so PEFT would use those that are there."""
+    shape = AutoConfig.from_pretrained(folder, num_hidden_layers=layers, layer_types=["full_attention"] * layers)
+    with pytest.raises(CheckpointError, match="it does not fit this model: 8 weights are in one of them only"):
+        lora.load_adapter(AutoModelForCausalLM.from_config(shape), good_adapter)
+
+
+def test_every_error_is_for_the_person_who_started_the_run():
+    assert issubclass(ModelError, OctetError)
+    assert ModelError.status == CheckpointError.status == 2

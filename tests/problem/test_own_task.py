@@ -1,0 +1,270 @@
+"""Tasks that are named in a setting: a function of a user's file, a generator of reasoning_gym, a mixture."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from trainer.config.command_line import resolve
+from trainer.errors import ConfigError, DataError
+from trainer.problem import generators
+from trainer.problem.dataset import normalised
+from trainer.problem.task import evaluation_problems, make_task, training_problems
+from trainer.records import Completion, Prompt
+from trainer.reward.make import make_verifier
+from trainer.watch.tally import Tally, tally_groups
+
+
+def configured(*settings: str):
+    return resolve("nano", None, settings)
+
+
+def task_of(*settings: str):
+    return make_task(configured(*settings).task)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write a task file, and return the setting that names it."""
+
+    def write(text: str, function: str = "build") -> str:
+        (tmp_path / "mine.py").write_text(text)
+        return f"task.name={tmp_path}/mine.py:{function}"
+
+    return write
+
+
+def graded(config, problem, *texts):
+    """Return what each text is worth, and the answer that was read."""
+    task = make_task(config.task)
+    scores = make_verifier(config, task).scores(
+        (Prompt(problem, "", ()), Completion((), (), text, truncated=False)) for text in texts
+    )
+    return [(score.reward, score.strict, score.correct_strict, score.correct_lenient) for score in scores]
+
+
+# --- a user's file
+
+SUMS = """
+class Sums:
+    def train(self):
+        return [{"question": f"{n} + 1?", "answer": n + 1, "n": n} for n in range(40)]
+def build(settings):
+    return Sums()
+"""
+
+
+def test_records_of_a_function_become_problems_and_a_tenth_is_held_out(written):
+    config = configured(setting := written(SUMS))
+    task = make_task(config.task)
+    train, test = training_problems(task, config.task, 0), evaluation_problems(task, 99)
+    assert (len(train), len(test), task.name) == (36, 4, "mine")
+    assert {problem.gold for problem in [*train, *test]} == {str(n) for n in range(1, 41)}
+    assert all(problem.extra["n"] + 1 == int(problem.gold) for problem in train)
+    assert not {one.question for one in train} & {one.question for one in test}
+    assert graded(config, train[0], f"#### {train[0].gold}", "#### x")[0][0] == 1.0
+    assert setting.endswith("mine.py:build")
+
+
+def test_the_held_out_records_may_be_its_own(written):
+    task = task_of(written(SUMS + "\nSums.test = lambda self: [{'question': '1 + 1?', 'answer': 2}]\n"))
+    assert [problem.gold for problem in task.test()] == ["2"]
+    assert len(task.train()) == 39  # without the question that is held out
+
+
+READS = SUMS.replace(
+    "def build",
+    """
+    prompt_style = "chat"
+    def read(self, problem, text):
+        return text.rpartition("=")[2].strip() or None
+    def score(self, problem, answer):
+        return {"right": 1.0, "nearly": 0.4}.get(answer, 0.0)
+def build""",
+)
+
+
+def test_it_may_read_and_score_answers_in_its_own_way(written):
+    config = configured(written(READS))
+    problem = make_task(config.task).train()[0]
+    assert graded(config, problem, "x = right", "x = nearly", "x = ", "wrong") == [
+        (1.0, "right", True, True),
+        (0.4, "nearly", False, False),
+        (0.0, None, False, False),
+        (0.0, "wrong", False, False),
+    ]
+
+
+def test_with_a_score_of_its_own_records_need_no_answers(written):
+    text = READS.replace('"answer": n + 1, ', "")
+    assert task_of(written(text)).train()[0].gold == ""
+    with pytest.raises(DataError, match=r"train\(\)\[0\]: there is no column `answer`"):
+        task_of(written(SUMS.replace('"answer": n + 1, ', ""))).train()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def build(settings): return 3", "which has no method `train`"),
+        ("def other(settings): return 3", "there is no function `build` in it. There are: other"),
+        ("1 / 0", r"cannot be imported: ZeroDivisionError: .*mine.py, line 1"),
+        ("raise SystemExit(0)", "cannot be imported: SystemExit: 0"),
+        ("def build(settings):\n  raise KeyError('x')", "line 2"),
+        (SUMS.replace("n + 1, ", "[n], "), r"`answer` is a list"),
+        (SUMS.replace("return [", "return [7] + ["), r"train\(\)\[0\]: 7 is no record"),
+        (SUMS.replace("return [", "return 1 / 0 + ["), "train.*: ZeroDivisionError"),
+        (SUMS.replace("range(40)", "[1, 1]"), "again; expected each one once"),
+        (SUMS.replace("range(40)", "[]"), "it is empty"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(written, text, said):
+    with pytest.raises((ConfigError, DataError), match=said):
+        task_of(written(text)).train()
+
+
+def test_an_error_in_its_reading_names_the_problem_and_the_line(written):
+    config = configured(written(READS.replace("return text.", "return text.nothing.")))
+    with pytest.raises(DataError, match=r"read\(\) of .* mine/train/0, raised AttributeError.*mine.py, line"):
+        graded(config, make_task(config.task).train()[0], "x = right")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gsm9k", "Did you mean gsm8k"),
+        ("reasoning_gym", "reasoning_gym:GENERATOR"),
+        ("mine.py", "FILE.py:FUNCTION"),
+        ("nosuch.py:build", "there is no file"),
+        ("reasoning_gym:chain_summ", "Did you mean chain_sum"),
+    ],
+)
+def test_a_task_that_is_not_there(name, said):
+    with pytest.raises(ConfigError, match=said):
+        task_of(f"task.name={name}")
+
+
+def test_the_example_is_a_task():
+    config = configured(f"task.name={ROOT}/examples/task.py:build")
+    problem = make_task(config.task).train()[0]
+    near = str(int(problem.gold) + 2)
+    assert [one[0] for one in graded(config, problem, f"so {problem.gold}", near, "none")] == [1.0, 0.48, 0.0]
+
+
+# --- reasoning_gym
+
+
+@pytest.fixture(autouse=True)
+def few_held_out(monkeypatch):
+    monkeypatch.setattr(generators, "HELD_OUT", 8)
+
+
+def test_a_generator_makes_problems_and_scores_answers():
+    config = configured("task.name=reasoning_gym:chain_sum", "task.gym={size: 40, min_terms: 2, max_terms: 3}")
+    task = make_task(config.task)
+    train, test = task.train(), task.test()
+    asked = {normalised(problem.question) for problem in train}
+    assert 30 < len(train) <= 40
+    assert len(asked) == len(train)
+    assert not asked & {normalised(problem.question) for problem in test}
+    assert train == make_task(config.task).train()
+    gold = train[0].gold
+    right, near, unmarked, thought = graded(
+        config,
+        train[0],
+        f"<answer>{gold}</answer>",
+        f"<answer>{gold} or so</answer>",
+        gold,
+        f"<think><answer>{gold}</answer>",
+    )
+    assert right == (1.0, gold, True, True)
+    assert 0 < near[0] < 1  # the generator's own opinion
+    assert not near[2]
+    assert (unmarked[0], unmarked[3]) == (0.0, True)
+    assert thought[0] == 0.0
+
+
+def test_levels_of_difficulty_are_for_a_curriculum():
+    task = task_of("task.name=reasoning_gym:chain_sum", "task.gym={size: 40}", "task.curriculum=difficulty")
+    levels = [problem.extra["difficulty"] for problem in task.train()]
+    assert set(levels) == {0, 1, 2, 3}
+    hardest = [problem.question for problem in task.train() if problem.extra["difficulty"] == 3]
+    easiest = [problem.question for problem in task.train() if problem.extra["difficulty"] == 0]
+    assert sum(map(len, hardest)) / len(hardest) > sum(map(len, easiest)) / len(easiest)
+
+
+@pytest.mark.parametrize("gym", ["{max_trms: 3}", "{min_terms: 9, max_terms: 2}", "{size: 0}", "{size: x}"])
+def test_parameters_that_a_generator_does_not_take(gym):
+    with pytest.raises(ConfigError, match=r"task\.gym"):
+        task_of("task.name=reasoning_gym:chain_sum", f"task.gym={gym}")
+
+
+@pytest.mark.parametrize(
+    ("generator", "attack"),
+    [
+        ("spiral_matrix", "[open({owned!r}, 'w').close()]"),  # its scoring calls eval on the answer
+        ("countdown", "open({owned!r}, 'w')"),  # and this one sympy's parser, which does the same
+    ],
+)
+def test_an_answer_that_is_evaluated_does_no_harm(tmp_path, generator, attack):
+    config = configured(f"task.name=reasoning_gym:{generator}", "task.gym.size=8")
+    problem = make_task(config.task).train()[0]
+    owned = tmp_path / "owned"
+    attacks = (f"<answer>{attack.format(owned=str(owned))}</answer>", f"<answer>{problem.gold}</answer>")
+    attacked, right = graded(config, problem, *attacks)
+    assert (right[0], owned.exists()) == (1.0, False)
+    assert attacked[0] < 0.1
+
+
+def test_without_reasoning_gym_the_error_says_what_to_install():
+    code = "import sys; sys.modules['reasoning_gym'] = None; from trainer.commands.main import main; main()"
+    command = [sys.executable, "-c", code, "task", "show", "reasoning_gym:gcd"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, "octet-grpo[gym]" in done.stderr) == (2, True)
+    assert "Traceback" not in done.stderr
+
+
+# --- mixtures
+
+MIX = "task.mix={nano: 1, reasoning_gym:gcd: 3}"
+
+
+def test_a_mixture_has_its_parts_in_proportion_and_scores_each_in_its_own_way():
+    config = configured(MIX, "task.gym.size=60")
+    task = make_task(config.task)
+    assert (config.task.name, task.prompt_style, task.answer_style) == ("mix", "tags", "tags")
+    train = task.train()
+    counts = [sum(problem.part == part for problem in train) for part in ("nano", "reasoning_gym:gcd")]
+    assert abs(counts[1] - 3 * counts[0]) <= 2
+    one_of_each = [next(problem for problem in train if problem.part == part) for part in config.task.mix]
+    for problem in one_of_each:
+        assert [one[0] for one in graded(config, problem, f"<answer>{problem.gold}</answer>", "x")] == [1.0, 0.0]
+    assert config == configured(f"task.mix={json.dumps(config.task.mix)}", "task.name=mix", "task.gym.size=60")
+
+
+def test_rewards_and_accuracy_are_counted_by_part():
+    config = configured(MIX, "task.gym.size=60")
+    task = make_task(config.task)
+    scorer, tally = make_verifier(config, task), Tally()
+    of_nano = next(problem for problem in task.train() if problem.part == "nano")
+    answers = [Completion((1,), (0.0,), text, False) for text in (f"<answer>{of_nano.gold}</answer>", "x")]
+    tally_groups(tally, [scorer.score(Prompt(of_nano, "", ()), answers)])
+    means = tally.means(lambda sums: [sums])
+    assert (means["part/accuracy/nano"], means["part/reward/nano"]) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["task.name=mix"], "a mix has parts"),
+        (["task.mix={nano: 0}"], "share above 0"),
+        (["task.mix={mix: 1}"], "a part is another task"),
+        (["task.mix={gsm9k: 1}"], "Did you mean gsm8k"),
+        (["task.mix={gsm8k: 1, math: 1}", "task.data_dir=."], "2 read data"),
+        (["task.gym={size: 9}"], "reasoning_gym:GENERATOR"),
+    ],
+)
+def test_mixtures_that_cannot_be(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        task_of(*settings)

@@ -1,0 +1,180 @@
+"""Problems of `reasoning_gym`: over a hundred generators, each with its own way to score answers.
+
+    octet task show reasoning_gym:chain_sum task.gym.max_terms=3
+
+A generator is named in `task.name`; `task.gym` has its parameters, and `size`, the number of problems to train on. The
+training and the held-out problems have different seeds, and a question that both make is held out. With
+`task.curriculum=difficulty` the problems are made at the levels of the generator's own curriculum.
+
+Several generators evaluate what a model wrote, so their scoring runs in a child process that the kernel holds in.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from trainer.answers.children import ChildPool
+from trainer.answers.said import after_thinking
+from trainer.config.settings import TaskSettings
+from trainer.errors import ConfigError, did_you_mean
+from trainer.problem.dataset import normalised
+from trainer.records import Problem
+from trainer.sandbox.kernel import Limits, Walls
+
+SIZE, HELD_OUT = 10_000, 1_000
+SEEDS = {"train": 1, "test": 1_000_003}  # a data set of seed s makes its problems from s, s + 1, ...
+LEVELS = 4  # of a curriculum, each with as many problems
+SCORING_S = 5.0
+LIFETIME_S, MEMORY_MB = 1e6, 2048  # of the process that scores, which the kernel holds in as far as it can
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+class GeneratorTask:
+    """One generator. Its answers stand between <answer> and </answer>, because many have several lines."""
+
+    prompt_style = answer_style = "tags"
+
+    def __init__(self, settings: TaskSettings) -> None:
+        self.name = settings.name
+        self.generator = settings.name.partition(":")[2]
+        parameters = {key: value for key, value in settings.gym.items() if key != "size"}
+        self.size = _size(settings)
+        self.versions = _versions(self.name, self.generator, parameters, settings.curriculum == "difficulty")
+
+    def train(self) -> list[Problem]:
+        held_out = {normalised(problem.question) for problem in self.test()}
+        return [one for one in self._problems("train", self.size) if normalised(one.question) not in held_out]
+
+    def test(self) -> list[Problem]:
+        return self._problems("test", HELD_OUT)
+
+    def read(self, problem: Problem, text: str) -> str | None:
+        """Return what stands in the last pair of tags, after the thinking."""
+        _, said, is_open = after_thinking(text)
+        found = [] if is_open else _ANSWER.findall(said)
+        return found[-1].strip() if found else None
+
+    def score(self, problem: Problem, answer: str) -> float:
+        """Return what the generator gives for an answer; 0 if it cannot tell within some seconds."""
+        return float(_scorers().ask([problem.extra["made_by"], answer]) or 0.0)
+
+    def _problems(self, split: str, size: int) -> list[Problem]:
+        made: dict[str, Problem] = {}
+        for level, parameters in enumerate(self.versions):
+            count = size // len(self.versions)
+            for index, entry in enumerate(_entries(self.generator, parameters, SEEDS[split], count)):
+                name = f"{self.name}/{split}/{level * count + index}"
+                made_by = [self.generator, parameters, SEEDS[split], count, index]
+                extra = {"difficulty": level, "made_by": made_by}
+                problem = Problem(name, entry["question"].strip(), str(entry["answer"] or ""), extra=extra)
+                made.setdefault(normalised(problem.question), problem)
+        return list(made.values())
+
+
+def _size(settings: TaskSettings) -> int:
+    size = settings.gym.get("size", SIZE)
+    if type(size) is not int or size < LEVELS:
+        raise ConfigError(f"task.gym.size={size}: it is a number of problems. Write {LEVELS} or more, such as {SIZE}.")
+    return size
+
+
+def _versions(task: str, generator: str, parameters: Mapping[str, Any], by_level: bool) -> list[str]:
+    """Return the parameters of the generator as JSON, once for each level of difficulty."""
+    gym = _reasoning_gym(task)
+    if generator not in gym.factory.DATASETS:
+        raise ConfigError(
+            f"task.name={task}: there is no such generator.{did_you_mean(generator, gym.factory.DATASETS)} There are: "
+            f"{', '.join(sorted(gym.factory.DATASETS))}."
+        )
+    try:
+        if not by_level:
+            gym.create_dataset(generator, **parameters, seed=0, size=1)
+            return [json.dumps(parameters)]
+        if not gym.factory.has_curriculum(generator):
+            raise ConfigError(
+                f"task.curriculum=difficulty: {task} has no levels of difficulty. Write task.curriculum=solve_rate."
+            )
+        return [json.dumps({**_at_level(gym, generator, level), **parameters}) for level in range(LEVELS)]
+    except (TypeError, ValueError, AssertionError) as error:
+        known = [key for key in vars(gym.factory.DATASETS[generator][1]()) if key not in ("seed", "size")]
+        raise ConfigError(
+            f"task.gym={json.dumps(parameters)}: {task} does not take that ({error}). It has: {', '.join(known)}."
+        ) from None
+
+
+def _at_level(gym: Any, generator: str, level: int) -> dict[str, Any]:
+    curriculum = gym.factory.create_curriculum(generator)
+    curriculum.set_global_level(level)
+    made = vars(curriculum.generate_configuration())
+    return {key: value for key, value in made.items() if key not in ("seed", "size") and _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except TypeError:
+        return False
+    return True
+
+
+@cache
+def _entries(generator: str, parameters: str, seed: int, count: int) -> list[dict[str, Any]]:
+    """Return the problems of a generator, which some commands ask for several times."""
+    return list(_data_set(generator, parameters, seed, count))
+
+
+def _data_set(generator: str, parameters: str, seed: int, count: int) -> Any:
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(generator, **json.loads(parameters), seed=seed, size=count)
+
+
+def _reasoning_gym(task: str) -> Any:
+    try:
+        import reasoning_gym
+    except ImportError:
+        raise ConfigError(
+            f"task.name={task}: it needs reasoning-gym, which is not installed. Run: pip install 'octet-grpo[gym]'."
+        ) from None
+    return reasoning_gym
+
+
+@cache
+def _scorers() -> ChildPool:
+    pool = ChildPool(f"{__name__}:scorer", workers=1, deadline_s=SCORING_S)
+    atexit.register(pool.close)
+    return pool
+
+
+# ------------------------------------------------------------------------------------------------------- in the child
+
+
+def scorer() -> Callable[[tuple[list[Any], str]], float]:
+    """Return the scoring of an answer. The problem is made again, because its parts are not all JSON."""
+    import reasoning_gym  # noqa: F401  loads its modules
+
+    Walls(Limits(seconds=LIFETIME_S, memory_mb=MEMORY_MB), is_command=False).enter()
+    modules: list[Any] = [module for name, module in sys.modules.items() if name.startswith("reasoning_gym.")]
+    data_set = cache(_data_set)
+
+    def score(request: tuple[list[Any], str]) -> float:
+        (*of_set, index), answer = request
+        made = data_set(*of_set)
+        entry = made[index]
+        own = [entry["answer"], *entry["metadata"].values()]
+        for module in modules:  # several of them call eval: on a text of their own, or on an answer
+            module.eval = lambda text: eval(text) if text in own else ast.literal_eval(text)  # noqa: S307
+        try:
+            return float(made.score_answer(answer, entry))
+        finally:
+            for module in modules:
+                del module.eval
+
+    return score

@@ -1,0 +1,65 @@
+"""Several tasks at once: `task.mix={gsm8k: 2, reasoning_gym:gcd: 1}`.
+
+A pass over the training set has the problems of the parts in the proportion of their shares, each once; of a part that
+has more than that, the rest is left out. The held-out problems are in the same proportion. All parts are asked and
+answered in one style: that of the parts if they agree, else `tags`, or what `prompt.style` says.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trainer.config.settings import TaskSettings
+from trainer.errors import ConfigError
+from trainer.problem.dataset import DataTask
+from trainer.problem.task import Task, make_task
+from trainer.records import Problem
+
+
+class MixedTask:
+    name = "mix"
+
+    def __init__(self, settings: TaskSettings) -> None:
+        self.shares = settings.mix
+        self.parts = [_part(settings, name) for name in settings.mix]
+        reading = [part.name for part in self.parts if isinstance(part, DataTask)]
+        if (settings.path or settings.data_dir) and len(reading) != 1:
+            raise ConfigError(
+                f"task.mix: task.path and task.data_dir are the data of one part, and {len(reading)} read data "
+                f"({', '.join(reading) or 'none'}). Leave them out, or put your data into one file."
+            )
+        self.prompt_style = _agreed([part.prompt_style for part in self.parts])
+        self.answer_style = _agreed([part.answer_style for part in self.parts])
+        self.symbolic = any(getattr(part, "symbolic", False) for part in self.parts)
+
+    def train(self) -> list[Problem]:
+        return self._mixed([part.train() for part in self.parts])
+
+    def test(self) -> list[Problem]:
+        return self._mixed([part.test() for part in self.parts])
+
+    def part(self, problem: Problem) -> Task:
+        """Return the part that a problem is of."""
+        return next(part for part in self.parts if part.name == problem.part)
+
+    def _mixed(self, of_parts: Sequence[Sequence[Problem]]) -> list[Problem]:
+        """Take problems of each part in proportion, as many as the part that has too few allows."""
+        shares = list(self.shares.values())
+        unit = min(len(problems) / share for problems, share in zip(of_parts, shares, strict=True))
+        counts = [max(1, round(unit * share)) for share in shares]
+        return [
+            replace(problem, part=part.name)
+            for part, problems, count in zip(self.parts, of_parts, counts, strict=True)
+            for problem in random.Random(0).sample(problems, count)
+        ]
+
+
+def _part(settings: TaskSettings, name: str) -> Task:
+    own_data = {} if name in ("gsm8k", "math", "multiple_choice", "records") else {"path": None, "data_dir": None}
+    return make_task(settings.model_copy(update={"name": name, "mix": {}, **own_data}))
+
+
+def _agreed(styles: Sequence[str]) -> str:
+    return styles[0] if len(set(styles)) == 1 else "tags"

@@ -1,0 +1,28 @@
+"""Asks for the key on every route of a server that the run has started. vLLM itself asks for it below /v1 only, and
+routes beside that load weights.
+
+vLLM imports a copy of this file in its own environment, so it imports nothing of Octet.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+
+class Door:
+    """A middleware that answers requests without the key with status 401."""
+
+    def __init__(self, app: Callable[..., Any]) -> None:
+        self.app = app
+        self._expected = f"Bearer {os.environ['VLLM_API_KEY']}".encode()
+
+    async def __call__(self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+        given = dict(scope.get("headers", ())).get(b"authorization", b"")
+        if scope["type"] == "http" and not secrets.compare_digest(given, self._expected):
+            await send({"type": "http.response.start", "status": 401, "headers": []})
+            await send({"type": "http.response.body", "body": b"this server asks for the key of its run"})
+        else:
+            await self.app(scope, receive, send)
