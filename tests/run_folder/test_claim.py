@@ -14,6 +14,7 @@ from tests.conftest import ROOT
 from trainer.config.command_line import Request, resolve
 from trainer.config.settings import fields
 from trainer.errors import ConfigError
+from trainer.ranks import distributed
 from trainer.run_folder import claim, earlier
 from trainer.run_folder.journal import Journal
 
@@ -33,7 +34,7 @@ def refusing(number: int):
     return flock
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP])
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
 def test_where_there_are_no_locks_it_is_free_with_a_warning(lock, monkeypatch, capsys, number):
     monkeypatch.setattr(fcntl, "flock", refusing(number))
     assert claim._is_free(lock)
@@ -50,6 +51,18 @@ def test_what_another_one_has_is_not_free(lock):
     with open(lock.name, "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert not claim._is_free(lock)
+
+
+def test_a_process_that_a_reward_has_forked_does_not_keep_the_folder(tmp_path, alone):
+    claim._lock(tmp_path)
+    child = subprocess.Popen(["sleep", "60"], pass_fds=[claim._held[tmp_path].fileno()])
+    try:
+        distributed.disconnect()
+        with (tmp_path / ".lock").open() as other:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        child.kill()
+        child.wait()
 
 
 BARE = """
