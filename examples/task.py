@@ -24,8 +24,8 @@ class Sums:
 
     def read(self, problem, text):
         """Return the answer in what the model wrote, or None."""
-        found = re.findall(r"^#### *(-?\d{1,9})$", text, re.MULTILINE)
-        return found[0] if len(found) == 1 else None
+        found = set(re.findall(r"^#### *(-?\d{1,9})\W*$", text, re.MULTILINE))
+        return found.pop() if len(found) == 1 else None
 
     def score(self, problem, answer):
         """Return what an answer is worth: 1 if it is right, and something if it is close."""

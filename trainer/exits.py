@@ -16,6 +16,7 @@ from trainer.machine import disk
 from trainer.machine.visible import visible
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SOON_S = 0.05
 END = "OCTET_END"  # a file that train.py makes when it ends well
 
 
@@ -46,6 +47,7 @@ def listen() -> None:
     """Let SIGTERM, and the SIGHUP of a terminal that closes, stop this process as Ctrl-C does, so that all is closed.
     Under `nohup`, SIGHUP stays ignored."""
     signal.signal(signal.SIGTERM, _stop)
+    sys.unraisablehook = _stop_soon
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _stop)
 
@@ -54,6 +56,15 @@ def _stop(number: int, frame: FrameType | None) -> None:
     for signal_number in STOPPING:  # the launcher may send two, and they must not disturb the end
         signal.signal(signal_number, signal.SIG_IGN)
     raise KeyboardInterrupt
+
+
+def _stop_soon(lost: sys.UnraisableHookArgs) -> None:
+    """Stop a moment later if the signal came while Python was deleting an object, where exceptions are lost."""
+    if not isinstance(lost.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    signal.signal(signal.SIGTERM, _stop)
+    threading.Timer(SOON_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
 
 
 @contextmanager

@@ -128,9 +128,8 @@ def test_the_time_is_for_all_tests_of_an_answer():
 
 
 def test_a_command_runs_other_languages(tmp_path):
-    scorer = scorer_of("reward.weights={code: 1.0}", "reward.code.command=sh program")
     try:
-        make.check(resolve(None, None, ["reward.weights={code: 1.0}", "reward.code.command=sh program"]))
+        scorer = scorer_of("reward.weights={code: 1.0}", "reward.code.command=sh program")
     except ConfigError as error:
         pytest.skip(str(error))
     assert score(scorer, "```sh\nread x; echo $((2 * x)) | cat\n```", PAIRS).reward == 1.0
@@ -226,6 +225,8 @@ def test_a_machine_that_cannot_hold_programs_in_refuses_them(tmp_path, monkeypat
         ConfigError, match=r"reward.weights.code: this machine cannot hold a program in. .*without Landl"
     ):
         make.check(resolve(None, None, overrides))
+    with pytest.raises(ConfigError, match="this machine cannot hold a program in"):
+        scorer_of(*overrides)
     make.check(resolve(None, None, [*overrides, "reward.code.unsafe=true"]))
     monkeypatch.setattr(sys, "executable", python_without("UNSHARE", tmp_path))
     with pytest.raises(ConfigError, match=r"reward.code.command=sh program: it needs a folder to write to"):

@@ -43,24 +43,23 @@ sys.excepthook = lambda kind, error, at: print("FAILED", getattr(error, "errno",
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OCTET_CANARY", SECRET)
-        yield from held()
+    yield from started(sys.executable)
 
 
 @pytest.fixture(scope="module")
 def sandbox_in_a_container(tmp_path_factory) -> Iterator[Sandbox]:
     """A sandbox where there are no new namespaces, as in most containers: Landlock and seccomp are left."""
+    for sandbox in started(python_without("UNSHARE", tmp_path_factory.mktemp("python"))):
+        assert not sandbox.held.namespaces
+        yield sandbox
+
+
+def started(python: str) -> Iterator[Sandbox]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OCTET_CANARY", SECRET)
-        patch.setattr(sys, "executable", python_without("UNSHARE", tmp_path_factory.mktemp("python")))
-        for sandbox in held():
-            assert not sandbox.held.namespaces
-            yield sandbox
-
-
-def held() -> Iterator[Sandbox]:
-    with Sandbox(LIMITS) as sandbox:
+        patch.setattr(sys, "executable", python)
+        sandbox = Sandbox(LIMITS)
+    with sandbox:
         if not sandbox.held.is_enough:
             pytest.skip(f"this machine cannot hold a program in: {sandbox.held}")
         yield sandbox

@@ -11,7 +11,7 @@ from trainer.machine.user_code import find
 from trainer.problem.prompts import answer_style, opens_thought
 from trainer.problem.task import Task
 from trainer.records import Completion, DeadBy, Problem, Prompt
-from trainer.reward import custom, programs
+from trainer.reward import custom
 from trainer.reward.built_in import Rules, read
 from trainer.reward.custom import Custom
 from trainer.reward.judge import Judge, load_rubric
@@ -20,13 +20,14 @@ from trainer.reward.scorer import Grader, Scorer
 
 
 def check(config: Config) -> None:
-    """Raise an error if a file that the rewards name is missing, before anything heavy is imported."""
+    """Raise an error if a file that the rewards name is missing, or if a machine cannot run programs. Nothing heavy is
+    imported."""
     for setting in config.reward.custom:
         find(custom.KEY, setting)
     if "judge" in config.reward.weights:
         load_rubric(config.reward.judge.rubric)
     if "code" in config.reward.weights:
-        programs.check(config.reward.code)
+        Programs(config.reward.code).sandbox.close()
 
 
 def rehearse_functions(config: Config, task: Task, problem: Problem) -> None:

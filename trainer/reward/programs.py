@@ -29,7 +29,7 @@ from trainer.machine import threads
 from trainer.records import Problem
 from trainer.reward.built_in import Reading
 from trainer.reward.scorer import Meter
-from trainer.sandbox.kernel import Limits
+from trainer.sandbox.kernel import Held, Limits
 from trainer.sandbox.pool import Sandbox, Verdict
 
 EXPECTED = "expected inputs with outputs, or Python with assertions: see docs/sandbox.md"
@@ -53,7 +53,13 @@ class Programs:
 
     def __init__(self, settings: Code) -> None:
         self.settings = settings
-        self.sandbox = Sandbox(limits_of(settings), settings.command)
+        limits = (settings.seconds, settings.memory_mb, settings.processes, settings.file_mb, settings.output_kb)
+        self.sandbox = Sandbox(Limits(*limits), settings.command)
+        try:
+            refuse_unheld(settings, self.sandbox.held)
+        except ConfigError:
+            self.sandbox.close()
+            raise
         self.at_once = len(os.sched_getaffinity(0))
 
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
@@ -91,14 +97,8 @@ class Programs:
         return Verdict(passed, len(pairs))
 
 
-def limits_of(settings: Code) -> Limits:
-    return Limits(settings.seconds, settings.memory_mb, settings.processes, settings.file_mb, settings.output_kb)
-
-
-def check(settings: Code) -> None:
+def refuse_unheld(settings: Code, held: Held) -> None:
     """Raise ConfigError if this machine cannot hold a program in."""
-    with Sandbox(limits_of(settings), settings.command) as sandbox:
-        held = sandbox.held
     if settings.unsafe:
         return
     if not held.is_enough:

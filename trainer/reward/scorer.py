@@ -108,7 +108,7 @@ class Scorer:
 
     def verifier(self) -> Scorer:
         """The same without graders, but for tests: what evaluation needs, at no cost."""
-        return Scorer(self.rules, [grader for grader in self.graders if grader.name == TESTS], self.symbolic)
+        return Scorer(self.rules, tuple(grader for grader in self.graders if grader.name == TESTS), self.symbolic)
 
     def measured(self) -> Sums:
         """Since the last call: seconds of each reward, requests, missing grades, hangs."""
