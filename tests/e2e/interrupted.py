@@ -82,7 +82,7 @@ def start(folder: Path, moment: str) -> tuple[int, str]:
         manifest.seal = stops(moment, manifest.seal)
         best.EvaluationHistory.keep = tells(moment, "best", best.EvaluationHistory.keep)
         if moment == AN_HOUR:
-            os.environ["SLURM_JOB_END_TIME"] = str(time.time() + 1.5 * 3600)
+            os.environ["SLURM_JOB_END_TIME"] = str(int(time.time() + 1.5 * 3600))
             evaluator.evaluate = takes_an_hour(evaluator.evaluate)
         sys.argv = ["train.py", *SETTINGS, f"run.dir={folder}"]
         status = answering_errors(train.main)
