@@ -16,6 +16,7 @@ from huggingface_hub import constants
 from tests.conftest import ROOT
 from tests.forks import forked
 from tests.hub_server import use_hub
+from tests.sandbox.lacking import python_without
 from trainer.checks import disk_and_ram, downloads, preflight
 from trainer.commands import doctor, launch
 from trainer.commands.doctor import Finding
@@ -436,6 +437,12 @@ def test_octet_doctor_knows_what_a_run_would_be_told(nvidia_smi, monkeypatch, ov
 
 
 SERVED = ["rollout.engine=vllm_server", "rollout.vllm.start=true"]
+
+
+def test_octet_doctor_says_what_programs_are_held_in_with(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", python_without("LANDLOCK_CREATE_RULESET", tmp_path))
+    text = doctor.sandbox().text
+    assert re.match("programs that a model writes cannot be held in: .*without Landlock", text)
 
 
 def test_octet_doctor_counts_the_cards_that_are_left_to_train_on(monkeypatch):

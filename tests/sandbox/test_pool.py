@@ -249,6 +249,12 @@ def test_an_argument_that_is_no_plain_value_is_a_fault_of_the_tests(sandbox):
     assert verdict.fault == "a call has an argument that is no plain value: function"
 
 
+@pytest.mark.parametrize("verdict", ["", "[5, 3, 0]", "[-1, 3, 0]", "[1e9, 1e9, 0]", "3", "[[[", "[" * 9999])
+def test_tests_that_write_a_verdict_of_their_own_are_worth_nothing_if_it_is_none(sandbox, verdict):
+    tests = f"import os\nos.write(6, {verdict!r}.encode())\nos._exit(0)\nassert f()"
+    assert sandbox.judge("def f(): return 1", tests, "f") == Verdict(0, 1)
+
+
 def test_tests_that_hang_or_a_function_that_hangs_end_at_the_deadline():
     with Sandbox(Limits(seconds=1)) as sandbox:
         assert sandbox.judge("def f(): pass", "while True: assert f() is None", "f").timed_out

@@ -43,11 +43,9 @@ def naming(path: Path) -> Iterator[None]:
 @contextmanager
 def writing(folder: Path, what: str, remedy: str, needed: int = 0) -> Iterator[None]:
     """Turn a full or broken disk into a CheckpointError, and delete `folder`, which is new. `needed` is its size, if
-    known, and `remedy` helps if the disk is full. Give its files the permissions that all files of a run have."""
+    known, and `remedy` helps if the disk is full."""
     try:
         yield
-        for file in folder.rglob("*.safetensors"):  # which only their owner could read
-            follow_umask(file)
     except Exception as error:
         number = _error_of_disk(error, folder)
         if number is None:
@@ -83,11 +81,11 @@ def _error_of_disk(error: BaseException, folder: Path) -> int | None:
     return errno.EIO if any(text in str(error) for text in OF_TORCH) else None
 
 
-def follow_umask(path: Path) -> None:
-    """Give a file the permissions of the umask, where a library has made it with others. The umask is read from /proc,
+def follow_umask(*paths: Path) -> None:
+    """Give files the permissions of the umask, where a library has made them with others. The umask is read from /proc,
     because os.umask() would change it for other threads."""
     found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    if found:
+    for path in paths if found else []:
         path.chmod(0o666 & ~int(found[1], 8))
 
 

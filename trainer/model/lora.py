@@ -22,6 +22,7 @@ from torch import Tensor
 
 from trainer.config.settings import Lora
 from trainer.errors import CheckpointError, ConfigError, ModelError
+from trainer.machine import disk
 from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.model.hub import read_json
 
@@ -211,6 +212,7 @@ def save_adapter(model: Any, folder: Path, values: Mapping[str, Tensor] | None =
         # PEFT asks the hub whether the vocabulary has changed, and warns if it gets no answer
         warnings.simplefilter("ignore", UserWarning)
         model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=values)
+        disk.follow_umask(*folder.glob("*.safetensors"))
     own = model.peft_config[ADAPTER]
     (folder / "README.md").write_text(CARD.format(base=own.base_model_name_or_path, rank=own.r))
 

@@ -18,4 +18,5 @@ def merge(settings: Model, adapter: Path, out: Path, dtype: str) -> None:
     remedy = f"The adapter is whole: make room, or octet merge --adapter {adapter} --out FOLDER, on another disk."
     with disk.writing(out, "the merged model", remedy, needed=model.get_memory_footprint()):
         model.save_pretrained(str(out))
+        disk.follow_umask(*out.glob("*.safetensors"))
         load_tokenizer(settings).save_pretrained(str(out))

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from trainer.config.settings import Config, Model
+from trainer.machine import disk
 from trainer.model import lora
 from trainer.model.load import load_model, load_tokenizer
 from trainer.model.snapshot import Snapshot, exchanged
@@ -90,6 +91,7 @@ class WholeModel(Trained):
 
     def export(self, folder: Path) -> None:
         self.model.save_pretrained(str(folder))
+        disk.follow_umask(*folder.glob("*.safetensors"))
         load_tokenizer(self.settings).save_pretrained(str(folder))
 
 
