@@ -4,11 +4,9 @@ It checks the configuration first, so a typo is answered before torch is importe
 """
 
 import os
-import signal
 import sys
-from types import FrameType
 
-from trainer.exits import answering_errors, leave, naming_missing_packages
+from trainer.exits import answering_errors, leave, listen, naming_missing_packages
 
 with naming_missing_packages():
     from trainer.checks import cards, memory, preflight
@@ -20,7 +18,7 @@ with naming_missing_packages():
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, stop)
+    listen()
     slurm.listen()
     slurm.adopt_ranks()
     request = parse_command_line(sys.argv[1:])
@@ -43,13 +41,6 @@ def main() -> None:
     from trainer.run import job  # torch, deepspeed, transformers
 
     job.run(request)
-
-
-def stop(number: int, frame: FrameType | None) -> None:
-    """Stop as Ctrl-C does, so that everything is closed. Later signals are ignored: the launcher may send two."""
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signal_number, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A task of one's own: sums of two or three numbers. The last number of the last line is the answer.
+"""A task of one's own: sums of two or three numbers. A number alone on a line after #### is the answer.
 
 octet task show examples/task.py:build -n 1
-octet play --task examples/task.py:build
+octet reward test task.name=examples/task.py:build
 ./run_deepspeed.sh task.name=examples/task.py:build run.steps=50
 """
 
@@ -24,12 +24,12 @@ class Sums:
 
     def read(self, problem, text):
         """Return the answer in what the model wrote, or None."""
-        numbers = re.findall(r"-?\d+", text.strip().rpartition("\n")[2])
-        return numbers[-1] if numbers else None
+        found = set(re.findall(r"^#### *(-?\d{1,9})\W*$", text, re.MULTILINE))
+        return found.pop() if len(found) == 1 else None
 
     def score(self, problem, answer):
         """Return what an answer is worth: 1 if it is right, and something if it is close."""
-        distance = abs(int(answer[:9]) - int(problem.gold))
+        distance = abs(int(answer) - int(problem.gold))
         return 1.0 if distance == 0 else max(0.0, 0.5 - distance / 100)
 
 

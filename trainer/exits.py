@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 from trainer.errors import Interrupted, OctetError
 from trainer.machine import disk
 from trainer.machine.visible import visible
 
-END = "OCTET_END"  # a file that train.py makes when it ends by itself
-# A path that a setting names cannot be used; the error has it.
-OF_THE_PATH = (errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SOON_S = 0.05
+END = "OCTET_END"  # a file that train.py makes when it ends well
 
 
 def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
@@ -31,16 +32,59 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
         _report(error)
         return error.status
     except OSError as error:
-        if debug or error.errno not in (*disk.FULL, *OF_THE_PATH):
+        if debug or not (what := disk.failure(error)):
             raise
-        what = "the disk is full. Make room and try again" if error.errno in disk.FULL else f"{error.strerror}"
-        print(f"octet: {visible(str(error.filename or 'while writing'))[-200:]}: {what}.", file=sys.stderr)
+        print(f"octet: {visible(str(error.filename or 'while writing'))[-200:]}: {what}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interrupt:  # with what a run knows about going on
         if os.environ.get("RANK", "0") == "0":
             print(f"octet: stopped. {interrupt}".rstrip(), file=sys.stderr)
         return 130
     return 0
+
+
+def listen() -> None:
+    """Let SIGTERM, and the SIGHUP of a terminal that closes, stop this process as Ctrl-C does, so that all is closed.
+    Under `nohup`, SIGHUP stays ignored."""
+    signal.signal(signal.SIGTERM, _stop)
+    sys.unraisablehook = _stop_soon
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _stop)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    for signal_number in STOPPING:  # the launcher may send two, and they must not disturb the end
+        signal.signal(signal_number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _stop_soon(lost: sys.UnraisableHookArgs) -> None:
+    """Stop a moment later if the signal came while Python was deleting an object, where exceptions are lost."""
+    if not isinstance(lost.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    signal.signal(signal.SIGTERM, _stop)
+    threading.Timer(SOON_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+
+@contextmanager
+def finishing() -> Iterator[None]:
+    """Hold back the signals that stop this process until the block is done. Several of them count as one."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread gets signals
+        yield
+        return
+    held: list[int] = []
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: held.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if held:
+            signal.raise_signal(held[0])
 
 
 @contextmanager
@@ -59,7 +103,7 @@ def naming_missing_packages() -> Iterator[None]:
 
 def leave(status: int) -> None:
     """Exit; with several ranks at once, because gloo's threads can abort an orderly exit (status 134)."""
-    if END in os.environ:
+    if END in os.environ and not status:
         with suppress(FileNotFoundError):  # the launcher has ended before, after Ctrl-C, and has removed the folder
             Path(os.environ[END]).touch()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -61,6 +61,62 @@ def test_a_signal_that_comes_before_there_is_a_rank_is_not_lost():
         assert launch.wait(timeout=20) == 75
 
 
+SAVING = """
+import signal, sys, time
+sys.path.insert(0, sys.argv[1])
+from trainer import exits
+exits.listen()
+try:
+    with exits.finishing():
+        print("up", flush=True)
+        time.sleep(2)
+        print("saved", flush=True)
+    time.sleep(2)
+    print("went on", flush=True)
+except KeyboardInterrupt:
+    print("stopped", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "number", "said", "status"),
+    [
+        ([], signal.SIGHUP, "saved\nstopped\n", 128 + signal.SIGHUP),
+        ([], signal.SIGTERM, "saved\nstopped\n", 128 + signal.SIGTERM),
+        (["nohup"], signal.SIGHUP, "saved\nwent on\n", 0),
+    ],
+)
+def test_a_signal_lets_the_ranks_save_before_the_command_ends(before, number, said, status):
+    """The stand-in for the launcher ends at once. A terminal that closes sends SIGHUP, which nohup ignores."""
+    launch = "import sys; from trainer.commands import launch; sys.exit(launch.run(sys.argv[1:]))"
+    launcher = ["bash", "-c", '"$@"; exit $?', "bash", sys.executable, "-c", SAVING, str(ROOT)]
+    command = [*before, sys.executable, "-c", launch, *launcher]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"up\n"
+        for _ in range(2):
+            process.send_signal(number)
+        process.wait(timeout=60)
+        os.set_blocking(process.stdout.fileno(), False)
+        assert process.stdout.read().decode() == said
+    assert process.returncode == status
+
+
+FORKING = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    time.sleep(60)
+"""
+
+
+def test_a_process_that_a_reward_has_forked_is_ended_with_the_run():
+    """It has inherited standard output, on which whoever started the run may wait."""
+    launch = "import sys; from trainer.commands import launch; launch.LEAVE_S = 1; sys.exit(launch.run(sys.argv[1:]))"
+    command = [sys.executable, "-c", launch, sys.executable, "-c", FORKING]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=30, check=False)
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize(("status", "said"), [(0, 0), (2, 2), (75, 75), (130, 130), (-15, 143), (247, 137), (250, 134)])
 def test_statuses_are_those_of_a_shell(status, said):
     """247 is what is left of -9, with which the launcher of DeepSpeed leaves when signal 9 has ended a rank."""
@@ -70,12 +126,15 @@ def test_statuses_are_those_of_a_shell(status, said):
 RUN = "import os, sys; from trainer.commands import launch; sys.exit(launch.run_to_its_end(sys.argv[1:], os.environ))"
 
 
-@pytest.mark.parametrize(("rank", "status"), [("exit 0", 137), ('touch "$OCTET_END"', 0), ("exit 2", 2)])
+@pytest.mark.parametrize(
+    ("rank", "status"), [("exit 0", 137), ('touch "$OCTET_END"', 0), ("exit 2", 2), ("exit 247", 137)]
+)
 def test_success_is_what_the_program_says_and_not_the_launcher(rank, status):
     command = [sys.executable, "-c", RUN, "bash", "-c", rank]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == status
-    assert ("DeepSpeed's launcher was killed" in done.stderr) == (status == 137)
+    assert ("DeepSpeed's launcher was killed" in done.stderr) == (rank == "exit 0")
+    assert ("memory of the machine or of its job was used up" in done.stderr) == (rank == "exit 247")
 
 
 @pytest.mark.slow
@@ -95,8 +154,8 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path):
 
 def test_a_rank_that_ends_after_its_launcher_ends_quietly(tmp_path, monkeypatch):
     monkeypatch.setenv(exits.END, str(tmp_path / "gone" / "end"))
-    with pytest.raises(SystemExit, match="130"):
-        exits.leave(130)
+    with pytest.raises(SystemExit, match="0"):
+        exits.leave(0)
 
 
 def test_the_first_line_names_the_preset_before_anything_loads(tmp_path):

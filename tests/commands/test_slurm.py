@@ -43,6 +43,14 @@ def test_the_script_has_what_was_asked_and_what_the_site_says(site, tmp_path):
     assert (stored["run"]["steps"], stored["run"]["dir"]) == (5, str(tmp_path / "run"))
 
 
+def test_a_job_takes_the_nodes_that_the_queue_has(site, tmp_path):
+    lines, body = made(tmp_path / "run", nodes=4, gpus=2, least=1)
+    assert "#SBATCH --nodes=1-4" in lines
+    assert (ROOT / "slurm/multi_node.sbatch").read_text().splitlines()[-1] in body  # srun starts a rank for each GPU
+    assert slurm._nodes("1-4") == (1, 4)
+    assert slurm._nodes("3") == (None, 3)
+
+
 def test_a_run_that_is_made_longer_is_not_finished(site, tmp_path):
     for mark in (tmp_path / "run/finished", tmp_path / "run/001/finished"):
         mark.parent.mkdir(exist_ok=True)
@@ -192,6 +200,11 @@ def test_the_example_grid_is_right_for_the_preset_it_is_shown_with(tmp_path):
     ("arguments", "told"),
     [
         (["--nodes", "20", "--gpus", "8"], "each of the 160 ranks needs one. Write rollout.problems=160 or more"),
+        (["--nodes", "1-x"], "--nodes 1-x: write a number, or two with a hyphen, such as 1-4"),
+        (["--nodes", "3-2"], "--nodes 3-2: the first number is at least 1, and at most the second"),
+        (["--nodes", "0-2"], "--nodes 0-2: the first number is at least 1"),
+        (["--nodes", "1-2", "engine.ds_config=zero3"], "resumes with the same number of ranks only. Write --nodes 2"),
+        (["--nodes", "1-20", "--gpus", "8"], "each of the 160 ranks needs one"),
         (["--gpus", "0"], "--gpus 0: it must be at least 1"),
         (["rollout.grup_size=2"], "Did you mean rollout.group_size?"),
         (["--sweep", "none"], "--sweep none: there is no such file"),

@@ -476,7 +476,7 @@ def main(inputs: int, seed: int = 0) -> int:
     wrong = sum(counts[kind].total() - counts[kind]["used"] - counts[kind]["refused"] for kind in KINDS)
     print(f"{inputs} inputs of {len(KINDS)} kinds, {wrong} faults")
     if inputs >= LARGE:
-        facts = {**describe(), "seed": seed, "inputs": inputs, "faults": wrong}
+        facts = {**describe(), "command": f"bash tests/fuzz.sh {inputs} {seed}", "inputs": inputs, "faults": wrong}
         facts |= {"seconds": round(time.monotonic() - began), "kinds": {name: dict(counts[name]) for name in counts}}
         (ROOT / "bench/results/fuzz.json").write_text(json.dumps(facts, indent=2) + "\n")
     return 1 if wrong else 0

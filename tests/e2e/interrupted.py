@@ -21,6 +21,7 @@ from trainer.machine import quiet
 from trainer.model import merge as export
 from trainer.ranks import stopping
 from trainer.run import job
+from trainer.run_folder import manifest
 
 SETTINGS = ["--preset", "nano", "rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=24"]
 SETTINGS += ["run.steps=2", "eval.problems=8", "eval.every=1", "rollout.dead_groups=keep", "run.threads=1"]
@@ -33,6 +34,7 @@ RUNS: dict[str, Sequence[str]] = {
     "best": ["best", ""],
     "merge": ["merge", ""],
     "time limit": [AN_HOUR, ""],
+    "signals": ["SIGHUP", "SIGTERM", ""],
 }
 
 
@@ -45,6 +47,17 @@ def tells(moment: str, name: str, work: Callable[..., Any]) -> Callable[..., Any
         return work(*arguments, **named)
 
     return told
+
+
+def stops(moment: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    """The same work, and a terminal closes, a launcher ends its ranks, and somebody presses Ctrl-C, as it begins."""
+
+    def stopped(*arguments: Any) -> Any:
+        for number in (signal.Signals[moment], signal.Signals[moment], signal.SIGINT):
+            signal.raise_signal(number)
+        return work(*arguments)
+
+    return stopped if moment in signal.Signals.__members__ else work
 
 
 def takes_an_hour(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,9 +79,10 @@ def start(folder: Path, moment: str) -> tuple[int, str]:
             os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), descriptor)
         evaluator.evaluate = tells(moment, "", evaluator.evaluate)
         export.merge = tells(moment, "merge", export.merge)
+        manifest.seal = stops(moment, manifest.seal)
         best.EvaluationHistory.keep = tells(moment, "best", best.EvaluationHistory.keep)
         if moment == AN_HOUR:
-            os.environ["SLURM_JOB_END_TIME"] = str(time.time() + 1.5 * 3600)
+            os.environ["SLURM_JOB_END_TIME"] = str(int(time.time() + 1.5 * 3600))
             evaluator.evaluate = takes_an_hour(evaluator.evaluate)
         sys.argv = ["train.py", *SETTINGS, f"run.dir={folder}"]
         status = answering_errors(train.main)

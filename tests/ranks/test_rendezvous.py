@@ -165,7 +165,7 @@ def test_a_rank_that_is_heard_no_more_is_named_while_the_others_wait(address, mo
     assert together(waits) == [True] * 3
     (told,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("octet: ")]
     assert told.startswith("octet: rank 2 on ")
-    assert "its process died, or cannot be reached" in told
+    assert "its process died, was stopped, or cannot be reached" in told
 
 
 @pytest.mark.parametrize(
@@ -259,6 +259,65 @@ def test_an_error_of_rank_0_is_heard_before_its_store_goes(address):
     assert first.communicate(timeout=60)[0] == "out of cheese\n"
     assert "rank 0 on far: it ended with ConfigError: out of cheese" in second.communicate(timeout=60)[0]
     assert (first.returncode, second.returncode) == (2, 2)
+
+
+STUCK = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from trainer.ranks import distributed, rendezvous
+from trainer import errors
+rendezvous.ANSWER_S = 3
+distributed.connect(timeout_s=4, connect_s=60)
+distributed.keep_stacks_in(Path("stacks"))
+
+def score():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()  # which never comes back
+
+try:
+    with distributed.naming_the_missing(4):
+        if distributed.rank() == int(sys.argv[1]):
+            time.sleep(2)  # it is slow, which is no fault
+        distributed.barrier()
+        if distributed.rank() == int(sys.argv[1]):
+            score() if sys.argv[2] == "stuck" else os.kill(os.getpid(), signal.SIGSTOP)
+        distributed.barrier()
+except errors.LostRank as error:
+    print(error, flush=True)
+    os._exit(error.status)
+"""
+
+
+def two_processes(folder: Path, *arguments: str) -> list[subprocess.Popen]:
+    (folder / "my_reward.py").write_text(STUCK)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = os.environ | {"WORLD_SIZE": "2", "SLURMD_NODENAME": "far", "PYTHONPATH": str(ROOT)}
+    command = [*forked(), str(folder / "my_reward.py"), *arguments]
+    return [subprocess.Popen(command, cwd=folder, env=environment | {"RANK": rank}, **pipes) for rank in "01"]
+
+
+@pytest.mark.parametrize("stuck", [0, 1])
+def test_a_rank_that_is_alive_and_stuck_is_named_with_its_place_and_ended(address, tmp_path, stuck):
+    ranks = two_processes(tmp_path, str(stuck), "stuck")
+    said = [rank.communicate(timeout=180) for rank in ranks]
+    place = "my_reward.py:13 in score"
+    told = f"rank {stuck} on far is alive, but took no part in the collective within 4 s (engine.timeout_s): it is at "
+    assert f"{told}{place}; the stacks of all ranks are in stacks (RuntimeError: " in said[1 - stuck][0]
+    assert said[stuck][1] == f"octet: rank {stuck} on far is ended at {place}: the others have ended\n"
+    assert [rank.returncode for rank in ranks] == [LostRank.status] * 2
+    stacks = [(tmp_path / f"stacks/rank_{rank}.txt").read_text() for rank in (0, 1)]
+    assert "line 13 in score" in stacks[stuck]
+    assert "in barrier" in stacks[1 - stuck]
+
+
+def test_a_rank_that_was_stopped_is_named(address, tmp_path):
+    """It may be stopped by a debugger, by SIGSTOP, or by the machine."""
+    waits, stopped = two_processes(tmp_path, "1", "stopped")
+    assert "rank 1 on far: it died, or did not answer within 4 s" in waits.communicate(timeout=180)[0]
+    assert waits.returncode == LostRank.status
+    stopped.kill()
+    stopped.communicate(timeout=180)
 
 
 LISTENING = """

@@ -26,7 +26,7 @@ def signalled():
 
 
 def ends_in(seconds: float, monkeypatch) -> stopping.Stopping:
-    monkeypatch.setenv("SLURM_JOB_END_TIME", str(time.time() + seconds))
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time() + seconds)))
     return stopping.Stopping()
 
 

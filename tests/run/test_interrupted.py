@@ -1,4 +1,4 @@
-"""SIGUSR1 at every moment of a real run: nothing is lost, the next start comes to the end, and it is the same end."""
+"""Signals at every moment of a real run: nothing is lost, the next start comes to the end, and it is the same end."""
 
 import json
 import os
@@ -31,6 +31,7 @@ def runs(tmp_path_factory):
         ("best", [75, 0]),
         ("merge", [75, 0]),
         ("time limit", [75, 0]),
+        ("signals", [130, 130, 0]),
     ],
 )
 def test_each_start_ends_as_it_should(runs, run, statuses):
@@ -71,6 +72,13 @@ def test_an_evaluation_for_which_there_is_no_time_is_not_begun(runs):
 def test_a_merge_is_ended_at_once(runs):
     said = runs[1]["merge"][0][1]
     assert "octet: all steps are done and saved; the merge is left to the next start: SIGUSR1 was received." in said
+
+
+def test_a_checkpoint_is_finished_before_a_signal_ends_the_run(runs):
+    """The second start makes its first step after that of the first one."""
+    for step, (_, said) in zip((1, 2), runs[1]["signals"]):
+        assert f"octet: stopped. --resume {runs[0] / 'signals'} goes on after step {step}, which is saved." in said
+    assert "going on after step 1" in runs[1]["signals"][1][1]
 
 
 def learned(folder) -> list[dict]:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 import subprocess
 import sys
 
@@ -11,8 +12,10 @@ import pytest
 import trainer
 from tests.conftest import ROOT
 from trainer.config.command_line import Request, resolve
+from trainer.config.settings import fields
 from trainer.errors import ConfigError
-from trainer.run_folder import claim
+from trainer.ranks import distributed
+from trainer.run_folder import claim, earlier
 from trainer.run_folder.journal import Journal
 
 
@@ -31,7 +34,7 @@ def refusing(number: int):
     return flock
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP])
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
 def test_where_there_are_no_locks_it_is_free_with_a_warning(lock, monkeypatch, capsys, number):
     monkeypatch.setattr(fcntl, "flock", refusing(number))
     assert claim._is_free(lock)
@@ -48,6 +51,18 @@ def test_what_another_one_has_is_not_free(lock):
     with open(lock.name, "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert not claim._is_free(lock)
+
+
+def test_a_process_that_a_reward_has_forked_does_not_keep_the_folder(tmp_path, alone):
+    claim._lock(tmp_path)
+    child = subprocess.Popen(["sleep", "60"], pass_fds=[claim._held[tmp_path].fileno()])
+    try:
+        distributed.disconnect()
+        with (tmp_path / ".lock").open() as other:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        child.kill()
+        child.wait()
 
 
 BARE = """
@@ -98,6 +113,52 @@ def test_a_run_that_has_saved_something_refuses_other_settings(failed, saved):
     request = Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", "")
     with pytest.raises(ConfigError, match=r"it holds a run with other settings: reward\.custom"):
         claim.claim(request)
+
+
+RESUMED = [
+    ("run.save_every=3", r"  run\.save_every=3 \(it has \d+\): no effect on the result"),
+    ("run.steps=9", r"  run\.steps=9 \(it has \d+\): the schedule of the learning rate is stretched"),
+    ("eval.every=7", r"  eval\.every=7 \(it has None\): the best is one of other steps"),
+    ("eval.problems=4", r"  eval\.problems=4 \(it has \d+\): accuracies before and after it are not compared"),
+    ("reward.judge.max_requests=3", r"  reward\.judge\.max_requests=3 \(it has None\): answers may get a grade"),
+    ("rollout.vllm.timeout_s=3", r"  rollout\.vllm\.timeout_s=3\.0 \(it has [\d.]+\): what samples may round"),
+]
+REFUSED = ["algorithm.lr=0.5", "lora.r=3", "run.seed=8", "task.limit=50", "rollout.problems=3", "prompt.system=x"]
+
+
+@pytest.mark.parametrize(("change", "told"), RESUMED, ids=[change for change, _ in RESUMED])
+def test_a_run_that_goes_on_says_what_a_change_means(failed, capsys, change, told):
+    (failed / "config.yaml").write_text(resolve("nano").to_yaml())
+    (failed / "checkpoints/step_000002").mkdir(parents=True)
+    claim.claim(Request(resolve("nano", None, [f"run.dir={failed}", change]), "nano", ""))
+    said = capsys.readouterr().err
+    assert said.startswith(f"octet: run.dir={failed}: it goes on with other settings:\n")
+    assert re.search(told, said)
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_what_the_steps_depend_on_is_refused_beside_what_may_change(failed, change):
+    (failed / "config.yaml").write_text(resolve("nano").to_yaml())
+    (failed / "checkpoints/step_000002").mkdir(parents=True)
+    config = resolve("nano", None, [f"run.dir={failed}", change, "run.keep=7", "run.steps=9"])
+    with pytest.raises(ConfigError) as refused:
+        claim.claim(Request(config, "nano", ""))
+    first, *others = str(refused.value).splitlines()
+    assert f"other settings: {change} (it has " in first
+    assert "The steps that it has made depend on them. Write what it has, or choose another folder." in first
+    assert others[0] == "The other changes would be possible:"
+    assert [line.split("=")[0] for line in others[1:]] == ["  run.steps", "  run.keep"]
+
+
+def test_nothing_is_said_of_a_run_that_goes_on_as_it_was(failed, capsys):
+    (failed / "config.yaml").write_text(resolve("nano").to_yaml())
+    (failed / "checkpoints/step_000002").mkdir(parents=True)
+    claim.claim(Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", ""))
+    assert capsys.readouterr().err == ""
+
+
+def test_every_setting_of_the_table_is_a_setting():
+    assert {*earlier.FROM_HERE_ON, *earlier.NO_EFFECT} <= {*fields()}
 
 
 def test_a_run_that_has_lost_its_steps_takes_other_settings_and_says_so(failed, capsys):

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -26,7 +27,7 @@ from trainer.checks import memory, preflight
 from trainer.checks.cards import training_cards
 from trainer.config import ds_config
 from trainer.config.command_line import Request, parse_command_line
-from trainer.exits import END, answering_errors
+from trainer.exits import END, STOPPING, answering_errors
 from trainer.machine import hardware
 from trainer.machine.shipped import ROOT
 from trainer.ranks import slurm
@@ -34,6 +35,12 @@ from trainer.reward import make
 
 TRAIN = ROOT / "train.py"
 RETRY_S = 1
+KILLED = 128 + signal.SIGKILL
+OF_A_KILL = (
+    "a process of this run was killed (signal 9). The likely cause is that the memory of the machine or of its job was "
+    "used up: `dmesg` says so. The same command goes on from the last checkpoint."
+)
+LEAVE_S = 60.0  # for ranks that were told to end; DeepSpeed's launcher gives them 30
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -91,14 +98,16 @@ def command(launcher: str, machine: hardware.Hardware, arguments: Sequence[str])
 
 def run_to_its_end(launch: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run the launcher and return its exit status, or that of a lost rank if it says that all is well and train.py has
-    not ended: DeepSpeed's runner exits with 0 when a signal has ended the process between it and the ranks."""
+    not ended well: DeepSpeed's runner exits with 0 when a signal has ended the process between it and the ranks."""
     with tempfile.TemporaryDirectory() as folder:
         end = Path(folder) / "end"
         status = run(launch, {**environment, END: str(end)})
+        if status == KILLED:
+            print(f"octet: {OF_A_KILL}", file=sys.stderr)
         if status or end.exists():
             return status
     print("octet: DeepSpeed's launcher was killed, and the run was ended with it.", file=sys.stderr)
-    return 128 + signal.SIGKILL
+    return KILLED
 
 
 def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
@@ -125,15 +134,32 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
         if not ranks:
             signal.alarm(RETRY_S)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end)
+    for number in STOPPING:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # which `nohup` ignores
+            signal.signal(number, end)
     for number in (signal.SIGUSR1, signal.SIGALRM):
         signal.signal(number, signal_ranks)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     status = child.wait()
     with suppress(ProcessLookupError):  # the ranks of a launcher that was killed go on
         os.killpg(child.pid, signal.SIGTERM)
+        _wait_for_group(child.pid)
+        os.killpg(child.pid, signal.SIGKILL)
     return 128 + received[0] if received and status == -signal.SIGTERM else shell_status(status)
+
+
+def _wait_for_group(group: int) -> None:
+    """Wait until the processes of a group have ended, which may be saving a checkpoint, for at most `LEAVE_S`."""
+    until = time.monotonic() + LEAVE_S
+    while time.monotonic() < until and any(_is_running_in(group, process) for process in psutil.process_iter()):
+        time.sleep(0.1)
+
+
+def _is_running_in(group: int, process: psutil.Process) -> bool:
+    try:
+        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return False
 
 
 def _ranks_below(runner: int) -> list[psutil.Process]:

@@ -23,6 +23,7 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import RUNS, Config
 from trainer.errors import ClusterError, ConfigError
 from trainer.machine.shipped import IS_INSTALLED, ROOT
+from trainer.machine.visible import visible
 
 SCRIPTS = ROOT / "slurm"
 TIMEOUT_S = 120.0  # for a command of Slurm
@@ -37,11 +38,17 @@ SITE |= {"CPUS_PER_GPU": "cpus-per-gpu", "NETWORK": "network", "HINT": "hint"}
 class JobRequest:
     """The job that the command line asks for."""
 
-    nodes: int
+    nodes: int  # at most
     gpus: int  # per node
     time: str | None = None
     grid: Path | None = None  # of a sweep, with the settings of one run per line
     chain: int = 1  # number of jobs that continue the run one after the other
+    least: int | None = None  # nodes with which the job starts as well, if there are no more
+
+    @property
+    def range(self) -> str:
+        """Return the number of nodes as sbatch reads it."""
+        return str(self.nodes) if self.least is None else f"{self.least}-{self.nodes}"
 
     @property
     def script(self) -> str:
@@ -54,7 +61,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet slurm --preset cluster --nodes 2 --gpus 4"
     parser.add_argument("--preset", default="cluster", help="by default cluster")
     parser.add_argument("--recipe", help="an objective on top of the preset")
-    parser.add_argument("--nodes", type=int, default=1, help="how many (default 1)")
+    parser.add_argument("--nodes", default="1", help="how many (default 1), or from-to: whatever the queue has")
     parser.add_argument("--gpus", type=int, default=1, help="of each node (default 1), with one rank each")
     parser.add_argument("--time", help="limit, as sbatch reads it; by default that of slurm/site.env")
     parser.add_argument("--sweep", type=Path, metavar="GRID", help="a run for each line of this file")
@@ -65,13 +72,22 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     config = resolve(options.preset, options.recipe, options.overrides)
-    request = JobRequest(options.nodes, options.gpus, options.time, options.sweep, options.chain)
+    least, most = _nodes(options.nodes)
+    request = JobRequest(most, options.gpus, options.time, options.sweep, options.chain, least)
     for number, line in enumerate(_lines(options.sweep) if options.sweep else [], start=1):
         try:
             _check(resolve(options.preset, options.recipe, [*options.overrides, *shlex.split(line)]), request)
         except (ConfigError, ValueError) as error:  # a quote that is not closed is a ValueError
             raise ConfigError(f"--sweep {options.sweep}, run {number} ({line}): {error}") from None
     slurm(config, options.preset, request, options.dry_run)
+
+
+def _nodes(text: str) -> tuple[int | None, int]:
+    """Return the numbers in `2` or `1-4`, where there may be no first one."""
+    numbers = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,5})", text)
+    if not numbers:
+        raise ConfigError(f"--nodes {visible(text)[:100]}: write a number, or two with a hyphen, such as 1-4.")
+    return int(numbers[1]) if numbers[1] else None, int(numbers[2])
 
 
 def slurm(config: Config, preset: str, request: JobRequest, dry_run: bool) -> None:
@@ -125,7 +141,7 @@ def _options(folder: Path, request: JobRequest) -> dict[str, str]:
     site = read_site(site_file())
     _refuse_unknown(site)
     options = {option: site[f"SBATCH_{name}"] for name, option in SITE.items() if site.get(f"SBATCH_{name}")}
-    options |= {"nodes": str(request.nodes), "gpus-per-node": str(request.gpus), "job-name": folder.name}
+    options |= {"nodes": request.range, "gpus-per-node": str(request.gpus), "job-name": folder.name}
     options["chdir"] = str(Path.cwd())  # what paths in the settings are relative to
     options["output"] = str(folder / ("slurm-%A_%a.out" if request.grid else "slurm-%j.out"))
     if request.time:
@@ -187,6 +203,14 @@ def _check(config: Config, request: JobRequest) -> None:
     for name, number in (("nodes", request.nodes), ("gpus", request.gpus), ("chain", request.chain)):
         if number < 1:
             raise ConfigError(f"--{name} {number}: it must be at least 1.")
+    if request.least is not None and not 1 <= request.least <= request.nodes:
+        raise ConfigError(f"--nodes {request.range}: the first number is at least 1, and at most the second.")
+    engine = config.engine.ds_config
+    if request.least is not None and ds_config.splits_weights(ds_config.read(engine).get("zero_optimization", {})):
+        raise ConfigError(
+            f"--nodes {request.range}: engine.ds_config={engine} splits the weights over the ranks (ZeRO-3), and "
+            f"such a run resumes with the same number of ranks only. Write --nodes {request.nodes}."
+        )
     config.refuse_idle(request.nodes * request.gpus)
 
 
@@ -239,7 +263,7 @@ def _explain(complaint: str, script: str, request: JobRequest) -> str:
         where = f" of partition {partition}" if partition else ""
         has = _sinfo("%D x %G", *([f"--partition={partition}"] if partition else []))
         return (
-            f"--nodes {request.nodes} --gpus {request.gpus}: no nodes{where} have that many; there are {has}. "
+            f"--nodes {request.range} --gpus {request.gpus}: no nodes{where} have that many; there are {has}. "
             f"Request fewer, or set another SBATCH_PARTITION in {site_file()}."
         )
     return f"sbatch refuses {chosen.get('job-name', 'the job')}: {complaint.strip()}"
@@ -257,7 +281,7 @@ def _sinfo(wanted: str, *options: str) -> str:
 def _next_commands(jobs: Sequence[str], folder: Path, request: JobRequest) -> Iterator[str]:
     several = " ".join(jobs)
     output = f"{jobs[0]}_1" if request.grid else jobs[0]
-    shape = f"{request.nodes} x {request.gpus} GPUs"
+    shape = f"{request.range} x {request.gpus} GPUs"
     yield f"octet: submitted job {several}: {shape}, {request.script}"
     yield f"follow  tail -F {shlex.quote(f'{folder}/slurm-{output}.out')}"
     yield f"state   squeue --jobs={','.join(jobs)}"

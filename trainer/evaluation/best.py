@@ -99,13 +99,13 @@ class EvaluationHistory:
         """Export what was evaluated last into `best/`, completely or not at all. Called on rank 0 only."""
         final, partial = self.folder / "best", self.folder / "best.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        with disk.writing(partial, "the best of the run", "Make room; the same command then goes on."):
-            export(partial)
         assert self.last is not None, "keep() follows an evaluation"
         shares = {"accuracy": self.last.strict.value, "lenient": self.last.lenient.value}
         note = {"step": self.milestones[-1].step, **shares, "problems": self.problems}
         note |= {"left_out": self.last.left_out} if self.last.left_out else {}
-        (partial / "best.json").write_text(json.dumps(note, indent=2) + "\n")
+        with disk.writing(partial, "the best of the run", "Make room; the same command then goes on."):
+            export(partial)
+            (partial / "best.json").write_text(json.dumps(note, indent=2) + "\n")
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
 

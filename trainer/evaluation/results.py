@@ -14,6 +14,7 @@ from rich.table import Table
 from trainer.config.settings import Config
 from trainer.evaluation.comparison import Comparison, Flip, all_pairs
 from trainer.evaluation.evaluate import Evaluation
+from trainer.machine import disk
 from trainer.reports.evaluation_table import rows as numbers
 
 SHOWN_FLIPS = 3  # of each direction; all of them are in eval_flips.jsonl
@@ -50,8 +51,8 @@ def document(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> 
 
 def write(folder: Path, settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "eval.json").write_text(json.dumps(document(settings, evaluations), indent=2) + "\n", encoding="utf-8")
-    (folder / "eval.md").write_text(markdown(settings, evaluations), encoding="utf-8")
+    disk.replace(folder / "eval.json", (json.dumps(document(settings, evaluations), indent=2) + "\n").encode())
+    disk.replace(folder / "eval.md", markdown(settings, evaluations).encode())
     _write_lines(
         folder / "eval_answers.jsonl", (record for evaluation in evaluations for record in evaluation.records())
     )
@@ -66,7 +67,7 @@ def write(folder: Path, settings: Mapping[str, Any], evaluations: Sequence[Evalu
 
 
 def _write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8") as file:
+    with disk.naming(path), path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 

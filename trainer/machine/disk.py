@@ -14,41 +14,73 @@ from pathlib import Path
 from trainer.errors import CheckpointError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+# A path that a setting names cannot be used; the error has it.
+OF_THE_PATH = (errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM, errno.EROFS)
+BROKEN = (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ENOLCK, errno.EREMOTEIO)
+OF_TORCH = ("PytorchStreamWriter", "inline_container.cc", "iostream error")  # in what torch.save raises
 PROBE_BYTES = 1 << 20
+
+
+def failure(error: OSError) -> str:
+    """Return what has failed and what to do, or "" if the error is not one of a disk or of a path."""
+    if error.errno in FULL:
+        return f"the disk is full ({error.strerror}). Make room and try again."
+    if error.errno in BROKEN:
+        return f"{error.strerror}. Check the disk, or the server that it is on, and try again."
+    return f"{error.strerror}." if error.errno in OF_THE_PATH else ""
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Write the path into an OSError that has none: only to open a file tells which one it is."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 @contextmanager
 def writing(folder: Path, what: str, remedy: str, needed: int = 0) -> Iterator[None]:
-    """Turn a full disk into a CheckpointError, and delete `folder`, which is new. `needed` is its size, if known. Give
-    its files the permissions that all files of a run have."""
+    """Turn a full or broken disk into a CheckpointError, and delete `folder`, which is new. `needed` is its size, if
+    known, and `remedy` helps if the disk is full. Give its files the permissions that all files of a run have."""
     try:
         yield
         for file in folder.rglob("*.safetensors"):  # which only their owner could read
             follow_umask(file)
     except Exception as error:
-        if not _is_full(error, folder):
+        number = _error_of_disk(error, folder)
+        if number is None:
             raise
         written = size(folder)
-        room = written + shutil.disk_usage(folder.parent).free
+        room = written + shutil.disk_usage(folder.parent).free if folder.parent.is_dir() else 0
         shutil.rmtree(folder, ignore_errors=True)
+        if number not in FULL:
+            raise CheckpointError(
+                f"{folder.parent}: {what} cannot be written ({os.strerror(number)}). Check the disk, or the server "
+                "that it is on; the same command then goes on."
+            ) from error
         wanted = amount(needed) if needed > written else f"more than {amount(written)}"
+        state = "the disk is full" if number == errno.ENOSPC else "the quota of the disk is used up"
         raise CheckpointError(
-            f"{folder.parent}: the disk is full: {what} needs {wanted}, and {amount(room)} were free. {remedy}"
+            f"{folder.parent}: {state}: {what} needs {wanted}, and {amount(room)} were free. {remedy}"
         ) from error
 
 
-def _is_full(error: BaseException, folder: Path) -> bool:
-    """Return True if the disk is full. safetensors says so in its message; torch does not, so try to write a file."""
+def _error_of_disk(error: BaseException, folder: Path) -> int | None:
+    """Return the number of an error of the disk. safetensors has its text in a message. torch says only that a file
+    could not be written, so try to write one."""
     if isinstance(error, OSError):
-        return error.errno in FULL
-    if any(os.strerror(number) in str(error) for number in FULL):
-        return True
+        return error.errno if failure(error) or not folder.is_dir() else None
+    for number in (*FULL, *BROKEN, *OF_THE_PATH):
+        if os.strerror(number) in str(error):
+            return number
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0" * PROBE_BYTES)
-    except OSError as full:
-        return full.errno in FULL
-    return False
+    except OSError as found:
+        return found.errno
+    return errno.EIO if any(text in str(error) for text in OF_TORCH) else None
 
 
 def follow_umask(path: Path) -> None:
@@ -63,7 +95,8 @@ def keep(path: Path) -> None:
     """Have the disk keep a file or a folder, and forget its copy in memory, so that it is read from the disk next."""
     number = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(number)
+        with naming(path):
+            os.fsync(number)
         os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(number)
@@ -72,9 +105,10 @@ def keep(path: Path) -> None:
 def replace(path: Path, content: bytes) -> None:
     """Replace a file as a whole, so that a crash leaves the old one or the new one."""
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(content)
-    keep(partial)
-    partial.replace(path)
+    with naming(path):
+        partial.write_bytes(content)
+        keep(partial)
+        partial.replace(path)
 
 
 def size(folder: Path) -> int:

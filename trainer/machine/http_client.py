@@ -25,6 +25,7 @@ from typing import Any
 from trainer.errors import ConfigError
 
 LONGEST_WAIT_S = 120.0  # a request is given up if the server asks for a longer wait
+LONGEST_REASON = 300  # characters of an error that may quote a reply
 WORTH_RETRYING = (408, 409, 425, 429)  # and everything from 500 on
 
 
@@ -66,7 +67,7 @@ def exchange(
         except (OSError, http.client.HTTPException) as error:
             deadline.check()
             reason = getattr(error, "reason", None) or error
-            raise NoReply(f"{type(reason).__name__}: {reason}") from None
+            raise NoReply(f"{type(reason).__name__}: {str(reason)[:LONGEST_REASON]}") from None
         deadline.check()
         return reply
 

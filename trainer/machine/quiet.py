@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import warnings
 
 from trainer.machine import hardware
@@ -23,8 +24,15 @@ def quiet() -> None:
         warnings.filterwarnings("ignore", message=f"`torch.distributed.{name}` is deprecated", category=FutureWarning)
     # torch prints twenty C++ frames when a rank has died; ranks/rendezvous.py names the rank
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # The thread that writes for TensorBoard prints its error; run_folder/journal.py gets it, too
+    threading.excepthook = _report_unless_of_tensorboard
     # PEFT uses a deprecated name of transformers
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+
+
+def _report_unless_of_tensorboard(raised: threading.ExceptHookArgs) -> None:
+    if type(raised.thread).__name__ != "_AsyncWriterThread":
+        threading.__excepthook__(raised)
 
 
 def no_progress_bars() -> None:

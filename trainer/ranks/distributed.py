@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -121,6 +122,12 @@ def naming_the_missing(timeout_s: float) -> AbstractContextManager[None]:
     """Turn an error of a collective into one that names the missing rank."""
     ranks = _connection.ranks
     return ranks.naming_the_missing(f"{timeout_s:g} s (engine.timeout_s)") if ranks else nullcontext()
+
+
+def keep_stacks_in(folder: Path) -> None:
+    """Have a rank that is stuck, and those that wait for it, write the stacks of their threads into a folder."""
+    if _connection.ranks:
+        _connection.ranks.stacks = folder
 
 
 def ranks_here() -> int:

@@ -4,7 +4,12 @@ Before any weights load, every rank writes its host into a small store at rank 0
 all-reduce. When a collective fails later, every rank that is alive writes so into the store: the one that does not is
 missing. A rank that ends with an error of its own writes that, too; then no rank is lost, and starting again would not
 help. NCCL does not fail when a rank has died, it waits, so each rank sends heartbeats from a thread, and rank 0 names
-the first rank whose heartbeats stop. A process that is alive but stuck is not detected.
+the first rank whose heartbeats stop.
+
+A rank that is alive but stuck does not write its state either. A thread of it sees that another rank waits in vain,
+writes where its main thread is, and ends the process when the others had time to end. Until a collective has failed,
+nothing is done about a rank that is slow. NCCL's own watchdog ends a rank that waits in a collective of NCCL, and no
+error of it could be caught here: such a wait is reported by NCCL only.
 """
 
 from __future__ import annotations
@@ -20,13 +25,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from trainer.errors import ClusterError, Interrupted, LostRank
-from trainer.ranks import slurm
+from trainer.ranks import slurm, stacks
 from trainer.ranks.nccl_log import NcclLog
 
 WAITING = "waiting"  # the state of a rank whose collective has failed
@@ -53,6 +59,7 @@ class Ranks:
     hosts: Sequence[str]
     nccl_log: NcclLog = field(default_factory=NcclLog)
     state_of_main: str = ""  # the final state of rank 0, once it has written one
+    stacks: Path | None = None  # the folder for the stacks of ranks, if one of them is stuck
 
     @property
     def here(self) -> int:
@@ -74,7 +81,7 @@ class Ranks:
                 self._publish_own_error(error)
                 raise
             self._publish("state", WAITING)
-            reason, is_lost = self._diagnose(waited)
+            reason, is_lost = self._diagnose(waited, error)
             self._publish("diagnosed", "yes")
             self._keep_store_for([f"diagnosed/{rank}" for rank in self._all() if self.mine == 0 and self._waits(rank)])
             kind = LostRank if is_lost else ClusterError
@@ -96,8 +103,8 @@ class Ranks:
     @contextmanager
     def _exchanging_heartbeats(self) -> Iterator[None]:
         over = threading.Event()
-        target = self._send_heartbeats if self.mine else self._check_heartbeats
-        threading.Thread(target=target, args=(over,), daemon=True).start()
+        for target in (self._send_heartbeats if self.mine else self._check_heartbeats, self._end_if_stuck):
+            threading.Thread(target=target, args=(over,), daemon=True).start()
         try:
             yield
         finally:
@@ -137,38 +144,72 @@ class Ranks:
             if not store.check([f"state/{rank}"]):  # otherwise it has ended by itself
                 self._report_silent(rank)
 
+    def _end_if_stuck(self, over: threading.Event) -> None:
+        """Say where this rank is if it is not in the collective in which another one has waited in vain, and end it."""
+        with suppress(dist.DistError):  # the store is gone with rank 0
+            store = _connection(SILENT_S)
+            while not store.check(["somebody waits"]):
+                if over.wait(HEARTBEAT_S):
+                    return
+            if over.wait(ANSWER_S / 2):  # a collective of its own has failed at about the same time
+                return
+            store.set(f"place/{self.mine}", place := stacks.place())
+        if place and self.stacks:
+            stacks.write(self.stacks, self.mine)
+        if not over.wait(2 * ANSWER_S):  # the others end by themselves
+            where = f"at {place}" if place else "in a collective"
+            print(f"octet: rank {self.mine} on {host()} is ended {where}: the others have ended", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(LostRank.status)
+
     def _report_silent(self, rank: int) -> None:
-        who = f"octet: rank {rank} on {self.hosts[rank]}"
-        what = "its process died, or cannot be reached. The other ranks may wait for it until they are ended."
-        print(f"{who}: {what}", file=sys.stderr, flush=True)
+        what = "its process died, was stopped, or cannot be reached. The others may wait for it until they are ended."
+        print(f"octet: {self._name(rank)}: {what}", file=sys.stderr, flush=True)
 
     def _waits(self, rank: int) -> bool:
-        return self.store.check([f"state/{rank}"]) and self.store.get(f"state/{rank}").decode() == WAITING
+        return self.store.check([f"state/{rank}"]) and self._get(f"state/{rank}") == WAITING
+
+    def _get(self, key: str) -> str:
+        return str(self.store.get(key).decode())
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} on {self.hosts[rank]}"
 
     def _publish(self, key: str, value: str) -> None:
         with suppress(dist.DistError):  # the store is gone with rank 0, so nobody can read it
             self.store.set(f"{key}/{self.mine}", value)
 
-    def _diagnose(self, waited: str) -> tuple[str, bool]:
+    def _diagnose(self, waited: str, error: BaseException) -> tuple[str, bool]:
         """Return why a collective has failed, and whether a rank is lost. All ranks that are alive fail, and so write
-        their state, at about the same time."""
+        their state, at about the same time; one that is stuck writes where it is."""
         try:
+            self.store.set("somebody waits", "yes")
             silent = absent(self.store, [f"state/{rank}" for rank in self._all()], ANSWER_S)
-            states = {rank: self.store.get(f"state/{rank}").decode() for rank in self._all() if rank not in silent}
+            states = {rank: self._get(f"state/{rank}") for rank in self._all() if rank not in silent}
+            places = {rank: self._get(f"place/{rank}") for rank in silent if self.store.check([f"place/{rank}"])}
         except dist.DistError:
             return self._diagnose_without_store()
-        ended = [f"rank {rank} on {self.hosts[rank]}: {state}" for rank, state in states.items() if state != WAITING]
-        lost = [f"rank {rank} on {self.hosts[rank]}: it died, or did not answer within {waited}" for rank in silent]
-        if ended or lost:
-            return "; ".join([*ended, *lost]), bool(lost)
+        ended = [f"{self._name(rank)}: {state}" for rank, state in states.items() if state != WAITING]
+        gone = [rank for rank in silent if rank not in places]
+        lost = [f"{self._name(rank)}: it died, or did not answer within {waited}" for rank in gone]
+        stuck = [
+            f"{self._name(rank)} is alive, but took no part in the collective within {waited}: it is at {place}"
+            for rank, place in places.items()
+            if place
+        ]
+        if stuck and self.stacks:
+            stacks.write(self.stacks, self.mine, error)
+            stuck.append(f"the stacks of all ranks are in {self.stacks}")
+        if ended or lost or stuck:
+            return "; ".join([*ended, *lost, *stuck]), bool(lost or stuck)
         network = f"one was late, or what they send does not arrive within {waited}. {interfaces()}"
         return f"all ranks are there: {network}", True
 
     def _diagnose_without_store(self) -> tuple[str, bool]:
-        where = f"rank 0 on {self.hosts[0]}"
+        where = self._name(0)
         if self.state_of_main not in ("", WAITING):
             return f"{where}: {self.state_of_main}", False
-        return f"{where} is gone. Its last message is in the log", True
+        return f"{where} died, was stopped, or cannot be reached. Its last message is in the log", True
 
     def _all(self) -> range:
         return range(len(self.hosts))

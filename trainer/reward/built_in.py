@@ -88,11 +88,11 @@ def read(
         return float(own_score(problem, answer) if own_score else equal(answer, gold))
 
     if own_read:
-        strict = own_read(problem, completion.text)
+        strict = lenient = own_read(problem, completion.text)
     else:
         opened = opens_thought(prompt) or (rules.opened and not problem.messages)
         strict = find.strict(completion.text, style, gold, opened)
-    lenient = strict if own_read and strict is not None else find.lenient(completion.text, gold)
+        lenient = find.lenient(completion.text, gold)
     strict_score = score(strict)
     lenient_score = strict_score if lenient == strict else score(lenient)
     return Reading(prompt, completion, strict, lenient, strict_score, lenient_score)

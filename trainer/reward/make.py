@@ -20,8 +20,8 @@ from trainer.reward.scorer import Grader, Scorer
 
 
 def check(config: Config) -> None:
-    """Raise an error if a file that the rewards name is missing, or if programs cannot be held in, before anything
-    heavy is imported."""
+    """Raise an error if a file that the rewards name is missing, or if a machine cannot run programs. Nothing heavy is
+    imported."""
     for setting in config.reward.custom:
         find(custom.KEY, setting)
     if "judge" in config.reward.weights:

@@ -24,6 +24,7 @@ from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
 from trainer.evaluation.evaluator import Evaluator
 from trainer.loss.kl import Coefficient
+from trainer.machine import disk
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stop_tokens
 from trainer.model.staging import stage
 from trainer.problem.curriculum import CURRICULA
@@ -251,7 +252,7 @@ def report_data(
             "test_problems": len(task.test()),
             "notes": said,
         }
-        (folder / "data.json").write_text(json.dumps(facts, indent=2) + "\n")
+        disk.replace(folder / "data.json", (json.dumps(facts, indent=2) + "\n").encode())
 
 
 def held_out_prompts(config: Config, task: Task, prompter: Prompter) -> list[Prompt]:

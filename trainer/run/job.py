@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
-from trainer.errors import EndedByAlarm
+from trainer.errors import CheckpointError, EndedByAlarm
 from trainer.evaluation import results
 from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
 from trainer.evaluation.comparison import agreement
@@ -83,6 +83,12 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[
             evaluations.append(replace(last, name="trained"))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_what_is_saved(config, record)) from None
+    except OSError as error:
+        if record.folder.is_dir() and not disk.failure(error):
+            raise
+        gone = "" if record.folder.is_dir() else f"{record.folder} has disappeared: "
+        what = disk.failure(error) or f"{error.strerror}."
+        raise CheckpointError(f"{gone}{error.filename}: {what} {_what_is_saved(config, record)}") from error
     except EndedByAlarm as alarm:
         raise EndedByAlarm(f"{alarm} {_what_is_saved(config, record)}") from None
     finally:
@@ -208,7 +214,8 @@ def conclude(request: Request, folder: Path, screen: Screen, evaluations: Sequen
     """Print the table, the verdict, and where everything is. Return the verdict, which is also in verdict.json."""
     document = results.document(results.settings_of(request.config), evaluations)
     verdict = verdict_of(document, read_records(folder / "metrics.jsonl"), request.config.reward.answer)
-    (folder / "verdict.json").write_text(json.dumps({"verdict": verdict.kind, "evidence": verdict.evidence}) + "\n")
+    text = json.dumps({"verdict": verdict.kind, "evidence": verdict.evidence}) + "\n"
+    disk.replace(folder / "verdict.json", text.encode())
     if evaluations:
         results.write(folder, results.settings_of(request.config), evaluations)
         screen.show(results.evaluation_table(evaluations))

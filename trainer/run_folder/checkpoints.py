@@ -127,8 +127,9 @@ def _load(policy: Policy, folder: Path, learned: Mapping[str, Stateful]) -> int:
             part.load(state[name])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{folder}: state.json is not one of this version of Octet ({type(error).__name__}: {error}). Go on with "
-            f"the version that wrote it, or delete {folder.parent.parent} to begin anew."
+            f"{folder}: state.json is not one of this version of Octet ({type(error).__name__}: "
+            f"{visible(str(error))[:200]}). Go on with the version that wrote it, or delete "
+            f"{folder.parent.parent} to begin anew."
         ) from None
     policy.load(folder)
     return int(state["step"])

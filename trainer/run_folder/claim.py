@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -31,9 +33,12 @@ def claim(request: Request) -> Path:
     settings that has saved something, or one that is still running."""
     name = request.config.run.dir or RUNS / f"{Path(request.preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     folder = distributed.gather(name)[0]
+    distributed.keep_stacks_in(folder / "stacks")
     earlier.refuse_other_settings(folder, request.config)
     if distributed.is_main():
         _lock(folder)
+        if others := earlier.meaning(earlier.changes(folder, request.config)):
+            print("\n".join([f"octet: run.dir={folder}: it goes on with other settings:", *others]), file=sys.stderr)
         if lost := earlier.lost_steps(folder):
             print(
                 f"octet: run.dir={folder}: {lost} steps were made in it and not saved; it begins anew", file=sys.stderr
@@ -74,6 +79,14 @@ def _lock(folder: Path) -> None:
             raise ConfigError(f"run.dir={folder}: another run is writing to it. Wait for it, or choose another folder.")
         time.sleep(0.5)
     _held[folder.resolve()] = lock
+    distributed.before_disconnect(partial(_release, folder.resolve()))
+
+
+def _release(folder: Path) -> None:
+    """Unlock a folder at the end of its run: a process that a reward has forked, and left behind, has the lock, too."""
+    if lock := _held.pop(folder, None):
+        with lock, suppress(OSError):  # of a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def _is_free(lock: IO[str]) -> bool:
@@ -82,7 +95,7 @@ def _is_free(lock: IO[str]) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOTSUP):
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
             raise
         warning = f"{Path(lock.name).parent}: its file system has no locks ({error.strerror})"
         print(f"octet: warning: {warning}. Make sure that no other run writes there.", file=sys.stderr, flush=True)

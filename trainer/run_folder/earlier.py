@@ -2,39 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainer.config.command_line import flat, resolve
 from trainer.config.settings import Config, Vllm
 from trainer.errors import ConfigError, OctetError
+from trainer.machine.visible import visible
 
-# Settings that may change when a run is resumed, because no step that is done depends on them. Another number of steps
-# changes the schedule of the remaining ones.
-FREE_TO_CHANGE = {"run.dir", "run.steps", "run.epochs", "run.save_every", "run.keep", "run.threads", "run.merge"}
-FREE_TO_CHANGE |= {"run.strict_health", "run.strict_verdict", "run.track"}
-FREE_TO_CHANGE |= {
-    "eval.problems",
-    "eval.every",
-    "eval.metric",
-    "eval.patience",
-    "engine.timeout_s",
-    "engine.connect_s",
-}
-FREE_TO_CHANGE |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "timeout_s", "retries", "backoff_s")}
-FREE_TO_CHANGE |= {"reward.judge.max_requests", "reward.judge.max_tokens", "reward.judge.cache", "reward.timeout"}
-FREE_TO_CHANGE |= {f"rollout.vllm.{key}" for key in Vllm.model_fields}  # the policy that samples stays the same
+# Settings that may change when a run is resumed, because no step that is done depends on them, and what that means for
+# the steps to come.
+LENGTH = "the schedule of the learning rate is stretched to the new length"
+BUDGET = "answers may get a grade that would have had none, or the other way round"
+SERVER = "what samples may round in another way; the policy is the same"
+FROM_HERE_ON = {
+    "run.steps": LENGTH,
+    "run.epochs": LENGTH,
+    "eval.problems": "accuracies before and after it are not compared, so the best and the patience begin anew",
+    "eval.every": "the best is one of other steps",
+    "eval.metric": "the best is chosen by it",
+    "eval.patience": "the run may end after another step",
+    "reward.judge.timeout_s": BUDGET,
+    "reward.judge.retries": BUDGET,
+    "reward.judge.max_requests": BUDGET,
+    "reward.judge.max_tokens": BUDGET,
+} | {f"rollout.vllm.{key}": SERVER for key in Vllm.model_fields}
+NO_EFFECT = {f"run.{key}" for key in ("dir", "save_every", "keep", "threads", "merge", "track")}
+NO_EFFECT |= {"run.strict_health", "run.strict_verdict", "engine.timeout_s", "engine.connect_s", "reward.timeout"}
+NO_EFFECT |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "backoff_s", "cache")}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting of a run that goes on which is not what it was."""
+
+    key: str
+    before: Any
+    now: Any
+
+    @property
+    def is_refused(self) -> bool:
+        return self.key not in FROM_HERE_ON and self.key not in NO_EFFECT
+
+    def __str__(self) -> str:
+        return visible(f"{self.key}={str(self.now)[:100]} (it has {str(self.before)[:100]})")
+
+
+def changes(folder: Path, config: Config) -> list[Change]:
+    """Return what is not as in the run that the folder holds, if that has saved something."""
+    stored = settings_of(folder) if has_saved(folder) else None
+    if stored is None:
+        return []
+    before, now = flat(stored.model_dump(mode="json")), flat(config.model_dump(mode="json"))
+    return [Change(key, before[key], now[key]) for key in now if before[key] != now[key]]
+
+
+def meaning(found: Sequence[Change]) -> list[str]:
+    """Return a line for each setting that may change, those that have an effect first. The folder is not one of them:
+    a run may be moved."""
+    effects = [f"  {one}: {FROM_HERE_ON[one.key]}" for one in found if one.key in FROM_HERE_ON]
+    none = [f"  {one}: no effect on the result" for one in found if one.key in NO_EFFECT - {"run.dir"}]
+    return [*effects, *none]
 
 
 def refuse_other_settings(folder: Path, config: Config) -> None:
-    """Raise ConfigError if the folder holds a run with other settings that has saved something."""
-    stored = settings_of(folder) if has_saved(folder) else None
-    if stored is None:
-        return
-    before, now = flat(stored.model_dump(mode="json")), flat(config.model_dump(mode="json"))
-    changed = [key for key in now if before.get(key) != now[key] and key not in FREE_TO_CHANGE]
-    if changed:
-        what = ", ".join(f"{key}={now[key]} (it has {before.get(key)})" for key in changed)
-        raise ConfigError(f"run.dir={folder}: it holds a run with other settings: {what}. Choose another folder.")
+    """Raise ConfigError if the folder holds a run with other settings on which its steps depend."""
+    found = changes(folder, config)
+    refused = [str(one) for one in found if one.is_refused]
+    if refused:
+        others = meaning(found)
+        beside = "\nThe other changes would be possible:\n" + "\n".join(others) if others else ""
+        raise ConfigError(
+            f"run.dir={folder}: it holds a run with other settings: {', '.join(refused)}. The steps that it has made "
+            f"depend on them. Write what it has, or choose another folder.{beside}"
+        )
 
 
 def settings_of(folder: Path) -> Config | None:

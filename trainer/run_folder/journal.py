@@ -29,6 +29,7 @@ class Journal:
         self.folder = folder
         self.tracker = tracker
         self._board: Any = None
+        self._without_board = False
         for name in FILES:
             _keep_before(folder / name, first_step)
         _warn_of_gaps(folder / "metrics.jsonl", first_step)
@@ -49,7 +50,7 @@ class Journal:
 
     def samples(self, step: int, groups: Iterable[ScoredGroup]) -> None:
         for number, group in enumerate(list(groups)[:SAMPLED_GROUPS]):
-            self._tensorboard().add_text(f"answer {number + 1}", _as_markdown(group), step)
+            self._on_board("add_text", f"answer {number + 1}", _as_markdown(group), step)
             for completion, score in zip(group.completions, group.scores, strict=True):
                 self._append(
                     "samples.jsonl",
@@ -76,20 +77,31 @@ class Journal:
 
     def close(self) -> None:
         if self._board is not None:
-            self._board.close()
+            self._on_board("close")
         if self.tracker:
             self.tracker.close()
 
     def _draw(self, step: int, values: Mapping[str, float]) -> None:
         named = {tracked_name(name): value for name, value in values.items()}
         for name, value in named.items():
-            self._tensorboard().add_scalar(name, value, step)
+            self._on_board("add_scalar", name, value, step)
         if self.tracker:
             self.tracker.log(step, named)
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
-        with (self.folder / name).open("ab") as file:
+        path = self.folder / name
+        with disk.naming(path), path.open("ab") as file:
             file.write(_line(record))
+
+    def _on_board(self, what: str, *values: Any) -> None:
+        """Draw for TensorBoard. If its files cannot be written, the run goes on without them."""
+        if self._without_board:
+            return
+        try:
+            getattr(self._tensorboard(), what)(*values)
+        except OSError as error:
+            self._without_board = True
+            _warn(f"{self.folder}/tensorboard cannot be written ({error.strerror}). metrics.jsonl has all metrics")
 
     def _tensorboard(self) -> Any:
         if self._board is None:  # not at the start: the import takes longer than a step

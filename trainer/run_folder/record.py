@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.settings import Config
+from trainer.exits import finishing
 from trainer.policy import Policy
 from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
@@ -58,12 +59,13 @@ class Record:
     def save(self, policy: Policy, done: int, learned: Mapping[str, Stateful]) -> None:
         """Save a checkpoint. `learned` is what the run has to know when it resumes, beside the policy."""
         phases = Phases()
-        with phases("save"):
+        with finishing():
+            with phases("save"):
+                if self.journal:
+                    self.journal.sync()
+                checkpoints.save(policy, self.folder, done, self.config.run.keep, {**learned, "origin": self.origin})
             if self.journal:
-                self.journal.sync()
-            checkpoints.save(policy, self.folder, done, self.config.run.keep, {**learned, "origin": self.origin})
-        if self.journal:
-            self.journal.add(done, phases.metrics())
+                self.journal.add(done, phases.metrics())
 
     def evaluation(self, done: int, metrics: Mapping[str, float]) -> None:
         """Add an evaluation to the log line of its step, which marks it as done."""

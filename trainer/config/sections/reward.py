@@ -111,6 +111,13 @@ class Reward(Section):
     judge: Judge = Judge()
     """A language model that grades answers; it needs a weight, reward.weights.judge."""
 
+    @field_validator("length_band")
+    @classmethod
+    def _from_and_to(cls, value: tuple[int, int]) -> tuple[int, int]:
+        if not 0 <= value[0] <= value[1]:
+            raise ValueError("it goes from a number to a larger one. Write [50, 500]")
+        return value
+
     @field_validator("custom", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:

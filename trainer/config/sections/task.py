@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,12 +83,14 @@ class TaskSettings(Section):
     @model_validator(mode="after")
     def _one_source(self) -> TaskSettings:
         reads = sorted({"data_dir", "path"} & {key for key, value in self if value is not None})
+        columns = [name for name in ("question", "answer", "solution") if getattr(self, name) is not None]
         if self.name == "mix" and not self.mix:
             raise ValueError("a mix has parts. Write task.mix='{gsm8k: 2, nano: 1}'")
         if self.gym and not any(name.startswith("reasoning_gym:") for name in (self.name, *self.mix)):
             raise ValueError("gym has parameters of a generator. Write task.name=reasoning_gym:GENERATOR as well")
-        if self.name == "nano" and reads:
-            raise ValueError(f"nano makes up its own problems and reads no {reads[0]}. Write task.name=records")
+        if self.name == "nano" and (reads or columns):
+            unread = [*reads, *columns][0]
+            raise ValueError(f"nano makes up its own problems and reads no {unread}. Write task.name=records")
         if self.name == "records" and not reads:
             raise ValueError("records are read from your own data. Write task.path=FILE or task.data_dir=FOLDER")
         if len(reads) == 2:
@@ -144,7 +147,7 @@ class PromptSettings(Section):
     @field_validator("style")
     @classmethod
     def _known_or_file(cls, style: str) -> str:
-        if style in PROMPT_STYLES or Path(style).is_file():
+        if style in PROMPT_STYLES or os.path.isfile(style):  # False for a name that is too long
             return style
         raise ValueError(
             f"it is neither a file nor a style.{did_you_mean(style, PROMPT_STYLES)} Known: {', '.join(PROMPT_STYLES)}"

@@ -1,0 +1,95 @@
+"""Numbers that are not finite, where they would come from in a run: they are skipped, and never trained on."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer import loop
+from trainer.config.command_line import Request, resolve
+from trainer.errors import TrainingError
+from trainer.records import Completion, Prompt, Sampling
+from trainer.rollout.collect import Sampler
+from trainer.run import assemble
+from trainer.run.assemble import Run
+from trainer.run_folder import claim
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
+FEW += ["run.steps=4", "run.save_every=9", "eval.problems=0", "run.merge=false", "run.threads=1"]
+FEW += ["reward.weights={length: 1.0}", "reward.length_band=[1, 30]"]
+NAN = float("nan")
+
+
+class Spoiled(Sampler):
+    """Reports log-probs that are not numbers."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
+    def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+        for index, group in self.sampler.sample(prompts, sampling):
+            yield index, [replace(one, logprobs=(NAN,) * len(one.tokens)) for one in group]
+
+
+def of_sampler(run: Run) -> Run:
+    return run._replace(rollouts=replace(run.rollouts, sampler=Spoiled(run.rollouts.sampler)))
+
+
+def of_gradient(number: float, times: int) -> Callable[[Run], Run]:
+    """Spoil the gradient of one parameter in the first so many backward passes."""
+
+    def spoil(run: Run) -> Run:
+        left = iter(range(times))
+        parameter = run.updater.policy.trainable[-1]
+        parameter.register_hook(lambda gradient: gradient * number if next(left, None) is not None else gradient)
+        return run
+
+    return spoil
+
+
+def of_loss(run: Run) -> Run:
+    backward = run.updater.policy.backward
+    run.updater.policy.backward = lambda loss: backward(loss * NAN)
+    return run
+
+
+def of_weights(run: Run) -> Run:
+    with torch.no_grad():
+        run.updater.policy.trainable[-1].fill_(NAN)
+    return run
+
+
+THREE = "the gradient was not finite 3 times in a row; the batches are in .*bad_update"
+FAULTS = {  # -> what is spoiled, the error, the updates that are skipped
+    "a gradient that is nan once": (of_gradient(NAN, 1), None, 1),
+    "a gradient that is infinite once": (of_gradient(math.inf, 1), None, 1),
+    "a gradient that stays nan": (of_gradient(NAN, 99), THREE, 3),
+    "a loss that is nan": (of_loss, THREE, 3),
+    "weights that are nan": (of_weights, "differ by nan", 1),
+    "log-probs of the sampler that are nan": (of_sampler, "the log-probs of sampler and trainer differ by nan", 1),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_not_finite_is_never_trained_on(name, tmp_path: Path, alone):
+    spoil, message, skipped = FAULTS[name]
+    config = resolve("nano", None, [*FEW, f"run.dir={tmp_path}/run"])
+    run = spoil(assemble.build(Request(config, "nano", "")))
+    try:
+        if message:
+            with pytest.raises(TrainingError, match=message):
+                loop.train(config, *run)
+        else:
+            loop.train(config, *run)
+        if name != "weights that are nan":
+            assert all(parameter.isfinite().all() for parameter in run.updater.policy.trainable)
+    finally:
+        run.record.close()
+        run.rollouts.close()
+        claim._release(tmp_path / "run")
+    assert len(list((tmp_path / "run").glob("bad_update_*.json"))) == skipped
+    assert not message or not (tmp_path / "run/checkpoints").exists()

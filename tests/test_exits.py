@@ -1,0 +1,28 @@
+"""How a process ends that is told to stop."""
+
+import subprocess
+import sys
+
+from tests.conftest import ROOT
+
+DELETED = """
+import os, signal, time
+from trainer.exits import answering_errors, listen
+
+class Slow:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)  # the handler runs here
+
+def command():
+    listen()
+    Slow()
+    time.sleep(60)
+
+raise SystemExit(answering_errors(command))
+"""
+
+
+def test_a_signal_is_not_lost_while_an_object_is_deleted():
+    done = subprocess.run([sys.executable, "-c", DELETED], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "octet: stopped.\n")
