@@ -229,8 +229,8 @@ def test_a_machine_that_cannot_hold_programs_in_refuses_them(tmp_path, monkeypat
         scorer_of(*overrides)
     make.check(resolve(None, None, [*overrides, "reward.code.unsafe=true"]))
     monkeypatch.setattr(sys, "executable", python_without("UNSHARE", tmp_path))
-    with pytest.raises(ConfigError, match=r"reward.code.command=sh program: it needs a folder to write to"):
-        make.check(resolve(None, None, [*overrides, "reward.code.command=sh program"]))
+    with pytest.raises(ConfigError, match=r"reward.code.command=sh program: it needs a folder of its own to write to"):
+        make.check(resolve(None, None, [*overrides, "reward.code.command=sh program", "reward.code.unsafe=true"]))
 
 
 def test_octet_score_needs_tests_in_place_of_an_answer(tmp_path, capsys):
@@ -239,6 +239,14 @@ def test_octet_score_needs_tests_in_place_of_an_answer(tmp_path, capsys):
         main(["score", str(tmp_path / "a.jsonl"), "reward.weights={code: 1.0}"])
     assert ended.value.code in (0, None)
     assert json.loads(capsys.readouterr().out)["code"] == 1.0
+
+
+def test_two_problems_of_one_name_have_their_own_tests(tmp_path, capsys):
+    records = [{"id": "a", "completion": RIGHT, "tests": f"assert double(1) == {number}"} for number in (3, 2)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    with pytest.raises(SystemExit):
+        main(["score", str(tmp_path / "a.jsonl"), "reward.weights={code: 1.0}"])
+    assert [json.loads(line)["code"] for line in capsys.readouterr().out.splitlines()] == [0.0, 1.0]
 
 
 def test_octet_reward_test_takes_labelled_programs(tmp_path, capsys):

@@ -63,8 +63,9 @@ class Programs:
         self.at_once = len(os.sched_getaffinity(0))
 
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
-        tests = {reading.problem.id: read_tests(reading.problem, self.settings) for reading in readings}
-        work = [lambda one=one: self._verdict(one, tests[one.problem.id]) for one in readings]
+        problems = {id(one.problem): one.problem for one in readings}  # the name of one may occur twice in a file
+        tests = {key: read_tests(problem, self.settings) for key, problem in problems.items()}
+        work = [lambda one=one: self._verdict(one, tests[id(one.problem)]) for one in readings]
         verdicts = dict(threads.each(work, self.at_once))
         meter.add("code/timeouts", sum(verdict.timed_out for verdict in verdicts.values()), len(verdicts))
         return [self._worth(verdicts[index]) for index in range(len(readings))]
@@ -99,18 +100,16 @@ class Programs:
 
 def refuse_unheld(settings: Code, held: Held) -> None:
     """Raise ConfigError if this machine cannot hold a program in."""
-    if settings.unsafe:
-        return
-    if not held.is_enough:
+    if settings.command is not None and not (held.namespaces and held.counted):
+        raise ConfigError(
+            f"reward.code.command={settings.command}: it needs a folder of its own to write to and processes to start, "
+            f"which this machine cannot hold in. It has {held}. Allow user namespaces, or take another machine."
+        )
+    if not (held.is_enough or settings.unsafe):
         raise ConfigError(
             f"reward.weights.code: this machine cannot hold a program in. It has {held}, and Landlock and seccomp are "
             "needed (Linux 5.13 or newer, x86-64 or Arm; a container may forbid them). Take another machine, or write "
             "reward.code.unsafe=true if whatever a model writes may run here."
-        )
-    if settings.command is not None and not (held.namespaces and held.counted):
-        raise ConfigError(
-            f"reward.code.command={settings.command}: it needs a folder to write to and processes to start, and this "
-            f"machine cannot hold these in. It has {held}. Allow user namespaces, or write reward.code.unsafe=true."
         )
 
 

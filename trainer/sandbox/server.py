@@ -71,6 +71,7 @@ class Server:
         """Wait for an order, the end of a child, a parent that has enough of one, or a deadline."""
         now = time.monotonic()
         nearest = min((child.deadline for child in self.children.values() if not child.timed_out), default=None)
+        # Orders come first, so no descriptor that is closed here is opened again before the end of the loop.
         for ready, _ in self.poll.poll(None if nearest is None else max(0.0, 1000 * (nearest - now))):
             if ready == self.orders.fileno():
                 self._order()
