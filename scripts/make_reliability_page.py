@@ -3,7 +3,7 @@
 python -m scripts.make_reliability_page > docs/reliability.md          from the results in bench/results/
 python -m scripts.make_reliability_page --run > docs/reliability.md    the same, with new runs on disks that fail
 
-`bash tests/chaos.sh` makes the other results, those of runs that are killed.
+`bash tests/chaos.sh 100 0 bench/results/chaos.json` and `python bench/soak.py` make the other results.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from trainer.machine.shipped import ROOT
 
 TEXT = ROOT / "scripts/reliability.md"
 KILLED = ROOT / "bench/results/chaos.json"
+SOAK = ROOT / "bench/results/soak.json"
 FAULTS = ROOT / "bench/results/reliability.json"
 
 
@@ -28,12 +29,29 @@ def page() -> str:
     packages = ", ".join(f"{name} {version}" for name, version in found["machine"]["packages"].items())
     made = f"Made with {packages} on {found['machine']['cores']} cores ({found['machine']['processor']})."
     starts = "".join(map(_start, found["starts"]))
-    return TEXT.read_text().replace("{killed}", _killed()).replace("{faults}", starts).replace("{made}", made)
+    tables = {"killed": _killed(), "faults": starts, "made": made, "soak": _soak()}
+    text = TEXT.read_text()
+    for name, table in tables.items():
+        text = text.replace(f"{{{name}}}", table)
+    return text
 
 
 def _killed() -> str:
-    rows = json.loads(KILLED.read_text())["rows"] if KILLED.is_file() else []
-    return "".join(f"| {row['run']} | {row['kills']} | {row['outcome']} |\n" for row in rows)
+    found = json.loads(KILLED.read_text())
+    rows = found["rows"]
+    return "".join(f"| {row['run']} | {row['kills']} | {row['faults'] or 'none'} |\n" for row in rows)
+
+
+def _soak() -> str:
+    return "".join(
+        f"| {run['run']} | {_quarters(run['memory_mb'])} | {_quarters(run['files'])} | {_quarters(run['threads'])} | "
+        f"{_quarters(run['cpu_ms_per_step'])} |\n"
+        for run in json.loads(SOAK.read_text())["runs"]
+    )
+
+
+def _quarters(values: dict[str, float]) -> str:
+    return f"{values['second_quarter']:.0f}, {values['last_quarter']:.0f}"
 
 
 def _start(start: dict[str, Any]) -> str:

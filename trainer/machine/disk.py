@@ -85,8 +85,9 @@ def follow_umask(*paths: Path) -> None:
     """Give files the permissions of the umask, where a library has made them with others. The umask is read from /proc,
     because os.umask() would change it for other threads."""
     found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    for path in paths if found else []:
-        path.chmod(0o666 & ~int(found[1], 8))
+    if found:
+        for path in paths:
+            path.chmod(0o666 & ~int(found[1], 8))
 
 
 def keep(path: Path) -> None:
