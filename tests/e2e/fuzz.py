@@ -226,7 +226,7 @@ def of_logs(rng: random.Random, folder: Path) -> None:
     with contextlib.closing(journal):
         journal.add(3, {"eval/accuracy": 0.5})
     read_records(folder / "metrics.jsonl")
-    history = EvaluationHistory(folder, nano("eval.patience=2").eval, 8, 3, 10)
+    history = EvaluationHistory(folder, nano("eval.patience=2", "eval.every=5").eval, 8, 3, 10)
     _ = history.best, history.has_stopped_rising
 
 

@@ -133,6 +133,8 @@ def metrics_of(evaluation: Evaluation) -> dict[str, float]:
 
 
 def _evaluated(folder: Path, first_step: int) -> list[dict[str, Any]]:
-    """Return the lines of steps 1 to `first_step` that contain an evaluation."""
+    """Return the lines of steps 1 to `first_step` that contain an evaluation. A damaged one is made again."""
+    names = ("eval/problems", "eval/accuracy", "eval/lenient")
     records = read_records(folder / "metrics.jsonl")
-    return [record for record in records if 0 < record["step"] <= first_step and "eval/problems" in record]
+    whole = [record for record in records if all(type(record.get(name)) in (int, float) for name in names)]
+    return [record for record in whole if 0 < record["step"] <= first_step]
