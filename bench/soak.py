@@ -45,14 +45,12 @@ def main() -> None:
             "a reward of one's own": [f"reward.custom={place}/mine.py:score"],
             "one step ahead, with a server": ahead,
         }
-        found = [
-            {"run": name, **soak(Path(place) / str(number), options.steps, settings)}
-            for number, (name, settings) in enumerate(runs.items())
-            if not options.only or name in options.only
-        ]
-    facts = {"machine": describe(), "steps": options.steps, "runs": found}
-    options.out.write_text(json.dumps(facts, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+        found = list[dict[str, Any]]()
+        for name in options.only or runs:
+            found.append({"run": name, **soak(Path(place) / str(len(found)), options.steps, runs[name])})
+            facts = {"machine": describe(), "steps": options.steps, "runs": found}
+            options.out.write_text(json.dumps(facts, indent=1) + "\n")
+            print(json.dumps(found[-1]), flush=True)
 
 
 def soak(folder: Path, steps: int, settings: list[str]) -> dict[str, Any]:
