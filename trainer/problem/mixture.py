@@ -14,6 +14,7 @@ from dataclasses import replace
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError
 from trainer.problem.dataset import DataTask
+from trainer.problem.own_records import OwnTask
 from trainer.problem.task import Task, make_task
 from trainer.records import Problem
 
@@ -23,8 +24,8 @@ class MixedTask:
 
     def __init__(self, settings: TaskSettings) -> None:
         self.shares = settings.mix
-        self.parts = [_part(settings, name) for name in settings.mix]
-        reading = [part.name for part in self.parts if isinstance(part, DataTask)]
+        self.parts = [make_task(settings.model_copy(update={"name": name, "mix": {}})) for name in settings.mix]
+        reading = [part.name for part in self.parts if isinstance(part, DataTask) and not isinstance(part, OwnTask)]
         if (settings.path or settings.data_dir) and len(reading) != 1:
             raise ConfigError(
                 f"task.mix: task.path and task.data_dir are the data of one part, and {len(reading)} read data "
@@ -54,11 +55,6 @@ class MixedTask:
             for part, problems, count in zip(self.parts, of_parts, counts, strict=True)
             for problem in random.Random(0).sample(problems, count)
         ]
-
-
-def _part(settings: TaskSettings, name: str) -> Task:
-    own_data = {} if name in ("gsm8k", "math", "multiple_choice", "records") else {"path": None, "data_dir": None}
-    return make_task(settings.model_copy(update={"name": name, "mix": {}, **own_data}))
 
 
 def _agreed(styles: Sequence[str]) -> str:
