@@ -77,6 +77,7 @@ def test_bad_data_is_answered_before_a_tokenizer_is_looked_for(capsys, folder):
     model = folder / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")  # it looks like a model, and has no tokenizer
+    (model / "model.safetensors").touch()
     code, out, err = octet(capsys, "gsm8k", "--data-dir", str(folder), "--model", str(model))
     assert (code, out) == (2, "")
     assert err.startswith(f"octet: {folder}/train.jsonl:1: not JSON: ")
