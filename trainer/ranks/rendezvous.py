@@ -146,7 +146,7 @@ class Ranks:
 
     def _end_if_stuck(self, over: threading.Event) -> None:
         """Say where this rank is if it is not in the collective in which another one has waited in vain, and end it."""
-        with suppress(dist.DistError):  # the store is gone with rank 0
+        try:
             store = _connection(SILENT_S)
             while not store.check(["somebody waits"]):
                 if over.wait(HEARTBEAT_S):
@@ -154,6 +154,8 @@ class Ranks:
             if over.wait(ANSWER_S / 2):  # a collective of its own has failed at about the same time
                 return
             store.set(f"place/{self.mine}", place := stacks.place())
+        except dist.DistError:  # the store is gone with rank 0, and this rank's next collective fails
+            return
         if place and self.stacks:
             stacks.write(self.stacks, self.mine)
         if not over.wait(2 * ANSWER_S):  # the others end by themselves
