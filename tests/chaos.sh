@@ -6,5 +6,6 @@
 #   bash tests/chaos.sh 100 0 bench/results/chaos.json    also writes the counts of each kind of run
 set -euo pipefail
 cd "$(dirname "$0")/.."
+[[ "$*" =~ ^[1-9][0-9]*( [0-9]+)?( .+)?$ ]] || { sed -n 's/^# //p' "tests/$(basename "$0")" >&2; exit 2; }
 export OMP_NUM_THREADS=1
 exec "${OCTET_PYTHON:-python}" -m tests.e2e.chaos "$@"

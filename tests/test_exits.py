@@ -26,3 +26,13 @@ raise SystemExit(answering_errors(command))
 def test_a_signal_is_not_lost_while_an_object_is_deleted():
     done = subprocess.run([sys.executable, "-c", DELETED], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "octet: stopped.\n")
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path):
+    gone = tmp_path / "gone"
+    code = f"import os, sys; os.mkdir({str(gone)!r}); os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); "
+    code += f"sys.path.insert(0, {str(ROOT)!r}); from trainer.commands.main import main; main()"
+    command = [sys.executable, "-c", code, "doctor"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "the folder in which you are has been deleted" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -32,6 +33,9 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
         _report(error)
         return error.status
     except OSError as error:
+        if error.errno == errno.ENOENT and error.filename is None:
+            print("octet: the folder in which you are has been deleted. Change to another one.", file=sys.stderr)
+            return 2
         if debug or not (what := disk.failure(error)):
             raise
         print(f"octet: {visible(str(error.filename or 'while writing'))[-200:]}: {what}", file=sys.stderr)

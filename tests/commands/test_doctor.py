@@ -477,3 +477,10 @@ def test_other_versions_than_those_that_were_tried_are_seen(tmp_path):
     installed = doctor.pinned(doctor.CONSTRAINTS)
     assert not doctor.differs("pydantic", installed["pydantic"])
     assert doctor.differs("pydantic", "1.0")
+
+
+@pytest.mark.parametrize("below", ["", "/x/y"])
+def test_a_run_folder_that_is_a_file_is_found_at_once(tmp_path, below):
+    (tmp_path / "small").touch()
+    with pytest.raises(ConfigError, match=r"small is a file\. Name a folder"):
+        preflight.check(resolve("nano", None, [f"run.dir={tmp_path}/small{below}"]), NO_CARDS)

@@ -99,6 +99,32 @@ def test_a_broken_site_is_a_clear_error(site):
         slurm.read_site(site)
 
 
+def test_a_site_may_export_what_is_not_utf8_and_must_come_to_an_end(site, monkeypatch):
+    site.write_bytes(b"export A=\xff\n")
+    assert slurm.read_site(site)["A"] == "\udcff"
+    site.write_text("sleep 60\n")
+    monkeypatch.setattr(slurm, "SITE_S", 0.2)
+    with pytest.raises(ConfigError, match=r"not ended after 0\.2 seconds"):
+        slurm.read_site(site)
+
+
+def test_a_sweep_that_is_not_utf8_is_a_clear_error(tmp_path):
+    (grid := tmp_path / "grid").write_bytes(b"optim.lr=1 \xff\n")
+    with pytest.raises(ConfigError, match="not UTF-8 text"):
+        slurm._lines(grid)
+
+
+def test_a_job_file_can_be_read_by_whom_the_umask_lets(site, tmp_path):
+    before = os.umask(0o077)
+    try:
+        made(tmp_path / "100%", nodes=1, gpus=1)
+    finally:
+        os.umask(before)
+    script = tmp_path / "100%/job.sbatch"
+    assert oct(script.stat().st_mode & 0o777) == "0o700"
+    assert f"--output={tmp_path}/100%%/slurm-%j.out" in script.read_text()
+
+
 @pytest.mark.parametrize("last", ["[ -d /nowhere ] && export HF_HOME=/nowhere", "false"])
 def test_the_last_line_of_a_site_may_be_a_test_that_does_not_hold(site, last):
     site.write_text(f"export SBATCH_PARTITION=h100\n{last}\n")

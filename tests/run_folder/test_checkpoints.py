@@ -1,9 +1,13 @@
 """Whole or not there at all. The policy here is a file, so that only the writing is tested."""
 
+import errno
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
+import torch
 
 from trainer.errors import CheckpointError
 from trainer.run_folder import checkpoints
@@ -73,6 +77,46 @@ def test_a_deleted_one_means_the_one_before_and_never_a_silent_start(tmp_path):
     shutil.rmtree(tmp_path / "checkpoints/step_000005")
     with pytest.raises(CheckpointError, match="no checkpoint is left in it"):
         resume(FilePolicy("fresh"), tmp_path)
+
+
+def test_a_result_without_any_checkpoint_is_not_begun_anew(tmp_path):
+    (tmp_path / "adapter").mkdir()
+    with pytest.raises(CheckpointError, match="no checkpoint is left in it"):
+        resume(FilePolicy("fresh"), tmp_path)
+
+
+def test_a_checkpoint_of_another_format_is_refused_and_kept(tmp_path):
+    for step in (5, 10):
+        save(FilePolicy(f"after {step}"), tmp_path, step)
+    manifest = tmp_path / "checkpoints/step_000010/manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(CheckpointError, match="written by another version of Octet"):
+        resume(FilePolicy("fresh"), tmp_path)
+    assert manifest.is_file()
+
+
+def test_a_disk_that_cannot_be_read_now_is_no_damage(tmp_path, monkeypatch):
+    for step in (5, 10):
+        save(FilePolicy(f"after {step}"), tmp_path, step)
+    monkeypatch.setattr(Path, "open", _fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        resume(FilePolicy("fresh"), tmp_path)
+
+
+def _fails(path, *arguments, **options):
+    if path.name == "engine.txt":
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return open(path, *arguments, **options)
+
+
+def test_weights_of_other_shapes_are_refused_by_name(tmp_path):
+    class Smaller(FilePolicy):
+        def load(self, folder):
+            torch.nn.Linear(2, 2).load_state_dict(torch.nn.Linear(3, 2).state_dict())
+
+    save(FilePolicy("x"), tmp_path, 5)
+    with pytest.raises(CheckpointError, match="step_000005: its weights have other shapes"):
+        resume(Smaller("fresh"), tmp_path)
 
 
 def test_old_ones_are_deleted(tmp_path):

@@ -49,11 +49,19 @@ def check(config: Config, machine: hardware.Hardware) -> None:
     if os.environ.get(CHECKED):
         return
     if config.run.dir:
+        must_be_folder(config.run.dir)
         earlier.refuse_other_settings(config.run.dir, config)
     found = downloads.check(config)  # on every rank: it may decide that this process leaves the hub alone
     if os.environ.get("LOCAL_RANK", "0") == "0":
         complain(findings(config, found, machine))
         read_files(config)
+
+
+def must_be_folder(folder: Path) -> None:
+    """Raise ConfigError if the run folder, or one above it, is a file."""
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"run.dir={folder}: {path} is a file. Name a folder.")
 
 
 def complain(found: Sequence[Finding]) -> None:

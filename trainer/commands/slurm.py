@@ -27,6 +27,7 @@ from trainer.machine.visible import visible
 
 SCRIPTS = ROOT / "slurm"
 TIMEOUT_S = 120.0  # for a command of Slurm
+SITE_S = 60.0  # for site.env
 # Variables of site.env without SBATCH_, and the options that they set. sbatch reads them from its environment only.
 SITE = {"PARTITION": "partition", "ACCOUNT": "account", "QOS": "qos", "TIMELIMIT": "time", "RESERVATION": "reservation"}
 SITE |= {"CONSTRAINT": "constraint", "GRES": "gres", "EXCLUSIVE": "exclusive", "WCKEY": "wckey", "SIGNAL": "signal"}
@@ -113,7 +114,7 @@ def write(config: Config, folder: Path, request: JobRequest) -> Path:
     (folder / "job.yaml").write_text(settings.to_yaml())
     script = folder / "job.sbatch"
     script.write_text(text)
-    script.chmod(0o755)
+    script.chmod(script.stat().st_mode | (script.stat().st_mode & 0o444) >> 2)  # whoever may read it may run it
     return script
 
 
@@ -143,7 +144,8 @@ def _options(folder: Path, request: JobRequest) -> dict[str, str]:
     options = {option: site[f"SBATCH_{name}"] for name, option in SITE.items() if site.get(f"SBATCH_{name}")}
     options |= {"nodes": request.range, "gpus-per-node": str(request.gpus), "job-name": folder.name}
     options["chdir"] = str(Path.cwd())  # what paths in the settings are relative to
-    options["output"] = str(folder / ("slurm-%A_%a.out" if request.grid else "slurm-%j.out"))
+    pattern = "slurm-%A_%a.out" if request.grid else "slurm-%j.out"
+    options["output"] = f"{str(folder).replace('%', '%%')}/{pattern}"
     if request.time:
         options["time"] = request.time
     if request.grid:
@@ -174,11 +176,14 @@ def read_site(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     command = ["bash", "-c", 'bash -n "$1" && { source "$1" >/dev/null; env -0; }', "bash", str(path)]
-    answer = subprocess.run(command, env=_without_options(), capture_output=True, text=True, timeout=60, check=False)
+    try:
+        answer = subprocess.run(command, env=_without_options(), capture_output=True, timeout=SITE_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{path}: it has not ended after {SITE_S:g} seconds. It should only set variables.") from None
     if answer.returncode:
-        why = answer.stderr.strip() or f"it exits with status {answer.returncode}"
+        why = visible(os.fsdecode(answer.stderr).strip())[:500] or f"it exits with status {answer.returncode}"
         raise ConfigError(f"{path}: bash cannot read it: {why}. Correct that line.")
-    return dict(entry.partition("=")[::2] for entry in answer.stdout.split("\0") if entry)
+    return dict(entry.partition("=")[::2] for entry in os.fsdecode(answer.stdout).split("\0") if entry)
 
 
 def _without_options() -> dict[str, str]:
@@ -192,7 +197,11 @@ def _lines(grid: Path) -> list[str]:
         raise ConfigError(
             f"--sweep {grid}: there is no such file. Copy slurm/grid.example: each line has the settings of a run."
         )
-    lines = [line for line in grid.read_text().splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    try:
+        text = grid.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--sweep {grid}: it is not UTF-8 text ({error.reason}). Save it as UTF-8.") from None
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if not lines:
         raise ConfigError(f"--sweep {grid}: it has no line of settings. Copy slurm/grid.example.")
     return lines

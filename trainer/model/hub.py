@@ -104,7 +104,7 @@ def snapshot(model: Model) -> Path | None:
     folder = cache() / f"models--{model.name.replace('/', '--')}"
     revision = model.revision or "main"
     reference = folder / "refs" / revision
-    commit = reference.read_text().strip() if reference.is_file() else revision
+    commit = reference.read_text(errors="replace").strip() if reference.is_file() else revision
     found = folder / "snapshots" / commit
     return found if Path(commit).name == commit and _is_complete(found) else None
 

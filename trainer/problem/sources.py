@@ -259,7 +259,8 @@ def _named(setting: str, name: str, subset: str | None, split: str) -> Source:
         if path.suffix not in READERS:
             raise DataError(f"{setting}={name}: files end in {ENDINGS}, so that their format is known.")
         if not path.is_file():
-            raise DataError(f"{setting}={name}: there is no such file.")
+            what = "it is no regular file" if path.exists() else "there is no such file"
+            raise DataError(f"{setting}={name}: {what}.")
         return File(path)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise DataError(f"{setting}={name}: it is neither a file ({ENDINGS}) nor a name on the hub, owner/name.")

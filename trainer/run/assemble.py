@@ -86,6 +86,10 @@ def build(request: Request) -> Run:
     origin = Origin(config.model)
     learned: dict[str, checkpoints.Stateful] = {"origin": origin, "curriculum": curriculum, "kl": kl}
     first_step = checkpoints.resume(policy, folder, config.run.keep, learned)
+    if first_step > total_steps:
+        raise ConfigError(
+            f"run.steps={total_steps}: the run in {folder} has made {first_step}. Write run.steps={first_step} or more."
+        ).of_all()
     record = open_record(request, folder, origin, first_step, total_steps, len(problems))
     if config.optim.layout == "flat" and not policy.is_flat:
         record.screen.say("training: with padded rows, which is slower, because of this model's kind of attention")
@@ -219,7 +223,7 @@ def stretched(config: Config, folder: Path, before: int, first_step: int, total_
         f"run.steps={total_steps}, and it was {before}: the {config.optim.schedule} schedule is stretched, so the "
         f"learning rate goes from {rates[0]:.2g} in step {first_step} to {rates[1]:.2g} in step {first_step + 1}."
     )
-    if total_steps < before:
+    if total_steps < before or (config.lora.enabled and not config.run.merge):
         return said
     old, product = shlex.quote(str(folder)), "merged" if config.lora.enabled else "model"
     return (

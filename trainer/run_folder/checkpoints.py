@@ -81,8 +81,11 @@ def latest(run_folder: Path) -> Path | None:
     folder = run_folder / "checkpoints"
     if saved := _saved(folder):
         return saved[-1]
-    if (folder / "latest").is_symlink():
-        raise CheckpointError(f"{folder}: no checkpoint is left in it. Delete {run_folder} to begin anew.")
+    if (folder / "latest").is_symlink() or any((run_folder / product).exists() for product in ("adapter", "model")):
+        raise CheckpointError(
+            f"{folder}: no checkpoint is left in it, so the run cannot go on. Choose another run.dir, or delete "
+            f"{run_folder} to begin anew."
+        )
     return None
 
 
@@ -91,7 +94,10 @@ def resume(policy: Policy, run_folder: Path, keep: int, learned: Mapping[str, St
     if distributed.gather(latest(run_folder))[0] is None:
         return 0
     for folder in distributed.gather(_saved(run_folder / "checkpoints")[::-1])[0]:
-        if wrong := _damage(folder):
+        wrong = _damage(folder)
+        if wrong.startswith(manifest.OTHER):
+            raise CheckpointError(f"{folder}: {wrong}. Go on with that version, or delete this folder.").of_all()
+        if wrong:
             if distributed.is_main():
                 print(
                     f"octet: warning: {folder} is damaged and not used: {visible(wrong)[:500]}",
@@ -131,7 +137,15 @@ def _load(policy: Policy, folder: Path, learned: Mapping[str, Stateful]) -> int:
             f"{visible(str(error))[:200]}). Go on with the version that wrote it, or delete "
             f"{folder.parent.parent} to begin anew."
         ) from None
-    policy.load(folder)
+    try:
+        policy.load(folder)
+    except RuntimeError as error:
+        if "size mismatch" not in str(error):
+            raise
+        raise CheckpointError(
+            f"{folder}: its weights have other shapes than those of this model and adapter. Write the settings "
+            f"that the run had, or delete {folder.parent.parent} to begin anew."
+        ) from None
     return int(state["step"])
 
 

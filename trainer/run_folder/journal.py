@@ -130,7 +130,7 @@ def _flaw(line: bytes) -> str:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         return f"it is not JSON ({error})"
-    is_record = isinstance(record, dict) and isinstance(record.get("step"), int)
+    is_record = isinstance(record, dict) and type(record.get("step")) is int and record["step"] >= 0
     return "" if is_record else "it is not the record of a step"
 
 

@@ -14,6 +14,7 @@ from trainer.ranks import distributed
 NAME = "manifest.json"
 FORMAT = 1
 BLOCK = 1 << 20
+OTHER = "it was written by another version of Octet"
 
 
 def seal(folder: Path) -> None:
@@ -45,7 +46,7 @@ def _read(folder: Path) -> tuple[dict[str, int], str]:
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return {}, f"{NAME} cannot be read"
     if form != FORMAT:
-        return {}, f"{NAME} has format {form}, and this version of Octet reads format {FORMAT}"
+        return {}, f"{OTHER}: {NAME} has format {form}, and this one reads format {FORMAT}"
     missing = sorted(sums.keys() - _files(folder))
     return ({}, f"{', '.join(missing)} is missing") if missing else (sums, "")
 
@@ -55,7 +56,7 @@ def _files(folder: Path) -> set[str]:
 
 
 def _checksums(folder: Path, names: Iterable[str]) -> dict[str, int | None]:
-    """Return the checksum of each file, None if it cannot be read. Each rank reads its share of the files."""
+    """Return the checksum of each file, None if there is no such file. Each rank reads its share of the files."""
     sums: dict[str, int | None] = {}
     for part in distributed.gather({name: _checksum(folder / name) for name in distributed.mine(list(names))}):
         sums |= part
@@ -68,6 +69,6 @@ def _checksum(path: Path) -> int | None:
         with path.open("rb") as file:
             while block := file.read(BLOCK):
                 checksum = zlib.crc32(block, checksum)
-    except OSError:
+    except FileNotFoundError:  # any other error may pass: the checkpoint is not damaged by it
         return None
     return checksum
