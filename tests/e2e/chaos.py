@@ -217,7 +217,8 @@ def main(kills: int, seed: int = 0, results: Path | None = None) -> int:
     faults = sum(row["faults"] for row in counted)
     print(f"{kills} kills, {faults} faults (seed {seed})")
     if results:
-        results.write_text(json.dumps({"machine": describe(), "seed": seed, "rows": counted}, indent=1) + "\n")
+        facts = {"machine": describe() | {"command": f"bash tests/chaos.sh {kills} {seed}"}, "rows": counted}
+        results.write_text(json.dumps(facts, indent=1) + "\n")
     return faults
 
 
