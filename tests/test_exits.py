@@ -4,6 +4,9 @@ import subprocess
 import sys
 
 from tests.conftest import ROOT
+from trainer.errors import RewardError
+from trainer.exits import answering_errors
+from trainer.ranks import slurm
 
 DELETED = """
 import os, signal, time
@@ -36,3 +39,16 @@ def test_a_folder_that_is_gone_is_named(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     assert "the folder in which you are has been deleted" in done.stderr
+
+
+def test_an_error_quotes_no_key(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_TOKEN", "canary-of-a-token")
+    monkeypatch.setenv("OCTET_FAILED", str(tmp_path / "failed"))
+
+    def command():
+        slurm.report_failure("it said canary-of-a-token")
+        raise RewardError("it said canary-of-a-token")
+
+    assert answering_errors(command) == RewardError.status
+    assert capsys.readouterr().err == "octet: it said $HF_TOKEN\n"
+    assert (tmp_path / "failed").read_text() == "it said $HF_TOKEN\n"

@@ -14,7 +14,7 @@ from types import FrameType
 
 from trainer.errors import Interrupted, OctetError
 from trainer.machine import disk
-from trainer.machine.visible import visible
+from trainer.machine.visible import visible, without_keys
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SOON_S = 0.05
@@ -120,8 +120,8 @@ def leave(status: int) -> None:
 
 def _report(error: OctetError) -> None:
     """Print an error, on every rank because it may concern one node only, unless it is known to concern all ranks."""
-    rank = os.environ.get("RANK", "0")
+    rank, text = os.environ.get("RANK", "0"), visible(without_keys(str(error)))
     if rank == "0":
-        print(f"octet: {visible(str(error))}", file=sys.stderr)
+        print(f"octet: {text}", file=sys.stderr)
     elif not error.is_of_all and not isinstance(error, Interrupted):  # all ranks stop together
-        print(f"octet: rank {rank}: {visible(str(error))}", file=sys.stderr)
+        print(f"octet: rank {rank}: {text}", file=sys.stderr)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import unicodedata
 
 LONGEST = 4000  # characters of an answer that are shown
+SHORTEST_KEY = 8  # characters; a shorter value may be a word
 HIDDEN = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")  # control, format (right-to-left marks), private, surrogate, separators
 
 
 def visible(text: str) -> str:
     """Return the text with every character that has an effect and no shape replaced by its name."""
     return "".join(map(_shown, text))
+
+
+def without_keys(text: str) -> str:
+    """Return the text without the keys in the environment, which an error of a user's code may quote."""
+    for name, value in os.environ.items():
+        if name.endswith(("_KEY", "_TOKEN")) and len(value) >= SHORTEST_KEY:
+            text = text.replace(value, f"${name}")
+    return text
 
 
 def _shown(character: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from trainer.errors import ClusterError, Interrupted
-from trainer.machine.visible import visible
+from trainer.machine.visible import visible, without_keys
 
 PORTS = range(10_000, 30_000)  # below the ephemeral ports of Linux
 TIMEOUT_S = 30.0  # for a command of Slurm
@@ -118,7 +118,7 @@ def report_failure(message: str) -> None:
     if name := os.environ.get("OCTET_FAILED"):
         with suppress(OSError):
             Path(name).parent.mkdir(parents=True, exist_ok=True)
-            Path(name).write_text(message + "\n")
+            Path(name).write_text(without_keys(message) + "\n")
 
 
 def restarts() -> int:
