@@ -292,7 +292,7 @@ def test_a_run_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
     (tmp_path / "taken").write_text("a file")
     answer = train(tmp_path, "run.dir=taken", *FEW, "run.steps=1")
     assert answer.returncode == 2
-    assert "run.dir=taken: it cannot be written" in answer.stderr
+    assert answer.stderr == "octet: run.dir=taken: taken is a file. Name a folder.\n"
 
 
 def test_an_active_conda_environment_is_used(tmp_path):
