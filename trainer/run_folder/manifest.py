@@ -46,7 +46,7 @@ def _read(folder: Path) -> tuple[dict[str, int], str]:
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return {}, f"{NAME} cannot be read"
     if form != FORMAT:
-        return {}, f"{OTHER}: {NAME} has format {form}, and this one reads format {FORMAT}"
+        return {}, f"{OTHER}: {NAME} has format {str(form)[:50]}, and this one reads format {FORMAT}"
     missing = sorted(sums.keys() - _files(folder))
     return ({}, f"{', '.join(missing)} is missing") if missing else (sums, "")
 
