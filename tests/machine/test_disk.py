@@ -19,12 +19,10 @@ def permissions(request):
 
 
 def test_weights_and_the_cache_of_a_judge_follow_the_umask(tmp_path, permissions):
-    weights = tmp_path / "adapter" / "adapter_model.safetensors"
-    with disk.writing(weights.parent, "the adapter", ""):
-        weights.parent.mkdir()
-        save_file({"a": torch.ones(1)}, weights)
-        (weights.parent / "README.md").write_text("a card")
+    weights = tmp_path / "adapter_model.safetensors"
+    save_file({"a": torch.ones(1)}, weights)
+    disk.follow_umask(weights)
     cache = Cache(tmp_path / "cache")
     cache.put("abc", "a reply")
-    files = [weights, weights.parent / "README.md", tmp_path / "cache/ab/abc.json"]
-    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [permissions] * 3
+    files = [weights, tmp_path / "cache/ab/abc.json"]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [permissions] * 2

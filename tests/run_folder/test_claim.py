@@ -131,7 +131,7 @@ def test_a_run_that_goes_on_says_what_a_change_means(failed, capsys, change, tol
     (failed / "config.yaml").write_text(resolve("nano").to_yaml())
     (failed / "checkpoints/step_000002").mkdir(parents=True)
     claim.claim(Request(resolve("nano", None, [f"run.dir={failed}", change]), "nano", ""))
-    said = capsys.readouterr().err
+    said = capsys.readouterr().out
     assert said.startswith(f"octet: run.dir={failed}: it goes on with other settings:\n")
     assert re.search(told, said)
 

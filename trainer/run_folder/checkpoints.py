@@ -96,7 +96,7 @@ def resume(policy: Policy, run_folder: Path, keep: int, learned: Mapping[str, St
     for folder in distributed.gather(_saved(run_folder / "checkpoints")[::-1])[0]:
         wrong = _damage(folder)
         if wrong.startswith(manifest.OTHER):
-            raise CheckpointError(f"{folder}: {visible(wrong)}. Go on with that version, or delete this folder.").of_all()
+            raise CheckpointError(f"{folder}: {visible(wrong)}. Go on with that version, or delete it.").of_all()
         if wrong:
             if distributed.is_main():
                 print(

@@ -38,7 +38,8 @@ def claim(request: Request) -> Path:
     if distributed.is_main():
         _lock(folder)
         if others := earlier.meaning(earlier.changes(folder, request.config)):
-            print("\n".join([f"octet: run.dir={folder}: it goes on with other settings:", *others]), file=sys.stderr)
+            said = "\n".join([f"octet: run.dir={folder}: it goes on with other settings:", *others])
+            print(said, file=sys.stderr if request.json else sys.stdout, flush=True)
         if lost := earlier.lost_steps(folder):
             print(
                 f"octet: run.dir={folder}: {lost} steps were made in it and not saved; it begins anew", file=sys.stderr
