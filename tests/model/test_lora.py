@@ -64,6 +64,8 @@ def test_a_saved_adapter_is_what_peft_reads(tiny_model, tmp_path):
             if "lora_B" in name:
                 parameter.normal_()
     lora.save_adapter(model, tmp_path)
+    (tmp_path / "ours").touch()  # with the permissions of the umask, as all files of a run
+    assert (tmp_path / "adapter_model.safetensors").stat().st_mode == (tmp_path / "ours").stat().st_mode
     tokens = torch.tensor([[5, 6, 7]])
     read = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path)
     torch.testing.assert_close(read(tokens).logits, model(tokens).logits)
