@@ -68,6 +68,13 @@ class Draws:
     seed: int
 
 
+class Turn(NamedTuple):
+    """A text in an answer of several turns, and who wrote it."""
+
+    role: Literal["model", "environment"]
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One sampled answer. Token ids and the log-probs they were sampled with travel together.
@@ -75,6 +82,9 @@ class Completion:
     `tokens` ends with the stop token, unless the completion is `truncated`.
     `logprobs` are those of the distribution sampled from, so the temperature is inside them.
     `version` is that of the policy that sampled, as a program outside reports it: the updates behind it.
+
+    With an environment, an answer has several turns. `text` is then the last one; `tokens` has what the environment
+    said, too, with a log-prob of 0. The first and the last token are always the model's.
     """
 
     tokens: tuple[int, ...]
@@ -82,6 +92,14 @@ class Completion:
     text: str
     truncated: bool
     version: int | None = None  # of the model that is being trained: the policy of that moment
+    written: tuple[bool, ...] = ()  # for each token, whether the model wrote it; empty if it wrote all
+    turns: tuple[Turn, ...] = ()  # who said what, where an environment answered
+    reward: float | None = None  # the sum of the environment's rewards
+
+    @property
+    def length(self) -> int:
+        """Return how many tokens the model wrote."""
+        return sum(self.written) if self.written else len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +148,7 @@ class TrainingRow:
     """One completion with its advantage, ready to be packed into a batch.
 
     `weight` is what each of its tokens counts in the loss: 1 for a mean over tokens, 1 / length for one over answers.
+    `written` says which tokens of the completion the model wrote, as in a `Completion`: the others are never targets.
     """
 
     prompt: Sequence[int]
@@ -138,10 +157,16 @@ class TrainingRow:
     advantage: float
     reward: float = 0.0
     weight: float = 1.0
+    written: Sequence[bool] = ()
 
     @property
     def length(self) -> int:
         return len(self.prompt) + len(self.completion)
+
+    @property
+    def mask(self) -> Sequence[bool]:
+        """Return for each token of the completion whether it is trained on."""
+        return self.written or [True] * len(self.completion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +197,7 @@ class TrainingBatch:
 
         inputs_BT   5  6  7
         targets_BT  6  7  2
-        mask_BT     0  1  1     only completion tokens are trained on
+        mask_BT     0  1  1     only completion tokens that the model wrote are trained on
 
     Padding stands on the right, where causal attention never looks, so there is no attention mask. What stands behind
     `None` is measured before the first update, where an objective needs it: see `loss/before_update.py`.
@@ -180,7 +205,7 @@ class TrainingBatch:
 
     inputs_BT: Tensor
     targets_BT: Tensor
-    mask_BT: Tensor  # bool: this target is a completion token
+    mask_BT: Tensor  # bool: this target is a token that the model wrote
     sampled_logprobs_BT: Tensor  # the sampler's, 0 outside the mask
     advantages_B: Tensor
     rewards_B: Tensor

@@ -19,7 +19,7 @@ from trainer.errors import CheckpointError, ConfigError, ModelError, OctetError
 from trainer.machine import hardware
 from trainer.model import lora
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, stop_tokens
-from trainer.problem.prompts import Prompter, stop_strings
+from trainer.problem.prompts import Prompter
 from trainer.problem.task import make_task
 
 CPU = torch.device("cpu")
@@ -124,7 +124,7 @@ def test_a_base_model_without_a_template_and_an_end_is_asked_in_plain_text(folde
     have_no_end(folder)
     tokenizer, model = start(folder, f"prompt.style={style}")
     config = resolve("nano", None, [f"prompt.style={style}"])
-    assert stop_strings(tokenizer, config.prompt, make_task(config.task))
+    assert Prompter(tokenizer, config.prompt, make_task(config.task)).stop_strings
     assert stop_tokens(tokenizer, model) == [tokenizer.get_vocab()["<|endoftext|>"]]
 
 

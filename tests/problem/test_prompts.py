@@ -11,7 +11,7 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import PROMPT_STYLES, PromptSettings, TaskSettings
 from trainer.errors import ConfigError, DataError
 from trainer.problem import prompts
-from trainer.problem.prompts import MARKS, STYLES, Prompter, solved, stop_strings
+from trainer.problem.prompts import MARKS, STYLES, Prompter, solved
 from trainer.problem.task import make_task
 from trainer.records import Problem
 
@@ -281,7 +281,7 @@ def test_records_of_a_file_reach_the_prompt(tokenizer, tmp_path):
 )
 def test_an_answer_ends_where_a_base_model_would_ask_itself_the_next_question(tokenizer, style, templated, stops):
     one = tokenizer if templated else WithoutTemplate()
-    assert stop_strings(one, PromptSettings(style=style), Task()) == stops
+    assert Prompter(one, PromptSettings(style=style), Task()).stop_strings == stops
     begins = text(one, style=style).rpartition(PROBLEM.question)[0]
     assert all(begins.endswith(stop.removeprefix("\n") + " ") for stop in stops if stop.endswith(":"))
 

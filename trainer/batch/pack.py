@@ -16,7 +16,7 @@ from torch import Tensor
 from trainer.batch.aggregation import AGGREGATIONS
 from trainer.config.settings import Algorithm, Config
 from trainer.ranks import distributed
-from trainer.records import MiniBatch, ScoredGroup, TrainingBatch, TrainingRow, Tree
+from trainer.records import Completion, MiniBatch, ScoredGroup, TrainingBatch, TrainingRow, Tree
 
 
 class GroupRows(NamedTuple):
@@ -38,12 +38,20 @@ def rows_of(group: ScoredGroup, advantages_G: Sequence[float | None], settings: 
     ]
     if not kept:
         return GroupRows([], 0.0, place)
-    weights_G, size = AGGREGATIONS[settings.aggregation]([len(completion.tokens) for completion, *_ in kept])
+    weights_G, size = AGGREGATIONS[settings.aggregation]([completion.length for completion, *_ in kept])
     rows = [
-        TrainingRow(group.prompt.tokens, completion.tokens, completion.logprobs, advantage, reward, weight)
+        row_of(group, completion, advantage, reward, weight)
         for (completion, reward, advantage), weight in zip(kept, weights_G, strict=True)
     ]
     return GroupRows(rows, size, place)
+
+
+def row_of(
+    group: ScoredGroup, completion: Completion, advantage: float = 0.0, reward: float = 0.0, weight: float = 1.0
+) -> TrainingRow:
+    """Return a completion of a group as a row."""
+    tokens, logprobs, written = completion.tokens, completion.logprobs, completion.written
+    return TrainingRow(group.prompt.tokens, tokens, logprobs, advantage, reward, weight, written)
 
 
 def rows(
@@ -87,8 +95,8 @@ def _deal(groups: Sequence[GroupRows], count: int) -> list[list[GroupRows]]:
 
 
 def _sizes(groups: Sequence[GroupRows], batches: int) -> tuple[int, float, int]:
-    """Return what this rank brings to an update: micro-batches, its part of the divisor, and completion tokens."""
-    return batches, sum(group.size for group in groups), sum(len(row.completion) for row in all_rows(groups))
+    """Return what this rank brings to an update: micro-batches, its part of the divisor, and trained tokens."""
+    return batches, sum(group.size for group in groups), sum(sum(row.mask) for row in all_rows(groups))
 
 
 def all_rows(groups: Sequence[GroupRows]) -> list[TrainingRow]:
@@ -164,7 +172,7 @@ def to_tensors(rows: Sequence[TrainingRow], pad_token: int) -> TrainingBatch:
     return TrainingBatch(
         inputs_BT=_pad([row[:-1] for row in tokens], width, pad_token),
         targets_BT=_pad([row[1:] for row in tokens], width, pad_token),
-        mask_BT=_pad([[0] * n + [1] * len(row.completion) for n, row in zip(before, rows)], width, 0).bool(),
+        mask_BT=_pad([[False] * n + [*row.mask] for n, row in zip(before, rows)], width, False),
         sampled_logprobs_BT=_pad([[0.0] * n + [*row.logprobs] for n, row in zip(before, rows)], width, 0.0),
         advantages_B=torch.tensor([row.advantage for row in rows]),
         rewards_B=torch.tensor([row.reward for row in rows]),
@@ -185,7 +193,7 @@ def tree_of(rows: Sequence[TrainingRow], width: int) -> Tree:
             before = numbers.setdefault((before, token), len(numbers))
             path.append(before)
         line.add(index, 0, path[:-1])
-        edges.add(index, len(row.prompt) - 1, path[len(row.prompt) :])
+        edges.add(index, len(row.prompt) - 1, path[len(row.prompt) :], row.mask)
     first_B = torch.tensor([prompts[tuple(row.prompt)] for row in rows])
     return Tree(line.index_BT(), torch.tensor(line.first), edges.index_BT(), torch.tensor(edges.first), first_B)
 
@@ -199,9 +207,13 @@ class _Numbering:
         self._seen: dict[int, int] = {}
         self._rows: list[list[int]] = []
 
-    def add(self, row: int, start: int, path: Sequence[int]) -> None:
+    def add(self, row: int, start: int, path: Sequence[int], mask: Sequence[bool] | None = None) -> None:
+        """Number what a row has from `start` on, where the mask says so."""
         places = [0] * start
         for offset, number in enumerate(path, start):
+            if mask is not None and not mask[offset - start]:
+                places.append(0)
+                continue
             if number not in self._seen:
                 self._seen[number] = len(self.first)
                 self.first.append(row * self.width + offset)
@@ -224,9 +236,9 @@ def rows_in(batch: TrainingBatch) -> list[TrainingRow]:
     """Return the tokens of each row. What else is known about them stays in the batch."""
     rows = []
     for inputs, targets, mask in zip(batch.inputs_BT.tolist(), batch.targets_BT.tolist(), batch.mask_BT.tolist()):
-        before = mask.index(True)
-        completion = [token for token, is_there in zip(targets, mask) if is_there]
-        rows.append(TrainingRow(inputs[: before + 1], completion, [], advantage=0.0))
+        before, end = mask.index(True), len(mask) - mask[::-1].index(True)
+        completion, written = targets[before:end], mask[before:end]
+        rows.append(TrainingRow(inputs[: before + 1], completion, [], advantage=0.0, written=written))
     return rows
 
 
@@ -245,5 +257,4 @@ def _pad(rows: Sequence[Sequence[float]], width: int, filler: float) -> Tensor:
 
 def idle_row(group: ScoredGroup) -> TrainingRow:
     """Return a row without weight, for a rank that has nothing to train on."""
-    shortest = min(group.completions, key=lambda completion: len(completion.tokens))
-    return TrainingRow(group.prompt.tokens, shortest.tokens, shortest.logprobs, advantage=0.0, weight=0.0)
+    return row_of(group, min(group.completions, key=lambda completion: len(completion.tokens)), weight=0.0)

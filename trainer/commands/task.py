@@ -14,7 +14,8 @@ from trainer.checks import downloads
 from trainer.commands.options import TASKS, add_overrides
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
-from trainer.problem.prompts import Prompter, stop_strings
+from trainer.problem.environment import environments_of
+from trainer.problem.prompts import Prompter
 from trainer.problem.task import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.records import Problem, Prompt
 from trainer.reward import golds
@@ -56,10 +57,11 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
 
     # silences the warning about long prompts, which the lengths below report
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
-    prompter = Prompter(load_tokenizer(config.model), config.prompt, task)
+    tokenizer = load_tokenizer(config.model)
+    prompter = Prompter(tokenizer, config.prompt, task, environments_of(task, config.task, tokenizer.chat_template))
     prompts = [prompter.prompt(problem) for problem in problems[:MEASURED]]
     facts |= {"prompt_style": prompter.style, "answer_style": prompter.answer_style, "model": config.model.name}
-    facts["stop_strings"] = [*stop_strings(prompter.tokenizer, config.prompt, task), *config.rollout.stop]
+    facts["stop_strings"] = [*prompter.stop_strings, *config.rollout.stop]
     facts["prompt_tokens"] = _lengths(prompts, config.prompt.max_tokens)
     facts["problems"] = [_facts_of(prompt) for prompt in prompts[:count]]
     print(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else _as_text(facts, split))

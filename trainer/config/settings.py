@@ -16,7 +16,7 @@ from trainer.config.sections.algorithm import Algorithm, Correction, GradReg, Kl
 from trainer.config.sections.base import RUNS, Section
 from trainer.config.sections.model import Lora, Model
 from trainer.config.sections.reward import REWARDS, Code, Judge, Reward, function_name
-from trainer.config.sections.rollout import SERVED_RANKS, Rollout, Vllm
+from trainer.config.sections.rollout import SERVED_RANKS, Rollout, Turns, Vllm
 from trainer.config.sections.run import Engine, Eval, Optim, Run
 from trainer.config.sections.task import PROMPT_STYLES, PromptSettings, TaskSettings
 from trainer.errors import ConfigError
@@ -36,7 +36,7 @@ __all__ += [
     "Run",
     "Section",
 ]
-__all__ += ["TaskSettings", "Vllm", "fields", "function_name", "is_section", "sections"]
+__all__ += ["TaskSettings", "Turns", "Vllm", "fields", "function_name", "is_section", "sections"]
 
 
 class Config(Section):

@@ -10,8 +10,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -63,22 +62,48 @@ class Prints(io.TextIOBase):
     def close(self) -> None: ...
 
 
-@contextmanager
-def contained() -> Iterator[None]:
-    """Let user code neither end the process, which would look like success, nor print between results."""
-    real, own = os._exit, os.getpid()
+class Containment:
+    """Lets user code neither end the process, which would look like success, nor print between results.
 
-    def refuse(status: int) -> NoReturn:
-        if os.getpid() != own:  # a process that the user code has forked
-            real(status)
-        raise SystemExit(f"os._exit({status})")
+    Several threads may be inside at once. The last one that leaves puts everything back.
+    """
 
-    os._exit = refuse
-    try:
-        with redirect_stdout(Prints()):
-            yield
-    finally:
-        os._exit = real
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._exit: Callable[[int], NoReturn] = os._exit
+        self._stdout = sys.stdout
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._exit, self._stdout = os._exit, sys.stdout
+                os._exit, sys.stdout = self._refuse(os.getpid()), Prints()  # type: ignore[assignment]
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                os._exit, sys.stdout = self._exit, self._stdout  # type: ignore[assignment]
+
+    def _refuse(self, own: int) -> Callable[[int], NoReturn]:
+        real = self._exit
+
+        def refuse(status: int) -> NoReturn:
+            if os.getpid() != own:  # a process that the user code has forked
+                real(status)
+            raise SystemExit(f"os._exit({status})")
+
+        return refuse
+
+
+CONTAINMENT = Containment()
+
+
+def contained() -> Containment:
+    """Return what contains user code. There is one for the process, because what it changes belongs to all threads."""
+    return CONTAINMENT
 
 
 def find(key: str, setting: str) -> Path:

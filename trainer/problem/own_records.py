@@ -70,11 +70,12 @@ class Rows:
 
 
 class OwnTask(RecordsTask):
-    """A task of a user's file: an object whose `train()` returns records, with up to three more methods.
+    """A task of a user's file: an object whose `train()` returns records, with up to four more methods.
 
     test()                    returns the held-out records; without it they are `task.holdout` of those of train()
     read(problem, text)       finds the answer in what a model wrote, or returns None
     score(problem, answer)    says what an answer is worth, from 0 to 1; without it, answers are compared with `answer`
+    environment(problem)      returns what replies to the model between its turns; see environment.py
     """
 
     def __init__(self, settings: TaskSettings, own: Any) -> None:
@@ -96,6 +97,8 @@ class OwnTask(RecordsTask):
         for method in ("read", "score"):
             if hasattr(own, method):
                 setattr(self, method, partial(self._call, method))
+        if hasattr(own, "environment"):
+            self.environment = own.environment
 
     def _call(self, method: str, problem: Problem, text: str) -> Any:
         path = user_code.find("task.name", self.settings.name)

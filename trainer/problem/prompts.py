@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from trainer.config.sections.task import OF_OCTET
 from trainer.config.settings import PromptSettings
 from trainer.errors import ConfigError, DataError, ModelError, did_you_mean
 from trainer.machine.deadline import OF_A_TEMPLATE, TEMPLATE_S, deadline
+from trainer.problem.environment import Environments
 from trainer.problem.task import Task
 from trainer.records import Problem, Prompt
 
@@ -72,6 +74,7 @@ STYLES: dict[str, Style] = {
         stops=("</answer>", "\nUser:"),
     ),
 }
+TURN = "OCTET-TURN"  # stands for what the model wrote, where a template is asked what follows it
 # How an example ends whose solution does not end with a marked answer.
 MARKS = {"gsm8k": "#### {}", "boxed": "\\boxed{{{}}}", "tags": "<answer>{}</answer>", "letter": "Answer: {}"}
 PLAIN_STOPS = ("\nQuestion:",)  # a model without a chat template that makes up the next question
@@ -81,8 +84,11 @@ ROLES = {"user": "Question: ", "assistant": "Answer: ", "system": ""}  # for a m
 class Prompter:
     """Writes prompts in one style. `answer_style` says where a strict answer has to stand."""
 
-    def __init__(self, tokenizer: Any, settings: PromptSettings, task: Task) -> None:
+    def __init__(
+        self, tokenizer: Any, settings: PromptSettings, task: Task, environments: Environments | None = None
+    ) -> None:
         self.tokenizer = tokenizer
+        self.environments = environments
         self.settings = settings
         self.max_tokens = settings.max_tokens
         self.style, self._style = _style(settings, task)
@@ -91,11 +97,22 @@ class Prompter:
         self.answer_style = answer_style(settings, task)
         self._examples = examples(task, settings.shots) if self.style == "few_shot" else []
         _must_have_variables(tokenizer, settings.template)
+        if environments and not environments.is_inline:
+            self._must_keep_turns(environments)
 
     def prompt(self, problem: Problem) -> Prompt:
+        asked = self.environments.reset(problem) if self.environments else None
+        problem = problem if asked is None else replace(problem, question=asked, messages=())
         text, has_special_tokens = self._text(problem)
         tokens = self.tokenizer(text, add_special_tokens=not has_special_tokens)["input_ids"]
         return Prompt(problem, text, tuple(tokens))
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Return the strings at which a turn ends. Behind a chat template, its stop token does that."""
+        style = self._style
+        stops = style.stops if style.raw or self.tokenizer.chat_template else (*style.stops, *PLAIN_STOPS)
+        return (*stops, *self.environments.stops) if self.environments else stops
 
     def fitting(self, problems: Sequence[Problem]) -> list[Problem]:
         """Return the problems whose prompts have at most `prompt.max_tokens` tokens. Raise DataError if there are none.
@@ -103,10 +120,11 @@ class Prompter:
         A token is at least one byte, so only long texts have to be tokenized.
         """
         wrapping = len(self.prompt(Problem("", "", "")).tokens)
+        is_known = not (self.environments and self.environments.may_ask)
         kept = [
             problem
             for problem in problems
-            if (not problem.messages and len(problem.question.encode()) + wrapping <= self.max_tokens)
+            if (is_known and not problem.messages and len(problem.question.encode()) + wrapping <= self.max_tokens)
             or len(self.prompt(problem).tokens) <= self.max_tokens
         ]
         if not kept:
@@ -116,13 +134,79 @@ class Prompter:
     def messages(self, problem: Problem) -> Messages:
         """Return the conversation that ends with the question."""
         if problem.messages:
-            return problem.messages
+            return self._with_request(problem.messages)
         turns = [{"role": "system", "content": self.settings.system}] if self.settings.system else []
         others = [example for example in self._examples if example.question != problem.question]
         for example in others[: self.settings.shots]:
             turns += [{"role": "user", "content": self._request(example)}]
             turns += [{"role": "assistant", "content": solved(example, self.answer_style)}]
-        return [*turns, {"role": "user", "content": self._request(problem)}]
+        return self._with_request([*turns, {"role": "user", "content": self._request(problem)}])
+
+    def _with_request(self, messages: Messages) -> Messages:
+        """Return a conversation whose last question says how to call tools, where the chat template does not."""
+        if not (self.environments and self.environments.request):
+            return messages
+        last = max(index for index, message in enumerate(messages) if message["role"] == "user")
+        asked = {**messages[last], "content": f"{messages[last]['content']}\n\n{self.environments.request}"}
+        return [*messages[:last], asked, *messages[last + 1 :]]
+
+    def reply(self, problem: Problem, text: str) -> str:
+        """Return what stands between a turn of the model and its next one, if an environment replies with `text`."""
+        assert self.environments is not None, "there is no other reply"
+        if self.environments.is_inline:
+            return text
+        return self._rendered(self._after(self.messages(problem), TURN, text), problem).rpartition(TURN)[2]
+
+    def _after(self, messages: Messages, turn: str, reply: str) -> Messages:
+        """Return the conversation after a turn of the model and a reply. The data set may have begun the turn."""
+        assert self.environments is not None, "there is no other reply"
+        if messages[-1]["role"] == "assistant":
+            *messages, begun = messages
+            turn = begun["content"] + turn
+        answered = {"role": self.environments.role, "content": reply}
+        return [*messages, {"role": "assistant", "content": turn}, answered]
+
+    @property
+    def _schemas(self) -> Sequence[Mapping[str, Any]]:
+        return self.environments.schemas if self.environments else ()
+
+    def _must_keep_turns(self, environments: Environments) -> None:
+        """Raise ConfigError if a turn would be written in another way once there are later ones: the model would not
+        see the tokens that it wrote."""
+        if self._style.raw:
+            raise ConfigError(
+                f"prompt.style={self.style}: it has no place for what {environments.setting} says between turns. Write "
+                "another style."
+            )
+        if not self.tokenizer.chat_template or self._keeps_turns():
+            return
+        own, others = self.settings, []
+        for name in sorted(_variables(self.tokenizer.get_chat_template()) - OF_OCTET - {"tools", "messages"}):
+            for value in (True, False):
+                self.settings = own.model_copy(update={"template": {**own.template, name: value}})
+                with suppress(DataError):
+                    others += [f"prompt.template='{{{name}: {str(value).lower()}}}'"] if self._keeps_turns() else []
+        self.settings = own
+        remedy = f"Write {' or '.join(others)}" if others else "Take a model whose template keeps them, such as Qwen2.5"
+        raise ConfigError(
+            f"{environments.setting}: the chat template of {self.tokenizer.name_or_path} writes a turn of the model in "
+            f"another way once there are later ones, so the model would not see what it wrote. {remedy}."
+        )
+
+    def _keeps_turns(self) -> bool:
+        """Return True if a conversation begins with what it was before its last turn, and with that turn as written.
+        The first turn has a thought in it, because many templates leave those out."""
+        problem = Problem("", "What is 2 + 2?", "")
+        messages: Messages = self.messages(problem)
+        text = self._rendered(messages, problem)
+        for turn in ("<think>\nI add.\n</think>\n\nIt is 4.", "It is 4."):
+            written = turn.removeprefix("<think>\n") if text.rstrip().endswith("<think>") else turn
+            messages = self._after(messages, written, "Sure?")
+            longer = self._rendered(messages, problem)
+            if not longer.startswith(text + written):
+                return False
+            text = longer
+        return True
 
     def _request(self, problem: Problem) -> str:
         return self._style.request.replace("{question}", problem.question)
@@ -132,10 +216,10 @@ class Prompter:
         if self._style.raw and not problem.messages:
             before = f"{self.settings.system}\n\n" if self.settings.system else ""
             return before + self._request(problem), False
-        messages = self.messages(problem)
-        if not self.tokenizer.chat_template:
-            return _plain(messages), False
-        return self._templated(messages, problem), True
+        return self._rendered(self.messages(problem), problem), bool(self.tokenizer.chat_template)
+
+    def _rendered(self, messages: Messages, problem: Problem) -> str:
+        return self._templated(messages, problem) if self.tokenizer.chat_template else _plain(messages)
 
     def _templated(self, messages: Messages, problem: Problem) -> str:
         from jinja2 import TemplateError
@@ -148,6 +232,7 @@ class Prompter:
                     tokenize=False,
                     add_generation_prompt=not continues,
                     continue_final_message=continues,
+                    **({"tools": list(tools)} if (tools := self._schemas) else {}),
                     **self.settings.template,
                 )
         except (TemplateError, *OF_A_TEMPLATE) as error:
@@ -200,12 +285,6 @@ def answer_style(settings: PromptSettings, task: Task) -> str:
 def opens_thought(settings: PromptSettings, task: Task) -> bool:
     """Return True if the style itself ends by opening a thought, as `r1_zero` does. A chat template may do so too."""
     return _style(settings, task)[1].request.endswith("<think>")
-
-
-def stop_strings(tokenizer: Any, settings: PromptSettings, task: Task) -> tuple[str, ...]:
-    """Return the strings at which an answer to such a prompt ends. Behind a chat template, its stop token does that."""
-    style = _style(settings, task)[1]
-    return style.stops if style.raw or tokenizer.chat_template else (*style.stops, *PLAIN_STOPS)
 
 
 def _style(settings: PromptSettings, task: Task) -> tuple[str, Style]:

@@ -22,9 +22,11 @@ def uniforms(sampling: Sampling, prompt: Prompt, number: int) -> list[float]:
     return [rng.random() for _ in range(sampling.max_new_tokens)]
 
 
-def group_seed(sampling: Sampling, prompt: Prompt) -> int:
-    """Return a seed for a group, far from the others: vLLM seeds the answers of a group with this and the next ones."""
-    return int.from_bytes(hashlib.blake2b(_name(sampling, prompt).encode(), digest_size=7).digest(), "big")
+def group_seed(sampling: Sampling, prompt: Prompt, turn: str = "") -> int:
+    """Return a seed for a group, far from the others: vLLM seeds the answers of a group with this and the next ones.
+    A later turn of an answer has a name, and a seed of its own."""
+    name = _name(sampling, prompt) + turn
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")
 
 
 def draw(logits_BV: Tensor, temperature: float, uniform_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from trainer.rollout import limits
 from trainer.rollout.collect import Sampler
 from trainer.rollout.draw import draw, uniforms
 from trainer.rollout.stop import Stops
+from trainer.rollout.turns import Dialogue, Turns
 
 
 class HfSampler(Sampler):
@@ -31,44 +32,66 @@ class HfSampler(Sampler):
         rows: int,
         say: limits.Say = limits.on_stderr,
         stop_strings: Sequence[str] = (),
+        turns: Callable[[Stops], Turns] = Turns,
     ) -> None:
         # an adapter that was saved without its task type would not pass our settings on to the model
         self.model = causal_lm_of(model)
         self.tokenizer = tokenizer
         self.stops = Stops(tokenizer, stop_tokens, stop_strings)
+        self.turns = turns(self.stops)
         self.rows = limits.RowLimit(rows, say)
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         limits.check_context(self.model, prompts, sampling.max_new_tokens)
         by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index].tokens))
-        waiting = [(index, number) for index in by_length for number in range(sampling.group)]
-        groups: defaultdict[int, list[Completion]] = defaultdict(list)
+        waiting = [
+            (index, self.turns.begin(prompts[index], number, sampling))
+            for index in by_length
+            for number in range(sampling.group)
+        ]
+        groups: defaultdict[int, dict[int, Completion]] = defaultdict(dict)
         longest = max((len(prompt.tokens) for prompt in prompts), default=0) + sampling.max_new_tokens
         at_once = limits.rows_that_fit(self.model, longest, self.rows.limit)
         with generating(self.model, self._settings(sampling)):
             while waiting:
-                answers = waiting[: min(at_once, self.rows.limit)]
-                completions = self._generate([(prompts[index], number) for index, number in answers], sampling)
-                if completions is None:
-                    self.rows.halve(len(answers))
-                    continue
-                del waiting[: len(answers)]
-                for (index, _), completion in zip(answers, completions, strict=True):
-                    groups[index].append(completion)
-                    if len(groups[index]) == sampling.group:
-                        yield index, groups.pop(index)
+                taken = waiting[: min(at_once, self.rows.limit)]
+                heard = [(one, self.turns.hear(one[1]) if one[1].reply else None) for one in taken]
+                goes_on = [one for one, completion in heard if completion is None]
+                written = self._generate([dialogue for _, dialogue in goes_on], sampling)
+                if written is None:
+                    waiting[: len(taken)] = goes_on
+                    self.rows.halve(len(goes_on))
+                else:
+                    del waiting[: len(taken)]
+                    added = [self.turns.add(one[1], *turn) for one, turn in zip(goes_on, written, strict=True)]
+                    heard += zip(goes_on, added, strict=True)
+                    waiting += [one for one, completion in zip(goes_on, added, strict=True) if completion is None]
+                for (index, dialogue), completion in heard:
+                    if completion is not None:
+                        groups[index][dialogue.number] = completion
+                        if len(groups[index]) == sampling.group:
+                            yield index, [group for _, group in sorted(groups.pop(index).items())]
 
     @torch.no_grad()
-    def _generate(self, answers: Sequence[tuple[Prompt, int]], sampling: Sampling) -> list[Completion] | None:
-        """Return the answers with these numbers in their groups, or None if memory runs out."""
-        tokens_BT, attention_BT = self._left_padded([prompt.tokens for prompt, _ in answers])
-        numbers = [uniforms(sampling, prompt, number) for prompt, number in answers]
+    def _generate(
+        self, dialogues: Sequence[Dialogue], sampling: Sampling
+    ) -> list[tuple[list[int], list[float]]] | None:
+        """Return what the model writes next in each answer, or None if memory runs out."""
+        if not dialogues:
+            return []
+        tokens_BT, attention_BT = self._left_padded([dialogue.context for dialogue in dialogues])
+        begun, ends = [len(one.tokens) for one in dialogues], [one.end for one in dialogues]
+        rooms = [end - start for start, end in zip(begun, ends, strict=True)]
+        numbers = [uniforms(sampling, one.prompt, one.number) for one in dialogues]
+        # behind the end of its row, a number is drawn for nothing
+        drawn_from = [[*row[start:], *[0.0] * start] for row, start in zip(numbers, begun, strict=True)]
         criteria = [EndsWithString(self.stops, tokens_BT.shape[1])] if self.stops.strings else []
-        drawn = Draw(sampling.temperature, torch.tensor(numbers, dtype=torch.double, device=tokens_BT.device))
+        drawn = Draw(sampling.temperature, torch.tensor(drawn_from, dtype=torch.double, device=tokens_BT.device))
         try:
             output_BT = self.model.generate(
                 input_ids=tokens_BT,
                 attention_mask=attention_BT,
+                max_new_tokens=max(rooms),
                 logits_processor=LogitsProcessorList([drawn]),
                 stopping_criteria=StoppingCriteriaList(criteria),
             )
@@ -79,7 +102,7 @@ class HfSampler(Sampler):
         sampled_BT = output_BT[:, tokens_BT.shape[1] :]
         tokens, logprobs = sampled_BT.tolist(), torch.stack(drawn.logprobs, dim=1).tolist()
         # behind its end a row has padding, which may be a stop token too
-        return [self.stops.completion(*row) for row in zip(tokens, logprobs, strict=True)]
+        return [(row[:room], of_row[:room]) for row, of_row, room in zip(tokens, logprobs, rooms, strict=True)]
 
     def _left_padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         width = max(len(row) for row in rows)

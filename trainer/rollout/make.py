@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,12 +14,14 @@ from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.memory import search
 from trainer.memory.planner import CONTEXT, GB, SLEEPING, Plan
+from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
 from trainer.rollout import limits
 from trainer.rollout.collect import Sampler
 from trainer.rollout.decoder.forward import why_unsupported
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
+from trainer.rollout.turns import Turns
 from trainer.rollout.vllm import check
 from trainer.rollout.vllm.publish import VllmContext
 
@@ -31,6 +34,7 @@ def make_sampler(
     say: limits.Say = limits.on_stderr,
     copies: bool = True,
     stop_strings: Sequence[str] = (),
+    prompter: Prompter | None = None,
 ) -> Sampler:
     """Return one of Octet's own samplers. Unless `engine` is `hf`, that is the fast one if it supports the model.
 
@@ -44,9 +48,10 @@ def make_sampler(
         )
     if reason:
         say(f"rollout: sampling with model.generate, which takes three times as long or more, because {reason}")
+    turns = partial(Turns, prompter=prompter, limits=settings.turns)
     if reason or settings.engine == "hf":
-        return HfSampler(model, tokenizer, stop_tokens, settings.rows, say, stop_strings)
-    return DecodeSampler(model, tokenizer, stop_tokens, settings.rows, say, copies, stop_strings)
+        return HfSampler(model, tokenizer, stop_tokens, settings.rows, say, stop_strings, turns)
+    return DecodeSampler(model, tokenizer, stop_tokens, settings.rows, say, copies, stop_strings, turns)
 
 
 def may_colocate(settings: Rollout) -> bool:

@@ -28,7 +28,8 @@ from trainer.machine import disk
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stop_tokens
 from trainer.model.staging import stage
 from trainer.problem.curriculum import CURRICULA
-from trainer.problem.prompts import Prompter, stop_strings
+from trainer.problem.environment import environments_of
+from trainer.problem.prompts import Prompter
 from trainer.problem.task import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
@@ -70,7 +71,7 @@ def build(request: Request) -> Run:
     golds.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
     stage(config.model)
     tokenizer = load_tokenizer(config.model)
-    prompter = Prompter(tokenizer, config.prompt, task)
+    prompter = prompter_of(config, task, tokenizer)
     problems = prompter.fitting(training)
     total_steps = config.total_steps(len(problems))
     curriculum = CURRICULA[config.task.curriculum](problems, config.rollout.problems, config.run.seed, total_steps)
@@ -94,7 +95,7 @@ def build(request: Request) -> Run:
     if config.optim.layout == "flat" and not policy.is_flat:
         record.screen.say("training: with padded rows, which is slower, because of this model's kind of attention")
     with policy.gathered():
-        outside = vllm_context(config, policy, policy.model, tokenizer, held_out, folder, record.screen.say)
+        outside = vllm_context(config, policy, policy.model, prompter, held_out, folder, record.screen.say)
         copies = not policy.splits_weights
         sampler, evaluating = make_samplers(outside, policy.model, record.screen.warn, copies)
     evaluated = within_context(held_out, room_of(evaluating, policy.model), config.rollout.max_new_tokens)
@@ -148,7 +149,7 @@ def vllm_context(
     config: Config,
     policy: Exportable,
     model: Any,
-    tokenizer: Any,
+    prompter: Prompter,
     held_out: Sequence[Prompt],
     folder: Path,
     say: Say,
@@ -160,29 +161,36 @@ def vllm_context(
     trained = config.prompt.max_tokens + config.rollout.max_new_tokens
     longest = max((len(prompt.tokens) for prompt in held_out), default=0) + config.rollout.max_new_tokens
     wanted = min(max(trained, longest), trained * config.rollout.rows)
-    stops, strings = ends(config, tokenizer, model)
+    stops, strings = ends(config, prompter, model)
     return VllmContext(
         config,
         policy,
         location(config.model),
         resolve_dtype(config.model.dtype, distributed.device()),
         min(context_of(model) or wanted, wanted),
-        tokenizer,
+        prompter.tokenizer,
         stops,
         folder,
         say,
         strings,
+        prompter,
     )
 
 
-def ends(config: Config, tokenizer: Any, model: Any) -> tuple[list[int], tuple[str, ...]]:
-    """Return the tokens and the strings at which an answer ends: those of the model, the prompt style and the settings.
+def prompter_of(config: Config, task: Task, tokenizer: Any) -> Prompter:
+    """Return what writes the prompts of a task, with its tools or environment."""
+    return Prompter(tokenizer, config.prompt, task, environments_of(task, config.task, tokenizer.chat_template))
+
+
+def ends(config: Config, prompter: Prompter, model: Any) -> tuple[list[int], tuple[str, ...]]:
+    """Return the tokens and the strings at which a turn ends: those of the model, the prompt style and the settings.
 
     The text of an answer is decoded without special tokens, so a string that names one stands for the token.
     """
+    tokenizer = prompter.tokenizer
     added = tokenizer.added_tokens_decoder.items()
     special = {token.content: index for index, token in added if token.special and token.content.strip()}
-    strings = (*stop_strings(tokenizer, config.prompt, make_task(config.task)), *config.rollout.stop)
+    strings = (*prompter.stop_strings, *config.rollout.stop)
     for string in strings:
         if string not in special and (inside := next((name for name in special if name in string), None)):
             raise ConfigError(
@@ -201,10 +209,10 @@ def make_samplers(run: VllmContext, model: Any, warn: Say, copies: bool) -> tupl
     if outside := make_vllm_sampler(run):
         return outside, outside
     choose = partial(make_sampler, run.config.rollout, model, run.tokenizer, run.stop_tokens, warn)
-    sampler = choose(copies=copies, stop_strings=run.stop_strings)
+    sampler = choose(copies=copies, stop_strings=run.stop_strings, prompter=run.prompter)
     if isinstance(sampler, HfSampler):
         return sampler, sampler
-    return sampler, choose(copies=False, stop_strings=run.stop_strings)
+    return sampler, choose(copies=False, stop_strings=run.stop_strings, prompter=run.prompter)
 
 
 def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:
@@ -283,9 +291,10 @@ def evaluate_model(
     """Evaluate a model that is not being trained on the held-out problems. If given, `outside` samples from it."""
     task = make_task(config.task)
     check_vocabulary(tokenizer, model)
-    prompter = Prompter(tokenizer, config.prompt, task)
-    stops, strings = ends(config, tokenizer, model)
-    sampler = outside or make_sampler(config.rollout, model, tokenizer, stops, copies=False, stop_strings=strings)
+    prompter = prompter_of(config, task, tokenizer)
+    stops, strings = ends(config, prompter, model)
+    choose = partial(make_sampler, config.rollout, model, tokenizer, stops, copies=False)
+    sampler = outside or choose(stop_strings=strings, prompter=prompter)
     scorer = make_verifier(config, task)
     held_out, new_tokens = held_out_prompts(config, task, prompter), config.rollout.max_new_tokens
     prompts = within_context(held_out, room_of(sampler, model), new_tokens)

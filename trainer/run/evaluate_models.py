@@ -26,7 +26,6 @@ from trainer.machine.quiet import no_progress_bars
 from trainer.model import merge as export
 from trainer.model.load import load_model, load_tokenizer, resolve_dtype
 from trainer.model.lora import load_adapter
-from trainer.problem.prompts import Prompter
 from trainer.problem.task import make_task
 from trainer.ranks import distributed
 from trainer.records import Draws, Prompt, Sampling
@@ -103,8 +102,8 @@ def _outside(config: Config, model: Any, tokenizer: Any, out: Path) -> Iterator[
     """Return vLLM, if the settings select it, and what it serves: the base at first."""
     shown = StaticPolicy()
     out.mkdir(parents=True, exist_ok=True)
-    held_out = _held_out(config, tokenizer)
-    sampler = make_vllm_sampler(assemble.vllm_context(config, shown, model, tokenizer, held_out, out, _say))
+    held_out, prompter = _held_out(config, tokenizer), assemble.prompter_of(config, make_task(config.task), tokenizer)
+    sampler = make_vllm_sampler(assemble.vllm_context(config, shown, model, prompter, held_out, out, _say))
     try:
         if sampler:
             _must_be(model, tokenizer, config, sampler)
@@ -122,7 +121,7 @@ def _say(text: str) -> None:
 
 def _held_out(config: Config, tokenizer: Any) -> list[Prompt]:
     task = make_task(config.task)
-    return assemble.held_out_prompts(config, task, Prompter(tokenizer, config.prompt, task))
+    return assemble.held_out_prompts(config, task, assemble.prompter_of(config, task, tokenizer))
 
 
 def _must_be(model: Any, tokenizer: Any, config: Config, sampler: Sampler) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.batch.pack import GroupRows, Packer, idle_row, minibatches
+from trainer.batch.pack import GroupRows, Packer, idle_row, minibatches, row_of
 from trainer.batch.room import Room
 from trainer.config.settings import Config
 from trainer.loss import before_update
@@ -36,11 +36,7 @@ class Updater:
         coef = self.kl.value
         if not coef or self.config.algorithm.kl.where != "reward":
             return dict(groups)
-        rows = [
-            TrainingRow(group.prompt.tokens, completion.tokens, completion.logprobs, advantage=0.0)
-            for group in groups.values()
-            for completion in group.completions
-        ]
+        rows = [row_of(group, completion) for group in groups.values() for completion in group.completions]
 
         def make_room() -> None:
             self.room.shrink(self.packer.pack(rows))  # they are packed again with the smaller budget
@@ -50,7 +46,7 @@ class Updater:
         penalised = {}
         for index, group in groups.items():
             kl_G = [next(found) for _ in group.completions]
-            tally.add("kl", sum(kl_G), sum(len(completion.tokens) for completion in group.completions))
+            tally.add("kl", sum(kl_G), sum(completion.length for completion in group.completions))
             penalised[index] = before_update.without_kl(group, [coef * kl for kl in kl_G])
         return penalised
 

@@ -90,6 +90,20 @@ class Vllm(Section):
         return self
 
 
+class Turns(Section):
+    """Limits of an answer that an environment replies to; see docs/environments.md."""
+
+    most: int = Field(8, ge=1)
+    """Most turns of the model in an answer. One that is not done then counts as truncated."""
+    tokens: int | None = Field(None, ge=1)
+    """Most tokens of a turn. An answer with a longer one ends there, and counts as truncated. By default only
+    rollout.max_new_tokens limits a turn: the tokens of all turns and of what the environment says between them."""
+    observation: int = Field(256, ge=1)
+    """Most tokens of what the environment says at once. What is longer is cut, and says so."""
+    seconds: float = Field(60.0, gt=0.0)
+    """Time for the environment to reply; after it, the run stops."""
+
+
 class Rollout(Section):
     engine: Literal["auto", "decode", "hf", "vllm_server", "vllm_colocate"] = "auto"
     """`decode` is Octet's own fast decoder (docs/training.md lists the families); `hf` is model.generate; `vllm_server`
@@ -108,6 +122,8 @@ class Rollout(Section):
     """The logits are divided by this, in sampling and in training."""
     max_new_tokens: int = Field(256, ge=1)
     """Longer completions are cut off, and count as truncated."""
+    turns: Turns = Turns()
+    """Limits of answers that have several turns, because a task has tools or an environment."""
     stop: tuple[str, ...] = ()
     """Strings that end an answer, beside those of the prompt style. The token that completes one is the last of the
     answer. A string that begins with a line break is left out of the text that is read, any other is part of it. The

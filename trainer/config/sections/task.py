@@ -31,6 +31,12 @@ class TaskSettings(Section):
     """Several tasks at once, with the share of each: `{gsm8k: 2, reasoning_gym:gcd: 1}`. It sets `task.name=mix`."""
     gym: dict[str, Any] = Field({})
     """Parameters of a generator of `reasoning_gym`, such as `{max_terms: 4}`; `size` is the number of problems."""
+    tools: tuple[Literal["calculator", "python"], ...] = ()
+    """Tools that the model may call while it answers; see `docs/environments.md`."""
+    calls: Literal["auto", "template", "fenced", "inline"] = "auto"
+    """How a tool is called. `template`: as the model's chat template says. `fenced`: in a fenced block with its name.
+    `inline`: the calculator only, which goes on after every `=`. `auto` is `template` if that has tools, else
+    `fenced`."""
     data_dir: Path | None = None
     """A folder with `train` and `test` as .jsonl, .csv or .parquet; without it, the data set comes from the hub."""
     path: str | None = None
@@ -67,6 +73,11 @@ class TaskSettings(Section):
     def _mix_is_a_name(cls, values: Any) -> Any:
         return {**values, "name": "mix"} if isinstance(values, dict) and values.get("mix") else values
 
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
@@ -84,6 +95,10 @@ class TaskSettings(Section):
     def _one_source(self) -> TaskSettings:
         reads = sorted({"data_dir", "path"} & {key for key, value in self if value is not None})
         columns = [name for name in ("question", "answer", "solution") if getattr(self, name) is not None]
+        if self.calls == "inline" and self.tools != ("calculator",):
+            raise ValueError("calls=inline is for the calculator alone. Write tools=[calculator]")
+        if self.calls != "auto" and not self.tools:
+            raise ValueError(f"calls={self.calls} says how tools are called. Write tools=[calculator] as well")
         if self.name == "mix" and not self.mix:
             raise ValueError("a mix has parts. Write task.mix='{gsm8k: 2, nano: 1}'")
         if self.gym and not any(name.startswith("reasoning_gym:") for name in (self.name, *self.mix)):

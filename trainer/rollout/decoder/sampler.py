@@ -8,7 +8,7 @@ the host checks only every few steps which rows have finished.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,9 +24,11 @@ from trainer.rollout.decoder.weights import spare_bytes
 from trainer.rollout.draw import draw, uniforms
 from trainer.rollout.hf import evaluating
 from trainer.rollout.stop import Stops
+from trainer.rollout.turns import Dialogue, Turns
 
 PREFILL_TOKENS = 4096  # in one pass, padding included: the activations of a prompt are larger than its cache
 PLACES = 16  # cache lengths are multiples of this: attention masks on a card want it, and batches are reused more often
+DRAWN = -1  # no token is forced
 STEPS_PER_CHECK = {"cuda": 8}  # elsewhere 1: on a CPU a check costs nothing
 
 
@@ -42,10 +44,12 @@ class DecodeSampler(Sampler):
         say: limits.Say = limits.on_stderr,
         copies: bool = True,
         stop_strings: Sequence[str] = (),
+        turns: Callable[[Stops], Turns] = Turns,
     ) -> None:
         self.model = model
         self.copies = copies
         self.stops = Stops(tokenizer, stop_tokens, stop_strings)
+        self.turns = turns(self.stops)
         self.rows = limits.RowLimit(rows, say)
         self._say = say
         self._keeps_memory = True
@@ -114,7 +118,7 @@ class DecodeSampler(Sampler):
             if self.batch is None or not self.batch.has_room(size):
                 size = Size(*map(max, size, self.batch.size)) if self.batch else size  # for calls that alternate
                 self.batch = None  # free the old one first
-                self.batch = Batch(self.forward, size, self.stops, self._say)
+                self.batch = Batch(self.forward, size, self.turns, self._say)
         self.batch.reset(rows, sampling)
         return self.batch
 
@@ -127,9 +131,18 @@ class DecodeSampler(Sampler):
             yield from self._finish(batch, scheduler)
 
     def _finish(self, batch: Batch, scheduler: Scheduler) -> Iterator[tuple[int, list[Completion]]]:
-        """Take finished sequences out of the batch and yield the groups that they complete."""
-        for answer, tokens, logprobs in batch.take_finished():
-            if group := scheduler.finish(answer, self.stops.completion(tokens, logprobs)):
+        """Take finished answers out of the batch and yield the groups that they complete."""
+        done = {}
+        for dialogue, tokens, logprobs in batch.ended():
+            done[dialogue] = self.turns.add(dialogue, tokens, logprobs)
+        if batch.waiting:
+            for dialogue in self.turns.answered(batch.waiting, batch.is_running):
+                done[dialogue] = self.turns.hear(dialogue)
+                if done[dialogue] is None:
+                    batch.go_on(dialogue)
+        finished = {dialogue: completion for dialogue, completion in done.items() if completion is not None}
+        for answer, dialogue in batch.take(finished):
+            if group := scheduler.finish(answer, finished[dialogue]):
                 yield answer.prompt_index, group
 
     def _release_memory(self) -> None:
@@ -152,8 +165,8 @@ class Answer(NamedTuple):
     number: int  # in the group
 
 
-class FinishedSequence(NamedTuple):
-    answer: Answer
+class EndedTurn(NamedTuple):
+    dialogue: Dialogue
     tokens: list[int]
     logprobs: list[float]
 
@@ -225,22 +238,24 @@ class Size(NamedTuple):
 class Batch:
     """The sequences that are being decoded, in rows 0 to `active` - 1 of buffers that are allocated once.
 
-    A row that has finished is frozen: nothing in it changes until the host takes it out and moves the last row there.
+    A row whose turn has ended is frozen: nothing in it changes until the host takes it out and moves the last row
+    there, or lets it go on behind a reply. The tokens of a reply are forced: they take the place of those drawn.
     """
 
-    def __init__(self, forward: Forward, size: Size, stops: Stops, say: limits.Say) -> None:
-        self.forward, self.size, self.stops, device = forward, size, stops, forward.device
+    def __init__(self, forward: Forward, size: Size, turns: Turns, say: limits.Say) -> None:
+        self.forward, self.size, self.turns, self.stops, device = forward, size, turns, turns.stops, forward.device
         rows, places, new_tokens = size
         self.cache_LRKTD = forward.cache(rows, places)
         self.mask_RT = torch.zeros(rows, places, dtype=forward.dtype, device=device)
-        self.tokens_R, self.places_R, self.counts_R = torch.zeros(3, rows, dtype=torch.long, device=device)
+        self.tokens_R, self.places_R, self.counts_R, self.ends_R = torch.zeros(4, rows, dtype=torch.long, device=device)
         self.hidden_RH = torch.zeros(rows, forward.config.hidden_size, dtype=forward.dtype, device=device)
         self.running_R = torch.zeros(rows, dtype=torch.bool, device=device)
         # one column more, because a frozen row goes on writing behind its end
         self.sampled_RN = torch.zeros(rows, new_tokens + 1, dtype=torch.long, device=device)
+        self.forced_RN = torch.full_like(self.sampled_RN, DRAWN) if turns.environments else None
         self.logprobs_RN = torch.zeros(rows, new_tokens + 1, device=device)
         self.continues_V = torch.ones(forward.config.vocab_size, dtype=torch.bool, device=device)
-        known = [token for token in stops.tokens if token < forward.config.vocab_size]  # a tokenizer may have more
+        known = [token for token in self.stops.tokens if token < forward.config.vocab_size]  # a tokenizer may have more
         self.continues_V[torch.tensor(known, dtype=torch.long, device=device)] = False
         self.uniform_RN = torch.zeros(rows, new_tokens + 1, dtype=torch.double, device=device)
         self.decode_step = DecodeStep(device, say)
@@ -257,10 +272,11 @@ class Batch:
         """Remove all sequences. From now on at most `rows` rows are used."""
         self.room = rows
         self.answers: list[Answer] = []  # in each active row
+        self.dialogues: list[Dialogue] = []
         self.sampling = sampling
         self.longest = 0  # tokens of the longest sequence
         self.temperature, self.limit = sampling.temperature, sampling.max_new_tokens
-        self.decode_step.depends_on = (self.temperature, self.limit, self.forward.adapters, self.forward.addresses)
+        self.decode_step.depends_on = (self.temperature, self.forward.adapters, self.forward.addresses)
 
     @property
     def active(self) -> int:
@@ -269,6 +285,15 @@ class Batch:
     @property
     def free(self) -> int:
         return self.room - self.active
+
+    @property
+    def waiting(self) -> list[Dialogue]:
+        """Return the answers that wait for a reply."""
+        return [dialogue for dialogue in self.dialogues if dialogue.reply is not None]
+
+    @property
+    def is_running(self) -> bool:
+        return len(self.waiting) < self.active
 
     @torch.inference_mode()
     def add(self, requests: Sequence[Request]) -> None:
@@ -293,14 +318,19 @@ class Batch:
         if self.temperature:
             numbers = [uniforms(self.sampling, one.prompt, number) for one in requests for number in one.numbers]
             self.uniform_RN[rows, : self.limit] = torch.tensor(numbers, dtype=torch.double, device=device)
+        began = [(request, number) for request in requests for number in request.numbers]
+        self.dialogues += [self.turns.begin(request.prompt, number, self.sampling) for request, number in began]
+        self.ends_R[rows] = torch.tensor([dialogue.end for dialogue in self.dialogues[rows]], device=device)
+        if self.forced_RN is not None:
+            self.forced_RN[rows] = DRAWN
         self._sample(logits_PV.repeat_interleave(counts_P, dim=0), rows)
-        self.answers += [Answer(request.prompt_index, number) for request in requests for number in request.numbers]
+        self.answers += [Answer(request.prompt_index, number) for request, number in began]
         self.longest = max(self.longest, width)
 
     @torch.inference_mode()
     def decode(self) -> None:
         """Sample one more token for each row, or several where checks are rare."""
-        for _ in range(self.steps_per_check if self.active else 0):
+        for _ in range(self.steps_per_check if self.is_running else 0):
             width = min(self.longest + 1, self.size.places)
             if self.forward.embeds_on_host:  # not in the captured step, which cannot wait for the host
                 self.hidden_RH[: self.active] = self.forward.embed(self.tokens_R[: self.active])
@@ -312,45 +342,81 @@ class Batch:
         self.mask_RT[active].scatter_(1, places_B[:, None], 0.0)
         hidden_BH = self.hidden_RH[active] if self.forward.embeds_on_host else self.forward.embed(self.tokens_R[active])
         logits_BV = self.forward.step(hidden_BH, places_B, self.mask_RT[active, :width], self.cache_LRKTD)
+        places_B += self.running_R[active]  # a row that ends now stops at the place of its last token
         self._sample(logits_BV, active)
-        places_B += self.running_R[active]
 
     def _sample(self, logits_BV: Tensor, rows: slice) -> None:
         counts_B, running_B = self.counts_R[rows], self.running_R[rows]
         uniform_B = self.uniform_RN[rows].gather(1, counts_B[:, None])[:, 0]
         tokens_B, logprobs_B = draw(logits_BV, self.temperature, uniform_B)
+        is_drawn_B: Tensor | bool = True
+        if self.forced_RN is not None:
+            forced_B = self.forced_RN[rows].gather(1, counts_B[:, None])[:, 0]
+            is_drawn_B = forced_B == DRAWN
+            tokens_B = tokens_B.where(is_drawn_B, forced_B)
         self.tokens_R[rows] = tokens_B
         self.sampled_RN[rows].scatter_(1, counts_B[:, None], tokens_B[:, None])
         self.logprobs_RN[rows].scatter_(1, counts_B[:, None], logprobs_B[:, None])
         counts_B += running_B
-        running_B &= self.continues_V[tokens_B]
-        running_B &= counts_B < self.limit
+        running_B &= self.continues_V[tokens_B] if is_drawn_B is True else self.continues_V[tokens_B] | ~is_drawn_B
+        running_B &= counts_B < self.ends_R[rows]
 
     @torch.inference_mode()
-    def take_finished(self) -> list[FinishedSequence]:
-        """Remove the finished sequences from the batch and return them."""
+    def ended(self) -> list[EndedTurn]:
+        """Return the turns that have ended since the last call."""
         if self.stops.strings and self.active:
             self._freeze_at_strings()
         running = self.running_R[: self.active]
         if bool(running.all()):
             return []
+        waits = [dialogue.reply is not None for dialogue in self.dialogues]
         rows = (~running).nonzero()[:, 0]
-        lengths, finished = self.counts_R[rows].tolist(), rows.tolist()
-        tokens, logprobs = self.sampled_RN[rows].tolist(), self.logprobs_RN[rows].tolist()
-        sequences = [
-            FinishedSequence(self.answers[row], tokens[i][:length], logprobs[i][:length])
-            for i, (row, length) in enumerate(zip(finished, lengths, strict=True))
-        ]
-        self._compact(finished)
-        return sequences
+        counts, sampled = self.counts_R[rows].tolist(), self.sampled_RN[rows].tolist()
+        logprobs = self.logprobs_RN[rows].tolist()
+        ended = []
+        for i, row in enumerate(rows.tolist()):
+            if not waits[row]:
+                dialogue = self.dialogues[row]
+                turn = slice(len(dialogue.tokens), counts[i])
+                ended.append(EndedTurn(dialogue, sampled[i][turn], logprobs[i][turn]))
+        return ended
 
     def _freeze_at_strings(self) -> None:
-        """Freeze the rows in whose newest tokens a stop string is complete."""
+        """Freeze the rows in whose newest tokens, of this turn, a stop string is complete."""
         counts_B, width = self.counts_R[: self.active], self.stops.window + self.steps_per_check
         newest_BT = (counts_B[:, None] - width + torch.arange(width, device=counts_B.device)).clamp(min=0)
         tokens_BT = self.sampled_RN[: self.active].gather(1, newest_BT).tolist()
-        ended = [self.stops.is_in(row[-count:]) for row, count in zip(tokens_BT, counts_B.tolist(), strict=True)]
+        written = [
+            min(width, max(0, count - len(one.tokens)))
+            for count, one in zip(counts_B.tolist(), self.dialogues, strict=True)
+        ]
+        ended = [self.stops.is_in(row[width - count :]) for row, count in zip(tokens_BT, written, strict=True)]
         self.running_R[: self.active] &= ~torch.tensor(ended, device=counts_B.device)
+
+    @torch.inference_mode()
+    def go_on(self, dialogue: Dialogue) -> None:
+        """Let a row read a reply, token by token, and write another turn. The last token of its turn is read first."""
+        assert self.forced_RN is not None, "an environment has replied"
+        row, end = self.dialogues.index(dialogue), len(dialogue.tokens)
+        heard = next(count for count, is_written in enumerate(reversed(dialogue.written)) if is_written)
+        begun, place = end - heard, len(dialogue.prompt.tokens) + end - heard - 1
+        device = self.forward.device
+        self.tokens_R[row], self.places_R[row], self.counts_R[row] = dialogue.tokens[begun - 1], place, begun
+        self.forced_RN[row, begun:end] = torch.tensor(dialogue.tokens[begun:], dtype=torch.long, device=device)
+        # a row may have gone on for some steps behind a stop string
+        self.mask_RT[row] = torch.zeros_like(self.mask_RT[row]).masked_fill_(
+            torch.arange(self.size.places, device=device) >= place, float("-inf")
+        )
+        self.ends_R[row], self.running_R[row] = dialogue.end, True
+
+    @torch.inference_mode()
+    def take(self, finished: Container[Dialogue]) -> list[tuple[Answer, Dialogue]]:
+        """Remove answers from the batch and return them, row by row."""
+        rows = [row for row, dialogue in enumerate(self.dialogues) if dialogue in finished]
+        taken = [(self.answers[row], self.dialogues[row]) for row in rows]
+        if rows:
+            self._compact(rows)
+        return taken
 
     def _compact(self, finished: Sequence[int]) -> None:
         """Move the last running rows to the rows that have finished."""
@@ -358,12 +424,13 @@ class Batch:
         holes = [row for row in finished if row < left]
         movers = [row for row in range(left, self.active) if row not in gone]
         for hole, mover in zip(holes, movers, strict=True):
-            self.answers[hole] = self.answers[mover]
-        del self.answers[left:]
+            self.answers[hole], self.dialogues[hole] = self.answers[mover], self.dialogues[mover]
+        del self.answers[left:], self.dialogues[left:]
         if holes:
             target, source = (torch.tensor(rows, device=self.forward.device) for rows in (holes, movers))
-            state = (self.tokens_R, self.places_R, self.counts_R, self.running_R)
-            for buffer in (*state, self.sampled_RN, self.logprobs_RN, self.uniform_RN, self.mask_RT):
+            state = [self.tokens_R, self.places_R, self.counts_R, self.ends_R, self.running_R]
+            state += [self.sampled_RN, self.logprobs_RN, self.uniform_RN, self.mask_RT]
+            for buffer in [*state, self.forced_RN] if self.forced_RN is not None else state:
                 buffer[target] = buffer[source]
         used = self.cache_LRKTD[..., : self.longest, :]
         for hole, mover in zip(holes, movers, strict=True):  # copying row by row is four times faster than an index

@@ -23,6 +23,7 @@ from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.collect import Sampler
 from trainer.rollout.draw import group_seed
+from trainer.rollout.turns import Dialogue
 from trainer.rollout.vllm import check
 from trainer.rollout.vllm.process import DTYPES, ON_A_CPU, max_batched_tokens
 from trainer.rollout.vllm.publish import MODE, NEUTRAL, SLOTS, Publisher, VllmContext
@@ -51,36 +52,67 @@ class VllmColocateSampler(Sampler):
         self._sleep()
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
-        from vllm import SamplingParams
-
         if self.sleeps:
             self.llm.wake_up()
         try:
             version = self.sync()
             if not prompts:
                 return
-            settings = [
-                SamplingParams(
-                    n=sampling.group,
-                    temperature=sampling.temperature,
-                    max_tokens=sampling.max_new_tokens,
-                    seed=group_seed(sampling, prompt),
-                    stop_token_ids=sorted(self.context.stop_tokens),
-                    stop=list(self.context.stop_strings),
-                    include_stop_str_in_output=True,
-                    logprobs=0,
-                    detokenize=bool(self.context.stop_strings),
-                    **NEUTRAL,
-                )
-                for prompt in prompts
-            ]
-            inputs = [{"prompt_token_ids": list(prompt.tokens)} for prompt in prompts]
-            adapter = None if version is None else self.adapter
-            outputs = self.llm.generate(inputs, settings, lora_request=adapter, use_tqdm=False)
+            yield from self._sampled(prompts, sampling, version)
         finally:
             self._sleep()
-        for index, output in enumerate(outputs):
-            yield index, [self._completion(answer, version) for answer in output.outputs]
+
+    def _sampled(
+        self, prompts: Sequence[Prompt], sampling: Sampling, version: int | None
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        """Sample the first turns of each group together, and then one turn of every answer that goes on."""
+        turns = self.context.turns
+        dialogues = [[turns.begin(prompt, number, sampling) for number in range(sampling.group)] for prompt in prompts]
+        done: dict[Dialogue, Completion] = {}
+        first = [(group[0], sampling.group, group_seed(sampling, group[0].prompt)) for group in dialogues]
+        asked, waiting = first, [one for group in dialogues for one in group]
+        while asked:
+            written = self._generate(asked, sampling, version)
+            added = [(one, turns.add(one, *turn, version)) for one, turn in zip(waiting, written, strict=True)]
+            ended = [(one, completion or turns.hear(one)) for one, completion in added]
+            done |= {one: completion for one, completion in ended if completion}
+            waiting = [one for one, completion in ended if completion is None]
+            asked = [(one, 1, group_seed(sampling, one.prompt, f"/{one.number}/{len(one.tokens)}")) for one in waiting]
+        for index, group in enumerate(dialogues):
+            yield index, [done[dialogue] for dialogue in group]
+
+    def _generate(
+        self, asked: Sequence[tuple[Dialogue, int, int]], sampling: Sampling, version: int | None
+    ) -> list[tuple[list[int], list[float]]]:
+        """Return tokens and log-probs of so many next turns of each answer, by this seed."""
+        from vllm import SamplingParams
+
+        settings = [
+            SamplingParams(
+                n=count,
+                temperature=sampling.temperature,
+                max_tokens=dialogue.end - len(dialogue.tokens),
+                seed=seed,
+                stop_token_ids=sorted(self.context.stop_tokens),
+                stop=list(self.context.stop_strings),
+                include_stop_str_in_output=True,
+                logprobs=0,
+                detokenize=bool(self.context.stop_strings),
+                **NEUTRAL,
+            )
+            for dialogue, count, seed in asked
+        ]
+        inputs = [{"prompt_token_ids": list(dialogue.context)} for dialogue, *_ in asked]
+        adapter = None if version is None else self.adapter
+        outputs = self.llm.generate(inputs, settings, lora_request=adapter, use_tqdm=False)
+        return [
+            (
+                list(answer.token_ids),
+                [float(at[token].logprob) for token, at in zip(answer.token_ids, answer.logprobs, strict=True)],
+            )
+            for output in outputs
+            for answer in output.outputs
+        ]
 
     def room(self) -> int | None:
         return self.context.context_length
@@ -120,11 +152,6 @@ class VllmColocateSampler(Sampler):
     def _sleep(self) -> None:
         if self.sleeps:
             self.llm.sleep(level=1)
-
-    def _completion(self, answer: Any, version: int | None) -> Completion:
-        tokens = tuple(answer.token_ids)
-        logprobs = [choices[token].logprob for token, choices in zip(tokens, answer.logprobs, strict=True)]
-        return self.context.completion(tokens, logprobs, version)
 
 
 def _engine(context: VllmContext) -> Any:

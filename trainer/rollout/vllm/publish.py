@@ -18,10 +18,11 @@ from typing import Any, Protocol
 from trainer.config.settings import Config
 from trainer.machine import disk
 from trainer.memory.planner import ADAPTERS
+from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
-from trainer.records import Completion
 from trainer.rollout.limits import Say
 from trainer.rollout.stop import Stops
+from trainer.rollout.turns import Turns
 from trainer.run_folder import claim
 
 MODE = "processed_logprobs"  # log-probs of the distribution that is sampled from, temperature included
@@ -73,10 +74,12 @@ class VllmContext:
     folder: Path  # for published versions and logs
     say: Say
     stop_strings: Sequence[str] = ()
+    prompter: Prompter | None = None
 
-    def completion(self, tokens: Sequence[int], logprobs: Sequence[float], version: int | None) -> Completion:
+    @property
+    def turns(self) -> Turns:
         stops = Stops(self.tokenizer, self.stop_tokens, self.stop_strings)
-        return stops.completion(tokens, [float(one) for one in logprobs], version)
+        return Turns(stops, self.prompter, self.config.rollout.turns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.collect import Sampler
 from trainer.rollout.draw import group_seed
+from trainer.rollout.turns import Dialogue
 from trainer.rollout.vllm import process
 from trainer.rollout.vllm.check import check_server
 from trainer.rollout.vllm.client import KEY, InvalidReply, Retry, Server, rate_limited
@@ -31,6 +32,8 @@ from trainer.rollout.vllm.process import ServerProcess
 from trainer.rollout.vllm.publish import NEUTRAL, Published, Publisher, VllmContext
 
 T = TypeVar("T")
+Body = dict[str, Any]  # of a request
+Written = tuple[list[int], list[float]]  # tokens and log-probs of a turn
 
 OPEN_REQUESTS = 128  # of a rank at each server; more would only wait there
 LARGEST_TOKEN = 1 << 31  # above any token id or log-prob
@@ -44,6 +47,7 @@ class VllmServerSampler(Sampler):
     def __init__(self, context: VllmContext, servers: Sequence[Server]) -> None:
         self.context, self.settings = context, context.config.rollout
         self.servers = servers
+        self.turns = context.turns
         self.publisher = Publisher(context.folder / "published")
         self.adapter: Published | None = None
         self._say = rate_limited(context.say)
@@ -108,15 +112,41 @@ class VllmServerSampler(Sampler):
     def group(
         self, adapter: Published | None, servers: Sequence[Server], sampling: Sampling, index: int, prompt: Prompt
     ) -> list[Completion]:
-        """Ask the servers in turn for a group until one of them answers."""
+        """Return a group: all first turns by one request, and then each answer by itself."""
+        ask = partial(self._ask, adapter, servers, index)
+        dialogues = [self.turns.begin(prompt, number, sampling) for number in range(sampling.group)]
+        begun = ask(self._body(dialogues[0], sampling, sampling.group, group_seed(sampling, prompt)))
+        version = adapter.version if adapter else None
+        work = [partial(self._answer, ask, sampling, version, *pair) for pair in zip(dialogues, begun, strict=True)]
+        if self.context.prompter is None or self.context.prompter.environments is None:
+            return [finish() for finish in work]
+        return [completion for _, completion in sorted(threads.each(work, len(work)), key=lambda done: done[0])]
+
+    def _answer(
+        self,
+        ask: Callable[[Body], list[Written]],
+        sampling: Sampling,
+        version: int | None,
+        answer: Dialogue,
+        turn: Written,
+    ) -> Completion:
+        """Return a whole answer that begins with this turn."""
+        while True:
+            completion = self.turns.add(answer, *turn, version)
+            if completion := completion or self.turns.hear(answer):
+                return completion
+            seed = group_seed(sampling, answer.prompt, f"/{answer.number}/{len(answer.tokens)}")
+            (turn,) = ask(self._body(answer, sampling, 1, seed))
+
+    def _ask(self, adapter: Published | None, servers: Sequence[Server], index: int, body: Body) -> list[Written]:
+        """Ask the servers in turn until one of them answers."""
         retry, tries = Retry(self.settings.vllm, self._say, self._stop), 0
         while True:
             server = servers[(index + tries) % len(servers)]
-            model = adapter.name if adapter else server.base
-            body = self._body(prompt, model, sampling)
+            body["model"] = adapter.name if adapter else server.base
             try:
                 reply = server.post("/v1/completions", body, self.settings.vllm.timeout_s)
-                return self._completions(reply, server.url, model, adapter.version if adapter else None, sampling)
+                return self._written(reply, server.url, body)
             except NoReply as failure:
                 tries += 1
                 if failure.status == 404 and adapter is not None:  # the server has been restarted
@@ -124,14 +154,14 @@ class VllmServerSampler(Sampler):
                     failure = InvalidReply(str(failure))  # counted, so that it does not go on for ever
                 retry.wait(failure)
 
-    def _body(self, prompt: Prompt, model: str, sampling: Sampling) -> dict[str, Any]:
+    def _body(self, answer: Dialogue, sampling: Sampling, count: int, seed: int) -> Body:
+        """Return a request for the next turn of an answer, or of several that have no turn yet."""
         return NEUTRAL | {
-            "model": model,
-            "prompt": list(prompt.tokens),
-            "n": sampling.group,
+            "prompt": list(answer.context),
+            "n": count,
             "temperature": sampling.temperature,
-            "max_tokens": sampling.max_new_tokens,
-            "seed": group_seed(sampling, prompt),
+            "max_tokens": answer.end - len(answer.tokens),
+            "seed": seed,
             "stop_token_ids": sorted(self.context.stop_tokens),
             "stop": list(self.context.stop_strings),
             "include_stop_str_in_output": True,  # or vLLM may keep back the tokens of a stop string
@@ -139,30 +169,26 @@ class VllmServerSampler(Sampler):
             "return_token_ids": True,
         }
 
-    def _completions(
-        self, reply: Any, url: str, wanted: str, version: int | None, sampling: Sampling
-    ) -> list[Completion]:
+    def _written(self, reply: Any, url: str, body: Body) -> list[Written]:
+        """Return the tokens and log-probs of each answer in a reply."""
         try:
             model, choices = reply["model"], sorted(reply["choices"], key=lambda choice: int(choice["index"]))
             rows = [(choice["token_ids"], choice["logprobs"]["token_logprobs"]) for choice in choices]
         except (LookupError, TypeError, ValueError, OverflowError):
             raise InvalidReply(f"{url}: the reply has no token ids with their log-probs") from None
-        if model != wanted:
+        if model != body["model"]:
             raise TrainingError(
-                f"rollout.vllm.urls={url}: asked for {wanted}, it answered as {str(model)[:100]}. A program "
+                f"rollout.vllm.urls={url}: asked for {body['model']}, it answered as {str(model)[:100]}. A program "
                 "between the trainer and vLLM changes the model; name the server itself."
             )
-        if [choice["index"] for choice in choices] != list(range(sampling.group)):
-            raise InvalidReply(f"{url}: {len(choices)} answers, not {sampling.group}")
-        completions = []
+        if [choice["index"] for choice in choices] != list(range(body["n"])):
+            raise InvalidReply(f"{url}: {len(choices)} answers, not {body['n']}")
         for tokens, logprobs in rows:
             if not _are_numbers(tokens, int) or not _are_numbers(logprobs, float) or len(tokens) != len(logprobs):
                 raise InvalidReply(f"{url}: the tokens and log-probs of an answer do not belong together")
-            completion = self.context.completion(tokens, logprobs, version)
-            if completion.truncated and len(tokens) < sampling.max_new_tokens:
+            if self.turns.stops.completion(tokens, logprobs).truncated and len(tokens) < body["max_tokens"]:
                 raise InvalidReply(f"{url}: an answer ends after {len(tokens)} tokens without a stop token or string")
-            completions.append(completion)
-        return completions
+        return [(tokens, [float(one) for one in logprobs]) for tokens, logprobs in rows]
 
 
 class WholeModelSampler(VllmServerSampler):

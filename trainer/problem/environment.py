@@ -1,0 +1,135 @@
+"""Environments: what replies to a model between its turns.
+
+    reset   begins an answer, and may say what is asked in place of the question
+    step    takes what the model wrote in a turn; returns what it is told, whether the answer is done, and a reward
+
+Every answer has an environment of its own. A task of a user's file makes one in its method `environment(problem)`;
+`task.tools` gives one to any task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainer.config.settings import TaskSettings
+from trainer.errors import ConfigError, DataError
+from trainer.machine import user_code
+from trainer.problem.task import Task
+from trainer.problem.tools import ToolCalls, tools_of
+from trainer.records import Problem
+
+Reply = tuple[str, bool, float]  # what the model is told, whether the answer is done, a reward
+
+
+class Environment(Protocol):
+    def reset(self, problem: Problem) -> str | None:
+        """Begin an answer. Return what is asked, or None for the question of the problem."""
+
+    def step(self, text: str) -> Reply:
+        """Reply to what the model wrote in a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environments:
+    """Makes the environment of each answer, and says how models speak with it."""
+
+    setting: str
+    path: Path  # of the user's file
+    make: Callable[[Problem], Environment | None]  # None for a problem that is answered in one turn
+    may_ask: bool = False  # something else than the question of the problem
+    role: str = "user"  # of what an environment says, in the chat template
+    is_inline: bool = False  # it goes on in the model's own turn
+    stops: tuple[str, ...] = ()  # strings that end a turn
+    schemas: tuple[Mapping[str, Any], ...] = ()  # of tools, for the chat template
+    request: str = ""  # what a prompt says about tools
+
+    def reset(self, problem: Problem) -> str | None:
+        """Return what an environment asks in place of the question. It is made for this alone."""
+        environment, asked = self.begin(problem) if self.may_ask and problem.id else (None, None)
+        self.close(environment)
+        return asked
+
+    def begin(self, problem: Problem) -> tuple[Environment | None, str | None]:
+        """Return an environment that has begun, and what it asks."""
+        environment = self._call("environment", problem, lambda: self.make(problem))
+        if environment is None:
+            return None, None
+        asked = self._call("reset", problem, lambda: environment.reset(problem))
+        if asked is not None and not isinstance(asked, str):
+            raise DataError(f"{self.setting}: reset() returned {asked!r:.60} for {problem.id}. Return text, or None.")
+        return environment, asked
+
+    def step(self, environment: Environment, problem: Problem, text: str) -> Reply:
+        """Return what an environment replies to a turn."""
+        reply = self._call("step", problem, lambda: environment.step(text))
+        observation, done, reward = reply if isinstance(reply, tuple) and len(reply) == 3 else (reply, None, None)
+        if not (isinstance(observation, str) and _is_number(reward) and isinstance(done, bool | int)):
+            raise DataError(
+                f"{self.setting}: step() returned {reply!r:.80} for {problem.id}. Return what the model is told, "
+                'whether the answer is done, and a reward, such as ("too low", False, 0.0).'
+            )
+        return observation, bool(done), float(reward or 0.0)
+
+    def close(self, environment: Environment | None) -> None:
+        """End an environment that has a method for that."""
+        if close := getattr(environment, "close", None):
+            self._call("close", Problem("an answer", "", ""), close)
+
+    def _call(self, method: str, problem: Problem, work: Callable[[], Any]) -> Any:
+        what = f"{self.setting}: {method}() for {problem.id} raised "
+        return user_code.call(what, self.path, lambda: _finished(work()), DataError)
+
+
+def environments_of(task: Task, settings: TaskSettings, chat_template: str | None = None) -> Environments | None:
+    """Return the environments of a task, or of the tools that the settings name; None if there are none."""
+    own = [part for part in getattr(task, "parts", [task]) if hasattr(part, "environment")]
+    if own and settings.tools:
+        raise ConfigError(
+            f"task.tools={','.join(settings.tools)}: {own[0].name} has an environment of its own. Leave one of the two "
+            "out, or call the tools in its step()."
+        )
+    if settings.tools:
+        return _with_tools(settings, chat_template)
+    if not own:
+        return None
+
+    def make(problem: Problem) -> Environment | None:
+        part: Any = task.part(problem) if hasattr(task, "part") else task
+        return part.environment(problem) if hasattr(part, "environment") else None
+
+    setting = own[0].settings.name
+    return Environments(f"task.name={setting}", user_code.find("task.name", setting), make, may_ask=True)
+
+
+def _with_tools(settings: TaskSettings, chat_template: str | None) -> Environments:
+    knows_tools = "tools" in (chat_template or "")
+    calls = settings.calls if settings.calls != "auto" else "template" if knows_tools else "fenced"
+    name, tools = f"task.tools={','.join(settings.tools)}", tools_of(settings.tools)
+    if calls == "template" and not knows_tools:
+        raise ConfigError("task.calls=template: the chat template of this model has no tools. Write task.calls=fenced.")
+
+    here = Path(__file__)
+
+    def make(problem: Problem) -> Environment:
+        return ToolCalls(tools, calls)
+
+    if calls == "inline":
+        return Environments(name, here, make, is_inline=True, stops=("=",))
+    if calls == "template":
+        return Environments(name, here, make, role="tool", schemas=tuple(tool.schema for tool in tools))
+    return Environments(name, here, make, request=ToolCalls(tools, calls).request)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _finished(result: Any) -> Any:
+    """Return the result of a function, or of a coroutine after it has run."""
+    return asyncio.run(result) if inspect.iscoroutine(result) else result

@@ -1,0 +1,215 @@
+"""Tools that a model may call, in any task: a calculator, and Python in the sandbox.
+
+    template   <tool_call>{"name": "calculator", "arguments": {"expression": "3 * 14"}}</tool_call>
+    fenced     ```calculator
+               3 * 14
+               ```
+    inline     3 * 14 =                                                         the calculator goes on: 42
+
+A turn without a call ends the answer.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import json
+import operator
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+from trainer.answers.said import after_thinking
+from trainer.errors import ConfigError
+from trainer.records import Problem
+from trainer.sandbox.kernel import Limits
+from trainer.sandbox.pool import Sandbox
+
+LONGEST_EXPRESSION = 200  # characters
+MOST_DIGITS = 30  # of a number that the calculator works with
+PYTHON_S, PYTHON_MB = 5.0, 512
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_FENCED = re.compile(r"```(\w+)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_EXPRESSION = re.compile(r"(?:.*[^\d\s+*/().%-]|^)\s*([\d(+-][\d\s+*/().%-]*)=\s*", re.DOTALL)
+_REPORTING = """
+try:
+    exec(compile({source!r}, "program.py", "exec"), {{"__name__": "__main__"}})
+except Exception as error:
+    print(f"{{type(error).__name__}}: {{error}}")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """Something that a model may call with one text."""
+
+    name: str
+    about: str
+    argument: str
+    example: str
+    use: Callable[[str], str]
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """Return what chat templates show of a tool."""
+        parameters = {"type": "object", "properties": {self.argument: {"type": "string"}}, "required": [self.argument]}
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.about, "parameters": parameters},
+        }
+
+
+class ToolCalls:
+    """The environment of an answer with tools."""
+
+    def __init__(self, tools: Sequence[Tool], calls: str) -> None:
+        self.tools = {tool.name: tool for tool in tools}
+        self.calls = calls
+
+    def reset(self, problem: Problem) -> None:
+        return
+
+    def step(self, text: str) -> tuple[str, bool, float]:
+        if self.calls == "inline":
+            return continued(text), not text.endswith("="), 0.0
+        _, said, is_thinking = after_thinking(text)
+        read = {"template": self._in_template, "fenced": self._in_fences}[self.calls]
+        results = [] if is_thinking else read(said)
+        return "\n".join(results), not results, 0.0
+
+    @property
+    def request(self) -> str:
+        """Return what a prompt says, where the chat template says nothing."""
+        tool = next(iter(self.tools.values()))
+        known = "\n".join(f"{tool.name}: {tool.about}" for tool in self.tools.values())
+        return (
+            "You may call tools. To call one, end your message with a block like this, and the result comes back:\n"
+            f"```{tool.name}\n{tool.example}\n```\nTools:\n{known}"
+        )
+
+    def _in_fences(self, text: str) -> list[str]:
+        return [self.tools[name].use(body) for name, body in _FENCED.findall(text) if name in self.tools]
+
+    def _in_template(self, text: str) -> list[str]:
+        """Call what stands in <tool_call> tags, as Qwen and Hermes write it, or is one JSON object, as Llama does."""
+        bare = [text] if text.strip().startswith('{"name"') else []
+        return [self._called(written) for written in _CALL.findall(text) or bare]
+
+    def _called(self, written: str) -> str:
+        try:
+            call = json.loads(written)
+            name, arguments = call["name"], call.get("arguments", call.get("parameters"))
+            tool = self.tools.get(name)
+            if tool is None:
+                return f"Error: there is no tool {name!r:.40}. There are: {', '.join(self.tools)}."
+            return tool.use(str(arguments[tool.argument]))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return 'Error: this is no call. Write {"name": ..., "arguments": {...}} as JSON.'
+
+
+def continued(text: str) -> str:
+    """Return what stands behind the last `=` of a text: the value of the expression before it, or nothing."""
+    found = _EXPRESSION.fullmatch(text.rpartition("\n")[2][-LONGEST_EXPRESSION:])
+    value = calculated(found[1]) if found else ""
+    return "" if value.startswith("Error") or not value else f" {value}"
+
+
+# ------------------------------------------------------------------------------------------------------- the calculator
+
+_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+_SIGNS = str.maketrans({"×": "*", "÷": "/", "−": "-", "^": "**", ",": "", "$": "", "=": ""})
+_PLAIN = re.compile(r"[\d\s+*/().%-]+", re.ASCII)
+
+
+def calculated(expression: str) -> str:
+    """Return the value of an expression of numbers, + - * / // % ** and brackets, exactly or with ten digits."""
+    text = re.sub(r"\b0+(?=\d)", "", expression.translate(_SIGNS).strip())
+    if len(text) > LONGEST_EXPRESSION or not _PLAIN.fullmatch(text):
+        return "Error: an expression has numbers, + - * / // % ** and brackets."
+    try:
+        return _shown(_value(ast.parse(text, mode="eval").body))
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
+        return f"Error: {'division by zero' if isinstance(error, ZeroDivisionError) else 'this cannot be calculated'}."
+
+
+def _value(node: ast.expr) -> Fraction:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return _bounded(Fraction(str(node.value)))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
+        value = _value(node.operand)
+        return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Pow) and (right.denominator > 1 or abs(right) > MOST_DIGITS):
+            raise ValueError("the power is no small whole number")
+        return _bounded(Fraction(_OPERATORS[type(node.op)](left, right)))
+    raise ValueError("it has something else than arithmetic")
+
+
+def _bounded(value: Fraction) -> Fraction:
+    if max(abs(value.numerator), value.denominator) >= 10**MOST_DIGITS:
+        raise ValueError("a number is too long")
+    return value
+
+
+def _shown(value: Fraction) -> str:
+    return str(value.numerator) if value.denominator == 1 else f"{float(value):.10g}"
+
+
+# --------------------------------------------------------------------------------------------------------------- Python
+
+
+def ran(source: str) -> str:
+    """Run a program in the sandbox, and return what it prints."""
+    with _at_once():
+        found = _sandbox().run(_REPORTING.format(source=source), b"")
+    said = found.output.decode(errors="replace").rstrip()
+    if found.timed_out:
+        said += f"\nError: it did not end within {PYTHON_S:g} seconds."
+    elif found.cut:
+        said += "\nError: it printed too much."
+    elif found.status:
+        said += f"\nError: it ended with status {found.status}."
+    return said.strip() or "(nothing was printed)"
+
+
+@cache
+def _at_once() -> threading.Semaphore:
+    """Return what lets as many programs run at once as there are processors: the others would only take their time."""
+    return threading.Semaphore(len(os.sched_getaffinity(0)))
+
+
+@cache
+def _sandbox() -> Sandbox:
+    sandbox = Sandbox(Limits(seconds=PYTHON_S, memory_mb=PYTHON_MB))
+    atexit.register(sandbox.close)
+    if not sandbox.held.is_enough:
+        raise ConfigError(
+            f"task.tools=python: this machine cannot hold a program in. It has {sandbox.held}, and Landlock and "
+            "seccomp are needed (Linux 5.13 or newer). Take another machine, or write task.tools=calculator."
+        )
+    return sandbox
+
+
+CALCULATOR = Tool("calculator", "evaluates an arithmetic expression.", "expression", "12 * (3 + 4)", calculated)
+PYTHON = Tool("python", "runs a Python program and returns what it prints.", "code", "print(12 * (3 + 4))", ran)
+
+
+def tools_of(names: Sequence[str]) -> list[Tool]:
+    """Return the tools with these names. The sandbox starts here, so that a machine without one is refused now."""
+    if PYTHON.name in names:
+        _sandbox()
+    return [{"calculator": CALCULATOR, "python": PYTHON}[name] for name in names]

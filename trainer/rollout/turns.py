@@ -1,0 +1,185 @@
+"""rollout: answers of several turns. What an environment says is tokenised once, and is never decoded or trained on.
+
+    prompt | what the model wrote | what it was told | what the model wrote | ...
+
+Tokens that the model wrote go on as they were sampled. Environments reply in threads, beside the sampling.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
+from typing import Any
+
+from trainer.config.settings import Turns as Limits
+from trainer.errors import DataError, TrainingError
+from trainer.machine import threads
+from trainer.problem.environment import Environment, Reply
+from trainer.problem.prompts import Prompter
+from trainer.records import Completion, Prompt, Sampling, Turn
+from trainer.rollout.stop import Stops
+
+# A sampler that decodes many answers waits so long for replies. The rows then go on in the same order in every run.
+PATIENCE_S = 0.2
+BYTES_PER_TOKEN = 16  # at most; of an observation, more than this many are not looked at
+
+
+class Dialogue:
+    """An answer that is being written, and its environment."""
+
+    def __init__(self, prompt: Prompt, number: int, most: int, end: int) -> None:
+        self.prompt, self.number = prompt, number
+        self.most, self.end = most, end  # how many tokens the answer, and the answer with this turn, may have
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.written: list[bool] = []
+        self.turns: list[Turn] = []
+        self.reward = 0.0
+        self.version: int | None = None
+        self.environment: Environment | None = None
+        self.reply: Future[Reply] | None = None
+        self.deadline = 0.0
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """Return all tokens so far."""
+        return (*self.prompt.tokens, *self.tokens)
+
+    def write(self, turn: Completion) -> None:
+        """Add what the model wrote."""
+        self.tokens += turn.tokens
+        self.logprobs += turn.logprobs
+        self.written += [True] * len(turn.tokens)
+        self.turns.append(Turn("model", turn.text))
+        self.version = turn.version if self.version is None else self.version
+
+    def listen(self, tokens: Sequence[int], text: str) -> None:
+        """Add what the environment said."""
+        self.tokens += tokens
+        self.logprobs += [0.0] * len(tokens)
+        self.written += [False] * len(tokens)
+        self.turns.append(Turn("environment", text))
+
+    def completion(self, truncated: bool) -> Completion:
+        """Return the whole answer. Its text is that of the last turn."""
+        written = () if all(self.written) else tuple(self.written)
+        tokens, logprobs, text = tuple(self.tokens), tuple(self.logprobs), self.turns[-1].text
+        return Completion(tokens, logprobs, text, truncated, self.version, written, tuple(self.turns), self.reward)
+
+
+class Turns:
+    """Ends an answer with its first turn, or lets an environment reply to it."""
+
+    def __init__(self, stops: Stops, prompter: Prompter | None = None, limits: Limits | None = None) -> None:
+        self.stops = stops
+        self.limits = limits or Limits()
+        self.prompter = prompter
+        self.environments = prompter.environments if prompter else None
+        self._patience_s = PATIENCE_S
+
+    def begin(self, prompt: Prompt, number: int, sampling: Sampling) -> Dialogue:
+        """Return an answer without tokens."""
+        return Dialogue(prompt, number, sampling.max_new_tokens, self.end(0, sampling.max_new_tokens))
+
+    def end(self, begun: int, most: int) -> int:
+        """Return how many tokens an answer may have after a turn that begins behind `begun` tokens."""
+        if self.environments is None or self.limits.tokens is None:
+            return most
+        return min(most, begun + self.limits.tokens)
+
+    def add(
+        self, dialogue: Dialogue, tokens: Sequence[int], logprobs: Sequence[float], version: int | None = None
+    ) -> Completion | None:
+        """Add a turn. Return the whole answer if it ends here; None if its environment was asked for a reply."""
+        turn = self.stops.completion(tokens, logprobs, version)
+        if self.environments is None:
+            return turn
+        dialogue.write(turn)
+        if turn.truncated:
+            return self._ended(dialogue, truncated=True)
+        dialogue.deadline = time.monotonic() + self.limits.seconds
+        dialogue.reply = threads.begin(partial(self._reply, dialogue, turn.text))
+        return None
+
+    def hear(self, dialogue: Dialogue) -> Completion | None:
+        """Wait for the reply. Return the whole answer if it ends here; None if it goes on behind the reply."""
+        assert self.environments is not None, "who else replies"
+        assert dialogue.reply is not None, "it was asked"
+        try:
+            text, done, reward = dialogue.reply.result(max(0.0, dialogue.deadline - time.monotonic()))
+        except TimeoutError:
+            raise TrainingError(
+                f"{self.environments.setting}: step() has not returned after {self.limits.seconds:g} seconds, in an "
+                f"answer to {dialogue.prompt.problem.id}. Make it faster, or write a larger rollout.turns.seconds."
+            ) from None
+        dialogue.reply = None
+        dialogue.reward += reward
+        has_stopped = self.environments.is_inline and dialogue.tokens[-1] in self.stops.tokens
+        if done or has_stopped or dialogue.environment is None:
+            return self._ended(dialogue, truncated=False)
+        told = self._cut(text)
+        tokens = self._tokens(dialogue, told)
+        turns = sum(turn.role == "model" for turn in dialogue.turns)
+        if turns == self.limits.most or len(dialogue.tokens) + len(tokens) >= dialogue.most:
+            return self._ended(dialogue, truncated=True)
+        dialogue.listen(tokens, told)
+        dialogue.end = self.end(len(dialogue.tokens), dialogue.most)
+        return None
+
+    def answered(self, waiting: Sequence[Dialogue], others_go_on: bool) -> list[Dialogue]:
+        """Return those whose reply is there. Quick replies are waited for, so that rows go on in the same order in
+        every run; slow ones only if there is nothing else to do."""
+        replies = [dialogue.reply for dialogue in waiting if dialogue.reply]
+        if wait(replies, self._patience_s).not_done:
+            self._patience_s = 0.0  # this environment is slow
+            if not others_go_on:
+                nearest = min(dialogue.deadline for dialogue in waiting)
+                wait(replies, max(0.0, nearest - time.monotonic()), FIRST_COMPLETED)
+        now = time.monotonic()
+        return [one for one in waiting if one.deadline <= now or (one.reply is not None and one.reply.done())]
+
+    def _reply(self, dialogue: Dialogue, text: str) -> Reply:
+        """Return what the environment of an answer says to a turn. It begins with the first turn."""
+        assert self.environments is not None, "who else replies"
+        problem = dialogue.prompt.problem
+        if len(dialogue.turns) == 1:
+            dialogue.environment, asked = self.environments.begin(problem)
+            if asked is not None and asked != problem.question:
+                raise DataError(
+                    f"{self.environments.setting}: reset() for {problem.id} asked {problem.question[:60]!r} first and "
+                    f"{asked[:60]!r} now. The answers of a group have one prompt: draw at random by the problem alone."
+                )
+        if dialogue.environment is None:
+            return "", True, 0.0
+        return self.environments.step(dialogue.environment, problem, text)
+
+    def _ended(self, dialogue: Dialogue, truncated: bool) -> Completion:
+        assert self.environments is not None, "who else replies"
+        self.environments.close(dialogue.environment)
+        return dialogue.completion(truncated)
+
+    def _cut(self, text: str) -> str:
+        """Return a text of at most so many tokens, without special tokens, that says if it was cut."""
+        tokenizer: Any = self.stops.tokenizer
+        for token in tokenizer.added_tokens_decoder.values():
+            if token.special:  # or a tool could end the turn and begin another
+                text = text.replace(token.content, f"{token.content[:1]} {token.content[1:]}")
+        most = self.limits.observation
+        text = text.encode(errors="replace").decode()
+        begun = text[: most * BYTES_PER_TOKEN]
+        tokens = tokenizer(begun, add_special_tokens=False)["input_ids"]
+        if len(begun) == len(text) and len(tokens) <= most:
+            return text
+        kept: str = tokenizer.decode(tokens[:most])
+        return f"{kept} [cut: {len(kept)} of {len(text)} characters]"
+
+    def _tokens(self, dialogue: Dialogue, text: str) -> list[int]:
+        """Return the tokens of a reply with the marks of the chat template around it. The model may have written the
+        first of them, which ended its turn."""
+        assert self.prompter is not None, "it wrote the prompt"
+        said = self.prompter.reply(dialogue.prompt.problem, text)
+        tokens: list[int] = self.stops.tokenizer(said, add_special_tokens=False)["input_ids"]
+        both_end = tokens and dialogue.tokens[-1] in self.stops.tokens and tokens[0] in self.stops.tokens
+        return tokens[1:] if both_end else tokens
