@@ -97,9 +97,19 @@ class Completion:
     reward: float | None = None  # the sum of the environment's rewards
 
     @property
+    def mask(self) -> Sequence[bool]:
+        """Return for each token whether the model wrote it."""
+        return self.written or [True] * len(self.tokens)
+
+    @property
+    def transcript(self) -> dict[str, list[dict[str, str]]]:
+        """Return who said what for a file of samples, or nothing for an answer of one turn."""
+        return {"turns": [turn._asdict() for turn in self.turns]} if self.written else {}
+
+    @property
     def length(self) -> int:
         """Return how many tokens the model wrote."""
-        return sum(self.written) if self.written else len(self.tokens)
+        return sum(self.mask)
 
 
 @dataclass(frozen=True, slots=True)

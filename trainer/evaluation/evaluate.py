@@ -51,7 +51,8 @@ class Outcome:
             "correct_strict": self.score.correct_strict,
             "correct_lenient": self.score.correct_lenient,
             "truncated": self.completion.truncated,
-            "tokens": len(self.completion.tokens),
+            "tokens": self.completion.length,
+            **self.completion.transcript,
         }
 
 
@@ -182,7 +183,7 @@ def describe(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "categories": counts,
         "category_shares": {name: count / len(outcomes) for name, count in counts.items()},
         "truncated": fmean(outcome.completion.truncated for outcome in outcomes),
-        "mean_tokens": fmean(len(outcome.completion.tokens) for outcome in outcomes),
+        "mean_tokens": fmean(outcome.completion.length for outcome in outcomes),
     }
 
 

@@ -113,7 +113,7 @@ def length(reading: Reading, rules: Rules) -> float:
 
 def overlong(reading: Reading, rules: Rules) -> float | None:
     """Return DAPO's soft penalty (Yu et al. 2025, equation 13), or None if the number of tokens is unknown."""
-    tokens = len(reading.completion.tokens)
+    tokens = reading.completion.length
     if not tokens and reading.completion.text:
         return None
     return max(-1.0, min(0.0, (rules.max_new_tokens - tokens) / rules.overlong_buffer - 1))
@@ -145,6 +145,11 @@ def think_tags(reading: Reading, rules: Rules) -> float:
     return float(once and found is not None and all(part.strip() for part in found.groups()))
 
 
+def environment(reading: Reading, rules: Rules) -> float | None:
+    """Return the sum of the rewards of an environment, or None if there was none."""
+    return reading.completion.reward
+
+
 COMPONENTS: dict[str, Callable[[Reading, Rules], float | None]] = {
     "correct": correct,
     "format": has_format,
@@ -152,4 +157,5 @@ COMPONENTS: dict[str, Callable[[Reading, Rules], float | None]] = {
     "overlong": overlong,
     "repetition": repetition,
     "think_tags": think_tags,
+    "environment": environment,
 }

@@ -66,8 +66,10 @@ def _differences(
     share = TOKENS // len(groups)  # the beginning of an answer, so that one long answer is not all that is seen
     rows: list[TrainingRow] = []
     for index, one in _interleaved(groups):
-        rows.append(TrainingRow(prompts[index].tokens, one.tokens[:share], one.logprobs[:share], advantage=0.0))
-        if sum(len(row.completion) for row in rows) >= TOKENS:
+        last = max(place for place, is_written in enumerate(one.mask[:share], 1) if is_written)
+        tokens, logprobs, written = one.tokens[:last], one.logprobs[:last], one.mask[:last]
+        rows.append(TrainingRow(prompts[index].tokens, tokens, logprobs, advantage=0.0, written=written))
+        if sum(sum(row.mask) for row in rows) >= TOKENS:
             break
     apart: list[float] = []
     for batch in (batch.to(device) for batch in packer.pack(rows)):

@@ -60,6 +60,7 @@ class Journal:
                         "prompt": group.prompt.text,
                         "gold": group.prompt.problem.gold,
                         "completion": completion.text,
+                        **completion.transcript,
                         "truncated": completion.truncated,
                         "version": completion.version,
                         "strict": score.strict,
@@ -170,7 +171,8 @@ def _as_markdown(group: ScoredGroup) -> str:
     """Return the first answer of a group for TensorBoard, as blocks of code, in which nothing is markup."""
     completion, score, problem = group.completions[0], group.scores[0], group.prompt.problem
     result = f"reward {score.reward}, read {score.strict!r}, the answer is {problem.gold!r}"
-    texts = (visible(text) for text in (group.prompt.text, completion.text, result))
+    said = [turn.text for turn in completion.turns] or [completion.text]
+    texts = (visible(text) for text in (group.prompt.text, *said, result))
     return "\n\n---\n\n".join(indent(text, "    ", lambda line: True) for text in texts)
 
 

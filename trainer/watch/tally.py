@@ -82,7 +82,10 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup]) -> None:
         tally.add("distinct", len({completion.text for completion in group.completions}), len(group.completions))
         _tally_length(tally, group)
         for completion, score in zip(group.completions, group.scores, strict=True):
-            tally.add("length", len(completion.tokens))
+            tally.add("length", completion.length)
+            if completion.turns:
+                tally.add("turns", sum(turn.role == "model" for turn in completion.turns))
+                tally.add("observed", len(completion.tokens) - completion.length)
             tally.add("truncated", completion.truncated)
             tally.add("unfinished_thinking", completion.truncated and _is_thinking(group, completion))
             tally.add("empty", not completion.text.strip())
@@ -103,7 +106,7 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup]) -> None:
 def _tally_length(tally: Tally, group: ScoredGroup) -> None:
     """Add products of reward and length, centred among the equally right answers of a group."""
     pairs = [
-        (score.correct_lenient, float(len(completion.tokens)), score.reward)
+        (score.correct_lenient, float(completion.length), score.reward)
         for completion, score in zip(group.completions, group.scores, strict=True)
         if score.reward is not None
     ]
@@ -127,11 +130,11 @@ def _is_thinking(group: ScoredGroup, completion: Completion) -> bool:
 
 def is_repetitive(completion: Completion) -> bool:
     """Return True for a long answer most of whose runs of four tokens have come before."""
-    tokens = completion.tokens
+    tokens = [token for token, is_written in zip(completion.tokens, completion.mask, strict=True) if is_written]
     if len(tokens) < SHORTEST_LOOP:
         return False
     runs = [tokens[start : start + NGRAM] for start in range(len(tokens) - NGRAM + 1)]
-    return len(set(runs)) < 0.3 * len(runs)
+    return len(set(map(tuple, runs))) < 0.3 * len(runs)
 
 
 def metrics_of_updates(updates: Sequence[Update]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from trainer.config.sections.base import RUNS, Section
 from trainer.errors import did_you_mean
 
 # The rewards of reward/built_in.py, the language model that grades (reward/judge.py), and tests (reward/programs.py).
-REWARDS = ("correct", "format", "length", "overlong", "repetition", "think_tags", "judge", "code")
+REWARDS = ("correct", "format", "length", "overlong", "repetition", "think_tags", "environment", "judge", "code")
 # `octet score` writes these names, so a custom reward function cannot have them.
 RESERVED = (*REWARDS, "strict", "lenient", "correct_strict", "correct_lenient", "reward")
 
