@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +49,7 @@ def main() -> None:
             for seed in range(options.seeds)
             for arm in ARMS
         ]
-    versions = {name: version(name) for name in ("torch", "transformers", "deepspeed", "peft")}
-    command = f"python bench/calculator.py --seeds {options.seeds} {' '.join(options.more)}".strip()
-    settings = {"python": platform.python_version(), **versions}
-    result = {"command": command, "machine": describe(), "versions": settings, "runs": runs}
+    result = {"machine": describe(), "runs": runs}
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     for run in runs:
         print(f"{run['arm']:<11} seed {run['seed']}  {run['base']:.1%} -> {run['trained']:.1%}, calls {run['calls']}")

@@ -10,7 +10,7 @@ STORIES = {
     "There are {a} boxes with {k} pens in each box. How many pens are there?": lambda a, k, **_: a * k,
     "Amy has {m} coins and finds {n} more. How many coins does Amy have now?": lambda m, n, **_: m + n,
 }
-RANGES = {"a": (2, 9), "k": (10, 60), "m": (20, 90), "n": (20, 90)}
+RANGES = {"a": (2, 9), "k": (12, 98), "m": (20, 90), "n": (20, 90)}
 
 
 class LargeNumbers:
@@ -18,7 +18,7 @@ class LargeNumbers:
 
     def train(self):
         rng, found = random.Random(0), {}
-        while len(found) < 4000:
+        for _ in range(4000):
             numbers = {letter: rng.randint(*bounds) for letter, bounds in RANGES.items()}
             story = rng.choice(list(STORIES))
             if (answer := STORIES[story](**numbers)) > 99:

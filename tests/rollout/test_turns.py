@@ -1,5 +1,6 @@
 """Answers of several turns: whatever samples them, and as the training sees them."""
 
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -116,7 +117,8 @@ def test_an_answer_has_what_the_model_wrote_and_what_it_was_told_token_by_token(
             text.replace("<|im_end|>\n<|im_start|>user", "\n<|im_start|>user"),
             text,
         ) or "<|im_end|>\n<|im_start|>user" in tokenizer.decode(observed)
-        assert one.written[0] and one.written[-1]
+        assert one.written[0]
+        assert one.written[-1]
         assert [of_token for of_token, is_written in zip(one.logprobs, one.written) if not is_written] == [0.0] * len(
             observed
         )
@@ -233,7 +235,7 @@ def test_a_long_observation_is_cut_and_says_so(tokenizer):
         (lambda text: "hello", r"step\(\) returned 'hello' for p9. Return what the model is told"),
         (lambda text: ("hello", False, float("nan")), r"step\(\) returned \('hello', False, nan\)"),
         (lambda text: time.sleep(60), r"step\(\) has not returned after 0.2 seconds.*rollout.turns.seconds"),
-        (lambda text: exit(0), r"raised SystemExit"),
+        (lambda text: sys.exit(0), r"raised SystemExit"),
     ],
 )
 @BOTH
@@ -268,7 +270,7 @@ def test_an_environment_that_asks_something_else_each_time_is_named(tokenizer):
 
 def told_group(tokenizer, model):
     """A group of answers that were told something, and the same group that was told something else."""
-    asked, every = prompts(9, 3, 14, 5), set(range(0, 480, 2))
+    every = set(range(0, 480, 2))
     groups = sample(DecodeSampler, model, turns_of(tokenizer, environments()), stops=every)
     group = asked_group(groups)
     assert all(one.written for one in group.completions)

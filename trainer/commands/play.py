@@ -11,6 +11,7 @@ from pathlib import Path
 from trainer.checks import downloads
 from trainer.commands.score import add_reward_arguments, settings_for, with_every_component
 from trainer.config.settings import Config
+from trainer.problem.environment import Environments, environments_of
 from trainer.problem.task import make_task
 from trainer.records import Completion, Problem, Prompt, Score
 from trainer.reward import golds
@@ -38,13 +39,29 @@ def play(config: Config) -> None:
     random.Random(config.run.seed).shuffle(problems)
     completions = typed(sys.stdin)
     print("Write what the model would write; an empty line ends it, and Ctrl-D ends the game.")
+    environments = environments_of(task, config.task)
     for problem in problems:
-        print(f"\n{problem.id}: {problem.question}\n", flush=True)
-        text = next(completions, None)
-        if text is None:
+        completion = played(problem, completions, environments)
+        if completion is None:
             return
-        group = scorer.score(Prompt(problem, problem.question, ()), [Completion((), (), text, truncated=False)])
+        group = scorer.score(Prompt(problem, problem.question, ()), [completion])
         print("\n".join(verdict(problem, group.scores[0], scorer.weights)), flush=True)
+
+
+def played(problem: Problem, texts: Iterator[str], environments: Environments | None) -> Completion | None:
+    """Ask, and return what the person answers at last, with the rewards of the environment; None at the end."""
+    environment, asked = environments.begin(problem) if environments else (None, None)
+    print(f"\n{problem.id}: {asked or problem.question}\n", flush=True)
+    reward = None
+    for text in texts:
+        said, done, gained = "", True, None
+        if environments and environment:
+            said, done, gained = environments.step(environment, problem, text)
+            reward = (reward or 0.0) + gained
+        if done:
+            return Completion((), (), text, truncated=False, reward=reward)
+        print(f"> {said}\n", flush=True)
+    return None
 
 
 def typed(lines: Iterable[str]) -> Iterator[str]:

@@ -170,7 +170,7 @@ def _sample(record: dict[str, Any], where: str, needs_answer: bool) -> Sample:
         answer = str(answer)
     if not isinstance(answer, str) or (not (gold := gold_of(answer)) and needs_answer):
         raise DataError(f"{where}: `answer` is {answer!r:.60}. Write the gold answer, or a solution that ends with it.")
-    completed = Completion(_tokens(record, where), (), completion, truncated=False)
+    completed = Completion(_tokens(record, where), (), completion, truncated=False, reward=_environment(record, where))
     columns = {**record, "answer": answer}  # a function gets the column unchanged, as in training
     return _prompt(record, Problem(str(record.get("id", where)), "", gold, answer, columns)), completed
 
@@ -193,6 +193,14 @@ def _tokens(record: dict[str, Any], where: str) -> tuple[int, ...]:
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
         raise DataError(f"{where}: `tokens` is {tokens!r:.60}. Write a list of token ids, or leave it out.")
     return tuple(tokens)
+
+
+def _environment(record: dict[str, Any], where: str) -> float | None:
+    """Return what an environment gave for an answer, as the samples.jsonl of a run has it."""
+    reward = record.get("reward/environment")
+    if reward is not None and not isinstance(reward, int | float):
+        raise DataError(f"{where}: `reward/environment` is {reward!r:.60}. Write a number, or leave it out.")
+    return reward
 
 
 def _report_missing(scorer: Scorer) -> None:

@@ -40,7 +40,17 @@ def samples(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Html]:
         )
         asked = tag("details", tag("summary", "prompt"), tag("pre", shortened(sample["prompt"])))
         cut = tag("p", "cut off", class_="soft") if sample["truncated"] else ""
-        yield tag("div", tag("h3", title, tag("code", sample["gold"])), asked, answer(sample["completion"], read), cut)
+        earlier = [
+            part for turn in told(sample) for part in (tag("p", turn["role"], class_="soft"), tag("pre", turn["text"]))
+        ]
+        last = tag("p", "model", class_="soft") if earlier else ""
+        written = answer(sample["completion"], read)
+        yield tag("div", tag("h3", title, tag("code", sample["gold"])), asked, *earlier, last, written, cut)
+
+
+def told(sample: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
+    """Return who said what before the last turn of an answer."""
+    return list(sample.get("turns", ()))[:-1]
 
 
 def answer(text: str, read: str | None) -> Html:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from trainer.machine.visible import around, visible
 from trainer.reports.alarms import holding
+from trainer.reports.answers import told
 from trainer.reports.run_files import RunFiles, phases, read_run
 from trainer.reports.state import stopped
 from trainer.watch.diagnosis import EVALUATED
@@ -139,7 +140,8 @@ def _answer(name: str, sample: Mapping[str, Any]) -> Text:
     before, found, after = map(visible, around(sample["completion"][-LONGEST:], read))
     said = "no answer found" if read is None else f"read {visible(read)}"
     head = f"{name}, step {sample['step']}, {said}, the answer is {visible(sample['gold'])}\n"
-    return Text.assemble((head, "bold"), before, (found, "reverse"), after)
+    earlier = [(f"{visible(turn['text'])}\n", "dim" if turn["role"] == "environment" else "") for turn in told(sample)]
+    return Text.assemble((head, "bold"), *earlier, before, (found, "reverse"), after)
 
 
 def console() -> Console:

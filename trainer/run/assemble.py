@@ -179,7 +179,13 @@ def vllm_context(
 
 def prompter_of(config: Config, task: Task, tokenizer: Any) -> Prompter:
     """Return what writes the prompts of a task, with its tools or environment."""
-    return Prompter(tokenizer, config.prompt, task, environments_of(task, config.task, tokenizer.chat_template))
+    found = environments_of(task, config.task, tokenizer.chat_template)
+    if found is None and config.reward.weights.get("environment"):
+        raise ConfigError(
+            f"reward.weights.environment={config.reward.weights['environment']:g}: nothing gives this reward, because "
+            f"task.name={config.task.name} has no environment. Leave it out; docs/environments.md says how to have one."
+        )
+    return Prompter(tokenizer, config.prompt, task, found)
 
 
 def ends(config: Config, prompter: Prompter, model: Any) -> tuple[list[int], tuple[str, ...]]:
