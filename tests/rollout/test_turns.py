@@ -1,5 +1,6 @@
 """Answers of several turns: whatever samples them, and as the training sees them."""
 
+import itertools
 import sys
 import threading
 import time
@@ -9,9 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from tests.conftest import NANO
+from tests.e2e.vllm_double import VllmDouble
 from tests.rollout.test_decoder import SOME, Card, adapted, family, prompts, sampling
 from trainer.batch.pack import Packer, halves, row_of, rows_in, rows_of, to_tensors
+from trainer.config.command_line import resolve
 from trainer.config.settings import Algorithm, PromptSettings
 from trainer.config.settings import Turns as Limits
 from trainer.errors import DataError, TrainingError
@@ -24,6 +29,9 @@ from trainer.records import Score, ScoredGroup, Turn
 from trainer.rollout.decoder.sampler import STEPS_PER_CHECK, DecodeSampler
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.turns import Turns
+from trainer.rollout.vllm.client import Server
+from trainer.rollout.vllm.publish import StaticPolicy, VllmContext
+from trainer.rollout.vllm.server import VllmServerSampler
 
 STOPS = SOME | {2}  # 2 is <|im_end|>, with which the template ends a turn
 BOTH = pytest.mark.parametrize("kind", [HfSampler, DecodeSampler], ids=["hf", "decode"])
@@ -83,6 +91,12 @@ def test_an_environment_of_one_turn_is_as_if_there_were_none(kind, tokenizer):
         assert torch.equal(of_plain, of_turned)
 
 
+def observed_in(one):
+    """Return the tokens of each reply."""
+    mine = itertools.groupby(zip(one.tokens, one.mask, strict=True), key=lambda pair: pair[1])
+    return [[token for token, _ in span] for is_written, span in mine if not is_written]
+
+
 def asked_group(groups, index=0):
     prompt = prompts(9, 3, 14, 5)[index]
     scores = [Score(float(number % 2), {}, None, None, False, False) for number in range(4)]
@@ -110,18 +124,15 @@ def test_an_answer_has_what_the_model_wrote_and_what_it_was_told_token_by_token(
     several = [one for one in answers_in(groups) if len(one.turns) == 5]
     assert len(several) > 4
     for one in several:
-        told = [turn.text for turn in one.turns if turn.role == "environment"]
-        observed = [token for token, is_written in zip(one.tokens, one.written, strict=True) if not is_written]
-        text = "".join(f"\n<|im_start|>user\n{reply}<|im_end|>\n<|im_start|>assistant\n" for reply in told)
-        assert tokenizer.decode(observed).replace("<|im_end|>\n<|im_start|>user", "\n<|im_start|>user") in (
-            text.replace("<|im_end|>\n<|im_start|>user", "\n<|im_start|>user"),
-            text,
-        ) or "<|im_end|>\n<|im_start|>user" in tokenizer.decode(observed)
+        told = iter([turn.text for turn in one.turns if turn.role == "environment"])
+        spans = ["".join(map(tokenizer.decode, span)) for span in observed_in(one)]
+        for span in spans:
+            reply = f"\n<|im_start|>user\n{next(told)}<|im_end|>\n<|im_start|>assistant\n"
+            assert span in (reply, f"<|im_end|>{reply}"), "the model may have ended its turn by another token"
+        assert len(spans) == 2
         assert one.written[0]
         assert one.written[-1]
-        assert [of_token for of_token, is_written in zip(one.logprobs, one.written) if not is_written] == [0.0] * len(
-            observed
-        )
+        assert not any(logprob for logprob, mine in zip(one.logprobs, one.written, strict=True) if not mine)
         assert one.text == one.turns[-1].text
         assert one.length == sum(one.written) < len(one.tokens)
         assert one.reward == 1.5
@@ -350,3 +361,47 @@ def test_a_batch_that_is_taken_apart_keeps_its_mask(tokenizer):
         assert half.mask_BT.sum() == sum(sum(row.mask) for row in rows_in(half))
     assert Packer(10_000, 0).cost_of(batch) > 0
     assert batch.tree.edge_E.numel() <= int(batch.mask_BT.sum())
+
+
+# ---------------------------------------------------------------- vLLM
+
+
+@pytest.fixture
+def served(tmp_path, tokenizer):
+    """Return a function that makes a sampler of a server with the embedded model."""
+    with VllmDouble(0) as double:
+        threading.Thread(target=double.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{double.server_port}"
+
+        def sampler(found):
+            config = resolve("nano", None, [f"rollout.vllm.urls={url}"])
+            prompter = turns_of(tokenizer, found).keywords["prompter"]
+            run = VllmContext(
+                config, StaticPolicy(), "nano", "fp32", 256, tokenizer, [2], tmp_path, print, (), prompter
+            )
+            return VllmServerSampler(run, [Server(url)])
+
+        yield sampler
+        double.shutdown()
+
+
+def test_a_server_goes_on_behind_a_reply(served, tokenizer):
+    turns, model = turns_of(tokenizer, environments()), AutoModelForCausalLM.from_pretrained(NANO)
+    asked = [turns.keywords["prompter"].prompt(problem) for problem in NanoTask().test()[:3]]
+    greedy = sampling(group=2, temperature=0.0, max_new_tokens=150)
+    found = dict(served(environments()).sample(asked, greedy))
+    wanted = sample(HfSampler, model, turns, asked, stops=[2], group=2, temperature=0.0, max_new_tokens=150)
+    for one, other in zip(answers_in(found), answers_in(wanted), strict=True):
+        assert (one.tokens, one.written, one.turns) == (other.tokens, other.written, other.turns)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    assert all(len(one.turns) == 5 for one in answers_in(found))
+    sampled = answers_in(dict(served(environments()).sample(asked, sampling(max_new_tokens=150))))
+    assert len({one.tokens for one in sampled}) > 6
+
+
+def test_a_server_answers_in_one_turn_as_without_an_environment(served, tokenizer):
+    asked = [turns_of(tokenizer, None).keywords["prompter"].prompt(problem) for problem in NanoTask().test()[:3]]
+    drawn = sampling(max_new_tokens=40)
+    plain = answers_in(dict(served(None).sample(asked, drawn)))
+    turned = answers_in(dict(served(environments(lambda problem: Counts(1))).sample(asked, drawn)))
+    assert [replace(one, turns=(), reward=None) for one in turned] == plain

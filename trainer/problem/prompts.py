@@ -187,7 +187,8 @@ class Prompter:
                 with suppress(DataError):
                     others += [f"prompt.template='{{{name}: {str(value).lower()}}}'"] if self._keeps_turns() else []
         self.settings = own
-        remedy = f"Write {' or '.join(others)}" if others else "Take a model whose template keeps them, such as Qwen2.5"
+        models = "Take a model whose template keeps them, such as Qwen2.5, Llama 3 or Gemma 3"
+        remedy = f"Write {' or '.join(others)}" if others else models
         raise ConfigError(
             f"{environments.setting}: the chat template of {self.tokenizer.name_or_path} writes a turn of the model in "
             f"another way once there are later ones, so the model would not see what it wrote. {remedy}."

@@ -1,0 +1,259 @@
+"""What replies to a model: environments of a task, of tools, and of other libraries."""
+
+import asyncio
+import io
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from trainer.config.command_line import resolve
+from trainer.config.settings import PromptSettings, TaskSettings
+from trainer.errors import ConfigError, DataError
+from trainer.machine import user_code
+from trainer.problem.adapters import OpenEnv, Verifiers
+from trainer.problem.environment import environments_of
+from trainer.problem.prompts import Prompter
+from trainer.problem.task import make_task
+from trainer.problem.word_problems import NanoTask
+from trainer.records import Problem
+from trainer.run.assemble import prompter_of
+
+PROBLEM = Problem("p", "How much is 3 * 14?", "42")
+GUESSING = """
+class Game:
+    def reset(self, problem):
+        self.secret = int(problem.gold)
+        return f"Guess {problem.question}"
+
+    def step(self, text):
+        return ("higher" if int(text) < self.secret else "lower"), int(text) == self.secret, 0.5
+
+class Guessing:
+    prompt_style = "chat"
+
+    def train(self):
+        return [{"question": f"number {n}", "answer": n} for n in range(20)]
+
+    def environment(self, problem):
+        return Game()
+
+def build(settings):
+    return Guessing()
+"""
+HERMES = """{%- if tools %}{{ '<|im_start|>system\nTools: ' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}\
+{{ '<|im_end|>\n' }}{% endif %}{% for message in messages %}{% if message.role == 'tool' %}\
+{{ '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}{% else %}\
+{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endif %}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+FORGETS = HERMES.replace(
+    "+ message.content + '<|im_end|>\n' }}{% endif %}",
+    "+ (message.content if keep_thinking else message.content.split('</think>')[-1]) + '<|im_end|>\n' }}{% endif %}",
+)
+
+
+class Templated:
+    """A tokenizer with another chat template."""
+
+    def __init__(self, tokenizer, template):
+        self._tokenizer, self.chat_template, self.name_or_path = tokenizer, template, "some/model"
+
+    def __call__(self, *arguments, **options):
+        return self._tokenizer(*arguments, **options)
+
+    def get_chat_template(self):
+        return self.chat_template
+
+    def apply_chat_template(self, messages, **options):
+        return self._tokenizer.apply_chat_template(messages, chat_template=self.chat_template, **options)
+
+
+def prompter(tokenizer, template=None, task=None, style="chat", **settings):
+    task, tokenizer = task or NanoTask(), Templated(tokenizer, template) if template else tokenizer
+    found = environments_of(task, TaskSettings(**settings), tokenizer.chat_template)
+    return Prompter(tokenizer, PromptSettings(style=style), task, found)
+
+
+@pytest.fixture
+def guessing(tmp_path):
+    (tmp_path / "guessing.py").write_text(GUESSING)
+    return TaskSettings(name=f"{tmp_path}/guessing.py:build")
+
+
+def test_a_task_of_ones_own_brings_its_environment(guessing, tokenizer):
+    task = make_task(guessing)
+    environments = environments_of(task, guessing)
+    problem = next(one for one in task.train() if one.gold == "7")
+    environment, asked = environments.begin(problem)
+    assert asked == "Guess number 7"
+    assert environments.step(environment, problem, "3") == ("higher", False, 0.5)
+    assert environments.step(environment, problem, "7") == ("lower", True, 0.5)
+    prompt = Prompter(tokenizer, PromptSettings(), task, environments).prompt(problem)
+    assert prompt.text == "<|im_start|>user\nGuess number 7<|im_end|>\n<|im_start|>assistant\n"
+    with pytest.raises(DataError, match=r"step\(\) for \S+/7 raised ValueError: invalid literal.*guessing.py, line 8"):
+        environments.step(environment, problem, "seven")
+
+
+def test_a_mixture_has_the_environments_of_its_parts(guessing):
+    settings = TaskSettings(mix={guessing.name: 1, "nano": 1})
+    task = make_task(settings)
+    environments = environments_of(task, settings)
+    begun = {problem.part: environments.begin(problem)[0] is not None for problem in task.train()}
+    assert begun == {"guessing": True, "nano": False}
+
+
+def test_what_does_not_go_together_is_refused(guessing, tokenizer):
+    with pytest.raises(ConfigError, match=r"task.tools=calculator: guessing has an environment of its own"):
+        environments_of(make_task(guessing), guessing.model_copy(update={"tools": ("calculator",)}))
+    with pytest.raises(ConfigError, match=r"task.calls=template: the chat template of this model has no tools"):
+        prompter(tokenizer, tools=("calculator",), calls="template")
+    with pytest.raises(ConfigError, match=r"prompt.style=r1_zero: it has no place for what task.tools=calculator says"):
+        prompter(tokenizer, tools=("calculator",), style="r1_zero")
+    for setting, said in [
+        ("task.calls=inline", "calls=inline is for the calculator alone"),
+        ("task.calls=fenced", "Write tools=\\[calculator\\] as well"),
+        ("task.tools=abacus", "calculator"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            resolve("nano", None, [setting])
+    config = resolve("nano", None, ["reward.weights={environment: 1.0}"])
+    with pytest.raises(ConfigError, match=r"reward.weights.environment=1: nothing gives this reward"):
+        prompter_of(config, NanoTask(), tokenizer)
+
+
+def test_the_prompt_says_how_to_call_a_tool(tokenizer):
+    fenced = prompter(tokenizer, tools=("calculator",)).prompt(PROBLEM).text
+    assert "How much is 3 * 14?\n\nYou may call tools." in fenced
+    assert "```calculator\n12 * (3 + 4)\n```" in fenced
+    chat = Problem(
+        "p", "q", "42", messages=({"role": "system", "content": "Be brief."}, {"role": "user", "content": "q"})
+    )
+    assert "user\nq\n\nYou may call tools." in prompter(tokenizer, tools=("calculator",)).prompt(chat).text
+    own = prompter(tokenizer, HERMES, tools=("calculator",)).prompt(PROBLEM).text
+    assert '"name": "calculator"' in own
+    assert "You may call" not in own
+    inline = prompter(tokenizer, tools=("calculator",), calls="inline")
+    assert inline.prompt(PROBLEM) == prompter(tokenizer).prompt(PROBLEM)
+    assert inline.stop_strings == ("=",)
+
+
+def test_a_reply_stands_in_the_template_as_it_would_in_the_conversation(tokenizer):
+    asked = prompter(tokenizer, HERMES, tools=("calculator",))
+    said = asked.reply(PROBLEM, "42")
+    assert (
+        said == "<|im_end|>\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    messages = [*asked.messages(PROBLEM), {"role": "assistant", "content": "wait"}, {"role": "tool", "content": "42"}]
+    whole = asked.tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True, tools=list(asked.environments.schemas)
+    )
+    assert asked.prompt(PROBLEM).text + "wait" + said == whole
+    begun = Problem("p", "q", "42", messages=({"role": "user", "content": "q"}, {"role": "assistant", "content": "I"}))
+    assert asked.reply(begun, "42") == said
+    assert prompter(tokenizer, tools=("calculator",), calls="inline").reply(PROBLEM, " 42") == " 42"
+    plain = Templated(tokenizer, None)
+    found = environments_of(NanoTask(), TaskSettings(tools=("calculator",)))
+    assert Prompter(plain, PromptSettings(), NanoTask(), found).reply(PROBLEM, "42") == "\n\nQuestion: 42\nAnswer:"
+
+
+def test_a_template_that_writes_earlier_turns_again_is_refused_with_what_works(tokenizer):
+    with pytest.raises(ConfigError) as refused:
+        prompter(tokenizer, FORGETS, tools=("calculator",))
+    assert "task.tools=calculator: the chat template of some/model writes a turn" in str(refused.value)
+    assert "Write prompt.template='{keep_thinking: true}'." in str(refused.value)
+    with pytest.raises(ConfigError, match=r"Take a model whose template keeps them, such as Qwen2.5"):
+        prompter(tokenizer, FORGETS.replace("keep_thinking", "false"), tools=("calculator",))
+
+
+@pytest.mark.parametrize("template", ["qwen2_5", "qwen3", "qwen3_instruct_2507", "llama3_1", "gemma3", "phi3"])
+def test_the_templates_of_models_that_keep_their_turns(tokenizer, template):
+    trl = pytest.importorskip("trl")
+    text = (user_code.Path(trl.__file__).parent / "chat_templates" / f"{template}.jinja").read_text()
+    assert "42" in prompter(tokenizer, text.replace("bos_token", "''"), tools=("calculator",)).reply(PROBLEM, "42")
+
+
+# ---------------------------------------------------------------- other libraries
+
+
+class Echo:
+    """What a client of OpenEnv does."""
+
+    closed = False
+
+    def reset(self):
+        return SimpleNamespace(observation={"text": "ready"}, reward=None, done=False)
+
+    def step(self, action):
+        return SimpleNamespace(
+            observation={"text": action["message"].upper()}, reward=1.0, done=action["message"] == "bye"
+        )
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_client_of_openenv():
+    client = Echo()
+    environment = OpenEnv(client, lambda text: {"message": text}, lambda observation: observation["text"])
+    assert environment.reset(PROBLEM) == "ready"
+    assert environment.step("hi") == ("HI", False, 1.0)
+    assert environment.step("bye") == ("BYE", True, 1.0)
+    environment.close()
+    assert client.closed
+
+
+class Doubts:
+    """What an environment of verifiers does; versions differ in what their methods take and return."""
+
+    def __init__(self, returns_state):
+        self.returns_state = returns_state
+        self.rubric = self
+
+    async def setup_state(self, state, **kwargs):
+        return state
+
+    async def is_completed(self, messages, state):
+        return state["turn"] == 2
+
+    def env_response(self, messages, state, **kwargs):
+        said = [{"role": "user", "content": f"Sure about {messages[-1]['content']}?"}]
+        return (said, state) if self.returns_state else said
+
+    async def score_rollout(self, prompt, completion, answer, state):
+        reward = float(completion[-1]["content"] == answer)
+        state["reward"] = reward
+        return SimpleNamespace(reward=reward) if self.returns_state else None
+
+
+@pytest.mark.parametrize("returns_state", [True, False])
+def test_an_environment_of_verifiers(returns_state):
+    environment = Verifiers(Doubts(returns_state))
+    asyncio.run(environment.reset(PROBLEM))
+    assert asyncio.run(environment.step("41")) == ("Sure about 41?", False, 0.0)
+    assert asyncio.run(environment.step("42")) == ("", True, 1.0)
+
+
+# ---------------------------------------------------------------- containment
+
+
+def test_user_code_in_several_threads_leaves_standard_output_as_it_was(monkeypatch, capfd):
+    """The first to enter is the first to leave, so what each would put back is not what was there before."""
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    before, entered, may_leave = sys.stdout, threading.Event(), threading.Event()
+
+    def first():
+        with user_code.contained():
+            entered.set()
+            may_leave.wait(10)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    entered.wait(10)
+    with user_code.contained():
+        may_leave.set()
+        thread.join(10)
+        print("from user code")
+    assert sys.stdout is before
+    print("from Octet")
+    assert before.getvalue() == "from Octet\n"

@@ -1,0 +1,119 @@
+"""The tools: what they are called with, and what they say."""
+
+import json
+import time
+
+import pytest
+
+from trainer.problem import tools
+from trainer.problem.tools import ToolCalls, calculated, continued, tools_of
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("3 * 14", "42"),
+        ("12 * (3 + 4) - 2", "82"),
+        ("1/3 + 1/6", "0.5"),
+        ("1 / 3", "0.3333333333"),
+        ("7 // 2 + 7 % 2", "4"),
+        ("2 ** 10", "1024"),
+        ("2^3", "8"),
+        ("-5 + +3", "-2"),
+        ("1,234 × 2", "2468"),
+        ("0.1 + 0.2", "0.3"),
+        ("007 + 1", "8"),
+        ("1.50 * 2 =", "3"),
+    ],
+)
+def test_the_calculator_is_exact(expression, value):
+    assert calculated(expression) == value
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "9 ** 9 ** 9", "2 ** 99999", "1 / 0", "0 ** -1", "2 ** 0.5", "", "()", "x + 1", "__import__('os')", "1e999",
+        "(" * 150 + ")" * 150, "9" * 199, "1" * 5000, "1 +", "a.b", "3 if 1 else 2", "1 << 99", "[1]", "٣ + ٤", "1.2.3",
+        "-" * 199 + "1",
+    ],
+)  # fmt: skip
+def test_what_is_no_arithmetic_is_an_error_and_at_once(hostile):
+    began = time.perf_counter()
+    found = calculated(hostile)
+    assert found.startswith("Error") or found in ("-1", "1")
+    assert time.perf_counter() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "goes_on"),
+    [
+        ("3 * 14 =", " 42"),
+        ("She has 3 * 14 =", " 42"),
+        ("\n42 - 2 =", " 40"),
+        ("3 * 14 = 42\n40 + 1 =", " 41"),
+        ("x =", ""),
+        ("1 / 0 =", ""),
+        ("so =", ""),
+    ],
+)
+def test_an_inline_calculator_goes_on_behind_an_expression(text, goes_on):
+    assert continued(text) == goes_on
+    assert ToolCalls(tools_of(["calculator"]), "inline").step(text) == (goes_on, False, 0.0)
+
+
+def test_a_turn_without_a_call_ends_the_answer():
+    for calls in ("template", "fenced", "inline"):
+        assert ToolCalls(tools_of(["calculator"]), calls).step("#### 42") == ("", True, 0.0)
+
+
+def call(name="calculator", **arguments):
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (call(expression="3 * 14"), "42"),
+        (f"First: {call(expression='3 * 14')} then {call(expression='1 + 1')}", "42\n2"),
+        ('{"name": "calculator", "parameters": {"expression": "3 * 14"}}', "42"),
+        ("<tool_call>3 * 14</tool_call>", "Error: this is no call."),
+        (call(number=3), "Error: this is no call."),
+        (call("abacus", expression="1"), "Error: there is no tool 'abacus'. There are: calculator."),
+        ("<tool_call>" + "[" * 100_000, "Error: this is no call."),
+        ("<tool_call>[1]</tool_call>", "Error: this is no call."),
+    ],
+)
+def test_calls_as_templates_write_them(text, said):
+    found, done, _ = ToolCalls(tools_of(["calculator"]), "template").step(text)
+    assert found.startswith(said)
+    assert not done
+
+
+def test_calls_in_fenced_blocks():
+    environment = ToolCalls(tools_of(["calculator"]), "fenced")
+    assert environment.step("I ask.\n```calculator\n3 * 14\n```") == ("42", False, 0.0)
+    assert environment.step("I ask.\n```calculator\n3 * 14") == ("42", False, 0.0)
+    assert environment.step("```java\n3 * 14\n```") == ("", True, 0.0)
+    assert environment.step("<think>```calculator\n3 * 14\n``` or so") == ("", True, 0.0)
+
+
+def test_python_runs_in_the_sandbox():
+    pytest.importorskip("fcntl")
+    environment = ToolCalls(tools_of(["python"]), "fenced")
+
+    def ran(source):
+        return environment.step(f"```python\n{source}\n```")[0]
+
+    assert ran("print(3 * 14)") == "42"
+    assert ran("x = 1") == "(nothing was printed)"
+    assert ran("1 / 0") == "ZeroDivisionError: division by zero"
+    assert ran("print(open('/etc/passwd').read())").startswith("PermissionError")
+    assert ran("import os; os._exit(3)") == "Error: it ended with status 3."
+    assert ran("print('x' * 10**7)").endswith("Error: it printed too much.")
+
+
+def test_a_program_that_hangs_is_ended(monkeypatch):
+    sandbox = tools._sandbox()
+    monkeypatch.setattr(sandbox, "limits", tools.Limits(seconds=0.5))
+    assert tools.ran("while True: pass").startswith("Error: it did not end")
