@@ -106,8 +106,9 @@ def counted(lines: Iterable[bytes], advance: Callable[[int], None]) -> Iterator[
 
 
 def with_every_component(config: Config) -> Config:
-    """Give every built-in component without a weight the weight 0, so that it is shown and does not count."""
-    weights = {**dict.fromkeys(COMPONENTS, 0.0), **config.reward.weights}
+    """Give every built-in component without a weight the weight 0, so that it is shown and does not count. Without an
+    environment there is no reward of one."""
+    weights = {**{name: 0.0 for name in COMPONENTS if name != "environment"}, **config.reward.weights}
     return config.model_copy(update={"reward": config.reward.model_copy(update={"weights": weights})})
 
 

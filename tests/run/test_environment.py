@@ -1,0 +1,33 @@
+"""Runs whose answers have several turns."""
+
+import json
+
+from tests.conftest import ROOT
+from tests.e2e.short_job import FEW, do_the_last_step_again, train
+
+CALLS = ["--preset", "nano", *FEW, "rollout.max_new_tokens=40", "run.merge=false", "eval.problems=0"]
+CALLS += [f"task.name={ROOT}/examples/calculator.py:build", "task.tools=calculator", "task.calls=inline"]
+
+
+def files_of(folder):
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    same = [
+        {name: value for name, value in one.items() if "time" not in name and "memory" not in name} for one in metrics
+    ]
+    weights = folder / "checkpoints" / "step_000002" / "adapter" / "adapter_model.safetensors"
+    return same, (folder / "samples.jsonl").read_text(), weights.read_bytes()
+
+
+def test_a_run_with_turns_resumes_to_the_same_bits_and_says_who_wrote_what(tmp_path):
+    folder = tmp_path / "run"
+    train(tmp_path, *CALLS, f"run.dir={folder}")
+    whole = files_of(folder)
+    do_the_last_step_again(folder)
+    assert files_of(folder) == whole
+    samples = [json.loads(line) for line in whole[1].splitlines()]
+    told = [one for one in samples if "turns" in one]
+    assert told, "some answers call the calculator"
+    for one in told:
+        assert [turn["role"] for turn in one["turns"]][:2] == ["model", "environment"]
+        assert one["turns"][-1] == {"role": "model", "text": one["completion"]}
+    assert all(record["turns"] >= 1 for record in whole[0])
