@@ -18,6 +18,19 @@ def files_of(folder):
     return same, (folder / "samples.jsonl").read_text(), weights.read_bytes()
 
 
+def test_a_run_may_learn_from_the_rewards_of_its_environment(tmp_path):
+    """The game of the examples, with an evaluation, in which answers are played too."""
+    settings = [f"task.name={ROOT}/examples/guessing.py:build", "eval.problems=2", "rollout.max_new_tokens=60"]
+    settings += ["reward.weights={correct: 0, environment: 1.0}", "run.steps=1", f"run.dir={tmp_path}/run"]
+    said = train(tmp_path, "--preset", "nano", *FEW[:3], *settings, "run.merge=false")
+    assert "earns 0.00, an empty answer 0.00; environment not counted" in said
+    samples = [json.loads(line) for line in (tmp_path / "run/samples.jsonl").read_text().splitlines()]
+    assert {one["reward"] == one["reward/environment"] for one in samples} == {True}
+    assert any(one["reward"] for one in samples)
+    answers = [json.loads(line) for line in (tmp_path / "run/eval_answers.jsonl").read_text().splitlines()]
+    assert any("turns" in one for one in answers)
+
+
 def test_a_run_with_turns_resumes_to_the_same_bits_and_says_who_wrote_what(tmp_path):
     folder = tmp_path / "run"
     train(tmp_path, *CALLS, f"run.dir={folder}")

@@ -201,7 +201,8 @@ def _example(run: Run) -> str:
     prompt = rollouts.prompter.prompt(rollouts.curriculum.problems[0])
     scorer = rollouts.scorer.verifier()
     outside = [grader.name for grader in rollouts.scorer.graders if grader not in scorer.graders]
-    gold = golds.written(prompt.problem, scorer.rules)
+    outside += ["environment"] if scorer.weights.get("environment") else []
+    gold = replace(golds.written(prompt.problem, scorer.rules), reward=0.0)
     right, empty = scorer.scores([(prompt, gold), (prompt, replace(gold, text=""))])
     beside = f"; {', '.join(outside)} not counted" if outside else ""
     return (
