@@ -59,7 +59,9 @@ def training_problems(task: Task, settings: TaskSettings, seed: int) -> list[Pro
     random.Random(seed).shuffle(problems)
     problems = problems[: settings.limit]
     if not problems:
-        raise DataError(f"task.name={task.name}: no training problem is left.")
+        raise DataError(
+            f"task.name={task.name}: no training problem is left, as the held-out set asks them all. Add some."
+        )
     return problems
 
 
