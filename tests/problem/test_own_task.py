@@ -219,6 +219,20 @@ def test_a_generator_makes_problems_and_scores_answers():
     assert (unmarked[0], unmarked[3], thought[0]) == (0.0, False, 0.0)
 
 
+@pytest.mark.parametrize("name", ["task.name=reasoning_gym:gcd", "task.mix={nano: 1, reasoning_gym:gcd: 1}"])
+def test_later_passes_have_other_problems(name):
+    config = configured(name, "task.gym.size=40")
+    task = make_task(config.task)
+    passes = [task, task.later(1), task.later(2), make_task(config.task).later(2)]
+    first, second, third, same = (list(one.train()) for one in passes)
+    assert third == same
+    made = [problem for problem in [*first, *second, *third, *task.test()] if problem.part != "nano"]
+    assert len({problem.id for problem in made}) == len(made)
+    assert len({problem.question for problem in made}) > 0.9 * len(made)
+    problem = next(problem for problem in third if problem.part != "nano")
+    assert graded(config, problem, f"<answer>{problem.gold}</answer>")[0][0] == 1.0
+
+
 def test_levels_of_difficulty_are_for_a_curriculum():
     task = task_of("task.name=reasoning_gym:chain_sum", "task.gym={size: 40}", "task.curriculum=difficulty")
     levels = [problem.extra["difficulty"] for problem in task.train()]
