@@ -75,6 +75,12 @@ def score(scorer: Scorer, text: str, tests: Any, **columns: Any) -> Score:
             json.dumps([{"input": "[3]", "output": "[3, 3]", "testtype": "functional"}]),
             {"metadata": '{"func_name": "double"}'},
         ),
+        (
+            RIGHT,
+            [{"input": "[3]", "output": "[3, 3]", "testtype": "functional"}],
+            {"metadata": {"func_name": "double"}},
+        ),
+        (RIGHT, ["assert double(10**5000) == 2 * 10**5000", "assert double(-(10**5000)) < 0"], {}),
         (READS, PAIRS, {}),
         (READS, json.dumps(PAIRS), {}),
         (READS, {"inputs": ["3", "4"], "outputs": ["6", "8"]}, {}),
