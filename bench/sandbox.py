@@ -122,6 +122,7 @@ def main() -> None:
         "machine": {**describe(), "kernel": platform.release(), "load": os.getloadavg()[0]},
         "held_in_by": held,
         "programs": args.programs,
+        "at_once": at_once,
         "repetitions": args.repetitions,
         "results": results,
     }

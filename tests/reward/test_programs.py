@@ -208,13 +208,18 @@ def test_tests_that_cannot_be_run_are_refused_by_name(tests, columns, told):
     assert str(error.value).endswith("Name another column: reward.code.tests=COLUMN.")
 
 
+def test_a_column_that_is_missing_is_said_with_those_that_are_there():
+    with pytest.raises(DataError, match=r"p/1: there is no column `tests`; there are: test_list, code\. Name another"):
+        read_tests(Problem("p/1", "", "", extra={"test_list": MBPP, "code": ""}), Code())
+
+
 def test_tests_of_all_problems_are_read_before_a_run(tmp_path):
     records = [{"question": "Double it.", "tests": MBPP}, {"question": "Halve it."}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     overrides = ["task.name=records", f"task.path={tmp_path}/a.jsonl", "task.answer=none", "task.holdout=1.0"]
     config = resolve("nano", None, [*overrides, "reward.weights={code: 1.0}"])
     task = make_task(config.task)
-    with pytest.raises(DataError, match="records/held-out/1: `tests`: expected inputs"):
+    with pytest.raises(DataError, match="records/held-out/1: there is no column `tests`; there are: none"):
         golds.check(config, task, task.test())
 
 

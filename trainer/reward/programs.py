@@ -32,6 +32,7 @@ from trainer.reward.scorer import Meter
 from trainer.sandbox.kernel import Held, Limits
 from trainer.sandbox.pool import Sandbox, Verdict
 
+ANOTHER_COLUMN = "Name another column: reward.code.tests=COLUMN."
 EXPECTED = "expected inputs with outputs, or Python with assertions: see docs/sandbox.md"
 
 
@@ -125,11 +126,14 @@ def same_text(output: bytes, expected: bytes) -> bool:
 def read_tests(problem: Problem, settings: Code) -> Tests:
     """Read the tests of a problem, or raise DataError."""
     columns, column = problem.extra, settings.tests
+    if column not in columns:
+        there = ", ".join(map(str, columns)) or "none"
+        raise DataError(f"{problem.id}: there is no column `{column}`; there are: {there}. {ANOTHER_COLUMN}")
     try:
         tests = _in_any_form(columns.get(column), columns)
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
         reason = str(error) if isinstance(error, DataError) else f"{EXPECTED}; {type(error).__name__}: {error}"
-        raise DataError(f"{problem.id}: `{column}`: {reason}. Name another column: reward.code.tests=COLUMN.") from None
+        raise DataError(f"{problem.id}: `{column}`: {reason}. {ANOTHER_COLUMN}") from None
     if tests.source and settings.command is not None:
         raise DataError(
             f"{problem.id}: `{column}` holds tests in Python, and reward.code.command={settings.command} runs other "
