@@ -92,7 +92,13 @@ class Case:
         return f"{self.size} {'bf16' if self.quantize == 'none' else self.quantize} {self.completion}"
 
     def settings(self, folder: Path) -> list[str]:
-        fixed = ["model.dtype=bf16", "model.gradient_checkpointing=true", "lora.targets=all", "prompt.style=few_shot"]
+        dtype = "bf16" if torch.cuda.is_available() else "fp32"  # bf16 takes a CPU minutes
+        fixed = [
+            f"model.dtype={dtype}",
+            "model.gradient_checkpointing=true",
+            "lora.targets=all",
+            "prompt.style=few_shot",
+        ]
         fixed += ["rollout.problems=4", "rollout.group_size=8", "rollout.rows=32", "optim.tokens_per_micro_batch=4096"]
         fixed += ["engine.ds_config=zero2_offload", "run.threads=null", f"model.name={folder}"]
         return [*fixed, f"model.quantize={self.quantize}", f"rollout.max_new_tokens={self.completion}"]
