@@ -24,7 +24,7 @@ from trainer.records import Problem
 
 NO_ANSWER = "none"
 MOST = 5_000_000  # records of a function, which may be a generator without an end
-METHODS = ("train", "test", "read", "score")
+METHODS = ("train", "test", "read", "score", "environment")
 STYLES = {"prompt_style": PROMPT_STYLES, "answer_style": get_args(PromptSettings.model_fields["answer"].annotation)}
 EXPECTED_MESSAGES = 'expected text, or a conversation: [{"role": "user", "content": "..."}]'
 
