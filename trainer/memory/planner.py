@@ -197,7 +197,8 @@ class Planner:
     def _resident(self) -> Sizes:
         lora, kl = self.config.lora, self.config.algorithm.kl
         earlier = int(kl.refresh is not None or (kl.coef > 0 and not lora.enabled))  # values that a KL compares with
-        earlier += lora.enabled and lora.init != "zero"  # and the first ones of PiSSA
+        further = lora.start is not None or lora.init != "zero"
+        earlier += lora.enabled and further  # and the first ones of PiSSA, or of an adapter that is trained further
         sides = lora.r * max((max(one.inputs, one.outputs) for one in self.adapted), default=0)
         largest = sides if lora.enabled else max(self.shape.embedding, *(one.weights for one in self.shape.linears))
         return {
@@ -248,6 +249,12 @@ class Planner:
         """Answers of this rank in a step."""
         rollout = self.config.rollout
         return ceil(rollout.problems / self.world_size) * rollout.group_size
+
+    @cached_property
+    def trained_rows(self) -> int:
+        """Answers of this rank that a step trains on: in a warm-up worked solutions, each with a prompt of its own."""
+        warmup = self.config.warmup
+        return ceil(warmup.problems / self.world_size) if self.config.is_warmup else self.all_rows
 
     @cached_property
     def rows(self) -> int:
@@ -382,8 +389,9 @@ class Planner:
         model, optim = self.config.model, self.config.optim
         budget = optim.tokens_per_micro_batch
         if optim.layout == "flat" and model.attention in ("auto", "sdpa") and not self.shape.windowed:
-            return Work.flat(budget, self.all_rows, self.config.rollout.group_size, self.prompt, self.completion)
-        rows = min(self.all_rows, max(1, budget // (self.prompt + self.completion - 1)))
+            group = 1 if self.config.is_warmup else self.config.rollout.group_size
+            return Work.flat(budget, self.trained_rows, group, self.prompt, self.completion)
+        rows = min(self.trained_rows, max(1, budget // (self.prompt + self.completion - 1)))
         return self._padded(rows, self.completion)
 
     def _padded(self, rows: int, completion: int) -> Work:

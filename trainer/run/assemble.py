@@ -27,6 +27,7 @@ from trainer.loss.kl import Coefficient
 from trainer.machine import disk
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stop_tokens
 from trainer.model.staging import stage
+from trainer.problem import lessons
 from trainer.problem.curriculum import CURRICULA
 from trainer.problem.prompts import Prompter, stop_strings
 from trainer.problem.task import Task, evaluation_problems, make_task, notes, training_problems
@@ -68,6 +69,8 @@ def build(request: Request) -> Run:
     task = make_task(config.task)
     training = training_problems(task, config.task, config.run.seed)  # bad data is answered before a model loads
     golds.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
+    if config.is_warmup:
+        lessons.check(task, training)
     stage(config.model)
     tokenizer = load_tokenizer(config.model)
     prompter = Prompter(tokenizer, config.prompt, task)
