@@ -47,13 +47,13 @@ class Config(Section):
     task: TaskSettings = TaskSettings()
     prompt: PromptSettings = PromptSettings()
     reward: Reward = Reward()
-    warmup: Warmup = Warmup()
     rollout: Rollout = Rollout()
     algorithm: Algorithm = Algorithm()
     optim: Optim = Optim()
     engine: Engine = Engine()
     run: Run = Run(steps=100)
     eval: Eval = Eval()
+    warmup: Warmup = Warmup()
 
     @property
     def merges(self) -> bool:
