@@ -1,8 +1,8 @@
-"""warm_up(): supervised training on worked solutions, before GRPO or alone: batch -> loss -> step.
+"""warm_up(): supervised training on solutions, before GRPO or alone: batch -> loss -> step.
 
 A solution is a row like any other, with an advantage of 1. So the loss is the cross-entropy of the answers' tokens,
 summed and divided once by their number over all micro-batches and ranks, and engine, checkpoints, evaluation and
-memory are those of GRPO (`loop.py`).
+memory are those of GRPO (`loop.py`). The solutions are the task's, or right answers that the model has sampled itself.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from trainer.machine.out_of_memory import until_it_fits
 from trainer.problem.task import draw
 from trainer.ranks import distributed
 from trainer.records import TrainingRow
+from trainer.rollout import star
 from trainer.rollout.collect import Rollouts
 from trainer.run_folder.record import Record
 from trainer.step.update import Updater
@@ -30,13 +31,32 @@ from trainer.watch.tally import Tally, metrics_of_updates
 MEASURED = ("loss", "entropy")  # of what is tallied of a row; the rest compares it with a sampler
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lessons:
-    """The solutions that are taught, and those of held-out problems, as rows."""
+    """The solutions that are taught now, and those of held-out problems, as rows."""
 
     config: Config
     rows: Sequence[TrainingRow]
     held_out: Sequence[TrainingRow]
+
+    def begin(self, step: int, rollouts: Rollouts, updater: Updater, record: Record) -> dict[str, float]:
+        """Sample solutions where a round of own answers begins, or read them where a run goes on within one. Return
+        what is logged of them. Every rank calls it."""
+        if self.config.warmup.source == "solutions":
+            return {}
+        number, place = star.round_of(self.config, step)
+        if place:
+            self.rows = self.rows or star.read(record.folder, number)
+            return {}
+        with updater.policy.gathered():
+            self.rows, measured = star.sample(rollouts, step, number)
+        star.write(record.folder, number, self.rows)
+        record.screen.say(
+            f"round {number + 1} of {self.config.warmup.rounds}: {measured['samples/right']:.1%} of the answers are "
+            f"right, {measured['samples/solved']:.1%} of the problems are solved, {len(self.rows)} answers of "
+            f"{measured['samples/length']:.0f} tokens are kept"
+        )
+        return measured
 
     def of(self, step: int) -> list[GroupRows]:
         """Return this rank's share of the solutions of a step, each with its index among those of all ranks."""
@@ -69,7 +89,6 @@ def warm_up(
 ) -> None:
     """Train the policy on worked solutions, from the first step of this start to the last or to an early stop."""
     history = evaluator.history
-    idle = replace(lessons.rows[0], weight=0.0)  # for a rank without solutions
     health = Health(record.folder, updater.policy, record.screen.warn, record.first_step == 0)
     record.screen.start()
     if history.was_interrupted_at(record.first_step):
@@ -78,7 +97,10 @@ def warm_up(
         if history.has_stopped_rising:
             break
         done, tally, phases = step + 1, Tally(), Phases()
+        with phases("samples"):
+            sampled = lessons.begin(step, rollouts, updater, record)
         with phases("batch"):
+            idle = replace(lessons.rows[0], weight=0.0)  # for a rank without solutions
             rows = lessons.of(step)
             dealt = minibatches(rows, idle, config, updater.packer)
         with phases("loss"):
@@ -88,5 +110,5 @@ def warm_up(
         health.check(done, updates, all_rows(rows))
         means = tally.means(distributed.gather)
         metrics = {name: means[name] for name in MEASURED} | metrics_of_updates(updates) | phases.metrics()
-        record.step(done, [], metrics)
+        record.step(done, [], sampled | metrics)
         finish_step(done, rollouts, updater, evaluator, record)

@@ -117,3 +117,29 @@ def test_a_whole_model_is_trained_further(tmp_path):
     train(tmp_path, *WARMUP, "lora.enabled=false", "warmup.lr=1e-4", "run.dir=it")
     assert resolve(str(tmp_path / "it/config.yaml")).model.name == "it/warmup/start"
     assert (tmp_path / "it/model/model.safetensors").is_file()
+
+
+SAMPLES = [*FEW, "warmup.only=true", "warmup.from=samples", "warmup.steps=4", "warmup.rounds=2", "warmup.asked=8"]
+SAMPLES += ["warmup.problems=4", "warmup.keep=2", "run.dir=it"]
+
+
+def test_own_right_answers_in_rounds_and_the_same_after_an_interruption(tmp_path):
+    """Cut off in the second round, after its first step: the model that sampled its answers is gone by then."""
+    said = train(tmp_path, *SAMPLES)
+    cut = tmp_path / "cut/it"
+    shutil.copytree(tmp_path / "it", cut, symlinks=True)
+    first, _, third, _ = steps = lines(tmp_path / "it")[1:]
+    assert [index for index, one in enumerate(steps) if "samples/right" in one] == [0, 2]
+    assert 0 < first["samples/right"] <= first["samples/solved"] <= 1
+    assert f"{first['samples/kept']:.0f} answers of" in said
+    rows = [json.loads(line) for line in (tmp_path / "it/samples/round_002.jsonl").read_text().splitlines()]
+    assert len(rows) == third["samples/kept"]
+    prompts = [tuple(row["prompt"]) for row in rows]
+    assert max(map(prompts.count, prompts)) <= 2
+    assert len({(*row["prompt"], *row["completion"]) for row in rows}) == len(rows)
+    shutil.rmtree(cut / "adapter")
+    shutil.rmtree(cut / "checkpoints/step_000004")
+    (cut / "checkpoints/latest").unlink()
+    assert "going on after step 3" in train(tmp_path / "cut", "--resume", "it")
+    assert learned(cut) == learned(tmp_path / "it")
+    assert (cut / ADAPTER).read_bytes() == (tmp_path / "it" / ADAPTER).read_bytes()

@@ -87,7 +87,7 @@ def read_files(config: Config) -> None:
     if isinstance(task, DataTask) and not task.hub_sets():
         training = training_problems(task, config.task, config.run.seed)
         golds.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
-        if config.warmup.steps:
+        if config.warmup.steps and config.warmup.source == "solutions":
             lessons.check(task, training)
         rehearse_functions(config, task, training[0])
     elif config.reward.custom and not isinstance(task, DataTask):

@@ -119,6 +119,16 @@ class Config(Section):
         warmup = self.warmup
         if warmup.only and not warmup.steps:
             raise ValueError("warmup.steps=0: a warm-up alone needs some steps. Write warmup.steps=200")
+        if warmup.rounds > max(1, warmup.steps):
+            raise ValueError(
+                f"warmup.rounds={warmup.rounds}: each round has a step, and warmup.steps={warmup.steps}. Write "
+                f"warmup.steps={20 * warmup.rounds}"
+            )
+        if warmup.rounds > 1 and warmup.source == "solutions":
+            raise ValueError(
+                f"warmup.rounds={warmup.rounds}: worked solutions stay the same from round to round. Write "
+                "warmup.from=samples, or warmup.rounds=1"
+            )
         if warmup.patience is not None and warmup.every is None:
             raise ValueError(
                 f"warmup.patience={warmup.patience} counts evaluations during the warm-up, and there are none. Write "
@@ -268,7 +278,8 @@ def sections() -> dict[str, Any]:
 def fields(section: Any = None, prefix: str = "") -> list[str]:
     """Return every setting as `section.key`; a setting of a nested section is `reward.judge.url`."""
     found = []
-    for name, info in (section or Config).model_fields.items():
+    for key, info in (section or Config).model_fields.items():
+        name = info.alias or key
         inner = is_section(info.annotation)
         found += fields(info.annotation, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
     return found

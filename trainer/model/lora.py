@@ -150,6 +150,7 @@ def take_values(model: Any, settings: Lora) -> None:
         saved = peft.utils.load_peft_weights(str(folder), device="cpu")
     except (OSError, ValueError, RuntimeError, UnpicklingError, SafetensorError) as error:
         raise CheckpointError(f"lora.start={folder}: it cannot be read ({_reason(error)}). Take another.") from None
+    _must_be_scaled_alike(model.peft_config[ADAPTER], folder)
     own = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
     apart = sorted(name for name in own.keys() | saved.keys() if _shape(own, name) != _shape(saved, name))
     if apart:
@@ -161,6 +162,18 @@ def take_values(model: Any, settings: Lora) -> None:
     if broken := next((name for name, value in saved.items() if not value.isfinite().all()), None):
         raise CheckpointError(f"lora.start={folder}: {broken} has numbers that are not finite. Take another.")
     peft.set_peft_model_state_dict(model, saved)
+
+
+def _must_be_scaled_alike(own: Any, folder: Path) -> None:
+    """Raise CheckpointError if the adapter in a folder has another scale or form, which its weights do not show."""
+    stored = read_json(f"lora.start={folder}", folder / "adapter_config.json")
+    for key, setting in (("lora_alpha", "alpha"), ("use_rslora", "rslora"), ("use_dora", "dora")):
+        wanted, found = getattr(own, key), stored.get(key, False)
+        if wanted != found:
+            raise CheckpointError(
+                f"lora.start={folder}: it was trained with lora.{setting}={str(found).lower()}, and this run has "
+                f"{str(wanted).lower()}. Write lora.{setting}={str(found).lower()}."
+            )
 
 
 def _shape(values: Mapping[str, Tensor], name: str) -> str:

@@ -69,7 +69,7 @@ def build(request: Request) -> Run:
     task = make_task(config.task)
     training = training_problems(task, config.task, config.run.seed)  # bad data is answered before a model loads
     golds.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
-    if config.is_warmup:
+    if config.is_warmup and config.warmup.source == "solutions":
         lessons.check(task, training)
     stage(config.model)
     tokenizer = load_tokenizer(config.model)

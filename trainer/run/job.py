@@ -219,7 +219,8 @@ def _introduce(run: Run, request: Request) -> None:
         record.screen.say(f"octet: {request.reason}")
     of_a_step = f"{rollout.problems} x {rollout.group_size} answers"
     if config.is_warmup:
-        of_a_step = f"{config.warmup.problems} worked solutions"
+        what = "worked solutions" if config.warmup.source == "solutions" else "own right answers"
+        of_a_step = f"{config.warmup.problems} {what}"
     record.screen.say(
         f"{config.model.name} on {config.task.name} ({len(run.rollouts.curriculum.problems)} problems): "
         f"{record.total_steps} steps of {of_a_step} on "

@@ -28,9 +28,11 @@ def lessons_of(config: Config, run: Run) -> tuple[Lessons, Run]:
     rollouts, model = run.rollouts, run.updater.policy.model  # type: ignore[attr-defined]
     prompter, rules, problems = rollouts.prompter, rollouts.scorer.rules, rollouts.curriculum.problems
     writer = LessonWriter(prompter, *ends(config, prompter.tokenizer, model))
-    right = _right(problems, writer, rules)
-    rows = [row for row in right if len(row.completion) <= config.rollout.max_new_tokens]
-    _report(config, run.record, len(problems), right, rows)
+    rows: list[TrainingRow] = []  # own answers are sampled as the run goes on
+    if config.warmup.source == "solutions":
+        right = _right(problems, writer, rules)
+        rows = [row for row in right if len(row.completion) <= config.rollout.max_new_tokens]
+        _report(config, run.record, len(problems), right, rows)
     held_out = _right([prompt.problem for prompt in run.evaluator.held_out], writer, rules)
     if config.eval.metric == "loss" and not held_out:
         raise ConfigError(

@@ -17,8 +17,17 @@ class Warmup(Section):
     folder `warmup` of the run folder."""
     only: bool = False
     """End after the warm-up, whose run folder then is `run.dir`. `octet warmup` sets this."""
+    source: Literal["solutions", "samples"] = Field("solutions", alias="from")
+    """What is taught: `solutions` of the task, or `samples`, the model's own right answers (STaR, rejection
+    sampling)."""
+    rounds: int = Field(1, ge=1)
+    """With `from=samples`: how often answers are sampled anew. The steps are divided among the rounds."""
+    asked: int = Field(256, ge=1)
+    """With `from=samples`: problems that are asked in a round, `rollout.group_size` answers each."""
+    keep: int = Field(4, ge=1)
+    """With `from=samples`: most answers to a problem that are kept, the shortest of the right ones that differ."""
     problems: int = Field(32, ge=1)
-    """Worked solutions in a step, over all ranks."""
+    """Solutions in a step, over all ranks."""
     lr: float = Field(2e-4, gt=0.0)
     """Peak learning rate of the warm-up. The schedule is that of `optim`."""
     then: Literal["same", "merged"] = "same"
