@@ -307,6 +307,27 @@ def test_every_lever_takes_bytes_away(more, less):
     assert peak(*less) < peak(*more)
 
 
+def test_a_warm_up_trains_on_solutions_each_with_a_prompt_of_its_own():
+    """As many tokens as in GRPO make fewer rows, and a few solutions take less memory than many answers."""
+    grpo = resolve("8gb")
+    shape = shapes.shape_of(grpo.model.name, None)
+    few, many = (
+        planner.plan(shape, resolve("8gb", None, ["warmup.only=true", "warmup.steps=9", f"warmup.problems={count}"]))
+        for count in (1, 64)
+    )
+    assert few.allocated_of("backward") < many.allocated_of("backward")
+    assert many.allocated_of("backward") == pytest.approx(planner.plan(shape, grpo).allocated_of("backward"), rel=0.1)
+
+
+def test_an_adapter_that_is_trained_further_is_kept_as_it_was():
+    grpo = resolve("8gb")
+    shape = shapes.shape_of(grpo.model.name, None)
+    further = planner.plan(shape, resolve("8gb", None, ["lora.start=x"]))
+    found = Placement(shape, grpo, 1, 8 * GB)
+    assert further.phases["step"]["reference"] == found.trained * 2
+    assert "reference" not in planner.plan(shape, grpo).phases["step"]
+
+
 def test_what_is_scored_before_the_update_is_a_phase_only_where_something_is():
     assert "score" not in planner_of("Qwen/Qwen2.5-0.5B").plan.phases
     assert "score" in planner_of("Qwen/Qwen2.5-0.5B", "algorithm.kl.coef=0.1").plan.phases
