@@ -328,6 +328,21 @@ def test_an_adapter_that_is_trained_further_is_kept_as_it_was():
     assert "reference" not in planner.plan(shape, grpo).phases["step"]
 
 
+def test_a_teacher_lies_beside_the_policy_in_its_own_precision():
+    shape = shapes.shape_of("Qwen/Qwen2.5-1.5B-Instruct", None)
+    teacher = ["teacher.name=Qwen/Qwen2.5-3B-Instruct", "algorithm.loss=reinforce_baseline"]
+    alone = planner.plan(shape, resolve("8gb"))
+    whole, packed = (
+        planner.plan(shape, resolve("8gb", None, [*teacher, f"teacher.quantize={kind}"])) for kind in ("none", "nf4")
+    )
+    parameters = shapes.shape_of("Qwen/Qwen2.5-3B-Instruct", None).parameters
+    assert whole.phases["rollout"]["teacher"] == pytest.approx(2 * parameters, rel=1e-3)
+    assert packed.phases["rollout"]["teacher"] < whole.phases["rollout"]["teacher"] / 2.5
+    assert "teacher" not in alone.phases["rollout"]
+    assert whole.phases["teacher"]["activations"] > 0
+    assert "teacher" not in alone.phases
+
+
 def test_what_is_scored_before_the_update_is_a_phase_only_where_something_is():
     assert "score" not in planner_of("Qwen/Qwen2.5-0.5B").plan.phases
     assert "score" in planner_of("Qwen/Qwen2.5-0.5B", "algorithm.kl.coef=0.1").plan.phases

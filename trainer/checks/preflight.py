@@ -190,3 +190,5 @@ def needs_bitsandbytes(config: Config) -> Iterator[tuple[str, str]]:
         yield "optim.name=adamw_8bit", "optim.name=adamw"
     if config.model.quantize != "none":
         yield f"model.quantize={config.model.quantize}", "model.quantize=none"
+    if config.teacher.quantize != "none":
+        yield f"teacher.quantize={config.teacher.quantize}", "teacher.quantize=none"

@@ -20,6 +20,7 @@ from trainer.config.sections.reward import REWARDS, Code, Judge, Reward, functio
 from trainer.config.sections.rollout import SERVED_RANKS, Rollout, Vllm
 from trainer.config.sections.run import Engine, Eval, Optim, Run
 from trainer.config.sections.task import PROMPT_STYLES, PromptSettings, TaskSettings
+from trainer.config.sections.teacher import Teacher
 from trainer.config.sections.warmup import Warmup
 from trainer.errors import ConfigError
 
@@ -38,7 +39,7 @@ __all__ += [
     "Run",
     "Section",
 ]
-__all__ += ["TaskSettings", "Vllm", "Warmup", "fields", "function_name", "is_section", "sections"]
+__all__ += ["TaskSettings", "Teacher", "Vllm", "Warmup", "fields", "function_name", "is_section", "sections"]
 
 
 class Config(Section):
@@ -54,6 +55,7 @@ class Config(Section):
     run: Run = Run(steps=100)
     eval: Eval = Eval()
     warmup: Warmup = Warmup()
+    teacher: Teacher = Teacher()
 
     @property
     def merges(self) -> bool:
@@ -87,6 +89,7 @@ class Config(Section):
         warmup = self.warmup
         return self._with(
             warmup={"only": True},
+            teacher=Teacher().model_dump(),
             rollout={"temperature": 1.0, "ahead": 0},
             algorithm={
                 **Algorithm().model_dump(),
@@ -113,6 +116,33 @@ class Config(Section):
         """Return validated settings with other values in some sections."""
         values = self.model_dump()
         return Config.model_validate(values | {name: values[name] | part for name, part in sections.items()})
+
+    @model_validator(mode="after")
+    def _teacher_is_heard(self) -> Config:
+        teacher, kl = self.teacher, self.algorithm.kl
+        if teacher.name is None:
+            for key in ("adapter", "revision"):
+                if getattr(teacher, key) is not None:
+                    raise ValueError(
+                        f"teacher.{key}={getattr(teacher, key)}: there is no teacher. Write teacher.name as well"
+                    )
+            return self
+        if teacher.form == "loss" and (kl.coef == 0 or kl.where != "loss" or kl.refresh):
+            raise ValueError(
+                "teacher.form=loss: the teacher is the reference of the KL in the loss. Write algorithm.kl.coef=1 "
+                "algorithm.kl.estimator=k2, and leave algorithm.kl.where and algorithm.kl.refresh out"
+            )
+        if teacher.form == "advantage" and self.algorithm.loss in ("reinforce", "gspo"):
+            raise ValueError(
+                f"teacher.form=advantage: algorithm.loss={self.algorithm.loss} knows no advantage of a single token. "
+                "Write algorithm.loss=reinforce_baseline"
+            )
+        if self.rollout.dead_groups == "refill":
+            raise ValueError(
+                "rollout.dead_groups=refill: a teacher has something to say about every answer, so no group is dead. "
+                "Write rollout.dead_groups=keep"
+            )
+        return self
 
     @model_validator(mode="after")
     def _warmup_has_steps(self) -> Config:
@@ -258,8 +288,10 @@ class Config(Section):
 
     @property
     def drops_dead_groups(self) -> bool:
-        """Return False for `reinforce` too: it learns from the raw reward, even if all answers have the same."""
-        return self.rollout.dead_groups != "keep" and self.algorithm.loss != "reinforce"
+        """Return False for `reinforce` too: it learns from the raw reward, even if all answers have the same. So does a
+        teacher, who has something to say about every answer."""
+        learns = self.algorithm.loss == "reinforce" or self.teacher.name is not None
+        return self.rollout.dead_groups != "keep" and not learns
 
     @property
     def constant_divisor(self) -> float:

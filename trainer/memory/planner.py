@@ -15,9 +15,10 @@ from functools import cached_property
 from math import ceil, inf
 
 from trainer.config import ds_config
-from trainer.config.settings import Config
+from trainer.config.settings import Config, Teacher
+from trainer.errors import ModelError
 from trainer.memory.activations import FLOAT, Work, forward_bytes, head_bytes, kept_bytes, layer_bytes, saved_bytes
-from trainer.model.shapes import Linear, Shape
+from trainer.model.shapes import Linear, Shape, shape_of
 
 GB = 10**9
 CONTEXT = GB // 2  # of CUDA with the kernels of torch and cuBLAS, in every process; not measured
@@ -122,8 +123,11 @@ class Planner:
     @cached_property
     def plan(self) -> Plan:
         trains = self._resident | self._kept_by_rollout
-        phases = {"load": self._load(), "rollout": self._resident | self._rollout()}
+        beside = {"teacher": self._resident["teacher"]}
+        phases = {"load": self._load() | beside, "rollout": self._resident | self._rollout()}
         algorithm = self.config.algorithm
+        if self.teacher:
+            phases["teacher"] = trains | self.teacher.passing
         if algorithm.kl.coef or algorithm.top_entropy < 1 or algorithm.minibatches > 1:  # a pass before the update
             phases["score"] = trains | self._score()
         phases |= {"backward": trains | self._backward(), "step": trains | self._step()}
@@ -206,6 +210,7 @@ class Planner:
             "adapter": self.trained * self.item if lora.enabled else 0,
             "optimizer state": largest * self.item if self.offloads else self.state,  # a buffer for one tensor
             "reference": earlier * self.trained * self.item,
+            "teacher": self.teacher.weights if self.teacher else 0,
         }
 
     @cached_property
@@ -230,6 +235,29 @@ class Planner:
     def _free(self) -> float:
         """Bytes that are free when the first rollout begins."""
         return self.vram - CONTEXT - (1 + SLACK) * (sum(self._resident.values()) + self._gathered)
+
+    # a teacher
+
+    @cached_property
+    def teacher(self) -> Planner | None:
+        """The plan of the teacher as a model that is never trained; None for a shape that is not known."""
+        own = self.config.teacher
+        if own.name is None:
+            return None
+        try:
+            shape = shape_of(own.name, own.revision)
+        except ModelError:
+            return None
+        changed = {"name": own.name, "quantize": own.quantize, "quantize_head": "none", "embeddings": "device"}
+        alone = {"model": self.config.model.model_copy(update=changed), "teacher": Teacher()}
+        return Planner(shape, self.config.model_copy(update=alone), self.world_size, self.vram)
+
+    @property
+    def passing(self) -> Sizes:
+        """Bytes of a pass of this model over the largest micro-batch, beside its weights."""
+        inside = forward_bytes(self.shape, self.work, self.item, ()) + self._dequantised
+        head = head_bytes(self.shape, self.work.edges, self.item, learns=False, wants_entropy=False)
+        return _larger(inside, self.work.edges * self.shape.hidden * self.item, head)
 
     # load
 
