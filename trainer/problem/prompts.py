@@ -106,20 +106,23 @@ class Prompter:
             return whole[len(prompt.tokens) :]
         return tuple(self.tokenizer(answer, add_special_tokens=False)["input_ids"])
 
-    def fitting(self, problems: Sequence[Problem]) -> list[Problem]:
-        """Return the problems whose prompts have at most `prompt.max_tokens` tokens. Raise DataError if there are none.
+    def fitting(self, problems: Sequence[Problem], most: int | None = None) -> list[Problem]:
+        """Return the problems whose prompts have at most `most` tokens, which are `prompt.max_tokens` by default.
+
+        Raise DataError if there are none.
 
         A token is at least one byte, so only long texts have to be tokenized.
         """
+        most = most or self.max_tokens
         wrapping = len(self.prompt(Problem("", "", "")).tokens)
         kept = [
             problem
             for problem in problems
-            if (not problem.messages and len(problem.question.encode()) + wrapping <= self.max_tokens)
-            or len(self.prompt(problem).tokens) <= self.max_tokens
+            if (not problem.messages and len(problem.question.encode()) + wrapping <= most)
+            or len(self.prompt(problem).tokens) <= most
         ]
         if not kept:
-            raise DataError(f"prompt.max_tokens={self.max_tokens}: none of {len(problems)} prompts is that short.")
+            raise DataError(f"prompt.max_tokens={most}: none of {len(problems)} prompts is that short.")
         return kept
 
     def messages(self, problem: Problem) -> Messages:
