@@ -45,7 +45,8 @@ def schema() -> str:
 
 
 def _rows(name: str, section: Any) -> Iterator[str]:
-    for key, info in section.model_fields.items():
+    for own, info in section.model_fields.items():
+        key = info.alias or own
         if is_section(info.annotation):
             yield from _rows(f"{name}.{key}", info.annotation)
         else:

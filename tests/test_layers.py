@@ -19,6 +19,7 @@ FLOORS = [
     ["checks", "rollout", "loss", "reports"],
     ["step", "evaluation"],
     ["loop"],
+    ["warmup"],
     ["run"],
     ["commands"],
 ]

@@ -224,6 +224,7 @@ class TrainingBatch:
     old_logprobs_BT: Tensor | None = None  # the policy's when the answers were sampled
     reference_logprobs_BT: Tensor | None = None
     trained_BT: Tensor | None = None  # bool: this token is among those of the highest entropy
+    advantages_BT: Tensor | None = None  # of each token, where a teacher says more than one number for an answer
 
     def to(self, device: Any) -> TrainingBatch:
         return TrainingBatch(**_moved(self, device))

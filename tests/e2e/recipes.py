@@ -23,7 +23,8 @@ SMALL += ["rollout.problems=8", "rollout.group_size=4", "rollout.max_new_tokens=
 
 
 def small(recipe: str, *more: str) -> Config:
-    return resolve("nano", recipe, [*SMALL, *more])
+    teacher = ["teacher.name=nano", "teacher.quantize=none"] if recipe == "distill" else []
+    return resolve("nano", recipe, [*SMALL, *teacher, *more])
 
 
 def run(recipe: str, folder: Path) -> float:

@@ -64,6 +64,16 @@ def test_a_resumed_run_counts_on_from_its_checkpoint(tmp_path):
     assert resumed.has_stopped_rising
 
 
+def test_a_warm_up_may_be_judged_by_its_loss_of_which_less_is_better(tmp_path):
+    run = course(tmp_path, metric="loss", patience=2)
+    losses = [0.5, 0.25, 0.75, 0.25]
+    found = [replace(evaluation("", LEVELS[level]), loss=loss) for level, loss in enumerate(losses)]
+    assert [run.add(step, seen) for step, seen in enumerate(found, 1)] == [True, True, False, False]
+    assert run.has_stopped_rising
+    assert (run.best.step, metrics_of(found[1])["eval/loss"]) == (2, 0.25)
+    assert "0.250 the loss of a token" in describe(found[1])
+
+
 def test_the_base_model_is_no_candidate(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 0, **metrics_of(evaluation("base", "yyyy"))}) + "\n")
     run = course(tmp_path, first_step=1)

@@ -23,7 +23,7 @@ def terms(logprobs, old, advantages, rewards=None, mask=None) -> PolicyTerms:
     """Tensors pass through; lists become float64."""
     mask = torch.tensor(mask) if mask else torch.ones(len(old), len(old[0]), dtype=torch.bool)
     parts = [torch.as_tensor(part, dtype=torch.float64) for part in (logprobs, old, advantages, rewards or advantages)]
-    return PolicyTerms(parts[0], parts[1], mask, parts[2], parts[3])
+    return PolicyTerms(parts[0], parts[1], mask, parts[2][:, None], parts[3])
 
 
 def test_every_choice_of_the_configuration_exists():

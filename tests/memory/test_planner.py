@@ -307,6 +307,42 @@ def test_every_lever_takes_bytes_away(more, less):
     assert peak(*less) < peak(*more)
 
 
+def test_a_warm_up_trains_on_solutions_each_with_a_prompt_of_its_own():
+    """As many tokens as in GRPO make fewer rows, and a few solutions take less memory than many answers."""
+    grpo = resolve("8gb")
+    shape = shapes.shape_of(grpo.model.name, None)
+    few, many = (
+        planner.plan(shape, resolve("8gb", None, ["warmup.only=true", "warmup.steps=9", f"warmup.problems={count}"]))
+        for count in (1, 64)
+    )
+    assert few.allocated_of("backward") < many.allocated_of("backward")
+    assert many.allocated_of("backward") == pytest.approx(planner.plan(shape, grpo).allocated_of("backward"), rel=0.1)
+
+
+def test_an_adapter_that_is_trained_further_is_kept_as_it_was():
+    grpo = resolve("8gb")
+    shape = shapes.shape_of(grpo.model.name, None)
+    further = planner.plan(shape, resolve("8gb", None, ["lora.start=x"]))
+    found = Placement(shape, grpo, 1, 8 * GB)
+    assert further.phases["step"]["reference"] == found.trained * 2
+    assert "reference" not in planner.plan(shape, grpo).phases["step"]
+
+
+def test_a_teacher_lies_beside_the_policy_in_its_own_precision():
+    shape = shapes.shape_of("Qwen/Qwen2.5-1.5B-Instruct", None)
+    teacher = ["teacher.name=Qwen/Qwen2.5-3B-Instruct", "algorithm.loss=reinforce_baseline"]
+    alone = planner.plan(shape, resolve("8gb"))
+    whole, packed = (
+        planner.plan(shape, resolve("8gb", None, [*teacher, f"teacher.quantize={kind}"])) for kind in ("none", "nf4")
+    )
+    parameters = shapes.shape_of("Qwen/Qwen2.5-3B-Instruct", None).parameters
+    assert whole.phases["rollout"]["teacher"] == pytest.approx(2 * parameters, rel=1e-3)
+    assert packed.phases["rollout"]["teacher"] < whole.phases["rollout"]["teacher"] / 2.5
+    assert "teacher" not in alone.phases["rollout"]
+    assert whole.phases["teacher"]["activations"] > 0
+    assert "teacher" not in alone.phases
+
+
 def test_what_is_scored_before_the_update_is_a_phase_only_where_something_is():
     assert "score" not in planner_of("Qwen/Qwen2.5-0.5B").plan.phases
     assert "score" in planner_of("Qwen/Qwen2.5-0.5B", "algorithm.kl.coef=0.1").plan.phases

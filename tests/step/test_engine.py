@@ -42,6 +42,7 @@ OBJECTIVES = {
     "rich": RICH,
     "minibatches": ("algorithm.minibatches=2", "algorithm.clip_high=0.05", "algorithm.lr=0.003"),
     "gradreg": GRADREG,
+    "warmup": ("warmup.only=true", "warmup.steps=3", "warmup.lr=0.01", "optim.max_grad_norm=0.2"),
 }
 SHORT = ("dapo", "rich", "gradreg")
 FULL = ("lora.enabled=false", "algorithm.lr=0.001")  # so that 3e-5 is a small share of a step
@@ -220,7 +221,13 @@ def without_engine(tiny_model, *chosen: str):
     return model, [parameter for parameter in model.parameters() if parameter.requires_grad], config
 
 
-PLAIN = {"dapo": (), "plus": VARIANTS["plus"], "dora": VARIANTS["dora"], "full": FULL} | CLIPPED
+PLAIN = {
+    "dapo": (),
+    "warmup": OBJECTIVES["warmup"],
+    "plus": VARIANTS["plus"],
+    "dora": VARIANTS["dora"],
+    "full": FULL,
+} | CLIPPED
 
 
 @pytest.mark.parametrize("case", PLAIN)

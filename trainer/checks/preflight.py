@@ -20,6 +20,7 @@ from trainer.machine import hardware
 from trainer.machine.disk import amount
 from trainer.machine.disk import size as size_of
 from trainer.model import hub
+from trainer.problem import lessons
 from trainer.problem.dataset import DataTask
 from trainer.problem.task import evaluation_problems, make_task, training_problems
 from trainer.reward import golds
@@ -50,7 +51,9 @@ def check(config: Config, machine: hardware.Hardware) -> None:
         return
     if config.run.dir:
         must_be_folder(config.run.dir)
-        earlier.refuse_other_settings(config.run.dir, config)
+        warmup = config.run.dir / "warmup"
+        chained = config.warmup.steps and not config.is_warmup
+        earlier.refuse_other_settings(config.run.dir, config.after_warmup(warmup) if chained else config)
     found = downloads.check(config)  # on every rank: it may decide that this process leaves the hub alone
     if os.environ.get("LOCAL_RANK", "0") == "0":
         complain(findings(config, found, machine))
@@ -84,6 +87,8 @@ def read_files(config: Config) -> None:
     if isinstance(task, DataTask) and not task.hub_sets():
         training = training_problems(task, config.task, config.run.seed)
         golds.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
+        if config.warmup.steps and config.warmup.source == "solutions":
+            lessons.check(task, training)
         rehearse_functions(config, task, training[0])
     elif config.reward.custom and not isinstance(task, DataTask):
         rehearse_functions(config, task, task.train()[0])
@@ -185,3 +190,5 @@ def needs_bitsandbytes(config: Config) -> Iterator[tuple[str, str]]:
         yield "optim.name=adamw_8bit", "optim.name=adamw"
     if config.model.quantize != "none":
         yield f"model.quantize={config.model.quantize}", "model.quantize=none"
+    if config.teacher.quantize != "none":
+        yield f"teacher.quantize={config.teacher.quantize}", "teacher.quantize=none"

@@ -23,6 +23,7 @@ from trainer.ranks import slurm
 GROUPS = {
     "train": {
         "train": "Train a model, or resume a run.",
+        "warmup": "Teach a model worked solutions first; see docs/warmup.md.",
         "slurm": "Submit a run to a Slurm cluster; see docs/slurm.md.",
     },
     "look": {
@@ -56,8 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name, *rest = arguments
     if name == "--version":
         print(f"octet {trainer.__version__}")
-    elif name == "train":
-        _train(rest)
+    elif name in ("train", "warmup"):
+        _train(name, rest)
     elif name in COMMANDS:
         _run(name, rest)
     else:
@@ -74,12 +75,15 @@ def help_page() -> str:
     return "\n".join([*lines, "", "`octet COMMAND --help` shows the options of a command, and an example."])
 
 
-def _train(arguments: Sequence[str]) -> None:
-    argument_parser().parse_intermixed_args(arguments)  # answers --help before the imports below, which take a while
+def _train(name: str, arguments: Sequence[str]) -> None:
+    argument_parser(name).parse_intermixed_args(
+        arguments
+    )  # answers --help before the imports below, which take a while
     with naming_missing_packages():
         from trainer.commands import launch
 
-    sys.exit(answering_errors(lambda: launch.main(arguments), debug="--debug" in arguments))
+    chosen = ["warmup.only=true", *arguments] if name == "warmup" else arguments
+    sys.exit(answering_errors(lambda: launch.main(chosen), debug="--debug" in arguments))
 
 
 def _run(name: str, arguments: Sequence[str]) -> None:

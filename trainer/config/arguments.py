@@ -32,11 +32,18 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def argument_parser() -> argparse.ArgumentParser:
+EXAMPLES = {
+    "train": "octet train --preset 8gb algorithm.lr=2e-5 run.steps=100",
+    "warmup": "octet warmup --preset 8gb warmup.steps=200",
+}
+
+
+def argument_parser(command: str = "train") -> argparse.ArgumentParser:
+    what = "with GRPO" if command == "train" else "on worked solutions, as docs/warmup.md says"
     parser = Parser(
-        prog="train.py" if sys.argv[0].endswith("train.py") else "octet train",
-        description="Train a language model with GRPO. Every setting is in docs/configuration.md.",
-        epilog="example: octet train --preset 8gb algorithm.lr=2e-5 run.steps=100",
+        prog="train.py" if sys.argv[0].endswith("train.py") else f"octet {command}",
+        description=f"Train a language model {what}. Every setting is in docs/configuration.md.",
+        epilog=f"example: {EXAMPLES[command]}",
         allow_abbrev=False,
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as rollout.group_size=16")

@@ -64,7 +64,8 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         _refuse_impossible_values(layer)
         merged = _merge(_without_other_length(merged, layer), layer)
     try:
-        return Config.model_validate(merged)
+        config = Config.model_validate(merged)
+        return config.warmed_up_in(config.run.dir) if config.is_warmup else config
     except ValidationError as error:
         typed = dict(text.partition("=")[::2] for text in overrides)
         raise ConfigError(_explain(error.errors(), typed)) from None

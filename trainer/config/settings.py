@@ -7,6 +7,7 @@ are in `ds_configs/`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -19,6 +20,8 @@ from trainer.config.sections.reward import REWARDS, Code, Judge, Reward, functio
 from trainer.config.sections.rollout import SERVED_RANKS, Rollout, Turns, Vllm
 from trainer.config.sections.run import Engine, Eval, Optim, Run
 from trainer.config.sections.task import PROMPT_STYLES, PromptSettings, TaskSettings
+from trainer.config.sections.teacher import Teacher
+from trainer.config.sections.warmup import Warmup
 from trainer.errors import ConfigError
 
 __all__ = ["PROMPT_STYLES", "REWARDS", "RUNS", "SERVED_RANKS", "Algorithm", "Code", "Config", "Correction", "Engine"]
@@ -36,7 +39,7 @@ __all__ += [
     "Run",
     "Section",
 ]
-__all__ += ["TaskSettings", "Turns", "Vllm", "fields", "function_name", "is_section", "sections"]
+__all__ += ["TaskSettings", "Teacher", "Turns", "Vllm", "Warmup", "fields", "function_name", "is_section", "sections"]
 
 
 class Config(Section):
@@ -51,6 +54,8 @@ class Config(Section):
     engine: Engine = Engine()
     run: Run = Run(steps=100)
     eval: Eval = Eval()
+    warmup: Warmup = Warmup()
+    teacher: Teacher = Teacher()
 
     @property
     def merges(self) -> bool:
@@ -70,6 +75,112 @@ class Config(Section):
                 f"rollout.problems={problems}: each of the {ranks} ranks needs one. Write rollout.problems={ranks} or "
                 f"more, or take {problems} GPUs or fewer."
             )
+
+    @property
+    def is_warmup(self) -> bool:
+        """Return True if this is the supervised run itself."""
+        return self.warmup.only
+
+    def warmed_up_in(self, folder: Path | None) -> Config:
+        """Return the settings of the warm-up as a run of its own, which are the same for those settings themselves.
+
+        With an advantage of 1 and no correction for a sampler, the loss is the cross-entropy of the solutions.
+        """
+        warmup = self.warmup
+        return self._with(
+            warmup={"only": True},
+            teacher=Teacher().model_dump(),
+            rollout={"temperature": 1.0, "ahead": 0},
+            algorithm={
+                **Algorithm().model_dump(),
+                "loss": "reinforce_baseline",
+                "correction": {"level": "none"},
+                "lr": warmup.lr,
+            },
+            run={"dir": folder, "steps": warmup.steps, "epochs": None, "merge": self.run.merge and warmup.only},
+            eval={
+                "every": warmup.every,
+                "metric": warmup.metric if warmup.every else "accuracy",
+                "patience": warmup.patience,
+            },
+        )
+
+    def after_warmup(self, folder: Path) -> Config:
+        """Return the settings of the run that goes on with the warm-up in a folder, which left a link `start`."""
+        if self.lora.enabled and self.warmup.then == "same":
+            return self._with(warmup={"steps": 0}, lora={"start": folder / "start"})
+        weights = folder / ("merged" if self.lora.enabled else "start")
+        return self._with(warmup={"steps": 0}, model={"name": str(weights), "revision": None})
+
+    def _with(self, **sections: dict[str, Any]) -> Config:
+        """Return validated settings with other values in some sections."""
+        values = self.model_dump()
+        return Config.model_validate(values | {name: values[name] | part for name, part in sections.items()})
+
+    @model_validator(mode="after")
+    def _teacher_is_heard(self) -> Config:
+        teacher, kl = self.teacher, self.algorithm.kl
+        if teacher.name is None:
+            for key in ("adapter", "revision"):
+                if getattr(teacher, key) is not None:
+                    raise ValueError(
+                        f"teacher.{key}={getattr(teacher, key)}: there is no teacher. Write teacher.name as well"
+                    )
+            return self
+        if teacher.form == "loss" and (kl.coef == 0 or kl.where != "loss" or kl.refresh):
+            raise ValueError(
+                "teacher.form=loss: the teacher is the reference of the KL in the loss. Write algorithm.kl.coef=1 "
+                "algorithm.kl.estimator=k2, and leave algorithm.kl.where and algorithm.kl.refresh out"
+            )
+        if teacher.form == "advantage" and self.algorithm.loss in ("reinforce", "gspo"):
+            raise ValueError(
+                f"teacher.form=advantage: algorithm.loss={self.algorithm.loss} knows no advantage of a single token. "
+                "Write algorithm.loss=reinforce_baseline"
+            )
+        if self.rollout.dead_groups == "refill":
+            raise ValueError(
+                "rollout.dead_groups=refill: a teacher has something to say about every answer, so no group is dead. "
+                "Write rollout.dead_groups=keep"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _warmup_has_steps(self) -> Config:
+        warmup = self.warmup
+        if warmup.only and not warmup.steps:
+            raise ValueError("warmup.steps=0: a warm-up alone needs some steps. Write warmup.steps=200")
+        if warmup.rounds > max(1, warmup.steps):
+            raise ValueError(
+                f"warmup.rounds={warmup.rounds}: each round has a step, and warmup.steps={warmup.steps}. Write "
+                f"warmup.steps={20 * warmup.rounds}"
+            )
+        if warmup.rounds > 1 and warmup.source == "solutions":
+            raise ValueError(
+                f"warmup.rounds={warmup.rounds}: worked solutions stay the same from round to round. Write "
+                "warmup.from=samples, or warmup.rounds=1"
+            )
+        if warmup.patience is not None and warmup.every is None:
+            raise ValueError(
+                f"warmup.patience={warmup.patience} counts evaluations during the warm-up, and there are none. Write "
+                "warmup.every=20"
+            )
+        if self.eval.metric == "loss" and not warmup.only:
+            raise ValueError(
+                "eval.metric=loss: only a warm-up has held-out solutions to measure it on. Write eval.metric=accuracy"
+            )
+        goes_on = warmup.steps and not warmup.only and warmup.then == "same" and self.lora.enabled
+        if goes_on and self.lora.init != "zero":
+            raise ValueError(
+                f"warmup.then=same: with lora.init={self.lora.init} the adapter of the warm-up is exported with "
+                "twice its rank. Write warmup.then=merged"
+            )
+        if self.lora.start is not None and (not self.lora.enabled or self.lora.init != "zero"):
+            wrong = "lora.enabled=false" if not self.lora.enabled else f"lora.init={self.lora.init}"
+            raise ValueError(
+                f"lora.start={self.lora.start}: an adapter is trained further, and {wrong} makes another one. Leave "
+                "one of the two out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _quantised_base_stays_as_it_is(self) -> Config:
@@ -177,8 +288,10 @@ class Config(Section):
 
     @property
     def drops_dead_groups(self) -> bool:
-        """Return False for `reinforce` too: it learns from the raw reward, even if all answers have the same."""
-        return self.rollout.dead_groups != "keep" and self.algorithm.loss != "reinforce"
+        """Return False for `reinforce` too: it learns from the raw reward, even if all answers have the same. So does a
+        teacher, who has something to say about every answer."""
+        learns = self.algorithm.loss == "reinforce" or self.teacher.name is not None
+        return self.rollout.dead_groups != "keep" and not learns
 
     @property
     def constant_divisor(self) -> float:
@@ -197,7 +310,8 @@ def sections() -> dict[str, Any]:
 def fields(section: Any = None, prefix: str = "") -> list[str]:
     """Return every setting as `section.key`; a setting of a nested section is `reward.judge.url`."""
     found = []
-    for name, info in (section or Config).model_fields.items():
+    for key, info in (section or Config).model_fields.items():
+        name = info.alias or key
         inner = is_section(info.annotation)
         found += fields(info.annotation, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
     return found

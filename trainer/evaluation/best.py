@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from trainer.run_folder.journal import read_records
 @dataclass(frozen=True, slots=True)
 class Milestone:
     step: int
-    value: float  # of eval.metric
+    value: float  # of eval.metric; the loss with the opposite sign, so that more is always better
 
 
 class EvaluationHistory:
@@ -41,7 +41,7 @@ class EvaluationHistory:
         read = (_evaluated(folder, first_step), self.kept) if distributed.is_main() else ([], None)
         records, kept = distributed.gather(read)[0]
         self.milestones = [
-            Milestone(record["step"], record[f"eval/{settings.metric}"])
+            Milestone(record["step"], _worth(record, settings.metric))
             for record in records
             if record["eval/problems"] == problems
         ]
@@ -61,7 +61,7 @@ class EvaluationHistory:
         """Add an evaluation, and return True if it is a new best that has to be kept.
 
         An equal value is not a new best. A finished run without comparable evaluations keeps its earlier best."""
-        best, value = self.best, metrics_of(evaluation)[f"eval/{self.settings.metric}"]
+        best, value = self.best, _worth(metrics_of(evaluation), self.settings.metric)
         self.milestones.append(Milestone(step, value))
         self.last = evaluation
         is_better = value > best.value if best else not self.spares_best
@@ -102,6 +102,7 @@ class EvaluationHistory:
         assert self.last is not None, "keep() follows an evaluation"
         shares = {"accuracy": self.last.strict.value, "lenient": self.last.lenient.value}
         note = {"step": self.milestones[-1].step, **shares, "problems": self.problems}
+        note |= {} if self.last.loss is None else {"loss": self.last.loss}
         note |= {"left_out": self.last.left_out} if self.last.left_out else {}
         with disk.writing(partial, "the best of the run", "Make room; the same command then goes on."):
             export(partial)
@@ -112,24 +113,34 @@ class EvaluationHistory:
 
 def describe(evaluation: Evaluation, answer: str = "strict") -> str:
     """Return the headline of an evaluation. The accuracy that `reward.answer` pays for comes first."""
+    loss = "" if evaluation.loss is None else f", {evaluation.loss:.3f} the loss of a token of their solutions"
     strict, count = percent(evaluation.strict.value, evaluation.strict[1:]), f"of {evaluation.asked} correct"
     if answer == "strict":
-        return f"{strict} {count}"
+        return f"{strict} {count}{loss}"
     lenient = percent(evaluation.lenient.value, evaluation.lenient[1:])
-    return f"{lenient} {count} in any format, {strict} in the one asked for"
+    return f"{lenient} {count} in any format, {strict} in the one asked for{loss}"
 
 
 def metrics_of(evaluation: Evaluation) -> dict[str, float]:
     """Return what is written into `metrics.jsonl`."""
     left_out = {"eval/left_out": evaluation.left_out} if evaluation.left_out else {}
-    return left_out | {
-        "eval/accuracy": evaluation.strict.value,
-        "eval/lenient": evaluation.lenient.value,
-        "eval/low": evaluation.strict.low,
-        "eval/high": evaluation.strict.high,
-        "eval/problems": len(evaluation.outcomes),
-        **{f"eval/part/{name}": share.value for name, share in evaluation.parts.items()},
-    }
+    loss = {} if evaluation.loss is None else {"eval/loss": evaluation.loss}
+    return (
+        left_out
+        | loss
+        | {
+            "eval/accuracy": evaluation.strict.value,
+            "eval/lenient": evaluation.lenient.value,
+            "eval/low": evaluation.strict.low,
+            "eval/high": evaluation.strict.high,
+            "eval/problems": len(evaluation.outcomes),
+            **{f"eval/part/{name}": share.value for name, share in evaluation.parts.items()},
+        }
+    )
+
+
+def _worth(metrics: Mapping[str, float], metric: str) -> float:
+    return -metrics["eval/loss"] if metric == "loss" else metrics[f"eval/{metric}"]
 
 
 def _evaluated(folder: Path, first_step: int) -> list[dict[str, Any]]:

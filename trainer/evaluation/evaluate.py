@@ -111,6 +111,7 @@ class Evaluation:
     outcomes: tuple[Outcome, ...]
     sampled: Sampled | None = None
     left_out: int = 0
+    loss: float | None = None  # of a token of held-out solutions, in a warm-up
 
     @property
     def asked(self) -> str:
@@ -157,6 +158,7 @@ class Evaluation:
             "interval": list(self.strict[1:]),
             "lenient_accuracy": self.lenient.value,
             "lenient_interval": list(self.lenient[1:]),
+            **({} if self.loss is None else {"loss": self.loss}),
             **({"parts": {name: _as_json(share) for name, share in self.parts.items()}} if self.parts else {}),
             **describe(self.outcomes),
             **({"sampled": self.sampled.summary()} if self.sampled else {}),

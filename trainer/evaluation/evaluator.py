@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
@@ -26,13 +26,15 @@ class Evaluator:
     history: EvaluationHistory
     progress: ShowProgress
     left_out: int = 0  # held-out problems that exceed the context
+    loss: Callable[[], float | None] = lambda: None  # of a token of held-out solutions, in a warm-up
 
     def evaluate(self, name: str) -> Evaluation:
         """Return the evaluation of the policy as it is. Every rank calls it."""
         with self.policy.gathered():
             scorer, left_out = self.scorer.verifier(), self.left_out
             new_tokens, progress = self.max_new_tokens, self.progress
-            return evaluate(name, self.sampler, scorer, self.held_out, new_tokens, None, progress, left_out)
+            found = evaluate(name, self.sampler, scorer, self.held_out, new_tokens, None, progress, left_out)
+            return replace(found, loss=self.loss())
 
     def keep_if_best(self, step: int, evaluation: Evaluation) -> bool:
         """Add the evaluation after a step to the history; write the policy into `best/` if it is the best."""

@@ -33,7 +33,8 @@ def scored_before(
     The ranks meet only after the last forward pass, so that one of them may run out of memory and begin again.
     """
     batches = list(batches)
-    if settings.kl.coef and settings.kl.where == "loss":
+    is_known = all(batch.reference_logprobs_BT is not None for batch in batches)  # of a teacher
+    if settings.kl.coef and settings.kl.where == "loss" and not is_known:
         with policy.as_reference():
             measured = [policy.measure(batch).logprobs_BT for batch in batches]
         batches = [replace(batch, reference_logprobs_BT=one) for batch, one in zip(batches, measured, strict=True)]

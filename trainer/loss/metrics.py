@@ -30,7 +30,8 @@ def tally_batch(tally: Tally, batch: TrainingBatch, scores: Scores, settings: Al
     moved_BT = now_BT - batch.old_logprobs_BT
     if settings.loss == "gspo":
         moved_BT = mean_over_row(moved_BT, batch.mask_BT).expand_as(moved_BT)
-    advantages_BT = batch.advantages_B[:, None].expand_as(moved_BT)
+    of_tokens = batch.advantages_B[:, None] if batch.advantages_BT is None else batch.advantages_BT
+    advantages_BT = of_tokens.expand_as(moved_BT)
     sums = {
         "entropy": counted(scores.entropy_BT.detach()),
         **_sampler_metrics(counted(batch.old_logprobs_BT - batch.sampled_logprobs_BT)),
@@ -40,6 +41,8 @@ def tally_batch(tally: Tally, batch: TrainingBatch, scores: Scores, settings: Al
     }
     if batch.reference_logprobs_BT is not None:
         sums["kl"] = ESTIMATORS[settings.kl.estimator](counted(now_BT - batch.reference_logprobs_BT))
+    if batch.advantages_BT is not None:
+        sums["advantage/token"] = counted(advantages_BT)
     sums |= {"advantage/mean": batch.advantages_B[rows_N], "advantage/square": batch.advantages_B[rows_N].square()}
     reduced = [values.max() if name.endswith(LARGEST) else values.float().sum() for name, values in sums.items()]
     for (name, values), value in zip(sums.items(), torch.stack(reduced).tolist(), strict=True):  # one wait for the card

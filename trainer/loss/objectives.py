@@ -23,7 +23,7 @@ class PolicyTerms(NamedTuple):
     logprobs_BT: Tensor
     old_logprobs_BT: Tensor
     mask_BT: Tensor
-    advantages_B: Tensor
+    advantages_BT: Tensor  # B x 1, or of each token
     rewards_B: Tensor
 
 
@@ -34,25 +34,25 @@ def reinforce(terms: PolicyTerms, settings: Algorithm) -> Tensor:
 
 def reinforce_baseline(terms: PolicyTerms, settings: Algorithm) -> Tensor:
     """Return -A log pi."""
-    return -terms.advantages_B[:, None] * terms.logprobs_BT
+    return -terms.advantages_BT * terms.logprobs_BT
 
 
 def grpo_clip(terms: PolicyTerms, settings: Algorithm) -> Tensor:
     """Return -min(ratio A, clip(ratio) A) for each token, with ratio = pi / pi_old."""
-    return pessimistic((terms.logprobs_BT - terms.old_logprobs_BT).exp(), terms.advantages_B, settings)
+    return pessimistic((terms.logprobs_BT - terms.old_logprobs_BT).exp(), terms.advantages_BT, settings)
 
 
 def gspo(terms: PolicyTerms, settings: Algorithm) -> Tensor:
     """Return the same as `grpo_clip` with one ratio per answer, the geometric mean of the ratios of its tokens."""
     ratio_B1 = mean_over_row(terms.logprobs_BT - terms.old_logprobs_BT, terms.mask_BT).exp()
-    return pessimistic(ratio_B1, terms.advantages_B, settings).expand_as(terms.logprobs_BT)
+    return pessimistic(ratio_B1, terms.advantages_BT, settings).expand_as(terms.logprobs_BT)
 
 
 def cispo(terms: PolicyTerms, settings: Algorithm) -> Tensor:
     """Return -clip(ratio) A log pi. The clipped ratio is only a weight, so no token loses its gradient."""
     ratio_BT = (terms.logprobs_BT - terms.old_logprobs_BT).exp().detach()
     weight_BT = ratio_BT.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    return -weight_BT * terms.advantages_B[:, None] * terms.logprobs_BT
+    return -weight_BT * terms.advantages_BT * terms.logprobs_BT
 
 
 LOSSES: dict[str, Callable[[PolicyTerms, Algorithm], Tensor]] = {
@@ -64,15 +64,14 @@ LOSSES: dict[str, Callable[[PolicyTerms, Algorithm], Tensor]] = {
 }
 
 
-def pessimistic(ratio: Tensor, advantages_B: Tensor, settings: Algorithm) -> Tensor:
+def pessimistic(ratio: Tensor, advantages_BT: Tensor, settings: Algorithm) -> Tensor:
     """Return the larger of the clipped and the unclipped loss.
 
     Dual clip bounds the ratio from above; the first bound does that already for an answer with a positive advantage.
     """
     clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
     bounded = ratio if settings.dual_clip is None else ratio.clamp(max=settings.dual_clip)
-    advantages_B1 = advantages_B[:, None]
-    return -torch.minimum(bounded * advantages_B1, clipped * advantages_B1)
+    return -torch.minimum(bounded * advantages_BT, clipped * advantages_BT)
 
 
 def mean_over_row(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -104,7 +103,8 @@ def objective(scores: Scores, batch: TrainingBatch, settings: Algorithm, kl_coef
     """Return the loss of each token: the chosen objective, corrected for the sampler, plus KL and entropy terms."""
     assert batch.old_logprobs_BT is not None, "the first pass over a batch stores them"
     old_BT, mask_BT = batch.old_logprobs_BT, batch.mask_BT
-    terms = PolicyTerms(scores.logprobs_BT, old_BT, mask_BT, batch.advantages_B, batch.rewards_B)
+    advantages_BT = batch.advantages_B[:, None] if batch.advantages_BT is None else batch.advantages_BT
+    terms = PolicyTerms(scores.logprobs_BT, old_BT, mask_BT, advantages_BT, batch.rewards_B)
     ratio_BT = mismatch(old_BT, batch.sampled_logprobs_BT, mask_BT, settings.correction)
     loss_BT = LOSSES[settings.loss](terms, settings) * correction(ratio_BT, settings.correction)
     if batch.trained_BT is not None:

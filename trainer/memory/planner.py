@@ -15,9 +15,10 @@ from functools import cached_property
 from math import ceil, inf
 
 from trainer.config import ds_config
-from trainer.config.settings import Config
+from trainer.config.settings import Config, Teacher
+from trainer.errors import ModelError
 from trainer.memory.activations import FLOAT, Work, forward_bytes, head_bytes, kept_bytes, layer_bytes, saved_bytes
-from trainer.model.shapes import Linear, Shape
+from trainer.model.shapes import Linear, Shape, shape_of
 
 GB = 10**9
 CONTEXT = GB // 2  # of CUDA with the kernels of torch and cuBLAS, in every process; not measured
@@ -122,8 +123,11 @@ class Planner:
     @cached_property
     def plan(self) -> Plan:
         trains = self._resident | self._kept_by_rollout
-        phases = {"load": self._load(), "rollout": self._resident | self._rollout()}
+        beside = {"teacher": self._resident["teacher"]}
+        phases = {"load": self._load() | beside, "rollout": self._resident | self._rollout()}
         algorithm = self.config.algorithm
+        if self.teacher:
+            phases["teacher"] = trains | self.teacher.passing
         if algorithm.kl.coef or algorithm.top_entropy < 1 or algorithm.minibatches > 1:  # a pass before the update
             phases["score"] = trains | self._score()
         phases |= {"backward": trains | self._backward(), "step": trains | self._step()}
@@ -197,7 +201,8 @@ class Planner:
     def _resident(self) -> Sizes:
         lora, kl = self.config.lora, self.config.algorithm.kl
         earlier = int(kl.refresh is not None or (kl.coef > 0 and not lora.enabled))  # values that a KL compares with
-        earlier += lora.enabled and lora.init != "zero"  # and the first ones of PiSSA
+        further = lora.start is not None or lora.init != "zero"
+        earlier += lora.enabled and further  # and the first ones of PiSSA, or of an adapter that is trained further
         sides = lora.r * max((max(one.inputs, one.outputs) for one in self.adapted), default=0)
         largest = sides if lora.enabled else max(self.shape.embedding, *(one.weights for one in self.shape.linears))
         return {
@@ -205,6 +210,7 @@ class Planner:
             "adapter": self.trained * self.item if lora.enabled else 0,
             "optimizer state": largest * self.item if self.offloads else self.state,  # a buffer for one tensor
             "reference": earlier * self.trained * self.item,
+            "teacher": self.teacher.weights if self.teacher else 0,
         }
 
     @cached_property
@@ -230,6 +236,29 @@ class Planner:
         """Bytes that are free when the first rollout begins."""
         return self.vram - CONTEXT - (1 + SLACK) * (sum(self._resident.values()) + self._gathered)
 
+    # a teacher
+
+    @cached_property
+    def teacher(self) -> Planner | None:
+        """The plan of the teacher as a model that is never trained; None for a shape that is not known."""
+        own = self.config.teacher
+        if own.name is None:
+            return None
+        try:
+            shape = shape_of(own.name, own.revision)
+        except ModelError:
+            return None
+        changed = {"name": own.name, "quantize": own.quantize, "quantize_head": "none", "embeddings": "device"}
+        alone = {"model": self.config.model.model_copy(update=changed), "teacher": Teacher()}
+        return Planner(shape, self.config.model_copy(update=alone), self.world_size, self.vram)
+
+    @property
+    def passing(self) -> Sizes:
+        """Bytes of a pass of this model over the largest micro-batch, beside its weights."""
+        inside = forward_bytes(self.shape, self.work, self.item, ()) + self._dequantised
+        head = head_bytes(self.shape, self.work.edges, self.item, learns=False, wants_entropy=False)
+        return _larger(inside, self.work.edges * self.shape.hidden * self.item, head)
+
     # load
 
     def _load(self) -> Sizes:
@@ -248,6 +277,12 @@ class Planner:
         """Answers of this rank in a step."""
         rollout = self.config.rollout
         return ceil(rollout.problems / self.world_size) * rollout.group_size
+
+    @cached_property
+    def trained_rows(self) -> int:
+        """Answers of this rank that a step trains on: in a warm-up worked solutions, each with a prompt of its own."""
+        warmup = self.config.warmup
+        return ceil(warmup.problems / self.world_size) if self.config.is_warmup else self.all_rows
 
     @cached_property
     def rows(self) -> int:
@@ -382,8 +417,9 @@ class Planner:
         model, optim = self.config.model, self.config.optim
         budget = optim.tokens_per_micro_batch
         if optim.layout == "flat" and model.attention in ("auto", "sdpa") and not self.shape.windowed:
-            return Work.flat(budget, self.all_rows, self.config.rollout.group_size, self.prompt, self.completion)
-        rows = min(self.all_rows, max(1, budget // (self.prompt + self.completion - 1)))
+            group = 1 if self.config.is_warmup else self.config.rollout.group_size
+            return Work.flat(budget, self.trained_rows, group, self.prompt, self.completion)
+        rows = min(self.trained_rows, max(1, budget // (self.prompt + self.completion - 1)))
         return self._padded(rows, self.completion)
 
     def _padded(self, rows: int, completion: int) -> Work:

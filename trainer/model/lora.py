@@ -18,6 +18,7 @@ from typing import Any
 import peft
 import torch
 from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
 from torch import Tensor
 
 from trainer.config.settings import Lora
@@ -47,6 +48,8 @@ def add_adapter(model: Any, settings: Lora) -> Any:
         adapted = peft.get_peft_model(model, options)
     if settings.init != "zero":
         _init_pissa(adapted, settings)
+    if settings.start is not None:
+        take_values(adapted, settings)
     return adapted
 
 
@@ -136,6 +139,45 @@ def load_adapter(model: Any, folder: Path) -> Any:
     if broken := next((name for name, value in saved.items() if not value.isfinite().all()), None):
         raise CheckpointError(f"{folder}: {broken} has numbers that are not finite. Take an earlier adapter.")
     return adapted
+
+
+def take_values(model: Any, settings: Lora) -> None:
+    """Give the adapter of the model the values of `lora.start`. Raise CheckpointError if they are of another shape."""
+    assert settings.start is not None, "called for an adapter to train further"
+    folder = settings.start
+    _must_be_lora(folder)
+    try:
+        saved = peft.utils.load_peft_weights(str(folder), device="cpu")
+    except (OSError, ValueError, RuntimeError, UnpicklingError, SafetensorError) as error:
+        raise CheckpointError(f"lora.start={folder}: it cannot be read ({_reason(error)}). Take another.") from None
+    _must_be_scaled_alike(model.peft_config[ADAPTER], folder)
+    own = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+    apart = sorted(name for name in own.keys() | saved.keys() if _shape(own, name) != _shape(saved, name))
+    if apart:
+        raise CheckpointError(
+            f"lora.start={folder}: it does not fit this model and the section `lora`: {len(apart)} of "
+            f"{len(own)} weights differ, the first of them {apart[0]}, with {_shape(saved, apart[0])} there and "
+            f"{_shape(own, apart[0])} here. Write the lora.r and lora.targets of its adapter_config.json."
+        )
+    if broken := next((name for name, value in saved.items() if not value.isfinite().all()), None):
+        raise CheckpointError(f"lora.start={folder}: {broken} has numbers that are not finite. Take another.")
+    peft.set_peft_model_state_dict(model, saved)
+
+
+def _must_be_scaled_alike(own: Any, folder: Path) -> None:
+    """Raise CheckpointError if the adapter in a folder has another scale or form, which its weights do not show."""
+    stored = read_json(f"lora.start={folder}", folder / "adapter_config.json")
+    for key, setting in (("lora_alpha", "alpha"), ("use_rslora", "rslora"), ("use_dora", "dora")):
+        wanted, found = getattr(own, key), stored.get(key, False)
+        if wanted != found:
+            raise CheckpointError(
+                f"lora.start={folder}: it was trained with lora.{setting}={str(found).lower()}, and this run has "
+                f"{str(wanted).lower()}. Write lora.{setting}={str(found).lower()}."
+            )
+
+
+def _shape(values: Mapping[str, Tensor], name: str) -> str:
+    return " x ".join(map(str, values[name].shape)) if name in values else "no such weight"
 
 
 def _must_be_lora(folder: Path) -> None:

@@ -72,6 +72,26 @@ class PrincipalAdapter(Trained):
             lora.restore_first_factors(self.model, start)
 
 
+class FurtherAdapter(Trained):
+    """An adapter that an earlier run has trained. The base is the model with the values that it had then."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.first = Snapshot(value for value in model.parameters() if value.requires_grad)
+
+    def as_base(self, updates: int) -> AbstractContextManager[None]:
+        return self.first.swapped_in()
+
+    def export(self, folder: Path) -> None:
+        lora.save_adapter(self.model, folder)
+
+    def start(self) -> dict[str, Tensor]:
+        return dict(zip(lora.trainable(self.model), self.first.values, strict=True))
+
+    def restart(self, start: Mapping[str, Tensor]) -> None:
+        self.first.take(list(start.values()))
+
+
 class WholeModel(Trained):
     """All parameters are trained. The original weights are not kept in memory, but read again when needed."""
 
@@ -98,4 +118,6 @@ class WholeModel(Trained):
 def make_trained(model: Any, config: Config, dtype: str) -> Trained:
     if not config.lora.enabled:
         return WholeModel(model, config.model, dtype)
+    if config.lora.start is not None:
+        return FurtherAdapter(model)
     return Adapter(model) if config.lora.init == "zero" else PrincipalAdapter(model)

@@ -39,15 +39,31 @@ class RecordsTask(DataTask):
         has_answer = answer != NO_ANSWER and (self.needs_answers or answer in record.values)
         record.must_have({column: "task.question"} | ({answer: "task.answer"} if has_answer else {}))
         messages = conversation(record, column)
+        solution = self._solution(record)
+        if messages and column == self.settings.solution:
+            messages = messages[:-1]
         spoken = "\n\n".join(message["content"].strip() for message in messages if message["role"] != "system")
         question = spoken or record.text(column, "task.question")
-        gold, solution = self._gold(record) if has_answer else ("", "")
+        gold, solution = self._gold(record, solution) if has_answer else ("", solution)
         return Problem(name, question, gold, solution, record.others(column), messages)
 
-    def _gold(self, record: Record) -> tuple[str, str]:
+    def _solution(self, record: Record) -> str:
+        """Return the worked solution: a text, or what the assistant says last in a conversation."""
+        column = self.settings.solution
+        if column is None:
+            return ""
+        messages = record.values.get(column)
+        if not isinstance(messages, list):
+            return record.text(column, "task.solution")
+        if not messages or not all(map(_is_message, messages)) or messages[-1]["role"] != "assistant":
+            raise DataError(
+                f"{record.where}: `{column}` is no conversation that ends with a message of the role `assistant`."
+            )
+        return str(messages[-1]["content"]).strip()
+
+    def _gold(self, record: Record, solution: str) -> tuple[str, str]:
         """Return answer and worked solution. The answer column may hold both, as in GSM8K and MATH."""
         text = record.answer(self.settings.answer or "answer", "task.answer")
-        solution = record.text(self.settings.solution, "task.solution") if self.settings.solution else ""
         style = "boxed" if "\\boxed" in text else "gsm8k" if "####" in text else None
         if style is None:
             return text, solution

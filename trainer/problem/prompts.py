@@ -114,6 +114,15 @@ class Prompter:
         stops = style.stops if style.raw or self.tokenizer.chat_template else (*style.stops, *PLAIN_STOPS)
         return (*stops, *self.environments.stops) if self.environments else stops
 
+    def answer_tokens(self, prompt: Prompt, answer: str) -> tuple[int, ...]:
+        """Return the tokens of an answer as they follow the prompt. Without a chat template a space comes first."""
+        text, has_special_tokens = self._text(prompt.problem)
+        answer = answer if has_special_tokens or text[-1:].isspace() else f" {answer}"
+        whole = tuple(self.tokenizer(text + answer, add_special_tokens=not has_special_tokens)["input_ids"])
+        if whole[: len(prompt.tokens)] == prompt.tokens:
+            return whole[len(prompt.tokens) :]
+        return tuple(self.tokenizer(answer, add_special_tokens=False)["input_ids"])
+
     def fitting(self, problems: Sequence[Problem], most: int | None = None) -> list[Problem]:
         """Return the problems whose prompts have at most `most` tokens, which are `prompt.max_tokens` by default.
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from trainer.config.sections.task import BUILT_IN
 from trainer.config.settings import TaskSettings
@@ -16,6 +16,8 @@ from trainer.problem.dataset import DataTask, asked
 from trainer.problem.own_records import OwnTask
 from trainer.problem.sources import HubSet
 from trainer.records import Problem
+
+T = TypeVar("T")
 
 
 class Task(Protocol):
@@ -94,12 +96,13 @@ def _order(seed: int, passes: int, size: int) -> list[int]:
     return random.Random(f"{seed}/{passes}").sample(range(size), size)
 
 
-def draw(problems: Sequence[Problem], step: int, count: int, seed: int) -> list[Problem]:
-    """Return the problems of a step, counted from 0. Each pass over the set has its own order and is cut into steps.
+def draw(problems: Sequence[T], step: int, count: int, seed: int) -> list[T]:
+    """Return the problems, or rows, of a step, counted from 0. Each pass over the set has its own order and is cut into
+    steps.
 
     The result depends on the arguments alone, so a resumed run sees what an uninterrupted one would have seen.
     """
-    drawn: list[Problem] = []
+    drawn: list[T] = []
     position = step * count
     while len(drawn) < count:
         passes, offset = divmod(position + len(drawn), len(problems))

@@ -18,15 +18,18 @@ import torch
 from trainer.batch.pack import Packer
 from trainer.batch.room import Room
 from trainer.config.command_line import Request, flat
-from trainer.config.settings import Config
-from trainer.errors import ConfigError, DataError
+from trainer.config.settings import Config, Model
+from trainer.errors import ConfigError, DataError, ModelError
 from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
 from trainer.evaluation.evaluator import Evaluator
 from trainer.loss.kl import Coefficient
+from trainer.loss.logprobs import LogProbs
 from trainer.machine import disk
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stop_tokens
+from trainer.model.lora import load_adapter
 from trainer.model.staging import stage
+from trainer.problem import lessons
 from trainer.problem.curriculum import CURRICULA
 from trainer.problem.environment import environments_of
 from trainer.problem.prompts import Prompter
@@ -69,6 +72,8 @@ def build(request: Request) -> Run:
     task = make_task(config.task)
     training = training_problems(task, config.task, config.run.seed)  # bad data is answered before a model loads
     golds.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
+    if config.is_warmup and config.warmup.source == "solutions":
+        lessons.check(task, training)
     stage(config.model)
     tokenizer = load_tokenizer(config.model)
     prompter = prompter_of(config, task, tokenizer)
@@ -82,6 +87,7 @@ def build(request: Request) -> Run:
     folder = claim.claim(request)  # not before: bad data leaves no folder that refuses the mended settings
     scorer = make_scorer(config, task, folder)
     scorer.rehearse(prompter.prompt(problems[0]), worked(problems[0]))
+    teacher = make_teacher(config, tokenizer) if config.teacher.name else None
     policy = make_policy(config, total_steps)
     check_vocabulary(tokenizer, policy.model)
     check_context(policy.model, [longest], config.rollout.max_new_tokens)
@@ -109,7 +115,7 @@ def build(request: Request) -> Run:
     history = EvaluationHistory(folder, config.eval, len(evaluated), first_step, total_steps)
     return Run(
         Rollouts(config, curriculum, prompter, sampler, scorer, longest),
-        Updater(policy, config, distributed.device(), packer, room, kl),
+        Updater(policy, config, distributed.device(), packer, room, kl, teacher),
         Evaluator(policy, evaluating, scorer, evaluated, config.rollout.max_new_tokens, history, progress, left_out),
         record,
     )
@@ -145,6 +151,25 @@ def make_policy(config: Config, total_steps: int) -> Any:
     model = load_model(config.model, dtype, distributed.device())
     model = add_adapter(model, config.lora) if config.lora.enabled else model
     return DeepSpeedPolicy(model, config, dtype, total_steps)
+
+
+def make_teacher(config: Config, tokenizer: Any) -> LogProbs:
+    """Load the teacher, frozen, beside the policy. Raise ModelError if it counts in other tokens."""
+    own, device = config.teacher, distributed.device()
+    settings = Model(name=str(own.name), revision=own.revision, quantize=own.quantize, dtype=config.model.dtype)
+    try:
+        theirs, ours = load_tokenizer(settings).get_vocab(), tokenizer.get_vocab()
+        if apart := sorted(token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token)):
+            raise ModelError(
+                f"teacher.name={own.name}: its tokenizer is not that of the model, {config.model.name}: {len(apart)} "
+                f"tokens differ, the first of them {apart[0]!r}. Take a teacher of the same family."
+            )
+        model = load_model(settings, resolve_dtype(settings.dtype, device), device)
+    except ModelError as error:
+        raise ModelError(str(error).replace("model.name=", "teacher.name=", 1)) from None
+    if own.adapter:
+        model = load_adapter(model, own.adapter)
+    return LogProbs(model.requires_grad_(False), config.rollout.temperature, flat=config.optim.layout == "flat")
 
 
 def vllm_context(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
@@ -28,18 +30,19 @@ from trainer.ranks.stopping import Stopping
 from trainer.reports import repeat
 from trainer.reward import golds
 from trainer.rollout.make import uses_vllm
-from trainer.run import assemble, sampler_check
+from trainer.run import assemble, sampler_check, teaching
 from trainer.run.assemble import Run
 from trainer.run.rehearsal import planned, rehearse, report
-from trainer.run_folder import checkpoints
+from trainer.run_folder import checkpoints, claim, earlier
 from trainer.run_folder.journal import read_records
 from trainer.run_folder.record import Record
+from trainer.warmup import warm_up
 from trainer.watch.memory_use import total
 from trainer.watch.screen import Screen
 from trainer.watch.verdict import Verdict, verdict_of
 
 MANY = 1000  # problems of the evaluation that is proposed
-SIZES = ("rollout.problems", "rollout.group_size", "rollout.max_new_tokens", "rollout.rows")
+OF_NANO = ("rollout.problems", "rollout.group_size", "rollout.max_new_tokens", "rollout.rows", "lora.start")
 SHOWN = 90  # characters of the first prompt that are shown
 WHAT_IT_IS = {
     "adapter": "  adapter/  the LoRA adapter (PEFT)",
@@ -52,6 +55,8 @@ def run(request: Request) -> None:
     no_progress_bars()
     distributed.refuse_an_idle_card()
     with explained(), assemble.process_group(request.config):
+        if request.config.warmup.steps and not request.config.is_warmup:
+            request = _warmed_up(request)
         folder, screen, stopping, evaluations = _train_and_evaluate(request)
         gc.collect()
         if request.config.merges:
@@ -66,8 +71,31 @@ def run(request: Request) -> None:
         verdict.must_be_learned()
 
 
+def _warmed_up(request: Request) -> Request:
+    """Make the warm-up in a folder of its own unless it is done, and return the request for the run that follows."""
+    folder = claim.folder_of(request)
+    asked = request.config.model_copy(update={"run": request.config.run.model_copy(update={"dir": folder})})
+    warmup, config = folder / "warmup", asked.warmed_up_in(folder / "warmup")
+    earlier.refuse_other_settings(warmup, config)
+    if not teaching.is_done(warmup):
+        folder.mkdir(parents=True, exist_ok=True)
+        claim.describe(folder, asked)  # for --resume
+        stage = replace(request, config=config)
+        _, screen, stopping, evaluations = _train_and_evaluate(stage)
+        gc.collect()
+        if distributed.is_main():
+            _summarise(stage, warmup, screen, evaluations)
+        with stopping.merging():
+            teaching.leave_start(config, asked.warmup.then, warmup)
+    return replace(request, config=asked.after_warmup(warmup))
+
+
 def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[Evaluation]]:
     config, run = request.config, assemble.build(request)
+    learn: Callable[..., None] = train
+    if config.is_warmup:
+        lessons, run = teaching.lessons_of(config, run)
+        learn = partial(warm_up, lessons=lessons)
     evaluator, record = run.evaluator, run.record
     evaluations: list[Evaluation] = []
     try:
@@ -76,7 +104,7 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[
         if evaluator.held_out:
             with record.stopping.timing_an_evaluation():
                 evaluations.append(_evaluate_base(run))
-        train(config, *run)
+        learn(config, *run)
         record.screen.close()
         if evaluator.held_out:
             last = evaluator.history.last or evaluator.evaluate("trained")  # a finished run makes no step
@@ -152,10 +180,14 @@ def _best_step(config: Config, history: EvaluationHistory, total_steps: int) -> 
         yield f"stopped after step {last.step}: {patience} evaluations without a new best (eval.patience={patience})"
     if kept["step"] != last.step:
         yield (
-            f"step {kept['step']} was best: {metric} {kept[metric]:.1%}, against {last.value:.1%} after step "
-            f"{last.step}. Its {config.lora.product} is in {history.folder}/best; "
+            f"step {kept['step']} was best: {_shown(metric, kept[metric])}, against {_shown(metric, last.value)} after "
+            f"step {last.step}. Its {config.lora.product} is in {history.folder}/best; "
             f"of {len(history.milestones)} evaluations on the same problems the highest is partly luck"
         )
+
+
+def _shown(metric: str, value: float) -> str:
+    return f"loss {abs(value):.4f}" if metric == "loss" else f"{metric} {value:.1%}"
 
 
 def _merge_and_evaluate(config: Config, folder: Path, screen: Screen) -> list[Evaluation]:
@@ -185,9 +217,13 @@ def _introduce(run: Run, request: Request) -> None:
         record.screen.say(f"octet: {job}{record.stopping.limit}")
     if request.reason and not request.resumes:
         record.screen.say(f"octet: {request.reason}")
+    of_a_step = f"{rollout.problems} x {rollout.group_size} answers"
+    if config.is_warmup:
+        what = "worked solutions" if config.warmup.source == "solutions" else "own right answers"
+        of_a_step = f"{config.warmup.problems} {what}"
     record.screen.say(
         f"{config.model.name} on {config.task.name} ({len(run.rollouts.curriculum.problems)} problems): "
-        f"{record.total_steps} steps of {rollout.problems} x {rollout.group_size} answers on "
+        f"{record.total_steps} steps of {of_a_step} on "
         f"{distributed.world_size()} x {run.updater.device.type}, engine {config.engine.ds_config}{base}{resumed}\n"
         f"run folder: {record.folder}{f', a link to {record.folder.resolve()}' * record.folder.is_symlink()}"
     )
@@ -213,6 +249,19 @@ def _example(run: Run) -> str:
 
 def conclude(request: Request, folder: Path, screen: Screen, evaluations: Sequence[Evaluation]) -> Verdict:
     """Print the table, the verdict, and where everything is. Return the verdict, which is also in verdict.json."""
+    verdict, document, said = _summarise(request, folder, screen, evaluations)
+    for line in _where_everything_is(request.config, folder):
+        screen.say(line)
+    if request.json:
+        facts = {"run_folder": str(folder), **document, "verdict": verdict.kind, "said": said}
+        print(json.dumps(facts, indent=2))
+    return verdict
+
+
+def _summarise(
+    request: Request, folder: Path, screen: Screen, evaluations: Sequence[Evaluation]
+) -> tuple[Verdict, dict[str, Any], list[str]]:
+    """Print the table and the verdict. Return the verdict, the table for programs, and the lines."""
     document = results.document(results.settings_of(request.config), evaluations)
     verdict = verdict_of(document, read_records(folder / "metrics.jsonl"), request.config.reward.answer)
     text = json.dumps({"verdict": verdict.kind, "evidence": verdict.evidence}) + "\n"
@@ -223,11 +272,9 @@ def conclude(request: Request, folder: Path, screen: Screen, evaluations: Sequen
     said = [f"verdict: {verdict.text}"]
     if len(evaluations) == 3:
         said.append(f"{results.merged_against('trained', request.config)}: {agreement(evaluations[1], evaluations[2])}")
-    for line in [*said, *_where_everything_is(request.config, folder)]:
+    for line in said:
         screen.say(line)
-    if request.json:
-        print(json.dumps({"run_folder": str(folder), **document, "verdict": verdict.kind, "said": said}, indent=2))
-    return verdict
+    return verdict, document, said
 
 
 def _where_everything_is(config: Config, folder: Path) -> Iterator[str]:
@@ -248,7 +295,11 @@ def _where_everything_is(config: Config, folder: Path) -> Iterator[str]:
     problems = min(MANY, json.loads((folder / "data.json").read_text())["test_problems"])
     base = f" model.quantize={config.model.quantize}" if config.model.quantize != "none" else ""
     yield f"  octet eval --{product} {where}/{product} --problems {problems} --samples 8{base}"
-    if config.model.name == "nano":
+    if config.is_warmup:
+        preset, _ = repeat.nearest_preset(flat(config.model_dump(mode="json")))
+        start = f"lora.start={where}/{product}" if config.lora.enabled else f"model.name={where}/{product}"
+        yield f"  octet train --preset {preset} {start}   # GRPO goes on with it; other settings as they were here"
+    elif config.model.name == "nano":
         own = repeat.changes(flat(config.model_dump(mode="json")), "nano")
-        kept = [change for change in own if not change.key.startswith("model.") and change.key not in SIZES]
+        kept = [change for change in own if not change.key.startswith("model.") and change.key not in OF_NANO]
         yield f"  {TRAIN} --preset 8gb{repeat.written(kept)}   # on a machine with a GPU"

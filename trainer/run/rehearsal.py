@@ -57,7 +57,11 @@ def rehearse(rollouts: Rollouts, updater: Updater) -> dict[str, Peak]:
     with phases("rollout"), updater.policy.gathered():
         rollouts.sampler.rehearse([rollouts.longest] * problems, rollouts.sampling_of(0))
     prompt, length = rollouts.longest.tokens, rollout.max_new_tokens
-    rows = [_row(prompt, length, index) for index in range(problems * rollout.group_size)]
+    if rollouts.config.is_warmup:  # each solution has a prompt of its own
+        count = -(-rollouts.config.warmup.problems // distributed.world_size())
+        rows = [_row((*prompt[index:], *prompt[:index]), length, index) for index in range(count)]
+    else:
+        rows = [_row(prompt, length, index) for index in range(problems * rollout.group_size)]
     largest = [rows[index] for index in updater.packer.arrange(rows)[0]]
     tokens = float(sum(len(row.completion) for row in largest))
     with phases("loss"):

@@ -31,8 +31,7 @@ _held: dict[Path, IO[str]] = {}  # the folders that this process has claimed, an
 def claim(request: Request) -> Path:
     """Lock the run folder and return its path, the same on every rank. Raise ConfigError if it holds a run with other
     settings that has saved something, or one that is still running."""
-    name = request.config.run.dir or RUNS / f"{Path(request.preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder = distributed.gather(name)[0]
+    folder = folder_of(request)
     distributed.keep_stacks_in(folder / "stacks")
     earlier.refuse_other_settings(folder, request.config)
     if distributed.is_main():
@@ -46,6 +45,12 @@ def claim(request: Request) -> Path:
             )
     distributed.barrier()
     return folder
+
+
+def folder_of(request: Request) -> Path:
+    """Return the run folder, the same on every rank."""
+    name = request.config.run.dir or RUNS / f"{Path(request.preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    return distributed.gather(name)[0]
 
 
 def is_ours(folder: Path) -> bool:

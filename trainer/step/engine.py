@@ -219,8 +219,13 @@ class DeepSpeedPolicy:
 
     @property
     def version(self) -> int | None:
-        """How many updates the model that computes now has seen; None while that is the base model."""
-        return None if self._is_base else int(self.engine.global_steps)
+        """How many updates the model that computes now has seen; None while that is the base model.
+
+        The base of an adapter that is trained further has this adapter as it was, which is a version like any other.
+        """
+        if self._is_base:
+            return None if self.config.lora.start is None else 0
+        return int(self.engine.global_steps)
 
     @contextmanager
     def as_base(self) -> Iterator[None]:

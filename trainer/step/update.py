@@ -13,9 +13,10 @@ from trainer.loss import before_update
 from trainer.loss.kl import Coefficient
 from trainer.loss.metrics import tally_batch
 from trainer.loss.objectives import objective, total
+from trainer.loss.teacher import taught
 from trainer.machine.out_of_memory import until_it_fits
 from trainer.policy import Policy
-from trainer.records import MiniBatch, ScoredGroup, TrainingBatch, TrainingRow, Update
+from trainer.records import MiniBatch, ScoredGroup, Scores, TrainingBatch, TrainingRow, Update
 from trainer.step.gradient_regularisation import strength_at
 from trainer.watch.tally import Tally
 
@@ -30,6 +31,7 @@ class Updater:
     packer: Packer
     room: Room
     kl: Coefficient
+    teacher: Callable[[TrainingBatch], Scores] | None = None
 
     def penalise(self, groups: Mapping[int, ScoredGroup], tally: Tally) -> dict[int, ScoredGroup]:
         """Take the KL to the reference, times its coefficient, off each reward, if `algorithm.kl.where=reward`."""
@@ -71,6 +73,8 @@ class Updater:
 
         def score() -> list[TrainingBatch]:
             on_device = [batch.to(self.device) for batch in batches]
+            if self.teacher is not None:
+                on_device = taught(on_device, self.teacher, self.config.teacher)
             return before_update.scored_before(self.policy, on_device, self.config.algorithm, is_first)
 
         return replace(minibatch, batches=until_it_fits(score, make_room))

@@ -331,6 +331,8 @@ def paid_by_length(history: History) -> str | None:
     "Look at the judge or the function of reward.custom: it fails, or returns None.",
 )
 def no_reward(history: History) -> str | None:
+    if history.config.is_warmup:
+        return None
     if len(history.steps) >= RECENT and not any("reward/mean" in record for record in history.steps[-RECENT:]):
         return f"no answer of the last {RECENT} steps has a reward"
     return None
@@ -414,6 +416,8 @@ def overfitted(history: History) -> str | None:
     "Raise algorithm.clip_high or rollout.temperature, or lower algorithm.lr.",
 )
 def entropy_gone(history: History) -> str | None:
+    if history.config.is_warmup:  # a solution is to become certain
+        return None
     first, now = history.first("entropy"), history.now("entropy", 1.0)
     if first and now < 0.02 and now < 0.05 * first:
         return f"the entropy has fallen from {first:.2f} to {now:.3f}"

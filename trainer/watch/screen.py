@@ -99,17 +99,10 @@ class Screen:
 def progress_line(
     step: int, total: int, metrics: Mapping[str, float], seconds_left: float, answer: str = "strict"
 ) -> str:
-    """Return one step in one line, in the order of the loop. The accuracy that `reward.answer` pays for comes first."""
-    correct = f"correct {metrics['accuracy/strict']:.0%}"
-    if answer == "lenient":
-        correct = f"correct {metrics['accuracy/lenient']:.0%} (strict {metrics['accuracy/strict']:.0%})"
-    parts = [
-        f"{step:>{len(str(total))}}/{total}",
-        f"rollout {metrics['time/rollout']:.1f}s {metrics['length']:.0f} tokens",
-        f"reward {metrics['reward/mean']:.3f}" if "reward/mean" in metrics else "reward none",
-        correct,
-        f"dead {metrics['dead_groups']:.0%}",
-    ]
+    """Return one step in one line, in the order of the loop."""
+    parts = [f"{step:>{len(str(total))}}/{total}"]
+    if "length" in metrics:  # a warm-up samples nothing
+        parts += sampled_parts(metrics, answer)
     if "loss" in metrics:
         parts += [
             f"loss {metrics['loss']:+.3f}",
@@ -119,6 +112,19 @@ def progress_line(
     if "grad_norm" in metrics:
         parts.append(f"grad {metrics['grad_norm']:.2f}")
     return "  ".join([*parts, f"{clock(seconds_left)} left"])
+
+
+def sampled_parts(metrics: Mapping[str, float], answer: str) -> list[str]:
+    """Return what the answers of a step were like. The accuracy that `reward.answer` pays for comes first."""
+    correct = f"correct {metrics['accuracy/strict']:.0%}"
+    if answer == "lenient":
+        correct = f"correct {metrics['accuracy/lenient']:.0%} (strict {metrics['accuracy/strict']:.0%})"
+    return [
+        f"rollout {metrics['time/rollout']:.1f}s {metrics['length']:.0f} tokens",
+        f"reward {metrics['reward/mean']:.3f}" if "reward/mean" in metrics else "reward none",
+        correct,
+        f"dead {metrics['dead_groups']:.0%}",
+    ]
 
 
 def wrapped(line: str, width: int) -> str:

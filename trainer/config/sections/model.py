@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -69,6 +70,9 @@ class Lora(Section):
     init: Literal["zero", "pissa", "pissa_niter_16"] = "zero"
     """`zero`: the adapter starts without effect. `pissa`: it starts as the principal part of each weight, and the rest
     is frozen; it is saved as a plain adapter of twice the rank. `pissa_niter_16`: the same, approximated faster."""
+    start: Path | None = None
+    """The folder of an adapter to train further, such as that of an earlier run over the same model. Its rank, alpha
+    and targets must be those of this section. What it computes at first is the base of this run and its reference."""
     plus_ratio: float = Field(1.0, gt=0.0)
     """LoRA+: the learning rate of the B matrices, as a multiple of algorithm.lr. Try 16, with a lower lr."""
     dropout: float = Field(0.0, ge=0.0, lt=1.0)

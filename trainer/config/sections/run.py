@@ -79,8 +79,9 @@ class Eval(Section):
     """Number of held-out problems, the same ones every time. 0 switches evaluation off."""
     every: int | None = Field(None, ge=1)
     """Steps between evaluations; by default there is one before the first step and one after the last."""
-    metric: Literal["accuracy", "lenient"] = "accuracy"
-    """Which accuracy decides on the best adapter or model: of answers in the requested format, or in any format."""
+    metric: Literal["accuracy", "lenient", "loss"] = "accuracy"
+    """Which accuracy decides on the best adapter or model: of answers in the requested format, or in any format. A
+    warm-up sets it to `warmup.metric`, which may be the loss."""
     patience: int | None = Field(None, ge=1)
     """Stop after this many evaluations in a row without a new best; by default never."""
 

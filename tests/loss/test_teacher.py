@@ -1,0 +1,94 @@
+"""On-policy distillation: both forms against autograd, and in expectation against the exact reverse KL."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.conftest import row
+from trainer.batch.pack import to_tensors
+from trainer.config.command_line import resolve
+from trainer.errors import ConfigError
+from trainer.loss.objectives import objective, total
+from trainer.loss.teacher import taught
+from trainer.records import Scores
+
+DISTILL = ["teacher.name=nano", "algorithm.correction.level=none", "algorithm.loss=reinforce_baseline"]
+LOSS = ["teacher.form=loss", "algorithm.kl.coef=1", "algorithm.kl.estimator=k2"]
+VOCABULARY = 7
+
+
+def batch_of(policy_V, teacher_V, tokens):
+    """Rows of one prompt token and one answer token each, sampled from the policy, and a teacher's view of them."""
+    rows = [row(1, 1, advantage=0.5) for _ in tokens]
+    rows = [
+        replace(one, completion=[token], logprobs=[float(policy_V[token])])
+        for one, token in zip(rows, tokens, strict=True)
+    ]
+    batch = to_tensors(rows, pad_token=0)
+    return batch, lambda batch: Scores(teacher_V[batch.targets_BT], torch.zeros(batch.mask_BT.shape))
+
+
+@pytest.fixture
+def policy():
+    torch.manual_seed(0)
+    return torch.randn(VOCABULARY, dtype=torch.float64, requires_grad=True)
+
+
+TEACHER = torch.randn(VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).log_softmax(0)
+
+
+def gradient(policy, settings, weights) -> torch.Tensor:
+    """Return the gradient of the loss where each token of the vocabulary is answered with such a weight."""
+    config, now_V = resolve("nano", None, [*DISTILL, *settings]), policy.log_softmax(0)
+    batch, teacher = batch_of(now_V.detach(), TEACHER, range(VOCABULARY))
+    (batch,) = taught([batch], teacher, config.teacher)
+    batch = replace(batch, weights_B=weights, old_logprobs_BT=now_V.detach()[batch.targets_BT])
+    scores = Scores(now_V[batch.targets_BT], torch.zeros(batch.mask_BT.shape))
+    return torch.autograd.grad(
+        total(objective(scores, batch, config.algorithm, config.algorithm.kl.coef), batch, 1.0), policy
+    )[0]
+
+
+@pytest.mark.parametrize("settings", [[], LOSS, ["algorithm.loss=grpo_clip"], ["algorithm.loss=cispo"]])
+def test_in_expectation_it_is_the_gradient_of_the_exact_reverse_kl(policy, settings):
+    """Each token answered as often as the policy does: the sum over the vocabulary is the expectation."""
+    now_V = policy.log_softmax(0)
+    exact = torch.autograd.grad((now_V.exp() * (now_V - TEACHER)).sum(), policy)[0]
+    found = gradient(policy, settings, policy.softmax(0).detach())
+    torch.testing.assert_close(found, exact, atol=1e-6, rtol=1e-5)  # log-probs travel as 32-bit numbers
+
+
+def test_the_verifier_is_mixed_in_by_its_weight(policy):
+    weights = torch.rand(VOCABULARY, dtype=torch.float64)
+    alone, mixed = (gradient(policy, ["teacher.weight=0.5", f"teacher.reward={share}"], weights) for share in (0, 2))
+    now_V = policy.log_softmax(0)
+    verified = torch.autograd.grad(-(weights * 0.5 * now_V).sum(), policy)[0]  # the advantage of every answer is 0.5
+    torch.testing.assert_close(mixed, alone + 2 * verified, atol=1e-6, rtol=1e-5)
+
+
+def test_a_teacher_that_agrees_teaches_nothing(policy):
+    batch, _ = batch_of(TEACHER, TEACHER, [1, 2])
+    (seen,) = taught(
+        [batch], lambda one: Scores(TEACHER[one.targets_BT], one.mask_BT), resolve("nano", None, DISTILL).teacher
+    )
+    assert seen.advantages_BT.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["teacher.form=loss"], r"Write algorithm\.kl\.coef=1 algorithm\.kl\.estimator=k2"),
+        (["algorithm.loss=gspo"], "knows no advantage of a single token"),
+        (["rollout.dead_groups=refill"], "so no group is dead"),
+        (["teacher.name=null", "teacher.adapter=x"], r"Write teacher\.name as well"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve("nano", None, [*DISTILL, *settings])
+
+
+def test_no_group_is_dead_to_a_teacher():
+    assert not resolve("nano", None, DISTILL).drops_dead_groups
+    assert resolve("nano").drops_dead_groups

@@ -1,0 +1,108 @@
+"""The loss of a warm-up is the cross-entropy of the answers: against torch's, a closed form, and TRL's SFT trainer."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from tests.conftest import row
+from trainer.batch.pack import Packer
+from trainer.config.command_line import resolve
+from trainer.loss.logprobs import LogProbs
+from trainer.loss.objectives import objective, total
+
+# TRL itself sets it by its old name
+pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")
+
+SETTINGS = resolve("nano", None, ["warmup.only=true", "warmup.steps=1", "rollout.temperature=0.7"])
+ROWS = [row(3 + i % 3, 2 + 3 * (i % 4), advantage=1.0, first=20 + 5 * i) for i in range(6)]
+TOKENS = sum(len(one.completion) for one in ROWS)
+
+
+@pytest.fixture
+def model(tiny_model):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(tiny_model, tie_word_embeddings=False)
+
+
+def ours(model, budget: int = 30) -> float:
+    """Add up the gradient of all micro-batches, and return the loss."""
+    measure, loss = LogProbs(model, SETTINGS.rollout.temperature, flat=False), 0.0
+    for packed in Packer(budget, 0, flat=False).pack(ROWS):
+        scores = measure(packed)
+        batch = replace(packed, old_logprobs_BT=scores.logprobs_BT.detach())
+        share = total(objective(scores, batch, SETTINGS.algorithm, 0.0), batch, TOKENS)
+        share.backward()
+        loss += share.item()
+    return loss
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
+
+
+def padded() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs and labels as everybody else writes them: -100 where nothing is trained on."""
+    width = max(one.length for one in ROWS)
+    inputs, labels = torch.zeros(len(ROWS), width, dtype=torch.long), torch.full((len(ROWS), width), -100)
+    for index, one in enumerate(ROWS):
+        inputs[index, : one.length] = torch.tensor([*one.prompt, *one.completion])
+        labels[index, len(one.prompt) : one.length] = torch.tensor(one.completion)
+    return inputs, labels
+
+
+def assert_same(found: dict, expected: dict) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-5, msg=name)
+
+
+def test_loss_and_gradient_are_those_of_torchs_cross_entropy(model):
+    inputs, labels = padded()
+    loss = cross_entropy(model(inputs).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    loss.backward()
+    expected = gradients(model)
+    model.zero_grad()
+    assert ours(model) == pytest.approx(loss.item(), rel=1e-6)
+    assert_same(gradients(model), expected)
+
+
+def test_the_gradient_of_the_output_layer_has_its_closed_form(model):
+    """dL/dW is the sum over answer tokens of (p - one hot) h, divided by their number."""
+    expected = torch.zeros_like(model.lm_head.weight)
+    with torch.no_grad():
+        for one in ROWS:
+            tokens = torch.tensor([[*one.prompt, *one.completion]])
+            hidden_TH = model.model(tokens).last_hidden_state[0]
+            for place, token in enumerate(one.completion, len(one.prompt) - 1):
+                apart_V = (model.lm_head.weight @ hidden_TH[place]).softmax(-1)
+                apart_V[token] -= 1
+                expected += torch.outer(apart_V, hidden_TH[place]) / TOKENS
+    ours(model)
+    torch.testing.assert_close(model.lm_head.weight.grad, expected, atol=1e-6, rtol=1e-4)
+
+
+def test_trls_sft_trainer_has_the_same_loss_and_gradient(model, tmp_path):
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    columns = {"input_ids": [], "labels": []}
+    for one in ROWS:
+        columns["input_ids"].append([*one.prompt, *one.completion])
+        columns["labels"].append([-100] * len(one.prompt) + [*one.completion])
+    settings = trl.SFTConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=len(ROWS),
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        max_length=None,
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )
+    trainer = trl.SFTTrainer(model, settings, train_dataset=datasets.Dataset.from_dict(columns))
+    loss = trainer.compute_loss(trainer.model, next(iter(trainer.get_train_dataloader())))
+    loss.backward()
+    expected = gradients(model)
+    model.zero_grad()
+    assert ours(model) == pytest.approx(loss.item(), rel=1e-5)
+    assert_same(gradients(model), expected)

@@ -1,0 +1,56 @@
+"""Which of its own answers a model is taught."""
+
+from dataclasses import replace
+
+import pytest
+
+from trainer.config.command_line import resolve
+from trainer.errors import CheckpointError
+from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup
+from trainer.rollout import star
+
+CONFIG = resolve("nano", None, ["warmup.only=true", "warmup.from=samples", "warmup.steps=5", "warmup.rounds=2"])
+
+
+def answers(*found: tuple[str, int, bool]) -> ScoredGroup:
+    """A group of answers: the text, how many tokens it has, and whether it is right."""
+    completions = tuple(Completion(tuple(range(n)), (-0.5,) * n, text, truncated=n > 9) for text, n, _ in found)
+    scores = tuple(Score(float(right), {}, "1", "1", right, right) for *_, right in found)
+    return ScoredGroup(Prompt(Problem("p", "q", "1"), "q", (5, 6)), completions, scores)
+
+
+def test_the_shortest_right_answers_that_differ_are_kept():
+    group = answers(("a", 5, True), ("b", 2, False), ("c", 4, True), ("c ", 4, True), ("d", 3, True), ("e", 10, True))
+    kept = star.kept(group, CONFIG.model_copy(update={"warmup": CONFIG.warmup.model_copy(update={"keep": 2})}))
+    assert [len(row.completion) for row in kept] == [3, 4]
+    assert [len(row.completion) for row in star.kept(group, CONFIG)] == [3, 4, 5]
+
+
+def test_a_row_has_an_advantage_of_1_and_no_probability_of_a_sampler():
+    (row,) = star.kept(answers(("a", 2, True)), CONFIG)
+    assert (row.prompt, row.completion, row.logprobs, row.advantage, row.weight) == (
+        (5, 6),
+        (0, 1),
+        (0.0, 0.0),
+        1.0,
+        1.0,
+    )
+
+
+def test_what_an_environment_said_is_not_taught():
+    group = answers(("a", 3, True))
+    written = (True, False, True)
+    (row,) = star.kept(replace(group, completions=(replace(group.completions[0], written=written),)), CONFIG)
+    assert row.mask == written
+
+
+def test_the_steps_are_divided_among_the_rounds():
+    assert [star.round_of(CONFIG, step) for step in range(5)] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+
+
+def test_the_answers_of_a_round_are_read_back_as_they_were_written(tmp_path):
+    rows = [*star.kept(answers(("a", 2, True), ("b", 3, True)), CONFIG)]
+    star.write(tmp_path, 0, rows)
+    assert [(*row.prompt, *row.completion) for row in star.read(tmp_path, 0)] == [(5, 6, 0, 1), (5, 6, 0, 1, 2)]
+    with pytest.raises(CheckpointError, match=r"round_002\.jsonl: the answers of this round cannot be read"):
+        star.read(tmp_path, 1)

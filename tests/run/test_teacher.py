@@ -1,0 +1,88 @@
+"""A teacher beside the policy, through the real engine."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from tests.e2e.short_job import train
+from tests.run.test_warmup import ADAPTER, FEW, learned, lines
+from trainer.config.command_line import resolve
+from trainer.config.settings import Lora, Model
+from trainer.errors import CheckpointError, ModelError
+from trainer.model.load import load_model, load_tokenizer
+from trainer.model.lora import add_adapter, save_adapter, trainable
+from trainer.run.assemble import make_teacher
+
+TAUGHT = [*FEW, "teacher.name=nano", "algorithm.loss=reinforce_baseline", "algorithm.lr=0.01", "eval.problems=0"]
+TAUGHT += ["run.dir=it"]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Two steps with a teacher whose adapter is another than the student's."""
+    folder = tmp_path_factory.mktemp("taught")
+    model = add_adapter(load_model(Model(name="nano"), "fp32", torch.device("cpu")), Lora(r=4, alpha=8))
+    for value in trainable(model).values():
+        value.normal_(std=0.2, generator=torch.Generator().manual_seed(1))
+    save_adapter(model, folder / "teacher")
+    train(folder, *TAUGHT, f"teacher.adapter={folder / 'teacher'}")
+    return folder / "it"
+
+
+def test_the_policy_comes_nearer_to_its_teacher(job):
+    first, second = lines(job)
+    assert first["advantage/token"] < second["advantage/token"] < 0
+    assert first["advantage/mean"] == 0.0  # teacher.reward=0: the verifier is not heard
+    assert first["grad_norm"] > 0
+
+
+def test_a_resumed_run_is_the_undisturbed_run(job, tmp_path):
+    cut = tmp_path / "it"
+    shutil.copytree(job, cut, symlinks=True)
+    shutil.rmtree(cut / "adapter")
+    shutil.rmtree(cut / "checkpoints/step_000002")
+    (cut / "checkpoints/latest").unlink()
+    assert "going on after step 1" in train(tmp_path, "--resume", "it")
+    assert learned(cut) == learned(job)
+    assert (cut / ADAPTER).read_bytes() == (job / ADAPTER).read_bytes()
+
+
+def test_two_ranks_learn_what_one_does(job, tmp_path):
+    train(tmp_path, *TAUGHT, f"teacher.adapter={job.parent / 'teacher'}", ranks=2)
+    for one, other in zip(lines(job), lines(tmp_path / "it"), strict=True):
+        assert other["advantage/token"] == pytest.approx(one["advantage/token"], abs=1e-4)
+        assert other["loss"] == pytest.approx(one["loss"], abs=1e-4)
+
+
+def test_the_teacher_as_the_reference_of_the_kl(job, tmp_path):
+    settings = ["teacher.form=loss", "algorithm.kl.coef=1", "algorithm.kl.estimator=k2"]
+    train(tmp_path, *TAUGHT, *settings, f"teacher.adapter={job.parent / 'teacher'}")
+    theirs, ours = lines(tmp_path / "it")[0], lines(job)[0]
+    assert theirs["kl"] > 0
+    assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-3)  # both forms have one gradient at first
+
+
+def test_a_teacher_that_counts_in_other_tokens_is_refused_by_name(tiny_model, tmp_path, alone):
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    words = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    (one, first), (two, second) = [*vocabulary.items()][40:42]
+    vocabulary |= {one: second, two: first}
+    (other / "tokenizer.json").write_text(json.dumps(words))
+    config = resolve("nano", None, [f"teacher.name={other}", f"model.name={tiny_model}"])
+    with pytest.raises(
+        ModelError, match=r"^teacher\.name=.*/other: its tokenizer is not that of the model, .*2 tokens d"
+    ):
+        make_teacher(config, load_tokenizer(config.model))
+
+
+def test_a_teacher_that_is_not_there_is_named(tiny_model, tmp_path, alone):
+    config = resolve("nano", None, [f"teacher.name={tmp_path / 'none'}"])
+    with pytest.raises(ModelError, match=r"^teacher\.name="):
+        make_teacher(config, load_tokenizer(config.model))
+    config = resolve("nano", None, ["teacher.name=nano", f"teacher.adapter={tmp_path}"])
+    with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
+        make_teacher(config, load_tokenizer(config.model))

@@ -1,0 +1,145 @@
+"""A warm-up and the run that goes on with it, through the real engine: one command, one folder inside the other."""
+
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.e2e.short_job import train
+from trainer.config.command_line import resolve
+
+FEW = ["--preset", "nano", "rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.steps=2"]
+FEW += ["run.save_every=1", "run.merge=false", "eval.problems=8", "rollout.dead_groups=keep"]
+WARMUP = [*FEW, "warmup.steps=3", "warmup.problems=6", "warmup.every=1", "warmup.lr=0.01"]
+ADAPTER = "adapter/adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("warm")
+    return folder / "it", train(folder, *WARMUP, "run.dir=it")
+
+
+def lines(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def learned(folder) -> list[dict]:
+    return [
+        {key: value for key, value in one.items() if not key.startswith(("time/", "memory/"))} for one in lines(folder)
+    ]
+
+
+def test_the_loss_of_solutions_falls_and_is_measured_on_held_out_ones(job):
+    steps = lines(job[0] / "warmup")
+    assert [one["step"] for one in steps] == [0, 1, 2, 3]
+    assert steps[3]["eval/loss"] < steps[0]["eval/loss"]
+    assert {"loss", "entropy", "grad_norm", "lr", "time/step"} <= steps[1].keys()
+    assert not {"reward/mean", "sampler_difference", "ratio", "advantage/mean"} & steps[1].keys()
+    assert "3 steps of 6 worked solutions" in job[1]
+    assert "no reward" not in job[1]
+
+
+def test_grpo_goes_on_with_the_adapter_of_the_best_evaluation(job):
+    folder, said = job
+    assert os.readlink(folder / "warmup/start") == "best"
+    settings = resolve(str(folder / "config.yaml"))
+    assert (str(settings.lora.start), settings.warmup.steps) == ("it/warmup/start", 0)
+    best = json.loads((folder / "warmup/best/best.json").read_text())
+    assert f"{best['loss']:.3f} the loss of a token of their solutions" in said
+    assert lines(folder)[0]["eval/accuracy"] == best["accuracy"]  # the base of the run is what it begins with
+
+
+def test_the_reference_is_the_policy_at_its_start(job, tmp_path):
+    """Were it the base without the adapter, the KL of the first step would not be 0."""
+    shutil.copytree(job[0] / "warmup/start", tmp_path / "start")
+    train(
+        tmp_path,
+        *FEW,
+        "lora.start=start",
+        "algorithm.kl.coef=0.1",
+        "algorithm.loss=reinforce",
+        "run.dir=it",
+        "eval.problems=0",
+    )
+    first, second = lines(tmp_path / "it")
+    assert first["kl"] == pytest.approx(0.0, abs=1e-9)
+    assert second["kl"] > 0
+
+
+def test_a_run_cut_off_in_its_warm_up_comes_to_the_same_end(job, tmp_path):
+    cut, own = tmp_path / "it", tmp_path / "it/warmup"
+    shutil.copytree(job[0], cut, symlinks=True)
+    for path in (cut / "checkpoints", cut / "adapter", own / "adapter", own / "checkpoints/step_000003"):
+        shutil.rmtree(path)
+    for path in (cut / "metrics.jsonl", own / "start", own / "checkpoints/latest"):
+        path.unlink()
+    config = resolve(str(cut / "config.yaml"), None, ["warmup.steps=3", "lora.start=null"])
+    (cut / "config.yaml").write_text(config.to_yaml())
+    said = train(tmp_path, "--resume", "it")
+    assert "going on after step 2" in said
+    for folder in ("warmup", "."):
+        assert learned(cut / folder) == learned(job[0] / folder)
+        assert (cut / folder / ADAPTER).read_bytes() == (job[0] / folder / ADAPTER).read_bytes()
+
+
+def test_the_same_command_again_makes_no_warm_up(job, tmp_path):
+    shutil.copytree(job[0], tmp_path / "it", symlinks=True)
+    said = train(tmp_path, *WARMUP, "run.dir=it")
+    assert "worked solutions" not in said
+    assert "all done: 2 steps were made" in said
+
+
+def test_two_ranks_learn_what_one_does(job, tmp_path):
+    """Six solutions on two ranks, in micro-batches of one."""
+    settings = ["run.dir=it", "warmup.only=true", "optim.tokens_per_micro_batch=1", "eval.problems=7"]
+    train(tmp_path, *WARMUP, *settings, ranks=2)
+    for one, other in zip(lines(job[0] / "warmup")[1:], lines(tmp_path / "it")[1:], strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], abs=1e-5)
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
+    ours, theirs = (load_file(folder / ADAPTER) for folder in (job[0] / "warmup", tmp_path / "it"))
+    for name, value in ours.items():
+        torch.testing.assert_close(theirs[name], value, atol=5e-4, rtol=0)
+
+
+def test_a_fresh_adapter_over_the_merged_warm_up(tmp_path):
+    train(tmp_path, *WARMUP, "warmup.then=merged", "run.dir=it")
+    settings = resolve(str(tmp_path / "it/config.yaml"))
+    assert (settings.model.name, settings.lora.start) == ("it/warmup/merged", None)
+    best = json.loads((tmp_path / "it/warmup/best/best.json").read_text())
+    assert lines(tmp_path / "it")[0]["eval/accuracy"] == best["accuracy"]
+
+
+def test_a_whole_model_is_trained_further(tmp_path):
+    train(tmp_path, *WARMUP, "lora.enabled=false", "warmup.lr=1e-4", "run.dir=it")
+    assert resolve(str(tmp_path / "it/config.yaml")).model.name == "it/warmup/start"
+    assert (tmp_path / "it/model/model.safetensors").is_file()
+
+
+SAMPLES = [*FEW, "warmup.only=true", "warmup.from=samples", "warmup.steps=4", "warmup.rounds=2", "warmup.asked=8"]
+SAMPLES += ["warmup.problems=4", "warmup.keep=2", "run.dir=it"]
+
+
+def test_own_right_answers_in_rounds_and_the_same_after_an_interruption(tmp_path):
+    """Cut off in the second round, after its first step: the model that sampled its answers is gone by then."""
+    said = train(tmp_path, *SAMPLES)
+    cut = tmp_path / "cut/it"
+    shutil.copytree(tmp_path / "it", cut, symlinks=True)
+    first, _, third, _ = steps = lines(tmp_path / "it")[1:]
+    assert [index for index, one in enumerate(steps) if "samples/right" in one] == [0, 2]
+    assert 0 < first["samples/right"] <= first["samples/solved"] <= 1
+    assert f"{first['samples/kept']:.0f} answers of" in said
+    rows = [json.loads(line) for line in (tmp_path / "it/samples/round_002.jsonl").read_text().splitlines()]
+    assert len(rows) == third["samples/kept"]
+    prompts = [tuple(row["prompt"]) for row in rows]
+    assert max(map(prompts.count, prompts)) <= 2
+    assert len({(*row["prompt"], *row["completion"]) for row in rows}) == len(rows)
+    shutil.rmtree(cut / "adapter")
+    shutil.rmtree(cut / "checkpoints/step_000004")
+    (cut / "checkpoints/latest").unlink()
+    assert "going on after step 3" in train(tmp_path / "cut", "--resume", "it")
+    assert learned(cut) == learned(tmp_path / "it")
+    assert (cut / ADAPTER).read_bytes() == (tmp_path / "it" / ADAPTER).read_bytes()

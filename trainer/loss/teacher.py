@@ -1,0 +1,36 @@
+"""loss: what a teacher says about the answers of the policy, token by token (on-policy distillation).
+
+The reverse KL of the policy to the teacher, estimated from the sampled token, is log pi - log pi_teacher. It enters
+
+    advantage   A_t = reward x A - weight x (log pi_sampler - log pi_teacher)        (Lu and Thinking Machines 2025)
+    loss        kl.coef x an estimator of it, with the teacher as the reference; with k2 the gradient is an estimate of
+                that of GKD with beta = 1 (Agarwal et al. 2024), from one token instead of the whole vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from trainer.config.settings import Teacher
+from trainer.records import Scores, TrainingBatch
+
+
+@torch.no_grad()
+def taught(
+    batches: Sequence[TrainingBatch], teacher: Callable[[TrainingBatch], Scores], settings: Teacher
+) -> list[TrainingBatch]:
+    """Return the batches with what the teacher says about them."""
+    found = []
+    for batch in batches:
+        theirs_BT = teacher(batch).logprobs_BT
+        weighed = replace(batch, advantages_B=settings.reward * batch.advantages_B)
+        if settings.form == "loss":
+            found.append(replace(weighed, reference_logprobs_BT=theirs_BT))
+            continue
+        apart_BT = batch.sampled_logprobs_BT - theirs_BT
+        advantages_BT = weighed.advantages_B[:, None] - settings.weight * apart_BT
+        found.append(replace(weighed, advantages_BT=advantages_BT))
+    return found
