@@ -10,7 +10,7 @@ from trainer.config.settings import PromptSettings, TaskSettings
 from trainer.errors import DataError
 from trainer.problem import lessons
 from trainer.problem.lessons import LessonWriter, taught
-from trainer.problem.prompts import Prompter, stop_strings
+from trainer.problem.prompts import Prompter
 from trainer.problem.task import make_task
 from trainer.records import Problem
 
@@ -45,9 +45,8 @@ def test_what_has_no_gold_answer_is_taught_as_it_is():
 def written(tokenizer, problem=PROBLEM, stops=(), **settings):
     task = make_task(TaskSettings(name="nano"))
     prompter = Prompter(tokenizer, PromptSettings(**settings), task)
-    strings = stop_strings(tokenizer, prompter.settings, task)
     prompt = prompter.prompt(problem)
-    return prompt, LessonWriter(prompter, stops, strings).row(prompt)
+    return prompt, LessonWriter(prompter, stops, prompter.stop_strings).row(prompt)
 
 
 def test_a_row_is_the_prompt_and_the_answer_up_to_the_token_that_ends_a_turn(tokenizer):
