@@ -24,6 +24,12 @@ from trainer.problem.tools import ToolCalls, calculated, continued, tools_of
         ("0.1 + 0.2", "0.3"),
         ("007 + 1", "8"),
         ("1.50 * 2 =", "3"),
+        ("1.05 * 200", "210"),
+        ("0.05", "0.05"),
+        ("100.007 + 1", "101.007"),
+        ("3 x 4 + 2", "14"),
+        ("$1,200 / 3", "400"),
+        (r"2 \times 3 \cdot 4", "24"),
     ],
 )
 def test_the_calculator_is_exact(expression, value):
@@ -35,7 +41,7 @@ def test_the_calculator_is_exact(expression, value):
     [
         "9 ** 9 ** 9", "2 ** 99999", "1 / 0", "0 ** -1", "2 ** 0.5", "", "()", "x + 1", "__import__('os')", "1e999",
         "(" * 150 + ")" * 150, "9" * 199, "1" * 5000, "1 +", "a.b", "3 if 1 else 2", "1 << 99", "[1]", "٣ + ٤", "1.2.3",
-        "-" * 199 + "1",
+        "1 + 1 = 2", "1,5 * 2", "-" * 199 + "1",
     ],
 )  # fmt: skip
 def test_what_is_no_arithmetic_is_an_error_and_at_once(hostile):
@@ -55,6 +61,20 @@ def test_what_is_no_arithmetic_is_an_error_and_at_once(hostile):
         ("x =", ""),
         ("1 / 0 =", ""),
         ("so =", ""),
+        ("1,200 * 3 =", " 3600"),
+        ("That is $4 * 1.05 =", " 4.2"),
+        ("2.5 × 3 =", " 7.5"),
+        ("3 x 4 + 2 =", " 14"),
+        (r"So 3 \times 4 =", " 12"),
+        ("12 / 4 = 3 * 7 =", " 21"),
+        ("(2 + 3) * -4 =", " -20"),
+        # what cannot be read has no value, and its last number is not one
+        ("3x4 =", ""),
+        ("20% of 50 =", ""),
+        ("x2 + 1 =", ""),
+        ("3 apples * 4 =", ""),
+        ("2² + 1 =", ""),
+        ("9 + " + "1 + " * 120 + "1 =", ""),
     ],
 )
 def test_an_inline_calculator_goes_on_behind_an_expression(text, goes_on):
