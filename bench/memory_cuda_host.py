@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from machine import describe
+from machine import describe, python_path
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench/results/memory_cuda_host.json"
@@ -62,12 +62,16 @@ def rehearsed(case: Case) -> dict[str, Any]:
 
     quiet.quiet()
     hardware.prepare_cuda("decode")
+    from gpu_memory import be_small
+
     from trainer.config.command_line import Request, resolve
     from trainer.memory import planner
     from trainer.model.shapes import shape_of
     from trainer.run import assemble
     from trainer.run.rehearsal import PLANNED, rehearse
 
+    if "CUDA_STUB" not in os.environ:
+        be_small(int(case.card_gib * GIB))
     with tempfile.TemporaryDirectory() as name:
         save_zeros(case.size, Path(name) / "model")
         fixed = [f"model.name={name}/model", f"run.dir={name}/run", "task.name=nano", "eval.problems=0"]
@@ -129,7 +133,7 @@ def save_zeros(size: str, folder: Path) -> None:
 def in_a_child(script: str, name: str, card_gib: float) -> dict[str, Any]:
     """Return what a script prints of the case with this name on a card of this size."""
     card = {"CUDA_STUB_MEMORY_GIB": str(card_gib), "CUDA_STUB_COMPUTE_BYTES": str(COMPUTED)}
-    environment = os.environ | card | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cuda"}
+    environment = os.environ | card | {"PYTHONPATH": python_path(), "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cuda"}
     command = [sys.executable, script, "--case", name]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

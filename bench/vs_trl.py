@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from machine import describe
+from machine import describe, python_path
 
 ROOT = Path(__file__).parent.parent
 SIDES = ("trl", "octet", "octet, dropping")
@@ -78,7 +78,7 @@ def settings(steps: int, seed: int, folder: Path, *more: str) -> Any:
 def octet(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None:
     from trainer.config.command_line import Request
     from trainer.loop import train
-    from trainer.machine import quiet
+    from trainer.machine import hardware, quiet
     from trainer.run import assemble
     from trainer.watch.screen import Screen
 
@@ -87,6 +87,7 @@ def octet(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None
             clock.tick()
 
     quiet.quiet()
+    hardware.prepare_cuda("decode")
     config = settings(steps, seed, folder, *more)
     with assemble.process_group(config):
         run = assemble.build(Request(config, "nano", ""))
@@ -197,7 +198,7 @@ def one_side(side: str, steps: int, seed: int, more: list[str]) -> None:
 
 def run(side: str, seed: int, options: argparse.Namespace, more: list[str]) -> dict[str, float]:
     command = [sys.executable, __file__, "--side", side, "--steps", str(options.steps), "--seed", str(seed), *more]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(), "HF_HUB_OFFLINE": "1"}
     environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""} if options.device == "cpu" else {}
     done = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

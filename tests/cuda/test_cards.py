@@ -6,11 +6,13 @@ import pytest
 
 from tests.cuda.conftest import answer, on_card
 
-CARDS = {"7.5": 6, "8.0": 80, "8.6": 8, "8.9": 12, "12.0": 24}  # GiB by capability
+CARDS = {"7.5": 6, "8.0": 80, "8.6": 8, "8.9": 12, "9.0": 80, "10.0": 180, "12.0": 24}  # GiB by capability
 
 # Queries, keys and values as the decoder and the training pass have them, with the heads of Qwen2.5-1.5B.
 KERNELS = """
 import json
+from trainer.machine import hardware
+hardware.prepare_cuda()
 import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from bench import machine
 from tests.e2e import chaos
 from trainer.machine import quiet
+from trainer.problem.word_problems import NanoTask
 from trainer.run import job
 from trainer.run_folder import checkpoints, manifest
 from trainer.run_folder.record import Record
@@ -134,6 +135,7 @@ def main(results: str) -> int:
     """Write a row for each start, and return the number of starts that did not do what they have to."""
     quiet.quiet()
     assert job.run, "what a start imports is imported here"
+    NanoTask().train()  # and its problems are made
     place, found = Path(tempfile.mkdtemp(prefix="octet-faults-")), []
     for one in rows(place):
         print(f"{one['name']}, {one['fails']}: {one['wrong'] or 'ok'}", file=sys.stderr, flush=True)

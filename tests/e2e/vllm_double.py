@@ -68,17 +68,21 @@ class VllmDouble(ThreadingHTTPServer):
     ) -> Reply:
         if model not in self.models:
             return 404, {"error": {"message": f"The model `{model}` does not exist."}}
-        choices = []
-        for index in range(n):
-            random = torch.Generator().manual_seed((seed + index) % (1 << 63))
-            tokens, logprobs = list[int](), list[float]()
-            while len(tokens) < max_tokens and not (tokens and tokens[-1] in stop_token_ids):
-                logits_V = self.models[model](torch.tensor([prompt + tokens])).logits[0, -1].float()
-                logprobs_V = (logits_V / (temperature or 1.0)).log_softmax(dim=-1)
-                drawn = logprobs_V.exp().multinomial(1, generator=random) if temperature else logprobs_V.argmax()
-                tokens.append(int(drawn))
-                logprobs.append(float(logprobs_V[tokens[-1]]))
-            choices.append({"index": index, "token_ids": tokens, "logprobs": {"token_logprobs": logprobs}})
+        randoms = [torch.Generator().manual_seed((seed + index) % (1 << 63)) for index in range(n)]
+        choices = [{"index": index, "token_ids": [], "logprobs": {"token_logprobs": []}} for index in range(n)]
+        going, tokens_GT, cache = list(range(n)), torch.tensor([prompt] * n), None
+        while going:
+            passed = self.models[model](tokens_GT, past_key_values=cache, use_cache=True)
+            logprobs_GV = (passed.logits[:, -1].float() / (temperature or 1.0)).log_softmax(dim=-1)
+            tokens_GT, cache = logprobs_GV.argmax(dim=-1, keepdim=True), passed.past_key_values
+            for index in list(going):
+                if temperature:
+                    tokens_GT[index] = logprobs_GV[index].exp().multinomial(1, generator=randoms[index])
+                tokens, token = choices[index]["token_ids"], int(tokens_GT[index])
+                tokens.append(token)
+                choices[index]["logprobs"]["token_logprobs"].append(float(logprobs_GV[index, token]))
+                if len(tokens) == max_tokens or token in stop_token_ids:
+                    going.remove(index)
         return 200, {"model": model, "choices": choices}
 
 

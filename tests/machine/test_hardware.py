@@ -192,7 +192,12 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 @pytest.fixture
 def allocator(monkeypatch):
     """Return what prepare_cuda() has set for torch's allocator."""
-    for name in (*ALLOCATOR, "CUDA_DEVICE_ORDER", "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC"):
+    for name in (
+        *ALLOCATOR,
+        "CUDA_DEVICE_ORDER",
+        "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC",
+        "TORCH_CUDNN_SDPA_DEPRIORITIZED",
+    ):
         monkeypatch.setenv(name, "")  # so that it is restored afterwards
         monkeypatch.delenv(name)
 

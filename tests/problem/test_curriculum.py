@@ -48,6 +48,19 @@ def test_a_step_has_its_problems_and_follows_from_the_seed(name, count):
         assert drawn != ids(other.draw(step))
 
 
+@pytest.mark.parametrize("name", CURRICULA)
+def test_a_task_that_makes_up_its_problems_has_others_in_each_pass(name):
+    def later(passes):
+        return [replace(problem, id=f"{passes}/{problem.id}") for problem in PROBLEMS]
+
+    curriculum = CURRICULA[name](PROBLEMS, 50, 0, 100, later)
+    for step in (0, 3, 4, 11, 3, 400):  # four steps are a pass
+        for drawn in (curriculum.draw(step), curriculum.spare(step, 1)):
+            assert {problem.id.partition("/")[0] for problem in drawn} == {str(step // 4) if step > 3 else "p"}
+    ordinary = CURRICULA[name](PROBLEMS, 50, 0, 100)
+    assert ordinary.draw(3) == curriculum.draw(3)
+
+
 def test_without_a_curriculum_every_problem_comes_once_in_a_pass():
     plain = Curriculum(PROBLEMS, 8, 0, 50)
     drawn = [problem for step in range(25) for problem in plain.draw(step)]

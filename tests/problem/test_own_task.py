@@ -117,11 +117,42 @@ def test_with_a_score_of_its_own_records_need_no_answers(written):
         (SUMS.replace("return [", "return 1 / 0 + ["), "train.*: ZeroDivisionError"),
         (SUMS.replace("range(40)", "[1, 1]"), "again; expected each one once"),
         (SUMS.replace("range(40)", "[]"), "it is empty"),
+        (SUMS.replace("range(40)", "[1]"), "the held-out set asks them all"),
+        (SUMS.replace("return [", "import itertools; return itertools.repeat({}) or ["), "goes on after 5,000,000"),
+        (SUMS.replace("def train", "test = None\n    def train"), "which has no method `test`"),
+        (
+            SUMS.replace("def train", "prompt_style = 'gsm9k'\n    def train"),
+            "prompt_style is 'gsm9k'. Known: chat",
+        ),
+        (SUMS.replace("def train", "answer_style = 'auto'\n    def train"), "its answer_style is 'auto'. Known: gsm8k"),
+        ("def build(:", r"SyntaxError: invalid syntax \(mine.py, line 1\)\.$"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(written, text, said):
+    config = configured(written(text))
     with pytest.raises((ConfigError, DataError), match=said):
-        task_of(written(text)).train()
+        training_problems(make_task(config.task), config.task, 0)
+
+
+@pytest.mark.parametrize("answer", ["numpy.int64(n + 1)", "numpy.float32(n + 1)", "Fraction(n + 1)", "Decimal(n + 1)"])
+def test_an_answer_may_be_any_kind_of_number(written, answer):
+    text = f"import numpy\nfrom decimal import Decimal\nfrom fractions import Fraction\n{SUMS}"
+    problem = task_of(written(text.replace("n + 1, ", f"{answer}, "))).train()[0]
+    assert float(problem.gold) == problem.extra["n"] + 1
+
+
+@pytest.mark.parametrize("result", ["2.0", "-0.5", "None", "'1'", "float('nan')"])
+def test_what_a_score_cannot_be_is_said(written, result):
+    config = configured(written(READS.replace('{"right": 1.0, "nearly": 0.4}.get(answer, 0.0)', result)))
+    with pytest.raises(DataError, match=r"score\(\) of 'x', an answer to mine/train/0, returned .* from 0 to 1"):
+        graded(config, make_task(config.task).train()[0], "= x")
+
+
+@pytest.mark.parametrize("result", ["5", "['5']"])
+def test_what_an_answer_cannot_be_is_said(written, result):
+    config = configured(written(READS.replace('text.rpartition("=")[2].strip() or None', result)))
+    with pytest.raises(DataError, match=r"read\(\) of '= x', an answer to mine/train/0, returned .* text, or None"):
+        graded(config, make_task(config.task).train()[0], "= x")
 
 
 def test_an_error_in_its_reading_names_the_problem_and_the_line(written):
@@ -186,6 +217,20 @@ def test_a_generator_makes_problems_and_scores_answers():
     assert 0 < near[0] < 1  # the generator's own opinion
     assert not near[2]
     assert (unmarked[0], unmarked[3], thought[0]) == (0.0, False, 0.0)
+
+
+@pytest.mark.parametrize("name", ["task.name=reasoning_gym:gcd", "task.mix={nano: 1, reasoning_gym:gcd: 1}"])
+def test_later_passes_have_other_problems(name):
+    config = configured(name, "task.gym.size=40")
+    task = make_task(config.task)
+    passes = [task, task.later(1), task.later(2), make_task(config.task).later(2)]
+    first, second, third, same = (list(one.train()) for one in passes)
+    assert third == same
+    made = [problem for problem in [*first, *second, *third, *task.test()] if problem.part != "nano"]
+    assert len({problem.id for problem in made}) == len(made)
+    assert len({problem.question for problem in made}) > 0.9 * len(made)
+    problem = next(problem for problem in third if problem.part != "nano")
+    assert graded(config, problem, f"<answer>{problem.gold}</answer>")[0][0] == 1.0
 
 
 def test_levels_of_difficulty_are_for_a_curriculum():

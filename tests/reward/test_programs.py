@@ -75,6 +75,12 @@ def score(scorer: Scorer, text: str, tests: Any, **columns: Any) -> Score:
             json.dumps([{"input": "[3]", "output": "[3, 3]", "testtype": "functional"}]),
             {"metadata": '{"func_name": "double"}'},
         ),
+        (
+            RIGHT,
+            [{"input": "[3]", "output": "[3, 3]", "testtype": "functional"}],
+            {"metadata": {"func_name": "double"}},
+        ),
+        (RIGHT, ["assert double(10**5000) == 2 * 10**5000", "assert double(-(10**5000)) < 0"], {}),
         (READS, PAIRS, {}),
         (READS, json.dumps(PAIRS), {}),
         (READS, {"inputs": ["3", "4"], "outputs": ["6", "8"]}, {}),
@@ -202,13 +208,18 @@ def test_tests_that_cannot_be_run_are_refused_by_name(tests, columns, told):
     assert str(error.value).endswith("Name another column: reward.code.tests=COLUMN.")
 
 
+def test_a_column_that_is_missing_is_said_with_those_that_are_there():
+    with pytest.raises(DataError, match=r"p/1: there is no column `tests`; there are: test_list, code\. Name another"):
+        read_tests(Problem("p/1", "", "", extra={"test_list": MBPP, "code": ""}), Code())
+
+
 def test_tests_of_all_problems_are_read_before_a_run(tmp_path):
     records = [{"question": "Double it.", "tests": MBPP}, {"question": "Halve it."}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     overrides = ["task.name=records", f"task.path={tmp_path}/a.jsonl", "task.answer=none", "task.holdout=1.0"]
     config = resolve("nano", None, [*overrides, "reward.weights={code: 1.0}"])
     task = make_task(config.task)
-    with pytest.raises(DataError, match="records/held-out/1: `tests`: expected inputs"):
+    with pytest.raises(DataError, match="records/held-out/1: there is no column `tests`; there are: none"):
         golds.check(config, task, task.test())
 
 

@@ -138,10 +138,14 @@ def test_an_answer_has_what_the_model_wrote_and_what_it_was_told_token_by_token(
         assert one.reward == 1.5
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_both_samplers_write_the_same_over_turns(tokenizer, temperature):
+@pytest.mark.parametrize(("temperature", "strings"), [(0.0, ()), (1.0, ()), (1.0, ("e", "ou", "\n"))])
+def test_both_samplers_write_the_same_over_turns(tokenizer, temperature, strings):
+    """Also with strings that end a turn, which stand in what the model was told as well."""
     model, turns = adapted(family("llama")), turns_of(tokenizer, environments(lambda problem: Counts(4)))
-    one, other = (sample(kind, model, turns, temperature=temperature, rows=7) for kind in (HfSampler, DecodeSampler))
+    one, other = (
+        sample(kind, model, turns, temperature=temperature, rows=7, strings=strings)
+        for kind in (HfSampler, DecodeSampler)
+    )
     assert tokens_of(one) == tokens_of(other)
     assert [of.written for of in answers_in(one)] == [of.written for of in answers_in(other)]
     assert sum(len(of.turns) > 1 for of in answers_in(one)) > 8

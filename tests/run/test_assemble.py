@@ -9,8 +9,9 @@ import torch
 from trainer.config.command_line import parse_command_line, resolve
 from trainer.errors import ConfigError
 from trainer.model.load import load_model
+from trainer.problem.task import make_task
 from trainer.rollout.vllm.publish import StaticPolicy
-from trainer.run.assemble import make_samplers, stretched, vllm_context
+from trainer.run.assemble import make_samplers, prompter_of, stretched, vllm_context
 
 
 @pytest.fixture
@@ -18,11 +19,17 @@ def model(tiny_model):
     return load_model(resolve("nano", None, [f"model.name={tiny_model}"]).model, "fp32", torch.device("cpu"))
 
 
+def prompter(config, tokenizer):
+    return prompter_of(config, make_task(config.task), tokenizer)
+
+
 @pytest.mark.parametrize("engine", ["hf", "decode"])
 def test_a_stop_string_that_is_a_special_token_ends_answers_at_that_token(tmp_path, tokenizer, model, engine):
     """Its text is never in an answer, which is decoded without special tokens."""
     config = resolve("nano", None, [f"rollout.engine={engine}", "rollout.stop=[<|im_start|>, so]"])
-    context = vllm_context(config, StaticPolicy(), model, tokenizer, [], tmp_path, print)
+    context = vllm_context(
+        config, StaticPolicy(), model, prompter_of(config, make_task(config.task), tokenizer), [], tmp_path, print
+    )
     start = tokenizer.convert_tokens_to_ids("<|im_start|>")
     for sampler in make_samplers(context, model, print, copies=True):
         completion = sampler.stops.completion([5, start, 6], [-1.0] * 3)
@@ -36,7 +43,9 @@ def test_a_stop_string_that_is_a_special_token_ends_answers_at_that_token(tmp_pa
 def test_a_stop_string_with_a_special_token_in_it_is_refused(tmp_path, tokenizer, model):
     config = resolve("nano", None, ["rollout.stop=<|im_end|> so"])
     with pytest.raises(ConfigError, match=r"^rollout.stop='<\|im_end\|> so': no answer has <\|im_end\|> in its text"):
-        vllm_context(config, StaticPolicy(), model, tokenizer, [], tmp_path, print)
+        vllm_context(
+            config, StaticPolicy(), model, prompter_of(config, make_task(config.task), tokenizer), [], tmp_path, print
+        )
 
 
 def test_a_longer_run_says_both_learning_rates_and_the_choice(tmp_path):

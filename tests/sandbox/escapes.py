@@ -187,6 +187,12 @@ KERNEL = {
     "keep core dumps": "resource.setrlimit(resource.RLIMIT_CORE, (1 << 20, 1 << 20)); escaped()",
     "read the log of the kernel": "called(libc.klogctl(10, None, 0)); escaped()",
 }
+if platform.machine() == "x86_64":  # kill($VICTIM, 0) by the table of 32-bit programs, where other numbers are allowed
+    KERNEL["make a system call of 32-bit programs"] = (
+        "code = mmap.mmap(-1, 4096, prot=7)\n"
+        "code.write(bytes.fromhex('53b825000000bb') + struct.pack('I', $VICTIM) + bytes.fromhex('31c9cd805bc3'))\n"
+        "escaped(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))() == 0)"
+    )
 
 RESOURCES = {
     "take ten gigabytes": "escaped(called(libc.mmap(None, ctypes.c_size_t(10 << 30), 3, 0x4022, -1, ctypes.c_long(0))) not in (None, 2**64 - 1))",

@@ -76,11 +76,13 @@ def free_port() -> int:
 def prepare_cuda(engine: str = "auto") -> None:
     """Set what CUDA and torch read from the environment. Call it before torch is imported.
 
-    CUDA numbers the cards as nvidia-smi does. torch's allocator extends its segments, so that batches of many lengths
-    leave no holes; not under WSL, which cannot, and not where vLLM may sample in this process, because it could not
-    free its memory while it sleeps."""
+    CUDA numbers the cards as nvidia-smi does. On H100 and B200, torch would prefer cuDNN for attention, which builds a
+    plan for each new length; that takes up to half a second, and nearly every batch has new lengths. torch's allocator
+    extends its segments, so that batches of many lengths leave no holes; not under WSL, which cannot, and not where
+    vLLM may sample in this process, because it could not free its memory while it sleeps."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     os.environ.setdefault("TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC", "0")  # it would need NVML, which a container may lack
+    os.environ.setdefault("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
     with_vllm = engine in ("auto", "vllm_colocate") and find_spec("vllm") is not None
     is_set = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ)
     if not (is_set or with_vllm or is_wsl()):

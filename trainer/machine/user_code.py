@@ -146,7 +146,7 @@ def where(error: BaseException, path: Path) -> str:
     """Describe an exception and the last line of the user's file that was running."""
     what = f"{type(error).__name__}: {_text(error)[:500]}".rstrip(": ")
     if isinstance(error, SyntaxError) and error.filename == str(path):
-        return f"{what} ({path.name}, line {error.lineno})"
+        return f"SyntaxError: {error.msg} ({path.name}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == str(path)]
     return f"{what} ({path.name}, line {own[-1].lineno}: `{own[-1].line}`)" if own else what

@@ -5,7 +5,8 @@
     solve_rate   problems that are always or never solved are drawn a tenth as often as those solved half the time;
                  without gold answers, the mean reward between the worst and the best of the step is the solve rate
 
-The first two depend on the seed and the step alone. The third learns, and keeps what it has learned in its `state`.
+A task that makes up its problems has others in each pass. The first two depend on the seed and the step alone. The
+third learns, and keeps what it has learned in its `state`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import heapq
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from math import ceil, inf
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -22,6 +25,7 @@ from trainer.errors import ConfigError
 from trainer.problem.task import draw
 from trainer.records import Problem, ScoredGroup
 
+Later = Callable[[int], Sequence[Problem]]  # the problems of the second pass, the third ..., counted from 1
 Rates = list[tuple[str, float]]  # problem id -> share of its answers that were right
 Outcomes = tuple[str, list[float]]  # problem id -> 0 to 1, or the reward, for each of its answers
 
@@ -29,15 +33,23 @@ Outcomes = tuple[str, list[float]]  # problem id -> 0 to 1, or the reward, for e
 class Curriculum:
     """`none`: draw every problem once in a pass."""
 
-    def __init__(self, problems: Sequence[Problem], count: int, seed: int, total_steps: int) -> None:
+    def __init__(
+        self, problems: Sequence[Problem], count: int, seed: int, total_steps: int, later: Later | None = None
+    ) -> None:
         self.problems = problems
         self.count = count
         self.seed = seed
         self.total_steps = total_steps
+        self._later = lru_cache(maxsize=2)(later) if later else None  # two passes, as sampling ahead draws both
+
+    def problems_at(self, step: int) -> Sequence[Problem]:
+        """Return the problems of the pass that a step is in."""
+        passes = step * self.count // len(self.problems)
+        return self._later(passes) if self._later and passes else self.problems
 
     def draw(self, step: int) -> list[Problem]:
         """Return the problems of a step. Steps are counted from 0."""
-        return draw(self.problems, step, self.count, self.seed)
+        return draw(self.problems_at(step), step, self.count, self.seed)
 
     def spare(self, step: int, number: int) -> list[Problem]:
         """Return as many other problems for a step whose own taught nothing.
@@ -45,11 +57,11 @@ class Curriculum:
         The step's own are among them only if there are no others. Different numbers may draw the same problems."""
         own = {problem.id for problem in self.draw(step)}
         others = [problem for problem in self.pool(step) if problem.id not in own]
-        return self._sample(others or self.problems, random.Random(f"{self.seed}/{step}/{number}"))
+        return self._sample(others or self.problems_at(step), random.Random(f"{self.seed}/{step}/{number}"))
 
     def pool(self, step: int) -> Sequence[Problem]:
         """Return the problems that a step may draw from."""
-        return self.problems
+        return self.problems_at(step)
 
     def weight(self, problem_id: str) -> float:
         return 1.0
@@ -80,10 +92,11 @@ class EasyFirst(Curriculum):
     FIRST_SHARE = 0.25  # of the problems, at the first step
     ALL_FROM = 0.5  # of the run
 
-    def __init__(self, problems: Sequence[Problem], count: int, seed: int, total_steps: int) -> None:
-        super().__init__(problems, count, seed, total_steps)
-        difficulty = difficulties(problems)
-        self.order = sorted(range(len(problems)), key=lambda index: difficulty[index])  # ties keep their shuffled order
+    def __init__(
+        self, problems: Sequence[Problem], count: int, seed: int, total_steps: int, later: Later | None = None
+    ) -> None:
+        in_order = (lambda passes: easy_first(later(passes))) if later else None
+        super().__init__(easy_first(problems), count, seed, total_steps, in_order)
 
     def draw(self, step: int) -> list[Problem]:
         pool = self.pool(step)
@@ -91,23 +104,25 @@ class EasyFirst(Curriculum):
             return draw(pool, step, self.count, self.seed)
         return self._rng(step).sample(pool, self.count)
 
-    def pool(self, step: int) -> list[Problem]:
+    def pool(self, step: int) -> Sequence[Problem]:
         progress = min(1.0, step / (self.total_steps * self.ALL_FROM))
         share = self.FIRST_SHARE + (1 - self.FIRST_SHARE) * progress
-        order = self.order[: max(self.count, ceil(share * len(self.order)))]
-        return [self.problems[index] for index in order]
+        problems = self.problems_at(step)
+        return problems[: max(self.count, ceil(share * len(problems)))]
 
 
 class BySolveRate(Curriculum):
     LEAST = 0.1  # weight of a problem that is always or never solved; that may change, so it is not 0
     NEWEST = 0.5  # weight of the newest group in the running solve rate
 
-    def __init__(self, problems: Sequence[Problem], count: int, seed: int, total_steps: int) -> None:
-        super().__init__(problems, count, seed, total_steps)
+    def __init__(
+        self, problems: Sequence[Problem], count: int, seed: int, total_steps: int, later: Later | None = None
+    ) -> None:
+        super().__init__(problems, count, seed, total_steps, later)
         self.rates: dict[str, float] = {}
 
     def draw(self, step: int) -> list[Problem]:
-        return self._sample(self.problems, self._rng(step))
+        return self._sample(self.problems_at(step), self._rng(step))
 
     def weight(self, problem_id: str) -> float:
         rate = self.rates.get(problem_id)
@@ -125,7 +140,7 @@ class BySolveRate(Curriculum):
         self.rates = dict(state["solve_rates"])
 
 
-CURRICULA: dict[str, Callable[[Sequence[Problem], int, int, int], Curriculum]] = {
+CURRICULA: dict[str, type[Curriculum]] = {
     "none": Curriculum,
     "difficulty": EasyFirst,
     "solve_rate": BySolveRate,
@@ -148,6 +163,11 @@ def solve_rates(seen: Sequence[Outcomes], scales: bool) -> Rates:
 # ---------------------------------------------------------------- how hard a problem is
 
 MEASURES = ("difficulty", "level", "steps")  # columns, the first that some problem has
+
+
+def easy_first(problems: Sequence[Problem]) -> list[Problem]:
+    """Return the problems by difficulty. Those that are equally hard keep their shuffled order."""
+    return [problem for _, problem in sorted(zip(difficulties(problems), problems, strict=True), key=itemgetter(0))]
 
 
 def difficulties(problems: Sequence[Problem]) -> list[float]:

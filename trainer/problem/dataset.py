@@ -7,6 +7,7 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import ClassVar
 
 from trainer.config.settings import TaskSettings
@@ -35,14 +36,14 @@ class DataTask(ABC):
         """Return the problem in a record. Raise DataError if the record cannot be used."""
 
     def train(self) -> list[Problem]:
-        problems = self._problems("train") if self.sources["test"] else self._held_out()[0]
+        problems = self._problems("train") if self.sources["test"] else self._halves[0]
         held_out = {asked(problem) for problem in self.test()}
         kept = [problem for problem in problems if asked(problem) not in held_out]
         self.overlap = len(problems) - len(kept)
         return kept
 
     def test(self) -> list[Problem]:
-        return self._problems("test") if self.sources["test"] else self._held_out()[1]
+        return self._problems("test") if self.sources["test"] else self._halves[1]
 
     def notes(self) -> list[str]:
         """Say what was left out, in sentences."""
@@ -56,7 +57,8 @@ class DataTask(ABC):
     def hub_sets(self) -> list[HubSet]:
         return [source for source in self.sources.values() if isinstance(source, HubSet)]
 
-    def _held_out(self) -> tuple[list[Problem], list[Problem]]:
+    @cached_property
+    def _halves(self) -> tuple[list[Problem], list[Problem]]:
         """Split one set into training and test problems, always the same ones whatever the seed of the run."""
         problems = self._problems("train")
         count = max(1, round(len(problems) * self.settings.holdout))
@@ -64,8 +66,8 @@ class DataTask(ABC):
         halves: tuple[list[Problem], list[Problem]] = ([], [])
         for index, problem in enumerate(problems):
             is_held_out = index in chosen
-            own = problem.id.replace("/train/", "/held-out/") if is_held_out else problem.id
-            halves[is_held_out].append(replace(problem, id=own))
+            own = replace(problem, id=problem.id.replace("/train/", "/held-out/")) if is_held_out else problem
+            halves[is_held_out].append(own)
         return halves
 
     def _problems(self, split: str) -> list[Problem]:

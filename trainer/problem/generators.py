@@ -2,8 +2,8 @@
 
     octet task show reasoning_gym:chain_sum task.gym.max_terms=3
 
-A generator is named in `task.name`; `task.gym` has its parameters, and `size`, the number of problems to train on. The
-training and the held-out problems have different seeds, and a question that both make is held out. With
+A generator is named in `task.name`; `task.gym` has its parameters, and `size`, the number of problems in a pass. Every
+pass has new ones. They and the held-out problems have different seeds, and a question that both make is held out. With
 `task.curriculum=difficulty` the problems are made at the levels of the generator's own curriculum.
 
 Several generators evaluate what a model wrote, so their scoring runs in a child process that the kernel holds in.
@@ -17,7 +17,8 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
+from copy import copy
+from functools import cache, lru_cache
 from typing import Any
 
 from trainer.answers.children import ChildPool
@@ -30,6 +31,7 @@ from trainer.sandbox.kernel import Limits, Walls
 
 SIZE, HELD_OUT = 10_000, 1_000
 SEEDS = {"train": 1, "test": 1_000_003}  # a data set of seed s makes its problems from s, s + 1, ...
+LATER_SEED = 2_000_000_000  # of later passes
 LEVELS = 4  # of a curriculum, each with as many problems
 SCORING_S = 5.0
 LIFETIME_S, MEMORY_MB = 1e6, 2048  # of the process that scores, which the kernel holds in as far as it can
@@ -44,6 +46,7 @@ class GeneratorTask:
     def __init__(self, settings: TaskSettings) -> None:
         self.name = settings.name
         self.generator = settings.name.partition(":")[2]
+        self.passes = 0
         parameters = {key: value for key, value in settings.gym.items() if key != "size"}
         self.size = _size(settings)
         self.versions = _versions(self.name, self.generator, parameters, settings.curriculum == "difficulty")
@@ -54,6 +57,12 @@ class GeneratorTask:
 
     def test(self) -> list[Problem]:
         return self._problems("test", HELD_OUT)
+
+    def later(self, passes: int) -> GeneratorTask:
+        """Return the task with the training problems of a later pass."""
+        task = copy(self)
+        task.passes = passes
+        return task
 
     def read(self, problem: Problem, text: str) -> str | None:
         """Return what stands in the last pair of tags, after the thinking."""
@@ -69,9 +78,11 @@ class GeneratorTask:
         made: dict[str, Problem] = {}
         for level, parameters in enumerate(self.versions):
             count = size // len(self.versions)
-            for index, entry in enumerate(_entries(self.generator, parameters, SEEDS[split], count)):
-                name = f"{self.name}/{split}/{level * count + index}"
-                made_by = [self.generator, parameters, SEEDS[split], count, index]
+            passes = self.passes if split == "train" else 0
+            seed = LATER_SEED + passes * count if passes else SEEDS[split]
+            for index, entry in enumerate(_entries(self.generator, parameters, seed, count)):
+                name = f"{self.name}/{split}/{passes * size + level * count + index}"
+                made_by = [self.generator, parameters, seed, count, index]
                 extra = {"difficulty": level, "made_by": made_by}
                 problem = Problem(name, entry["question"].strip(), str(entry["answer"] or ""), extra=extra)
                 made.setdefault(normalised(problem.question), problem)
@@ -124,7 +135,7 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
-@cache
+@lru_cache(maxsize=32)
 def _entries(generator: str, parameters: str, seed: int, count: int) -> list[dict[str, Any]]:
     """Return the problems of a generator, which some commands ask for several times."""
     return list(_data_set(generator, parameters, seed, count))
@@ -162,7 +173,7 @@ def scorer() -> Callable[[tuple[list[Any], str]], float]:
 
     Walls(Limits(seconds=LIFETIME_S, memory_mb=MEMORY_MB), is_command=False).enter()
     modules: list[Any] = [module for name, module in sys.modules.items() if name.startswith("reasoning_gym.")]
-    data_set = cache(_data_set)
+    data_set = lru_cache(maxsize=32)(_data_set)
 
     def score(request: tuple[list[Any], str]) -> float:
         (*of_set, index), answer = request

@@ -1,7 +1,7 @@
 """Several tasks at once: `task.mix={gsm8k: 2, reasoning_gym:gcd: 1}`.
 
 A pass over the training set has the problems of the parts in the proportion of their shares, each once; of a part that
-has more than that, the rest is left out. The held-out problems are in the same proportion. All parts are asked and
+has more than that, each pass takes others. The held-out problems are in the same proportion. All parts are asked and
 answered in one style: that of the parts if they agree, else `tags`, or what `prompt.style` says.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 from trainer.config.settings import TaskSettings
@@ -24,6 +25,7 @@ class MixedTask:
 
     def __init__(self, settings: TaskSettings) -> None:
         self.shares = settings.mix
+        self.passes = 0
         self.parts = [make_task(settings.model_copy(update={"name": name, "mix": {}})) for name in settings.mix]
         reading = [part.name for part in self.parts if isinstance(part, DataTask) and not isinstance(part, OwnTask)]
         if (settings.path or settings.data_dir) and len(reading) != 1:
@@ -36,16 +38,23 @@ class MixedTask:
         self.symbolic = any(getattr(part, "symbolic", False) for part in self.parts)
 
     def train(self) -> list[Problem]:
-        return self._mixed([part.train() for part in self.parts])
+        return self._mixed([part.train() for part in self.parts], self.passes)
 
     def test(self) -> list[Problem]:
-        return self._mixed([part.test() for part in self.parts])
+        return self._mixed([part.test() for part in self.parts], 0)
+
+    def later(self, passes: int) -> MixedTask:
+        """Return the task with the training problems of a later pass."""
+        task = copy(self)
+        task.passes = passes
+        task.parts = [part.later(passes) if hasattr(part, "later") else part for part in self.parts]
+        return task
 
     def part(self, problem: Problem) -> Task:
         """Return the part that a problem is of."""
         return next(part for part in self.parts if part.name == problem.part)
 
-    def _mixed(self, of_parts: Sequence[Sequence[Problem]]) -> list[Problem]:
+    def _mixed(self, of_parts: Sequence[Sequence[Problem]], passes: int) -> list[Problem]:
         """Take problems of each part in proportion, as many as the part that has too few allows."""
         shares = list(self.shares.values())
         unit = min(len(problems) / share for problems, share in zip(of_parts, shares, strict=True))
@@ -53,7 +62,7 @@ class MixedTask:
         return [
             replace(problem, part=part.name)
             for part, problems, count in zip(self.parts, of_parts, counts, strict=True)
-            for problem in random.Random(0).sample(problems, count)
+            for problem in random.Random(passes).sample(problems, count)
         ]
 
 

@@ -6,12 +6,15 @@ All columns but the question's go into `Problem.extra` under their own names, wh
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, get_args
 
 from trainer.answers import find
+from trainer.config.sections.task import PROMPT_STYLES, PromptSettings
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError
 from trainer.machine import user_code
@@ -20,6 +23,9 @@ from trainer.problem.sources import Record, is_unicode
 from trainer.records import Problem
 
 NO_ANSWER = "none"
+MOST = 5_000_000  # records of a function, which may be a generator without an end
+METHODS = ("train", "test", "read", "score", "environment")
+STYLES = {"prompt_style": PROMPT_STYLES, "answer_style": get_args(PromptSettings.model_fields["answer"].annotation)}
 EXPECTED_MESSAGES = 'expected text, or a conversation: [{"role": "user", "content": "..."}]'
 
 
@@ -63,7 +69,9 @@ class Rows:
 
     def records(self) -> Iterator[Record]:
         path = user_code.find("task.name", self.setting)
-        rows = user_code.call(f"task.name={self}: ", path, lambda: list(self.method()), DataError)
+        rows = user_code.call(f"task.name={self}: ", path, lambda: list(islice(self.method(), MOST + 1)), DataError)
+        if len(rows) > MOST:
+            raise DataError(f"task.name={self}: it goes on after {MOST:,} records. Return fewer.")
         for index, row in enumerate(rows):
             where = f"{self}[{index}]"
             yield Record(where, row) if isinstance(row, Mapping) else Record(where, flaw=f"{row!r:.60} is no record")
@@ -80,11 +88,12 @@ class OwnTask(RecordsTask):
 
     def __init__(self, settings: TaskSettings, own: Any) -> None:
         super().__init__(settings)
-        if not callable(getattr(own, "train", None)):
-            raise ConfigError(
-                f"task.name={settings.name}: it returns {own!r:.60}, which has no method `train`. Return an object "
-                "whose train() returns records; see docs/tasks.md."
-            )
+        for method in METHODS:
+            if not callable(getattr(own, method, None)) and (method == "train" or hasattr(own, method)):
+                raise ConfigError(
+                    f"task.name={settings.name}: it returns {own!r:.60}, which has no method `{method}`. Return an "
+                    "object whose train() returns records; see docs/tasks.md."
+                )
         self.own = own
         self.name = user_code.find("task.name", settings.name).stem
         self.sources = {
@@ -93,8 +102,12 @@ class OwnTask(RecordsTask):
         }
         self.prompt_style = getattr(own, "prompt_style", self.prompt_style)
         self.answer_style = getattr(own, "answer_style", self.answer_style)
+        for name, (_, *known) in STYLES.items():  # without `auto`
+            style = getattr(self, name)
+            if style not in known and not (name == "prompt_style" and os.path.isfile(style)):
+                raise ConfigError(f"task.name={settings.name}: its {name} is {style!r}. Known: {', '.join(known)}.")
         self.needs_answers = not hasattr(own, "score")
-        for method in ("read", "score"):
+        for method in RESULTS:
             if hasattr(own, method):
                 setattr(self, method, partial(self._call, method))
         if hasattr(own, "environment"):
@@ -102,8 +115,18 @@ class OwnTask(RecordsTask):
 
     def _call(self, method: str, problem: Problem, text: str) -> Any:
         path = user_code.find("task.name", self.settings.name)
-        what = f"task.name={self.settings.name}: {method}() of {text[-60:]!r}, an answer to {problem.id}, raised "
-        return user_code.call(what, path, lambda: getattr(self.own, method)(problem, text), DataError)
+        what = f"task.name={self.settings.name}: {method}() of {text[-60:]!r}, an answer to {problem.id}, "
+        result = user_code.call(f"{what}raised ", path, lambda: getattr(self.own, method)(problem, text), DataError)
+        is_usable, expected = RESULTS[method]
+        if not is_usable(result):
+            raise DataError(f"{what}returned {result!r:.60}. Return {expected}.")
+        return result
+
+
+RESULTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "read": (lambda found: found is None or isinstance(found, str), "text, or None"),
+    "score": (lambda worth: hasattr(worth, "__float__") and 0 <= float(worth) <= 1, "a number from 0 to 1"),
+}
 
 
 def _usual_column(record: Record) -> str:

@@ -114,21 +114,24 @@ class Prompter:
         stops = style.stops if style.raw or self.tokenizer.chat_template else (*style.stops, *PLAIN_STOPS)
         return (*stops, *self.environments.stops) if self.environments else stops
 
-    def fitting(self, problems: Sequence[Problem]) -> list[Problem]:
-        """Return the problems whose prompts have at most `prompt.max_tokens` tokens. Raise DataError if there are none.
+    def fitting(self, problems: Sequence[Problem], most: int | None = None) -> list[Problem]:
+        """Return the problems whose prompts have at most `most` tokens, which are `prompt.max_tokens` by default.
+
+        Raise DataError if there are none.
 
         A token is at least one byte, so only long texts have to be tokenized.
         """
+        most = most or self.max_tokens
         wrapping = len(self.prompt(Problem("", "", "")).tokens)
         is_known = not (self.environments and self.environments.may_ask)
         kept = [
             problem
             for problem in problems
-            if (is_known and not problem.messages and len(problem.question.encode()) + wrapping <= self.max_tokens)
-            or len(self.prompt(problem).tokens) <= self.max_tokens
+            if (is_known and not problem.messages and len(problem.question.encode()) + wrapping <= most)
+            or len(self.prompt(problem).tokens) <= most
         ]
         if not kept:
-            raise DataError(f"prompt.max_tokens={self.max_tokens}: none of {len(problems)} prompts is that short.")
+            raise DataError(f"prompt.max_tokens={most}: none of {len(problems)} prompts is that short.")
         return kept
 
     def messages(self, problem: Problem) -> Messages:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import isfinite
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,7 +49,7 @@ class Record:
     def answer(self, column: str, setting: str) -> str:
         """Return the text of a column that may hold a number."""
         value = self._value(column, setting)
-        if isinstance(value, (int, float, Decimal)) and not isinstance(value, bool) and isfinite(value):
+        if isinstance(value, Real | Decimal) and not isinstance(value, bool) and isfinite(value):
             return str(value)
         return self.text(column, setting)
 

@@ -22,7 +22,8 @@ class Task(Protocol):
     """A source of problems.
 
     It may have two more methods: `read(problem, text)` finds the answer in what a model wrote, or returns None, and
-    `score(problem, answer)` says what an answer is worth, from 0 to 1. An answer is correct if it is worth 1.
+    `score(problem, answer)` says what an answer is worth, from 0 to 1. An answer is correct if it is worth 1. A task
+    that makes up its problems may have `later(passes)`, which returns the task with the problems of a later pass.
     """
 
     @property
@@ -59,7 +60,9 @@ def training_problems(task: Task, settings: TaskSettings, seed: int) -> list[Pro
     random.Random(seed).shuffle(problems)
     problems = problems[: settings.limit]
     if not problems:
-        raise DataError(f"task.name={task.name}: no training problem is left.")
+        raise DataError(
+            f"task.name={task.name}: no training problem is left: the held-out set asks them all. Add some."
+        )
     return problems
 
 

@@ -22,7 +22,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
 from operator import add, floordiv, mul, sub
 
 from trainer.config.settings import TaskSettings
@@ -208,18 +207,24 @@ class NanoTask:
     answer_style: str = "gsm8k"
 
     def train(self) -> list[Problem]:
-        return list(self._split("train", self.train_size))
+        return self._split("train", self.train_size)
 
     def test(self) -> list[Problem]:
-        return list(self._split("test", self.test_size))
+        return self._split("test", self.test_size)
+
+    def _split(self, split: str, size: int) -> list[Problem]:
+        made, draws = self._made()
+        while len(made[split]) < size:
+            template, question, solution, answer = next(draws)
+            name = "test" if is_test(question) else "train"
+            problems, extra = made[name], {"steps": len(template.lines), "template": template.name}
+            problems.append(Problem(f"nano/{name}/{len(problems)}", question, answer, solution, extra))
+        return made[split][:size]
 
     @cache  # noqa: B019  a command makes one task, and asks it several times
-    def _split(self, split: str, size: int) -> tuple[Problem, ...]:
-        found = (drawn for drawn in self._draws() if is_test(drawn[1]) == (split == "test"))
-        return tuple(
-            Problem(f"nano/{split}/{i}", question, answer, solution, {"steps": len(tmpl.lines), "template": tmpl.name})
-            for i, (tmpl, question, solution, answer) in enumerate(islice(found, size))
-        )
+    def _made(self) -> tuple[dict[str, list[Problem]], Iterator[tuple[Template, str, str, str]]]:
+        """Return the problems of both splits that are made so far, and what makes more."""
+        return {"train": [], "test": []}, self._draws()
 
     def _draws(self) -> Iterator[tuple[Template, str, str, str]]:
         """Draw from the templates in turn, and every question once."""

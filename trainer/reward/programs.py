@@ -32,6 +32,7 @@ from trainer.reward.scorer import Meter
 from trainer.sandbox.kernel import Held, Limits
 from trainer.sandbox.pool import Sandbox, Verdict
 
+ANOTHER_COLUMN = "Name another column: reward.code.tests=COLUMN."
 EXPECTED = "expected inputs with outputs, or Python with assertions: see docs/sandbox.md"
 
 
@@ -60,7 +61,7 @@ class Programs:
         except ConfigError:
             self.sandbox.close()
             raise
-        self.at_once = len(os.sched_getaffinity(0))
+        self.at_once = len(os.sched_getaffinity(0)) + 1  # while one is being forked or read, no core waits
 
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
         problems = {id(one.problem): one.problem for one in readings}  # the name of one may occur twice in a file
@@ -125,11 +126,14 @@ def same_text(output: bytes, expected: bytes) -> bool:
 def read_tests(problem: Problem, settings: Code) -> Tests:
     """Read the tests of a problem, or raise DataError."""
     columns, column = problem.extra, settings.tests
+    if column not in columns:
+        there = ", ".join(map(str, columns)) or "none"
+        raise DataError(f"{problem.id}: there is no column `{column}`; there are: {there}. {ANOTHER_COLUMN}")
     try:
         tests = _in_any_form(columns.get(column), columns)
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
         reason = str(error) if isinstance(error, DataError) else f"{EXPECTED}; {type(error).__name__}: {error}"
-        raise DataError(f"{problem.id}: `{column}`: {reason}. Name another column: reward.code.tests=COLUMN.") from None
+        raise DataError(f"{problem.id}: `{column}`: {reason}. {ANOTHER_COLUMN}") from None
     if tests.source and settings.command is not None:
         raise DataError(
             f"{problem.id}: `{column}` holds tests in Python, and reward.code.command={settings.command} runs other "
@@ -161,7 +165,9 @@ def _in_any_form(value: Any, columns: Mapping[str, Any]) -> Tests:
 
 def _calls(value: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> Tests:
     """Write calls with arguments and results as assertions. LiveCodeBench has both as text, an argument a line."""
-    name = columns.get("entry_point") or json.loads(columns.get("metadata") or "{}").get("func_name")
+    metadata = columns.get("metadata") or {}
+    metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
+    name = columns.get("entry_point") or metadata.get("func_name")
     if not isinstance(name, str) or not name.isidentifier():
         raise DataError("calls need the name of the function, in a column `entry_point`")
     lines = []

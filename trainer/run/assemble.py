@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from trainer.batch.pack import Packer
 from trainer.batch.room import Room
 from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, DataError
 from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
 from trainer.evaluation.evaluator import Evaluator
@@ -74,14 +74,16 @@ def build(request: Request) -> Run:
     prompter = prompter_of(config, task, tokenizer)
     problems = prompter.fitting(training)
     total_steps = config.total_steps(len(problems))
-    curriculum = CURRICULA[config.task.curriculum](problems, config.rollout.problems, config.run.seed, total_steps)
+    longest = longest_prompt(problems, prompter)
+    later = partial(later_pass, config, task, prompter, problems, longest) if hasattr(task, "later") else None
+    kind, per_step = CURRICULA[config.task.curriculum], config.rollout.problems
+    curriculum = kind(problems, per_step, config.run.seed, total_steps, None if config.task.limit else later)
     held_out = held_out_prompts(config, task, prompter)
     folder = claim.claim(request)  # not before: bad data leaves no folder that refuses the mended settings
     scorer = make_scorer(config, task, folder)
     scorer.rehearse(prompter.prompt(problems[0]), worked(problems[0]))
     policy = make_policy(config, total_steps)
     check_vocabulary(tokenizer, policy.model)
-    longest = longest_prompt(problems, prompter)
     check_context(policy.model, [longest], config.rollout.max_new_tokens)
     kl = Coefficient(config.algorithm.kl)
     origin = Origin(config.model)
@@ -225,6 +227,16 @@ def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:
     """Return the longest prompt, so that one that is too long is an error now. Only the longest texts are tokenised."""
     candidates = heapq.nlargest(64, problems, key=lambda problem: len(problem.question))
     return max(map(prompter.prompt, candidates), key=lambda prompt: len(prompt.tokens))
+
+
+def later_pass(
+    config: Config, task: Any, prompter: Prompter, first: Sequence[Problem], longest: Prompt, passes: int
+) -> Sequence[Problem]:
+    """Return the problems of a later pass, none longer than the longest of the first; that again if there are none."""
+    with suppress(DataError):
+        problems = training_problems(task.later(passes), config.task, config.run.seed)
+        return prompter.fitting(problems, len(longest.tokens))
+    return first
 
 
 def stretched(config: Config, folder: Path, before: int, first_step: int, total_steps: int) -> str:

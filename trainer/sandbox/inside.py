@@ -100,7 +100,9 @@ def literal(value: Any) -> str:
         if math.isnan(value):
             raise NotPlain("nan")
         return "1e999" if value > 0 else "-1e999"
-    for plain in (bool, int, float, complex, str, bytes, type(None)):
+    if isinstance(value, int) and not isinstance(value, bool):
+        return hex(value)  # decimal numbers have at most 4,300 digits
+    for plain in (bool, float, complex, str, bytes, type(None)):
         if isinstance(value, plain):
             return plain.__repr__(value)  # type: ignore[call-arg]
     raise NotPlain(type(value).__name__)

@@ -30,7 +30,8 @@ class TaskSettings(Section):
     mix: dict[str, float] = Field({})
     """Several tasks at once, with the share of each: `{gsm8k: 2, reasoning_gym:gcd: 1}`. It sets `task.name=mix`."""
     gym: dict[str, Any] = Field({})
-    """Parameters of a generator of `reasoning_gym`, such as `{max_terms: 4}`; `size` is the number of problems."""
+    """Parameters of a generator of `reasoning_gym`, such as `{max_terms: 4}`; `size` is the number of problems in a
+    pass; the next has new ones."""
     tools: tuple[Literal["calculator", "python"], ...] = ()
     """Tools that the model may call while it answers; see `docs/environments.md`."""
     calls: Literal["auto", "template", "fenced", "inline"] = "auto"
