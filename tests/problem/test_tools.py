@@ -133,6 +133,12 @@ def test_python_runs_in_the_sandbox():
     assert ran("print('x' * 10**7)").endswith("Error: it printed too much.")
 
 
+def test_a_turn_with_too_many_calls_is_told_so():
+    said, done, _ = ToolCalls(tools_of(["calculator"]), "fenced").step("```calculator\n1 + 1\n```\n" * 10)
+    assert said.splitlines() == ["2"] * 8 + ["Error: only 8 calls of a turn are answered."]
+    assert not done
+
+
 def test_a_program_that_hangs_is_ended(monkeypatch):
     sandbox = tools._sandbox()
     monkeypatch.setattr(sandbox, "limits", tools.Limits(seconds=0.5))

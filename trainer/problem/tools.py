@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from trainer.answers.said import after_thinking
@@ -31,6 +31,7 @@ from trainer.sandbox.kernel import Limits
 from trainer.sandbox.pool import Sandbox
 
 LONGEST_EXPRESSION = 200  # characters
+MOST_CALLS = 8  # in a turn
 MOST_DIGITS = 30  # of a number that the calculator works with
 PYTHON_S, PYTHON_MB = 5.0, 512
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
@@ -78,7 +79,10 @@ class ToolCalls:
             return continued(text), not text.endswith("="), 0.0
         _, said, is_thinking = after_thinking(text)
         read = {"template": self._in_template, "fenced": self._in_fences}[self.calls]
-        results = [] if is_thinking else read(said)
+        calls = [] if is_thinking else read(said)
+        results = [call() for call in calls[:MOST_CALLS]]
+        if calls[MOST_CALLS:]:
+            results.append(f"Error: only {MOST_CALLS} calls of a turn are answered.")
         return "\n".join(results), not results, 0.0
 
     @property
@@ -91,13 +95,13 @@ class ToolCalls:
             f"```{tool.name}\n{tool.example}\n```\nTools:\n{known}"
         )
 
-    def _in_fences(self, text: str) -> list[str]:
-        return [self.tools[name].use(body) for name, body in _FENCED.findall(text) if name in self.tools]
+    def _in_fences(self, text: str) -> list[Callable[[], str]]:
+        return [partial(self.tools[name].use, body) for name, body in _FENCED.findall(text) if name in self.tools]
 
-    def _in_template(self, text: str) -> list[str]:
+    def _in_template(self, text: str) -> list[Callable[[], str]]:
         """Call what stands in <tool_call> tags, as Qwen and Hermes write it, or is one JSON object, as Llama does."""
         bare = [text] if text.strip().startswith('{"name"') else []
-        return [self._called(written) for written in _CALL.findall(text) or bare]
+        return [partial(self._called, written) for written in _CALL.findall(text) or bare]
 
     def _called(self, written: str) -> str:
         try:
