@@ -111,6 +111,28 @@ def test_a_reply_may_have_the_numbers_of_numpy():
             replying(("x", False, reward)).step(replying(("x", False, reward)).begin(PROBLEM)[0], PROBLEM, "")
 
 
+def test_what_an_async_environment_begins_goes_on_in_its_next_turn():
+    class Waits:
+        async def reset(self, problem):
+            self.said = asyncio.get_running_loop().create_future()
+            self.work = asyncio.create_task(self.work_on())
+
+        async def work_on(self):
+            await asyncio.sleep(0.05)
+            self.said.set_result("done")
+
+        async def step(self, text):
+            if text == "stop":
+                raise SystemExit(0)
+            return await asyncio.wait_for(self.said, 5), False, 0.0
+
+    environments = Environments("task.name=mine.py:build", Path("mine.py"), lambda problem: Waits())
+    environment, _ = environments.begin(PROBLEM)
+    with pytest.raises(DataError, match="SystemExit"):
+        environments.step(environment, PROBLEM, "stop")
+    assert environments.step(environment, PROBLEM, "") == ("done", False, 0.0)
+
+
 def test_half_a_character_is_no_question(tokenizer):
     environments = replying(("x", True, 0.0), asked="half \ud800")
     assert "half ?" in Prompter(tokenizer, PromptSettings(), NanoTask(), environments).prompt(PROBLEM).text

@@ -12,8 +12,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -141,4 +144,18 @@ def _is_number(value: Any) -> bool:
 
 def _finished(result: Any) -> Any:
     """Return the result of a function, or of a coroutine after it has run."""
-    return asyncio.run(result) if inspect.iscoroutine(result) else result
+    return asyncio.run_coroutine_threadsafe(result, _loop()).result() if inspect.iscoroutine(result) else result
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Return the one event loop of all environments: a connection belongs to the loop in which it was opened."""
+    loop = asyncio.new_event_loop()
+
+    def run() -> None:
+        while True:
+            with suppress(SystemExit, KeyboardInterrupt):  # the caller gets it too
+                loop.run_forever()
+
+    threading.Thread(target=run, daemon=True).start()
+    return loop

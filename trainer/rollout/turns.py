@@ -149,9 +149,10 @@ class Turns:
         problem = prompt.origin or prompt.problem
         if len(dialogue.turns) == 1:
             dialogue.environment, asked = self.environments.begin(problem)
-            if asked is not None and asked != prompt.problem.question:
+            first = prompt.problem.question
+            if asked is not None and asked != first:
                 raise DataError(
-                    f"{self.environments.setting}: reset() for {problem.id} asked {prompt.problem.question[:60]!r} first and "
+                    f"{self.environments.setting}: reset() for {problem.id} asked {first[:60]!r} first and "
                     f"{asked[:60]!r} now. The answers of a group have one prompt: draw at random by the problem alone."
                 )
         if dialogue.environment is None:
