@@ -46,6 +46,7 @@ class Prompt:
     text: str
     tokens: tuple[int, ...]
     repeat: int = 0  # how often the step has this problem before; it gets other answers each time
+    origin: Problem | None = None  # as the data has it, where an environment asks something else than its question
 
 
 @dataclass(frozen=True, slots=True)

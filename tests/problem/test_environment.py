@@ -4,8 +4,10 @@ import asyncio
 import io
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy
 import pytest
 
 from trainer.config.command_line import resolve
@@ -13,7 +15,7 @@ from trainer.config.settings import PromptSettings, TaskSettings
 from trainer.errors import ConfigError, DataError
 from trainer.machine import user_code
 from trainer.problem.adapters import OpenEnv, Verifiers
-from trainer.problem.environment import environments_of
+from trainer.problem.environment import Environments, environments_of
 from trainer.problem.prompts import Prompter
 from trainer.problem.task import make_task
 from trainer.problem.word_problems import NanoTask
@@ -93,6 +95,52 @@ def test_a_task_of_ones_own_brings_its_environment(guessing, tokenizer):
     assert prompt.text == "<|im_start|>user\nGuess number 7<|im_end|>\n<|im_start|>assistant\n"
     with pytest.raises(DataError, match=r"step\(\) for \S+/7 raised ValueError: invalid literal.*guessing.py, line 8"):
         environments.step(environment, problem, "seven")
+
+
+def replying(reply, asked=None):
+    game = SimpleNamespace(reset=lambda problem: asked, step=lambda text: reply)
+    return Environments("task.name=mine.py:build", Path("mine.py"), lambda problem: game, may_ask=True)
+
+
+def test_a_reply_may_have_the_numbers_of_numpy():
+    environments = replying(("x", numpy.bool_(True), numpy.float32(0.5)))
+    environment, _ = environments.begin(PROBLEM)
+    assert environments.step(environment, PROBLEM, "") == ("x", True, 0.5)
+    for reward in (10**400, float("inf"), "1", None, []):
+        with pytest.raises(DataError, match="Return what the model is told"):
+            replying(("x", False, reward)).step(replying(("x", False, reward)).begin(PROBLEM)[0], PROBLEM, "")
+
+
+def test_what_an_async_environment_begins_goes_on_in_its_next_turn():
+    class Waits:
+        async def reset(self, problem):
+            self.said = asyncio.get_running_loop().create_future()
+            self.work = asyncio.create_task(self.work_on())
+
+        async def work_on(self):
+            await asyncio.sleep(0.05)
+            self.said.set_result("done")
+
+        async def step(self, text):
+            if text == "stop":
+                raise SystemExit(0)
+            return await asyncio.wait_for(self.said, 5), False, 0.0
+
+    environments = Environments("task.name=mine.py:build", Path("mine.py"), lambda problem: Waits())
+    environment, _ = environments.begin(PROBLEM)
+    with pytest.raises(DataError, match="SystemExit"):
+        environments.step(environment, PROBLEM, "stop")
+    assert environments.step(environment, PROBLEM, "") == ("done", False, 0.0)
+
+
+def test_half_a_character_is_no_question(tokenizer):
+    environments = replying(("x", True, 0.0), asked="half \ud800")
+    assert "half ?" in Prompter(tokenizer, PromptSettings(), NanoTask(), environments).prompt(PROBLEM).text
+
+
+def test_a_reply_may_have_the_mark_of_a_turn_in_it(tokenizer):
+    found = Prompter(tokenizer, PromptSettings(), NanoTask(), replying(("x", True, 0.0)))
+    assert "one OCTET-TURN two OCTET-TURN-<" in found.reply(PROBLEM, "one OCTET-TURN two OCTET-TURN-")
 
 
 def test_a_mixture_has_the_environments_of_its_parts(guessing):

@@ -24,6 +24,12 @@ from trainer.problem.tools import ToolCalls, calculated, continued, tools_of
         ("0.1 + 0.2", "0.3"),
         ("007 + 1", "8"),
         ("1.50 * 2 =", "3"),
+        ("1.05 * 200", "210"),
+        ("0.05", "0.05"),
+        ("100.007 + 1", "101.007"),
+        ("3 x 4 + 2", "14"),
+        ("$1,200 / 3", "400"),
+        (r"2 \times 3 \cdot 4", "24"),
     ],
 )
 def test_the_calculator_is_exact(expression, value):
@@ -35,7 +41,7 @@ def test_the_calculator_is_exact(expression, value):
     [
         "9 ** 9 ** 9", "2 ** 99999", "1 / 0", "0 ** -1", "2 ** 0.5", "", "()", "x + 1", "__import__('os')", "1e999",
         "(" * 150 + ")" * 150, "9" * 199, "1" * 5000, "1 +", "a.b", "3 if 1 else 2", "1 << 99", "[1]", "٣ + ٤", "1.2.3",
-        "-" * 199 + "1",
+        "1 + 1 = 2", "1,5 * 2", "-" * 199 + "1",
     ],
 )  # fmt: skip
 def test_what_is_no_arithmetic_is_an_error_and_at_once(hostile):
@@ -55,6 +61,20 @@ def test_what_is_no_arithmetic_is_an_error_and_at_once(hostile):
         ("x =", ""),
         ("1 / 0 =", ""),
         ("so =", ""),
+        ("1,200 * 3 =", " 3600"),
+        ("That is $4 * 1.05 =", " 4.2"),
+        ("2.5 × 3 =", " 7.5"),
+        ("3 x 4 + 2 =", " 14"),
+        (r"So 3 \times 4 =", " 12"),
+        ("12 / 4 = 3 * 7 =", " 21"),
+        ("(2 + 3) * -4 =", " -20"),
+        # what cannot be read has no value, and its last number is not one
+        ("3x4 =", ""),
+        ("20% of 50 =", ""),
+        ("x2 + 1 =", ""),
+        ("3 apples * 4 =", ""),
+        ("2² + 1 =", ""),
+        ("9 + " + "1 + " * 120 + "1 =", ""),
     ],
 )
 def test_an_inline_calculator_goes_on_behind_an_expression(text, goes_on):
@@ -111,6 +131,12 @@ def test_python_runs_in_the_sandbox():
     assert ran("print(open('/etc/passwd').read())").startswith("PermissionError")
     assert ran("import os; os._exit(3)") == "Error: it ended with status 3."
     assert ran("print('x' * 10**7)").endswith("Error: it printed too much.")
+
+
+def test_a_turn_with_too_many_calls_is_told_so():
+    said, done, _ = ToolCalls(tools_of(["calculator"]), "fenced").step("```calculator\n1 + 1\n```\n" * 10)
+    assert said.splitlines() == ["2"] * 8 + ["Error: only 8 calls of a turn are answered."]
+    assert not done
 
 
 def test_a_program_that_hangs_is_ended(monkeypatch):

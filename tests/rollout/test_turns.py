@@ -25,13 +25,17 @@ from trainer.loss.objectives import LOSSES, objective, total
 from trainer.problem.environment import Environments
 from trainer.problem.prompts import Prompter
 from trainer.problem.word_problems import NanoTask
-from trainer.records import Score, ScoredGroup, Turn
+from trainer.records import Completion, Score, ScoredGroup, Turn
+from trainer.reward.built_in import Rules, read
+from trainer.reward.custom import Custom
+from trainer.reward.scorer import Meter
 from trainer.rollout.decoder.sampler import STEPS_PER_CHECK, DecodeSampler
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.turns import Turns
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.publish import StaticPolicy, VllmContext
 from trainer.rollout.vllm.server import VllmServerSampler
+from trainer.watch.tally import Tally, tally_groups
 
 STOPS = SOME | {2}  # 2 is <|im_end|>, with which the template ends a turn
 BOTH = pytest.mark.parametrize("kind", [HfSampler, DecodeSampler], ids=["hf", "decode"])
@@ -280,6 +284,29 @@ def test_an_environment_that_asks_something_else_each_time_is_named(tokenizer):
         sample(DecodeSampler, family(), turns, asked=[prompt], group=1, stops=set(range(480)))
 
 
+def test_an_environment_begins_with_the_problem_of_the_data_whatever_it_asks(tokenizer):
+    begun = []
+
+    class Asks(Counts):
+        def reset(self, problem):
+            begun.append(problem)
+            return "Guess."
+
+    turns = turns_of(tokenizer, environments(lambda problem: Asks(), may_ask=True))
+    problem = NanoTask().train()[0]
+    prompt = turns.keywords["prompter"].prompt(problem)
+    assert prompt.problem.question == "Guess."
+    sample(DecodeSampler, family(), turns, asked=[prompt], group=2, stops=set(range(480)))
+    assert begun == [problem] * 3
+
+
+@BOTH
+def test_a_tool_takes_its_time_without_ending_the_run(kind, tokenizer):
+    turns = turns_of(tokenizer, environments(lambda problem: Counts(2, wait_s=0.2), ends_in_time=True), seconds=0.01)
+    groups = sample(kind, family(), turns, asked=prompts(9), group=2, stops=set(range(480)))
+    assert {len(one.turns) for one in answers_in(groups)} == {3}
+
+
 # ---------------------------------------------------------------- what is trained on
 
 
@@ -409,3 +436,21 @@ def test_a_server_answers_in_one_turn_as_without_an_environment(served, tokenize
     plain = answers_in(dict(served(None).sample(asked, drawn)))
     turned = answers_in(dict(served(environments(lambda problem: Counts(1))).sample(asked, drawn)))
     assert [replace(one, turns=(), reward=None) for one in turned] == plain
+
+
+def test_rewards_of_a_user_and_metrics_see_what_the_model_wrote(tokenizer, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def brief(completion_ids, **_):\n    return [len(ids) for ids in completion_ids]\n"
+    )
+    turns = (Turn("model", "1 + 1 ="), Turn("environment", " 2"), Turn("model", "#### 2"))
+    others = (Turn("model", "2 ="), *turns[1:])
+    told = Completion((1, 2, 3, 4), (0.0,) * 4, "#### 2", False, None, (True, False, False, True), turns, 0.0)
+    score = Score(1.0, {}, None, None, False, False)
+    group = ScoredGroup(prompts(9)[0], (told, replace(told, turns=others)), (score, score))
+    custom = Custom(f"{tmp_path}/mine.py:brief", resolve("nano", None, []).reward)
+    rules = Rules(resolve("nano", None, []).reward, "gsm8k", max_new_tokens=9)
+    readings = [read(group.prompt, one, rules) for one in group.completions]
+    assert custom.grade(readings, Meter()) == [2.0, 2.0]
+    tally = Tally()
+    tally_groups(tally, [group])
+    assert tally.means(lambda sums: [sums])["distinct"] == 1.0

@@ -12,8 +12,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +47,7 @@ class Environments:
     make: Callable[[Problem], Environment | None]  # None for a problem that is answered in one turn
     may_ask: bool = False  # something else than the question of the problem
     role: str = "user"  # of what an environment says, in the chat template
+    ends_in_time: bool = False  # it has limits of its own, so that what a model writes cannot end the run
     is_inline: bool = False  # it goes on in the model's own turn
     stops: tuple[str, ...] = ()  # strings that end a turn
     schemas: tuple[Mapping[str, Any], ...] = ()  # of tools, for the chat template
@@ -61,15 +65,17 @@ class Environments:
         if environment is None:
             return None, None
         asked = self._call("reset", problem, lambda: environment.reset(problem))
-        if asked is not None and not isinstance(asked, str):
+        if asked is None:
+            return environment, None
+        if not isinstance(asked, str):
             raise DataError(f"{self.setting}: reset() returned {asked!r:.60} for {problem.id}. Return text, or None.")
-        return environment, asked
+        return environment, asked.encode(errors="replace").decode()  # half a character is no text for a tokenizer
 
     def step(self, environment: Environment, problem: Problem, text: str) -> Reply:
         """Return what an environment replies to a turn."""
         reply = self._call("step", problem, lambda: environment.step(text))
         observation, done, reward = reply if isinstance(reply, tuple) and len(reply) == 3 else (reply, None, None)
-        if not (isinstance(observation, str) and _is_number(reward) and isinstance(done, bool | int)):
+        if not (isinstance(observation, str) and _is_number(reward) and _is_number(done)):
             raise DataError(
                 f"{self.setting}: step() returned {reply!r:.80} for {problem.id}. Return what the model is told, "
                 'whether the answer is done, and a reward, such as ("too low", False, 0.0).'
@@ -120,16 +126,36 @@ def _with_tools(settings: TaskSettings, chat_template: str | None) -> Environmen
         return ToolCalls(tools, calls)
 
     if calls == "inline":
-        return Environments(name, here, make, is_inline=True, stops=("=",))
+        return Environments(name, here, make, ends_in_time=True, is_inline=True, stops=("=",))
     if calls == "template":
-        return Environments(name, here, make, role="tool", schemas=tuple(tool.schema for tool in tools))
-    return Environments(name, here, make, request=ToolCalls(tools, calls).request)
+        return Environments(
+            name, here, make, ends_in_time=True, role="tool", schemas=tuple(tool.schema for tool in tools)
+        )
+    return Environments(name, here, make, ends_in_time=True, request=ToolCalls(tools, calls).request)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    """Return True for a finite number, of NumPy too."""
+    try:
+        return not isinstance(value, str | bytes) and math.isfinite(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _finished(result: Any) -> Any:
     """Return the result of a function, or of a coroutine after it has run."""
-    return asyncio.run(result) if inspect.iscoroutine(result) else result
+    return asyncio.run_coroutine_threadsafe(result, _loop()).result() if inspect.iscoroutine(result) else result
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Return the one event loop of all environments: a connection belongs to the loop in which it was opened."""
+    loop = asyncio.new_event_loop()
+
+    def run() -> None:
+        while True:
+            with suppress(SystemExit, KeyboardInterrupt):  # the caller gets it too
+                loop.run_forever()
+
+    threading.Thread(target=run, daemon=True).start()
+    return loop

@@ -102,10 +102,11 @@ class Prompter:
 
     def prompt(self, problem: Problem) -> Prompt:
         asked = self.environments.reset(problem) if self.environments else None
+        origin = None if asked is None else problem
         problem = problem if asked is None else replace(problem, question=asked, messages=())
         text, has_special_tokens = self._text(problem)
         tokens = self.tokenizer(text, add_special_tokens=not has_special_tokens)["input_ids"]
-        return Prompt(problem, text, tuple(tokens))
+        return Prompt(problem, text, tuple(tokens), origin=origin)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -167,7 +168,10 @@ class Prompter:
         assert self.environments is not None, "there is no other reply"
         if self.environments.is_inline:
             return text
-        return self._rendered(self._after(self.messages(problem), TURN, text), problem).rpartition(TURN)[2]
+        turn = TURN
+        while turn in text:
+            turn += "-"
+        return self._rendered(self._after(self.messages(problem), turn, text), problem).rpartition(turn)[2]
 
     def _after(self, messages: Messages, turn: str, reply: str) -> Messages:
         """Return the conversation after a turn of the model and a reply. The data set may have begun the turn."""

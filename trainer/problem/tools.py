@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from trainer.answers.said import after_thinking
@@ -31,11 +31,11 @@ from trainer.sandbox.kernel import Limits
 from trainer.sandbox.pool import Sandbox
 
 LONGEST_EXPRESSION = 200  # characters
+MOST_CALLS = 8  # in a turn
 MOST_DIGITS = 30  # of a number that the calculator works with
 PYTHON_S, PYTHON_MB = 5.0, 512
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FENCED = re.compile(r"```(\w+)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_EXPRESSION = re.compile(r"(?:.*[^\d\s+*/().%-]|^)\s*([\d(+-][\d\s+*/().%-]*)=\s*", re.DOTALL)
 _REPORTING = """
 try:
     exec(compile({source!r}, "program.py", "exec"), {{"__name__": "__main__"}})
@@ -79,7 +79,10 @@ class ToolCalls:
             return continued(text), not text.endswith("="), 0.0
         _, said, is_thinking = after_thinking(text)
         read = {"template": self._in_template, "fenced": self._in_fences}[self.calls]
-        results = [] if is_thinking else read(said)
+        calls = [] if is_thinking else read(said)
+        results = [call() for call in calls[:MOST_CALLS]]
+        if calls[MOST_CALLS:]:
+            results.append(f"Error: only {MOST_CALLS} calls of a turn are answered.")
         return "\n".join(results), not results, 0.0
 
     @property
@@ -92,13 +95,13 @@ class ToolCalls:
             f"```{tool.name}\n{tool.example}\n```\nTools:\n{known}"
         )
 
-    def _in_fences(self, text: str) -> list[str]:
-        return [self.tools[name].use(body) for name, body in _FENCED.findall(text) if name in self.tools]
+    def _in_fences(self, text: str) -> list[Callable[[], str]]:
+        return [partial(self.tools[name].use, body) for name, body in _FENCED.findall(text) if name in self.tools]
 
-    def _in_template(self, text: str) -> list[str]:
+    def _in_template(self, text: str) -> list[Callable[[], str]]:
         """Call what stands in <tool_call> tags, as Qwen and Hermes write it, or is one JSON object, as Llama does."""
         bare = [text] if text.strip().startswith('{"name"') else []
-        return [self._called(written) for written in _CALL.findall(text) or bare]
+        return [partial(self._called, written) for written in _CALL.findall(text) or bare]
 
     def _called(self, written: str) -> str:
         try:
@@ -114,9 +117,14 @@ class ToolCalls:
 
 def continued(text: str) -> str:
     """Return what stands behind the last `=` of a text: the value of the expression before it, or nothing."""
-    found = _EXPRESSION.fullmatch(text.rpartition("\n")[2][-LONGEST_EXPRESSION:])
-    value = calculated(found[1]) if found else ""
-    return "" if value.startswith("Error") or not value else f" {value}"
+    line = _plain(text.rpartition("\n")[2]).rstrip().removesuffix("=")
+    before = line.rstrip(_EXPRESSION)
+    expression = line[len(before) :]
+    is_whole = not before[-1:].isalnum() or expression[:1].isspace()  # it is not behind the x of `x2 + 1`
+    if not (is_whole and _BINARY.match(expression)):  # a number alone may be the end of what cannot be read
+        return ""
+    value = calculated(expression)
+    return "" if value.startswith("Error") else f" {value}"
 
 
 # ------------------------------------------------------------------------------------------------------- the calculator
@@ -130,19 +138,27 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-_SIGNS = str.maketrans({"×": "*", "÷": "/", "−": "-", "^": "**", ",": "", "$": "", "=": ""})
-_PLAIN = re.compile(r"[\d\s+*/().%-]+", re.ASCII)
+_SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**", "$": ""})
+_TIMES = re.compile(r"\\times|\\cdot|(?<=[\d)])\s+x\s+(?=[\d($])", re.ASCII)
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))", re.ASCII)
+_EXPRESSION = "0123456789 \t+*/().%-"
+_BINARY = re.compile(r"\s*-?[\d(.](.*[\d)])?\s*[+*/%-]", re.ASCII)
 
 
 def calculated(expression: str) -> str:
     """Return the value of an expression of numbers, + - * / // % ** and brackets, exactly or with ten digits."""
-    text = re.sub(r"\b0+(?=\d)", "", expression.translate(_SIGNS).strip())
-    if len(text) > LONGEST_EXPRESSION or not _PLAIN.fullmatch(text):
+    text = re.sub(r"(?<![\d.])0+(?=\d)", "", _plain(expression).strip().removesuffix("=").strip())
+    if len(text) > LONGEST_EXPRESSION or not text or text.strip(_EXPRESSION + "\n"):
         return "Error: an expression has numbers, + - * / // % ** and brackets."
     try:
         return _shown(_value(ast.parse(text, mode="eval").body))
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
         return f"Error: {'division by zero' if isinstance(error, ZeroDivisionError) else 'this cannot be calculated'}."
+
+
+def _plain(text: str) -> str:
+    """Return a text with the signs of Python, and without those of currencies and thousands."""
+    return _THOUSANDS.sub("", _TIMES.sub("*", text)).translate(_SIGNS)
 
 
 def _value(node: ast.expr) -> Fraction:

@@ -23,6 +23,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from itertools import compress
 from typing import Any
 
 from trainer.config.settings import Reward, function_name
@@ -121,7 +122,7 @@ class Custom:
 
     def _texts(self, readings: Sequence[Reading]) -> dict[str, Any]:
         texts = [reading.completion.text for reading in readings]
-        ids = [list(reading.completion.tokens) for reading in readings]
+        ids = [list(compress(one.tokens, one.mask)) for one in (reading.completion for reading in readings)]
         if not self._is_chat(readings[0].problem):
             return {
                 "prompts": [reading.prompt.text for reading in readings],

@@ -7,6 +7,7 @@ Tokens that the model wrote go on as they were sampled. Environments reply in th
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -99,7 +100,8 @@ class Turns:
         dialogue.write(turn)
         if turn.truncated:
             return self._ended(dialogue, truncated=True)
-        dialogue.deadline = time.monotonic() + self.limits.seconds
+        seconds = threading.TIMEOUT_MAX if self.environments.ends_in_time else self.limits.seconds
+        dialogue.deadline = time.monotonic() + seconds
         dialogue.reply = threads.begin(partial(self._reply, dialogue, turn.text))
         return None
 
@@ -143,12 +145,14 @@ class Turns:
     def _reply(self, dialogue: Dialogue, text: str) -> Reply:
         """Return what the environment of an answer says to a turn. It begins with the first turn."""
         assert self.environments is not None, "who else replies"
-        problem = dialogue.prompt.problem
+        prompt = dialogue.prompt
+        problem = prompt.origin or prompt.problem
         if len(dialogue.turns) == 1:
             dialogue.environment, asked = self.environments.begin(problem)
-            if asked is not None and asked != problem.question:
+            first = prompt.problem.question
+            if asked is not None and asked != first:
                 raise DataError(
-                    f"{self.environments.setting}: reset() for {problem.id} asked {problem.question[:60]!r} first and "
+                    f"{self.environments.setting}: reset() for {problem.id} asked {first[:60]!r} first and "
                     f"{asked[:60]!r} now. The answers of a group have one prompt: draw at random by the problem alone."
                 )
         if dialogue.environment is None:

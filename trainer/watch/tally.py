@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from math import sqrt
 from statistics import fmean
 
@@ -79,7 +80,7 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup]) -> None:
         tally.add("dead_groups", group.is_dead)
         tally.add("dead_groups/wrong", group.is_dead and not any(right))
         tally.add("dead_groups/right", group.is_dead and all(right))
-        tally.add("distinct", len({completion.text for completion in group.completions}), len(group.completions))
+        tally.add("distinct", len({one.turns or one.text for one in group.completions}), len(group.completions))
         _tally_length(tally, group)
         for completion, score in zip(group.completions, group.scores, strict=True):
             tally.add("length", completion.length)
@@ -130,7 +131,7 @@ def _is_thinking(group: ScoredGroup, completion: Completion) -> bool:
 
 def is_repetitive(completion: Completion) -> bool:
     """Return True for a long answer most of whose runs of four tokens have come before."""
-    tokens = [token for token, is_written in zip(completion.tokens, completion.mask, strict=True) if is_written]
+    tokens = list(compress(completion.tokens, completion.mask))
     if len(tokens) < SHORTEST_LOOP:
         return False
     runs = [tokens[start : start + NGRAM] for start in range(len(tokens) - NGRAM + 1)]
