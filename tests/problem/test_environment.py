@@ -102,8 +102,9 @@ def replying(reply, asked=None):
     return Environments("task.name=mine.py:build", Path("mine.py"), lambda problem: game, may_ask=True)
 
 
-def test_a_reply_may_have_the_numbers_of_numpy():
-    environments = replying(("x", numpy.bool_(True), numpy.float32(0.5)))
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_reply_may_have_the_numbers_of_numpy(kind):
+    environments = replying(kind(("x", numpy.bool_(True), numpy.float32(0.5))))
     environment, _ = environments.begin(PROBLEM)
     assert environments.step(environment, PROBLEM, "") == ("x", True, 0.5)
     for reward in (10**400, float("inf"), "1", None, []):
@@ -131,6 +132,15 @@ def test_what_an_async_environment_begins_goes_on_in_its_next_turn():
     with pytest.raises(DataError, match="SystemExit"):
         environments.step(environment, PROBLEM, "stop")
     assert environments.step(environment, PROBLEM, "") == ("done", False, 0.0)
+
+
+def test_a_question_that_does_not_come_is_not_waited_for(tokenizer):
+    may_end = threading.Event()
+    game = SimpleNamespace(reset=lambda problem: may_end.wait(60), step=lambda text: "")
+    slow = Environments("task.name=mine.py:build", Path("mine.py"), lambda problem: game, seconds=0.1, may_ask=True)
+    with pytest.raises(DataError, match=r"reset\(\) has not returned after 0.1 seconds, for .*rollout.turns.seconds"):
+        Prompter(tokenizer, PromptSettings(), NanoTask(), slow).prompt(PROBLEM)
+    may_end.set()
 
 
 def test_half_a_character_is_no_question(tokenizer):

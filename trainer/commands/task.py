@@ -58,7 +58,9 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
     # silences the warning about long prompts, which the lengths below report
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
     tokenizer = load_tokenizer(config.model)
-    prompter = Prompter(tokenizer, config.prompt, task, environments_of(task, config.task, tokenizer.chat_template))
+    seconds = config.rollout.turns.seconds
+    found = environments_of(task, config.task, tokenizer.chat_template, seconds)
+    prompter = Prompter(tokenizer, config.prompt, task, found)
     prompts = [prompter.prompt(problem) for problem in problems[:MEASURED]]
     facts |= {"prompt_style": prompter.style, "answer_style": prompter.answer_style, "model": config.model.name}
     facts["stop_strings"] = [*prompter.stop_strings, *config.rollout.stop]

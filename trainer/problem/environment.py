@@ -16,17 +16,18 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError
-from trainer.machine import user_code
+from trainer.machine import threads, user_code
 from trainer.problem.task import Task
 from trainer.problem.tools import ToolCalls, tools_of
 from trainer.records import Problem
 
+SECONDS = 60.0
 Reply = tuple[str, bool, float]  # what the model is told, whether the answer is done, a reward
 
 
@@ -45,6 +46,7 @@ class Environments:
     setting: str
     path: Path  # of the user's file
     make: Callable[[Problem], Environment | None]  # None for a problem that is answered in one turn
+    seconds: float = SECONDS  # for environment() and reset() where prompts are made
     may_ask: bool = False  # something else than the question of the problem
     role: str = "user"  # of what an environment says, in the chat template
     ends_in_time: bool = False  # it has limits of its own, so that what a model writes cannot end the run
@@ -55,7 +57,16 @@ class Environments:
 
     def reset(self, problem: Problem) -> str | None:
         """Return what an environment asks in place of the question. It is made for this alone."""
-        environment, asked = self.begin(problem) if self.may_ask and problem.id else (None, None)
+        if not (self.may_ask and problem.id):
+            return None
+        begun = threads.begin(partial(self.begin, problem))
+        try:
+            environment, asked = begun.result(self.seconds)
+        except TimeoutError:
+            raise DataError(
+                f"{self.setting}: environment() or reset() has not returned after {self.seconds:g} seconds, for "
+                f"{problem.id}. Make it faster, or write a larger rollout.turns.seconds."
+            ) from None
         self.close(environment)
         return asked
 
@@ -74,7 +85,9 @@ class Environments:
     def step(self, environment: Environment, problem: Problem, text: str) -> Reply:
         """Return what an environment replies to a turn."""
         reply = self._call("step", problem, lambda: environment.step(text))
-        observation, done, reward = reply if isinstance(reply, tuple) and len(reply) == 3 else (reply, None, None)
+        observation, done, reward = (
+            reply if isinstance(reply, tuple | list) and len(reply) == 3 else (reply, None, None)
+        )
         if not (isinstance(observation, str) and _is_number(reward) and _is_number(done)):
             raise DataError(
                 f"{self.setting}: step() returned {reply!r:.80} for {problem.id}. Return what the model is told, "
@@ -92,7 +105,9 @@ class Environments:
         return user_code.call(what, self.path, lambda: _finished(work()), DataError)
 
 
-def environments_of(task: Task, settings: TaskSettings, chat_template: str | None = None) -> Environments | None:
+def environments_of(
+    task: Task, settings: TaskSettings, chat_template: str | None = None, seconds: float = SECONDS
+) -> Environments | None:
     """Return the environments of a task, or of the tools that the settings name; None if there are none."""
     own = [part for part in getattr(task, "parts", [task]) if hasattr(part, "environment")]
     if own and settings.tools:
@@ -110,7 +125,7 @@ def environments_of(task: Task, settings: TaskSettings, chat_template: str | Non
         return part.environment(problem) if hasattr(part, "environment") else None
 
     setting = own[0].settings.name
-    return Environments(f"task.name={setting}", user_code.find("task.name", setting), make, may_ask=True)
+    return Environments(f"task.name={setting}", user_code.find("task.name", setting), make, seconds, may_ask=True)
 
 
 def _with_tools(settings: TaskSettings, chat_template: str | None) -> Environments:

@@ -206,7 +206,7 @@ def vllm_context(
 
 def prompter_of(config: Config, task: Task, tokenizer: Any) -> Prompter:
     """Return what writes the prompts of a task, with its tools or environment."""
-    found = environments_of(task, config.task, tokenizer.chat_template)
+    found = environments_of(task, config.task, tokenizer.chat_template, config.rollout.turns.seconds)
     if found is None and config.reward.weights.get("environment"):
         raise ConfigError(
             f"reward.weights.environment={config.reward.weights['environment']:g}: nothing gives this reward, because "
