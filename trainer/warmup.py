@@ -61,9 +61,7 @@ class Lessons:
     def of(self, step: int) -> list[GroupRows]:
         """Return this rank's share of the solutions of a step, each with its index among those of all ranks."""
         drawn = draw(self.rows, step, self.config.warmup.problems, self.config.run.seed)
-        return [
-            GroupRows([row], float(len(row.completion)), place) for place, row in distributed.mine([*enumerate(drawn)])
-        ]
+        return [GroupRows([row], float(sum(row.mask)), place) for place, row in distributed.mine([*enumerate(drawn)])]
 
     def held_out_loss(self, updater: Updater) -> float | None:
         """Return the mean cross-entropy of a token of the held-out solutions. Every rank calls it."""

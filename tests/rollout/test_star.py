@@ -8,6 +8,7 @@ from trainer.config.command_line import resolve
 from trainer.errors import CheckpointError
 from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup
 from trainer.rollout import star
+from trainer.warmup import Lessons
 
 CONFIG = resolve("nano", None, ["warmup.only=true", "warmup.from=samples", "warmup.steps=5", "warmup.rounds=2"])
 
@@ -42,6 +43,7 @@ def test_what_an_environment_said_is_not_taught():
     written = (True, False, True)
     (row,) = star.kept(replace(group, completions=(replace(group.completions[0], written=written),)), CONFIG)
     assert row.mask == written
+    assert {group.size for group in Lessons(CONFIG, [row], []).of(0)} == {2.0}  # what the loss is divided by
 
 
 def test_the_steps_are_divided_among_the_rounds():
