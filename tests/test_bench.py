@@ -17,6 +17,7 @@ FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16"
 # What makes each script a matter of seconds. OUT stands for a file to write in place of the one in bench/results/.
 SMOKE = {
     "answers": ["--repetitions=1"],
+    "calculator": ["--seeds=1", "--out=OUT", "run.steps=1", "eval.problems=8", *FEW],
     "counts_cuda_host": ["--only", "tiny"],
     "decode": ["--rows=8", "--repetitions=1", "--out=OUT"],
     "gpu_memory": ["--only=tiny bf16"],

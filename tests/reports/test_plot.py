@@ -20,7 +20,7 @@ def seeds(finished, copied):
     for folder, setting, value in ((seed, "seed: 0", "seed: 1"), (rate, "lr: 0.001", "lr: 0.01")):
         text = (folder / "config.yaml").read_text()
         assert setting in text
-        (folder / "config.yaml").write_text(text.replace(setting, value))
+        (folder / "config.yaml").write_text(text.replace(setting, value, 1))
     records = [
         record | {"reward/mean": record["reward/mean"] + 1} if "reward/mean" in record else record
         for record in read_run(seed).metrics

@@ -113,7 +113,7 @@ def test_values_that_are_not_numbers_are_left_out_of_the_curves(copied):
 
 def test_several_runs_are_told_apart(finished, copied):
     other = copied("other")
-    changed = (other / "config.yaml").read_text().replace("lr: 0.001", "lr: 0.002")
+    changed = (other / "config.yaml").read_text().replace("lr: 0.001", "lr: 0.002", 1)
     (other / "config.yaml").write_text(changed)
     seen = page_of(finished, other)
     assert seen.within("h2") == ["Results", "Different settings", "Curves", "demo", "other"]

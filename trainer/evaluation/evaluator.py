@@ -26,7 +26,7 @@ class Evaluator:
     history: EvaluationHistory
     progress: ShowProgress
     left_out: int = 0  # held-out problems that exceed the context
-    loss: Callable[[], float | None] = lambda: None  # of a token of held-out solutions, in a warm-up
+    loss: Callable[[], float | None] | None = None  # of a token of held-out solutions, in a warm-up
 
     def evaluate(self, name: str) -> Evaluation:
         """Return the evaluation of the policy as it is. Every rank calls it."""
@@ -34,7 +34,7 @@ class Evaluator:
             scorer, left_out = self.scorer.verifier(), self.left_out
             new_tokens, progress = self.max_new_tokens, self.progress
             found = evaluate(name, self.sampler, scorer, self.held_out, new_tokens, None, progress, left_out)
-            return replace(found, loss=self.loss())
+            return replace(found, loss=self.loss()) if self.loss else found
 
     def keep_if_best(self, step: int, evaluation: Evaluation) -> bool:
         """Add the evaluation after a step to the history; write the policy into `best/` if it is the best."""
