@@ -31,6 +31,30 @@ def test_a_signal_is_not_lost_while_an_object_is_deleted():
     assert (done.returncode, done.stderr) == (130, "octet: stopped.\n")
 
 
+FAILS = """
+import os, signal
+from trainer.errors import OctetError
+from trainer.exits import answering_errors, leave, listen
+
+class Late(OctetError):
+    def __str__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return "rank 0 died"
+
+def command():
+    raise Late
+
+listen()
+leave(answering_errors(command))
+"""
+
+
+def test_a_signal_does_not_disturb_what_is_said_at_the_end():
+    """When a rank fails, the launcher stops the others, which find it out at the same time."""
+    done = subprocess.run([sys.executable, "-c", FAILS], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "octet: rank 0 died\n")
+
+
 def test_a_folder_that_is_gone_is_named(tmp_path):
     gone = tmp_path / "gone"
     code = f"import os, sys; os.mkdir({str(gone)!r}); os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); "

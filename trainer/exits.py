@@ -26,7 +26,10 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
     for name in ("stdout", "stderr"):  # None if the shell has closed it
         setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))  # noqa: SIM115
     try:
-        command()
+        try:
+            command()
+        finally:
+            _ignore_signals()
     except OctetError as error:
         if debug and not isinstance(error, Interrupted):
             raise
@@ -54,6 +57,14 @@ def listen() -> None:
     sys.unraisablehook = _stop_soon
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _stop)
+
+
+def _ignore_signals() -> None:
+    """Let nothing disturb the end after `listen`: when a rank has failed, the launcher stops the others, which may just
+    be saying so."""
+    for number in STOPPING:
+        if signal.getsignal(number) is _stop:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -111,7 +122,6 @@ def leave(status: int) -> None:
         with suppress(FileNotFoundError):  # the launcher has ended before, after Ctrl-C, and has removed the folder
             Path(os.environ[END]).touch()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends the others when one rank has ended
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

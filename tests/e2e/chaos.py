@@ -116,7 +116,6 @@ def _fork(folder: Path, rank: int, ranks: int, port: int, settings: list[str], m
     operations = _count_operations(folder, last)
     sys.argv = ["train.py", *SETTINGS, *settings, f"run.dir={folder}"]
     status = answering_errors(train.main)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as train.py leaves
     sys.stdout.flush()
     if rank == 0:
         folder.with_name(f"{folder.name}.operations").write_text(str(operations[0]))
