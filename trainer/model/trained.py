@@ -51,27 +51,6 @@ class Adapter(Trained):
         lora.save_adapter(self.model, folder)
 
 
-class PrincipalAdapter(Trained):
-    """PiSSA, whose base is the rest of the weights with the adapter's first values."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.first = Snapshot(value for value in model.parameters() if value.requires_grad)
-
-    def as_base(self, updates: int) -> AbstractContextManager[None]:
-        return self.first.swapped_in()
-
-    def export(self, folder: Path) -> None:
-        lora.save_difference(self.model, self.start(), folder)
-
-    def start(self) -> dict[str, Tensor]:
-        return dict(zip(lora.trainable(self.model), self.first.values, strict=True))
-
-    def restart(self, start: Mapping[str, Tensor]) -> None:
-        with self.first.swapped_in():
-            lora.restore_first_factors(self.model, start)
-
-
 class FurtherAdapter(Trained):
     """An adapter that an earlier run has trained. The base is the model with the values that it had then."""
 
@@ -90,6 +69,17 @@ class FurtherAdapter(Trained):
 
     def restart(self, start: Mapping[str, Tensor]) -> None:
         self.first.take(list(start.values()))
+
+
+class PrincipalAdapter(FurtherAdapter):
+    """PiSSA, whose base is the rest of the weights with the adapter's first values."""
+
+    def export(self, folder: Path) -> None:
+        lora.save_difference(self.model, self.start(), folder)
+
+    def restart(self, start: Mapping[str, Tensor]) -> None:
+        with self.first.swapped_in():
+            lora.restore_first_factors(self.model, start)
 
 
 class WholeModel(Trained):
