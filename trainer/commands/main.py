@@ -32,6 +32,7 @@ GROUPS = {
         "watch": "Show runs on the screen while they go on, or afterwards.",
         "report": "Write a page about a run: result, curves, answers, alarms, settings; or about several.",
         "plot": "Draw the curves of runs, as PNG and SVG.",
+        "repro": "Train the first steps of a run again, and say whether they are the same to the bit.",
         "score": "Score the completions in a JSON lines file; see docs/rewards.md.",
         "play": "Answer problems yourself and see what each reward makes of it.",
         "reward": "Try the rewards, or a function of yours, on texts that a model might be paid for.",

@@ -115,12 +115,18 @@ def _warmed_up(request: Request) -> Request:
     return replace(request, config=asked.after_warmup(warmup))
 
 
+def build(request: Request) -> tuple[Run, Callable[..., None]]:
+    """Return the parts of a run, and the function that trains with them."""
+    run = assemble.build(request)
+    if not request.config.is_warmup:
+        return run, train
+    lessons, run = teaching.lessons_of(request.config, run)
+    return run, partial(warm_up, lessons=lessons)
+
+
 def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[Evaluation]]:
-    config, run = request.config, assemble.build(request)
-    learn: Callable[..., None] = train
-    if config.is_warmup:
-        lessons, run = teaching.lessons_of(config, run)
-        learn = partial(warm_up, lessons=lessons)
+    config = request.config
+    run, learn = build(request)
     evaluator, record = run.evaluator, run.record
     evaluations: list[Evaluation] = []
     try:
