@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from trainer.config.settings import Lora
-from trainer.errors import CheckpointError, ConfigError, ModelError
+from trainer.errors import CheckpointError, ConfigError, MergeError, ModelError
 from trainer.machine import disk
 from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.model.hub import read_json
@@ -214,7 +214,14 @@ def merged(model: Any, folder: Path) -> Any:
         output = model.get_output_embeddings()
         getattr(output, "base_layer", output).weight = torch.nn.Parameter(tied.detach().clone())
         model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
-    return adapted.merge_and_unload(safe_merge=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Input and output embeddings are no longer tied")
+            return adapted.merge_and_unload(safe_merge=True)
+    except (RuntimeError, ValueError) as error:  # a bias of the adapter where the base has none; no number
+        if is_out_of_memory(error):
+            raise
+        raise MergeError(f"{folder}: PEFT cannot merge it ({_reason(error)}). Use it as an adapter.") from error
 
 
 def _tied_weight(model: Any) -> Any:
