@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import NANO
 from trainer.commands import eval as evaluation
+from trainer.config.settings import Model
 from trainer.errors import CheckpointError, MergeError
-from trainer.model import lora
+from trainer.model import lora, merge
 
 TOKENS = torch.tensor([[5, 6, 7, 8, 9]])
 KINDS = {
@@ -51,13 +52,11 @@ def adapter(tiny_model, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`", "ignore:The following rank_pattern")
-def test_it_computes_the_same_here_merged_and_read_again(tiny_model, tmp_path, adapter, kind):
+def test_it_computes_the_same_here_and_merged(tiny_model, tmp_path, adapter, kind):
     folder, expected = adapter(**KINDS[kind])
     assert (expected - base(tiny_model)(TOKENS).logits).abs().max() > 1e-3
     torch.testing.assert_close(lora.load_adapter(base(tiny_model), folder)(TOKENS).logits, expected)
-    whole = lora.merged(base(tiny_model), folder)
-    torch.testing.assert_close(whole(TOKENS).logits, expected, atol=1e-4, rtol=1e-4)
-    whole.save_pretrained(tmp_path / "whole")
+    merge.merge(Model(name=str(tiny_model)), folder, tmp_path / "whole", "fp32")
     torch.testing.assert_close(base(tmp_path / "whole")(TOKENS).logits, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -70,10 +69,10 @@ def test_a_whole_layer_that_is_missing_is_an_error(tiny_model, adapter):
 
 
 @pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed", "ignore:Adapter 'default'")
-def test_one_that_cannot_be_merged_says_why(tiny_model, adapter):
+def test_one_that_cannot_be_merged_says_why(tiny_model, tmp_path, adapter):
     folder, _ = adapter(target_modules=["o_proj"], lora_bias=True)
     with pytest.raises(MergeError, match=r"PEFT cannot merge it .*the base layer has no bias"):
-        lora.merged(base(tiny_model), folder)
+        merge.merge(Model(name=str(tiny_model)), folder, tmp_path / "whole", "fp32")
 
 
 # --- its base
