@@ -162,6 +162,12 @@ def test_a_process_group_of_somebody_else_is_left_alone(alone):
         train(Config())
 
 
+def test_one_of_several_processes_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE=2: train\(\) is one process"):
+        train(Config())
+
+
 def test_an_object_that_is_called_has_the_name_of_its_class():
     class Right:
         def __call__(self, completions):

@@ -56,6 +56,10 @@ def train(
         OctetError: What the command would print. Nothing here ends the process.
     """
     config = config or Config()
+    if (ranks := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise ConfigError(
+            f"WORLD_SIZE={ranks}: train() is one process. Start it without a launcher, or several with octet train."
+        )
     machine = hardware.detect()
     machine = replace(machine, gpus=machine.gpus[:1])
     with _put_back(config.rollout.engine):
