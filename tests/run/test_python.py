@@ -60,7 +60,7 @@ print(json.dumps({{
 
 
 def run(*command: str, folder: Path) -> str:
-    active = {"VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    active = {"OCTET_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}  # the first has the script install nothing
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     answer = subprocess.run(command, cwd=folder, env=os.environ | active, timeout=580, check=False, **pipes)
     assert answer.returncode == 0, answer.stdout + answer.stderr
