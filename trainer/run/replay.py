@@ -38,7 +38,7 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
         raise DataError(f"{folder}: its metrics.jsonl has no step. Name a run that has made some.")
     steps = min(steps, max(recorded))
     problems = _train(config, steps)
-    causes = [*_settings(folder, config), *_surroundings(folder, scratch), *_data(folder, scratch, problems)]
+    causes = [*_settings(folder, config), *_data(folder, scratch, problems), *_surroundings(folder, scratch)]
     differences = _differences(folder, scratch, steps)
     if first := next(differences, None):
         print(f"differs: {first}")
