@@ -26,7 +26,7 @@ def batch_of(policy_V, teacher_V, tokens):
         for one, token in zip(rows, tokens, strict=True)
     ]
     batch = to_tensors(rows, pad_token=0)
-    return batch, lambda batch: Scores(teacher_V[batch.targets_BT], torch.zeros(batch.mask_BT.shape))
+    return batch, lambda batches: [teacher_V[one.targets_BT] for one in batches]
 
 
 @pytest.fixture
@@ -68,10 +68,8 @@ def test_the_verifier_is_mixed_in_by_its_weight(policy):
 
 
 def test_a_teacher_that_agrees_teaches_nothing(policy):
-    batch, _ = batch_of(TEACHER, TEACHER, [1, 2])
-    (seen,) = taught(
-        [batch], lambda one: Scores(TEACHER[one.targets_BT], one.mask_BT), resolve("nano", None, DISTILL).teacher
-    )
+    batch, teacher = batch_of(TEACHER, TEACHER, [1, 2])
+    (seen,) = taught([batch], teacher, resolve("nano", None, DISTILL).teacher)
     assert seen.advantages_BT.abs().max() < 1e-6
 
 

@@ -120,13 +120,18 @@ class Config(Section):
     @model_validator(mode="after")
     def _teacher_is_heard(self) -> Config:
         teacher, kl = self.teacher, self.algorithm.kl
-        if teacher.name is None:
+        if not teacher.is_there:
             for key in ("adapter", "revision"):
                 if getattr(teacher, key) is not None:
                     raise ValueError(
                         f"teacher.{key}={getattr(teacher, key)}: there is no teacher. Write teacher.name as well"
                     )
             return self
+        if teacher.url and self.rollout.temperature != 1:
+            raise ValueError(
+                f"rollout.temperature={self.rollout.temperature:g}: the server at teacher.url gives log-probs at a "
+                "temperature of 1 only. Write rollout.temperature=1, or teacher.name=MODEL without teacher.url"
+            )
         if teacher.form == "loss" and (kl.coef == 0 or kl.where != "loss" or kl.refresh):
             raise ValueError(
                 "teacher.form=loss: the teacher is the reference of the KL in the loss. Write algorithm.kl.coef=1 "
@@ -290,7 +295,7 @@ class Config(Section):
     def drops_dead_groups(self) -> bool:
         """Return False for `reinforce` too: it learns from the raw reward, even if all answers have the same. So does a
         teacher, who has something to say about every answer."""
-        learns = self.algorithm.loss == "reinforce" or self.teacher.name is not None
+        learns = self.algorithm.loss == "reinforce" or self.teacher.is_there
         return self.rollout.dead_groups != "keep" and not learns
 
     @property

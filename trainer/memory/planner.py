@@ -240,9 +240,9 @@ class Planner:
 
     @cached_property
     def teacher(self) -> Planner | None:
-        """The plan of the teacher as a model that is never trained; None for a shape that is not known."""
+        """The plan of the teacher as a model that is never trained; None for a server, and for an unknown shape."""
         own = self.config.teacher
-        if own.name is None:
+        if own.name is None or own.url:
             return None
         try:
             shape = shape_of(own.name, own.revision)

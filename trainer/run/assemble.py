@@ -7,6 +7,7 @@ import heapq
 import json
 import os
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -25,6 +26,7 @@ from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
 from trainer.evaluation.evaluator import Evaluator
 from trainer.loss.kl import Coefficient
 from trainer.loss.logprobs import LogProbs
+from trainer.loss.teacher import Ask
 from trainer.machine import disk
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stop_tokens
 from trainer.model.lora import load_adapter
@@ -45,6 +47,7 @@ from trainer.rollout.hf import HfSampler
 from trainer.rollout.limits import Say, check_context, context_of, within_context
 from trainer.rollout.make import make_sampler, make_vllm_sampler
 from trainer.rollout.vllm.publish import Exportable, VllmContext
+from trainer.rollout.vllm.teacher import ServedTeacher
 from trainer.run_folder import checkpoints, claim
 from trainer.run_folder.journal import Journal, read_records
 from trainer.run_folder.origin import Origin
@@ -87,7 +90,7 @@ def build(request: Request) -> Run:
     folder = claim.claim(request)  # not before: bad data leaves no folder that refuses the mended settings
     scorer = make_scorer(config, task, folder)
     scorer.rehearse(prompter.prompt(problems[0]), worked(problems[0]))
-    teacher = make_teacher(config, tokenizer) if config.teacher.name else None
+    teacher = make_teacher(config, tokenizer, len(longest.tokens)) if config.teacher.is_there else None
     policy = make_policy(config, total_steps)
     check_vocabulary(tokenizer, policy.model)
     check_context(policy.model, [longest], config.rollout.max_new_tokens)
@@ -153,9 +156,12 @@ def make_policy(config: Config, total_steps: int) -> Any:
     return DeepSpeedPolicy(model, config, dtype, total_steps)
 
 
-def make_teacher(config: Config, tokenizer: Any) -> LogProbs:
-    """Load the teacher, frozen, beside the policy. Raise ModelError if it counts in other tokens."""
+def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> Ask:
+    """Load the teacher, frozen, beside the policy, or connect to its server. Raise ModelError if it counts in other
+    tokens."""
     own, device = config.teacher, distributed.device()
+    if own.url:
+        return ServedTeacher(config, tokenizer, longest_prompt, partial(print, file=sys.stderr, flush=True))
     settings = Model(name=str(own.name), revision=own.revision, quantize=own.quantize, dtype=config.model.dtype)
     try:
         theirs, ours = load_tokenizer(settings).get_vocab(), tokenizer.get_vocab()
@@ -169,7 +175,8 @@ def make_teacher(config: Config, tokenizer: Any) -> LogProbs:
         raise ModelError(str(error).replace("model.name=", "teacher.name=", 1)) from None
     if own.adapter:
         model = load_adapter(model, own.adapter)
-    return LogProbs(model.requires_grad_(False), config.rollout.temperature, flat=config.optim.layout == "flat")
+    score = LogProbs(model.requires_grad_(False), config.rollout.temperature, flat=config.optim.layout == "flat")
+    return lambda batches: [score(batch).logprobs_BT for batch in batches]
 
 
 def vllm_context(
