@@ -79,7 +79,10 @@ def test_a_teacher_that_agrees_teaches_nothing(policy):
         (["teacher.form=loss"], r"Write algorithm\.kl\.coef=1 algorithm\.kl\.estimator=k2"),
         (["algorithm.loss=gspo"], "knows no advantage of a single token"),
         (["rollout.dead_groups=refill"], "so no group is dead"),
-        (["teacher.name=null", "teacher.adapter=x"], r"Write teacher\.name as well"),
+        (["teacher.name=null", "teacher.revision=x"], r"Write teacher\.name as well"),
+        (["teacher.name=null", "teacher.adapter=x", "teacher.quantize=nf4"], r"Write teacher\.name as well"),
+        (["teacher.name=null", "teacher.adapter=x", "lora.enabled=false"], r"Write teacher\.name=nano as well"),
+        (["teacher.name=null", "teacher.adapter=x", "lora.init=pissa"], r"Write teacher\.name=nano as well"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings, message):
@@ -90,3 +93,30 @@ def test_what_does_not_go_together_is_refused(settings, message):
 def test_no_group_is_dead_to_a_teacher():
     assert not resolve("nano", None, DISTILL).drops_dead_groups
     assert resolve("nano").drops_dead_groups
+
+
+@pytest.mark.parametrize(
+    ("settings", "shares"),
+    [
+        (["teacher.name=null"], True),
+        ([], True),
+        (["model.quantize=nf4"], False),
+        (["model.quantize=nf4", "teacher.quantize=nf4"], True),
+        (["teacher.name=other"], False),
+        (["teacher.revision=old"], False),
+        (["lora.enabled=false"], False),
+        (["lora.init=pissa"], False),
+    ],
+)
+def test_an_adapter_shares_the_base_that_it_is_of(settings, shares):
+    config = resolve("nano", None, [*DISTILL, "teacher.adapter=x", *settings])
+    assert config.shares_base is shares
+    assert (config.teacher_model is None) is shares
+
+
+def test_after_a_warm_up_that_is_merged_the_teacher_keeps_its_base(tmp_path):
+    """The base of the run that follows is another model."""
+    settings = ["teacher.name=null", "teacher.adapter=x", "warmup.steps=3"]
+    merged = resolve("nano", None, [*DISTILL, *settings, "warmup.then=merged"]).after_warmup(tmp_path)
+    assert (merged.model.name, merged.teacher.name, merged.shares_base) == (str(tmp_path / "merged"), "nano", False)
+    assert resolve("nano", None, [*DISTILL, *settings]).after_warmup(tmp_path).shares_base

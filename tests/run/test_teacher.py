@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from tests.conftest import NANO
 from tests.e2e.short_job import train
 from tests.e2e.vllm_double import VllmDouble
 from tests.run.test_warmup import ADAPTER, FEW, learned, lines
@@ -23,13 +24,15 @@ TAUGHT += ["run.dir=it"]
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """Two steps with a teacher whose adapter is another than the student's."""
+    """Two steps with a teacher whose adapter is of more layers than the student's, and of another kind."""
     folder = tmp_path_factory.mktemp("taught")
-    model = add_adapter(load_model(Model(name="nano"), "fp32", torch.device("cpu")), Lora(r=4, alpha=8))
-    for value in trainable(model).values():
-        value.normal_(std=0.2, generator=torch.Generator().manual_seed(1))
+    settings = Lora(r=4, alpha=8, dora=True, targets="all")
+    model = add_adapter(load_model(Model(name="nano"), "fp32", torch.device("cpu")), settings)
+    for name, value in trainable(model).items():
+        if "magnitude" not in name:
+            value.normal_(std=0.2, generator=torch.Generator().manual_seed(1))
     save_adapter(model, folder / "teacher")
-    train(folder, *TAUGHT, "teacher.name=nano", f"teacher.adapter={folder / 'teacher'}")
+    train(folder, *TAUGHT, f"teacher.adapter={folder / 'teacher'}")
     return folder / "it"
 
 
@@ -51,8 +54,28 @@ def test_a_resumed_run_is_the_undisturbed_run(job, tmp_path):
     assert (cut / ADAPTER).read_bytes() == (job / ADAPTER).read_bytes()
 
 
+def test_over_the_same_base_it_says_what_it_says_loaded_apart(job, tmp_path):
+    """To the last bit. A copy of the model is another one for the run, so it is loaded beside the policy."""
+    shutil.copytree(NANO, tmp_path / "copy")
+    train(tmp_path, *TAUGHT, f"teacher.name={tmp_path / 'copy'}", f"teacher.adapter={job.parent / 'teacher'}")
+    assert learned(tmp_path / "it") == learned(job)
+    assert (tmp_path / "it" / ADAPTER).read_bytes() == (job / ADAPTER).read_bytes()
+
+
+def test_over_the_same_base_it_is_not_saved(job):
+    assert {path.name for path in (job / "adapter").iterdir()} == {
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    (state,) = (job / "checkpoints/step_000002/engine").glob("*model_states.pt")
+    saved = torch.load(state, weights_only=True)["module"]
+    assert saved
+    assert all(".default." in name for name in saved)
+
+
 def test_two_ranks_learn_what_one_does(job, tmp_path):
-    train(tmp_path, *TAUGHT, "teacher.name=nano", f"teacher.adapter={job.parent / 'teacher'}", ranks=2)
+    train(tmp_path, *TAUGHT, f"teacher.adapter={job.parent / 'teacher'}", ranks=2)
     for one, other in zip(lines(job), lines(tmp_path / "it"), strict=True):
         assert other["advantage/token"] == pytest.approx(one["advantage/token"], abs=1e-4)
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-4)
@@ -96,6 +119,6 @@ def test_a_teacher_that_is_not_there_is_named(tiny_model, tmp_path, alone):
     config = resolve("nano", None, [f"teacher.name={tmp_path / 'none'}"])
     with pytest.raises(ModelError, match=r"^teacher\.name="):
         make_teacher(config, load_tokenizer(config.model), 8)
-    config = resolve("nano", None, ["teacher.name=nano", f"teacher.adapter={tmp_path}"])
+    config = resolve("nano", None, [f"teacher.name={tiny_model}", f"teacher.adapter={tmp_path}"])
     with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
         make_teacher(config, load_tokenizer(config.model), 8)

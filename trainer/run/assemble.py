@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from trainer.batch.pack import Packer
 from trainer.batch.room import Room
 from trainer.config.command_line import Request, flat
-from trainer.config.settings import Config, Model
+from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError, ModelError
 from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
@@ -31,6 +32,7 @@ from trainer.machine import disk
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stop_tokens
 from trainer.model.lora import load_adapter
 from trainer.model.staging import stage
+from trainer.policy import Policy
 from trainer.problem import lessons
 from trainer.problem.curriculum import CURRICULA
 from trainer.problem.environment import environments_of
@@ -38,7 +40,7 @@ from trainer.problem.prompts import Prompter
 from trainer.problem.task import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
-from trainer.records import Draws, Problem, Prompt
+from trainer.records import Draws, Problem, Prompt, TrainingBatch
 from trainer.reports import terminal
 from trainer.reward import golds
 from trainer.reward.make import make_scorer, make_verifier, worked
@@ -90,8 +92,9 @@ def build(request: Request) -> Run:
     folder = claim.claim(request)  # not before: bad data leaves no folder that refuses the mended settings
     scorer = make_scorer(config, task, folder)
     scorer.rehearse(prompter.prompt(problems[0]), worked(problems[0]))
-    teacher = make_teacher(config, tokenizer, len(longest.tokens)) if config.teacher.is_there else None
+    ask = make_teacher(config, tokenizer, len(longest.tokens))
     policy = make_policy(config, total_steps)
+    teacher = partial(by_adapter, policy) if config.shares_base else ask
     check_vocabulary(tokenizer, policy.model)
     check_context(policy.model, [longest], config.rollout.max_new_tokens)
     kl = Coefficient(config.algorithm.kl)
@@ -146,23 +149,32 @@ def open_record(
 
 def make_policy(config: Config, total_steps: int) -> Any:
     """Load the model, add the adapter, and start the engine."""
-    from trainer.model.lora import add_adapter
+    from trainer.model.lora import add_adapter, add_teacher
     from trainer.step.engine import DeepSpeedPolicy
 
     dtype = resolve_dtype(config.model.dtype, distributed.device())
     torch.manual_seed(config.run.seed)  # the adapter's first values
     model = load_model(config.model, dtype, distributed.device())
     model = add_adapter(model, config.lora) if config.lora.enabled else model
+    if config.shares_base and config.teacher.adapter:
+        add_teacher(model, config.teacher.adapter)
     return DeepSpeedPolicy(model, config, dtype, total_steps)
 
 
-def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> Ask:
+def by_adapter(policy: Policy, batches: Sequence[TrainingBatch]) -> list[Tensor]:
+    """Return the log-probs of a teacher that is an adapter of the policy's base."""
+    with policy.as_teacher():
+        return [policy.measure(batch).logprobs_BT for batch in batches]
+
+
+def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> Ask | None:
     """Load the teacher, frozen, beside the policy, or connect to its server. Raise ModelError if it counts in other
     tokens."""
-    own, device = config.teacher, distributed.device()
+    own, settings, device = config.teacher, config.teacher_model, distributed.device()
     if own.url:
         return ServedTeacher(config, tokenizer, longest_prompt, partial(print, file=sys.stderr, flush=True))
-    settings = Model(name=str(own.name), revision=own.revision, quantize=own.quantize, dtype=config.model.dtype)
+    if settings is None:
+        return None
     try:
         theirs, ours = load_tokenizer(settings).get_vocab(), tokenizer.get_vocab()
         if apart := sorted(token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token)):

@@ -24,7 +24,8 @@ class Teacher(Section):
     quantize: Literal["none", "nf4", "int8"] = "none"
     """Store the teacher in 4 or 8 bits, as in `model.quantize`."""
     adapter: Path | None = None
-    """The folder of an adapter of the teacher, such as that of an earlier run."""
+    """The folder of an adapter of the teacher, such as that of an earlier run. Without `teacher.name`, or with that of
+    `model.name`, it lies beside the adapter that is trained, over the same base, which is loaded once."""
     form: Literal["advantage", "loss"] = "advantage"
     """`advantage`: each token has the log-prob of the teacher minus that of the sampler as its advantage, the reverse
     KL of one token. `loss`: the teacher is the reference of the KL in the loss, whose weight is `algorithm.kl.coef`."""
@@ -35,7 +36,7 @@ class Teacher(Section):
 
     @property
     def is_there(self) -> bool:
-        return self.name is not None or self.url is not None
+        return any(one is not None for one in (self.name, self.url, self.adapter))
 
     @field_validator("url")
     @classmethod
