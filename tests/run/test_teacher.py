@@ -54,12 +54,15 @@ def test_a_resumed_run_is_the_undisturbed_run(job, tmp_path):
     assert (cut / ADAPTER).read_bytes() == (job / ADAPTER).read_bytes()
 
 
-def test_over_the_same_base_it_says_what_it_says_loaded_apart(job, tmp_path):
-    """To the last bit. A copy of the model is another one for the run, so it is loaded beside the policy."""
+def test_over_the_same_base_it_says_what_it_says_loaded_apart(job, tmp_path, monkeypatch):
+    """To the last bit. A copy of the model is another one for the run, so it is loaded beside the policy, and copied to
+    the disk of the node before."""
+    monkeypatch.setenv("OCTET_SCRATCH", str(tmp_path / "scratch"))
     shutil.copytree(NANO, tmp_path / "copy")
     train(tmp_path, *TAUGHT, f"teacher.name={tmp_path / 'copy'}", f"teacher.adapter={job.parent / 'teacher'}")
     assert learned(tmp_path / "it") == learned(job)
     assert (tmp_path / "it" / ADAPTER).read_bytes() == (job / ADAPTER).read_bytes()
+    assert len([*(tmp_path / "scratch/octet-models").glob("copy-*")]) == 1
 
 
 def test_over_the_same_base_it_is_not_saved(job):

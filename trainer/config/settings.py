@@ -140,11 +140,11 @@ class Config(Section):
     def _teacher_is_heard(self) -> Config:
         teacher, kl = self.teacher, self.algorithm.kl
         if teacher.name is None and teacher.url is None:
-            for key, usual in (("revision", None), ("quantize", "none")):
-                if getattr(teacher, key) != usual:
+            for key, usual in (("revision", "null"), ("quantize", "none")):
+                if getattr(teacher, key) not in (None, usual):
                     raise ValueError(
                         f"teacher.{key}={getattr(teacher, key)}: it is for a model that is loaded as the teacher, and "
-                        "there is none. Write teacher.name as well, or leave it out"
+                        f"there is none. Write teacher.name as well, or teacher.{key}={usual}"
                     )
         if not teacher.is_there:
             return self

@@ -29,6 +29,7 @@ from trainer.loss.kl import Coefficient
 from trainer.loss.logprobs import LogProbs
 from trainer.loss.teacher import Ask
 from trainer.machine import disk
+from trainer.model import hub
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stop_tokens
 from trainer.model.lora import load_adapter
 from trainer.model.staging import stage
@@ -79,7 +80,8 @@ def build(request: Request) -> Run:
     golds.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
     if config.is_warmup and config.warmup.source == "solutions":
         lessons.check(task, training)
-    stage(config.model)
+    for model in filter(None, (config.model, config.teacher_model)):
+        stage(model)
     tokenizer = load_tokenizer(config.model)
     prompter = prompter_of(config, task, tokenizer)
     problems = prompter.fitting(training)
@@ -175,7 +177,7 @@ def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> Ask | N
         return ServedTeacher(config, tokenizer, longest_prompt, partial(print, file=sys.stderr, flush=True))
     if settings is None:
         return None
-    try:
+    with hub.naming("teacher.name"):
         theirs, ours = load_tokenizer(settings).get_vocab(), tokenizer.get_vocab()
         if apart := sorted(token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token)):
             raise ModelError(
@@ -183,8 +185,6 @@ def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> Ask | N
                 f"tokens differ, the first of them {apart[0]!r}. Take a teacher of the same family."
             )
         model = load_model(settings, resolve_dtype(settings.dtype, device), device)
-    except ModelError as error:
-        raise ModelError(str(error).replace("model.name=", "teacher.name=", 1)) from None
     if own.adapter:
         model = load_adapter(model, own.adapter)
     score = LogProbs(model.requires_grad_(False), config.rollout.temperature, flat=config.optim.layout == "flat")

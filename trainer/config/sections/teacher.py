@@ -51,10 +51,10 @@ class Teacher(Section):
 
     @model_validator(mode="after")
     def _server_has_its_own_model(self) -> Teacher:
-        for key, usual in (("revision", None), ("quantize", "none"), ("adapter", None)):
-            if self.url and getattr(self, key) != usual:
+        for key, usual in (("revision", "null"), ("quantize", "none"), ("adapter", "null")):
+            if self.url and getattr(self, key) not in (None, usual):
                 raise ValueError(
                     f"{key}={getattr(self, key)}: the server at teacher.url decides about its model. Start it with "
-                    f"what you want, and leave teacher.{key} out"
+                    f"what you want, and write teacher.{key}={usual}"
                 )
         return self
