@@ -362,6 +362,9 @@ def test_an_adapter_as_teacher_takes_no_second_base(tmp_path):
         2 * shape.parameters + 4 * numbers,
     ]
     assert all(one.phases["teacher"]["activations"] > 0 for one in plans)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ModelError, match=r"^teacher\.adapter=.*: its adapter_model\.safetensors cannot be read"):
+        planner.plan(shape, resolve("nano", None, distill))
     url = ["teacher.url=http://127.0.0.1:1", "algorithm.loss=reinforce_baseline"]
     served = planner.plan(shape, resolve("nano", None, url))
     assert "teacher" not in served.phases["rollout"].keys() | served.phases.keys()
