@@ -6,6 +6,7 @@ temperature of 1, whatever the request says, and writes one more token, which is
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,7 +27,7 @@ from trainer.rollout.vllm.server import OPEN_REQUESTS
 
 T = TypeVar("T")
 
-ROUNDING = 1e-3  # a log-prob above this is none
+ROUNDING = 1e-3  # a number above this is no log-prob
 SHOWN = 20  # characters where two vocabularies differ
 
 
@@ -36,7 +37,7 @@ class ServedTeacher:
     def __init__(self, config: Config, tokenizer: Any, longest_prompt: int, say: Say) -> None:
         """Raise if the server has another model or too little room, or counts in other tokens. Every rank calls it, and
         rank 0 asks."""
-        self.settings, self._say, self._stop = config.rollout.vllm, rate_limited(say), threading.Event()
+        self.settings, self._say = config.rollout.vllm, rate_limited(say)
         self.server = Server(str(config.teacher.url), setting="teacher.url")
         describe = partial(self.server.describe, config.teacher.name)
         self.model, room = distributed.on_main(partial(self._retry, describe))
@@ -47,7 +48,7 @@ class ServedTeacher:
                 f"one more, that is more than the teacher at {self.server.url} has room for, {room}. Start it with "
                 f"--max-model-len {needed}, or write a smaller rollout.max_new_tokens or prompt.max_tokens."
             ).of_all()
-        distributed.on_main(partial(self._must_count_in, tokenizer, config.model.name))
+        distributed.on_main(partial(self._refuse_other_tokens, tokenizer, config.model.name))
 
     def __call__(self, batches: Sequence[TrainingBatch]) -> list[Tensor]:
         rows = [row for batch in batches for row in _rows(batch)]
@@ -56,8 +57,8 @@ class ServedTeacher:
         return [_laid_out(batch, answers) for batch in batches]
 
     def _retry(self, request: Callable[[], T]) -> T:
-        where = f"teacher.url={self.server.url}"
-        return Retry(self.settings, self._say, self._stop, where).call(request, self.server.url)
+        retry = Retry(self.settings, self._say, threading.Event(), self.server.where)  # nobody stops it
+        return retry.call(request, self.server.url)
 
     def _ask(self, row: Sequence[int]) -> list[float]:
         """Return the log-probs of the tokens of a row, from the second on."""
@@ -70,12 +71,12 @@ class ServedTeacher:
         found = [float(candidates[str(token)]["logprob"]) for candidates, token in of_tokens]
         if not all(isfinite(one) and one < ROUNDING for one in found):
             raise ConfigError(
-                f"teacher.url={self.server.url}: {max(found):g} is no log-prob. Start it without --logprobs-mode, or "
+                f"{self.server.where}: {max(found):g} is no log-prob. Start it without --logprobs-mode, or "
                 "with processed_logprobs."
             )
         return found
 
-    def _must_count_in(self, tokenizer: Any, name: str) -> None:
+    def _refuse_other_tokens(self, tokenizer: Any, name: str) -> None:
         """Raise ModelError if the tokens of the tokenizer, put one after the other, are another text for the server.
 
         Spaces are left out: versions of transformers treat them differently.
@@ -86,9 +87,9 @@ class ServedTeacher:
         ours = "".join(tokenizer.decode(tokens).split(" "))
         if theirs == ours:
             return
-        at = next((place for place, pair in enumerate(zip(ours, theirs)) if len({*pair}) == 2), len(theirs))
+        at = len(os.path.commonprefix([theirs, ours]))
         raise ModelError(
-            f"teacher.url={self.server.url}: its tokenizer is not that of the model, {name}: where its vocabulary goes "
+            f"{self.server.where}: its tokenizer is not that of the model, {name}: where its vocabulary goes "
             f"on with {theirs[at : at + SHOWN]!r}, that of the model does with {ours[at : at + SHOWN]!r}. Take a "
             "teacher of the same family."
         )
