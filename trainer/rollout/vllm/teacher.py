@@ -6,7 +6,6 @@ temperature of 1, whatever the request says, and writes one more token, which is
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -87,7 +86,8 @@ class ServedTeacher:
         ours = "".join(tokenizer.decode(tokens).split(" "))
         if theirs == ours:
             return
-        at = len(os.path.commonprefix([theirs, ours]))
+        pairs = enumerate(zip(theirs, ours))
+        at = next((place for place, (one, other) in pairs if one != other), min(len(theirs), len(ours)))
         raise ModelError(
             f"{self.server.where}: its tokenizer is not that of the model, {name}: where its vocabulary goes "
             f"on with {theirs[at : at + SHOWN]!r}, that of the model does with {ours[at : at + SHOWN]!r}. Take a "
