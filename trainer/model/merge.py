@@ -28,12 +28,17 @@ BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # of a number, by the type's 
 WRAPPED = "base_model.model."  # before the names of a model with an adapter
 
 
-def merge(settings: Model, adapter: Path, out: Path, dtype: str) -> None:
-    """Merge an adapter into the unquantised base, and write the model with its tokenizer."""
-    remedy = f"The adapter is whole: make room, or octet merge --adapter {adapter} --out FOLDER, on another disk."
-    weights = stored_weights(settings.clean, adapter, DTYPES[dtype])
+def merge(settings: Model, adapter: Path | None, out: Path, dtype: str | None) -> None:
+    """Merge an adapter, if there is one, into the unquantised base, and write the model with its tokenizer.
+
+    With a dtype of None each weight keeps the precision in which the base stores it.
+    """
+    whole = f"octet merge --adapter {adapter}" if adapter else f"octet export {settings.name} --to safetensors"
+    remedy = f"Make room, or {whole} --out FOLDER, on another disk."
+    weights = stored_weights(settings.clean, adapter, DTYPES[dtype] if dtype else None)
     if weights is None:
-        model = lora.merged(load_model(settings.clean, dtype, torch.device("cpu")), adapter)
+        model = load_model(settings.clean, dtype or "bf16", torch.device("cpu"))
+        model = lora.merged(model, adapter) if adapter else model
         with disk.writing(out, "the merged model", remedy, needed=model.get_memory_footprint()):
             model.save_pretrained(str(out))
     else:
@@ -60,6 +65,10 @@ class Weights(Mapping[str, Tensor]):
         }
         self.files: dict[str, tuple[Path, str]] = {}  # where a weight is stored, and under which name
         self.bytes: dict[str, int] = {}
+
+    @property
+    def embedding(self) -> str:
+        return self._name_of(self.model.get_input_embeddings())
 
     def find(self, folder: Path, was_tied: bool) -> bool:
         """Find the weights in the safetensors of a folder. False if one is missing, or stored in another way."""
