@@ -1,7 +1,10 @@
 """The Modelfile: its template writes what the model's chat template writes, or there is none."""
 
 import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
 
+from tests.conftest import NANO
 from trainer.config.command_line import resolve
 from trainer.errors import ModelError
 from trainer.export import ollama
@@ -24,10 +27,8 @@ QWEN = (
 
 
 @pytest.fixture
-def own(tokenizer):
-    before = tokenizer.chat_template
-    yield tokenizer
-    tokenizer.chat_template, tokenizer.bos_token = before, None
+def own():
+    return AutoTokenizer.from_pretrained(NANO)
 
 
 def test_the_modelfile_of_the_embedded_model(tokenizer):
@@ -43,9 +44,17 @@ def test_the_modelfile_of_the_embedded_model(tokenizer):
 @pytest.mark.parametrize(("template", "begin"), [(LLAMA3, "<|start_header_id|>"), (GEMMA, "<start_of_turn>")])
 def test_other_forms(template, begin, own):
     own.chat_template, own.bos_token = template, "<|endoftext|>"
+    first = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+    own.backend_tokenizer.post_processor = first  # llama.cpp adds what the tokenizer adds
     text = ollama.modelfile("it.gguf", resolve("nano"), own, [])
     assert f"{{{{ range .Messages }}}}{begin}" in text
     assert "SYSTEM" not in text
+
+
+def test_a_beginning_that_is_part_of_the_form(own):
+    """The first token of SmolLM2's vocabulary opens its turns, and its tokenizer adds none."""
+    own.bos_token = "<|im_start|>"
+    assert "{{ range .Messages }}<|im_start|>" in ollama.modelfile("it.gguf", resolve("nano"), own, [])
 
 
 def test_the_system_message_that_a_template_adds_and_that_of_the_run(own):

@@ -43,7 +43,7 @@ GROUPS = {
         "fetch": "Bring the model, data and packages of a run to a machine without internet.",
     },
     "share": {
-        "export": "Write the model of a run for llama.cpp, Ollama, vLLM or transformers, and compare its answers.",
+        "export": "Write the model for llama.cpp, Ollama, vLLM or the hub, and compare its answers.",
         "merge": "Write the model with an adapter merged in, and compare the two.",
     },
 }

@@ -89,12 +89,14 @@ def _form_of(tokenizer: Any, variables: Mapping[str, Any]) -> tuple[Form, str]:
 
 def _default_system(form: Form, tokenizer: Any, variables: Mapping[str, Any]) -> str | None:
     """Return the system message of conversations without one ("" for none), or None if the form is another one."""
+    bos = tokenizer.bos_token
+    adds_bos = bos and tokenizer("1")["input_ids"][0] == tokenizer.bos_token_id  # as llama.cpp then does
     written = []
     for messages in CONVERSATIONS:
         if messages[0]["role"] == "system" and not form.has_system:
             continue
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **variables)
-        written.append((messages, text.removeprefix(tokenizer.bos_token or "")))  # llama.cpp adds it
+        written.append((messages, text.removeprefix(bos) if adds_bos else text))
     begin = form.begin.format(role="system")
     first = written[0][1]
     default = first[len(begin) :].partition(form.end)[0] if first.startswith(begin) else ""

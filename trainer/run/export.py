@@ -58,15 +58,15 @@ def to_gguf(
 def _write(file: Path, weights: merge.Weights, tokenizer: Any, fmt: str) -> dict[str, str]:
     """Write the file, by way of one in f32 where llama.cpp quantises."""
     gguf_file.family_of(weights.config)
+    if fmt not in gguf_file.WRITTEN and not llama_cpp.is_here():
+        raise ConfigError(
+            f"--format {fmt}: llama.cpp writes it, and llama-cpp-python is not installed. Install it, or take one of "
+            f"{', '.join(gguf_file.WRITTEN)}."
+        )
     file.parent.mkdir(parents=True, exist_ok=True)
     with disk.writing(file.parent, "the GGUF file", "Make room, or name another --out."):
         if fmt in gguf_file.WRITTEN:
             return gguf_file.write(file, weights, tokenizer, fmt, end_of_turn(tokenizer))
-        if not llama_cpp.is_here():
-            raise ConfigError(
-                f"--format {fmt}: llama.cpp writes it, and llama-cpp-python is not installed. Install it, or take one "
-                f"of {', '.join(gguf_file.WRITTEN)}."
-            )
         with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
             exact = Path(scratch) / "f32.gguf"
             names = gguf_file.write(exact, weights, tokenizer, "f32", end_of_turn(tokenizer))
