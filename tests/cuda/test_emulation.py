@@ -144,6 +144,17 @@ def test_a_step_that_waits_for_the_card_breaks_its_capture(broken):
     assert (x + 1).item() == 2.0, "the card goes on"
 
 
+def test_steps_are_captured_again_when_the_weights_have_moved():
+    x, said, kept = numbers(1.0), [], []  # a library keeps its workspace, whose memory is of the first capture
+    decode = DecodeStep(torch.device("cuda"), said.append)
+    for address in (1, 2):
+        decode.depends_on = (address,)
+        for rows in (1, 1, 2, 2):
+            decode(lambda rows, width: kept.append(x.add_(x.sum()) + 1), rows, 2, 256, 256)
+        assert decode.captured == 2
+    assert not said
+
+
 def test_decode_steps_are_replayed_without_waiting(tokenizer):
     fast = DecodeSampler(adapted(family()).cuda(), tokenizer, SOME, 8)
     dict(fast.sample(prompts(9, 3), sampling(group=4, max_new_tokens=40)))

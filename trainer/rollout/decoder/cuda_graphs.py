@@ -28,7 +28,6 @@ class DecodeStep:
         self._captures = device.type == "cuda"
         self._seen: set[tuple[Any, ...]] = set()
         self._graphs: dict[tuple[Any, ...], torch.cuda.CUDAGraph] = {}
-        self._pool: Any = None
 
     @property
     def captured(self) -> int:
@@ -48,11 +47,12 @@ class DecodeStep:
 
     def _capture(self, step: Step, key: tuple[Any, ...], rows: int, width: int) -> None:
         *_, addresses = key
-        # graphs of weights that have moved since are useless
+        # graphs of weights that have moved since are useless, and a pool of memory ends with the last graph in it
         self._graphs = {old: graph for old, graph in self._graphs.items() if old[-1] == addresses}
+        pool = next(iter(self._graphs.values())).pool() if self._graphs else None
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 step(rows, width)
         except RuntimeError as error:
             if is_out_of_memory(error):
@@ -60,7 +60,6 @@ class DecodeStep:
             self._captures = False
             self._say(f"rollout: the decode step cannot be captured as a CUDA graph ({error}); going on without.")
             return
-        self._pool = self._pool or graph.pool()
         self._graphs[key] = graph
 
 
