@@ -18,7 +18,7 @@ FLOORS = [
     ["memory", "reward", "batch", "run_folder"],
     ["checks", "rollout", "loss", "reports"],
     ["step", "evaluation"],
-    ["loop"],
+    ["loop", "export"],
     ["warmup"],
     ["run"],
     ["commands"],
@@ -45,6 +45,8 @@ ONLY_IN = {
     "deepspeed": ("trainer.step", "trainer.checks.torch_probe"),
     "peft": ("trainer.model",),
     "vllm": ("trainer.rollout.vllm",),
+    "gguf": ("trainer.export",),
+    "llama_cpp": ("trainer.export",),
 }
 
 

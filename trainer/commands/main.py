@@ -46,6 +46,7 @@ GROUPS = {
         "completion": "Print a script that completes commands and settings in bash or zsh.",
     },
     "share": {
+        "export": "Write the model for llama.cpp, Ollama, vLLM or the hub, and compare its answers.",
         "merge": "Write the model with an adapter merged in, and compare the two.",
     },
 }
