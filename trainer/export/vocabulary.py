@@ -56,17 +56,17 @@ def pre_of(rules: Mapping[str, Any]) -> str:
 def begins_with_space(rules: Mapping[str, Any]) -> bool:
     """Return True if a tokenizer of the SentencePiece kind puts a space before a text. Raise ModelError for one that
     does more than to write spaces as `SPACE`."""
-    model, normalizer, splits = rules["model"], rules.get("normalizer"), rules.get("pre_tokenizer")
+    model, normalizer, splits = rules["model"], rules.get("normalizer"), rules.get("pre_tokenizer") or {}
     steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
     seen = [step.get("prepend") or (step.get("pattern"), step.get("content")) for step in steps if step]
-    replaces = ({"String": " "}, SPACE)
-    if model["type"] == "BPE" and seen == [SPACE, replaces] and splits is None:
+    blank = {"String": " "}
+    if model["type"] == "BPE" and seen == [SPACE, (blank, SPACE)] and not splits:
         return True
-    if model["type"] == "BPE" and seen == [replaces] and (splits is None or splits.get("pattern") == {"String": " "}):
+    if model["type"] == "BPE" and seen == [(blank, SPACE)] and splits.get("pattern", blank) == blank:
         return False
-    if model["type"] == "BPE" and not seen and splits and splits["type"] == "Metaspace" and not splits["split"]:
-        if splits["prepend_scheme"] != "first":  # llama.cpp puts a space behind each special token as well
-            return bool(splits["prepend_scheme"] == "always")
+    scheme = None if seen or splits.get("split") else splits.get("prepend_scheme")
+    if model["type"] == "BPE" and scheme in ("always", "never"):
+        return bool(scheme == "always")  # with `first` there is no space behind a special token, and llama.cpp adds one
     raise _unknown(f"it is of the SentencePiece kind, with {json.dumps([normalizer, splits])[:200]}")
 
 
