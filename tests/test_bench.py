@@ -14,12 +14,14 @@ import pytest
 from tests.conftest import ROOT
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16"]
-# What makes each script a matter of seconds. OUT stands for a file to write in place of the one in bench/results/.
+# What makes each script a matter of seconds. OUT stands for a file to write in place of the one in bench/results/,
+# FOLDER for that of the test.
 SMOKE = {
     "answers": ["--repetitions=1"],
-    "calculator": ["--seeds=1", "--out=OUT", "run.steps=1", "eval.problems=8", *FEW],
+    "arms": ["teaching", "--out=OUT", "run.steps=1", "eval.problems=8", *FEW],
     "counts_cuda_host": ["--only", "tiny"],
     "decode": ["--rows=8", "--repetitions=1", "--out=OUT"],
+    "figures": ["--out=FOLDER"],
     "gpu_memory": ["--only=tiny bf16"],
     "logprobs": ["--tokens=8", "--out=OUT"],
     "memory_cuda_host": ["--only", "tiny"],
@@ -60,7 +62,8 @@ def test_a_script_runs(script, tmp_path):
     record = json.dumps({"question": "What is 6 * 7?", "answer": "6 * 7 = 42\n#### 42"})
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text(f"{record}\n")
-    arguments = [argument.replace("OUT", str(tmp_path / "out.json")) for argument in SMOKE[script]]
+    names = {"OUT": str(tmp_path / "out.json"), "FOLDER": str(tmp_path)}
+    arguments = [re.sub("OUT|FOLDER", lambda found: names[found[0]], argument) for argument in SMOKE[script]]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OCTET_GSM8K": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     results = {file: file.stat().st_mtime_ns for file in (ROOT / "bench/results").iterdir()}
     command = [sys.executable, f"bench/{script}.py", *arguments]
@@ -69,6 +72,14 @@ def test_a_script_runs(script, tmp_path):
     assert results == {file: file.stat().st_mtime_ns for file in (ROOT / "bench/results").iterdir()}
     if "--out=OUT" in SMOKE[script]:
         assert json.loads(Path(tmp_path / "out.json").read_text())
+
+
+def test_the_figures_are_made_from_the_results(tmp_path):
+    path = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "bench/figures.py", "--out", str(tmp_path)], cwd=ROOT, env=path, check=True)
+    made = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert made
+    assert made == {name: (ROOT / "docs" / name).read_text() for name in made}, "python bench/figures.py"
 
 
 def test_the_page_is_made_from_the_results():

@@ -56,6 +56,9 @@ class Policy(Protocol):
     def as_reference(self) -> AbstractContextManager[None]:
         """Compute as the model that the KL is measured against."""
 
+    def as_teacher(self) -> AbstractContextManager[None]:
+        """Compute with the teacher's adapter, where it shares the base."""
+
     def refresh_reference(self, step: int) -> None:
         """Make the policy its own reference if `algorithm.kl.refresh` says so at this step."""
 

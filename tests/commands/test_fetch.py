@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from tests.commands.test_doctor import python
+from tests.commands.test_doctor import NO_CARDS, python
 from tests.conftest import NANO, ROOT
 from tests.hub_server import Hub, serving, use_hub
-from trainer.checks import downloads
+from trainer.checks import disk_and_ram, downloads, preflight
 from trainer.commands import fetch
 from trainer.config.command_line import resolve
 from trainer.config.settings import Model
@@ -24,6 +24,7 @@ from trainer.errors import ConfigError, DataError, ModelError
 from trainer.model import hub
 from trainer.problem.sources import HubSet
 
+NANO_HERE = hub.find_model(Model(name="nano"))
 TOKEN = "hf_a_token_that_stays_here"
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=8", "eval.problems=4"]
 ARGUMENTS = ["--preset", "8gb", "model.name=octet/nano", *FEW, "run.steps=2", "run.merge=false"]
@@ -236,6 +237,42 @@ def test_a_copy_that_is_not_whole_is_found_out(fetched, tmp_path, change, told):
 def test_a_folder_that_was_not_fetched_cannot_be_verified(tmp_path):
     with pytest.raises(ConfigError, match=r"--verify .*: there is no whole manifest.json in it"):
         fetch.verify(tmp_path)
+
+
+@pytest.fixture
+def hub_with_teacher(model, tmp_path, monkeypatch) -> Iterator[Hub]:
+    with serving({"models/octet/large": model}) as one:
+        use_hub(monkeypatch, one.url, tmp_path / "home")
+        yield one
+
+
+def test_the_teacher_is_fetched_and_looked_for_as_the_model_is(hub_with_teacher, tmp_path, monkeypatch):
+    distill = ["algorithm.loss=reinforce_baseline", "teacher.name=octet/large"]
+    config = resolve("nano", None, distill)
+    size = downloads.find_teacher(config).download
+    assert size > 2_000_000
+    needs = disk_and_ram.of(config, NANO_HERE, NO_CARDS, downloads.find_teacher(config))
+    assert needs.download == size
+    environment = {"HF_ENDPOINT": hub_with_teacher.url, "HF_HUB_OFFLINE": "0"}
+    answer = octet("fetch", "--preset", "nano", *distill, "--to", "it", "--no-wheels", folder=tmp_path, **environment)
+    assert answer.stdout.splitlines()[:2] == [
+        "model   nano: it comes with Octet",
+        "teacher octet/large: 2.6 MB in 5 files",
+    ], answer.stderr
+    use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "it")
+    teacher = downloads.find_teacher(config)
+    assert teacher.download == 0
+    ram = [disk_and_ram.of(config, NANO_HERE, NO_CARDS, one).ram for one in (hub.NOTHING, teacher)]
+    assert ram[1] - ram[0] == pytest.approx(teacher.weights, rel=0.01)  # fp32 in the file as well as here
+
+
+def test_a_teacher_that_nobody_has_is_refused_before_the_run(hub_with_teacher, tmp_path):
+    config = resolve("nano", None, ["algorithm.loss=reinforce_baseline", "teacher.name=octet/none"])
+    with pytest.raises(ModelError, match=r"^teacher\.name=octet/none: the hub does not give it"):
+        downloads.find_teacher(config)
+    config = resolve("nano", None, ["algorithm.loss=reinforce_baseline", f"teacher.adapter={tmp_path}"])
+    with pytest.raises(ModelError, match=r"^teacher\.adapter=.*: there is no adapter_config\.json in it"):
+        preflight.check(config, NO_CARDS)
 
 
 def test_a_model_of_which_a_part_is_missing_is_not_taken_for_cached(fetched, tmp_path, monkeypatch):

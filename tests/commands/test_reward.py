@@ -129,8 +129,9 @@ def test_the_shipped_rewards_come_out_clean_on_letters_and_texts(capsys, tmp_pat
         assert status == 0, out
 
 
-def test_the_embedded_task_comes_out_clean(capsys):
-    assert octet(capsys)[0] == 0
+@pytest.mark.parametrize("task", ["nano", "addition"])
+def test_a_task_of_octet_comes_out_clean(capsys, task):
+    assert octet(capsys, "--task", task)[0] == 0
 
 
 def test_a_missing_value_is_no_constant_reward(capsys, sums):

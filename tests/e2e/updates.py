@@ -70,11 +70,14 @@ def groups_of(rows: Sequence[TrainingRow], aggregation: str) -> list[GroupRows]:
 
 def make_model(config: Config, dtype: str = "fp32") -> Any:
     from trainer.model.load import load_model
-    from trainer.model.lora import add_adapter
+    from trainer.model.lora import add_adapter, add_teacher
 
     torch.manual_seed(0)
     model = load_model(config.model, dtype, torch.device("cpu"))
-    return add_adapter(model, config.lora) if config.lora.enabled else model
+    model = add_adapter(model, config.lora) if config.lora.enabled else model
+    if config.teacher.adapter:
+        add_teacher(model, config.teacher.adapter)
+    return model
 
 
 def limit(model: torch.nn.Module, tokens: int, breaks: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.model.hub import NANO
 
@@ -29,10 +29,12 @@ class VllmDouble(ThreadingHTTPServer):
     def __init__(self, port: int) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.models: dict[str, Any] = {"nano": AutoModelForCausalLM.from_pretrained(NANO)}
+        self.tokenizer = AutoTokenizer.from_pretrained(NANO)
         self.one_at_a_time = threading.Lock()
 
     def get(self, path: str) -> Reply:
-        cards = [{"id": "nano", "parent": None, "max_model_len": 1024}]
+        adapters = [{"id": name, "parent": "nano"} for name in self.models if name != "nano"]
+        cards = [{"id": "nano", "parent": None, "max_model_len": 1024}, *adapters]
         settings = {"model_config": {"logprobs_mode": "processed_logprobs"}, "lora_config": {"max_loras": 2}}
         known = {"/v1/models": {"data": cards}, "/version": {"version": "0.32.0"}}
         known["/server_info?config_format=json"] = {
@@ -46,7 +48,16 @@ class VllmDouble(ThreadingHTTPServer):
                 return self.load(body["lora_name"], body["lora_path"])
             if path == "/v1/unload_lora_adapter":
                 return (200, "removed") if self.models.pop(body["lora_name"], None) else (404, "cannot be found")
-            return self.complete(**body)
+            if path == "/detokenize":
+                return 200, {"prompt": self.tokenizer.decode(body["tokens"])}
+            return self.look_back(**body) if "prompt_logprobs" in body else self.complete(**body)
+
+    @torch.no_grad()
+    def look_back(self, model: str, prompt: list[int], **_: Any) -> Reply:
+        """Return the log-probs of the prompt itself."""
+        logprobs_TV = self.models[model](torch.tensor([prompt])).logits[0].float().log_softmax(dim=-1)
+        found = [{str(token): {"logprob": float(row_V[token])}} for row_V, token in zip(logprobs_TV, prompt[1:])]
+        return 200, {"model": model, "choices": [{"index": 0, "prompt_logprobs": [None, *found]}]}
 
     def load(self, name: str, path: str) -> Reply:
         if name in self.models:

@@ -1,17 +1,23 @@
-"""On-policy distillation: both forms against autograd, and in expectation against the exact reverse KL."""
+"""On-policy distillation: both forms against autograd, and in expectation against the reverse KL and TRL's GKD."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.conftest import row
-from trainer.batch.pack import to_tensors
+from tests.loss.test_warmup import assert_same, gradients, padded
+from trainer.batch.pack import Packer, to_tensors
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
+from trainer.loss.logprobs import LogProbs
 from trainer.loss.objectives import objective, total
 from trainer.loss.teacher import taught
-from trainer.records import Scores
+from trainer.records import Scores, TrainingRow
+
+# TRL itself sets it by its old name
+pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")
 
 DISTILL = ["teacher.name=nano", "algorithm.correction.level=none", "algorithm.loss=reinforce_baseline"]
 LOSS = ["teacher.form=loss", "algorithm.kl.coef=1", "algorithm.kl.estimator=k2"]
@@ -26,7 +32,7 @@ def batch_of(policy_V, teacher_V, tokens):
         for one, token in zip(rows, tokens, strict=True)
     ]
     batch = to_tensors(rows, pad_token=0)
-    return batch, lambda batch: Scores(teacher_V[batch.targets_BT], torch.zeros(batch.mask_BT.shape))
+    return batch, lambda batches: [teacher_V[one.targets_BT] for one in batches]
 
 
 @pytest.fixture
@@ -68,10 +74,8 @@ def test_the_verifier_is_mixed_in_by_its_weight(policy):
 
 
 def test_a_teacher_that_agrees_teaches_nothing(policy):
-    batch, _ = batch_of(TEACHER, TEACHER, [1, 2])
-    (seen,) = taught(
-        [batch], lambda one: Scores(TEACHER[one.targets_BT], one.mask_BT), resolve("nano", None, DISTILL).teacher
-    )
+    batch, teacher = batch_of(TEACHER, TEACHER, [1, 2])
+    (seen,) = taught([batch], teacher, resolve("nano", None, DISTILL).teacher)
     assert seen.advantages_BT.abs().max() < 1e-6
 
 
@@ -81,7 +85,10 @@ def test_a_teacher_that_agrees_teaches_nothing(policy):
         (["teacher.form=loss"], r"Write algorithm\.kl\.coef=1 algorithm\.kl\.estimator=k2"),
         (["algorithm.loss=gspo"], "knows no advantage of a single token"),
         (["rollout.dead_groups=refill"], "so no group is dead"),
-        (["teacher.name=null", "teacher.adapter=x"], r"Write teacher\.name as well"),
+        (["teacher.name=null", "teacher.revision=x"], r"Write teacher\.name as well"),
+        (["teacher.name=null", "teacher.adapter=x", "teacher.quantize=nf4"], r"Write teacher\.name as well"),
+        (["teacher.name=null", "teacher.adapter=x", "lora.enabled=false"], r"Write teacher\.name=nano as well"),
+        (["teacher.name=null", "teacher.adapter=x", "lora.init=pissa"], r"Write teacher\.name=nano as well"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings, message):
@@ -92,3 +99,114 @@ def test_what_does_not_go_together_is_refused(settings, message):
 def test_no_group_is_dead_to_a_teacher():
     assert not resolve("nano", None, DISTILL).drops_dead_groups
     assert resolve("nano").drops_dead_groups
+
+
+@pytest.mark.parametrize(
+    ("settings", "shares"),
+    [
+        (["teacher.name=null"], True),
+        ([], True),
+        (["model.quantize=nf4"], False),
+        (["model.quantize=nf4", "teacher.quantize=nf4"], True),
+        (["teacher.name=other"], False),
+        (["teacher.revision=old"], False),
+        (["lora.enabled=false"], False),
+        (["lora.init=pissa"], False),
+    ],
+)
+def test_an_adapter_shares_the_base_that_it_is_of(settings, shares):
+    config = resolve("nano", None, [*DISTILL, "teacher.adapter=x", *settings])
+    assert config.shares_base is shares
+    assert (config.teacher_model is None) is shares
+
+
+def test_after_a_warm_up_that_is_merged_the_teacher_keeps_its_base(tmp_path):
+    """The base of the run that follows is another model."""
+    settings = ["teacher.name=null", "teacher.adapter=x", "warmup.steps=3"]
+    merged = resolve("nano", None, [*DISTILL, *settings, "warmup.then=merged"]).after_warmup(tmp_path)
+    assert (merged.model.name, merged.teacher.name, merged.shares_base) == (str(tmp_path / "merged"), "nano", False)
+    assert resolve("nano", None, [*DISTILL, *settings]).after_warmup(tmp_path).shares_base
+
+
+ANSWERED = [row(3, 3, advantage=0.0), row(5, 2, advantage=0.0, first=40)]
+PLACES = sum(len(one.completion) for one in ANSWERED)
+
+
+@pytest.fixture(scope="module")
+def student_and_teacher(tiny_model):
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    student = AutoModelForCausalLM.from_pretrained(tiny_model, tie_word_embeddings=False)
+    teacher = AutoModelForCausalLM.from_pretrained(tiny_model, tie_word_embeddings=False).requires_grad_(False)
+    for value in teacher.parameters():
+        value.add_(torch.randn(value.shape) / 20)
+    return student, teacher
+
+
+@pytest.fixture(scope="module")
+def every_token(student_and_teacher) -> list[TrainingRow]:
+    """In each place of the answers, each token of the vocabulary, with the student's probability as its weight."""
+    rows = []
+    for one in ANSWERED:
+        tokens = [*one.prompt, *one.completion]
+        with torch.no_grad():
+            logprobs_TV = student_and_teacher[0](torch.tensor([tokens])).logits[0].log_softmax(-1)
+        for place in range(len(one.prompt), len(tokens)):
+            of_place = enumerate(logprobs_TV[place - 1].tolist())
+            rows += [TrainingRow(tokens[:place], [v], [p], 0.0, weight=math.exp(p)) for v, p in of_place]
+    return rows
+
+
+def expected_loss(student_and_teacher, rows, settings) -> float:
+    """Add up the gradient of the expectation, and return the loss."""
+    config = resolve("nano", None, [*DISTILL, *settings])
+    measure, told = (LogProbs(model, 1.0, flat=False) for model in student_and_teacher)
+    loss = 0.0
+    for packed in Packer(4000, 0, flat=False).pack(rows):
+        (batch,) = taught([packed], lambda batches: [told(one).logprobs_BT for one in batches], config.teacher)
+        scores = measure(batch)
+        batch = replace(batch, old_logprobs_BT=scores.logprobs_BT.detach())
+        share = total(objective(scores, batch, config.algorithm, config.algorithm.kl.coef), batch, PLACES)
+        share.backward()
+        loss += share.item()
+    return loss
+
+
+@pytest.fixture(scope="module")
+def of_gkd(student_and_teacher, tokenizer, tmp_path_factory):
+    """Loss and gradient of TRL's GKDTrainer for the same answers, with beta=1: the reverse KL, over the vocabulary."""
+    gkd, datasets = pytest.importorskip("trl.experimental.gkd"), pytest.importorskip("datasets")
+    student, teacher = student_and_teacher
+    options = {"use_cpu": True, "bf16": False, "report_to": [], "beta": 1.0, "lmbda": 1.0, "temperature": 1.0}
+    settings = gkd.GKDConfig(output_dir=str(tmp_path_factory.mktemp("gkd")), **options)
+    sets = datasets.Dataset.from_dict({"messages": [[{"role": "user", "content": "1"}]]})
+    trainer = gkd.GKDTrainer(student, teacher, settings, processing_class=tokenizer, train_dataset=sets)
+    inputs, labels = padded(ANSWERED)
+    lengths = torch.tensor([[one.length] for one in ANSWERED])
+    present = (torch.arange(inputs.shape[1]) < lengths).long()
+    asked = {"input_ids": inputs, "labels": labels, "attention_mask": present}
+    loss = trainer.compute_loss(trainer.model, asked)
+    loss.backward()
+    found = loss.item(), gradients(student)
+    student.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("settings", [[], LOSS], ids=["advantage", "loss"])
+def test_in_expectation_the_gradient_is_that_of_trls_gkd_trainer(student_and_teacher, every_token, of_gkd, settings):
+    """Over the sampled token, in each place of the same answers. Sampling has no gradient in GKD, either."""
+    student = student_and_teacher[0]
+    expected_loss(student_and_teacher, every_token, settings)
+    found = gradients(student)
+    student.zero_grad()
+    assert_same(found, of_gkd[1])
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_in_expectation_the_loss_is_that_of_trls_gkd_trainer(student_and_teacher, every_token, of_gkd, estimator):
+    """k2, whose gradient is the same, has another value."""
+    settings = ["teacher.form=loss", "algorithm.kl.coef=1", f"algorithm.kl.estimator={estimator}"]
+    found = expected_loss(student_and_teacher, every_token, settings)
+    student_and_teacher[0].zero_grad()
+    assert found == pytest.approx(of_gkd[0], rel=1e-5)

@@ -43,11 +43,11 @@ def gradients(model) -> dict[str, torch.Tensor]:
     return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
 
 
-def padded() -> tuple[torch.Tensor, torch.Tensor]:
+def padded(rows=ROWS) -> tuple[torch.Tensor, torch.Tensor]:
     """Return inputs and labels as everybody else writes them: -100 where nothing is trained on."""
-    width = max(one.length for one in ROWS)
-    inputs, labels = torch.zeros(len(ROWS), width, dtype=torch.long), torch.full((len(ROWS), width), -100)
-    for index, one in enumerate(ROWS):
+    width = max(one.length for one in rows)
+    inputs, labels = torch.zeros(len(rows), width, dtype=torch.long), torch.full((len(rows), width), -100)
+    for index, one in enumerate(rows):
         inputs[index, : one.length] = torch.tensor([*one.prompt, *one.completion])
         labels[index, len(one.prompt) : one.length] = torch.tensor(one.completion)
     return inputs, labels

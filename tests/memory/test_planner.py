@@ -10,6 +10,7 @@ import pytest
 import torch
 from accelerate import init_empty_weights
 from huggingface_hub import constants
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.conftest import NANO, ROOT
@@ -341,6 +342,32 @@ def test_a_teacher_lies_beside_the_policy_in_its_own_precision():
     assert "teacher" not in alone.phases["rollout"]
     assert whole.phases["teacher"]["activations"] > 0
     assert "teacher" not in alone.phases
+
+
+def test_an_adapter_as_teacher_takes_no_second_base(tmp_path):
+    """The embedded model has a base of 2 bytes a number here, and the teacher an adapter of all its layers."""
+    shape = shapes.shape_of("nano", None)
+    linears = [(f"layers.{index}.{one.name}", one) for index in range(shape.layers) for one in shape.linears]
+    sides = {f"{name}.lora_A.weight": torch.zeros(4, one.inputs) for name, one in linears}
+    save_file(sides, tmp_path / "adapter_model.safetensors")
+    distill = [f"teacher.adapter={tmp_path}", "algorithm.loss=reinforce_baseline", "model.dtype=bf16"]
+    plans = [
+        planner.plan(shape, resolve("nano", None, [*distill, *more]))
+        for more in ([], ["teacher.name=nano"], ["teacher.name=nano", "model.quantize=nf4"])
+    ]
+    numbers = sum(map(torch.numel, sides.values()))
+    assert [one.phases["rollout"]["teacher"] for one in plans] == [
+        2 * numbers,
+        2 * numbers,
+        2 * shape.parameters + 4 * numbers,
+    ]
+    assert all(one.phases["teacher"]["activations"] > 0 for one in plans)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ModelError, match=r"^teacher\.adapter=.*: its adapter_model\.safetensors cannot be read"):
+        planner.plan(shape, resolve("nano", None, distill))
+    url = ["teacher.url=http://127.0.0.1:1", "algorithm.loss=reinforce_baseline"]
+    served = planner.plan(shape, resolve("nano", None, url))
+    assert "teacher" not in served.phases["rollout"].keys() | served.phases.keys()
 
 
 def test_what_is_scored_before_the_update_is_a_phase_only_where_something_is():

@@ -80,6 +80,22 @@ def test_the_base_and_the_reference_of_split_weights(tiny_model, split_policy, t
     assert (policy.measure(batch).logprobs_BT - at_first).abs().max() > 0.01
 
 
+def test_the_teacher_over_split_weights_is_the_one_loaded_apart(tiny_model, split_policy, tmp_path):
+    apart = lora.add_adapter(read(tiny_model), Lora(r=2, targets="all"))
+    for value in lora.trainable(apart).values():
+        value.normal_(generator=torch.Generator().manual_seed(1))
+    lora.save_adapter(apart, tmp_path)
+    policy, batch = split_policy(f"teacher.adapter={tmp_path}"), to_tensors(ROWS, 0)
+    trained = {name for name, value in policy.model.named_parameters() if value.requires_grad}
+    for _ in range(2):
+        with policy.as_teacher():
+            assert_close(policy.measure(batch).logprobs_BT, LogProbs(apart, 0.7)(batch).logprobs_BT.detach(), 1e-5)
+        assert trained == {name for name, value in policy.model.named_parameters() if value.requires_grad}
+        assert all(".default." in name for name in trained)
+        assert not any(value.numel() for value in policy.model.parameters())
+        advance(policy, 0)
+
+
 def test_a_split_model_is_exported_and_resumed(split_policy, tmp_path):
     resumed = resumed_exactly(split_policy, tmp_path / "checkpoint", *FULL)
     with resumed.gathered():

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from trainer.config.settings import Lora, Model, Optim
-from trainer.errors import ConfigError, ModelError
+from trainer.errors import CheckpointError, ConfigError, ModelError
 from trainer.model import lora
 from trainer.model.load import load_model, load_tokenizer, resolve_dtype
 from trainer.step.schedule import schedule
@@ -102,3 +102,33 @@ def test_dropout_of_the_model_is_off_whatever_its_configuration_says(tiny_model,
 def test_a_cpu_does_not_train_in_fp16():
     with pytest.raises(ConfigError, match=r"model.dtype=fp16: a CPU cannot.*fp32"):
         resolve_dtype("fp16", torch.device("cpu"))
+
+
+def test_a_teacher_beside_the_adapter_computes_only_where_it_is_asked(tiny_model, tmp_path):
+    """The layers that only the teacher adapts are as they were, and nothing of it is trained or written."""
+    tokens = torch.tensor([[5, 6, 7]])
+    apart = lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(r=2, targets="all", dora=True))
+    for value in lora.trainable(apart).values():
+        value.add_(torch.randn(value.shape, generator=torch.Generator().manual_seed(1)) / 8)
+    lora.save_adapter(apart, tmp_path / "teacher")
+    model = lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora(r=4))
+    before, trained = model(tokens).logits, lora.trainable(model).keys()
+    lora.add_teacher(model, tmp_path / "teacher")
+    for _ in range(2):
+        assert torch.equal(model(tokens).logits, before)
+        assert lora.trainable(model).keys() == trained
+        with lora.as_teacher(model):
+            assert torch.equal(model(tokens).logits, apart(tokens).logits)
+            assert not lora.trainable(model)
+    lora.save_adapter(model, tmp_path / "written")
+    assert not (tmp_path / "written/teacher").exists()
+    assert all("mlp" not in name for name in peft.utils.load_peft_weights(str(tmp_path / "written")))
+
+
+def test_a_teacher_that_replaces_what_the_policy_has_to_keep_is_refused(tiny_model, tmp_path):
+    apart = AutoModelForCausalLM.from_pretrained(tiny_model)
+    options = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["norm"], task_type="CAUSAL_LM")
+    peft.get_peft_model(apart, options).save_pretrained(tmp_path)
+    model = lora.add_adapter(AutoModelForCausalLM.from_pretrained(tiny_model), Lora())
+    with pytest.raises(CheckpointError, match=r"^teacher\.adapter=.*octet merge.* in teacher\.name"):
+        lora.add_teacher(model, tmp_path)

@@ -60,6 +60,18 @@ def test_8_bit_layers_look_for_no_outliers(tiny_model):
     assert {layer.state.threshold for layer in quantised.layers(base(tiny_model, "int8"))} == {0.0}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_teacher_over_a_quantised_base_is_the_one_loaded_apart(tiny_model, tmp_path, kind):
+    apart = quantised_and_adapted(tiny_model, kind)
+    lora.save_adapter(apart, tmp_path)
+    model = lora.add_adapter(base(tiny_model, kind), Lora(r=2))
+    before = logits(model)
+    lora.add_teacher(model, tmp_path)
+    with lora.as_teacher(model):
+        assert torch.equal(logits(model), logits(apart))
+    assert torch.equal(logits(model), before)
+
+
 def test_an_output_layer_of_its_own_is_not_quantised(tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model, tmp_path / "untied")
     config = json.loads((folder / "config.json").read_text())

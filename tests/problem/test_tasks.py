@@ -16,8 +16,10 @@ from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError
 from trainer.problem.dataset import normalised
 from trainer.problem.multiple_choice import shuffled
+from trainer.problem.prompts import solved
 from trainer.problem.sources import HubSet
 from trainer.problem.task import evaluation_problems, hub_sets, make_task, notes, training_problems
+from trainer.records import Problem
 
 GPQA = {
     "Question": "Which gas do plants take in?",
@@ -488,3 +490,20 @@ def test_a_missing_data_set_is_answered_before_anything_heavy(tmp_path, monkeypa
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
     downloads.check(resolve("nano", None, ["task.name=math"]))
+
+
+def test_a_tenth_of_the_sums_is_held_out_and_all_are_right():
+    task = task_of("addition")
+    train, test = ({problem.question: problem for problem in part} for part in (task.train(), task.test()))
+    assert len(train) + len(test) == 8100
+    assert not {*train} & {*test}
+    assert 700 < len(test) < 900
+    assert train["What is 22 + 40? Reply with the number only."].gold == "62"
+    for name, problem in [*train.items(), *test.items()]:
+        left, right = map(int, name.removeprefix("What is ").partition("?")[0].split(" + "))
+        assert problem.gold == problem.solution == str(left + right)
+
+
+def test_an_answer_that_stands_alone_is_written_without_a_mark():
+    problem = Problem("", "What is 22 + 40?", "62", "22 + 40 = 62")
+    assert solved(problem, "alone") == "62"

@@ -18,7 +18,7 @@ from trainer.errors import ConfigError
 from trainer.loss.logprobs import LogProbs
 from trainer.model.attention import needs_repeated_keys
 from trainer.model.load import load_tokenizer, stop_tokens
-from trainer.model.lora import add_adapter
+from trainer.model.lora import add_adapter, add_teacher, save_adapter
 from trainer.model.snapshot import Snapshot
 from trainer.records import Completion, Problem, Prompt, Sampling, TrainingRow
 from trainer.rollout.decoder import weights
@@ -737,3 +737,17 @@ def test_rows_beyond_those_alive_and_rare_looks_change_nothing(rows, tokenizer):
     drawn = dict(sampler.sample(asked, sampling()))
     assert {len(group) for group in drawn.values()} == {4}
     assert all(len(one.tokens) == len(one.logprobs) <= 12 for group in drawn.values() for one in group)
+
+
+def test_a_teacher_beside_the_adapter_changes_neither_what_is_copied_nor_the_answers(tokenizer, tmp_path):
+    """The teacher's adapter is one that no copy could hold, of layers that have no other."""
+    save_adapter(adapted(family(), target_modules="all-linear", use_dora=True), tmp_path)
+    alone, beside = (adapted(family(), target_modules=["q_proj"]) for _ in range(2))
+    add_teacher(beside, tmp_path)
+    asked, found = prompts(9, 3, 30), []
+    for model in (alone, beside):
+        sampler = DecodeSampler(model, tokenizer, SOME, 64)
+        answers = dict(sampler.sample(asked, sampling()))
+        found.append((answers, [one.is_a_copy for one in sampler.forward.projections]))
+    assert found[0] == found[1]
+    assert any(found[0][1])

@@ -2,11 +2,14 @@
 
 import json
 import shutil
+import threading
 
 import pytest
 import torch
 
+from tests.conftest import NANO
 from tests.e2e.short_job import train
+from tests.e2e.vllm_double import VllmDouble
 from tests.run.test_warmup import ADAPTER, FEW, learned, lines
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora, Model
@@ -15,17 +18,19 @@ from trainer.model.load import load_model, load_tokenizer
 from trainer.model.lora import add_adapter, save_adapter, trainable
 from trainer.run.assemble import make_teacher
 
-TAUGHT = [*FEW, "teacher.name=nano", "algorithm.loss=reinforce_baseline", "algorithm.lr=0.01", "eval.problems=0"]
+TAUGHT = [*FEW, "algorithm.loss=reinforce_baseline", "algorithm.lr=0.01", "eval.problems=0"]
 TAUGHT += ["run.dir=it"]
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """Two steps with a teacher whose adapter is another than the student's."""
+    """Two steps with a teacher whose adapter is of more layers than the student's, and of another kind."""
     folder = tmp_path_factory.mktemp("taught")
-    model = add_adapter(load_model(Model(name="nano"), "fp32", torch.device("cpu")), Lora(r=4, alpha=8))
-    for value in trainable(model).values():
-        value.normal_(std=0.2, generator=torch.Generator().manual_seed(1))
+    settings = Lora(r=4, alpha=8, dora=True, targets="all")
+    model = add_adapter(load_model(Model(name="nano"), "fp32", torch.device("cpu")), settings)
+    for name, value in trainable(model).items():
+        if "magnitude" not in name:
+            value.normal_(std=0.2, generator=torch.Generator().manual_seed(1))
     save_adapter(model, folder / "teacher")
     train(folder, *TAUGHT, f"teacher.adapter={folder / 'teacher'}")
     return folder / "it"
@@ -49,6 +54,29 @@ def test_a_resumed_run_is_the_undisturbed_run(job, tmp_path):
     assert (cut / ADAPTER).read_bytes() == (job / ADAPTER).read_bytes()
 
 
+def test_over_the_same_base_it_says_what_it_says_loaded_apart(job, tmp_path, monkeypatch):
+    """To the last bit. A copy of the model is another one for the run, so it is loaded beside the policy, and copied to
+    the disk of the node before."""
+    monkeypatch.setenv("OCTET_SCRATCH", str(tmp_path / "scratch"))
+    shutil.copytree(NANO, tmp_path / "copy")
+    train(tmp_path, *TAUGHT, f"teacher.name={tmp_path / 'copy'}", f"teacher.adapter={job.parent / 'teacher'}")
+    assert learned(tmp_path / "it") == learned(job)
+    assert (tmp_path / "it" / ADAPTER).read_bytes() == (job / ADAPTER).read_bytes()
+    assert len([*(tmp_path / "scratch/octet-models").glob("copy-*")]) == 1
+
+
+def test_over_the_same_base_it_is_not_saved(job):
+    assert {path.name for path in (job / "adapter").iterdir()} == {
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    (state,) = (job / "checkpoints/step_000002/engine").glob("*model_states.pt")
+    saved = torch.load(state, weights_only=True)["module"]
+    assert saved
+    assert all(".default." in name for name in saved)
+
+
 def test_two_ranks_learn_what_one_does(job, tmp_path):
     train(tmp_path, *TAUGHT, f"teacher.adapter={job.parent / 'teacher'}", ranks=2)
     for one, other in zip(lines(job), lines(tmp_path / "it"), strict=True):
@@ -58,10 +86,21 @@ def test_two_ranks_learn_what_one_does(job, tmp_path):
 
 def test_the_teacher_as_the_reference_of_the_kl(job, tmp_path):
     settings = ["teacher.form=loss", "algorithm.kl.coef=1", "algorithm.kl.estimator=k2"]
-    train(tmp_path, *TAUGHT, *settings, f"teacher.adapter={job.parent / 'teacher'}")
+    train(tmp_path, *TAUGHT, "teacher.name=nano", *settings, f"teacher.adapter={job.parent / 'teacher'}")
     theirs, ours = lines(tmp_path / "it")[0], lines(job)[0]
     assert theirs["kl"] > 0
     assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-3)  # both forms have one gradient at first
+
+
+def test_a_server_says_what_the_same_teacher_says_beside_the_policy(job, tmp_path):
+    with VllmDouble(0) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        server.load("taught", str(job.parent / "teacher"))
+        train(tmp_path, *TAUGHT, f"teacher.url=http://127.0.0.1:{server.server_port}", "teacher.name=taught", ranks=2)
+        server.shutdown()
+    for one, other in zip(lines(job), lines(tmp_path / "it"), strict=True):
+        assert other["advantage/token"] == pytest.approx(one["advantage/token"], abs=1e-4)
+        assert other["loss"] == pytest.approx(one["loss"], abs=1e-4)
 
 
 def test_a_teacher_that_counts_in_other_tokens_is_refused_by_name(tiny_model, tmp_path, alone):
@@ -76,13 +115,13 @@ def test_a_teacher_that_counts_in_other_tokens_is_refused_by_name(tiny_model, tm
     with pytest.raises(
         ModelError, match=r"^teacher\.name=.*/other: its tokenizer is not that of the model, .*2 tokens d"
     ):
-        make_teacher(config, load_tokenizer(config.model))
+        make_teacher(config, load_tokenizer(config.model), 8)
 
 
 def test_a_teacher_that_is_not_there_is_named(tiny_model, tmp_path, alone):
     config = resolve("nano", None, [f"teacher.name={tmp_path / 'none'}"])
     with pytest.raises(ModelError, match=r"^teacher\.name="):
-        make_teacher(config, load_tokenizer(config.model))
-    config = resolve("nano", None, ["teacher.name=nano", f"teacher.adapter={tmp_path}"])
+        make_teacher(config, load_tokenizer(config.model), 8)
+    config = resolve("nano", None, [f"teacher.name={tiny_model}", f"teacher.adapter={tmp_path}"])
     with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
-        make_teacher(config, load_tokenizer(config.model))
+        make_teacher(config, load_tokenizer(config.model), 8)

@@ -111,6 +111,7 @@ def test_every_rule_has_a_case():
         run(steps=3, truncated=1.0),  # too early to say
         History(SILENT.config, []),
         History(SILENT.config, [{"step": 0, "eval/accuracy": 0.5}]),
+        History(SILENT.config, [{"step": 1, "time/rollout": 10.0}]),  # no answer was counted
     ],
 )
 def test_a_healthy_run_is_left_alone(history):

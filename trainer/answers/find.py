@@ -268,7 +268,7 @@ _MARKS: dict[str, tuple[str, Callable[[str, int, str | None], Mark | None]]] = {
     "boxed": ("box", _box_before),
     "tags": ("</answer>", _tag_before),
 }
-STYLES = (*_MARKS, "letter")
+STYLES = (*_MARKS, "letter", "alone")
 
 
 def _found(text: str, style: str, wanted: str | None) -> Found | None:
@@ -276,9 +276,17 @@ def _found(text: str, style: str, wanted: str | None) -> Found | None:
     return _marked(text, wanted, before) if part in text else None
 
 
+def _alone(text: str) -> str | None:
+    """Return a text that is nothing but an answer."""
+    text = text.strip()
+    return (tidy(text) or None) if len(text) <= LONGEST_ANSWER and "\n" not in text else None
+
+
 def _in_place(text: str, style: str, wanted: str | None) -> str | None:
     if style == "letter":
         return _letter(text, wanted)
+    if style == "alone":
+        return _alone(text)
     found = _found(text, style, wanted)
     return found.answer if found else None
 

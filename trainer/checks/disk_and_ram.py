@@ -14,7 +14,7 @@ from trainer.config import ds_config
 from trainer.config.settings import Config
 from trainer.machine.hardware import Hardware, ranks
 from trainer.memory.planner import PROCESS, Planner
-from trainer.model.hub import Found
+from trainer.model.hub import NOTHING, Found
 from trainer.model.shapes import UnknownFamily, known_shape
 
 # For each trained number: its fp32 copy and two moments, in a checkpoint, and in CPU memory if they are offloaded.
@@ -32,22 +32,29 @@ class Needs:
     ram: int
 
 
-def of(config: Config, found: Found, machine: Hardware) -> Needs:
+def of(config: Config, found: Found, machine: Hardware, teacher: Found = NOTHING) -> Needs:
     """Return the needs of all ranks on this machine, whose cards are those that the policy is trained on."""
     is_adapter, dtype = config.lora.enabled, config.model.dtype
-    numbers = found.weights // (4 if _stored_dtype(found) == "float32" else 2)
+    numbers = _numbers(found)
     width = 4 if dtype == "fp32" or (dtype == "auto" and not machine.gpus) else 2
-    in_ram = width if config.model.quantize == "none" else 1
+    loaded = [numbers * (width if config.model.quantize == "none" else 1)]
+    loaded.append(_numbers(teacher) * (width if config.teacher.quantize == "none" else 1))
     trained = _trained_by_adapter(config) if is_adapter else numbers
     state = STATE_BYTES[config.optim.name]
     checkpoint = trained * (state + width * (2 if is_adapter else 1))  # an adapter is also saved for other programs
     is_offloaded = ds_config.is_offloaded(ds_config.zero_settings(config), "optimizer")
     results = config.merges or not is_adapter
     return Needs(
-        download=found.download,
+        download=found.download + (teacher.download if config.teacher.name != config.model.name else 0),
         run=(config.run.keep + 1) * checkpoint + numbers * width * results,
-        ram=ranks(machine)[1] * (PROCESS_BYTES + numbers * in_ram) + trained * state * is_offloaded,
+        # on a card, one of them has left the RAM when the other is loaded
+        ram=ranks(machine)[1] * (PROCESS_BYTES + (max(loaded) if machine.gpus else sum(loaded)))
+        + trained * state * is_offloaded,
     )
+
+
+def _numbers(found: Found) -> int:
+    return found.weights // (4 if _stored_dtype(found) == "float32" else 2)
 
 
 def _stored_dtype(found: Found) -> str | None:

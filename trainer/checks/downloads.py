@@ -9,8 +9,18 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from trainer.config.settings import Config, TaskSettings
-from trainer.errors import DataError
-from trainer.model.hub import FETCH, Found, Refused, Unreachable, find_model, listing, stay_offline
+from trainer.errors import DataError, ModelError
+from trainer.model.hub import (
+    FETCH,
+    NOTHING,
+    Found,
+    Refused,
+    Unreachable,
+    find_model,
+    listing,
+    naming,
+    stay_offline,
+)
 from trainer.problem.sources import HubSet
 from trainer.problem.task import hub_sets, make_task
 
@@ -21,6 +31,18 @@ def check(config: Config) -> Found:
     for data in hub_sets(make_task(config.task)):
         find_data(data, config.task)
     return found
+
+
+def find_teacher(config: Config) -> Found:
+    """Find the model that a run loads as its teacher; it has no files if there is none. Raise ModelError if the model,
+    or the adapter of the teacher, is not there."""
+    folder = config.teacher.adapter
+    if folder and not (folder / "adapter_config.json").is_file():
+        raise ModelError(f"teacher.adapter={folder}: there is no adapter_config.json in it. Name the adapter of a run.")
+    if config.teacher_model is None:
+        return NOTHING
+    with naming("teacher.name"):
+        return find_model(config.teacher_model)
 
 
 def find_data(data: HubSet, task: TaskSettings) -> bool:

@@ -55,8 +55,9 @@ def check(config: Config, machine: hardware.Hardware) -> None:
         chained = config.warmup.steps and not config.is_warmup
         earlier.refuse_other_settings(config.run.dir, config.after_warmup(warmup) if chained else config)
     found = downloads.check(config)  # on every rank: it may decide that this process leaves the hub alone
+    teacher = downloads.find_teacher(config)
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        complain(findings(config, found, machine))
+        complain(findings(config, found, machine, teacher))
         read_files(config)
 
 
@@ -94,8 +95,8 @@ def read_files(config: Config) -> None:
         rehearse_functions(config, task, task.train()[0])
 
 
-def findings(config: Config, found: hub.Found, machine: hardware.Hardware) -> list[Finding]:
-    wanted, folder = disk_and_ram.of(config, found, machine), config.run.dir or RUNS
+def findings(config: Config, found: hub.Found, machine: hardware.Hardware, teacher: hub.Found) -> list[Finding]:
+    wanted, folder = disk_and_ram.of(config, found, machine, teacher), config.run.dir or RUNS
     cards = [of_card for gpu in machine.gpus for of_card in card(config, gpu)]
     return [*disk(wanted, folder), ram(config, wanted, hardware.free_ram()), *cards, *packages(config)]
 

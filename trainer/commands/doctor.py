@@ -168,12 +168,19 @@ def visible_cards(config: Config, machine: hardware.Hardware) -> Iterator[Findin
 
 def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
     """Check model, data and settings as a run does, and whether card, disk and RAM are large enough."""
-    found, errors = hub.Found(None), list[tuple[str, OctetError]]()
+    found = teacher = hub.NOTHING
+    errors = list[tuple[str, OctetError]]()
     try:
         found = hub.find_model(config.model)
         yield Finding("ok", "model", f"{config.model.name}: {_where(found)}")
     except OctetError as error:
         errors.append(("model", error))
+    try:
+        teacher = downloads.find_teacher(config)
+        if config.teacher_model:
+            yield Finding("ok", "teacher", f"{config.teacher.name}: {_where(teacher)}")
+    except OctetError as error:
+        errors.append(("teacher", error))
     try:
         yield Finding("ok", "data", f"{config.task.name}: {_place(config)}")
         yield from (one for one in preflight.packages(config) if one.mark == "problem")  # else they are tried below
@@ -185,7 +192,7 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
         ds_config.check(config, has_gpu=bool(ours.gpus))
         config.refuse_idle(max(1, len(ours.gpus)))
         yield from plan(config, ours)
-        yield from room(config, found, ours)
+        yield from room(config, found, ours, teacher)
     except OctetError as error:
         errors.append(("settings", error))
     for name, why in errors:
@@ -209,13 +216,13 @@ def _and_remedy(text: str) -> list[str]:
     return re.split(r"\. (?=[A-Z`])", text, maxsplit=1)
 
 
-def room(config: Config, found: hub.Found, machine: hardware.Hardware) -> Iterator[Finding]:
+def room(config: Config, found: hub.Found, machine: hardware.Hardware, teacher: hub.Found) -> Iterator[Finding]:
     folder, free = config.run.dir or RUNS, hardware.free_ram()
     if not found.sizes:  # the model was not found, so its size is not known
         yield Finding("ok", "disk", f"{amount(disk_and_ram.free_disk(folder))} free for run.dir={folder}")
         yield Finding("ok", "RAM", f"{amount(free)} free")
         return
-    wanted = disk_and_ram.of(config, found, machine)
+    wanted = disk_and_ram.of(config, found, machine, teacher)
     yield from preflight.disk(wanted, folder)
     yield preflight.ram(config, wanted, free)
 

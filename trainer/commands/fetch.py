@@ -1,6 +1,6 @@
 """`octet fetch`: put the model, data and packages of a run in one folder, for a machine without internet.
 
-    DIR/hub/        the model, as huggingface_hub caches it
+    DIR/hub/        the model and its teacher, as huggingface_hub caches them
         datasets/   the data, as `datasets` has prepared them
         wheels/     the packages of constraints.txt, for this Python and this platform
         manifest.json   every file with its size and SHA-256
@@ -91,7 +91,13 @@ def fetch(config: Config, arguments: Sequence[str], folder: Path, wheels: bool) 
     os.environ["HF_DATASETS_CACHE"] = str(folder / "datasets")  # read when `datasets` is imported
     if disk_and_ram.existing(folder) != folder:
         _make(folder)
-    summary = [fetch_model(config.model, folder), fetch_data(config)]
+    summary = [f"model   {fetch_model(config.model, folder)}"]
+    if config.teacher_model:
+        with hub.naming("teacher.name"):
+            summary.append(f"teacher {fetch_model(config.teacher_model, folder)}")
+    if config.teacher.adapter:
+        summary.append(f"teacher {config.teacher.adapter}: an adapter on this machine; copy it yourself")
+    summary.append(fetch_data(config))
     for line in summary:
         print(line, flush=True)
     if wheels:
@@ -110,14 +116,14 @@ def _make(folder: Path) -> None:
 def fetch_model(model: Model, folder: Path) -> str:
     found = hub.find_model(model)
     if model.name == "nano":
-        return "model   nano: it comes with Octet"
+        return "nano: it comes with Octet"
     if found.folder is None:
         _download(model, found, folder)
         found = hub.Found(hub.snapshot(model), found.sizes)
         _compare(model, found)
     elif hub.snapshot(model) is None:
-        return f"model   {model.name}: a folder on this machine; copy it yourself"
-    return f"model   {model.name}: {amount(sum(found.sizes.values()))} in {len(found.sizes)} files"
+        return f"{model.name}: a folder on this machine; copy it yourself"
+    return f"{model.name}: {amount(sum(found.sizes.values()))} in {len(found.sizes)} files"
 
 
 def _download(model: Model, found: hub.Found, folder: Path) -> None:

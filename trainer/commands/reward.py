@@ -71,7 +71,7 @@ def labelled(path: str, rules: Rules, needs_answer: bool) -> list[Sample]:
             )
         listed = possible_answers(golds_there, prompt.problem.gold, rules.style)
         known = {"right" if is_right else "wrong": completion.text}
-        samples.append(Sample(prompt, rules.style, start_of(rules.opened), listed, **known))
+        samples.append(Sample(prompt, rules.style, start_of(rules.opened, rules.style), listed, **known))
     return samples
 
 

@@ -117,4 +117,5 @@ ANSWERS = {
     "boxed": "what stands in \\boxed{}",
     "tags": "what stands between <answer> and </answer>",
     "letter": "the letter of a choice",
+    "alone": "a text that is nothing else",
 }

@@ -110,23 +110,55 @@ class Config(Section):
         if self.lora.enabled and self.warmup.then == "same":
             return self._with(warmup={"steps": 0}, lora={"start": folder / "start"})
         weights = folder / ("merged" if self.lora.enabled else "start")
-        return self._with(warmup={"steps": 0}, model={"name": str(weights), "revision": None})
+        base = {key: getattr(self.model, key) for key in ("name", "revision", "quantize")}
+        teacher = base if self.shares_base else {}  # whose adapter is one of the model before the warm-up
+        return self._with(warmup={"steps": 0}, model={"name": str(weights), "revision": None}, teacher=teacher)
 
     def _with(self, **sections: dict[str, Any]) -> Config:
         """Return validated settings with other values in some sections."""
         values = self.model_dump()
         return Config.model_validate(values | {name: values[name] | part for name, part in sections.items()})
 
+    @property
+    def shares_base(self) -> bool:
+        """Return True if the teacher is an adapter over the base that the policy has."""
+        own, base = self.teacher, self.model
+        named = (own.name, own.revision, own.quantize)
+        is_same = own.name is None or named == (base.name, base.revision, base.quantize)
+        stays = self.lora.enabled and self.lora.init == "zero"
+        return own.adapter is not None and own.url is None and is_same and stays
+
+    @property
+    def teacher_model(self) -> Model | None:
+        """Return the model that is loaded as the teacher, beside that of the policy; None if there is none."""
+        own = self.teacher
+        if own.name is None or own.url or self.shares_base:
+            return None
+        return Model(name=own.name, revision=own.revision, quantize=own.quantize, dtype=self.model.dtype)
+
     @model_validator(mode="after")
     def _teacher_is_heard(self) -> Config:
         teacher, kl = self.teacher, self.algorithm.kl
-        if teacher.name is None:
-            for key in ("adapter", "revision"):
-                if getattr(teacher, key) is not None:
+        if teacher.name is None and teacher.url is None:
+            for key, usual in (("revision", "null"), ("quantize", "none")):
+                if getattr(teacher, key) not in (None, usual):
                     raise ValueError(
-                        f"teacher.{key}={getattr(teacher, key)}: there is no teacher. Write teacher.name as well"
+                        f"teacher.{key}={getattr(teacher, key)}: it is for a model that is loaded as the teacher, and "
+                        f"there is none. Write teacher.name as well, or teacher.{key}={usual}"
                     )
+        if not teacher.is_there:
             return self
+        if teacher.name is None and teacher.url is None and not self.shares_base:
+            wrong = "lora.enabled=false" if not self.lora.enabled else f"lora.init={self.lora.init}"
+            raise ValueError(
+                f"teacher.adapter={teacher.adapter}: it is over the base of this run, and {wrong} changes the base. "
+                f"Write teacher.name={self.model.name} as well, which loads the base again"
+            )
+        if teacher.url and self.rollout.temperature != 1:
+            raise ValueError(
+                f"rollout.temperature={self.rollout.temperature:g}: the server at teacher.url gives log-probs at a "
+                "temperature of 1 only. Write rollout.temperature=1, or teacher.name=MODEL without teacher.url"
+            )
         if teacher.form == "loss" and (kl.coef == 0 or kl.where != "loss" or kl.refresh):
             raise ValueError(
                 "teacher.form=loss: the teacher is the reference of the KL in the loss. Write algorithm.kl.coef=1 "
@@ -290,7 +322,7 @@ class Config(Section):
     def drops_dead_groups(self) -> bool:
         """Return False for `reinforce` too: it learns from the raw reward, even if all answers have the same. So does a
         teacher, who has something to say about every answer."""
-        learns = self.algorithm.loss == "reinforce" or self.teacher.name is not None
+        learns = self.algorithm.loss == "reinforce" or self.teacher.is_there
         return self.rollout.dead_groups != "keep" and not learns
 
     @property

@@ -13,19 +13,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from trainer.config.settings import Teacher
-from trainer.records import Scores, TrainingBatch
+from trainer.records import TrainingBatch
+
+Ask = Callable[[Sequence[TrainingBatch]], Sequence[Tensor]]  # returns the log-probs_BT of each batch
 
 
 @torch.no_grad()
-def taught(
-    batches: Sequence[TrainingBatch], teacher: Callable[[TrainingBatch], Scores], settings: Teacher
-) -> list[TrainingBatch]:
+def taught(batches: Sequence[TrainingBatch], ask: Ask, settings: Teacher) -> list[TrainingBatch]:
     """Return the batches with what the teacher says about them."""
     found = []
-    for batch in batches:
-        theirs_BT = teacher(batch).logprobs_BT
+    for batch, theirs_BT in zip(batches, ask(batches), strict=True):
         weighed = replace(batch, advantages_B=settings.reward * batch.advantages_B)
         if settings.form == "loss":
             found.append(replace(weighed, reference_logprobs_BT=theirs_BT))

@@ -10,15 +10,16 @@ constants.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, inf
+from math import ceil, inf, prod
 
 from trainer.config import ds_config
 from trainer.config.settings import Config, Teacher
 from trainer.errors import ModelError
 from trainer.memory.activations import FLOAT, Work, forward_bytes, head_bytes, kept_bytes, layer_bytes, saved_bytes
-from trainer.model.shapes import Linear, Shape, shape_of
+from trainer.model.shapes import Linear, Shape, adapter_shapes, shape_of
 
 GB = 10**9
 CONTEXT = GB // 2  # of CUDA with the kernels of torch and cuBLAS, in every process; not measured
@@ -127,7 +128,12 @@ class Planner:
         phases = {"load": self._load() | beside, "rollout": self._resident | self._rollout()}
         algorithm = self.config.algorithm
         if self.teacher:
-            phases["teacher"] = trains | self.teacher.passing
+            phases["teacher"] = trains | self.teacher.passing(())
+        if self.config.shares_base:
+            gathered = {"weights": self._own_weights + self._gathered}
+            phases["teacher"] = (
+                trains | gathered | self.passing({part for name in self._taught for part in name.split(".")})
+            )
         if algorithm.kl.coef or algorithm.top_entropy < 1 or algorithm.minibatches > 1:  # a pass before the update
             phases["score"] = trains | self._score()
         phases |= {"backward": trains | self._backward(), "step": trains | self._step()}
@@ -210,7 +216,7 @@ class Planner:
             "adapter": self.trained * self.item if lora.enabled else 0,
             "optimizer state": largest * self.item if self.offloads else self.state,  # a buffer for one tensor
             "reference": earlier * self.trained * self.item,
-            "teacher": self.teacher.weights if self.teacher else 0,
+            "teacher": (self.teacher.weights if self.teacher else 0) + self._taught_bytes,
         }
 
     @cached_property
@@ -240,22 +246,32 @@ class Planner:
 
     @cached_property
     def teacher(self) -> Planner | None:
-        """The plan of the teacher as a model that is never trained; None for a shape that is not known."""
-        own = self.config.teacher
-        if own.name is None:
+        """The plan of the teacher as a model that is never trained; None for a server, and for an unknown shape."""
+        own = self.config.teacher_model
+        if own is None:
             return None
         try:
             shape = shape_of(own.name, own.revision)
         except ModelError:
             return None
-        changed = {"name": own.name, "quantize": own.quantize, "quantize_head": "none", "embeddings": "device"}
-        alone = {"model": self.config.model.model_copy(update=changed), "teacher": Teacher()}
+        alone = {"model": own, "teacher": Teacher()}
         return Planner(shape, self.config.model_copy(update=alone), self.world_size, self.vram)
 
+    @cached_property
+    def _taught(self) -> dict[str, list[int]]:
+        """The shapes of the weights of the teacher's adapter."""
+        folder = self.config.teacher.adapter
+        return adapter_shapes("teacher.adapter", folder) if folder else {}
+
     @property
-    def passing(self) -> Sizes:
-        """Bytes of a pass of this model over the largest micro-batch, beside its weights."""
-        inside = forward_bytes(self.shape, self.work, self.item, ()) + self._dequantised
+    def _taught_bytes(self) -> float:
+        """Bytes of the teacher's adapter: as wide as the policy's beside it, and in fp32 where PEFT reads it alone."""
+        return sum(map(prod, self._taught.values())) * (self.item if self.config.shares_base else FLOAT)
+
+    def passing(self, targets: Collection[str]) -> Sizes:
+        """Return the bytes of a pass of this model over the largest micro-batch, beside its weights, with an adapter of
+        these layers."""
+        inside = forward_bytes(self.shape, self.work, self.item, targets) + self._dequantised
         head = head_bytes(self.shape, self.work.edges, self.item, learns=False, wants_entropy=False)
         return _larger(inside, self.work.edges * self.shape.hidden * self.item, head)
 

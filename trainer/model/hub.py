@@ -12,8 +12,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -62,6 +63,9 @@ class Found:
         return 0 if self.folder else sum(self.sizes.values())
 
 
+NOTHING = Found(None)
+
+
 def find_model(model: Model) -> Found:
     """Find a model. Raise ModelError if it is not on this machine and the hub does not give it."""
     folder = NANO if model.name == "nano" else local_folder(model.name)
@@ -90,6 +94,15 @@ def find_model(model: Model) -> Found:
             names = wanted(listed, model.trust_remote_code)
             return Found(None, {name: listed[name] for name in names})
     return Found(cached, _sizes(cached))
+
+
+@contextmanager
+def naming(setting: str) -> Iterator[None]:
+    """Name this setting in errors about a model, in place of model.name."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(str(error).replace("model.name=", f"{setting}=", 1)) from None
 
 
 # ---------------------------------------------------------------- on this machine

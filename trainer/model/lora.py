@@ -28,6 +28,7 @@ from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.model.hub import read_json
 
 ADAPTER = "default"  # PEFT's name for the first adapter
+TEACHER = "teacher"  # the name of another one over the same base, which is never trained
 TARGETS: dict[str, Any] = {"attention": ["q_proj", "k_proj", "v_proj", "o_proj"], "all": "all-linear"}
 
 
@@ -114,14 +115,16 @@ def layers(model: Any) -> Iterator[tuple[str, Any]]:
     return ((name, part) for name, part in model.named_modules() if isinstance(part, LoraLayer))
 
 
-def load_adapter(model: Any, folder: Path) -> Any:
-    """Return the model with an adapter that is not trained further. Raise CheckpointError if it is of another model, or
-    no LoRA adapter."""
+def load_adapter(model: Any, folder: Path, name: str = ADAPTER) -> Any:
+    """Return the model with an adapter that is not trained further, beside those that it has. Raise CheckpointError if
+    it is of another model, or no LoRA adapter."""
     _must_be_lora(folder)
     try:
         with _without_tying_warnings(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Found missing adapter keys")  # an error below
-            adapted = peft.PeftModel.from_pretrained(model, str(folder))
+            if isinstance(model, peft.PeftModel):
+                model.load_adapter(str(folder), name)
+            adapted = model if isinstance(model, peft.PeftModel) else peft.PeftModel.from_pretrained(model, str(folder))
         saved = peft.utils.load_peft_weights(str(folder), device="cpu")
     except Exception as error:  # for files that make no sense, PEFT raises errors of every class
         if is_out_of_memory(error):
@@ -130,7 +133,7 @@ def load_adapter(model: Any, folder: Path) -> Any:
             f"{folder}: it does not fit this model ({_reason(error)}). Name the base that it was trained on; "
             "adapter_config.json has its name."
         ) from error
-    loaded = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    loaded = peft.get_peft_model_state_dict(adapted, adapter_name=name, save_embedding_layers=False)
     if apart := sorted({name for name in loaded.keys() ^ saved.keys() if "lora_" in name}):
         raise CheckpointError(
             f"{folder}: it does not fit this model: {len(apart)} weights are in one of them only, the first of them "
@@ -139,6 +142,28 @@ def load_adapter(model: Any, folder: Path) -> Any:
     if broken := next((name for name, value in saved.items() if not value.isfinite().all()), None):
         raise CheckpointError(f"{folder}: {broken} has numbers that are not finite. Take an earlier adapter.")
     return adapted
+
+
+def add_teacher(model: Any, folder: Path) -> None:
+    """Add the teacher's adapter to a model with an adapter that is trained. It is switched on by `as_teacher` only."""
+    load_adapter(model, folder, TEACHER)
+    base = model.get_base_model()
+    ends = (base.get_input_embeddings(), base.get_output_embeddings())
+    if model.peft_config[TEACHER].modules_to_save or any(TEACHER in getattr(end, "scaling", ()) for end in ends):
+        raise CheckpointError(
+            f"teacher.adapter={folder}: it changes the embedding or the output layer, or replaces whole layers, which "
+            "the policy has to keep. Merge it (octet merge), and name the merged model in teacher.name."
+        )
+
+
+@contextmanager
+def as_teacher(model: Any) -> Iterator[None]:
+    """Compute with the teacher's adapter instead of the one that is trained."""
+    model.set_adapter(TEACHER, inference_mode=True)
+    try:
+        yield
+    finally:
+        model.set_adapter(ADAPTER)
 
 
 def take_values(model: Any, settings: Lora) -> None:
@@ -265,7 +290,7 @@ def save_adapter(model: Any, folder: Path, values: Mapping[str, Tensor] | None =
     with warnings.catch_warnings():
         # PEFT asks the hub whether the vocabulary has changed, and warns if it gets no answer
         warnings.simplefilter("ignore", UserWarning)
-        model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=values)
+        model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=values, selected_adapters=[ADAPTER])
         disk.follow_umask(*folder.glob("*.safetensors"))
     own = model.peft_config[ADAPTER]
     (folder / "README.md").write_text(CARD.format(base=own.base_model_name_or_path, rank=own.r))

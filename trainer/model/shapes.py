@@ -6,6 +6,7 @@ the hub, which is one small file.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,6 +156,23 @@ def shape_of(name: str, revision: str | None = None) -> Shape:
         raise ModelError(
             f"model.name={name}: its config.json cannot be had ({reason}). Write a local folder, or a model of "
             "Qwen2.5, Qwen3, Llama 3, SmolLM2 or Gemma, whose shapes are shipped: Qwen/Qwen2.5-1.5B-Instruct."
+        ) from None
+
+
+def adapter_shapes(setting: str, folder: Path) -> dict[str, list[int]]:
+    """Return the shape of each weight of an adapter by its name, from the beginning of its file; nothing for an old
+    adapter_model.bin. Raise ModelError if there is no adapter."""
+    path = folder / "adapter_model.safetensors"
+    if not path.is_file() and path.with_suffix(".bin").is_file():
+        return {}
+    try:
+        with path.open("rb") as file:
+            entries = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return {name: list(entry["shape"]) for name, entry in entries.items() if name != "__metadata__"}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError) as error:
+        raise ModelError(
+            f"{setting}={folder}: its adapter_model.safetensors cannot be read ({type(error).__name__}). Name another "
+            "adapter."
         ) from None
 
 

@@ -76,7 +76,13 @@ STYLES: dict[str, Style] = {
 }
 TURN = "OCTET-TURN"  # stands for what the model wrote, where a template is asked what follows it
 # How an example ends whose solution does not end with a marked answer.
-MARKS = {"gsm8k": "#### {}", "boxed": "\\boxed{{{}}}", "tags": "<answer>{}</answer>", "letter": "Answer: {}"}
+MARKS = {
+    "gsm8k": "#### {}",
+    "boxed": "\\boxed{{{}}}",
+    "tags": "<answer>{}</answer>",
+    "letter": "Answer: {}",
+    "alone": "{}",
+}
 PLAIN_STOPS = ("\nQuestion:",)  # a model without a chat template that makes up the next question
 ROLES = {"user": "Question: ", "assistant": "Answer: ", "system": ""}  # for a model without a chat template
 
@@ -321,7 +327,9 @@ def examples(task: Task, shots: int) -> list[Problem]:
 
 def solved(problem: Problem, answer_style: str) -> str:
     """Return the worked solution, with the answer where a strict answer has to stand. One that comes to another answer
-    is left out."""
+    is left out, and so is all of it where an answer stands alone."""
+    if answer_style == "alone":
+        return problem.gold
     found = find.strict(problem.solution, answer_style, problem.gold) if problem.solution else None
     if found is not None and compare.equal(found, problem.gold):
         return problem.solution

@@ -7,6 +7,7 @@ import heapq
 import json
 import os
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -14,21 +15,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from trainer.batch.pack import Packer
 from trainer.batch.room import Room
 from trainer.config.command_line import Request, flat
-from trainer.config.settings import Config, Model
+from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError, ModelError
 from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
 from trainer.evaluation.evaluator import Evaluator
 from trainer.loss.kl import Coefficient
 from trainer.loss.logprobs import LogProbs
+from trainer.loss.teacher import Ask
 from trainer.machine import disk
+from trainer.model import hub
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stop_tokens
 from trainer.model.lora import load_adapter
 from trainer.model.staging import stage
+from trainer.policy import Policy
 from trainer.problem import lessons
 from trainer.problem.curriculum import CURRICULA
 from trainer.problem.environment import environments_of
@@ -36,7 +41,7 @@ from trainer.problem.prompts import Prompter
 from trainer.problem.task import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
-from trainer.records import Draws, Problem, Prompt
+from trainer.records import Draws, Problem, Prompt, TrainingBatch
 from trainer.reports import terminal
 from trainer.reward import golds
 from trainer.reward.make import make_scorer, make_verifier, worked
@@ -45,6 +50,7 @@ from trainer.rollout.hf import HfSampler
 from trainer.rollout.limits import Say, check_context, context_of, within_context
 from trainer.rollout.make import make_sampler, make_vllm_sampler
 from trainer.rollout.vllm.publish import Exportable, VllmContext
+from trainer.rollout.vllm.teacher import ServedTeacher
 from trainer.run_folder import checkpoints, claim
 from trainer.run_folder.journal import Journal, read_records
 from trainer.run_folder.origin import Origin
@@ -74,7 +80,8 @@ def build(request: Request) -> Run:
     golds.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
     if config.is_warmup and config.warmup.source == "solutions":
         lessons.check(task, training)
-    stage(config.model)
+    for model in filter(None, (config.model, config.teacher_model)):
+        stage(model)
     tokenizer = load_tokenizer(config.model)
     prompter = prompter_of(config, task, tokenizer)
     problems = prompter.fitting(training)
@@ -87,8 +94,9 @@ def build(request: Request) -> Run:
     folder = claim.claim(request)  # not before: bad data leaves no folder that refuses the mended settings
     scorer = make_scorer(config, task, folder)
     scorer.rehearse(prompter.prompt(problems[0]), worked(problems[0]))
-    teacher = make_teacher(config, tokenizer) if config.teacher.name else None
+    ask = make_teacher(config, tokenizer, len(longest.tokens))
     policy = make_policy(config, total_steps)
+    teacher = partial(by_adapter, policy) if config.shares_base else ask
     check_vocabulary(tokenizer, policy.model)
     check_context(policy.model, [longest], config.rollout.max_new_tokens)
     kl = Coefficient(config.algorithm.kl)
@@ -143,21 +151,33 @@ def open_record(
 
 def make_policy(config: Config, total_steps: int) -> Any:
     """Load the model, add the adapter, and start the engine."""
-    from trainer.model.lora import add_adapter
+    from trainer.model.lora import add_adapter, add_teacher
     from trainer.step.engine import DeepSpeedPolicy
 
     dtype = resolve_dtype(config.model.dtype, distributed.device())
     torch.manual_seed(config.run.seed)  # the adapter's first values
     model = load_model(config.model, dtype, distributed.device())
     model = add_adapter(model, config.lora) if config.lora.enabled else model
+    if config.shares_base and config.teacher.adapter:
+        add_teacher(model, config.teacher.adapter)
     return DeepSpeedPolicy(model, config, dtype, total_steps)
 
 
-def make_teacher(config: Config, tokenizer: Any) -> LogProbs:
-    """Load the teacher, frozen, beside the policy. Raise ModelError if it counts in other tokens."""
-    own, device = config.teacher, distributed.device()
-    settings = Model(name=str(own.name), revision=own.revision, quantize=own.quantize, dtype=config.model.dtype)
-    try:
+def by_adapter(policy: Policy, batches: Sequence[TrainingBatch]) -> list[Tensor]:
+    """Return the log-probs of a teacher that is an adapter of the policy's base."""
+    with policy.as_teacher():
+        return [policy.measure(batch).logprobs_BT for batch in batches]
+
+
+def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> Ask | None:
+    """Load the teacher, frozen, beside the policy, or connect to its server. Raise ModelError if it counts in other
+    tokens."""
+    own, settings, device = config.teacher, config.teacher_model, distributed.device()
+    if own.url:
+        return ServedTeacher(config, tokenizer, longest_prompt, partial(print, file=sys.stderr, flush=True))
+    if settings is None:
+        return None
+    with hub.naming("teacher.name"):
         theirs, ours = load_tokenizer(settings).get_vocab(), tokenizer.get_vocab()
         if apart := sorted(token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token)):
             raise ModelError(
@@ -165,11 +185,10 @@ def make_teacher(config: Config, tokenizer: Any) -> LogProbs:
                 f"tokens differ, the first of them {apart[0]!r}. Take a teacher of the same family."
             )
         model = load_model(settings, resolve_dtype(settings.dtype, device), device)
-    except ModelError as error:
-        raise ModelError(str(error).replace("model.name=", "teacher.name=", 1)) from None
     if own.adapter:
         model = load_adapter(model, own.adapter)
-    return LogProbs(model.requires_grad_(False), config.rollout.temperature, flat=config.optim.layout == "flat")
+    score = LogProbs(model.requires_grad_(False), config.rollout.temperature, flat=config.optim.layout == "flat")
+    return lambda batches: [score(batch).logprobs_BT for batch in batches]
 
 
 def vllm_context(

@@ -243,6 +243,12 @@ class DeepSpeedPolicy:
         with self.gathered(), self.reference.swapped_in() if self.reference else self.as_base():
             yield
 
+    @contextmanager
+    def as_teacher(self) -> Iterator[None]:
+        """Compute with the teacher's adapter instead of the one that is trained."""
+        with self.gathered(), lora.as_teacher(self.model):
+            yield
+
     def refresh_reference(self, step: int) -> None:
         """Make the policy its own reference at the start of a step if `algorithm.kl.refresh` says so."""
         every = self.config.algorithm.kl.refresh

@@ -13,10 +13,10 @@ from trainer.loss import before_update
 from trainer.loss.kl import Coefficient
 from trainer.loss.metrics import tally_batch
 from trainer.loss.objectives import objective, total
-from trainer.loss.teacher import taught
+from trainer.loss.teacher import Ask, taught
 from trainer.machine.out_of_memory import until_it_fits
 from trainer.policy import Policy
-from trainer.records import MiniBatch, ScoredGroup, Scores, TrainingBatch, TrainingRow, Update
+from trainer.records import MiniBatch, ScoredGroup, TrainingBatch, TrainingRow, Update
 from trainer.step.gradient_regularisation import strength_at
 from trainer.watch.tally import Tally
 
@@ -31,7 +31,7 @@ class Updater:
     packer: Packer
     room: Room
     kl: Coefficient
-    teacher: Callable[[TrainingBatch], Scores] | None = None
+    teacher: Ask | None = None
 
     def penalise(self, groups: Mapping[int, ScoredGroup], tally: Tally) -> dict[int, ScoredGroup]:
         """Take the KL to the reference, times its coefficient, off each reward, if `algorithm.kl.where=reward`."""

@@ -532,7 +532,8 @@ def sampler_apart(history: History) -> str | None:
     "Look at nvidia-smi and top; memory/* and time/* are in metrics.jsonl.",
 )
 def slower(history: History) -> str | None:
-    speeds = [one["length"] * one["groups"] / one["time/rollout"] for one in history.steps if one.get("time/rollout")]
+    timed = [one for one in history.steps if one.get("time/rollout") and one.keys() >= {"length", "groups"}]
+    speeds = [one["length"] * one["groups"] / one["time/rollout"] for one in timed]
     if len(speeds) >= LONG and median(speeds[-2 * RECENT :]) < median(speeds[RECENT : 3 * RECENT]) / 3:
         return "sampling is three times slower than at the start"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.parse
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -9,6 +10,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 RUNS = Path("runs")
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+def base_address(url: str) -> str:
+    """Return the address of a server without a path. Raise ValueError if it is none. One that may have a key in it is
+    returned as it is, because the message of a field shows its value."""
+    parts = urllib.parse.urlsplit(url)
+    if not (may_have_a_key(url) or (url.isascii() and parts.scheme in ("http", "https") and parts.netloc)):
+        raise ValueError(f"{url} is not the address of a server. Write one like http://127.0.0.1:8000")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def may_have_a_key(url: str) -> bool:
+    return "@" in urllib.parse.urlsplit(url).netloc or "?" in url
 
 
 class Section(BaseModel):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import urllib.parse
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trainer.config.sections.base import Section
+from trainer.config.sections.base import Section, base_address, may_have_a_key
 
 SERVED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # adapter ranks for which vLLM can reserve memory
 
@@ -58,17 +57,12 @@ class Vllm(Section):
     @field_validator("urls")
     @classmethod
     def _base_addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for url in value:
-            parts = urllib.parse.urlsplit(url)
-            has_secret = "@" in parts.netloc or parts.query  # refused below, where no message shows the value
-            if not (has_secret or (url.isascii() and parts.scheme in ("http", "https") and parts.netloc)):
-                raise ValueError(f"{url} is not the address of a server. Write one like http://127.0.0.1:8000")
-        return tuple(url.rstrip("/").removesuffix("/v1") for url in value)
+        return tuple(map(base_address, value))
 
     @model_validator(mode="after")
     def _no_secret_in_the_settings(self) -> Vllm:
         """Refuse what may be a key, which config.yaml and `ps` would show. The messages do not show the values."""
-        if any("@" in urllib.parse.urlsplit(url).netloc or "?" in url for url in self.urls):
+        if any(map(may_have_a_key, self.urls)):
             raise ValueError("urls have a user name or a query in them. Put the key of the servers into VLLM_API_KEY")
         if any(re.match("--(api[-_]key|hf[-_]token)", argument) for argument in self.arguments):
             raise ValueError("arguments have a key in them. Put it into the environment: VLLM_API_KEY, or HF_TOKEN")

@@ -14,6 +14,7 @@ from trainer.errors import did_you_mean
 # The tasks that come with Octet, and where they are: functions that take the settings, like that of a user's file.
 BUILT_IN = {
     "nano": "trainer.problem.word_problems:nano",
+    "addition": "trainer.problem.addition:AdditionTask",
     "gsm8k": "trainer.problem.gsm8k:Gsm8kTask",
     "math": "trainer.problem.competition_math:MathTask",
     "multiple_choice": "trainer.problem.multiple_choice:MultipleChoiceTask",
@@ -25,8 +26,8 @@ BUILT_IN = {
 
 class TaskSettings(Section):
     name: str = "nano"
-    """`nano` and `reasoning_gym:GENERATOR` make up their problems; `gsm8k`, `math`, `multiple_choice` and `records`
-    read them; `FILE.py:FUNCTION` is a task of your own. See `docs/tasks.md`."""
+    """`nano`, `addition` and `reasoning_gym:GENERATOR` make up their problems; `gsm8k`, `math`, `multiple_choice` and
+    `records` read them; `FILE.py:FUNCTION` is a task of your own. See `docs/tasks.md`."""
     mix: dict[str, float] = Field({})
     """Several tasks at once, with the share of each: `{gsm8k: 2, reasoning_gym:gcd: 1}`. It sets `task.name=mix`."""
     gym: dict[str, Any] = Field({})
@@ -145,8 +146,9 @@ class PromptSettings(Section):
     """A system message before the question."""
     shots: int = Field(4, ge=1)
     """Number of solved examples in a `few_shot` prompt."""
-    answer: Literal["auto", "gsm8k", "boxed", "tags", "letter"] = "auto"
-    """Where a strict answer is expected (####, \\boxed{}, <answer>, a letter); `auto` follows the style."""
+    answer: Literal["auto", "gsm8k", "boxed", "tags", "letter", "alone"] = "auto"
+    """Where a strict answer is expected (####, \\boxed{}, <answer>, a letter, or nothing beside it); `auto` follows the
+    style."""
     template: dict[str, Any] = Field({})
     """Variables of the model's chat template, such as `{enable_thinking: false}` for Qwen3."""
     max_tokens: int = Field(512, ge=1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
-from trainer.config.sections.base import Section
+from trainer.config.sections.base import Section, base_address, may_have_a_key
 
 
 class Teacher(Section):
@@ -15,13 +15,17 @@ class Teacher(Section):
 
     name: str | None = None
     """A model on the hub or a local folder whose log-probs of the sampled answers are learned from. Its tokenizer must
-    be that of `model.name`."""
+    be that of `model.name`. With `teacher.url`, the name of a model at that server; by default its base."""
+    url: str | None = None
+    """A running vLLM server as teacher, such as `http://127.0.0.1:8000`. `rollout.vllm.wait_s` and
+    `rollout.vllm.timeout_s` hold for it, too."""
     revision: str | None = None
     """Branch, tag or commit of the teacher on the hub."""
     quantize: Literal["none", "nf4", "int8"] = "none"
     """Store the teacher in 4 or 8 bits, as in `model.quantize`."""
     adapter: Path | None = None
-    """The folder of an adapter of the teacher, such as that of an earlier run."""
+    """The folder of an adapter of the teacher, such as that of an earlier run. Without `teacher.name`, or with that of
+    `model.name`, it lies beside the adapter that is trained, over the same base, which is loaded once."""
     form: Literal["advantage", "loss"] = "advantage"
     """`advantage`: each token has the log-prob of the teacher minus that of the sampler as its advantage, the reverse
     KL of one token. `loss`: the teacher is the reference of the KL in the loss, whose weight is `algorithm.kl.coef`."""
@@ -29,3 +33,28 @@ class Teacher(Section):
     """Weight of the teacher in the advantage of a token."""
     reward: float = Field(0.0, ge=0.0)
     """Weight of the verifier's advantage beside the teacher; 0 learns from the teacher alone."""
+
+    @property
+    def is_there(self) -> bool:
+        return any(one is not None for one in (self.name, self.url, self.adapter))
+
+    @field_validator("url")
+    @classmethod
+    def _base_address(cls, value: str | None) -> str | None:
+        return value and base_address(value)
+
+    @model_validator(mode="after")
+    def _no_secret_in_the_settings(self) -> Teacher:
+        if self.url and may_have_a_key(self.url):  # the message does not show it
+            raise ValueError("the url has a user name or a query in it. Put the key of the server into VLLM_API_KEY")
+        return self
+
+    @model_validator(mode="after")
+    def _server_has_its_own_model(self) -> Teacher:
+        for key, usual in (("revision", "null"), ("quantize", "none"), ("adapter", "null")):
+            if self.url and getattr(self, key) not in (None, usual):
+                raise ValueError(
+                    f"{key}={getattr(self, key)}: the server at teacher.url decides about its model. Start it with "
+                    f"what you want, and write teacher.{key}={usual}"
+                )
+        return self

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainer.model.lora import ADAPTER
 from trainer.rollout.limits import free_bytes
 
 SPARE = 4  # copies may take 1/SPARE of the free memory: the training pass needs the rest
@@ -26,7 +27,9 @@ class Projection:
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self.layers = layers
-        self.adapted = any(_base(layer) is not layer for layer in layers)
+        self.adapted = any(
+            ADAPTER in getattr(layer, "lora_A", ()) for layer in layers
+        )  # a teacher's is not sampled from
         self._copy_OH: Tensor | None = None
         self._bias_O: Tensor | None = None
 
@@ -114,4 +117,4 @@ def _can_be_copied(layer: Any) -> bool:
     if type(base) is not nn.Linear or base is layer:
         return type(base) is nn.Linear  # quantised layers are subclasses
     is_lora = hasattr(layer, "lora_A") and not layer.merged
-    return is_lora and not layer.lora_variant and not any(layer.lora_bias.values())
+    return is_lora and ADAPTER not in layer.lora_variant and not layer.lora_bias.get(ADAPTER)

@@ -31,10 +31,11 @@ class InvalidReply(NoReply):
 
 
 class Server:
-    """The routes of one server. Each raises `NoReply` if a single attempt fails."""
+    """The routes of one server, which `setting` names. Each raises `NoReply` if a single attempt fails."""
 
-    def __init__(self, url: str, process: ServerProcess | None = None) -> None:
+    def __init__(self, url: str, process: ServerProcess | None = None, setting: str = "rollout.vllm.urls") -> None:
         self.url = url
+        self.where = f"{setting}={url}"
         self.process = process  # if this rank has started it
         self.base = ""  # its name for the base; like `max_model_len` set from `describe`
         self.max_model_len: int | None = None
@@ -46,19 +47,30 @@ class Server:
     def post(self, path: str, body: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> Any:
         return self._json(path, body, timeout_s)
 
-    def describe(self) -> tuple[str, int | None]:
-        """Return its name for the base and its context length."""
+    def describe(self, name: str | None = None) -> tuple[str, int | None]:
+        """Return its name for the base, or the name of another of its models, and its context length."""
         try:
             cards = self.get("/v1/models")["data"]
         except NoReply as failure:
             if failure.status != 404:
                 raise
             raise ConfigError(
-                f"rollout.vllm.urls={self.url}: no vLLM answers there, because /v1/models is unknown (HTTP 404). Write "
-                "the address of a vLLM server, with its port and without a path."
+                f"{self.where}: no vLLM answers there, because /v1/models is unknown (HTTP 404). Write the address of "
+                "a vLLM server, with its port and without a path."
             ) from None
-        card = next(card for card in cards if card.get("parent") is None)
-        return str(card["id"]), card.get("max_model_len")
+        base = next(card for card in cards if card.get("parent") is None)
+        names = [str(card["id"]) for card in cards]
+        if name is not None and name not in names:
+            raise ConfigError(f"{self.where}: it has no model {name}, only {', '.join(names)}. Name one of these.")
+        return name or str(base["id"]), base.get("max_model_len")
+
+    def must_be(self, asked: str, answered: Any) -> None:
+        """Raise TrainingError if another model has answered than the one that was asked."""
+        if answered != asked:
+            raise TrainingError(
+                f"{self.where}: asked for {asked}, it answered as {str(answered)[:100]}. A program between the trainer "
+                "and vLLM changes the model; name the server itself."
+            )
 
     def load(self, adapter: Published) -> None:
         """Load an adapter. A server that has it already keeps it."""
@@ -126,8 +138,11 @@ def _explained(failure: NoReply, url: str, adapter: Published) -> Exception:
 class Retry:
     """Retries one request until a server answers, for up to `rollout.vllm.wait_s`, and reports that it is waiting."""
 
-    def __init__(self, settings: Vllm, say: Say, stop: threading.Event) -> None:
+    def __init__(
+        self, settings: Vllm, say: Say, stop: threading.Event, where: str = "rollout.engine=vllm_server"
+    ) -> None:
         self.settings = settings
+        self.where = where
         self._stop = stop
         self._say = say
         self._began: float | None = None
@@ -153,7 +168,7 @@ class Retry:
         waited_s = now - self._began
         self._invalid_replies += isinstance(failure, InvalidReply)
         if reason := self._why_give_up(failure, waited_s):
-            raise TrainingError(f"rollout.engine=vllm_server: {failure}. {reason}")
+            raise TrainingError(f"{self.where}: {failure}. {reason}")
         if waited_s > SAY_EVERY_S:
             self._say(f"waiting for vLLM, {waited_s:.0f} s so far: {failure}")
         self._stop.wait(min(LONGEST_PAUSE_S, 0.1 + waited_s / 4))

@@ -146,7 +146,7 @@ class VllmServerSampler(Sampler):
             body["model"] = adapter.name if adapter else server.base
             try:
                 reply = server.post("/v1/completions", body, self.settings.vllm.timeout_s)
-                return self._written(reply, server.url, body)
+                return self._written(reply, server, body)
             except NoReply as failure:
                 tries += 1
                 if failure.status == 404 and adapter is not None:  # the server has been restarted
@@ -169,18 +169,15 @@ class VllmServerSampler(Sampler):
             "return_token_ids": True,
         }
 
-    def _written(self, reply: Any, url: str, body: Body) -> list[Written]:
+    def _written(self, reply: Any, server: Server, body: Body) -> list[Written]:
         """Return the tokens and log-probs of each answer in a reply."""
+        url = server.url
         try:
             model, choices = reply["model"], sorted(reply["choices"], key=lambda choice: int(choice["index"]))
             rows = [(choice["token_ids"], choice["logprobs"]["token_logprobs"]) for choice in choices]
         except (LookupError, TypeError, ValueError, OverflowError):
             raise InvalidReply(f"{url}: the reply has no token ids with their log-probs") from None
-        if model != body["model"]:
-            raise TrainingError(
-                f"rollout.vllm.urls={url}: asked for {body['model']}, it answered as {str(model)[:100]}. A program "
-                "between the trainer and vLLM changes the model; name the server itself."
-            )
+        server.must_be(body["model"], model)
         if [choice["index"] for choice in choices] != list(range(body["n"])):
             raise InvalidReply(f"{url}: {len(choices)} answers, not {body['n']}")
         for tokens, logprobs in rows:

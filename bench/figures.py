@@ -1,0 +1,54 @@
+"""The figures of the documentation, from what was measured: python bench/figures.py writes docs/*.svg"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from trainer.reports.chart import HEIGHT, WIDTH, Chart, Curve, Value
+from trainer.reports.drawing import svg
+
+ROOT = Path(__file__).parent.parent
+
+
+def figures() -> Iterator[tuple[str, Chart]]:
+    taught, added, solved = (
+        json.loads((ROOT / f"bench/results/{name}.json").read_text())["runs"]
+        for name in ("teaching", "addition", "gsm8k")
+    )
+    yield "teaching", _of_arms("accuracy, mean and range of five seeds", taught)
+    yield "addition", _of_arms("accuracy on held-out sums, three seeds", added)
+    curve = [Value(one["step"], *[one["eval/accuracy"]] * 3) for one in solved[0]["warmup"]["curve"]]
+    yield "warmup_gsm8k", Chart("strict accuracy on GSM8K's 1,319 in the warm-up", [Curve("", curve)], percent=True)
+
+
+def _of_arms(title: str, runs: Sequence[Mapping[str, Any]]) -> Chart:
+    names = [*dict.fromkeys(run["arm"] for run in runs)]
+    curves = [
+        Curve(name, [*_values([run["curve"] for run in runs if run["arm"] == name])], colour)
+        for colour, name in enumerate(names)
+    ]
+    return Chart(title, curves, percent=True)
+
+
+def _values(curves: Sequence[Sequence[Mapping[str, float]]]) -> Iterator[Value]:
+    for at_once in zip(*curves, strict=True):
+        found = [one["eval/accuracy"] for one in at_once]
+        yield Value(at_once[0]["step"], fmean(found), min(found), max(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="the folder to write to (default %(default)s)")
+    folder = parser.parse_args().out
+    for name, chart in figures():
+        drawn = svg(chart.marks(), WIDTH, HEIGHT, chart.title, alone=True)
+        (folder / f"{name}.svg").write_text(drawn, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""A vLLM server as teacher, against a server that speaks as much of the protocol; the real one is in tests/vllm/."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.conftest import row
+from tests.e2e.vllm_double import VllmDouble
+from trainer.batch.pack import Packer
+from trainer.config.command_line import resolve
+from trainer.config.settings import Model
+from trainer.errors import ConfigError, ModelError, TrainingError
+from trainer.loss.logprobs import LogProbs
+from trainer.machine import hardware
+from trainer.model.load import load_model
+from trainer.rollout.vllm.teacher import ServedTeacher
+
+QUICK = ["algorithm.loss=reinforce_baseline", "rollout.vllm.wait_s=1", "rollout.vllm.timeout_s=5"]
+
+
+@pytest.fixture
+def double():
+    with VllmDouble(0) as double:
+        threading.Thread(target=double.serve_forever, args=(0.01,), daemon=True).start()
+        yield double
+        double.shutdown()
+
+
+@pytest.fixture
+def connect(double, tokenizer):
+    """Return a function that connects to the server, with more settings."""
+
+    def connected(*settings: str, longest: int = 8, tokenizer=tokenizer) -> ServedTeacher:
+        named = [f"teacher.url=http://127.0.0.1:{double.server_port}/v1/", *QUICK, *settings]
+        return ServedTeacher(resolve("nano", None, named), tokenizer, longest, print)
+
+    return connected
+
+
+def test_the_logprobs_are_those_of_the_model_beside_the_policy(connect):
+    """Rows of several lengths with one prompt, in two micro-batches, one of them with a token that it did not write."""
+    rows = [row(4, length, 1.0, first=20) for length in (3, 7, 5)]
+    rows.append(row(9, 4, 1.0, first=60))
+    rows[1] = SimpleNamespace(**{name: getattr(rows[1], name) for name in rows[1].__slots__}, length=11, mask=[])
+    rows[1].mask = rows[1].written = [True, True, False, False, True, True, True]
+    packer = Packer(24, 0, flat=False)
+    batches = packer.pack(rows)
+    assert len(batches) > 1
+    score = LogProbs(load_model(Model(name="nano"), "fp32", torch.device("cpu")).requires_grad_(False), 1.0)
+    for batch, found_BT in zip(batches, connect()(batches), strict=True):
+        torch.testing.assert_close(found_BT, score(batch).logprobs_BT, atol=1e-5, rtol=0)
+        assert (found_BT[~batch.mask_BT] == 0).all()
+
+
+def test_its_own_settings_are_the_servers_affair():
+    for setting in ("teacher.quantize=nf4", "teacher.adapter=x", "teacher.revision=main"):
+        with pytest.raises(ConfigError, match=r"the server at teacher\.url decides about its model"):
+            resolve("nano", None, ["teacher.url=http://127.0.0.1:1", *QUICK, setting])
+    with pytest.raises(ConfigError, match=r"rollout\.temperature=0\.7: .* at a temperature of 1 only"):
+        resolve("nano", None, ["teacher.url=http://127.0.0.1:1", *QUICK, "rollout.temperature=0.7"])
+    with pytest.raises(ConfigError, match=r"x:1 is not the address of a server"):
+        resolve("nano", None, ["teacher.url=x:1", *QUICK])
+    with pytest.raises(ConfigError, match="Put the key of the server into VLLM_API_KEY") as refused:
+        resolve("nano", None, ["teacher.url=http://me:secret@x", *QUICK])
+    assert "secret" not in str(refused.value)
+
+
+def test_another_model_is_refused(connect):
+    with pytest.raises(ConfigError, match=r"^teacher\.url=.*: it has no model larger, only nano\. Name one"):
+        connect("teacher.name=larger")
+    assert connect("teacher.name=nano").model == "nano"
+
+
+def test_a_server_without_room_for_the_longest_answer_is_refused(connect):
+    connect("rollout.max_new_tokens=1000", longest=23)
+    with pytest.raises(
+        ConfigError, match=r"a prompt of 24 tokens .* room for, 1024\. Start it with --max-model-len 1025"
+    ):
+        connect("rollout.max_new_tokens=1000", longest=24)
+
+
+class Swapped:
+    """The tokenizer of the model, with two tokens in each other's place."""
+
+    def __init__(self, tokenizer):
+        self.get_vocab = tokenizer.get_vocab
+        self.decode = lambda tokens: tokenizer.decode([{40: 41, 41: 40}.get(token, token) for token in tokens])
+
+
+def test_a_teacher_that_counts_in_other_tokens_is_refused_by_name(connect, tokenizer):
+    with pytest.raises(
+        ModelError, match=r"^teacher\.url=.*not that of the model, nano: .* 'FGH.*, .* 'GFH.*same family"
+    ):
+        connect(tokenizer=Swapped(tokenizer))
+
+
+def test_a_server_that_is_not_there_is_named(tokenizer):
+    config = resolve("nano", None, [f"teacher.url=http://127.0.0.1:{hardware.free_port()}", *QUICK])
+    with pytest.raises(TrainingError, match=r"^teacher\.url=.*refused.* Octet has waited for \d s \(rollout\.vllm"):
+        ServedTeacher(config, tokenizer, 8, print)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "message"),
+    [
+        ({"model": "other"}, TrainingError, "asked for nano, it answered as other"),
+        ({"choices": []}, TrainingError, r"3 invalid replies"),
+        ({"choices": [{"prompt_logprobs": None}]}, TrainingError, "not from vLLM"),
+        ({"choices": [{"prompt_logprobs": [None, {"20": {"logprob": -1.0}}]}]}, TrainingError, "not from vLLM"),
+        (
+            {"choices": [{"prompt_logprobs": [None, *[{str(t): {"logprob": 3.0}} for t in (27, 34)]]}]},
+            ConfigError,
+            "3 is no",
+        ),
+    ],
+)
+def test_a_reply_that_makes_no_sense_ends_the_run(double, connect, reply, kind, message):
+    teacher = connect()
+    double.look_back = lambda **body: (200, {"model": "nano", **reply})
+    with pytest.raises(kind, match=r"teacher\.url=.*" + message):
+        teacher(Packer(24, 0, flat=False).pack([row(1, 2, 1.0)]))

@@ -1,0 +1,111 @@
+"""A vLLM server as teacher: the log-probs of answers that the policy has sampled.
+
+The prompt of a request is the token ids of a prompt and its answer. vLLM gives the log-probs of a prompt at a
+temperature of 1, whatever the request says, and writes one more token, which is not used.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import isfinite
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from trainer.config.settings import Config
+from trainer.errors import ConfigError, ModelError
+from trainer.machine import threads
+from trainer.ranks import distributed
+from trainer.records import TrainingBatch
+from trainer.rollout.limits import Say
+from trainer.rollout.vllm.client import Retry, Server, rate_limited
+from trainer.rollout.vllm.server import OPEN_REQUESTS
+
+T = TypeVar("T")
+
+ROUNDING = 1e-3  # a number above this is no log-prob
+SHOWN = 20  # characters where two vocabularies differ
+
+
+class ServedTeacher:
+    """Asks the server at `teacher.url` about each row of the batches, many rows at a time."""
+
+    def __init__(self, config: Config, tokenizer: Any, longest_prompt: int, say: Say) -> None:
+        """Raise if the server has another model or too little room, or counts in other tokens. Every rank calls it, and
+        rank 0 asks."""
+        self.settings, self._say = config.rollout.vllm, rate_limited(say)
+        self.server = Server(str(config.teacher.url), setting="teacher.url")
+        describe = partial(self.server.describe, config.teacher.name)
+        self.model, room = distributed.on_main(partial(self._retry, describe))
+        needed = longest_prompt + config.rollout.max_new_tokens + 1
+        if room is not None and needed > room:
+            raise ConfigError(
+                f"rollout.max_new_tokens={config.rollout.max_new_tokens}: with a prompt of {longest_prompt} tokens and "
+                f"one more, that is more than the teacher at {self.server.url} has room for, {room}. Start it with "
+                f"--max-model-len {needed}, or write a smaller rollout.max_new_tokens or prompt.max_tokens."
+            ).of_all()
+        distributed.on_main(partial(self._refuse_other_tokens, tokenizer, config.model.name))
+
+    def __call__(self, batches: Sequence[TrainingBatch]) -> list[Tensor]:
+        rows = [row for batch in batches for row in _rows(batch)]
+        found = dict(threads.each([partial(self._retry, partial(self._ask, row)) for row in rows], OPEN_REQUESTS))
+        answers = iter(found[index] for index in range(len(rows)))
+        return [_laid_out(batch, answers) for batch in batches]
+
+    def _retry(self, request: Callable[[], T]) -> T:
+        retry = Retry(self.settings, self._say, threading.Event(), self.server.where)  # nobody stops it
+        return retry.call(request, self.server.url)
+
+    def _ask(self, row: Sequence[int]) -> list[float]:
+        """Return the log-probs of the tokens of a row, from the second on."""
+        body = {"model": self.model, "prompt": row, "max_tokens": 1, "prompt_logprobs": 0}
+        reply = self.server.post("/v1/completions", body, self.settings.timeout_s)
+        self.server.must_be(self.model, reply["model"])
+        (choice,) = reply["choices"]
+        of_tokens = zip(choice["prompt_logprobs"], row, strict=True)
+        next(of_tokens)  # nothing is before the first
+        found = [float(candidates[str(token)]["logprob"]) for candidates, token in of_tokens]
+        if not all(isfinite(one) and one < ROUNDING for one in found):
+            raise ConfigError(
+                f"{self.server.where}: {max(found):g} is no log-prob. Start it without --logprobs-mode, or "
+                "with processed_logprobs."
+            )
+        return found
+
+    def _refuse_other_tokens(self, tokenizer: Any, name: str) -> None:
+        """Raise ModelError if the tokens of the tokenizer, put one after the other, are another text for the server.
+
+        Spaces are left out: versions of transformers treat them differently.
+        """
+        tokens = sorted(tokenizer.get_vocab().values())
+        ask = partial(self.server.post, "/detokenize", {"model": self.model, "tokens": tokens})
+        theirs = "".join(self._retry(lambda: str(ask()["prompt"])).split(" "))
+        ours = "".join(tokenizer.decode(tokens).split(" "))
+        if theirs == ours:
+            return
+        pairs = enumerate(zip(theirs, ours))
+        at = next((place for place, (one, other) in pairs if one != other), min(len(theirs), len(ours)))
+        raise ModelError(
+            f"{self.server.where}: its tokenizer is not that of the model, {name}: where its vocabulary goes "
+            f"on with {theirs[at : at + SHOWN]!r}, that of the model does with {ours[at : at + SHOWN]!r}. Take a "
+            "teacher of the same family."
+        )
+
+
+def _rows(batch: TrainingBatch) -> list[list[int]]:
+    """Return the tokens of each row, its prompt first, without padding."""
+    lengths = batch.present_BT.sum(dim=1).tolist()
+    pairs = zip(batch.inputs_BT.tolist(), batch.targets_BT.tolist(), lengths, strict=True)
+    return [[*inputs[:length], targets[length - 1]] for inputs, targets, length in pairs]
+
+
+def _laid_out(batch: TrainingBatch, answers: Any) -> Tensor:
+    """Return the log-probs of a batch, 0 outside its mask."""
+    found_BT = torch.zeros(batch.mask_BT.shape)
+    for values_T in found_BT:
+        logprobs = next(answers)
+        values_T[: len(logprobs)] = torch.tensor(logprobs)
+    return found_BT.to(batch.mask_BT.device).where(batch.mask_BT, 0.0)
