@@ -108,6 +108,12 @@ def test_tokenizers_that_llama_cpp_may_not_know_are_refused():
             vocabulary.pre_of(wrong)
 
 
+def test_sentencepiece_that_llama_cpp_reads_otherwise_is_refused():
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    with pytest.raises(ModelError, match=r"it is of the SentencePiece kind, with .*first"):
+        vocabulary.begins_with_space({"model": {"type": "BPE"}, "normalizer": None, "pre_tokenizer": metaspace})
+
+
 REFUSED = {
     "OlmoForCausalLM is not one of LlamaForCausalLM": ("olmo", {}),
     "its rope_type is dynamic": (

@@ -6,6 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.normalizers import Prepend, Replace, Sequence
+from tokenizers.pre_tokenizers import Metaspace, Split
+from tokenizers.processors import TemplateProcessing
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
 
 from tests.llama.families import FAMILIES, make
 from trainer.commands.main import main
@@ -142,3 +149,47 @@ def test_a_file_that_reads_other_tokens_is_refused(run, tmp_path, capfd):
     assert octet("export", run, "--to", "gguf", "--problems", 4, "--out", tmp_path / "out", *settings) == 1
     assert "reads the prompt of problem" in capfd.readouterr().err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model-q8_0.gguf.refused"]
+
+
+# ---------------------------------------------------------------- SentencePiece
+
+WAYS = {
+    "Llama 2": (Sequence([Prepend("▁"), Replace(" ", "▁")]), None),
+    "Metaspace": (None, Metaspace("▁", prepend_scheme="always", split=False)),
+    "Gemma": (Replace(" ", "▁"), Split(" ", "merged_with_previous")),
+}
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def sentencepiece(request) -> PreTrainedTokenizerFast:
+    """A vocabulary of 480 tokens, learned from this file."""
+    own = Tokenizer(BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    own.normalizer, splits = WAYS[request.param]
+    if splits is not None:
+        own.pre_tokenizer = splits
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    lines = Path(__file__).read_text().splitlines()
+    own.train_from_iterator(lines, BpeTrainer(vocab_size=480, special_tokens=special, max_token_length=8))
+    rules = json.loads(own.to_str())
+    rules["added_tokens"] = rules["added_tokens"][:3]  # bytes are ordinary tokens
+    own = Tokenizer.from_str(json.dumps(rules))
+    own.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=own, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+def test_tokenizers_of_the_sentencepiece_kind(sentencepiece, tmp_path):
+    weights = weights_of(make("llama", tmp_path / "model"))
+    gguf_file.write(tmp_path / "file", weights, sentencepiece, "q8_0", None)
+    sampler = llama_cpp.LlamaCppSampler(tmp_path / "file", Stops(sentencepiece, []), 16)
+    texts = [
+        "return the answers of llama.cpp",
+        " two  spaces ",
+        "é🙂 and\nlines\n",
+        "x</s>y",
+        *Path(__file__).read_text().splitlines(),
+    ]
+    if sentencepiece.backend_tokenizer.normalizer is None:  # Metaspace adds no space before one, and llama.cpp does
+        texts = [text for text in texts if not text.startswith(" ")]
+    for text in filter(None, texts):
+        assert sampler.tokens(text, True) == sentencepiece(text)["input_ids"], text
+    sampler.close()

@@ -7,7 +7,8 @@ that it knows. Here it follows from the rules in tokenizer.json, so it is also f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gguf
@@ -25,6 +26,8 @@ BY_CASE = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + SPACES
 )
+SPACE = "▁"  # of SentencePiece
+BYTE = re.compile("<0x[0-9A-F]{2}>")
 # Llama.cpp's name for how a text is split, and whether a word of the vocabulary is taken without merging its parts.
 PRE = {
     (("gpt-2",), False): "gpt-2",
@@ -39,8 +42,8 @@ PRE = {
 def pre_of(rules: Mapping[str, Any]) -> str:
     """Return llama.cpp's name for how a tokenizer splits a text. Raise ModelError for one that it may not know."""
     model, normalizer = rules["model"], rules.get("normalizer")
-    if model["type"] != "BPE" or model.get("byte_fallback"):
-        raise _unknown(f"it is a {model['type']} of another kind than byte-level BPE")
+    if model["type"] != "BPE":
+        raise _unknown(f"it is a {model['type']}, not BPE")
     if normalizer and normalizer["type"] != "NFC":
         raise _unknown(f"its normalizer is {normalizer['type']}")
     splits = tuple(_splits(rules.get("pre_tokenizer")))
@@ -48,6 +51,31 @@ def pre_of(rules: Mapping[str, Any]) -> str:
         return PRE[splits, bool(model.get("ignore_merges"))]
     except KeyError:
         raise _unknown(f"it splits text by {', '.join(splits)[:200] or 'nothing'}") from None
+
+
+def begins_with_space(rules: Mapping[str, Any]) -> bool:
+    """Return True if a tokenizer of the SentencePiece kind puts a space before a text. Raise ModelError for one that
+    does more than to write spaces as `SPACE`."""
+    model, normalizer, splits = rules["model"], rules.get("normalizer"), rules.get("pre_tokenizer") or {}
+    steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
+    seen = [step.get("prepend") or (step.get("pattern"), step.get("content")) for step in steps if step]
+    blank = {"String": " "}
+    if model["type"] == "BPE" and seen == [SPACE, (blank, SPACE)] and not splits:
+        return True
+    if model["type"] == "BPE" and seen == [(blank, SPACE)] and splits.get("pattern", blank) == blank:
+        return False
+    scheme = None if seen or splits.get("split") else splits.get("prepend_scheme")
+    if model["type"] == "BPE" and scheme in ("always", "never"):
+        return bool(scheme == "always")  # with `first` there is no space behind a special token, and llama.cpp adds one
+    raise _unknown(f"it is of the SentencePiece kind, with {json.dumps([normalizer, splits])[:200]}")
+
+
+def _scores(tokens: Sequence[str], merges: Sequence[Sequence[str]]) -> list[float]:
+    """Return what llama.cpp merges by: the earlier a token comes in the list of merges, the higher its score."""
+    first: dict[str, int] = {}
+    for rank, (left, right) in enumerate(merges):
+        first.setdefault(left + right, rank)
+    return [-float(first.get(token, len(merges))) for token in tokens]
 
 
 def _unknown(reason: str) -> ModelError:
@@ -82,12 +110,20 @@ def write(writer: gguf.GGUFWriter, tokenizer: Any, size: int, end_of_turn: int |
     if not getattr(tokenizer, "is_fast", False):
         raise _unknown("it has no tokenizer.json")
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre_of(rules))
     tokens, kinds = _tokens(tokenizer, size)
+    merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in rules["model"].get("merges", ())]
+    if rules["model"].get("byte_fallback"):
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        writer.add_add_space_prefix(begins_with_space(rules))
+        writer.add_token_scores(_scores(tokens, merges))
+        kinds = [gguf.TokenType.BYTE if BYTE.fullmatch(token) else kind for token, kind in zip(tokens, kinds)]
+    else:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre_of(rules))
+        writer.add_token_merges([" ".join(pair) for pair in merges])
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in rules["model"]["merges"]])
     for kind in ("bos", "eos", "unk", "pad"):
         if (token := getattr(tokenizer, f"{kind}_token_id")) is not None:
             getattr(writer, f"add_{kind}_token_id")(token)
@@ -110,6 +146,8 @@ def _tokens(tokenizer: Any, size: int) -> tuple[list[str], list[int]]:
     for index in range(size):
         if index not in by_id:
             kind = gguf.TokenType.UNUSED
+        elif index == tokenizer.unk_token_id and tokenizer.unk_token not in (tokenizer.eos_token, tokenizer.pad_token):
+            kind = gguf.TokenType.UNKNOWN
         elif index in added:
             kind = gguf.TokenType.CONTROL if added[index].special else gguf.TokenType.USER_DEFINED
         else:
