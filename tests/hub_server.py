@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -20,6 +21,10 @@ from huggingface_hub import constants
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?")
 FILE = re.compile(r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+PUSH = re.compile(
+    r"/(?:api/models/([^/]+/[^/]+)|([^/]+/[^/]+)\.git/info/lfs)/(preupload/main|commit/main|objects/batch)"
+)
+LARGE = (".safetensors", ".gguf", ".png")  # what is sent beside the commit
 
 
 class Hub(ThreadingHTTPServer):
@@ -40,6 +45,9 @@ class Hub(ThreadingHTTPServer):
         self.token = token  # when there is one, nothing is given without it
         self.downloads: list[tuple[str, str]] = []  # each file sent, and the range that was asked for
         self.delay_s = 0.0  # before each answer
+        self.uploads: dict[str, dict[str, bytes]] | None = None  # files that were pushed; None: nobody may push
+        self.private: dict[str, object] = {}
+        self.large: dict[str, bytes] = {}
         self.cut_after: int | None = None  # bytes after which a download breaks off, once
 
     @property
@@ -92,8 +100,70 @@ class _Answer(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        """Only `paths-info` is asked in this way."""
-        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        asked = self._body().decode()
+        path = unquote(urlsplit(self.path).path)
+        if path == "/api/validate-yaml":
+            self._reply_json({"errors": [], "warnings": []})
+        elif path == "/api/repos/create" and not self._may_write():
+            self._refuse(401, "")
+        elif self.server.uploads is None:
+            self._answer_paths(asked)
+        elif path == "/api/repos/create":
+            self._create(json.loads(asked))
+        elif push := PUSH.fullmatch(path):
+            self._take(push[1] or push[2], push[3], asked)
+        else:
+            self._answer_paths(asked)
+
+    def do_PUT(self) -> None:
+        """Take a large file, whose name is its sum."""
+        self.server.large[self.path.rpartition("/")[2]] = self._body()
+        self._reply(200, b"")
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers["Content-Length"]))
+        parts = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(parts)
+
+    def _may_write(self) -> bool:
+        return self.headers.get("Authorization") == f"Bearer {self.server.token}"
+
+    def _create(self, asked: Mapping[str, object]) -> None:
+        name = f"{asked['organization']}/{asked['name']}"
+        self.server.uploads[name] = {}
+        self.server.private[name] = asked["private"] if "private" in asked else asked.get("visibility") == "private"
+        self._reply_json({"url": f"{self.server.url}/{name}", "id": name, "name": name})
+
+    def _take(self, name: str, what: str, asked: str) -> None:
+        """Take a part of a push: what is large, where to put that, and the commit."""
+        if what == "objects/batch":
+            objects = [
+                {**one, "actions": {"upload": {"href": f"{self.server.url}/large/{one['oid']}"}}}
+                for one in json.loads(asked)["objects"]
+            ]
+            self._reply_json({"transfer": "basic", "objects": objects})
+        elif what.startswith("preupload"):
+            modes = {True: "lfs", False: "regular"}
+            files = [
+                {"path": one["path"], "uploadMode": modes[Path(one["path"]).suffix in LARGE], "shouldIgnore": False}
+                for one in json.loads(asked)["files"]
+            ]
+            self._reply_json({"files": files})
+        else:
+            for line in map(json.loads, asked.splitlines()):
+                if line["key"] == "file":
+                    self.server.uploads[name][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                elif line["key"] == "lfsFile":
+                    self.server.uploads[name][line["value"]["path"]] = self.server.large[line["value"]["oid"]]
+            url = f"{self.server.url}/{name}/commit/{COMMIT}"
+            self._reply_json({"commitUrl": url, "commitOid": COMMIT, "success": True})
+
+    def _answer_paths(self, asked: str) -> None:
         paths = (
             json.loads(asked)["paths"]
             if asked.startswith("{")

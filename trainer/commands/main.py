@@ -48,6 +48,7 @@ GROUPS = {
     "share": {
         "export": "Write the model for llama.cpp, Ollama, vLLM or the hub, and compare its answers.",
         "merge": "Write the model with an adapter merged in, and compare the two.",
+        "push": "Send a model to the hub, with a card made from the run; a dry run without --yes.",
     },
 }
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}

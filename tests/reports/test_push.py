@@ -1,0 +1,107 @@
+"""octet push: what is shown is what is sent, nothing is sent unasked, and the card says what the run measured."""
+
+import json
+
+import pytest
+import yaml
+from huggingface_hub import constants
+
+from tests.hub_server import serving, use_hub
+from trainer.commands.main import main
+
+
+def octet(capsys, *arguments):
+    with pytest.raises(SystemExit) as end:
+        main([*map(str, arguments)])
+    said = capsys.readouterr()
+    return end.value.code or 0, said.out, said.err
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub that takes what is pushed, by the protocol for large files that every version of it speaks."""
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    with serving({}, token="hf_secret") as server:
+        server.uploads = {}
+        use_hub(monkeypatch, server.url, tmp_path / "home")
+        yield server
+
+
+def log_in(monkeypatch, token="hf_secret"):
+    monkeypatch.setenv("HF_TOKEN", token)
+
+
+def test_nothing_is_sent_unasked(capsys, hub, finished, monkeypatch):
+    log_in(monkeypatch)
+    status, out, _ = octet(capsys, "push", finished, "--to", "me/demo")
+    assert status == 0
+    assert "nothing was sent: --yes sends these files to me/demo, private if" in out
+    assert "adapter_model.safetensors" in out
+    assert not hub.uploads
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub sends large files so
+def test_what_was_shown_is_sent_in_one_commit(capsys, hub, finished, monkeypatch):
+    log_in(monkeypatch)
+    _, shown, _ = octet(capsys, "push", finished, "--to", "me/demo")
+    status, out, err = octet(capsys, "push", finished, "--to", "me/demo", "--yes")
+    assert status == 0, err
+    assert "/me/demo/commit/" in out
+    sent = hub.uploads["me/demo"]
+    assert sent["README.md"].decode() in shown
+    assert hub.private == {"me/demo": True}
+    adapter = {path.name: path.read_bytes() for path in (finished / "adapter").iterdir() if path.name != "README.md"}
+    assert {name: sent[name] for name in adapter} == adapter
+    assert {*sent} == {*adapter, "README.md", "curves.png"}
+    assert b"hf_secret" not in b"".join(sent.values())
+
+
+def test_the_card_says_what_the_run_measured(capsys, finished):
+    _, out, _ = octet(capsys, "push", finished, "--to", "me/demo")
+    _, head, text = out.split("---\n", 2)
+    facts = yaml.safe_load(head)
+    assert (facts["library_name"], facts["license"], facts["tags"]) == ("peft", "apache-2.0", ["octet", "grpo", "lora"])
+    base, trained = json.loads((finished / "eval.json").read_text())["evaluations"]
+    row = next(line for line in text.splitlines() if line.startswith("| correct"))
+    assert f"{base['accuracy']:.1%}" in row
+    assert f"{trained['accuracy']:.1%}" in row
+    assert "6 steps of 4 problems x 8 answers of at most 40 tokens" in text
+    assert "- `rollout.problems=4`" in text
+    assert "octet train --preset nano" in text
+
+
+def test_no_path_of_this_machine_is_in_the_card(capsys, copied):
+    folder = copied("demo")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["task"] |= {"name": "gsm8k", "data_dir": "/home/somebody/data"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    status, out, err = octet(capsys, "push", folder, "--to", "me/demo")
+    assert status == 0, err
+    assert "somebody" not in out
+    assert "The data: of the author" in out
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--to", "demo"], "--to demo: it is no name of a repository. Write OWNER/NAME."),
+        (["--to", "me/demo", "--what", "merged"], "merged: there is nothing to send. Name a folder"),
+        (["--to", "me/demo", "--yes"], "--to me/demo: the hub did not take it (Client error '401 Unauthorized'"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused(capsys, hub, finished, monkeypatch, arguments, said):
+    log_in(monkeypatch, "hf_other")
+    status, out, err = octet(capsys, "push", finished, *arguments)
+    assert (status, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+    assert not hub.uploads
+
+
+def test_a_file_that_failed_its_check_is_refused(capsys, copied):
+    folder = copied("demo")
+    (folder / "export-gguf").mkdir()
+    (folder / "export-gguf/model-q8_0.gguf.refused").write_bytes(b"GGUF")
+    status, _, err = octet(capsys, "push", folder, "--to", "me/demo", "--what", "export-gguf")
+    assert status != 0
+    assert "did not pass its check" in err

@@ -1,0 +1,98 @@
+"""`octet push`: send the adapter, the merged model or an export of a run to the hub, with a card made from the run."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, errors
+
+from trainer.errors import CheckpointError, ConfigError
+from trainer.machine.disk import amount
+from trainer.model import hub
+from trainer.reports import card, sheet
+from trainer.reports.run_files import RunFiles, read_run
+
+NAME = re.compile(r"[\w.-]+/[\w.-]+")
+CURVES = "curves.png"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet push runs/demo --to you/model --what export-gguf --yes"
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--to", required=True, metavar="OWNER/NAME", help="the repository; it is made if there is none")
+    parser.add_argument("--what", metavar="FOLDER", help="a folder of the run (default: adapter, or model)")
+    parser.add_argument("--public", action="store_true", help="make a new repository public")
+    parser.add_argument("--yes", action="store_true", help="send it; without, what would be sent is printed")
+
+
+def run(options: Namespace) -> None:
+    if not NAME.fullmatch(options.to):
+        raise ConfigError(f"--to {options.to}: it is no name of a repository. Write OWNER/NAME.")
+    run = read_run(options.run)
+    folder = options.run / (options.what or run.config.lora.product)
+    files = _files(folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        curves = _curves(run, Path(scratch))
+        text = card.card(run, options.to, _kind(folder), _licence(run), CURVES if curves else None)
+        contents: dict[str, Any] = {**files, "README.md": text.encode(), **({CURVES: curves} if curves else {})}
+        if options.yes:
+            print(_send(options.to, contents, private=not options.public))
+            return
+    print(text)
+    for name, content in contents.items():
+        print(f"{amount(content.stat().st_size if isinstance(content, Path) else len(content)):>9}  {name}")
+    kind = "public" if options.public else "private"
+    print(f"nothing was sent: --yes sends these files to {options.to}, {kind} if the repository is new")
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    found.pop("README.md", None)  # the card takes its place
+    if refused := [name for name in found if name.endswith(".refused")]:
+        raise CheckpointError(f"{folder}: {refused[0]} did not pass its check. Export it anew, in another format.")
+    if not found:
+        raise CheckpointError(f"{folder}: there is nothing to send. Name a folder of the run with --what.")
+    return found
+
+
+def _kind(folder: Path) -> str:
+    if (folder / "adapter_config.json").is_file():
+        return "adapter"
+    return "gguf" if any(folder.glob("*.gguf")) else "model"
+
+
+def _curves(run: RunFiles, folder: Path) -> bytes | None:
+    if not run.steps:
+        return None
+    list(sheet.write([run], folder))
+    return (folder / CURVES).read_bytes()
+
+
+def _licence(run: RunFiles) -> str | None:
+    """Return the licence of the base as its card says, where that is on this machine."""
+    if run.config.model.name == "nano":
+        return "apache-2.0"
+    base = hub.local_folder(run.config.model.name) or hub.snapshot(run.config.model)
+    readme = base / "README.md" if base else None
+    found = ModelCard.load(readme).data.get("license") if readme and readme.is_file() else None
+    return str(found) if found else None
+
+
+def _send(to: str, contents: dict[str, Any], private: bool) -> str:
+    """Send everything in one commit, and return its address."""
+    api = HfApi()
+    try:
+        api.create_repo(to, private=private, exist_ok=True)
+        added = [CommitOperationAdd(name, content) for name, content in contents.items()]
+        return str(api.create_commit(to, added, commit_message="Add a model trained with Octet").commit_url)
+    except errors.LocalTokenNotFoundError:
+        raise ConfigError(f"--to {to}: there is no login on this machine. `hf auth login`, or set HF_TOKEN.") from None
+    except (errors.HfHubHTTPError, OSError, RuntimeError) as error:  # the last of a large file
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        raise ConfigError(
+            f"--to {to}: the hub did not take it ({reason}). See that the login may write there."
+        ) from None

@@ -1,0 +1,134 @@
+"""The model card of a run: what the model is, how good it is and how that was measured, and how to make it again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCardData
+
+from trainer.config.command_line import flat
+from trainer.reports import repeat
+from trainer.reports.alarms import alarms_of
+from trainer.reports.evaluation_table import rows
+from trainer.reports.run_files import RunFiles, facts_of
+
+HUB_NAMES = {
+    "gsm8k": "openai/gsm8k",
+    "math": "DigitalLearningGmbH/MATH-lighteval",
+    "multiple_choice": "Idavidrein/gpqa",
+}
+LICENCES = {  # of the data, as their pages on the hub say
+    "openai/gsm8k": "MIT",
+    "DigitalLearningGmbH/MATH-lighteval": "MIT",
+    "Idavidrein/gpqa": "CC BY 4.0",
+}
+USE_ADAPTER = """\
+    from peft import AutoPeftModelForCausalLM
+    model = AutoPeftModelForCausalLM.from_pretrained("{name}")"""
+USE_MODEL = """\
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained("{name}")"""
+USE_GGUF = """\
+    llama-cli -hf {name}"""
+
+
+def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str | None) -> str:
+    """Return the card as Markdown with the hub's metadata. `kind` is adapter, gguf or model, and `licence` that of the
+    base if it is known. `curves` names a picture beside the card."""
+    text = "\n".join([*_metadata(run, kind, licence), *_text(run, name, kind, licence, curves)])
+    for value in sorted(filter(_is_path, _strings(run.settings.values())), key=len, reverse=True):
+        text = text.replace(value, Path(value.rstrip("/")).name)  # a folder of this machine is nobody's business
+    return text
+
+
+def _strings(values: Iterable[Any]) -> Iterator[str]:
+    for value in values:
+        yield from [value] if isinstance(value, str) else _strings(value) if isinstance(value, list | tuple) else []
+
+
+def _is_path(value: str) -> bool:
+    return value.startswith(("/", "~", "./", "../"))
+
+
+def data_of(run: RunFiles) -> str | None:
+    """Return the name on the hub of the data that the run was trained on."""
+    own = run.settings["task.path"] or run.settings["task.data_dir"]
+    return None if own else HUB_NAMES.get(run.settings["task.name"])
+
+
+def _metadata(run: RunFiles, kind: str, licence: str | None) -> Iterator[str]:
+    data, base = data_of(run), run.settings["model.name"]
+    facts = ModelCardData(
+        base_model=base if "/" in base and not Path(base).is_dir() else None,
+        library_name={"adapter": "peft", "model": "transformers", "gguf": "llama.cpp"}[kind],
+        pipeline_tag="text-generation",
+        license=licence,
+        datasets=[data] if data else None,
+        tags=["octet", "warmup" if run.settings["warmup.only"] else "grpo", *(["lora"] if kind == "adapter" else [])],
+    )
+    yield from ("---", facts.to_yaml(), "---", "")
+
+
+def _text(run: RunFiles, name: str, kind: str, licence: str | None, curves: str | None) -> Iterator[str]:
+    settings, base = run.settings, run.settings["model.name"]
+    what = {"adapter": f"A LoRA adapter of {base}", "model": f"{base}", "gguf": f"A GGUF file of {base}"}[kind]
+    how = "supervised training on worked solutions" if settings["warmup.only"] else "GRPO"
+    yield f"# {name.rpartition('/')[2]}\n"
+    yield f"{what}, trained by {how} on the task `{settings['task.name']}` with Octet.\n"
+    yield {"adapter": USE_ADAPTER, "model": USE_MODEL, "gguf": USE_GGUF}[kind].format(name=name)
+    yield f"\n## Licence\n\nThe base: {licence or 'see its page'}. The data: {_data(run)}."
+    yield "\n## Evaluation\n"
+    yield from _evaluation(run)
+    yield "\n## Training\n"
+    yield from _training(run, curves)
+    yield "\n## How it was made\n"
+    yield from (f"- {line}" for line in run.made_with)
+    yield "\nWith the same packages, data and number of ranks, this repeats it:\n"
+    yield from (f"    {line}" for line in repeat.commands(flat(run.config.model_dump(mode="json")), run.made_with))
+    yield "\n## Limits\n"
+    yield from _limits(run)
+
+
+def _data(run: RunFiles) -> str:
+    if run.settings["task.name"] in ("nano", "addition"):
+        return "made up by Octet, Apache-2.0"
+    found = data_of(run)
+    return f"{found}, {LICENCES[found]}" if found else "of the author; not named by the run"
+
+
+def _evaluation(run: RunFiles) -> Iterator[str]:
+    models, pairs = run.evaluation.get("evaluations", []), run.evaluation.get("comparisons", [])
+    if not models:
+        yield "The run has not been evaluated."
+        return
+    yield f"Greedy answers to {models[0]['problems']} held-out problems, with 95 % intervals. `correct` asks for the"
+    yield "requested format, `in any format` does not.\n"
+    yield f"| | {' | '.join(model['name'] for model in models)} |\n| --- |{' --- |' * len(models)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows(models, pairs))
+    kind, evidence = run.verdict
+    yield f"\nVerdict: {kind}: {evidence}"
+
+
+def _training(run: RunFiles, curves: str | None) -> Iterator[str]:
+    settings, facts = run.settings, facts_of(run)
+    each = "{rollout.problems} problems x {rollout.group_size} answers of at most {rollout.max_new_tokens} tokens"
+    if settings["warmup.only"]:
+        each = "{warmup.problems} worked solutions"
+    each = re.sub(r"{([\w.]+)}", lambda key: str(settings[key[1]]), each)
+    yield f"{facts['steps']} steps of {each}; {facts['training_s']:,.0f} s of training."
+    if curves:
+        yield f"\n![Curves of the run]({curves})"
+    preset, changes = repeat.nearest_preset(flat(run.config.model_dump(mode="json")))
+    yield f"\nThe settings are those of the preset `{preset}`{', but:' if changes else '.'}\n"
+    yield from (f"- `{change.key}={change.run}`" for change in changes)
+
+
+def _limits(run: RunFiles) -> Iterator[str]:
+    yield f"- It was measured on held-out problems of `{run.settings['task.name']}` alone. What it gained or lost"
+    yield "  elsewhere is not known, and neither is how safe its answers are."
+    yield "- One seed. Another seed can give another result."
+    if alarms := [alarm.finding.rule for alarm in alarms_of(run.history) if alarm.lasts]:
+        yield f"- Alarms at the end of the run: {', '.join(alarms)}."
