@@ -9,12 +9,10 @@ import sys
 from trainer.exits import answering_errors, leave, listen, naming_missing_packages
 
 with naming_missing_packages():
-    from trainer.checks import cards, memory, preflight
-    from trainer.config import ds_config
+    from trainer.checks import cards, preflight, start
     from trainer.config.command_line import parse_command_line
     from trainer.machine import hardware, quiet
     from trainer.ranks import slurm
-    from trainer.reward import make
 
 
 def main() -> None:
@@ -27,10 +25,7 @@ def main() -> None:
         return
     machine = hardware.detect()
     cards.must_leave_our_cards(machine, request.config.rollout.vllm, int(os.environ.get("WORLD_SIZE", "1")))
-    ds_config.check(request.config, has_gpu=bool(machine.gpus))
-    memory.check(request.config, machine)
-    make.check(request.config)
-    preflight.check(request.config, machine)
+    start.check(request.config, machine)
     quiet.quiet()
     preflight.skip_unused_imports(request.config)
     hardware.prepare_cuda(request.config.rollout.engine)

@@ -8,6 +8,8 @@
 #                                     made here; see docs/gpu.md
 #   bash tests/run.sh vllm            a real vLLM on the CPU, in an environment of its own that is made here, or that of
 #                                     OCTET_VLLM_PYTHON
+#   bash tests/run.sh llama           a real llama.cpp, which is built here (4 minutes on two cores, once), or found in the
+#                                     folder OCTET_LLAMA
 #   bash tests/run.sh slurm           jobs in a Slurm that the tests start (Debian, root); installs it
 #   bash tests/run.sh all             everything that this machine can run
 #   bash tests/run.sh -k losses -x    anything else goes to pytest
@@ -19,6 +21,10 @@ if [ "${1:-}" = vllm ] && [ -z "${OCTET_VLLM_PYTHON:-}" ]; then
     use_vllm_environment "$root" || { echo "SKIPPED: the tests against the real vLLM" && exit 0; }
 else
     use_environment "$root" dev
+fi
+if [ "${1:-}" = llama ]; then
+    source "$root/tests/llama/environment.sh"
+    use_llama "$root" || { echo "SKIPPED: the tests against the real llama.cpp" && exit 0; }
 fi
 if [ "${1:-}" = cuda ]; then
     source "$root/tests/cuda/environment.sh"
@@ -32,8 +38,8 @@ with_cuda_tests=(tests/cuda tests/test_gpu.py tests/test_bench.py)
 case "${1:-}" in
 slow) exec python -m pytest "${side_by_side[@]}" -m "$@" ;;
 cuda) shift && exec python -m pytest -n 2 --dist worksteal -m cuda "${with_cuda_tests[@]}" "$@" ;;
-gpu | slurm) exec python -m pytest -m "$@" ;;
+gpu | slurm | llama) exec python -m pytest -m "$@" ;;
 vllm) shift && exec python -m pytest -m vllm tests/vllm "$@" ;;
-all) shift && exec python -m pytest -m "not vllm and not cuda" "$@" ;;
-*) exec python -m pytest "${side_by_side[@]}" -m "not slow and not gpu and not cuda and not vllm and not slurm" "$@" ;;
+all) shift && exec python -m pytest -m "not vllm and not cuda and not llama" "$@" ;;
+*) exec python -m pytest "${side_by_side[@]}" -m "not slow and not gpu and not cuda and not vllm and not slurm and not llama" "$@" ;;
 esac

@@ -6,11 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.conftest import ROOT
+from trainer import __version__
+from trainer.commands.doctor import pinned
 
 RUN = ["--preset", "nano", "eval.problems=8", "run.dir=it"]
 
@@ -79,11 +85,55 @@ def test_every_package_is_listed_for_the_wheel():
     assert not without, "a folder with modules needs an __init__.py, or it is left out of the wheel"
 
 
+EXTRAS = {"math": "math_verify", "gym": "reasoning_gym", "wandb": "wandb", "trackio": "trackio"}  # and what they import
+
+
+def required(names: list[str]) -> Iterator[tuple[str, Requirement]]:
+    """Yield every requirement of some requirements, as the installed packages name them, with who has it."""
+    waiting, seen = [("setup.cfg", Requirement(name)) for name in names], set()
+    while waiting:
+        by, wanted = waiting.pop()
+        yield by, wanted
+        if (wanted.name, *sorted(wanted.extras)) in seen:
+            continue
+        seen.add((wanted.name, *sorted(wanted.extras)))
+        for line in distribution(wanted.name).requires or []:
+            other = Requirement(line)
+            if other.marker is None or any(other.marker.evaluate({"extra": one}) for one in (*wanted.extras, "")):
+                waiting.append((wanted.name, other))
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_fits_the_constraints_and_imports(extra):
+    """All together: each package has one pin, and every requirement of every package allows it."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    names = [*setup["options"]["install_requires"].split(), *setup["options.extras_require"][extra].split()]
+    pins = pinned(ROOT / "constraints.txt")
+    try:
+        wanted = list(required(names))
+    except PackageNotFoundError as missing:
+        pytest.skip(f"{missing.name} is not installed")
+    by_name = {canonicalize_name(name): version for name, version in pins.items()}
+    versions = [(by, one, by_name.get(canonicalize_name(one.name))) for by, one in wanted]
+    refused = [f"{by} wants {one}" for by, one, version in versions if version and version not in one.specifier]
+    assert refused == []
+    assert len(versions) > 100
+    subprocess.run([sys.executable, "-c", f"import {EXTRAS[extra]}"], capture_output=True, check=True)
+
+
+def test_track_is_both_trackers():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    assert setup["options.extras_require"]["track"].split() == ["octet-grpo[wandb,trackio]"]
+
+
 def test_the_light_commands_of_a_wheel_need_no_checkout(installed, tmp_path):
     where = "import trainer; print(trainer.__file__)"
     home = Path(run(installed / "python", "-c", where, folder=tmp_path, path=installed).stdout.strip()).parent
     assert home.is_relative_to(installed.parent)
     octet = installed / "octet"
+    assert run(octet, "--version", folder=tmp_path, path=installed).stdout == f"octet {__version__}\n"
     assert "56 rows" in run(octet, "plan", "--preset", "8gb", folder=tmp_path, path=installed).stdout
     assert list(tmp_path.iterdir()) == []
 

@@ -11,6 +11,25 @@ The folders are the steps of the algorithm; read them in the order in which a tr
     step/          one update of what is trained, by the DeepSpeed engine
 
 `loop.py` runs these seven steps, and `records.py` has the records that travel between them.
+
+From Python: `from trainer import Config, resolve, train`; docs/python.md has examples. They are imported at their first
+use, so that no command waits for them.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.config.command_line import resolve as resolve
+    from trainer.config.settings import Config as Config
+    from trainer.run.python import train as train
+
 __version__ = "0.1.0"
+
+_PLACES = {"Config": "trainer.config.settings", "resolve": "trainer.config.command_line", "train": "trainer.run.python"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'trainer' has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)

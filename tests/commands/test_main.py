@@ -121,6 +121,31 @@ def test_the_version(capsys):
     assert answered(capsys, "--version") == (0, f"octet {__version__}\n", "")
 
 
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        (["re"], ["report", "reward", "repro"]),
+        (["repro", "runs", "--st"], ["--steps"]),
+        (["train", "--preset", "8"], ["8gb-7b", "8gb", "80gb"]),
+        (["train", "rollout.group"], ["rollout.group_size="]),
+        (["completion", "z"], ["zsh"]),
+        (["no-such-command", "a"], []),
+    ],
+)
+def test_a_shell_completes(capsys, typed, completed):
+    script = answered(capsys, "completion", "bash")[1].replace("complete -o", ": complete -o")
+    words = f"COMP_WORDS=(octet {' '.join(typed)}) COMP_CWORD={len(typed)}"
+    command = ["bash", "-uc", f'{script}\ncompopt() {{ :; }}; {words}; _octet; printf "%s\\n" "${{COMPREPLY[@]}}"']
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert sorted(found) == sorted(completed)
+
+
+def test_the_script_for_zsh_begins_with_what_zsh_needs(capsys):
+    bash, zsh = (answered(capsys, "completion", shell)[1] for shell in ("bash", "zsh"))
+    assert zsh.endswith(bash)
+    assert zsh.startswith("autoload ")
+
+
 def test_train_prints_the_settings_as_the_launcher_does(tmp_path):
     arguments = ["--preset", "nano", "--dry-run", "run.steps=3"]
     printed = [

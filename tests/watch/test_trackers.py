@@ -104,6 +104,6 @@ def test_trackio_in_a_local_folder_and_resumed(tmp_path):
     assert json.loads(done.stdout)["run_folder"] == "it"
     with sqlite3.connect(tmp_path / "data/tests.db") as database:
         rows = database.execute("select run_name, step, metrics from metrics order by id").fetchall()
-    assert [step for _, step, _ in rows] == [1, 2, 3, 4]
+    assert sorted({step for _, step, _ in rows}) == [1, 2, 3, 4]  # a checkpoint adds its seconds in a row of its own
     assert {name for name, _, _ in rows} == {f"it-{(tmp_path / 'it/tracked_run').read_text()}"}
-    assert all("train/reward" in json.loads(metrics) for _, _, metrics in rows)
+    assert sum("train/reward" in json.loads(metrics) for _, _, metrics in rows) == 4

@@ -65,8 +65,6 @@ def run(options: Namespace) -> None:
 
 def settings_for(options: Namespace) -> Config:
     """Return the settings of the run that made the adapter or model, if there is one, changed by the command line."""
-    named = {"model.name": options.model, "task.name": options.task, "eval.problems": options.problems}
-    overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
     if options.adapter and not (options.adapter / "adapter_config.json").is_file():
         raise CheckpointError(
             f"--adapter {options.adapter}: there is no adapter_config.json in it. Name the `adapter` folder of a run, "
@@ -77,6 +75,10 @@ def settings_for(options: Namespace) -> Config:
         "model.quantize_head=none",
     ]  # whatever the run had: an adapter fits the original base
     preset = options.preset or _preset_for(options)
+    of_another_trainer = options.adapter and preset is None and options.model is None  # and no run beside it
+    model = _base_of(options.adapter) if of_another_trainer else options.model
+    named = {"model.name": model, "task.name": options.task, "eval.problems": options.problems}
+    overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
     local = NO_SERVERS if preset and resolve(preset).rollout.uses_servers else ()
     config = resolve(preset, None, [*clean, *local, *overrides, *options.overrides])
     if not config.eval.problems:
@@ -95,9 +97,10 @@ def _refuse_another_base(options: Namespace, config: Config) -> None:
     if not options.adapter or (options.preset is None and not is_named):  # then it is that of the adapter's run
         return
     base = visible(_base_of(options.adapter))
-    weights = hub.fingerprint(Model(name=base))
+    weights, of_the_hub = hub.fingerprint(Model(name=base)), [_on_the_hub(base), _on_the_hub(config.model.name)]
     is_same = base == config.model.name or (weights and weights == hub.fingerprint(config.model))
-    if not is_same and (weights or not is_named):
+    is_same = is_same or (not weights and of_the_hub[0] == of_the_hub[1] != "")  # a copy, such as Unsloth's
+    if not is_same and (weights or not is_named or all(of_the_hub)):
         raise CheckpointError(
             f"--adapter {options.adapter}: it was trained over {base}, not over model.name={config.model.name}. "
             f"Write --model {base}, or leave --preset out."
@@ -115,7 +118,14 @@ def _base_of(adapter: Path) -> str:
         raise CheckpointError(
             f"{path}: it does not say what the adapter was trained over ({type(error).__name__}). Restore the file."
         ) from None
+    if base.parts[:1] == ("unsloth",):  # it names its 4-bit copy, which is beside the model of 16 bits
+        return str(base).removesuffix("-bnb-4bit").removesuffix("-unsloth")
     return "nano" if base.parts[-3:] == ("trainer", "model", "nano") else str(base)
+
+
+def _on_the_hub(model: str) -> str:
+    """Return the name of a model on the hub without its owner, or "" for a folder."""
+    return "" if Path(model).exists() or model.count("/") != 1 else model.partition("/")[2].lower()
 
 
 def _draws(options: Namespace, seed: int) -> Draws | None:
@@ -146,10 +156,10 @@ def _preset_for(options: Namespace) -> str | None:
     folder = _evaluated(options)
     if folder and (stored := _config_of_run(folder)):
         return str(stored)
-    if folder and not options.model:
-        flag = "--adapter" if options.adapter else "--merged"
-        raise ConfigError(f"{flag} {folder}: it has no run's config.yaml beside it. Name its base: --model.")
-    return "nano" if options.model in (None, "nano") else None
+    if folder and not options.model and not options.adapter:
+        raise ConfigError(f"--merged {folder}: it has no run's config.yaml beside it. Name its base: --model.")
+    base = _base_of(options.adapter) if options.adapter and not options.model else options.model
+    return "nano" if base in (None, "nano") else None
 
 
 def _evaluated(options: Namespace) -> Path | None:

@@ -23,15 +23,13 @@ from types import FrameType
 
 import psutil
 
-from trainer.checks import memory, preflight
+from trainer.checks import preflight, start
 from trainer.checks.cards import training_cards
-from trainer.config import ds_config
 from trainer.config.command_line import Request, parse_command_line
 from trainer.exits import END, STOPPING, answering_errors
 from trainer.machine import hardware
 from trainer.machine.shipped import ROOT
 from trainer.ranks import slurm
-from trainer.reward import make
 
 TRAIN = ROOT / "train.py"
 RETRY_S = 1
@@ -56,10 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     say(f"octet: {request.reason or f'preset {request.preset}'}")
     machine = training_cards(machine, request.config.rollout.vllm)
     request.config.refuse_idle(max(1, len(machine.gpus)))
-    ds_config.check(request.config, has_gpu=bool(machine.gpus))
-    memory.check(request.config, machine)
-    make.check(request.config)
-    preflight.check(request.config, machine)
+    start.check(request.config, machine)
     launcher = shutil.which("deepspeed", path=str(Path(sys.executable).parent)) or "deepspeed"
     environment = os.environ | {preflight.CHECKED: "1", hardware.ANSWERS: json.dumps(hardware.answers)}
     if machine.gpus:

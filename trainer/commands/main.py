@@ -32,7 +32,9 @@ GROUPS = {
         "watch": "Show runs on the screen while they go on, or afterwards.",
         "report": "Write a page about a run: result, curves, answers, alarms, settings; or about several.",
         "plot": "Draw the curves of runs, as PNG and SVG.",
+        "repro": "Train the first steps of a run again, and say whether they are the same to the bit.",
         "score": "Score the completions in a JSON lines file; see docs/rewards.md.",
+        "chat": "Ask the base and the trained model of a run, side by side.",
         "play": "Answer problems yourself and see what each reward makes of it.",
         "reward": "Try the rewards, or a function of yours, on texts that a model might be paid for.",
     },
@@ -41,8 +43,10 @@ GROUPS = {
         "plan": "Show the memory that a run needs, phase by phase; see docs/memory.md.",
         "task": "Print the exact text and tokens that a model sees of a task.",
         "fetch": "Bring the model, data and packages of a run to a machine without internet.",
+        "completion": "Print a script that completes commands and settings in bash or zsh.",
     },
     "share": {
+        "export": "Write the model for llama.cpp, Ollama, vLLM or the hub, and compare its answers.",
         "merge": "Write the model with an adapter merged in, and compare the two.",
     },
 }
@@ -71,14 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def help_page() -> str:
     lines = ["usage: octet COMMAND ...", "", "GRPO training of language models, on one card or on a cluster."]
     for group, commands in GROUPS.items():
-        lines += ["", f"{group}:", *(f"  {name:<8} {summary}" for name, summary in commands.items())]
+        lines += ["", f"{group}:", *(f"  {name:<10} {summary}" for name, summary in commands.items())]
     return "\n".join([*lines, "", "`octet COMMAND --help` shows the options of a command, and an example."])
 
 
 def _train(name: str, arguments: Sequence[str]) -> None:
-    argument_parser(name).parse_intermixed_args(
-        arguments
-    )  # answers --help before the imports below, which take a while
+    parser_of(name).parse_intermixed_args(arguments)  # answers --help before the imports below, which take a while
     with naming_missing_packages():
         from trainer.commands import launch
 
@@ -89,17 +91,19 @@ def _train(name: str, arguments: Sequence[str]) -> None:
 def _run(name: str, arguments: Sequence[str]) -> None:
     with naming_missing_packages():
         module = import_module(f"trainer.commands.{name}")
-    parser = _parser(name)
-    module.add_arguments(parser)
-    options = parser.parse_intermixed_args(arguments)
+    options = parser_of(name).parse_intermixed_args(arguments)
     hardware.prepare_cuda()
     slurm.adopt_ranks()
     leave(_status(lambda: module.run(options), options.debug))
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a command."""
+    if name in ("train", "warmup"):
+        return argument_parser(name)
     parser = Parser(prog=f"octet {name}", description=COMMANDS[name], allow_abbrev=False)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    import_module(f"trainer.commands.{name}").add_arguments(parser)
     return parser
 
 

@@ -63,12 +63,16 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         _refuse_unknown_keys(layer)
         _refuse_impossible_values(layer)
         merged = _merge(_without_other_length(merged, layer), layer)
+    config = validated(merged, dict(text.partition("=")[::2] for text in overrides))
+    return config.warmed_up_in(config.run.dir) if config.is_warmup else config
+
+
+def validated(values: Mapping[str, Any], typed: Mapping[str, str] | None = None) -> Config:
+    """Return the configuration with these values. `typed` has those of the command line as they were written."""
     try:
-        config = Config.model_validate(merged)
-        return config.warmed_up_in(config.run.dir) if config.is_warmup else config
+        return Config.model_validate(values)
     except ValidationError as error:
-        typed = dict(text.partition("=")[::2] for text in overrides)
-        raise ConfigError(_explain(error.errors(), typed)) from None
+        raise ConfigError(_explain(error.errors(), typed or {})) from None
 
 
 def _default_weights(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

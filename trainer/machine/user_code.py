@@ -20,6 +20,8 @@ from trainer.errors import ConfigError, OctetError
 
 GRACE_S = 5.0
 
+given: dict[str, Callable[..., Any]] = {}  # functions of a session in Python, by the setting that names their copy
+
 
 class Call(threading.Thread):
     """A call in a thread that can be abandoned. It keeps what the call raises, because user code may raise anything."""
@@ -108,6 +110,8 @@ def contained() -> Containment:
 
 def find(key: str, setting: str) -> Path:
     """Return the path of the file in a setting such as `my_rewards.py:score`."""
+    if setting in given:
+        return Path(getattr(getattr(given[setting], "__code__", None), "co_filename", "no file"))
     path = Path(setting.rpartition(":")[0]).expanduser().resolve()
     if not path.is_file():
         raise ConfigError(f"{key}={setting}: there is no file {path}. Write the path as seen from here.")
@@ -116,6 +120,8 @@ def find(key: str, setting: str) -> Path:
 
 def load(key: str, setting: str, kind: type[OctetError] = ConfigError) -> Callable[..., Any]:
     """Import the file in a setting such as `my_rewards.py:score` and return the function."""
+    if setting in given:
+        return given[setting]
     path, name = find(key, setting), setting.rpartition(":")[2]
     spec = importlib.util.spec_from_file_location(f"octet_custom_{path.stem}", path)
     assert spec is not None, "the settings require a .py file"

@@ -146,7 +146,7 @@ def stop_tokens(tokenizer: Any, model: Any) -> list[int]:
     """Return all tokens that end an answer: of the tokenizer, the generation config, and the chat template."""
     configured = model.generation_config.eos_token_id
     stops = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
-    stops |= {tokenizer.get_vocab().get(END_OF_TEXT), _end_of_turn(tokenizer)}
+    stops |= {tokenizer.get_vocab().get(END_OF_TEXT), end_of_turn(tokenizer)}
     if not all(type(stop) is int for stop in stops - {None}):
         raise ModelError(
             f"model.name={model.name_or_path}: eos_token_id is {configured!r} in its generation_config.json, and it is "
@@ -155,7 +155,7 @@ def stop_tokens(tokenizer: Any, model: Any) -> list[int]:
     return sorted(stops - {None})
 
 
-def _end_of_turn(tokenizer: Any) -> int | None:
+def end_of_turn(tokenizer: Any) -> int | None:
     """Return the added token that the chat template writes behind the answer, or None if there is none."""
     _, found, behind = _conversation(tokenizer).rpartition(ANSWER)
     tokens = tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from trainer.config.settings import Lora
-from trainer.errors import CheckpointError, ConfigError, ModelError
+from trainer.errors import CheckpointError, ConfigError, MergeError, ModelError
 from trainer.machine import disk
 from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.model.hub import read_json
@@ -69,7 +69,7 @@ def _refuse_unknown_targets(model: Any, settings: Lora) -> None:
 def _init_pissa(model: Any, settings: Lora) -> None:
     """Initialise PiSSA. The factors are rounded now, as the engine would, so that factors and rest add up exactly."""
     tied = _tied_weight(model.get_base_model())
-    for name, layer in _layers(model):
+    for name, layer in layers(model):
         weight = layer.get_base_layer().weight
         if weight is tied or isinstance(layer.get_base_layer(), torch.nn.Embedding):
             reason = "shares its weight with another layer" if weight is tied else "is an embedding"
@@ -94,7 +94,7 @@ def _init_pissa(model: Any, settings: Lora) -> None:
 def restore_first_factors(model: Any, start: Mapping[str, Tensor]) -> None:
     """Replace PiSSA's first factors by those of a checkpoint, and adjust the base so that the sum stays the same."""
     trained = trainable(model)
-    for name, layer in _layers(model):
+    for name, layer in layers(model):
         weight = layer.get_base_layer().weight
         own = {key: value.to(weight.device) for key, value in start.items() if key.startswith(f"{name}.lora_")}
         if all(torch.equal(trained[key], value) for key, value in own.items()):
@@ -111,7 +111,7 @@ def _without_adapter(whole: Tensor, layer: Any) -> Tensor:
     return rest.to(layer.get_base_layer().weight.dtype)
 
 
-def _layers(model: Any) -> Iterator[tuple[str, Any]]:
+def layers(model: Any) -> Iterator[tuple[str, Any]]:
     return ((name, part) for name, part in model.named_modules() if isinstance(part, LoraLayer))
 
 
@@ -228,18 +228,39 @@ def _reason(error: Exception) -> str:
 
 
 def merged(model: Any, folder: Path) -> Any:
-    """Return the base with the adapter added to its weights.
+    """Return the base with the adapter added to its weights."""
+    adapted = load_untied(model, folder)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Input and output embeddings are no longer tied")
+            return adapted.merge_and_unload(safe_merge=True)
+    except (RuntimeError, ValueError) as error:  # a bias of the adapter where the base has none; no number
+        if is_out_of_memory(error):
+            raise
+        raise MergeError(f"{folder}: PEFT cannot merge it ({_reason(error)}). Use it as an adapter.") from error
+
+
+def load_untied(model: Any, folder: Path) -> Any:
+    """Return the model with an adapter that is to be merged.
 
     An output layer that shares the weight of the embedding gets a weight of its own if one of them has an adapter:
-    otherwise the adapter of one would change the other, too.
+    otherwise the adapter of one would change the other, too. A safe merge replaces the numbers that both still share.
     """
     adapted = load_adapter(model, folder)
     tied = _tied_weight(model)
-    if any(layer.get_base_layer().weight is tied for _, layer in _layers(model)):
+    if any(layer.get_base_layer().weight is tied for _, layer in layers(model)):
         output = model.get_output_embeddings()
-        getattr(output, "base_layer", output).weight = torch.nn.Parameter(tied.detach().clone())
+        getattr(output, "base_layer", output).weight = torch.nn.Parameter(tied.detach())
         model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
-    return adapted.merge_and_unload(safe_merge=True)
+    return adapted
+
+
+def replaces_weights(folder: Path) -> bool:
+    """Return True if an adapter has more than factors beside linear layers and embeddings, so that PEFT merges it into
+    a whole model only."""
+    own = read_json(f"adapter {folder}", folder / "adapter_config.json")
+    parts = ("modules_to_save", "trainable_token_indices", "target_parameters", "lora_bias")
+    return any(own.get(part) for part in parts) or own.get("bias", "none") != "none"
 
 
 def _tied_weight(model: Any) -> Any:

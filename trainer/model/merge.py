@@ -1,22 +1,197 @@
-"""Merges an adapter into its base, which gives a model that needs no PEFT."""
+"""Merges an adapter into its base, which gives a model that needs no PEFT.
+
+The weights are read, merged and written one after the other: memory is needed for one file of the result, not for the
+model. Only a base whose files have other names or shapes than its layers is loaded as a whole.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from trainer.config.settings import Model
 from trainer.machine import disk
-from trainer.model import lora
-from trainer.model.load import load_model, load_tokenizer
+from trainer.model import hub, lora
+from trainer.model.load import DTYPES, load_model, load_tokenizer, location
+
+SHARD_BYTES = 1 << 30  # of a file that is written
+BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # of a number, by the type's name in safetensors
+WRAPPED = "base_model.model."  # before the names of a model with an adapter
 
 
-def merge(settings: Model, adapter: Path, out: Path, dtype: str) -> None:
-    """Merge an adapter into the unquantised base on the CPU, and write the model with its tokenizer."""
-    model = lora.merged(load_model(settings.clean, dtype, torch.device("cpu")), adapter)
-    remedy = f"The adapter is whole: make room, or octet merge --adapter {adapter} --out FOLDER, on another disk."
-    with disk.writing(out, "the merged model", remedy, needed=model.get_memory_footprint()):
-        model.save_pretrained(str(out))
+def merge(settings: Model, adapter: Path | None, out: Path, dtype: str | None) -> None:
+    """Merge an adapter, if there is one, into the unquantised base, and write the model with its tokenizer.
+
+    With a dtype of None each weight keeps the precision in which the base stores it.
+    """
+    whole = f"octet merge --adapter {adapter}" if adapter else f"octet export {settings.name} --to safetensors"
+    remedy = f"Make room, or {whole} --out FOLDER, on another disk."
+    weights = stored_weights(settings.clean, adapter, DTYPES[dtype] if dtype else None)
+    if weights is None:
+        model = load_model(settings.clean, dtype or "bf16", torch.device("cpu"))
+        model = lora.merged(model, adapter) if adapter else model
+        with disk.writing(out, "the merged model", remedy, needed=model.get_memory_footprint()):
+            model.save_pretrained(str(out))
+    else:
+        with disk.writing(out, "the merged model", remedy, needed=sum(weights.bytes.values())):
+            weights.save(out)
+    with disk.writing(out, "the merged model", remedy):
         disk.follow_umask(*out.glob("*.safetensors"))
         load_tokenizer(settings).save_pretrained(str(out))
+
+
+class Weights(Mapping[str, Tensor]):
+    """The weights of a model by name, each read from its file when it is asked for, and merged with its adapter.
+
+    With a dtype of None each has the precision in which it is stored.
+    """
+
+    def __init__(self, model: Any, dtype: torch.dtype | None) -> None:
+        self.model, self.dtype, self.config = model, dtype, model.config
+        self.layers = {name.removeprefix(WRAPPED): layer for name, layer in lora.layers(model)}
+        self.shapes = {
+            name.removeprefix(WRAPPED).replace(".base_layer.", "."): parameter.shape
+            for name, parameter in model.named_parameters()
+            if "lora_" not in name
+        }
+        self.files: dict[str, tuple[Path, str]] = {}  # where a weight is stored, and under which name
+        self.bytes: dict[str, int] = {}
+
+    @property
+    def embedding(self) -> str:
+        return self._name_of(self.model.get_input_embeddings())
+
+    def find(self, folder: Path, was_tied: bool) -> bool:
+        """Find the weights in the safetensors of a folder. False if one is missing, or stored in another way."""
+        stored = {}
+        for file in (folder / name for name in hub.wanted(os.listdir(folder)) if name.endswith(".safetensors")):
+            with safe_open(file, "pt") as weights:
+                for name in weights.keys():  # noqa: SIM118  it is no dictionary
+                    part = weights.get_slice(name)
+                    stored[name] = file, torch.Size(part.get_shape()), BYTES.get(part.get_dtype())
+        for name, shape in self.shapes.items():
+            place = next((one for one in self._names_of(name, was_tied) if one in stored), None)
+            if place is None or stored[place][1] != shape or stored[place][2] is None:
+                return False
+            self.files[name] = stored[place][0], place
+            self.bytes[name] = shape.numel() * (self.dtype.itemsize if self.dtype else stored[place][2])
+        return True
+
+    def _names_of(self, name: str, was_tied: bool) -> list[str]:
+        """Return the names under which a weight may be stored: with the name of the decoder or without it, and as the
+        embedding for an output layer that was tied to it."""
+        prefix = f"{self.model.base_model_prefix}." if self.model.base_model_prefix else ""
+        names = [name]
+        if was_tied and name == self._name_of(self.model.get_output_embeddings()):
+            names.append(self._name_of(self.model.get_input_embeddings()))
+        return [form for one in names for form in (one, one.removeprefix(prefix), f"{prefix}{one}")]
+
+    def _name_of(self, module: nn.Module) -> str:
+        found = next(name for name, part in self.model.named_modules() if part is module)
+        return f"{found.removeprefix(WRAPPED)}.weight"
+
+    def __getitem__(self, name: str) -> Tensor:
+        owner, _, kind = name.rpartition(".")
+        if owner in self.layers:
+            return self._merged(owner, kind).to(self.dtype or self._stored(name).dtype)
+        stored = self._stored(name)
+        return stored.to(self.dtype or stored.dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def _stored(self, name: str) -> Tensor:
+        file, stored = self.files[name]
+        with safe_open(file, "pt") as weights:
+            found: Tensor = weights.get_tensor(stored)
+        return found
+
+    def _merged(self, owner: str, kind: str) -> Tensor:
+        """Return a weight of a layer with an adapter, computed in fp32 and rounded once, by the caller."""
+        layer = self.layers[owner]
+        base = layer.get_base_layer()
+        empty = dict(base.named_parameters())
+        for name in empty:
+            setattr(base, name, nn.Parameter(self._stored(f"{owner}.{name}").float(), requires_grad=False))
+        try:
+            layer.merge(safe_merge=True)
+            merged: Tensor = getattr(base, kind).data
+        finally:
+            layer.merged_adapters.clear()
+            for name, parameter in empty.items():
+                setattr(base, name, parameter)
+        return merged
+
+    def save(self, out: Path) -> None:
+        """Write all weights, in several files and an index if they are many, and the configuration."""
+        out.mkdir(parents=True, exist_ok=True)
+        files = _files(self.bytes)
+        names = [f"model-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)]
+        names = names if len(files) > 1 else ["model.safetensors"]
+        for name, of_file in zip(names, files, strict=True):
+            save_file({weight: self[weight].contiguous() for weight in of_file}, out / name, {"format": "pt"})
+        if len(files) > 1:
+            places = {weight: name for name, of_file in zip(names, files, strict=True) for weight in of_file}
+            index = {"metadata": {"total_size": sum(self.bytes.values())}, "weight_map": places}
+            (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+        self.config.dtype = self.dtype or self.config.dtype
+        self.config.save_pretrained(out)
+        self.model.generation_config.save_pretrained(out)
+
+
+def _files(sizes: Mapping[str, int]) -> list[list[str]]:
+    """Divide weights into files of up to `SHARD_BYTES`."""
+    files: list[list[str]] = [[]]
+    written = 0
+    for name, size in sizes.items():
+        if files[-1] and written + size > SHARD_BYTES:
+            files.append([])
+            written = 0
+        files[-1].append(name)
+        written += size
+    return files
+
+
+def stored_weights(settings: Model, adapter: Path | None, dtype: torch.dtype | None) -> Weights | None:
+    """Return the weights of a model, or None if its files or the adapter are such that they cannot be read one by one.
+
+    The adapter is loaded into a model of the same layers whose weights take no memory.
+    """
+    found = Path(location(settings))
+    folder = found if found.is_dir() else hub.snapshot(settings)
+    if folder is None or settings.trust_remote_code or (adapter and lora.replaces_weights(adapter)):
+        return None
+    model = _weightless(folder)
+    if model.state_dict().keys() - {name for name, _ in model.named_parameters(remove_duplicate=False)}:
+        return None  # buffers, which an adapter has none of
+    was_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    adapted = lora.load_untied(model, adapter) if adapter else model
+    weights = Weights(adapted, dtype)
+    return weights if weights.find(folder, was_tied) else None
+
+
+def _weightless(folder: Path) -> Any:
+    """Return a model whose weights have their shapes, and one number each."""
+    config = AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            number = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+            setattr(module, name, nn.Parameter(number, requires_grad=False))
+    model.tie_weights()
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model

@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -135,6 +136,8 @@ def open_record(
     """Write the configuration down, and open the log and the screen."""
     steps = claim.steps_before(folder) if distributed.is_main() else None
     claim.describe(folder, request.config)
+    if not first_step:
+        claim.describe_machine(folder, request.config)
     config, is_main = request.config, distributed.is_main()
     view = partial(terminal.of_folder, folder)
     screen = Screen(total_steps, first_step, config.reward.answer, quiet=not is_main, stderr=request.json, view=view)
@@ -322,11 +325,18 @@ def report_data(
             "task": task.name,
             "training_problems": len(training),
             "sha256": hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest(),  # of what is trained on
+            "checksums": checksums(training),
             "held_out": held_out,
             "test_problems": len(task.test()),
             "notes": said,
         }
         disk.replace(folder / "data.json", (json.dumps(facts, indent=2) + "\n").encode())
+
+
+def checksums(problems: Sequence[Problem]) -> str:
+    """Return eight hexadecimal digits for each problem, in the order of the run."""
+    parts = ([one.question, one.gold, one.solution, dict(one.extra)] for one in problems)
+    return "".join(f"{zlib.crc32(json.dumps(part, default=str).encode()):08x}" for part in parts)
 
 
 def held_out_prompts(config: Config, task: Task, prompter: Prompter) -> list[Prompt]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from transformers import AutoConfig
 
 from trainer.batch.pack import Packer
 from trainer.checks import cards
@@ -73,14 +74,14 @@ def evaluate(config: Config, models: Models, draws: Draws | None, out: Path, as_
     alike = agreement(evaluations[1], evaluations[2]) if models.adapter and models.merged else None
     if alike:
         said.insert(0, f"{results.merged_against('adapter', config)}: {alike}")
-    _answer({**results.document(settings, evaluations), "out": str(out), "said": said}, evaluations, as_json)
+    answer({**results.document(settings, evaluations), "out": str(out), "said": said}, evaluations, as_json)
     if alike and config.model.quantize == "none":
         alike.must_be_rounding(resolve_dtype(config.model.dtype, distributed.device()))
 
 
 def _evaluations(config: Config, models: Models, draws: Draws | None, out: Path) -> Iterator[Evaluation]:
     """Evaluate one model after the other, so that only one is in memory. vLLM has the base and the adapter."""
-    model, tokenizer = _load(config)
+    model, tokenizer = load(config)
     alone = models.adapter is None and models.merged is None
     with _outside(config, model, tokenizer, out) as (sampler, shown):
         yield evaluate_model("model" if alone else "base", model, tokenizer, config, draws, sampler)
@@ -93,7 +94,7 @@ def _evaluations(config: Config, models: Models, draws: Draws | None, out: Path)
             del adapted
     del model
     if models.merged:
-        model, tokenizer = _load(config, str(models.merged))
+        model, tokenizer = load(config, str(models.merged))
         yield evaluate_model("merged", model, tokenizer, config, draws)
 
 
@@ -103,7 +104,7 @@ def _outside(config: Config, model: Any, tokenizer: Any, out: Path) -> Iterator[
     shown = StaticPolicy()
     out.mkdir(parents=True, exist_ok=True)
     held_out, prompter = _held_out(config, tokenizer), assemble.prompter_of(config, make_task(config.task), tokenizer)
-    sampler = make_vllm_sampler(assemble.vllm_context(config, shown, model, prompter, held_out, out, _say))
+    sampler = make_vllm_sampler(assemble.vllm_context(config, shown, model, prompter, held_out, out, say))
     try:
         if sampler:
             _must_be(model, tokenizer, config, sampler)
@@ -113,7 +114,7 @@ def _outside(config: Config, model: Any, tokenizer: Any, out: Path) -> Iterator[
             sampler.close()
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     """Print on rank 0 only."""
     if distributed.is_main():
         limits.on_stderr(text)
@@ -132,41 +133,53 @@ def _must_be(model: Any, tokenizer: Any, config: Config, sampler: Sampler) -> No
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, flat=False)
     measure = LogProbs(model, sampling.temperature, flat=False)
     apart = sampler_check.of_each(measure, packer, model.device, sampler, prompts, sampling)
-    sampler_check.judge(apart, config.rollout.vllm.max_difference, _say)
+    sampler_check.judge(apart, config.rollout.vllm.max_difference, say)
 
 
-def merge(config: Config, adapter: Path, out: Path, as_json: bool) -> None:
-    """Write the merged model, load it again, and compare its answers with those of the adapted model."""
-    dtype = resolve_dtype(config.model.dtype, distributed.device())
-    model, tokenizer = _load(config)
+def merge(config: Config, adapter: Path | None, out: Path, as_json: bool, check: bool = True) -> None:
+    """Write the model, with an adapter merged in if there is one; and load it again then, and compare its answers with
+    those of the adapted model."""
+    if adapter is None or not check:
+        export.merge(config.model, adapter, out, None)
+        why_not = "--no-check was given" if adapter else "nothing was merged: these are the weights of the run"
+        answer({"out": str(out), "said": [f"written to {out}", f"not checked: {why_not}"]}, [], as_json)
+        return
+    model, tokenizer = load(config)
     adapted = evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config)
     del model
-    _say(f"octet: merging {adapter} into the base, and writing {out}")
-    export.merge(config.model, adapter, out, dtype)
-    model, tokenizer = _load(config, str(out))
+    say(f"octet: merging {adapter} into the base, and writing {out}")
+    export.merge(config.model, adapter, out, None)
+    model, tokenizer = load(config, str(out))
     merged = evaluate_model("merged", model, tokenizer, config)
     alike = agreement(adapted, merged)
     said = [f"{results.merged_against('adapter', config)}: {alike}", f"written to {out}"]
     facts = {"out": str(out), "identical": alike.identical, "problems": alike.problems}
-    _answer({**facts, "largest_difference": alike.largest_difference, "said": said}, [adapted, merged], as_json)
+    answer({**facts, "largest_difference": alike.largest_difference, "said": said}, [adapted, merged], as_json)
     if config.model.quantize == "none":  # else the bases differ as well
-        alike.must_be_rounding(dtype)
+        alike.must_be_rounding(_coarser(str(AutoConfig.from_pretrained(out).dtype), config))
 
 
-def _load(config: Config, name: str | None = None) -> tuple[Any, Any]:
+def _coarser(written: str, config: Config) -> str:
+    """Return the coarser of two precisions: the one of the files, and the one in which models are evaluated here."""
+    short = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}[written]
+    return max(short, resolve_dtype(config.model.dtype, distributed.device()), key=["fp32", "fp16", "bf16"].index)
+
+
+def load(config: Config, name: str | None = None) -> tuple[Any, Any]:
     no_progress_bars()
     settings = config.model.clean.model_copy(update={"name": name, "revision": None}) if name else config.model
     device = distributed.device()
-    _say(f"octet: loading {settings.name}")
+    say(f"octet: loading {settings.name}")
     model = load_model(settings, resolve_dtype(settings.dtype, device), device)
     return model, load_tokenizer(settings)
 
 
-def _answer(facts: dict[str, Any], evaluations: list[Evaluation], as_json: bool) -> None:
+def answer(facts: dict[str, Any], evaluations: list[Evaluation], as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts, indent=2))
         return
     screen = Screen()
-    screen.show(results.evaluation_table(evaluations))
+    if evaluations:
+        screen.show(results.evaluation_table(evaluations))
     for line in facts["said"]:
         screen.say(line)

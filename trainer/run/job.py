@@ -6,7 +6,7 @@ import gc
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,30 @@ WHAT_IT_IS = {
 }
 
 
-def run(request: Request) -> None:
-    """Train, export, merge, evaluate, and report."""
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run has come to, on rank 0."""
+
+    config: Config
+    folder: Path
+    evaluations: dict[str, Evaluation]
+    """Those that were made, by name: `base`, `trained`, `merged`."""
+    verdict: Verdict
+
+    @property
+    def adapter(self) -> Path | None:
+        """Return the folder of the adapter, or None if the whole model was trained."""
+        return self.folder / "adapter" if self.config.lora.enabled else None
+
+    @property
+    def model(self) -> Path | None:
+        """Return the folder of the whole model, or None if the adapter was not merged."""
+        product = "merged" if self.config.lora.enabled else "model"
+        return self.folder / product if self.config.merges or not self.config.lora.enabled else None
+
+
+def run(request: Request) -> Result | None:
+    """Train, export, merge, evaluate, and report. Return the result on rank 0."""
     no_progress_bars()
     distributed.refuse_an_idle_card()
     with explained(), assemble.process_group(request.config):
@@ -67,8 +89,11 @@ def run(request: Request) -> None:
     if len(evaluations) == 3 and request.config.model.quantize == "none":  # else the bases differ as well
         dtype = resolve_dtype(request.config.model.dtype, distributed.device())
         agreement(*evaluations[1:]).must_be_rounding(dtype)
-    if request.config.run.strict_verdict and distributed.is_main():
+    if not distributed.is_main():
+        return None
+    if request.config.run.strict_verdict:
         verdict.must_be_learned()
+    return Result(request.config, folder, {one.name: one for one in evaluations}, verdict)
 
 
 def _warmed_up(request: Request) -> Request:
@@ -90,12 +115,18 @@ def _warmed_up(request: Request) -> Request:
     return replace(request, config=asked.after_warmup(warmup))
 
 
+def build(request: Request) -> tuple[Run, Callable[..., None]]:
+    """Return the parts of a run, and the function that trains with them."""
+    run = assemble.build(request)
+    if not request.config.is_warmup:
+        return run, train
+    lessons, run = teaching.lessons_of(request.config, run)
+    return run, partial(warm_up, lessons=lessons)
+
+
 def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[Evaluation]]:
-    config, run = request.config, assemble.build(request)
-    learn: Callable[..., None] = train
-    if config.is_warmup:
-        lessons, run = teaching.lessons_of(config, run)
-        learn = partial(warm_up, lessons=lessons)
+    config = request.config
+    run, learn = build(request)
     evaluator, record = run.evaluator, run.record
     evaluations: list[Evaluation] = []
     try:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
+import platform
 import shutil
 import subprocess
 import sys
 import time
+import zlib
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+import torch
 
 from trainer.config.command_line import Request
 from trainer.config.settings import RUNS, Config
@@ -23,6 +28,7 @@ from trainer.ranks import distributed, slurm
 from trainer.run_folder import earlier
 from trainer.run_folder.origin import versions
 
+MACHINE = "machine.json"
 LEFTOVER_S = 120.0  # how long a requeued job waits for the processes of its last start to end
 
 _held: dict[Path, IO[str]] = {}  # the folders that this process has claimed, and their locks, open until it ends
@@ -63,6 +69,28 @@ def describe(folder: Path, config: Config) -> None:
     if distributed.is_main():
         text = f"# {provenance()}\n# {machine()}\n{config.to_yaml()}"
         disk.replace(folder / "config.yaml", text.encode())
+
+
+def describe_machine(folder: Path, config: Config) -> None:
+    """Write what the first step of a run depends on beside its settings and data, for `octet repro`."""
+    if distributed.is_main():
+        disk.replace(folder / MACHINE, (json.dumps(surroundings(config), indent=2) + "\n").encode())
+
+
+def surroundings(config: Config) -> dict[str, Any]:
+    """Return versions, ranks, threads and device of this process, and the checksums of the user's own code."""
+    gpu = torch.cuda.get_device_name() if distributed.on_gpu() else ""
+    code = [text.rpartition(":")[0] for text in (*config.reward.custom, config.task.name) if ".py:" in text]
+    files = [Path(name).expanduser() for name in code]
+    return {
+        **versions(),
+        "python": platform.python_version(),
+        "git revision": revision() or "none",
+        "ranks": distributed.world_size(),
+        "threads": torch.get_num_threads(),
+        "device": gpu or f"CPU with {torch.backends.cpu.get_cpu_capability()}",
+        **{f"checksum of {path.name}": zlib.crc32(path.read_bytes()) for path in files if path.is_file()},
+    }
 
 
 def steps_before(folder: Path) -> int | None:

@@ -77,6 +77,7 @@ class DeepSpeedPolicy:
             config=settings,
             dist_init_required=False,
         )
+        distributed.before_disconnect(_leave_group)
         self.engine.checkpoint_engine.load = _load_without_code  # DeepSpeed's own runs what a pickle says
         self.engine.module.register_state_dict_post_hook(_keep_trained)
         # both with the values as the engine has rounded them
@@ -301,6 +302,12 @@ class DeepSpeedPolicy:
                 self.trained.restart(state["start"])
         if self.reference and state["reference"]:
             self.reference.take(state["reference"])
+
+
+def _leave_group() -> None:
+    """Have DeepSpeed forget the process group, so that a later run in this process makes its own."""
+    if deepspeed.comm.is_initialized():
+        deepspeed.comm.destroy_process_group()
 
 
 def _load_without_code(path: str, map_location: Any = None) -> Any:

@@ -55,6 +55,7 @@ class DecodeSampler(Sampler):
         self._keeps_memory = True
         self.forward: Forward | None = None
         self.batch: Batch | None = None
+        self.on_tokens: Callable[[list[int]], None] | None = None  # hears what the first row has so far
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         limits.check_context(self.model, prompts, sampling.max_new_tokens)
@@ -128,6 +129,8 @@ class DecodeSampler(Sampler):
                 batch.add(requests)
                 yield from self._finish(batch, scheduler)  # the first token may be a stop token
             batch.decode()
+            if self.on_tokens:
+                self.on_tokens(batch.sampled_RN[0, : int(batch.counts_R[0])].tolist())
             yield from self._finish(batch, scheduler)
 
     def _finish(self, batch: Batch, scheduler: Scheduler) -> Iterator[tuple[int, list[Completion]]]:

@@ -1,0 +1,94 @@
+"""`octet export` without llama.cpp: what it writes and refuses. tests/llama compares answers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from tests.conftest import NANO
+from trainer.commands.main import main
+from trainer.config.command_line import resolve
+from trainer.config.settings import Lora, Model
+from trainer.model.load import load_model
+from trainer.model.lora import add_adapter, merged, save_adapter
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """The embedded model in bf16, as models on the hub are stored."""
+    folder = tmp_path_factory.mktemp("base")
+    load_model(Model(), "bf16", CPU).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((NANO / name).read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(base, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    model = add_adapter(load_model(Model(name=str(base)), "fp32", CPU), Lora(r=4))
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    save_adapter(model, folder / "adapter")
+    config = resolve("nano", None, [f"model.name={base}", "eval.problems=4", "rollout.max_new_tokens=8"])
+    (folder / "config.yaml").write_text(config.to_yaml())
+    return folder
+
+
+def octet(*arguments) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(one) for one in arguments])
+    return ended.value.code
+
+
+def test_safetensors_in_the_precision_of_the_base(run, base, tmp_path, capfd):
+    out = tmp_path / "out"
+    assert octet("export", run, "--to", "safetensors", "--problems", 4, "--out", out, "--json") == 0
+    facts = json.loads(capfd.readouterr().out)
+    assert facts["problems"] == 4
+    assert AutoConfig.from_pretrained(out).dtype == torch.bfloat16
+    whole = merged(load_model(Model(name=str(base)), "fp32", CPU), run / "adapter").state_dict()
+    for name, value in load_model(Model(name=str(out)), "fp32", CPU).state_dict().items():
+        assert torch.equal(value, whole[name].to(torch.bfloat16).float()), f"{name} is rounded once"
+
+
+@pytest.mark.parametrize("more", [[], ["--no-check"]])
+def test_a_file_that_nothing_has_read_is_said_to_be(more, run, tmp_path, capfd):
+    assert octet("export", run, "--to", "gguf", "--format", "f16", "--out", tmp_path, *more) == 0
+    said = capfd.readouterr().out
+    assert "not checked: " + ("--no-check was given" if more else "llama-cpp-python is not installed") in said
+    assert (tmp_path / "model-f16.gguf").is_file()
+
+
+def test_a_whole_model_and_an_adapter_in_place_of_a_run(run, base, tmp_path, capfd):
+    assert octet("export", run / "adapter", "--to", "gguf", "--no-check", "--out", tmp_path / "one") == 0
+    assert octet("export", base, "--to", "gguf", "--no-check", "--out", tmp_path / "two") == 0
+    assert octet("export", base, "--to", "safetensors", "--out", tmp_path / "three") == 0
+    assert "nothing was merged" in capfd.readouterr().out
+    one, two = ((tmp_path / name / "model-q8_0.gguf").read_bytes() for name in ("one", "two"))
+    assert len(one) == len(two)
+    assert one != two
+
+
+WRONG = {
+    "no run": (["EMPTY", "--to", "gguf"], "there is neither an adapter nor a model in it"),
+    "a full folder": (["RUN", "--to", "gguf", "--out", "RUN"], "it exists and is not empty"),
+    "a format of llama.cpp": (["RUN", "--to", "gguf", "--format", "q4_k_m"], "llama-cpp-python is not installed"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_refused(case, run, tmp_path, capfd):
+    arguments, message = WRONG[case]
+    (tmp_path / "empty").mkdir()
+    places = {"RUN": run, "EMPTY": tmp_path / "empty"}
+    out = [] if "--out" in arguments else ["--out", tmp_path / "out"]
+    assert octet("export", *(places.get(one, one) for one in arguments), *out) == 2
+    assert message in capfd.readouterr().err
+    assert not (tmp_path / "out").exists()

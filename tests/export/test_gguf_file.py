@@ -1,0 +1,137 @@
+"""GGUF files without llama.cpp: what is stored, and what is refused. tests/llama has the real llama.cpp read them."""
+
+import gguf
+import pytest
+import torch
+
+from tests.llama.families import FAMILIES, SHAPE, make
+from trainer.config.settings import Model
+from trainer.errors import MergeError, ModelError
+from trainer.export import gguf_file, llama_cpp, vocabulary
+from trainer.model import merge
+
+
+@pytest.fixture(scope="module")
+def nano() -> merge.Weights:
+    return merge.stored_weights(Model(), None, None)
+
+
+@pytest.mark.parametrize("fmt", gguf_file.WRITTEN)
+def test_each_number_is_within_half_a_step(fmt, nano, tokenizer, tmp_path):
+    names = gguf_file.write(tmp_path / fmt, nano, tokenizer, fmt, 2)
+    read = llama_cpp.FileModel(tmp_path / fmt, nano, names)
+    norms = {name for name in nano if "norm" in name or name.endswith("bias")}
+    assert {name for name, kind in read.kinds.items() if kind == gguf_file.Kind.F32} >= norms
+    for name, value in read.model.named_parameters():
+        torch.testing.assert_close(value, nano[name], rtol=0, atol=float(nano[name].abs().max()) / 7)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_come_back_in_the_order_of_the_model(family, tokenizer, tmp_path):
+    weights = merge.stored_weights(Model(name=str(make(family, tmp_path / "model"))), None, None)
+    names = gguf_file.write(tmp_path / "file", weights, tokenizer, "f32", None)
+    read = llama_cpp.FileModel(tmp_path / "file", weights, names)
+    for name, value in read.model.named_parameters():
+        torch.testing.assert_close(value, weights[name], rtol=0, atol=1e-6)
+
+
+def test_a_weight_under_the_name_of_another_is_refused(nano, tokenizer, tmp_path):
+    names = gguf_file.write(tmp_path / "file", nano, tokenizer, "q8_0", None)
+    names["blk.0.attn_k.weight"], names["blk.0.attn_v.weight"] = (
+        names["blk.0.attn_v.weight"],
+        names["blk.0.attn_k.weight"],
+    )
+    with pytest.raises(MergeError, match="further from the merged weight than Q8_0 explains"):
+        llama_cpp.FileModel(tmp_path / "file", nano, names)
+
+
+def test_the_tokenizer_is_in_the_file(nano, tokenizer, tmp_path):
+    gguf_file.write(tmp_path / "file", nano, tokenizer, "q8_0", 2)
+    fields = gguf.GGUFReader(tmp_path / "file").fields
+
+    def value(name):
+        return fields[f"tokenizer.{name}"].contents()
+
+    assert value("ggml.pre") == "qwen2"
+    assert [tokenizer.convert_tokens_to_ids(text) for text in value("ggml.tokens")] == list(range(480))
+    assert value("ggml.eos_token_id") == value("ggml.eot_token_id") == 2
+    assert not value("ggml.add_bos_token")
+    assert value("chat_template") == tokenizer.chat_template
+    assert value("ggml.token_type")[:4] == [gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL]
+
+
+RULES = {
+    "gpt-2": (None, [{"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}], False),
+    "smollm": (
+        None,
+        [
+            {"type": "Digits", "individual_digits": True},
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+        ],
+        False,
+    ),
+    "llama-bpe": (
+        None,
+        [
+            {
+                "type": "Split",
+                "pattern": {"Regex": vocabulary.BY_THREE_DIGITS},
+                "behavior": "Isolated",
+                "invert": False,
+            },
+            {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+        ],
+        True,
+    ),
+}
+
+
+def rules(normalizer, splits, ignore_merges) -> dict:
+    model = {"type": "BPE", "ignore_merges": ignore_merges, "byte_fallback": False}
+    return {"normalizer": normalizer, "pre_tokenizer": {"type": "Sequence", "pretokenizers": splits}, "model": model}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_name_of_a_tokenizer_follows_from_its_rules(name):
+    assert vocabulary.pre_of(rules(*RULES[name])) == name
+
+
+def test_tokenizers_that_llama_cpp_may_not_know_are_refused():
+    _, splits, _ = RULES["smollm"]
+    for wrong, reason in (
+        (rules({"type": "Lowercase"}, splits, False), "its normalizer is Lowercase"),
+        (rules(None, splits, True), "it splits text by digits, gpt-2"),
+        (rules(None, [{"type": "Whitespace"}], False), "it splits text by .*Whitespace"),
+        ({**rules(None, splits, False), "model": {"type": "Unigram"}}, "it is a Unigram"),
+    ):
+        with pytest.raises(ModelError, match=f"this tokenizer cannot be written .{reason}"):
+            vocabulary.pre_of(wrong)
+
+
+def test_sentencepiece_that_llama_cpp_reads_otherwise_is_refused():
+    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+    with pytest.raises(ModelError, match=r"it is of the SentencePiece kind, with .*first"):
+        vocabulary.begins_with_space({"model": {"type": "BPE"}, "normalizer": None, "pre_tokenizer": metaspace})
+
+
+REFUSED = {
+    "OlmoForCausalLM is not one of LlamaForCausalLM": ("olmo", {}),
+    "its rope_type is dynamic": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+    ),
+    "llama.cpp leaves positions out of every fourth layer": ("smollm3", {"no_rope_layers": [1] * 5}),
+    "layers with a sliding window": ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}),
+    "its output layer is its embedding": ("olmo2", {"tie_word_embeddings": True}),
+    "query_pre_attn_scalar is 99": ("gemma3_text", {"query_pre_attn_scalar": 99}),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_models_that_llama_cpp_would_compute_otherwise_are_refused(reason, tmp_path):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kind, more = REFUSED[reason]
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SHAPE, **more})).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=reason):
+        gguf_file.family_of(AutoConfig.from_pretrained(tmp_path))

@@ -1,0 +1,73 @@
+"""The Modelfile: its template writes what the model's chat template writes, or there is none."""
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
+
+from tests.conftest import NANO
+from trainer.config.command_line import resolve
+from trainer.errors import ModelError
+from trainer.export import ollama
+
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + "
+    "m['content'] + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+GEMMA = (
+    "{% for m in messages %}{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' + "
+    "m['content'] + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+QWEN = (
+    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are Qwen.<|im_end|>\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.fixture
+def own():
+    return AutoTokenizer.from_pretrained(NANO)
+
+
+def test_the_modelfile_of_the_embedded_model(tokenizer):
+    text = ollama.modelfile("it.gguf", resolve("nano"), tokenizer, ["<|im_end|>", "\nQuestion:"])
+    assert text == (
+        'FROM ./it.gguf\nTEMPLATE """{{ range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}'
+        '<|im_start|>assistant\n"""\nPARAMETER temperature 1\nPARAMETER num_predict 40\nPARAMETER top_k 0\n'
+        'PARAMETER top_p 1\nPARAMETER min_p 0\nPARAMETER repeat_penalty 1\nPARAMETER stop "<|im_end|>"\n'
+        'PARAMETER stop """\nQuestion:"""\n'
+    )
+
+
+@pytest.mark.parametrize(("template", "begin"), [(LLAMA3, "<|start_header_id|>"), (GEMMA, "<start_of_turn>")])
+def test_other_forms(template, begin, own):
+    own.chat_template, own.bos_token = template, "<|endoftext|>"
+    first = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+    own.backend_tokenizer.post_processor = first  # llama.cpp adds what the tokenizer adds
+    text = ollama.modelfile("it.gguf", resolve("nano"), own, [])
+    assert f"{{{{ range .Messages }}}}{begin}" in text
+    assert "SYSTEM" not in text
+
+
+def test_a_beginning_that_is_part_of_the_form(own):
+    """The first token of SmolLM2's vocabulary opens its turns, and its tokenizer adds none."""
+    own.bos_token = "<|im_start|>"
+    assert "{{ range .Messages }}<|im_start|>" in ollama.modelfile("it.gguf", resolve("nano"), own, [])
+
+
+def test_the_system_message_that_a_template_adds_and_that_of_the_run(own):
+    own.chat_template = QWEN
+    assert 'SYSTEM "You are Qwen."' in ollama.modelfile("it.gguf", resolve("nano"), own, [])
+    run = resolve("nano", None, ["prompt.system=Be brief."])
+    assert 'SYSTEM "Be brief."' in ollama.modelfile("it.gguf", run, own, [])
+
+
+@pytest.mark.parametrize(
+    "template", [None, QWEN.replace("\n'", "\n\n'"), QWEN.replace("m['content']", "m['content'] + '!'")]
+)
+def test_a_template_that_would_be_guessed_is_refused(template, own):
+    own.chat_template = template
+    with pytest.raises(ModelError, match="a template for Ollama would have to be guessed"):
+        ollama.modelfile("it.gguf", resolve("nano"), own, [])

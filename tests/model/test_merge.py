@@ -1,0 +1,112 @@
+"""The merge that reads weight by weight equals that of PEFT in a whole model, and a whole model is the way out."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from tests.conftest import NANO
+from trainer.config.settings import Lora, Model
+from trainer.model import lora, merge
+from trainer.model.load import load_model
+
+CPU = torch.device("cpu")
+ADAPTERS = {
+    "lora": Lora(r=4, rslora=True),
+    "dora": Lora(r=4, dora=True),
+    "both embeddings": Lora(r=4, targets=("embed_tokens", "lm_head", "q_proj")),
+    "output layer": Lora(r=4, targets=("lm_head",)),
+}
+OTHERS = {
+    "gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 480, "bos_token_id": 0, "eos_token_id": 2},
+    "phi3": {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 480,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    },
+}
+
+
+@pytest.fixture(scope="module", params=ADAPTERS)
+def adapter(request, tmp_path_factory):
+    return save_adapter(NANO, ADAPTERS[request.param], tmp_path_factory.mktemp("adapter"))
+
+
+def save_adapter(base, settings, folder):
+    torch.manual_seed(0)
+    model = lora.add_adapter(AutoModelForCausalLM.from_pretrained(base), settings)
+    for value in lora.trainable(model).values():
+        value.add_(torch.randn_like(value), alpha=0.1)
+    lora.save_adapter(model, folder)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_each_weight_is_that_of_the_whole_model(adapter, dtype):
+    weights = merge.stored_weights(Model(), adapter, merge.DTYPES[dtype])
+    whole = lora.merged(load_model(Model(), "fp32", CPU), adapter)
+    expected = dict(whole.named_parameters())
+    assert {*weights} == {*expected}
+    assert weights.config.tie_word_embeddings == whole.config.tie_word_embeddings
+    for name, value in weights.items():
+        assert torch.equal(value, expected[name].to(merge.DTYPES[dtype])), f"{name} is rounded once"
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_base_whose_files_name_its_layers_otherwise(kind, tmp_path):
+    """GPT-2 on the hub leaves the decoder's name out, and Phi-3 joins queries, keys and values."""
+    base, out = tmp_path / "base", tmp_path / "merged"
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **OTHERS[kind])).save_pretrained(base)
+    AutoTokenizer.from_pretrained(NANO).save_pretrained(base)
+    stored = load_file(base / "model.safetensors")
+    save_file(
+        {name.removeprefix("transformer."): value for name, value in stored.items()},
+        base / "model.safetensors",
+        {"format": "pt"},
+    )
+    adapter = save_adapter(base, Lora(r=2, targets="all"), tmp_path / "adapter")
+    assert merge.stored_weights(Model(name=str(base)), adapter, None) is not None
+    merge.merge(Model(name=str(base)), adapter, out, "fp32")
+    expected = lora.merged(load_model(Model(name=str(base)), "fp32", CPU), adapter).state_dict()
+    found = load_model(Model(name=str(out)), "fp32", CPU).state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_files_of_a_limited_size_with_an_index(tmp_path, monkeypatch):
+    monkeypatch.setattr(merge, "SHARD_BYTES", 1_000_000)
+    adapter = save_adapter(NANO, ADAPTERS["lora"], tmp_path / "adapter")
+    merge.merge(Model(), adapter, tmp_path / "merged", "fp32")
+    index = json.loads((tmp_path / "merged/model.safetensors.index.json").read_text())
+    files = sorted(path.name for path in (tmp_path / "merged").glob("*.safetensors"))
+    assert (
+        sorted({*index["weight_map"].values()}) == files == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
+    )
+    whole = lora.merged(load_model(Model(), "fp32", CPU), adapter).state_dict()
+    found = load_model(Model(name=str(tmp_path / "merged")), "fp32", CPU).state_dict()
+    assert all(torch.equal(found[name], value) for name, value in whole.items())
+
+
+def test_what_cannot_be_read_weight_by_weight_is_merged_as_a_whole(tmp_path):
+    """An adapter with a copy of a layer, and weights that are not in safetensors."""
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    model = AutoModelForCausalLM.from_pretrained(NANO)
+    import peft
+
+    peft.get_peft_model(model, peft.LoraConfig(modules_to_save=["norm"], target_modules=["q_proj"])).save_pretrained(
+        adapter
+    )
+    assert merge.stored_weights(Model(), adapter, None) is None
+    merge.merge(Model(), adapter, tmp_path / "merged", "fp32")
+    assert (tmp_path / "merged/model.safetensors").is_file()
+    base.mkdir()
+    (base / "config.json").write_bytes((NANO / "config.json").read_bytes())
+    torch.save(load_file(NANO / "model.safetensors"), base / "pytorch_model.bin")
+    assert merge.stored_weights(Model(name=str(base)), None, None) is None

@@ -1,0 +1,107 @@
+"""Adapters that another trainer has made with PEFT: other targets, ranks and scales by layer, layers as a whole."""
+
+import json
+from argparse import ArgumentParser
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from tests.conftest import NANO
+from trainer.commands import eval as evaluation
+from trainer.config.settings import Model
+from trainer.errors import CheckpointError, MergeError
+from trainer.model import lora, merge
+
+TOKENS = torch.tensor([[5, 6, 7, 8, 9]])
+KINDS = {
+    "targets": {"target_modules": ["q_proj", "down_proj"]},
+    "patterns": {
+        "target_modules": ["q_proj", "v_proj"],
+        "rank_pattern": {"q_proj": 4, "layers.1.self_attn.v_proj": 2},
+        "alpha_pattern": {"q_proj": 32},
+    },
+    "output": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},  # of a tied model
+    "norm": {"target_modules": ["q_proj"], "modules_to_save": ["norm"]},
+    "layers": {"target_modules": ["o_proj"], "layers_to_transform": [1], "layers_pattern": "layers"},
+    "regex": {"target_modules": r".*\.self_attn\.(q|k)_proj", "use_rslora": True},  # as Unsloth writes it
+    "bias": {"target_modules": ["q_proj"], "bias": "lora_only"},
+}
+
+
+def base(folder):
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+@pytest.fixture
+def adapter(tiny_model, tmp_path):
+    def make(**options):
+        torch.manual_seed(1)
+        adapted = peft.get_peft_model(base(tiny_model), peft.LoraConfig(r=8, task_type="CAUSAL_LM", **options))
+        with torch.no_grad():
+            for parameter in adapted.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.02 * torch.randn_like(parameter))
+        adapted.save_pretrained(tmp_path / "made")
+        return tmp_path / "made", adapted(TOKENS).logits
+
+    return make
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`", "ignore:The following rank_pattern")
+def test_it_computes_the_same_here_and_merged(tiny_model, tmp_path, adapter, kind):
+    folder, expected = adapter(**KINDS[kind])
+    assert (expected - base(tiny_model)(TOKENS).logits).abs().max() > 1e-3
+    torch.testing.assert_close(lora.load_adapter(base(tiny_model), folder)(TOKENS).logits, expected)
+    merge.merge(Model(name=str(tiny_model)), folder, tmp_path / "whole", "fp32")
+    torch.testing.assert_close(base(tmp_path / "whole")(TOKENS).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_whole_layer_that_is_missing_is_an_error(tiny_model, adapter):
+    folder, _ = adapter(**KINDS["norm"])
+    file = folder / "adapter_model.safetensors"
+    save_file({name: value for name, value in load_file(file).items() if "lora_" in name}, file)
+    with pytest.raises(CheckpointError, match=r"it does not fit this model \(KeyError: .*norm\.weight"):
+        lora.load_adapter(base(tiny_model), folder)
+
+
+@pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed", "ignore:Adapter 'default'")
+def test_one_that_cannot_be_merged_says_why(tiny_model, tmp_path, adapter):
+    folder, _ = adapter(target_modules=["o_proj"], lora_bias=True)
+    with pytest.raises(MergeError, match=r"PEFT cannot merge it .*the base layer has no bias"):
+        merge.merge(Model(name=str(tiny_model)), folder, tmp_path / "whole", "fp32")
+
+
+# --- its base
+
+
+def settings(folder, *arguments: str, name: str):
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name}))
+    parser = ArgumentParser()
+    evaluation.add_arguments(parser)
+    return evaluation.settings_for(parser.parse_args(["--adapter", str(folder), *arguments]))
+
+
+def test_the_base_that_it_names_is_taken(tmp_path, tiny_model):
+    assert settings(tmp_path / "a", name=str(tiny_model)).model.name == str(tiny_model)
+    assert settings(tmp_path / "b", name=str(NANO)).model.name == "nano"
+
+
+@pytest.mark.parametrize(
+    "name", ["unsloth/Qwen2.5-1.5B-Instruct-unsloth-bnb-4bit", "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit"]
+)
+def test_the_4_bit_copy_of_unsloth_stands_for_the_model(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(evaluation.downloads, "check", lambda config: None)  # these models are not here
+    assert settings(tmp_path / "a", name=name).model.name == "unsloth/Qwen2.5-1.5B-Instruct"
+    other = settings(tmp_path / "a", "--model", "Qwen/Qwen2.5-1.5B-Instruct", name=name)
+    assert other.model.name == "Qwen/Qwen2.5-1.5B-Instruct"
+
+
+def test_another_base_is_refused_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluation.downloads, "check", lambda config: None)
+    with pytest.raises(CheckpointError, match=r"it was trained over Qwen/Qwen2\.5-1\.5B, not over model\.name=Qwen/"):
+        settings(tmp_path / "a", "--model", "Qwen/Qwen2.5-1.5B-Instruct", name="Qwen/Qwen2.5-1.5B")

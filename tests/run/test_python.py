@@ -1,0 +1,178 @@
+"""Training from Python: in a script as a person writes it, in the notebook of examples/, and what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.forks import forked
+from trainer import Config, resolve, train
+from trainer.errors import ConfigError, DataError
+from trainer.run import python
+
+FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.problems=8", "run.steps=2"]
+FEW += ["prompt.style=chat", "run.merge=false"]
+SCORE = """
+def score(completions, answer, **columns):
+    return [len(text) % 7 + float(gold in text) for text, gold in zip(completions, answer)]
+"""
+SCRIPT = f"""
+import json, math, os, signal, sys, threading, warnings
+from trainer import resolve, train
+from trainer.problem.word_problems import NanoTask
+
+def state():
+    import torch
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    hooks = [sys.excepthook, threading.excepthook, sys.unraisablehook, warnings.filters[:], torch.get_num_threads()]
+    group = [torch.distributed.is_initialized(), os.getpgrp(), torch.random.get_rng_state().tolist()]
+    return handlers, hooks, group, dict(os.environ)
+
+{SCORE}
+def rounded(completions, **columns):
+    return [math.floor(len(text) / 9) for text in completions]
+
+data = [{{"question": one.question, "answer": one.gold}} for one in NanoTask().train()[:60]]
+few = {FEW!r}
+before = state()
+result = train(resolve("nano", None, [*few, "run.dir=first"]), reward=score, data=data[:50], test=data[50:])
+assert state() == before
+try:
+    train(resolve("nano", None, [*few, "run.dir=first"]), reward=score, data=data[:40], test=data[50:])
+except Exception as error:
+    refused = f"{{type(error).__name__}}: {{error}}"
+assert state() == before
+import datasets
+rows = datasets.Dataset.from_list([{{"question": row["question"]}} for row in data])
+second = train(resolve("nano", None, [*few, "run.dir=second"]), reward=[rounded], data=rows)
+assert state() == before
+print(json.dumps({{
+    "refused": refused,
+    "evaluations": {{name: one.accuracy for name, one in result.evaluations.items()}},
+    "adapter": str(result.adapter), "model": result.model, "verdict": result.verdict.kind,
+    "second": second.config.task.answer,
+}}))
+"""
+
+
+def run(*command: str, folder: Path) -> str:
+    active = {"OCTET_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}  # the first has the script install nothing
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    answer = subprocess.run(command, cwd=folder, env=os.environ | active, timeout=580, check=False, **pipes)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return answer.stdout
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory) -> tuple[Path, dict]:
+    folder = tmp_path_factory.mktemp("scripted")
+    (folder / "mine.py").write_text(SCRIPT)
+    return folder, json.loads(run(*forked(), "mine.py", folder=folder).splitlines()[-1])
+
+
+def lines(path: Path) -> list[dict]:
+    """The records of a log, without times and memory."""
+    measured = ("time/", "memory/")
+    return [
+        {name: value for name, value in json.loads(line).items() if not name.startswith(measured)}
+        for line in path.read_text().splitlines()
+    ]
+
+
+def test_it_comes_to_the_same_as_the_command(scripted, tmp_path):
+    """To the last bit, with the function in a file of its own."""
+    given = scripted[0] / "first/given"
+    (tmp_path / "rewards.py").write_text(SCORE)
+    data = [f"task.path={given}/train.jsonl", f"task.test_path={given}/test.jsonl", "task.name=records"]
+    settings = [*FEW, *data, "reward.custom=rewards.py:score", "reward.weights={}", "run.dir=it"]
+    run(str(ROOT / "run_deepspeed.sh"), "--preset", "nano", *settings, folder=tmp_path)
+    first, command = scripted[0] / "first", tmp_path / "it"
+    for file in ("metrics.jsonl", "samples.jsonl"):
+        assert lines(first / file) == lines(command / file)
+    adapters = [folder / "adapter/adapter_model.safetensors" for folder in (first, command)]
+    assert adapters[0].read_bytes() == adapters[1].read_bytes()
+    assert lines(command / "metrics.jsonl")[-1]["grad_norm"] > 0
+
+
+def test_the_result_names_what_is_wanted_next(scripted):
+    folder, result = scripted
+    assert [*result["evaluations"]] == ["base", "trained"]
+    assert result["adapter"] == "first/adapter"
+    assert (folder / result["adapter"] / "adapter_model.safetensors").is_file()
+    assert result["model"] is None
+    assert result["verdict"] == "cannot tell"
+
+
+def test_another_run_in_the_same_process_has_data_without_answers(scripted):
+    folder, result = scripted
+    assert result["second"] == "none"
+    assert "reward/rounded" in lines(folder / "second/metrics.jsonl")[-1]
+
+
+def test_a_copy_of_a_function_has_the_modules_that_it_uses(scripted):
+    assert (scripted[0] / "second/given/rounded.py").read_text().startswith("import math as math\ndef rounded(")
+
+
+def test_other_data_in_the_folder_of_a_run_is_refused(scripted):
+    folder, result = scripted
+    assert result["refused"].startswith("ConfigError: run.dir=first: it holds a run with another train.jsonl.")
+    assert len((folder / "first/given/train.jsonl").read_text().splitlines()) == 50
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path):
+    """As a script, without the lines that only a notebook knows. The model learns in it."""
+    notebook = json.loads((ROOT / "examples/octet.ipynb").read_text())
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    (tmp_path / "notebook.py").write_text("\n".join(cells).replace("%pip", "pass  # "))
+    said = run(*forked(), "notebook.py", folder=tmp_path)
+    assert "\nlearned: " in said
+    assert said.splitlines()[-1].startswith("#### ")
+
+
+def test_nothing_is_imported_before_it_is_used():
+    code = "import sys, trainer; print([name for name in sys.modules if name.startswith('trainer.')])"
+    code += "; from trainer import train; print('torch' in sys.modules)"
+    assert run(sys.executable, "-c", code, folder=ROOT) == "[]\nFalse\n"
+
+
+def test_what_cannot_be_used_is_named(tmp_path):
+    config = resolve("nano", None, [f"run.dir={tmp_path}"])
+    with pytest.raises(ConfigError, match="reward: <lambda> has no name for the log"):
+        train(config, reward=lambda completions: [0.0] * len(completions))
+    with pytest.raises(DataError, match=r"data\[1\]: it cannot be written as JSON"):
+        train(config, data=[{"question": "a", "answer": "1"}, {"question": "b", "answer": {1}}])
+    with pytest.raises(DataError, match="Hand over data as well"):
+        train(config, test=[])
+
+    def correct(completions):
+        return [0.0] * len(completions)
+
+    with pytest.raises(ConfigError, match="the name correct is taken"):
+        train(config, reward=correct)
+    assert not list(tmp_path.rglob("*.yaml"))
+
+
+def test_a_process_group_of_somebody_else_is_left_alone(alone):
+    with pytest.raises(ConfigError, match="this process has a process group already"):
+        train(Config())
+
+
+def test_one_of_several_processes_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE=2: train\(\) is one process"):
+        train(Config())
+
+
+def test_an_object_that_is_called_has_the_name_of_its_class():
+    class Right:
+        def __call__(self, completions):
+            return [1.0] * len(completions)
+
+    changed = python._with_functions(Config(), Path("it"), [Right()])
+    assert changed.reward.custom == ("it/given/Right.py:Right",)
+    assert changed.reward.all_weights == {"Right": 1.0}

@@ -1,0 +1,108 @@
+"""`octet repro` trains the first steps of a run again, and names the first difference and its cause."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.forks import forked
+from trainer.config.command_line import resolve
+from trainer.errors import DataError
+from trainer.run import replay
+
+FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=16", "run.steps=3", "run.save_every=2"]
+FEW += ["task.name=records", "task.path=data.jsonl", "eval.problems=0", "run.merge=false", "rollout.dead_groups=keep"]
+FEW += ["reward.custom=score.py:score", "reward.weights={}"]  # its rewards differ within most groups
+SCORE = "def score(completions, **columns):\n    return [float(len(text) % 5) for text in completions]\n"
+
+
+def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
+    environment, command = os.environ | {"PYTHONPATH": str(ROOT)}, [*forked(), *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=580, check=False
+    )
+
+
+def repro(folder: Path, *options: str) -> tuple[int, list[str]]:
+    answer = run("-m", "trainer.commands.main", "repro", "it", *options, folder=folder)
+    assert answer.returncode < 2, answer.stderr
+    return answer.returncode, answer.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded")
+    rows = [
+        {"question": f"Ann has {one} apples and gets 7. How many has she?", "answer": str(one + 7)} for one in range(9)
+    ]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "score.py").write_text(SCORE)
+    answer = run(str(ROOT / "train.py"), "--preset", "nano", *FEW, "run.dir=it", folder=folder)
+    assert answer.returncode == 0, answer.stderr
+    return folder
+
+
+@pytest.fixture
+def again(recorded, tmp_path) -> Path:
+    """A copy in which something may be changed."""
+    return shutil.copytree(recorded, tmp_path / "again")
+
+
+def test_a_run_is_identical(recorded):
+    status, said = repro(recorded, "--steps", "2")
+    assert (status, said[0]) == (0, "identical to the bit: metrics and answers of 2 steps, and the adapter")
+
+
+def test_another_number_of_threads_is_the_cause(recorded):
+    status, said = repro(recorded, "run.threads=2", "--steps", "2")
+    assert status == 1
+    assert said[0].startswith("differs: step 1: ")
+    assert "likely cause: threads: 2; the run had 1" in said
+
+
+def test_another_seed_is_the_cause(again):
+    settings = (again / "it/config.yaml").read_text()
+    (again / "it/config.yaml").write_text(settings.replace("\n  seed: 0\n", "\n  seed: 1\n"))
+    status, said = repro(again, "--steps", "1")
+    assert status == 1
+    assert said[0].startswith("differs: step 1: the problem of an answer to records/train/")
+    assert said[1] == "likely cause: the order of the training problems, which follows from run.seed"
+
+
+def test_a_row_of_the_data_that_has_changed_is_the_cause(again):
+    text = (again / "data.jsonl").read_text()
+    row = 3 if "records/train/3" in (again / "it/samples.jsonl").read_text() else 4  # one of the two is trained on
+    (again / "data.jsonl").write_text(text.replace(f"Ann has {row} apples", f"Eve has {row} pears"))
+    status, said = repro(again, "--steps", "3")
+    assert status == 1
+    assert said[1] == f"likely cause: the data: records/train/{row} is not what it was (1 of 8 training problems)"
+
+
+def test_another_reward_function_is_the_cause(again):
+    (again / "score.py").write_text(SCORE.replace("% 5", "% 6"))
+    status, said = repro(again, "--steps", "1")
+    assert status == 1
+    assert ": the reward of an answer to " in said[0]
+    assert any(line.startswith("likely cause: checksum of score.py: ") for line in said)
+
+
+def test_a_tensor_that_differs_is_named(recorded, again):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path = again / "it" / replay.ADAPTER.format(2)
+    tensors = load_file(path)
+    name = sorted(tensors)[-1]
+    save_file(tensors | {name: torch.nextafter(tensors[name], tensors[name] + 1)}, path)
+    (difference,) = replay._differences(recorded / "it", again / "it", 2)
+    assert difference.startswith(f"after step 2: {name} differs by up to ")
+
+
+def test_a_folder_without_steps_is_refused(again):
+    (again / "it/metrics.jsonl").unlink()
+    with pytest.raises(DataError, match=r"metrics\.jsonl has no step"):
+        replay.replay(again / "it", resolve("nano", None, [f"run.dir={again}"]), 1)

@@ -1,0 +1,37 @@
+"""`octet chat`: a question to the models of a run, answered side by side."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from math import inf
+from pathlib import Path
+
+from trainer.checks import downloads, preflight
+from trainer.commands.eval import NO_SERVERS
+from trainer.commands.options import add_overrides
+from trainer.config.command_line import resolve
+from trainer.errors import ConfigError
+from trainer.machine import quiet
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet chat runs/demo. An empty line asks a held-out problem; Ctrl-D ends it."
+    parser.add_argument("run", type=Path, help="the folder of a run")
+    add_overrides(parser, "rollout.max_new_tokens=1024")
+    parser.add_argument("--temperature", type=float, default=0.0, help="default 0, the most likely answer")
+
+
+def run(options: Namespace) -> None:
+    stored = options.run / "config.yaml"
+    if not stored.is_file():
+        raise ConfigError(f"{options.run}: there is no config.yaml in it. Name the folder of a run.")
+    if not 0 <= options.temperature < inf:
+        raise ConfigError(f"--temperature {options.temperature:g}: it must be 0 or more. Leave it out for 0.")
+    servers = NO_SERVERS if resolve(str(stored)).rollout.uses_servers else ()
+    config = resolve(str(stored), None, [*servers, *options.overrides])
+    downloads.check(config)
+    quiet.quiet()
+    preflight.skip_unused_imports(config)
+    from trainer.run import chat
+
+    chat.chat(options.run, config, options.temperature)

@@ -1,0 +1,54 @@
+"""`octet export`: write the model of a run for the programs that people run models with, and compare its answers."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from importlib.util import find_spec
+from pathlib import Path
+
+from trainer.commands.eval import add_model_arguments, settings_for
+from trainer.errors import CheckpointError, ConfigError
+
+FORMATS = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q3_k_m")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet export runs/demo --to ollama --format q8_0"
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, or an adapter or a model in it")
+    parser.add_argument("--to", required=True, choices=("safetensors", "gguf", "ollama"), help="what to write")
+    parser.add_argument("--format", default="q8_0", choices=FORMATS, help="of gguf and ollama (default q8_0)")
+    parser.add_argument("--out", type=Path, help="the folder to write (default: one in the run folder)")
+    parser.add_argument("--problems", type=int, default=32, help="held-out problems for the comparison (default 32)")
+    parser.add_argument("--no-check", action="store_true", help="write without comparing answers")
+    add_model_arguments(parser)
+
+
+def run(options: Namespace) -> None:
+    options.adapter = _adapter(options.run)
+    if options.adapter is None and options.model is None:
+        options.model = str(_model(options.run))
+    out = options.out or options.run / f"export-{options.to}"
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"--out {out}: it exists and is not empty. Name a new folder.")
+    config, check = settings_for(options), not options.no_check
+    if options.to == "safetensors":
+        from trainer.run import evaluate_models
+
+        evaluate_models.merge(config, options.adapter, out, options.json, check)
+        return
+    if find_spec("gguf") is None:
+        raise ConfigError(f"--to {options.to}: the package gguf is not installed. pip install 'octet-grpo[gguf]'")
+    from trainer.run import export
+
+    export.to_gguf(config, options.adapter, out, options.format, check, options.json, options.to == "ollama")
+
+
+def _adapter(run: Path) -> Path | None:
+    return next((one for one in (run / "adapter", run) if (one / "adapter_config.json").is_file()), None)
+
+
+def _model(run: Path) -> Path:
+    for folder in (run / "model", run):
+        if (folder / "config.json").is_file():
+            return folder
+    raise CheckpointError(f"{run}: there is neither an adapter nor a model in it. Name the folder of a run that ended.")

@@ -1,0 +1,46 @@
+"""`octet repro`: train the first steps of a run again in a scratch folder, and compare."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from trainer.checks import preflight, start
+from trainer.commands.options import add_overrides
+from trainer.config.command_line import resolve
+from trainer.errors import ConfigError
+from trainer.machine import hardware, quiet
+
+STEPS = 5
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = (
+        "example: octet repro runs/demo --steps 3. Exit status: 0 if all is identical, 1 if something differs."
+    )
+    parser.add_argument("run", type=Path, help="the folder of a run")
+    add_overrides(parser, "run.threads=1, to see whether it changes anything")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"how many steps (default {STEPS})")
+
+
+def run(options: Namespace) -> None:
+    stored = options.run / "config.yaml"
+    if not stored.is_file():
+        raise ConfigError(f"{options.run}: there is no config.yaml in it. Name the folder of a run.")
+    if options.steps < 1:
+        raise ConfigError(f"--steps {options.steps}: it must be at least 1. Leave it out for {STEPS}.")
+    with TemporaryDirectory(prefix="octet-repro-") as scratch:
+        here = [f"run.dir={scratch}", "run.track=null"]
+        config = resolve(str(stored), None, [*options.overrides, *here])
+        machine = hardware.detect()
+        start.check(config, replace(machine, gpus=machine.gpus[:1]))
+        quiet.quiet()
+        preflight.skip_unused_imports(config)
+        from trainer.run import replay
+
+        is_identical = replay.replay(options.run, config, options.steps)
+    if not is_identical:
+        sys.exit(1)

@@ -1,0 +1,219 @@
+"""Writes a model as one GGUF file, the format of llama.cpp, Ollama and LM Studio, weight by weight."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf.quants import quant_shape_to_byte_shape, quantize
+from torch import Tensor
+
+from trainer.errors import ModelError
+from trainer.export import vocabulary
+from trainer.model.merge import Weights
+
+Kind = gguf.GGMLQuantizationType
+ROWS = 4096  # that are quantised at once
+WRITTEN = {"f32": Kind.F32, "f16": Kind.F16, "bf16": Kind.BF16, "q8_0": Kind.Q8_0}
+WRITTEN |= {"q5_1": Kind.Q5_1, "q5_0": Kind.Q5_0, "q4_1": Kind.Q4_1, "q4_0": Kind.Q4_0}
+QUANTISED = {  # by llama.cpp itself, from a file in f32, and its number for the format
+    "q6_k": gguf.LlamaFileType.MOSTLY_Q6_K,
+    "q5_k_m": gguf.LlamaFileType.MOSTLY_Q5_K_M,
+    "q4_k_m": gguf.LlamaFileType.MOSTLY_Q4_K_M,
+    "q4_k_s": gguf.LlamaFileType.MOSTLY_Q4_K_S,
+    "q3_k_m": gguf.LlamaFileType.MOSTLY_Q3_K_M,
+}
+FORMATS = [*WRITTEN, *QUANTISED]
+AT_ENDS = Kind.Q8_0  # of embedding and output layer in formats of fewer bits: they are the most sensitive
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    arch: str  # llama.cpp's name
+    turns_pairs: bool = False  # rotary angles turn neighbouring numbers, not those of the two halves of a head
+    adds_one: bool = False  # to the weights of its norms
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family("llama", turns_pairs=True),
+    "MistralForCausalLM": Family("llama", turns_pairs=True),
+    "SmolLM3ForCausalLM": Family("smollm3", turns_pairs=True),
+    "GraniteForCausalLM": Family("granite", turns_pairs=True),
+    "Qwen2ForCausalLM": Family("qwen2"),
+    "Qwen3ForCausalLM": Family("qwen3"),
+    "Olmo2ForCausalLM": Family("olmo2"),
+    "SeedOssForCausalLM": Family("seed_oss"),
+    "Gemma3ForCausalLM": Family("gemma3", adds_one=True),
+}
+
+
+def family_of(config: Any) -> Family:
+    """Return how llama.cpp stores a model. Raise ModelError for one that it would compute otherwise."""
+    if reason := next(_reasons(config), None):
+        raise ModelError(
+            f"--to gguf: {reason}. Export --to safetensors, and convert that with llama.cpp's convert_hf_to_gguf.py."
+        )
+    return FAMILIES[config.architectures[0]]
+
+
+def _reasons(config: Any) -> Iterator[str]:
+    kind, rope = (config.architectures or ["?"])[0], _rope(config)
+    if kind not in FAMILIES:
+        yield f"{kind} is not one of {', '.join(FAMILIES)}"
+    if rope["rope_type"] not in ("default", "linear", "llama3", "yarn"):
+        yield f"its rope_type is {rope['rope_type']}"
+    if rope["rope_type"] == "llama3" and not FAMILIES[kind].turns_pairs:
+        yield f"{kind} has no rope_type llama3 in llama.cpp"
+    if kind == "SmolLM3ForCausalLM" and any(
+        bool(uses) != bool((at + 1) % 4) for at, uses in enumerate(config.no_rope_layers)
+    ):
+        yield "llama.cpp leaves positions out of every fourth layer, and this model of others"
+    if kind == "Olmo2ForCausalLM" and config.tie_word_embeddings:
+        yield "its output layer is its embedding, which llama.cpp does not read in this family"
+    if kind == "Gemma3ForCausalLM" and config.query_pre_attn_scalar != config.head_dim:
+        yield f"query_pre_attn_scalar is {config.query_pre_attn_scalar}, not head_dim"
+    if kind in ("Qwen2ForCausalLM", "Qwen3ForCausalLM") and "sliding_attention" in (config.layer_types or ()):
+        yield "it has layers with a sliding window, which llama.cpp does not give this family"
+
+
+def _rope(config: Any) -> Mapping[str, Any]:
+    """Return the rotary settings, those of full attention where there are two."""
+    rope: Mapping[str, Any] = config.rope_parameters
+    return rope.get("full_attention") or rope
+
+
+def write(path: Path, weights: Weights, tokenizer: Any, fmt: str, end_of_turn: int | None) -> dict[str, str]:
+    """Write a file, and return the name of each of its weights in the model."""
+    config, family = weights.config, family_of(weights.config)
+    names = dict(_names(weights, family.arch))
+    writer = gguf.GGUFWriter(str(path), family.arch)
+    writer.add_type(gguf.GGUFType.MODEL)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32 if fmt == "f32" else _mostly(fmt))
+    _write_shape(writer, config, family)
+    vocabulary.write(writer, tokenizer, weights.shapes[weights.embedding][0], end_of_turn)
+    kinds = {name: _kind(name, weights.shapes[own], fmt) for name, own in names.items()}
+    factors = _rope_factors(config)
+    if factors is not None:
+        writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
+    for name, own in names.items():
+        shape = quant_shape_to_byte_shape(weights.shapes[own], kinds[name])
+        writer.add_tensor_info(name, shape, np.dtype(np.uint8), math.prod(shape), kinds[name])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    if factors is not None:
+        writer.write_tensor_data(factors)
+    for name, own in names.items():
+        value = stored(weights[own], own, config)
+        writer.write_tensor_data(
+            np.concatenate([quantize(rows.float().numpy(), kinds[name]).view(np.uint8) for rows in value.split(ROWS)])
+        )
+    writer.close()
+    return names
+
+
+def _mostly(fmt: str) -> int:
+    return int(gguf.LlamaFileType[f"MOSTLY_{fmt.upper()}"])
+
+
+def _names(weights: Weights, arch: str) -> Iterator[tuple[str, str]]:
+    """Return llama.cpp's name of each weight, and the model's."""
+    by_name = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+    known = gguf.get_tensor_name_map(by_name[arch], weights.config.num_hidden_layers)
+    for own in weights.shapes:
+        name = known.get_name(own, try_suffixes=(".weight", ".bias"))
+        if name is None:
+            raise ModelError(f"--to gguf: llama.cpp has no place for {own} in a model of the kind {arch}.")
+        yield name, own
+
+
+def _kind(name: str, shape: torch.Size, fmt: str) -> Kind:
+    """Return the type of a weight: norms and biases are exact, and rows that blocks do not fill have 16 bits."""
+    kind = WRITTEN[fmt]
+    if len(shape) == 1 or name.endswith("_norm.weight"):
+        return Kind.F32
+    if name in ("token_embd.weight", "output.weight") and gguf.GGML_QUANT_SIZES[kind][0] > 1:
+        kind = AT_ENDS
+    return kind if shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0 else Kind.F16
+
+
+def stored(value: Tensor, name: str, config: Any, back: bool = False) -> Tensor:
+    """Return a weight as llama.cpp stores it; with `back`, return what is stored as the model has it."""
+    family = FAMILIES[config.architectures[0]]
+    if family.adds_one and name.endswith("norm.weight"):
+        return value.float() + (-1 if back else 1)
+    found = re.search(r"\.([qk])_proj\.(weight|bias)$", name)
+    if not (family.turns_pairs and found):
+        return value
+    heads = config.num_attention_heads if found[1] == "q" else config.num_key_value_heads
+    halves = (-1, 2) if back else (2, -1)
+    return value.reshape(heads, *halves, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
+
+
+def _write_shape(writer: gguf.GGUFWriter, config: Any, family: Family) -> None:
+    rope = _rope(config)
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    window: Any = getattr(config, "sliding_window", None)
+    context = config.max_position_embeddings
+    if window and family.arch == "llama":  # llama.cpp has no window in this family: up to its length there is no need
+        context = min(context, window)
+    writer.add_context_length(context)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(head)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    _write_stretch(writer, rope)
+    if family.arch == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if family.arch == "gemma3":
+        writer.add_sliding_window(window)
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+        writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+
+
+def _write_stretch(writer: gguf.GGUFWriter, rope: Mapping[str, Any]) -> None:
+    """Write how the rotary angles are stretched to a longer context; those of Llama 3 are a tensor."""
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        for key, name in (("beta_fast", "beta_fast"), ("beta_slow", "beta_slow"), ("attention_factor", "attn_factor")):
+            if rope.get(key) is not None:
+                getattr(writer, f"add_rope_scaling_yarn_{name}")(rope[key])
+
+
+def _rope_factors(config: Any) -> np.ndarray[Any, Any] | None:
+    """Return by what Llama 3 divides each frequency, or None for another stretch.
+
+    Long waves are divided by `factor`, short ones are kept, and those between go over from one to the other.
+    """
+    rope = _rope(config)
+    if rope["rope_type"] != "llama3":
+        return None
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    waves = 2 * math.pi * rope["rope_theta"] ** (np.arange(0, head, 2) / head)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    share = np.clip((rope["original_max_position_embeddings"] / waves - low) / (high - low), 0, 1)
+    factors: np.ndarray[Any, Any] = (1 / ((1 - share) / rope["factor"] + share)).astype(np.float32)
+    return factors

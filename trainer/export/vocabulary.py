@@ -1,0 +1,157 @@
+"""Writes a tokenizer into a GGUF file, where llama.cpp splits text by a name, not by a regular expression of its own.
+
+llama.cpp's converter finds that name by a hash of how a tokenizer splits a certain text, which only finds vocabularies
+that it knows. Here it follows from the rules in tokenizer.json, so it is also found for a vocabulary of one's own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import gguf
+
+from trainer.errors import ModelError
+
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+"
+SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+BY_DIGIT = CONTRACTIONS + WORDS + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + SPACES
+BY_THREE_DIGITS = CONTRACTIONS + WORDS + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + SPACES
+UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+BY_CASE = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + SPACES
+)
+SPACE = "▁"  # of SentencePiece
+BYTE = re.compile("<0x[0-9A-F]{2}>")
+# Llama.cpp's name for how a text is split, and whether a word of the vocabulary is taken without merging its parts.
+PRE = {
+    (("gpt-2",), False): "gpt-2",
+    (("digits", "gpt-2"), False): "smollm",
+    ((BY_DIGIT,), False): "qwen2",
+    ((BY_THREE_DIGITS,), False): "dbrx",
+    ((BY_THREE_DIGITS,), True): "llama-bpe",
+    ((BY_CASE,), True): "tekken",
+}
+
+
+def pre_of(rules: Mapping[str, Any]) -> str:
+    """Return llama.cpp's name for how a tokenizer splits a text. Raise ModelError for one that it may not know."""
+    model, normalizer = rules["model"], rules.get("normalizer")
+    if model["type"] != "BPE":
+        raise _unknown(f"it is a {model['type']}, not BPE")
+    if normalizer and normalizer["type"] != "NFC":
+        raise _unknown(f"its normalizer is {normalizer['type']}")
+    splits = tuple(_splits(rules.get("pre_tokenizer")))
+    try:
+        return PRE[splits, bool(model.get("ignore_merges"))]
+    except KeyError:
+        raise _unknown(f"it splits text by {', '.join(splits)[:200] or 'nothing'}") from None
+
+
+def begins_with_space(rules: Mapping[str, Any]) -> bool:
+    """Return True if a tokenizer of the SentencePiece kind puts a space before a text. Raise ModelError for one that
+    does more than to write spaces as `SPACE`."""
+    model, normalizer, splits = rules["model"], rules.get("normalizer"), rules.get("pre_tokenizer") or {}
+    steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
+    seen = [step.get("prepend") or (step.get("pattern"), step.get("content")) for step in steps if step]
+    blank = {"String": " "}
+    if model["type"] == "BPE" and seen == [SPACE, (blank, SPACE)] and not splits:
+        return True
+    if model["type"] == "BPE" and seen == [(blank, SPACE)] and splits.get("pattern", blank) == blank:
+        return False
+    scheme = None if seen or splits.get("split") else splits.get("prepend_scheme")
+    if model["type"] == "BPE" and scheme in ("always", "never"):
+        return bool(scheme == "always")  # with `first` there is no space behind a special token, and llama.cpp adds one
+    raise _unknown(f"it is of the SentencePiece kind, with {json.dumps([normalizer, splits])[:200]}")
+
+
+def _scores(tokens: Sequence[str], merges: Sequence[Sequence[str]]) -> list[float]:
+    """Return what llama.cpp merges by: the earlier a token comes in the list of merges, the higher its score."""
+    first: dict[str, int] = {}
+    for rank, (left, right) in enumerate(merges):
+        first.setdefault(left + right, rank)
+    return [-float(first.get(token, len(merges))) for token in tokens]
+
+
+def _unknown(reason: str) -> ModelError:
+    known = ", ".join(PRE.values())
+    return ModelError(
+        f"--to gguf: this tokenizer cannot be written ({reason}). Known are those that llama.cpp calls {known}. "
+        "Export --to safetensors, and convert that with llama.cpp's convert_hf_to_gguf.py."
+    )
+
+
+def _splits(rule: Mapping[str, Any] | None) -> Iterator[str]:
+    """Return the parts of a pre-tokenizer that split, as regular expressions or by name."""
+    if not rule:
+        return
+    kind = rule["type"]
+    if kind == "Sequence":
+        for part in rule["pretokenizers"]:
+            yield from _splits(part)
+    elif kind == "Split" and rule["behavior"] == "Isolated" and not rule["invert"]:
+        yield rule["pattern"].get("Regex", str(rule["pattern"]))
+    elif kind == "Digits" and rule["individual_digits"]:
+        yield "digits"
+    elif kind == "ByteLevel" and not rule["add_prefix_space"]:
+        if rule["use_regex"]:
+            yield "gpt-2"
+    else:
+        yield json.dumps(rule)
+
+
+def write(writer: gguf.GGUFWriter, tokenizer: Any, size: int, end_of_turn: int | None) -> None:
+    """Write the tokens, merges and special tokens. The model has embeddings for `size` tokens."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise _unknown("it has no tokenizer.json")
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    tokens, kinds = _tokens(tokenizer, size)
+    merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in rules["model"].get("merges", ())]
+    if rules["model"].get("byte_fallback"):
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        writer.add_add_space_prefix(begins_with_space(rules))
+        writer.add_token_scores(_scores(tokens, merges))
+        kinds = [gguf.TokenType.BYTE if BYTE.fullmatch(token) else kind for token, kind in zip(tokens, kinds)]
+    else:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre_of(rules))
+        writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    for kind in ("bos", "eos", "unk", "pad"):
+        if (token := getattr(tokenizer, f"{kind}_token_id")) is not None:
+            getattr(writer, f"add_{kind}_token_id")(token)
+    if end_of_turn is not None:
+        writer.add_eot_token_id(end_of_turn)
+    plain, wrapped = (tokenizer("1", add_special_tokens=special)["input_ids"] for special in (False, True))
+    writer.add_add_bos_token(wrapped[: -len(plain)] == [tokenizer.bos_token_id])
+    writer.add_add_eos_token(wrapped[-1] != plain[-1])
+    template = tokenizer.chat_template
+    if template:
+        writer.add_chat_template(template if isinstance(template, str) else template["default"])
+
+
+def _tokens(tokenizer: Any, size: int) -> tuple[list[str], list[int]]:
+    """Return the text and the kind of each token; embeddings without a token get a name that no text has."""
+    by_id = {index: text for text, index in tokenizer.get_vocab().items()}
+    added = tokenizer.added_tokens_decoder
+    tokens: list[str] = []
+    kinds: list[int] = []
+    for index in range(size):
+        if index not in by_id:
+            kind = gguf.TokenType.UNUSED
+        elif index == tokenizer.unk_token_id and tokenizer.unk_token not in (tokenizer.eos_token, tokenizer.pad_token):
+            kind = gguf.TokenType.UNKNOWN
+        elif index in added:
+            kind = gguf.TokenType.CONTROL if added[index].special else gguf.TokenType.USER_DEFINED
+        else:
+            kind = gguf.TokenType.NORMAL
+        tokens.append(by_id.get(index, f"[PAD{index}]"))
+        kinds.append(kind)
+    return tokens, kinds

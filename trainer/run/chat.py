@@ -1,0 +1,129 @@
+"""Ask the models of a run, and show their answers side by side while they are written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from trainer.config.settings import Config
+from trainer.errors import DataError
+from trainer.machine.quiet import no_progress_bars
+from trainer.machine.visible import visible
+from trainer.model.load import load_model, load_tokenizer, resolve_dtype
+from trainer.model.lora import load_adapter
+from trainer.problem.prompts import Prompter
+from trainer.problem.task import evaluation_problems, make_task
+from trainer.ranks import distributed
+from trainer.records import Completion, Problem, Sampling
+from trainer.reward.make import make_verifier
+from trainer.reward.scorer import Scorer
+from trainer.rollout.collect import Sampler
+from trainer.rollout.decoder.sampler import DecodeSampler
+from trainer.rollout.make import make_sampler
+from trainer.run import assemble
+
+
+class Voice(NamedTuple):
+    """A model that answers. `as_itself` is entered meanwhile: the base is the model with its adapter switched off."""
+
+    name: str
+    sampler: Sampler
+    as_itself: Callable[[], AbstractContextManager[Any]]
+
+
+def chat(folder: Path, config: Config, temperature: float) -> None:
+    """Read questions from standard input, and answer each of them with all models of the run."""
+    no_progress_bars()
+    task = make_task(config.task)
+    prompter = assemble.prompter_of(config, task, load_tokenizer(config.model))
+    voices, scorer, console = list(_voices(folder, config, prompter)), make_verifier(config, task), Console()
+    sampling = Sampling(1, temperature, config.rollout.max_new_tokens, config.run.seed)
+    if len(voices) == 1:
+        raise DataError(f"{folder}: it has no adapter and no model yet. Wait for the end of the run.")
+    for problem in _questions(cycle(evaluation_problems(task, max(1, config.eval.problems))), console):
+        _answer(problem, voices, prompter, sampling, scorer, console)
+
+
+def _voices(folder: Path, config: Config, prompter: Prompter) -> Iterator[Voice]:
+    """Yield the base, the adapter over it, and the whole model, as far as they are there."""
+    base, sampler = _load(config, prompter, str(folder / "adapter") if (folder / "adapter").is_dir() else None)
+    yield Voice("base", sampler, getattr(base, "disable_adapter", nullcontext))
+    if (folder / "adapter").is_dir():
+        yield Voice("adapter", sampler, nullcontext)
+    for name in ("merged", "model"):
+        if (folder / name).is_dir():
+            whole = config.model.clean.model_copy(update={"name": str(folder / name), "revision": None})
+            yield Voice(name, _load(config.model_copy(update={"model": whole}), prompter)[1], nullcontext)
+
+
+def _load(config: Config, prompter: Prompter, adapter: str | None = None) -> tuple[Any, Sampler]:
+    device = distributed.device()
+    model = load_model(config.model, resolve_dtype(config.model.dtype, device), device)
+    model = load_adapter(model, Path(adapter)) if adapter else model
+    stops, strings = assemble.ends(config, prompter, model)
+    tokenizer = prompter.tokenizer
+    return model, make_sampler(
+        config.rollout, model, tokenizer, stops, copies=False, stop_strings=strings, prompter=prompter
+    )
+
+
+def _questions(held_out: Iterator[Problem], console: Console) -> Iterator[Problem]:
+    """Yield what a person asks, and a held-out problem for an empty line, until the input ends."""
+    console.print("Ask, or press Enter for a held-out problem. Ctrl-D ends it.")
+    while line := sys.stdin.readline():
+        if text := line.strip():
+            yield Problem("chat", text, "")
+        else:
+            problem = next(held_out)
+            console.print(Text(visible(problem.question)))
+            yield problem
+
+
+def _answer(
+    problem: Problem, voices: list[Voice], prompter: Prompter, sampling: Sampling, scorer: Scorer, console: Console
+) -> None:
+    """Show the answers of all models while they are written, and then what the verifier reads in them."""
+    prompt, texts = prompter.prompt(problem), dict.fromkeys((voice.name for voice in voices), "")
+    with Live(_side_by_side(texts), console=console, refresh_per_second=12) as live:
+        for voice in voices:
+
+            def show(tokens: list[int], name: str = voice.name) -> None:
+                texts[name] = prompter.tokenizer.decode(tokens, skip_special_tokens=True)
+                live.update(_side_by_side(texts))
+
+            if isinstance(voice.sampler, DecodeSampler):
+                voice.sampler.on_tokens = show
+            with voice.as_itself():
+                ((_, (completion,)),) = voice.sampler.sample([prompt], sampling)
+            texts[voice.name] = completion.text + _reading(prompt, completion, scorer)
+            live.update(_side_by_side(texts))
+    if not console.is_terminal:  # where Live leaves the end of the line to others
+        console.print()
+
+
+def _reading(prompt: Any, completion: Completion, scorer: Scorer) -> str:
+    """Return what the verifier reads in an answer to a question whose answer is known."""
+    if not prompt.problem.gold:
+        return ""
+    (score,) = scorer.score(prompt, [completion]).scores
+    found = score.strict if score.strict is not None else score.lenient
+    read = "nothing" if found is None else found + (" elsewhere" if score.strict is None else "")
+    return f"\n\nread: {read}, {'right' if score.correct_strict else 'wrong'}; the answer is {prompt.problem.gold}"
+
+
+def _side_by_side(texts: dict[str, str]) -> Table:
+    table = Table.grid(expand=True)
+    for _ in texts:
+        table.add_column(ratio=1)
+    table.add_row(*(Panel(Text(visible(text)), title=name) for name, text in texts.items()))
+    return table

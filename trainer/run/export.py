@@ -1,0 +1,131 @@
+"""Write a GGUF file, and compare its answers: the work of `octet export --to gguf` and `--to ollama`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.config.settings import Config
+from trainer.errors import ConfigError, MergeError, ModelError
+from trainer.evaluation.comparison import Comparison, agreement
+from trainer.export import gguf_file, llama_cpp, ollama
+from trainer.machine import disk
+from trainer.model import merge
+from trainer.model.load import end_of_turn, load_tokenizer
+from trainer.model.lora import load_adapter
+from trainer.problem.task import make_task
+from trainer.records import Prompt
+from trainer.rollout.limits import within_context
+from trainer.rollout.stop import Stops
+from trainer.run import assemble, evaluate_models
+
+UNCHECKED = "not checked: "
+
+
+def to_gguf(
+    config: Config, adapter: Path | None, out: Path, fmt: str, check: bool, as_json: bool, modelfile: bool
+) -> None:
+    """Write a GGUF file, and a Modelfile for Ollama if that is asked for, and compare its answers."""
+    weights = merge.stored_weights(config.model.clean, adapter, None)
+    if weights is None:
+        raise ModelError(
+            f"model.name={config.model.name}: its weights, or the adapter's, cannot be read one by one. Write octet "
+            "export --to safetensors first, and export that folder."
+        )
+    tokenizer = load_tokenizer(config.model)
+    file = out / f"model-{fmt}.gguf"
+    beside = _modelfile(file.name, config, weights, tokenizer) if modelfile else None
+    names = _write(file, weights, tokenizer, fmt)
+    if beside:
+        (out / "Modelfile").write_text(beside)
+    said = [f"written to {file}"]
+    why_not = "--no-check was given" if not check else _why_unchecked(config)
+    if why_not:
+        said.append(UNCHECKED + why_not)
+        evaluate_models.answer({"out": str(file), "said": said}, [], as_json)
+        return
+    try:
+        facts, evaluations = _checked(config, adapter, file, weights, names)
+    except MergeError as error:
+        refused = file.with_name(f"{file.name}.refused")
+        file.rename(refused)
+        raise MergeError(f"{error} The file is kept as {refused}.") from None
+    evaluate_models.answer({**facts, "out": str(file), "said": [*facts["said"], *said]}, evaluations, as_json)
+
+
+def _write(file: Path, weights: merge.Weights, tokenizer: Any, fmt: str) -> dict[str, str]:
+    """Write the file, by way of one in f32 where llama.cpp quantises."""
+    gguf_file.family_of(weights.config)
+    if fmt not in gguf_file.WRITTEN and not llama_cpp.is_here():
+        raise ConfigError(
+            f"--format {fmt}: llama.cpp writes it, and llama-cpp-python is not installed. Install it, or take one of "
+            f"{', '.join(gguf_file.WRITTEN)}."
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with disk.writing(file.parent, "the GGUF file", "Make room, or name another --out."):
+        if fmt in gguf_file.WRITTEN:
+            return gguf_file.write(file, weights, tokenizer, fmt, end_of_turn(tokenizer))
+        with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
+            exact = Path(scratch) / "f32.gguf"
+            names = gguf_file.write(exact, weights, tokenizer, "f32", end_of_turn(tokenizer))
+            llama_cpp.quantise(exact, file, fmt)
+        return names
+
+
+def _modelfile(file: str, config: Config, weights: merge.Weights, tokenizer: Any) -> str:
+    prompter = assemble.prompter_of(config, make_task(config.task), tokenizer)
+    tokens, strings = assemble.ends(config, prompter, weights.model)
+    return ollama.modelfile(file, config, tokenizer, [*tokenizer.convert_ids_to_tokens(tokens), *strings])
+
+
+def _why_unchecked(config: Config) -> str | None:
+    if not llama_cpp.is_here():
+        return "llama-cpp-python is not installed, so nothing has read this file. `pip install llama-cpp-python`"
+    if config.task.tools:
+        return "with task.tools an answer has several turns, which llama.cpp is not asked for"
+    return None
+
+
+def _checked(
+    config: Config, adapter: Path | None, file: Path, weights: merge.Weights, names: Mapping[str, str]
+) -> tuple[dict[str, Any], list[Any]]:
+    """Have transformers and llama.cpp answer the same held-out problems, and compare them."""
+    model, tokenizer = evaluate_models.load(config)
+    model = load_adapter(model, adapter) if adapter else model
+    own = evaluate_models.evaluate_model("transformers", model, tokenizer, config)
+    prompter = assemble.prompter_of(config, make_task(config.task), tokenizer)
+    stops = Stops(tokenizer, *assemble.ends(config, prompter, model))
+    held_out = assemble.held_out_prompts(config, make_task(config.task), prompter)
+    longest, context = config.rollout.max_new_tokens, weights.config.max_position_embeddings
+    prompts = within_context(held_out, context, longest)
+    sampler = llama_cpp.LlamaCppSampler(file, stops, max(len(one.tokens) for one in prompts) + longest)
+    try:
+        _must_read_the_same_tokens(file, sampler, tokenizer, prompts)
+        theirs = evaluate_models.evaluate_model("llama.cpp", model, tokenizer, config, outside=sampler)
+    finally:
+        sampler.close()
+    del model
+    asked = list(zip(prompts, theirs.outcomes, strict=True))
+    apart = llama_cpp.FileModel(file, weights, names).difference(
+        [(prompt.tokens, outcome.completion) for prompt, outcome in asked]
+    )
+    if not apart.mean <= apart.bound:
+        raise MergeError(f"{file}: {apart}: llama.cpp computes another model than transformers.")
+    alike = agreement(own, theirs)
+    said = [f"llama.cpp against transformers: {alike}", Comparison(own, theirs).sentence, str(apart)]
+    facts = {"identical": alike.identical, "problems": alike.problems, "largest_difference": alike.largest_difference}
+    same = {"mean": apart.mean, "largest": apart.largest, "bound": apart.bound}
+    return {**facts, "with_the_weights_of_the_file": same, "said": said}, [own, theirs]
+
+
+def _must_read_the_same_tokens(
+    file: Path, sampler: llama_cpp.LlamaCppSampler, tokenizer: Any, prompts: Sequence[Prompt]
+) -> None:
+    for prompt in prompts:
+        adds_special = tuple(tokenizer(prompt.text)["input_ids"]) == prompt.tokens
+        if tuple(sampler.tokens(prompt.text, adds_special)) != prompt.tokens:
+            raise MergeError(
+                f"{file}: llama.cpp reads the prompt of problem {prompt.problem.id} as other tokens than transformers."
+            )

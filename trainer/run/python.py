@@ -1,0 +1,180 @@
+"""Train from Python, in a script or a notebook: the job of `octet train`, in this process and on its first card.
+
+The functions and the data that are handed over are also written into the run folder, in `given/`, so that a run can be
+resumed, evaluated and repeated by the commands.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import sys
+import textwrap
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import constants
+
+from trainer.checks import start
+from trainer.config.command_line import Request, validated
+from trainer.config.settings import Config
+from trainer.errors import ConfigError, DataError
+from trainer.machine import disk, hardware, quiet, user_code
+from trainer.run_folder import earlier
+
+if TYPE_CHECKING:
+    from trainer.run.job import Result
+
+Reward = Callable[..., Iterable[float | None]]
+Rows = Iterable[Mapping[str, Any]]
+GIVEN = "given"  # the folder of what was handed over
+
+
+def train(
+    config: Config | None = None,
+    reward: Reward | Sequence[Reward] = (),
+    data: Rows | None = None,
+    test: Rows | None = None,
+) -> Result:
+    """Train a model in this process, and return the run folder, the evaluations and the verdict.
+
+    Args:
+        config: The settings, from `Config` or `resolve`; by default the embedded model.
+        reward: A function with TRL's signature, or several. Their sum is the reward, and `config.reward.weights` is
+            added if it was set.
+        data: The training problems, as a list of dictionaries or a `datasets.Dataset`.
+        test: The held-out problems; by default a share of `data`.
+
+    Raises:
+        OctetError: What the command would print. Nothing here ends the process.
+    """
+    config = config or Config()
+    if (ranks := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise ConfigError(
+            f"WORLD_SIZE={ranks}: train() is one process. Start it without a launcher, or several with octet train."
+        )
+    machine = hardware.detect()
+    machine = replace(machine, gpus=machine.gpus[:1])
+    with _put_back(config.rollout.engine):
+        quiet.quiet()
+        from trainer.run import job  # torch, deepspeed, transformers
+        from trainer.run_folder import claim
+
+        folder = claim.folder_of(Request(config, "python", ""))
+        functions = [reward] if callable(reward) else list(reward)
+        config = _with_rows(_with_functions(config, folder, functions), folder, functions, data, test)
+        start.check(config, machine)
+        result = job.run(Request(config, "python", ""))
+        assert result is not None, "a run of one process has its result on rank 0"
+        return result
+
+
+def _with_functions(config: Config, folder: Path, functions: Sequence[Reward]) -> Config:
+    """Return the settings with reward functions, which are found by the names of their copies."""
+    settings = []
+    for function in functions:
+        name = getattr(function, "__name__", type(function).__name__)
+        if not name.isidentifier():
+            raise ConfigError(f"reward: {name} has no name for the log. Write a function with `def`.")
+        path = folder / GIVEN / f"{name}.py"
+        settings.append(f"{path}:{name}")
+        user_code.given[settings[-1]] = function
+    if not settings:
+        return config
+    weights = config.reward.weights if "weights" in config.reward.model_fields_set else {}
+    changed = _changed(config, folder, "reward", custom=[*config.reward.custom, *settings], weights=weights)
+    for function, setting in zip(functions, settings):
+        if source := _source(function):
+            _write(Path(setting.rpartition(":")[0]), source)
+    return changed
+
+
+def _source(function: Reward) -> str:
+    """Return the source of a function with the modules that it uses, or "" if there is none, as in a plain shell."""
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        return ""
+    named = getattr(function, "__globals__", {}).items()
+    modules = [(name, value) for name, value in named if inspect.ismodule(value) and re.search(rf"\b{name}\b", source)]
+    return "".join(f"import {module.__name__} as {name}\n" for name, module in modules) + source
+
+
+def _with_rows(
+    config: Config, folder: Path, functions: Sequence[Reward], data: Rows | None, test: Rows | None
+) -> Config:
+    """Return the settings with the files that have the data. Without answers in it, the reward alone decides."""
+    if data is None:
+        if test is not None:
+            raise DataError("test: held-out problems come with the problems to train on. Hand over data as well.")
+        return config
+    parts = {name: list(rows) for name, rows in (("train", data), ("test", test)) if rows is not None}
+    paths = {name: folder / GIVEN / f"{name}.jsonl" for name in parts}
+    changes: dict[str, Any] = {"name": "records" if config.task.name == "nano" else config.task.name}
+    changes |= {"path": str(paths["train"])} | ({"test_path": str(paths["test"])} if "test" in paths else {})
+    if functions and config.task.answer is None and not any("answer" in row for row in parts["train"]):
+        changes["answer"] = "none"
+    changed = _changed(config, folder, "task", **changes)
+    for name, rows in parts.items():
+        _write(paths[name], "".join(_line(name, index, row) for index, row in enumerate(rows)))
+    return changed
+
+
+def _line(name: str, index: int, row: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(row), ensure_ascii=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{'data' if name == 'train' else name}[{index}]: it cannot be written as JSON ({error}). Use dictionaries "
+            "of text, numbers, lists and dictionaries."
+        ) from None
+
+
+def _changed(config: Config, folder: Path, section: str, **values: Any) -> Config:
+    """Return validated settings with other values in a section, and with the run folder."""
+    stored = config.model_dump()
+    stored[section] |= values
+    stored["run"] |= {"dir": folder}
+    return validated(stored)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file of what was handed over. Raise ConfigError if a run that has saved something was made with
+    another."""
+    if path.is_file() and path.read_text() != text and earlier.has_saved(path.parents[1]):
+        raise ConfigError(
+            f"run.dir={path.parents[1]}: it holds a run with another {path.name}. Hand over what it had, or choose "
+            "another folder."
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    disk.replace(path, text.encode())
+
+
+@contextmanager
+def _put_back(engine: str) -> Iterator[None]:
+    """Put back what a run changes in its process: environment, warnings, random numbers, threads."""
+    environment, hooks, is_offline = dict(os.environ), (sys.excepthook, threading.excepthook), constants.HF_HUB_OFFLINE
+    hardware.prepare_cuda(engine)  # before the import of torch, if this is the first
+    import torch
+
+    if torch.distributed.is_initialized():
+        raise ConfigError(
+            "train(): this process has a process group already. Call torch.distributed.destroy_process_group() first."
+        )
+    threads = torch.get_num_threads()
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        (sys.excepthook, threading.excepthook), constants.HF_HUB_OFFLINE = hooks, is_offline
+        os.environ.clear()
+        os.environ.update(environment)
+        user_code.given.clear()

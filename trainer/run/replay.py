@@ -1,0 +1,146 @@
+"""Train the first steps of a run again, and find the first difference and its likely cause."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from trainer.config.command_line import Request, flat
+from trainer.config.settings import Config
+from trainer.errors import DataError
+from trainer.machine.quiet import no_progress_bars
+from trainer.machine.visible import visible
+from trainer.run import assemble, job
+from trainer.run.rehearsal import rehearse
+from trainer.run_folder import claim, earlier
+from trainer.run_folder.journal import read_records
+
+MEASURED = ("time/", "memory/", "eval/")  # metrics that differ from machine to machine, or are not of a step
+DIGITS = 8  # of the checksum of a problem
+ADAPTER = "checkpoints/step_{:06d}/adapter/adapter_model.safetensors"
+UNKNOWN = (
+    "not known: settings, data, versions, device and threads are what they were. A judge, a vLLM server and tools with "
+    "a time limit are not repeatable to the bit"
+)
+
+
+def replay(folder: Path, config: Config, steps: int) -> bool:
+    """Train the first steps of the run in `folder` again, in `config.run.dir`, and print what differs. Return True if
+    nothing does."""
+    scratch = config.run.dir
+    assert scratch is not None, "the command makes a folder"
+    recorded = [record["step"] for record in read_records(folder / "metrics.jsonl") if record["step"]]
+    if not recorded:
+        raise DataError(f"{folder}: its metrics.jsonl has no step. Name a run that has made some.")
+    steps = min(steps, max(recorded))
+    problems = _train(config, steps)
+    causes = [*_settings(folder, config), *_data(folder, scratch, problems), *_surroundings(folder, scratch)]
+    differences = _differences(folder, scratch, steps)
+    if first := next(differences, None):
+        print(f"differs: {first}")
+        print("\n".join(f"likely cause: {cause}" for cause in causes or [UNKNOWN]))
+        return False
+    tensors = "the adapter" if (folder / ADAPTER.format(steps)).is_file() else "no adapter, because none was saved then"
+    print(f"identical to the bit: metrics and answers of {steps} step{'s'[: steps - 1]}, and {tensors}")
+    for cause in causes:
+        print(f"without an effect so far: {cause}")
+    return True
+
+
+def _train(config: Config, steps: int) -> Sequence[str]:
+    """Train so many steps, with the schedule of the whole run, and return the names of the problems in their order."""
+    no_progress_bars()
+    with assemble.process_group(config):
+        run, learn = job.build(Request(config, "repro", "", json=True))  # the progress goes to standard error
+        run.record.total_steps = steps
+        try:
+            rehearse(run.rollouts, run.updater)
+            learn(config, *run)
+        finally:
+            run.rollouts.close()
+            run.record.close()
+        return [problem.id for problem in run.rollouts.curriculum.problems]
+
+
+def _differences(folder: Path, scratch: Path, steps: int) -> Iterator[str]:
+    """Yield what differs, in the order in which a step computes it."""
+    for step in range(1, steps + 1):
+        yield from _answers(step, *(_records(place / "samples.jsonl", step) for place in (folder, scratch)))
+        before, now = (_metrics(place, step) for place in (folder, scratch))
+        for name in before | now:
+            if repr(before.get(name)) != repr(now.get(name)):
+                yield f"step {step}: {name} is {now.get(name)!r}, and was {before.get(name)!r}"
+    if (folder / ADAPTER.format(steps)).is_file():
+        yield from _tensors(folder / ADAPTER.format(steps), scratch / ADAPTER.format(steps), steps)
+
+
+def _records(path: Path, step: int) -> list[dict[str, Any]]:
+    return [record for record in read_records(path) if record["step"] == step]
+
+
+def _metrics(folder: Path, step: int) -> dict[str, float]:
+    records = _records(folder / "metrics.jsonl", step)
+    return {name: value for record in records for name, value in record.items() if not name.startswith(MEASURED)}
+
+
+def _answers(step: int, before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for old, new in zip(before, now):
+        for name in ("problem", "prompt", "completion", "reward"):
+            if old[name] != new[name]:
+                now_shown, before_shown = (visible(repr(one[name])[-80:]) for one in (new, old))
+                what = f"the {name} of an answer to {old['problem']}"
+                yield f"step {step}: {what} is {now_shown}, and was {before_shown}"
+
+
+def _tensors(before: Path, now: Path, step: int) -> Iterator[str]:
+    with safe_open(before, "pt") as old, safe_open(now, "pt") as new:
+        for name in old.keys():  # noqa: SIM118  it is no dictionary
+            apart = (old.get_tensor(name).float() - new.get_tensor(name).float()).abs().max()
+            if apart:
+                yield f"after step {step}: {name} differs by up to {apart:.1e}"
+
+
+# ---------------------------------------------------------------- the cause
+
+
+def _settings(folder: Path, config: Config) -> Iterator[str]:
+    stored = earlier.settings_of(folder)
+    assert stored is not None, "the command has read it"
+    before, now = flat(stored.model_dump(mode="json")), flat(config.model_dump(mode="json"))
+    for key, value in now.items():
+        if value != before[key] and key not in ("run.dir", "run.track"):
+            yield f"the setting {key}={value}; the run has {before[key]}"
+
+
+def _surroundings(folder: Path, scratch: Path) -> Iterator[str]:
+    """Yield versions, threads and others that are not what they were."""
+    if not (folder / claim.MACHINE).is_file():
+        yield f"not recorded: the run has no {claim.MACHINE}, which a newer version of Octet writes"
+        return
+    before, now = (json.loads((place / claim.MACHINE).read_text()) for place in (folder, scratch))
+    for name in before | now:
+        if before.get(name) != now.get(name):
+            yield f"{name}: {now.get(name, 'none')}; the run had {before.get(name, 'none')}"
+
+
+def _data(folder: Path, scratch: Path, problems: Sequence[str]) -> Iterator[str]:
+    """Yield how the training problems differ: the first that is another, their order or their number."""
+    before, now = (_checksums(place) for place in (folder, scratch))
+    if before == now or not before:
+        return
+    if sorted(before) == sorted(now):
+        yield "the order of the training problems, which follows from run.seed"
+    elif len(before) != len(now):
+        yield f"the data: {len(now)} training problems; the run had {len(before)}"
+    else:
+        others = [name for name, old, new in zip(problems, before, now, strict=True) if old != new]
+        yield f"the data: {others[0]} is not what it was ({len(others)} of {len(now)} training problems)"
+
+
+def _checksums(folder: Path) -> list[str]:
+    text = json.loads((folder / "data.json").read_text()).get("checksums", "")
+    return [text[start : start + DIGITS] for start in range(0, len(text), DIGITS)]
