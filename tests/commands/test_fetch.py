@@ -270,8 +270,12 @@ def test_a_teacher_that_nobody_has_is_refused_before_the_run(hub_with_teacher, t
     config = resolve("nano", None, ["algorithm.loss=reinforce_baseline", "teacher.name=octet/none"])
     with pytest.raises(ModelError, match=r"^teacher\.name=octet/none: the hub does not give it"):
         downloads.find_teacher(config)
-    config = resolve("nano", None, ["algorithm.loss=reinforce_baseline", f"teacher.adapter={tmp_path}"])
-    with pytest.raises(ModelError, match=r"^teacher\.adapter=.*: there is no adapter_config\.json in it"):
+
+
+@pytest.mark.parametrize("key", ["teacher.adapter", "lora.start"])
+def test_an_adapter_that_is_not_there_is_refused_before_the_run(key, tmp_path):
+    config = resolve("nano", None, ["algorithm.loss=reinforce_baseline", f"{key}={tmp_path}"])
+    with pytest.raises(ModelError, match=rf"^{key}=.*: there is no adapter_config\.json in it"):
         preflight.check(config, NO_CARDS)
 
 

@@ -143,3 +143,11 @@ def test_own_right_answers_in_rounds_and_the_same_after_an_interruption(tmp_path
     assert "going on after step 3" in train(tmp_path / "cut", "--resume", "it")
     assert learned(cut) == learned(tmp_path / "it")
     assert (cut / ADAPTER).read_bytes() == (tmp_path / "it" / ADAPTER).read_bytes()
+
+
+def test_what_is_said_at_the_end_of_a_warm_up_names_its_own_settings(tmp_path):
+    settings = ["warmup.patience=1", "warmup.lr=1e-12", "optim.warmup=0", "optim.schedule=constant", "run.dir=it"]
+    said = train(tmp_path, *WARMUP, *settings)
+    assert "1 evaluations without a new best (warmup.patience=1)" in said
+    proposed = next(line for line in said.splitlines() if "on a machine with a GPU" in line)
+    assert "warmup." not in proposed

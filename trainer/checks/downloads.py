@@ -34,15 +34,19 @@ def check(config: Config) -> Found:
 
 
 def find_teacher(config: Config) -> Found:
-    """Find the model that a run loads as its teacher; it has no files if there is none. Raise ModelError if the model,
-    or the adapter of the teacher, is not there."""
-    folder = config.teacher.adapter
-    if folder and not (folder / "adapter_config.json").is_file():
-        raise ModelError(f"teacher.adapter={folder}: there is no adapter_config.json in it. Name the adapter of a run.")
+    """Find the model that a run loads as its teacher; it has no files if there is none. Raise ModelError if the model
+    is not there."""
     if config.teacher_model is None:
         return NOTHING
     with naming("teacher.name"):
         return find_model(config.teacher_model)
+
+
+def find_adapters(config: Config) -> None:
+    """Raise ModelError if the adapter that a run begins with, or that of its teacher, is not there."""
+    for key, folder in (("lora.start", config.lora.start), ("teacher.adapter", config.teacher.adapter)):
+        if folder and not (folder / "adapter_config.json").is_file():
+            raise ModelError(f"{key}={folder}: there is no adapter_config.json in it. Name the adapter of a run.")
 
 
 def find_data(data: HubSet, task: TaskSettings) -> bool:

@@ -55,6 +55,7 @@ def check(config: Config, machine: hardware.Hardware) -> None:
         chained = config.warmup.steps and not config.is_warmup
         earlier.refuse_other_settings(config.run.dir, config.after_warmup(warmup) if chained else config)
     found = downloads.check(config)  # on every rank: it may decide that this process leaves the hub alone
+    downloads.find_adapters(config)
     teacher = downloads.find_teacher(config)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         complain(findings(config, found, machine, teacher))

@@ -176,6 +176,10 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
     except OctetError as error:
         errors.append(("model", error))
     try:
+        downloads.find_adapters(config)
+    except OctetError as error:
+        errors.append(("adapter", error))
+    try:
         teacher = downloads.find_teacher(config)
         if config.teacher_model:
             yield Finding("ok", "teacher", f"{config.teacher.name}: {_where(teacher)}")

@@ -208,7 +208,8 @@ def _best_step(config: Config, history: EvaluationHistory, total_steps: int) -> 
         return
     last, metric, patience = history.milestones[-1], config.eval.metric, config.eval.patience
     if history.has_stopped_rising and last.step < total_steps:
-        yield f"stopped after step {last.step}: {patience} evaluations without a new best (eval.patience={patience})"
+        key = "warmup.patience" if config.is_warmup else "eval.patience"
+        yield f"stopped after step {last.step}: {patience} evaluations without a new best ({key}={patience})"
     if kept["step"] != last.step:
         yield (
             f"step {kept['step']} was best: {_shown(metric, kept[metric])}, against {_shown(metric, last.value)} after "
@@ -332,5 +333,7 @@ def _where_everything_is(config: Config, folder: Path) -> Iterator[str]:
         yield f"  octet train --preset {preset} {start}   # GRPO goes on with it; other settings as they were here"
     elif config.model.name == "nano":
         own = repeat.changes(flat(config.model_dump(mode="json")), "nano")
-        kept = [change for change in own if not change.key.startswith("model.") and change.key not in OF_NANO]
+        kept = [
+            change for change in own if not change.key.startswith(("model.", "warmup.")) and change.key not in OF_NANO
+        ]
         yield f"  {TRAIN} --preset 8gb{repeat.written(kept)}   # on a machine with a GPU"
