@@ -100,6 +100,7 @@ def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
     facts = json.loads((tmp_path / "data.json").read_text())
     assert facts.pop("notes")[0].startswith(told)
     assert len(facts.pop("sha256")) == 64
+    assert len(facts.pop("checksums")) == 6 * 8
     assert facts == {"task": "gsm8k", "training_problems": 6, "held_out": 3, "test_problems": 3}
 
 

@@ -400,7 +400,7 @@ def test_the_pages_say_what_is_planned(page):
 
 
 def test_every_preset_for_a_card_is_planned():
-    assert {*GPU_PRESETS, "nano", "cluster"} == {*names_in(PRESETS)}
+    assert {*GPU_PRESETS, "nano", "smollm2", "smollm2-gsm8k", "cluster"} == {*names_in(PRESETS)}
     assert all(small <= large for small, large in pairwise(GPU_PRESETS.values()))
 
 
