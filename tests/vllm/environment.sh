@@ -40,9 +40,9 @@ _uv() {
         ${PIP_FIND_LINKS:+--find-links "$PIP_FIND_LINKS"} "$@"
 }
 
-# Our versions instead of those that vLLM declares, but for torch, which is its own build. The other four are CUDA
-# builds or need one, and text models do without.
+# Our versions instead of those that vLLM declares, but for torch, which is its own build, and for uvicorn, whose extras
+# an override would drop. The other four are CUDA builds or need one, and text models do without.
 _overrides() {
-    grep -v -E '^(torch|pillow)==' "$1"
+    grep -v -E '^(torch|pillow|uvicorn)==' "$1"
     for package in torchvision torchaudio torchcodec triton; do echo "$package; sys_platform == 'never'"; done
 }
