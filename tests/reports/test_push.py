@@ -101,6 +101,14 @@ def test_what_cannot_be_sent_is_refused(capsys, hub, finished, monkeypatch, argu
     assert not hub.uploads
 
 
+def test_the_card_of_a_gguf_file_says_what_the_evaluation_leaves_out(capsys, copied):
+    folder = copied("demo")
+    (folder / "export-gguf").mkdir()
+    (folder / "export-gguf/model-q4_0.gguf").write_bytes(b"GGUF")
+    _, out, _ = octet(capsys, "push", folder, "--to", "me/demo", "--what", "export-gguf")
+    assert "What the format of the file costs is not included." in out
+
+
 def test_a_hub_that_does_not_answer_is_one_message(capsys, hub, finished, monkeypatch):
     log_in(monkeypatch)
     hub.shutdown()
