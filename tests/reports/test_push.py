@@ -85,7 +85,10 @@ def test_no_path_of_this_machine_is_in_the_card(capsys, copied):
     "arguments, said",
     [
         (["--to", "demo"], "--to demo: it is no name of a repository. Write OWNER/NAME."),
-        (["--to", "me/demo", "--what", "merged"], "merged: there is nothing to send. Name a folder"),
+        (["--to", "me/.."], "--to me/..: it is no name of a repository. Write OWNER/NAME."),
+        (["--to", "me/-demo", "--yes"], "--to me/-demo: it is no name of a repository. Write OWNER/NAME."),
+        (["--to", "me/demo", "--what", "merged"], "merged: there is no adapter and no model in it. Name a folder"),
+        (["--to", "me/demo", "--what", "."], "demo: there is no adapter and no model in it. Name a folder"),
         (["--to", "me/demo", "--yes"], "--to me/demo: the hub did not take it (Client error '401 Unauthorized'"),
     ],
 )
@@ -96,6 +99,23 @@ def test_what_cannot_be_sent_is_refused(capsys, hub, finished, monkeypatch, argu
     assert said in err
     assert "Traceback" not in err
     assert not hub.uploads
+
+
+def test_the_card_of_a_gguf_file_says_what_the_evaluation_leaves_out(capsys, copied):
+    folder = copied("demo")
+    (folder / "export-gguf").mkdir()
+    (folder / "export-gguf/model-q4_0.gguf").write_bytes(b"GGUF")
+    _, out, _ = octet(capsys, "push", folder, "--to", "me/demo", "--what", "export-gguf")
+    assert "What the format of the file costs is not included." in out
+
+
+def test_a_hub_that_does_not_answer_is_one_message(capsys, hub, finished, monkeypatch):
+    log_in(monkeypatch)
+    hub.shutdown()
+    hub.server_close()
+    status, _, err = octet(capsys, "push", finished, "--to", "me/demo", "--yes")
+    assert status == 2
+    assert "--to me/demo: the hub did not take it ([Errno 111] Connection refused)." in err
 
 
 def test_a_file_that_failed_its_check_is_refused(capsys, copied):

@@ -38,6 +38,12 @@ def test_the_models_answer_a_question_and_a_held_out_problem(octet):
     assert said.endswith("╯\n")
 
 
+def test_a_question_that_is_too_long_does_not_end_the_chat(octet):
+    said = octet(input=f"{'3 ' * 300}\n\n").stdout
+    assert "and the context of this model is 256" in " ".join(said.split())
+    assert said.count("read: ") == 3
+
+
 def test_what_is_heard_grows_to_the_answer():
     config = resolve("nano")
     task = assemble.make_task(config.task)

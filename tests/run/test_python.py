@@ -144,6 +144,12 @@ def test_what_cannot_be_used_is_named(tmp_path):
     config = resolve("nano", None, [f"run.dir={tmp_path}"])
     with pytest.raises(ConfigError, match="reward: <lambda> has no name for the log"):
         train(config, reward=lambda completions: [0.0] * len(completions))
+    for no_function in (3, "rewards.py:score", [3]):
+        with pytest.raises(ConfigError, match="is no function"):
+            train(config, reward=no_function)
+    for no_settings in ("nano", {}):
+        with pytest.raises(ConfigError, match=r"config: it is a (str|dict). Write train\(resolve"):
+            train(no_settings)
     with pytest.raises(DataError, match=r"data\[1\]: it cannot be written as JSON"):
         train(config, data=[{"question": "a", "answer": "1"}, {"question": "b", "answer": {1}}])
     with pytest.raises(DataError, match="Hand over data as well"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, errors
+from huggingface_hub.utils import validate_repo_id
 
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine.disk import amount
@@ -16,7 +17,6 @@ from trainer.model import hub
 from trainer.reports import card, sheet
 from trainer.reports.run_files import RunFiles, read_run
 
-NAME = re.compile(r"[\w.-]+/[\w.-]+")
 CURVES = "curves.png"
 
 
@@ -30,8 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    if not NAME.fullmatch(options.to):
-        raise ConfigError(f"--to {options.to}: it is no name of a repository. Write OWNER/NAME.")
+    _must_be_a_name(options.to)
     run = read_run(options.run)
     folder = options.run / (options.what or run.config.lora.product)
     files = _files(folder)
@@ -49,20 +48,30 @@ def run(options: Namespace) -> None:
     print(f"nothing was sent: --yes sends these files to {options.to}, {kind} if the repository is new")
 
 
+def _must_be_a_name(to: str) -> None:
+    try:
+        validate_repo_id(to)
+        _owner, _name = to.split("/")
+    except ValueError:
+        raise ConfigError(f"--to {to}: it is no name of a repository. Write OWNER/NAME.") from None
+
+
 def _files(folder: Path) -> dict[str, Path]:
     found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     found.pop("README.md", None)  # the card takes its place
     if refused := [name for name in found if name.endswith(".refused")]:
         raise CheckpointError(f"{folder}: {refused[0]} did not pass its check. Export it anew, in another format.")
-    if not found:
-        raise CheckpointError(f"{folder}: there is nothing to send. Name a folder of the run with --what.")
     return found
 
 
 def _kind(folder: Path) -> str:
     if (folder / "adapter_config.json").is_file():
         return "adapter"
-    return "gguf" if any(folder.glob("*.gguf")) else "model"
+    if (folder / "config.json").is_file():
+        return "model"
+    if any(folder.glob("*.gguf")):
+        return "gguf"
+    raise CheckpointError(f"{folder}: there is no adapter and no model in it. Name a folder that has one with --what.")
 
 
 def _curves(run: RunFiles, folder: Path) -> bytes | None:
@@ -91,7 +100,7 @@ def _send(to: str, contents: dict[str, Any], private: bool) -> str:
         return str(api.create_commit(to, added, commit_message="Add a model trained with Octet").commit_url)
     except errors.LocalTokenNotFoundError:
         raise ConfigError(f"--to {to}: there is no login on this machine. `hf auth login`, or set HF_TOKEN.") from None
-    except (errors.HfHubHTTPError, OSError, RuntimeError) as error:  # the last of a large file
+    except (httpx2.HTTPError, OSError, RuntimeError) as error:  # the last of a large file
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise ConfigError(
             f"--to {to}: the hub did not take it ({reason}). See that the login may write there."

@@ -89,7 +89,7 @@ def _text(run: RunFiles, name: str, kind: str, licence: str | None, curves: str 
     yield "\nWith the same packages, data and number of ranks, this repeats it:\n"
     yield from (f"    {line}" for line in repeat.commands(flat(run.config.model_dump(mode="json")), run.made_with))
     yield "\n## Limits\n"
-    yield from _limits(run)
+    yield from _limits(run, kind)
 
 
 def _data(run: RunFiles) -> str:
@@ -126,9 +126,11 @@ def _training(run: RunFiles, curves: str | None) -> Iterator[str]:
     yield from (f"- `{change.key}={change.run}`" for change in changes)
 
 
-def _limits(run: RunFiles) -> Iterator[str]:
+def _limits(run: RunFiles, kind: str) -> Iterator[str]:
     yield f"- It was measured on held-out problems of `{run.settings['task.name']}` alone. What it gained or lost"
     yield "  elsewhere is not known, and neither is how safe its answers are."
+    if kind == "gguf":
+        yield "- It was measured before it was written to this file. What the format of the file costs is not included."
     yield "- One seed. Another seed can give another result."
     if alarms := [alarm.finding.rule for alarm in alarms_of(run.history) if alarm.lasts]:
         yield f"- Alarms at the end of the run: {', '.join(alarms)}."

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.config.settings import Config
-from trainer.errors import DataError
+from trainer.errors import ConfigError, DataError
 from trainer.machine.quiet import no_progress_bars
 from trainer.machine.visible import visible
 from trainer.model.load import load_model, load_tokenizer, resolve_dtype
@@ -51,7 +51,10 @@ def chat(folder: Path, config: Config, temperature: float) -> None:
     if len(voices) == 1:
         raise DataError(f"{folder}: it has no adapter and no model yet. Wait for the end of the run.")
     for problem in _questions(cycle(evaluation_problems(task, max(1, config.eval.problems))), console):
-        _answer(problem, voices, prompter, sampling, scorer, console)
+        try:
+            _answer(problem, voices, prompter, sampling, scorer, console)
+        except ConfigError as error:  # a question that is too long for the model
+            console.print(Text(visible(str(error))))
 
 
 def _voices(folder: Path, config: Config, prompter: Prompter) -> Iterator[Voice]:

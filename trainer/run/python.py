@@ -55,7 +55,9 @@ def train(
     Raises:
         OctetError: What the command would print. Nothing here ends the process.
     """
-    config = config or Config()
+    config = Config() if config is None else config
+    if not isinstance(config, Config):
+        raise ConfigError(f"config: it is a {type(config).__name__}. Write train(resolve(...)) or train(Config(...)).")
     if (ranks := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         raise ConfigError(
             f"WORLD_SIZE={ranks}: train() is one process. Start it without a launcher, or several with octet train."
@@ -68,7 +70,7 @@ def train(
         from trainer.run_folder import claim
 
         folder = claim.folder_of(Request(config, "python", ""))
-        functions = [reward] if callable(reward) else list(reward)
+        functions: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
         config = _with_rows(_with_functions(config, folder, functions), folder, functions, data, test)
         start.check(config, machine)
         result = job.run(Request(config, "python", ""))
@@ -80,6 +82,8 @@ def _with_functions(config: Config, folder: Path, functions: Sequence[Reward]) -
     """Return the settings with reward functions, which are found by the names of their copies."""
     settings = []
     for function in functions:
+        if not callable(function):
+            raise ConfigError(f"reward: {function!r} is no function. Files of functions belong to reward.custom.")
         name = getattr(function, "__name__", type(function).__name__)
         if not name.isidentifier():
             raise ConfigError(f"reward: {name} has no name for the log. Write a function with `def`.")
