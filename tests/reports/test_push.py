@@ -51,7 +51,9 @@ def test_what_was_shown_is_sent_in_one_commit(capsys, hub, finished, monkeypatch
     assert sent["README.md"].decode() in shown
     assert hub.private == {"me/demo": True}
     adapter = {path.name: path.read_bytes() for path in (finished / "adapter").iterdir() if path.name != "README.md"}
-    assert {name: sent[name] for name in adapter} == adapter
+    stored, pushed = (json.loads(files["adapter_config.json"]) for files in (adapter, sent))
+    assert pushed == stored | {"base_model_name_or_path": "nano"}
+    assert sent["adapter_model.safetensors"] == adapter["adapter_model.safetensors"]
     assert {*sent} == {*adapter, "README.md", "curves.png"}
     assert b"hf_secret" not in b"".join(sent.values())
 
@@ -74,10 +76,12 @@ def test_no_path_of_this_machine_is_in_the_card(capsys, copied):
     folder = copied("demo")
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["task"] |= {"name": "gsm8k", "data_dir": "/home/somebody/data"}
+    config["prompt"] |= {"system": "/no_think", "template": {"image": "/home/somebody/picture"}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     status, out, err = octet(capsys, "push", folder, "--to", "me/demo")
     assert status == 0, err
     assert "somebody" not in out
+    assert "/no_think" in out
     assert "The data: of the author" in out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -17,7 +18,7 @@ from trainer.model import hub
 from trainer.reports import card, sheet
 from trainer.reports.run_files import RunFiles, read_run
 
-CURVES = "curves.png"
+ADAPTER, CURVES = "adapter_config.json", "curves.png"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -38,6 +39,8 @@ def run(options: Namespace) -> None:
         curves = _curves(run, Path(scratch))
         text = card.card(run, options.to, _kind(folder), _licence(run), CURVES if curves else None)
         contents: dict[str, Any] = {**files, "README.md": text.encode(), **({CURVES: curves} if curves else {})}
+        if ADAPTER in files:
+            contents[ADAPTER] = _without_path(files[ADAPTER])
         if options.yes:
             print(_send(options.to, contents, private=not options.public))
             return
@@ -64,8 +67,17 @@ def _files(folder: Path) -> dict[str, Path]:
     return found
 
 
+def _without_path(file: Path) -> bytes:
+    """Return the configuration of an adapter. A base in a folder of this machine is named by the folder's name."""
+    stored = json.loads(file.read_text())
+    base = Path(stored["base_model_name_or_path"])
+    return json.dumps(
+        stored | {"base_model_name_or_path": base.name if base.is_absolute() else str(base)}, indent=2
+    ).encode()
+
+
 def _kind(folder: Path) -> str:
-    if (folder / "adapter_config.json").is_file():
+    if (folder / ADAPTER).is_file():
         return "adapter"
     if (folder / "config.json").is_file():
         return "model"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,17 @@ def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str |
 
 def _strings(values: Iterable[Any]) -> Iterator[str]:
     for value in values:
-        yield from [value] if isinstance(value, str) else _strings(value) if isinstance(value, list | tuple) else []
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from _strings([*value, *value.values()])
+        elif isinstance(value, list | tuple):
+            yield from _strings(value)
 
 
 def _is_path(value: str) -> bool:
-    return value.startswith(("/", "~", "./", "../"))
+    """True for a path with a folder in it: `/no_think` is none."""
+    return value.startswith(("/", "~/", "./", "../")) and "/" in value.strip("/")
 
 
 def data_of(run: RunFiles) -> str | None:
