@@ -193,3 +193,13 @@ def test_tokenizers_of_the_sentencepiece_kind(sentencepiece, tmp_path):
     for text in filter(None, texts):
         assert sampler.tokens(text, True) == sentencepiece(text)["input_ids"], text
     sampler.close()
+
+
+def test_a_file_whose_check_broke_off_does_not_keep_its_name(run, tmp_path, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llama_cpp.FileModel, "difference", stopped)
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        main(["export", str(run), "--to", "gguf", "--out", str(tmp_path / "out"), "--problems", "2"])
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["model-q8_0.gguf.unchecked"]

@@ -117,7 +117,7 @@ class LlamaCppSampler(Sampler):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """By how much the log-probs of the same tokens differ between llama.cpp and transformers, with the same weights.
+    """Compares the log-probs that llama.cpp and transformers give to the same tokens, with the same weights.
 
     `rounding` is what rounding as llama.cpp does makes of them in transformers: the bound follows from it.
     """

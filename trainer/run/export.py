@@ -52,6 +52,9 @@ def to_gguf(
         refused = file.with_name(f"{file.name}.refused")
         file.rename(refused)
         raise MergeError(f"{error} The file is kept as {refused}.") from None
+    except BaseException:  # the check broke off, so nothing has shown that this is the model
+        file.rename(file.with_name(f"{file.name}.unchecked"))
+        raise
     evaluate_models.answer({**facts, "out": str(file), "said": [*facts["said"], *said]}, evaluations, as_json)
 
 
