@@ -107,6 +107,7 @@ def warm_up(
             updates = updater.update(prepared, step, tally)
         health.check(done, updates, all_rows(rows))
         means = tally.means(distributed.gather)
-        metrics = {name: means[name] for name in MEASURED} | metrics_of_updates(updates) | phases.metrics()
+        metrics = {"tokens": sum(one.tokens for one in dealt), **{name: means[name] for name in MEASURED}}
+        metrics |= metrics_of_updates(updates) | phases.metrics()
         record.step(done, [], sampled | metrics)
         finish_step(done, rollouts, updater, evaluator, record)

@@ -148,6 +148,25 @@ def test_a_sweep_is_a_run_for_each_line(cluster, tmp_path):
     assert "algorithm.lr" in table
 
 
+def test_a_study_is_an_array_with_a_run_for_each_arm_and_seed(cluster, tmp_path):
+    settings = "{" + ", ".join(setting.replace("=", ": ") for setting in SMALL[2:-1]) + "}"
+    (tmp_path / "tiny.yaml").write_text(
+        f"settings: {settings}\nseeds: 1\narms: {{grpo: {{run.steps: 1}}}}\ncontrols: [random, supervised]\n"
+    )
+    command = [sys.executable, "-m", "trainer.commands.main", "study", "tiny.yaml"]
+    site = cluster.site() | {"PYTHONPATH": str(ROOT), "OCTET_PYTHON": sys.executable}
+    answer = cluster.lab.ask(*command, "--slurm", folder=tmp_path, **site)
+    assert answer.returncode == 0, answer.stderr
+    assert "give this command again when those runs have ended" in answer.stdout
+    number = re.search(r"submitted job (\d+)", answer.stdout)[1]
+    for task in (f"{number}_1", f"{number}_2"):
+        until(lambda task=task: cluster.lab.state(task).startswith(ENDED), 120)
+        assert cluster.lab.state(task) == "COMPLETED 0:0"
+    answer = cluster.lab.ask(*command, "--collect", folder=tmp_path, **site)
+    assert answer.returncode == 0, answer.stderr
+    assert "random (control)" in answer.stdout
+
+
 def test_an_evaluation_is_split_over_the_ranks_and_gathered(undisturbed, cluster):
     folder = undisturbed[0]
     job = cluster.submit(

@@ -24,6 +24,7 @@ GROUPS = {
     "train": {
         "train": "Train a model, or resume a run.",
         "warmup": "Teach a model worked solutions first; see docs/warmup.md.",
+        "study": "Train the arms and controls of an experiment, and judge them; see docs/studies.md.",
         "slurm": "Submit a run to a Slurm cluster; see docs/slurm.md.",
     },
     "look": {

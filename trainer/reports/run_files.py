@@ -87,14 +87,23 @@ class RunFiles:
             return Share(right, *wilson(right * problems, problems))
         return Share(record["eval/accuracy"], record["eval/low"], record["eval/high"])
 
-    @cached_property
+    @property
     def solved(self) -> dict[tuple[str, str], bool]:
         """Whether the trained model solved each held-out problem, by its question and gold answer."""
-        return {
-            (one["question"], one["gold"]): one["correct_lenient" if self.pays_lenient else "correct_strict"]
-            for one in _lines(self.folder / "eval_answers.jsonl")
-            if one.get("model") == "trained" and one.get("temperature") == 0
-        }
+        return self.answered("trained", self.pays_lenient)
+
+    def answered(self, model: str, lenient: bool) -> dict[tuple[str, str], bool]:
+        """Return whether a model of the run solved each held-out problem with its greedy answer."""
+        kind = "correct_lenient" if lenient else "correct_strict"
+        return {key: one[kind] for key, one in self._greedy.get(model, {}).items()}
+
+    @cached_property
+    def _greedy(self) -> dict[str, dict[tuple[str, str], Record]]:
+        found: dict[str, dict[tuple[str, str], Record]] = {}
+        for one in _lines(self.folder / "eval_answers.jsonl"):
+            if one.get("temperature") == 0:
+                found.setdefault(one["model"], {})[one["question"], one["gold"]] = one
+        return found
 
     @property
     def verdict(self) -> Verdict:

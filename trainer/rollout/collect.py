@@ -14,6 +14,7 @@ from trainer.problem.curriculum import Curriculum, outcomes, solve_rates
 from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling, ScoredGroup
+from trainer.reward import control
 from trainer.reward.scorer import Scorer
 from trainer.rollout.ahead import Ahead, Rollout
 from trainer.watch.tally import Tally
@@ -91,14 +92,18 @@ class Rollouts:
         """Return groups and what the scorer measured, which is of these groups: one step is sampled at a time."""
         rollout = self.config.rollout
         self.scorer.measured()  # forget what was measured in an evaluation
-        groups = collect(sampler, self.scorer, prompts, self.sampling_of(step))
+        groups = self._collected(sampler, prompts, self.sampling_of(step))
         if rollout.dead_groups == "refill":
             groups = refill(groups, partial(self._fresh, sampler, step), rollout.refills)
         return groups, self.scorer.measured()
 
     def _fresh(self, sampler: Sampler, step: int, number: int, count: int) -> list[ScoredGroup]:
         prompts = self._prompts(self.curriculum.spare(step, number))[:count]
-        return collect(sampler, self.scorer, prompts, self.sampling_of(step, number))
+        return self._collected(sampler, prompts, self.sampling_of(step, number))
+
+    def _collected(self, sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:
+        groups = collect(sampler, self.scorer, prompts, sampling)
+        return [control.group(group, self.config.reward.control, sampling.seed) for group in groups]
 
     def _prompts(self, problems: Sequence[Problem]) -> list[Prompt]:
         """Return this rank's share of the prompts. A problem that comes again among them is a repeat of the first."""

@@ -44,7 +44,7 @@ from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
 from trainer.records import Draws, Problem, Prompt, TrainingBatch
 from trainer.reports import terminal
-from trainer.reward import golds
+from trainer.reward import control, golds
 from trainer.reward.make import make_scorer, make_verifier, worked
 from trainer.rollout.collect import Rollouts, Sampler
 from trainer.rollout.hf import HfSampler
@@ -77,7 +77,7 @@ def build(request: Request) -> Run:
     config = request.config
     config.refuse_idle(distributed.world_size())
     task = make_task(config.task)
-    training = training_problems(task, config.task, config.run.seed)  # bad data is answered before a model loads
+    training = control.training(training_problems(task, config.task, config.run.seed), config)  # bad data fails early
     golds.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
     if config.is_warmup and config.warmup.source == "solutions":
         lessons.check(task, training)
@@ -281,7 +281,7 @@ def later_pass(
 ) -> Sequence[Problem]:
     """Return the problems of a later pass, none longer than the longest of the first; that again if there are none."""
     with suppress(DataError):
-        problems = training_problems(task.later(passes), config.task, config.run.seed)
+        problems = control.training(training_problems(task.later(passes), config.task, config.run.seed), config)
         return prompter.fitting(problems, len(longest.tokens))
     return first
 

@@ -52,7 +52,12 @@ class Change:
 
 def changes(folder: Path, config: Config) -> list[Change]:
     """Return what is not as in the run that the folder holds, if that has saved something."""
-    stored = settings_of(folder) if has_saved(folder) else None
+    return differences(folder, config) if has_saved(folder) else []
+
+
+def differences(folder: Path, config: Config) -> list[Change]:
+    """Return what is not as in the settings that the folder holds, if it holds any."""
+    stored = settings_of(folder)
     if stored is None:
         return []
     before, now = flat(stored.model_dump(mode="json")), flat(config.model_dump(mode="json"))

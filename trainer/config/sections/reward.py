@@ -90,6 +90,9 @@ class Reward(Section):
     """The reward is the sum of weight x component; see docs/rewards.md. A custom function has weight 1.0 by default."""
     answer: Literal["strict", "lenient"] = "strict"
     """What `correct` accepts: an answer in the requested format only, or any answer that can be found."""
+    control: Literal["none", "random", "shuffled_gold", "shuffled_advantages"] = "none"
+    """Train a control of an experiment: with coin flips as rewards, with the gold answers of other problems, or with
+    the advantages of other answers to the same problem. Evaluation is not affected. See docs/studies.md."""
     ignore_accents: bool = False
     """Compare answers without accents, so that Brasilia is Brasília."""
     symbolic: bool | None = None

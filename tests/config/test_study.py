@@ -1,0 +1,62 @@
+"""The file of a study: arms, seeds, controls, and every mistake by its name."""
+
+import pytest
+
+from trainer.config.study import read_study
+from trainer.errors import ConfigError
+
+GOOD = """
+settings: {run: {steps: 4}, eval.problems: 64}
+seeds: [0, 3]
+arms:
+  grpo:
+  small: {lora: {r: 4}, reward.weights: {correct: 1.0, format: 0.1}}
+controls: [random, format]
+"""
+
+
+def study_of(folder, text):
+    (folder / "study.yaml").write_text(text)
+    return read_study(folder / "study.yaml")
+
+
+def test_every_arm_and_control_has_a_run_for_each_seed(tmp_path):
+    study = study_of(tmp_path, GOOD)
+    assert [one.name for one in study.runs()] == [
+        f"{arm}-{seed}" for seed in (0, 3) for arm in ("grpo", "small", "random", "format")
+    ]
+    configs = {one.name: study.config(one) for one in study.runs()}
+    assert (configs["small-3"].lora.r, configs["small-3"].run.seed, configs["small-3"].run.steps) == (4, 3, 4)
+    assert configs["small-0"].reward.weights == {"correct": 1.0, "format": 0.1}
+    assert (configs["random-0"].reward.control, configs["grpo-0"].reward.control) == ("random", "none")
+    assert configs["format-0"].reward.weights == {"format": 1.0}
+    assert str(configs["grpo-0"].run.dir) == "runs/study/grpo-0"
+
+
+WRONG = [
+    ("arms: {a: {lora.r: 0}}", r"arm a: lora\.r=0 cannot be used"),
+    ("arms: {a: {lora.rank: 4}}", r"arm a: .*lora\.rank"),
+    ("arms: {a: {run.seed: 4}}", r"arm a: run\.seed is not for the file of a study: seeds says them\. Remove it"),
+    ("arms: {}", r"arms: .*at least 1"),
+    ("seeds: 3", "arms: Field required"),
+    ("arms: {a: }\nseeds: 0", "seeds are a number above 0"),
+    ("arms: {a: }\nseeds: [1, 1]", "a list of different ones"),
+    ("arms: {a: }\ncontrols: [randm]", r"there is no control randm\. Did you mean random\?"),
+    ("arms: {random: }", "'random' cannot name an arm"),
+    ("arms: {../a: }", "cannot name an arm"),
+    ("arms: {a: }\narm: 3", r"arm: there is no such key\. Did you mean arms\?"),
+    ("arms: {a: }\npreset: 9gb", "9gb"),
+    ("- a", "it is no mapping of names to values"),
+    ("arms: [", "study.yaml: "),
+]
+
+
+@pytest.mark.parametrize("text, said", WRONG)
+def test_a_mistake_is_named(tmp_path, text, said):
+    with pytest.raises(ConfigError, match=said):
+        study_of(tmp_path, text)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.yaml: there is no such file"):
+        read_study(tmp_path / "none.yaml")

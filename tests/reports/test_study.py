@@ -1,0 +1,162 @@
+"""What a study says of its runs, whose files are written here so that the truth is known."""
+
+import json
+import random
+
+import pytest
+
+from trainer.commands import study as command
+from trainer.config.study import read_study
+from trainer.errors import DataError, OctetError
+from trainer.reports.study import collect, summary
+from trainer.reports.study_page import sentences, study_page, tables
+
+TEXT = """
+settings: {run.steps: 4, eval.problems: 200, warmup.problems: 8}
+seeds: 4
+arms: {grpo: , small: {lora.r: 4}}
+controls: [format, random, supervised]
+"""
+# the share of problems that each solves: strict, and in any format
+TRUTH = {"base": (0.3, 0.5), "grpo": (0.8, 0.85), "small": (0.8, 0.85), "format": (0.55, 0.6), "random": (0.3, 0.5)}
+TRUTH["supervised"] = (0.9, 0.9)
+RANGE = {"eval/low": 0.1, "eval/high": 0.95, "eval/problems": 200}
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(TEXT)
+    return read_study(tmp_path / "mine.yaml")
+
+
+def end(study, name: str, truth: dict[str, tuple[float, float]] = TRUTH) -> None:
+    """Write what a run leaves that has ended."""
+    (run,) = (one for one in study.runs() if one.name == name)
+    folder = study.folder / name
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("# octet-grpo 0.1.0\n" + study.config(run).to_yaml())
+    answers = [
+        one
+        for model, seed in (("base", 0), ("trained", f"{run.seed} {run.arm}"))
+        for one in answered(model, random.Random(seed), *truth["base" if model == "base" else run.arm])
+    ]
+    (folder / "eval_answers.jsonl").write_text("".join(json.dumps(one) + "\n" for one in answers))
+    spent = {"tokens": 800.0} if run.arm == "supervised" else {"groups": 4.0, "length": 25.0}
+    base, trained = (
+        {"eval/accuracy": truth[name][0], "eval/lenient": truth[name][1], **RANGE} for name in ("base", run.arm)
+    )
+    lines = [{"step": 0, **base}, *({"step": step, "time/step": 2.0, **spent} for step in range(1, 5))]
+    lines[-1] |= trained
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "eval.json").write_text("{}")
+
+
+def answered(model: str, rng: random.Random, strict: float, lenient: float):
+    for problem in range(200):
+        luck = rng.random()
+        right = {"correct_strict": luck < strict, "correct_lenient": luck < lenient}
+        yield {"model": model, "temperature": 0.0, "question": f"{problem}?", "gold": "1", **right}
+
+
+@pytest.fixture
+def found(study):
+    for run in study.runs():
+        end(study, run.name)
+    return summary(collect(study))
+
+
+def comparison(found, arm: str, against: str):
+    (one,) = (one for one in found["comparisons"] if (one["arm"], one["against"]) == (arm, against))
+    return one
+
+
+def test_arms_are_judged_against_the_base_and_the_first_arm(found):
+    against_base = {arm: comparison(found, arm, "base")["verdict"] for arm in found["arms"] if arm != "base"}
+    assert against_base == {
+        "grpo": "better", "small": "better", "format": "better", "random": "cannot tell", "supervised": "better",
+    }  # fmt: skip
+    assert comparison(found, "small", "grpo")["verdict"] == "cannot tell"
+    assert comparison(found, "random", "grpo")["verdict"] == "worse"
+    one = comparison(found, "grpo", "base")
+    assert one["low"] < 0.5 < one["high"]
+    assert one["strict"] == pytest.approx(0.5, abs=0.1)
+    assert one["lenient"] == pytest.approx(0.35, abs=0.1)
+    assert all(one["p_holm"] >= one["p"] for one in found["comparisons"])
+
+
+def test_the_share_of_the_gain_that_a_control_reaches_is_named(found):
+    shares = {one["control"]: one for one in found["shares"]}
+    assert shares["format"]["low"] < 0.5 < shares["format"]["high"]
+    assert shares["format"]["share"] == pytest.approx(0.5, abs=0.1)
+    assert shares["random"]["low"] < 0.0
+    said = "\n".join(sentences(found))
+    assert "The control format reaches" in said
+    assert "The control random was not found to reach any of this gain" in said
+    assert "grpo against the untrained base: better" in said
+    assert "small and grpo: no difference was found. This study finds one of" in said
+
+
+def test_costs_are_counted_and_compared_where_they_are_equal(found):
+    assert [found["arms"]["grpo"][name] for name in ("samples", "tokens", "seconds")] == [128, 3200, 8]
+    assert [found["arms"]["supervised"][name] for name in ("samples", "tokens")] == [32, 3200]
+    assert found["equal"]["tokens"]["is_equal"]
+    assert not found["equal"]["samples"]["is_equal"]
+    at = found["equal"]["samples"]["accuracy"]  # after a quarter of the samples of grpo
+    assert at["grpo"] == pytest.approx(0.3 + 0.25 * 0.5)
+    assert at["supervised"] == pytest.approx(0.9)
+    said = "\n".join(sentences(found))
+    assert "compared at equal tokens and seconds" in said
+    assert "The arms differ in samples" in said
+
+
+def test_two_seeds_are_not_judged(study):
+    for run in study.runs():
+        if run.seed < 2:
+            end(study, run.name)
+    found = summary(collect(study))
+    assert all("verdict" not in one for one in found["comparisons"])
+    assert found["shares"] == []
+    (rows,) = (rows for title, _, rows in tables(found) if title == "Against grpo")
+    assert {row[-1] for row in rows} == {"not judged: 2 of at least 3 seeds"}
+
+
+def test_a_study_that_goes_on_is_judged_by_the_runs_that_have_ended(study, capsys):
+    for seed in range(3):
+        end(study, f"grpo-{seed}")
+    command._judge(study)
+    said = capsys.readouterr().out
+    assert "Against the untrained base" in said
+    stored = json.loads((study.folder / "study.json").read_text())
+    assert {*stored["arms"]} == {"base", "grpo"}
+    assert len(stored["runs"]) == 3
+
+
+def test_a_study_without_any_run_of_the_first_arm_says_so(study):
+    end(study, "small-0")
+    with pytest.raises(OctetError, match="no run of grpo, the first arm, has ended yet"):
+        command._judge(study)
+
+
+def test_a_run_with_other_settings_is_named(study):
+    end(study, "grpo-0")
+    path = study.folder / "grpo-0/config.yaml"
+    path.write_text(path.read_text().replace("problems: 200", "problems: 300"))
+    with pytest.raises(DataError, match=r"grpo-0: it was made with other settings .*eval\.problems=200"):
+        collect(study)
+
+
+def test_runs_on_other_problems_are_named(study):
+    end(study, "grpo-0")
+    end(study, "grpo-1")
+    path = study.folder / "grpo-1/eval_answers.jsonl"
+    path.write_text(path.read_text().replace("?", "!"))
+    with pytest.raises(DataError, match="no held-out problem in common"):
+        summary(collect(study))
+
+
+def test_the_page_has_the_tables_and_no_markup_of_others(study, found):
+    found["arms"]["grpo"]["settings"] = {"model.name": "<script>alert(1)</script>"}
+    page = study_page(found, collect(study))
+    assert "Against the untrained base" in page
+    assert "<script>" not in page

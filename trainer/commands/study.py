@@ -1,0 +1,152 @@
+"""`octet study`: train the arms and controls of an experiment with several seeds, and judge their differences.
+
+A run that has ended is not repeated, and one that was interrupted goes on, so the same command continues a study.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import Console
+
+from trainer.commands.slurm import JobRequest, slurm
+from trainer.config.command_line import resolve
+from trainer.config.study import SUPERVISED, Study, StudyRun, read_study
+from trainer.errors import OctetError
+from trainer.machine import disk
+from trainer.problem.lessons import check, taught
+from trainer.problem.prompts import answer_style
+from trainer.problem.task import make_task, training_problems
+from trainer.reports import study_page
+from trainer.reports.run_files import facts_of, read_run
+from trainer.reports.study import collect, ended, summary, totals
+from trainer.watch.progress import clock
+
+WIDTH = 160  # characters of a line where there is no screen
+SOLUTIONS = 512  # whose mean length is measured
+
+
+class StudyError(OctetError):
+    status = 1  # the runs that could be made are made
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.epilog = "example: octet study studies/controls.yaml"
+    parser.add_argument("file", type=Path, metavar="FILE", help="arms, seeds and controls; see docs/studies.md")
+    parser.add_argument("--collect", action="store_true", help="train nothing, and judge the runs that have ended")
+    parser.add_argument("--dry-run", action="store_true", help="print the command of each run, and train nothing")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once; seconds then compare nothing")
+    parser.add_argument("--slurm", action="store_true", help="submit the runs as an array of jobs")
+    parser.add_argument("--gpus", type=int, default=1, help="with --slurm: of each job (default 1)")
+    parser.add_argument("--time", help="with --slurm: limit of a job, as sbatch reads it")
+
+
+def run(options: Namespace) -> None:
+    study = read_study(options.file)
+    if options.dry_run:
+        for one in study.runs():
+            print(shlex.join(["octet", "train", *_arguments(study, one)]))
+        return
+    if options.slurm:
+        _submit(study, options)
+        return
+    failed = [] if options.collect else _train(study, options.jobs)
+    _judge(study)
+    if failed:
+        raise StudyError(f"{len(failed)} runs failed: {', '.join(failed)}. The same command tries them again.")
+
+
+def _arguments(study: Study, one: StudyRun) -> list[str]:
+    recipe = ["--recipe", study.file.recipe] if study.file.recipe else []
+    return ["--preset", study.file.preset, *recipe, *one.overrides]
+
+
+def _train(study: Study, jobs: int) -> list[str]:
+    """Make the runs that have not ended, and return the names of those that fail. `supervised` comes last, because it
+    waits for the first arm."""
+    pending = [one for one in study.runs() if ended(study, one) is None]
+    print(f"octet: {study.name}: {len(pending)} runs, {len([*study.runs()]) - len(pending)} have ended", flush=True)
+    with ThreadPoolExecutor(jobs) as pool:
+        failed = [*pool.map(partial(_train_one, study), [one for one in pending if one.arm != SUPERVISED])]
+        longer = [_as_long(study, one) for one in pending if one.arm == SUPERVISED and _first_has_ended(study, one)]
+        failed += [*pool.map(partial(_train_one, study), longer)]
+    return [name for name in failed if name]
+
+
+def _train_one(study: Study, one: StudyRun) -> str:
+    """Make a run, and return its name if it fails. What it prints is in a file beside its folder."""
+    log = study.folder / f"{one.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "trainer.commands.launch", *_arguments(study, one)]
+    with disk.naming(log), log.open("a") as output:
+        status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+    if status not in (0, 3, 4):  # 3 and 4: it has ended, and its own verdict is not "learned"
+        print(f"{one.name:<24} failed with status {status}; see {log}", flush=True)
+        return one.name
+    files = read_run(study.folder / one.name)
+    facts = facts_of(files)
+    print(
+        f"{one.name:<24} {facts['accuracy']:.1%} after {facts['steps']} steps, {clock(facts['training_s'])}", flush=True
+    )
+    return ""
+
+
+def _as_long(study: Study, one: StudyRun) -> StudyRun:
+    """Return the run. `supervised` gets as many steps as have the tokens that the first arm has sampled."""
+    if one.arm != SUPERVISED:
+        return one
+    config = study.config(one)
+    task = make_task(config.task)
+    problems = training_problems(task, config.task, config.run.seed)[:SOLUTIONS]
+    check(task, problems)
+    from trainer.model.load import load_tokenizer
+
+    tokenizer, style = load_tokenizer(config.model), answer_style(config.prompt, task)
+    length = fmean(len(tokenizer(taught(one, style))["input_ids"]) + 1 for one in problems if one.solution)
+    tokens = totals(read_run(study.folder / f"{study.first}-{one.seed}"))["tokens"]
+    steps = max(1, round(tokens / length / config.warmup.problems))
+    return StudyRun(one.arm, one.seed, (*one.overrides, f"warmup.steps={steps}"))
+
+
+def _submit(study: Study, options: Namespace) -> None:
+    """Submit the runs that have not ended. `supervised` can be submitted when the first arm has ended."""
+    pending = [one for one in study.runs() if ended(study, one) is None]
+    ready = [one for one in pending if one.arm != SUPERVISED or _first_has_ended(study, one)]
+    if not ready:
+        print("octet: nothing to submit; `octet study FILE --collect` judges the runs")
+        return
+    study.folder.mkdir(parents=True, exist_ok=True)
+    grid = study.folder / "grid"
+    disk.replace(grid, "".join(f"{shlex.join(_as_long(study, one).overrides)}\n" for one in ready).encode())
+    config = resolve(study.file.preset, study.file.recipe, [f"run.dir={study.folder}"])
+    slurm(config, study.file.preset, JobRequest(1, options.gpus, options.time, grid), dry_run=False)
+    if len(ready) < len(pending):
+        print("supervised  needs the tokens of the first arm: give this command again when those runs have ended")
+
+
+def _first_has_ended(study: Study, one: StudyRun) -> bool:
+    return any(ended(study, other) for other in study.runs() if (other.arm, other.seed) == (study.first, one.seed))
+
+
+def _judge(study: Study) -> None:
+    """Write `study.json` and the page, and print the tables."""
+    collected = collect(study)
+    if study.first not in collected.runs:
+        raise StudyError(f"{study.folder}: no run of {study.first}, the first arm, has ended yet.")
+    found = summary(collected)
+    disk.replace(study.folder / "study.json", (json.dumps(found, indent=1) + "\n").encode())
+    disk.replace(study.folder / "study.html", study_page.study_page(found, collected).encode())
+    screen = Console(highlight=False)
+    console = screen if screen.is_terminal else Console(highlight=False, width=WIDTH)
+    for table in study_page.screen(found):
+        console.print(table)
+    print("\n".join(study_page.sentences(found)))
+    print(study.folder / "study.html")

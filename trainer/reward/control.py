@@ -1,0 +1,39 @@
+"""Controls of an experiment: rewards, or gold answers, that say nothing about the task.
+
+A gain that a control reaches as well is no effect of the reward; see docs/studies.md.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trainer.config.settings import Config
+from trainer.records import Problem, ScoredGroup
+
+
+def training(problems: Sequence[Problem], config: Config) -> list[Problem]:
+    """Return the training problems, which with `shuffled_gold` have the gold answers of one another."""
+    if config.reward.control != "shuffled_gold":
+        return list(problems)
+    golds = [problem.gold for problem in problems]
+    random.Random(config.run.seed).shuffle(golds)
+    return [replace(problem, gold=gold) for problem, gold in zip(problems, golds, strict=True)]
+
+
+def group(scored: ScoredGroup, control: str, seed: int) -> ScoredGroup:
+    """Return a group with the rewards of the control. They follow from the seed of the step, as the answers do.
+
+    The advantages of an answer follow from the rewards of its group alone, so to shuffle these shuffles those.
+    """
+    rewards = list(scored.rewards_G)
+    rng = random.Random(f"{seed}/{scored.prompt.problem.id}/{scored.prompt.repeat}")
+    if control == "random":
+        rewards = [float(rng.random() < 0.5) for _ in rewards]
+    elif control == "shuffled_advantages":
+        rng.shuffle(rewards)
+    else:
+        return scored
+    scores = (replace(score, reward=reward) for score, reward in zip(scored.scores, rewards, strict=True))
+    return replace(scored, scores=tuple(scores))
