@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from tests.conftest import NANO
+from tests.conftest import NANO, octet
 from trainer.commands.main import main
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora, Model
@@ -41,12 +41,6 @@ def run(base, tmp_path_factory) -> Path:
     return folder
 
 
-def octet(*arguments) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(one) for one in arguments])
-    return ended.value.code
-
-
 def test_safetensors_in_the_precision_of_the_base(run, base, tmp_path, capfd):
     out = tmp_path / "out"
     assert octet("export", run, "--to", "safetensors", "--problems", 4, "--out", out, "--json") == 0
@@ -64,6 +58,15 @@ def test_a_file_that_nothing_has_read_is_said_to_be(more, run, tmp_path, capfd):
     said = capfd.readouterr().out
     assert "not checked: " + ("--no-check was given" if more else "llama-cpp-python is not installed") in said
     assert (tmp_path / "model-f16.gguf").is_file()
+
+
+def test_a_file_whose_check_broke_off_has_no_modelfile(run, tmp_path, monkeypatch):
+    """llama.cpp is there, and cannot be loaded."""
+    (tmp_path / "llama_cpp.py").write_text("raise OSError('libgomp.so.1: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OSError, match="libgomp"):
+        main(["export", str(run), "--to", "ollama", "--problems", "2", "--out", str(tmp_path / "out")])
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model-q8_0.gguf.unchecked"]
 
 
 def test_a_whole_model_and_an_adapter_in_place_of_a_run(run, base, tmp_path, capfd):
