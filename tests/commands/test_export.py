@@ -1,6 +1,7 @@
 """`octet export` without llama.cpp: what it writes and refuses. tests/llama compares answers."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,19 @@ def test_a_whole_model_and_an_adapter_in_place_of_a_run(run, base, tmp_path, cap
     assert one != two
 
 
+def test_an_export_lies_beside_a_model_that_was_named_itself(run, base, tmp_path, monkeypatch):
+    runs = shutil.copytree(run.parent, tmp_path / "runs")
+    for one in (runs / "one", runs / "one/adapter", shutil.copytree(base, tmp_path / "whole")):
+        assert octet("export", one, "--to", "gguf", "--no-check") == 0
+    monkeypatch.chdir(tmp_path / "whole")
+    assert octet("export", ".", "--to", "safetensors", "--no-check") == 0
+    found = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("model*") if path.is_file()}
+    assert found == {"runs/one/export-gguf", "runs/one/adapter-gguf", "whole-gguf", "whole-safetensors", "whole"}
+
+
 WRONG = {
+    "another model": (["BASE", "--to", "gguf", "--model", "nano"], "is a whole model, and --model and model.name name"),
+    "another name": (["BASE", "--to", "gguf", "model.name=nano"], "is a whole model, and --model and model.name name"),
     "no run": (["EMPTY", "--to", "gguf"], "there is neither an adapter nor a model in it"),
     "a full folder": (["RUN", "--to", "gguf", "--out", "RUN"], "it exists and is not empty"),
     "a format of llama.cpp": (["RUN", "--to", "gguf", "--format", "q4_k_m"], "llama-cpp-python is not installed"),
@@ -87,10 +100,10 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_refused(case, run, tmp_path, capfd):
+def test_what_is_refused(case, run, base, tmp_path, capfd):
     arguments, message = WRONG[case]
     (tmp_path / "empty").mkdir()
-    places = {"RUN": run, "EMPTY": tmp_path / "empty"}
+    places = {"RUN": run, "BASE": base, "EMPTY": tmp_path / "empty"}
     out = [] if "--out" in arguments else ["--out", tmp_path / "out"]
     assert octet("export", *(places.get(one, one) for one in arguments), *out) == 2
     assert message in capfd.readouterr().err
