@@ -122,10 +122,22 @@ def test_a_hub_that_does_not_answer_is_one_message(capsys, hub, finished, monkey
     assert "--to me/demo: the hub did not take it ([Errno 111] Connection refused)." in err
 
 
-def test_a_file_that_failed_its_check_is_refused(capsys, copied):
+def test_an_export_that_lies_in_the_folder_of_a_model_is_not_sent(capsys, copied):
+    folder = copied("demo")
+    for name in ("gguf/model-q8_0.gguf", "gguf/deep/model-q8_0.gguf", "additional_chat_templates/tool_use.jinja"):
+        path = folder / "adapter" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"GGUF")
+    _, out, _ = octet(capsys, "push", folder, "--to", "me/demo")
+    assert "  additional_chat_templates/tool_use.jinja\n" in out
+    assert "q8_0" not in out
+
+
+@pytest.mark.parametrize("ending", ["refused", "unchecked"])
+def test_a_file_that_failed_its_check_is_refused(ending, capsys, copied):
     folder = copied("demo")
     (folder / "export-gguf").mkdir()
-    (folder / "export-gguf/model-q8_0.gguf.refused").write_bytes(b"GGUF")
+    (folder / f"export-gguf/model-q8_0.gguf.{ending}").write_bytes(b"GGUF")
     status, _, err = octet(capsys, "push", folder, "--to", "me/demo", "--what", "export-gguf")
     assert status != 0
     assert "did not pass its check" in err

@@ -60,9 +60,11 @@ def _must_be_a_name(to: str) -> None:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    """Return the files of a model. An export that lies in its folder is another model."""
+    inside = [*folder.glob("*"), *folder.glob("additional_chat_templates/*")]
+    found = {str(path.relative_to(folder)): path for path in sorted(inside) if path.is_file()}
     found.pop("README.md", None)  # the card takes its place
-    if refused := [name for name in found if name.endswith(".refused")]:
+    if refused := [name for name in found if name.endswith((".refused", ".unchecked"))]:
         raise CheckpointError(f"{folder}: {refused[0]} did not pass its check. Export it anew, in another format.")
     return found
 
