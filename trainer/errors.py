@@ -112,3 +112,8 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
     same_leaf = [candidate for candidate in known if candidate.rpartition(".")[2] == leaf]
     close = same_leaf or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f" Did you mean {close[0]}?" if close else ""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `1 step`, or `2 steps`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,6 +1,7 @@
 """octet push: what is shown is what is sent, nothing is sent unasked, and the card says what the run measured."""
 
 import json
+import shutil
 
 import pytest
 import yaml
@@ -67,9 +68,29 @@ def test_the_card_says_what_the_run_measured(capsys, finished):
     row = next(line for line in text.splitlines() if line.startswith("| correct"))
     assert f"{base['accuracy']:.1%}" in row
     assert f"{trained['accuracy']:.1%}" in row
+    assert "held-out problems after the last step, 6, with" in text
+    assert "git revision" in text
     assert "6 steps of 4 problems x 8 answers of at most 40 tokens" in text
     assert "- `rollout.problems=4`" in text
     assert "octet train --preset nano" in text
+
+
+def test_the_card_of_the_best_has_its_own_evaluation(capsys, finished, copied):
+    """In place of the verdict and the table of the final model."""
+    folder = copied("demo")
+    shutil.copytree(finished / "best", folder / "best")
+    kept = json.loads((folder / "best/best.json").read_text()) | {"step": 3, "accuracy": 0.75, "lenient": 0.875}
+    (folder / "best/best.json").write_text(json.dumps(kept))
+    status, out, err = octet(capsys, "push", folder, "--to", "me/demo", "--what", "best")
+    assert status == 0, err
+    base, _ = json.loads((folder / "eval.json").read_text())["evaluations"]
+    before = f"{base['accuracy']:.1%} ({100 * base['interval'][0]:.1f}-{100 * base['interval'][1]:.1f})"
+    assert "This is the model after step 3 of 6, the best of the run by\n`eval.metric=accuracy`" in out
+    assert f"| | base | step 3 |\n| --- | --- | --- |\n| correct | {before} | 75.0% (57.9-86.7) |\n" in out
+    assert "Verdict" not in out
+    assert "trained |" not in out
+    (folder / "best/best.json").write_text(json.dumps(kept | {"step": 6}))
+    assert "after the last step, 6" in octet(capsys, "push", folder, "--to", "me/demo", "--what", "best")[1]
 
 
 def test_no_path_of_this_machine_is_in_the_card(capsys, copied):

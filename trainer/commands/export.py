@@ -17,7 +17,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, or an adapter or a model in it")
     parser.add_argument("--to", required=True, choices=("safetensors", "gguf", "ollama"), help="what to write")
     parser.add_argument("--format", default="q8_0", choices=FORMATS, help="of gguf and ollama (default q8_0)")
-    parser.add_argument("--out", type=Path, help="the folder to write (default: in the run folder, or beside the model)")
+    parser.add_argument("--out", type=Path, help="the folder to write (default: in the run folder or beside a model)")
     parser.add_argument("--problems", type=int, default=32, help="held-out problems for the comparison (default 32)")
     parser.add_argument("--no-check", action="store_true", help="write without comparing answers")
     add_model_arguments(parser)
@@ -29,8 +29,8 @@ def run(options: Namespace) -> None:
     if options.adapter is None:
         if names_a_model(options):
             raise ConfigError(
-                f"--model: {model} is a whole model, and --model and model.name name the base of an adapter. Leave them "
-                "out, or name the folder of the other model in place of this one."
+                f"--model: {model} is a whole model, and --model and model.name name the base of an adapter. Leave "
+                "them out, or name the folder of the other model in place of this one."
             )
         options.model = str(model)
     out = options.out or _default_out(options.run, model, options.to)

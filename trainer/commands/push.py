@@ -37,7 +37,8 @@ def run(options: Namespace) -> None:
     files = _files(folder)
     with tempfile.TemporaryDirectory() as scratch:
         curves = _curves(run, Path(scratch))
-        text = card.card(run, options.to, _kind(folder), _licence(run), CURVES if curves else None)
+        pictured, is_best = CURVES if curves else None, folder.name == "best"
+        text = card.card(run, options.to, _kind(folder), _licence(run), pictured, is_best)
         contents: dict[str, Any] = {**files, "README.md": text.encode(), **({CURVES: curves} if curves else {})}
         if ADAPTER in files:
             contents[ADAPTER] = _without_path(files[ADAPTER])

@@ -69,6 +69,11 @@ class RunFiles:
         return self._json("eval.json")
 
     @cached_property
+    def best(self) -> dict[str, Any]:
+        """The step of the model in `best/`, and its accuracy."""
+        return self._json("best/best.json")
+
+    @cached_property
     def memory_plan(self) -> dict[str, int]:
         """The bytes that were planned for each phase, which a run on a GPU writes."""
         return self._json("memory_plan.json")

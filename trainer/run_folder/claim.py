@@ -21,7 +21,7 @@ import torch
 
 from trainer.config.command_line import Request
 from trainer.config.settings import RUNS, Config
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, counted
 from trainer.machine import disk, hardware
 from trainer.machine.shipped import CHECKOUT
 from trainer.ranks import distributed, slurm
@@ -46,9 +46,8 @@ def claim(request: Request) -> Path:
             said = "\n".join([f"octet: run.dir={folder}: it goes on with other settings:", *others])
             print(said, file=sys.stderr if request.json else sys.stdout, flush=True)
         if lost := earlier.lost_steps(folder):
-            print(
-                f"octet: run.dir={folder}: {lost} steps were made in it and not saved; it begins anew", file=sys.stderr
-            )
+            lost_all = f"nothing of its {counted(lost, 'step')} was saved"
+            print(f"octet: run.dir={folder}: {lost_all}; it begins anew", file=sys.stderr)
     distributed.barrier()
     return folder
 
@@ -139,13 +138,13 @@ def _is_free(lock: IO[str]) -> bool:
 def provenance() -> str:
     """Return a line with the versions of Octet and of the packages that it trains with."""
     packages = [f"{name} {number}" for name, number in versions().items()]
-    return ", ".join([*packages, revision() or "no git revision"])
+    return ", ".join([*packages, f"git revision {revision()}" if revision() else "no git revision"])
 
 
 def machine() -> str:
     """Return a line with the processes of the run, and what this node has."""
     ranks = distributed.world_size()
-    return f"{ranks} rank{'s' if ranks > 1 else ''}; {hardware.detect()}"
+    return f"{counted(ranks, 'rank')}; {hardware.detect()}"
 
 
 def revision() -> str:
