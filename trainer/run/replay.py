@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
-from trainer.errors import DataError
+from trainer.errors import DataError, counted
 from trainer.machine.quiet import no_progress_bars
 from trainer.machine.visible import visible
 from trainer.run import assemble, job
@@ -45,7 +45,7 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
         print("\n".join(f"likely cause: {cause}" for cause in causes or [UNKNOWN]))
         return False
     tensors = "the adapter" if (folder / ADAPTER.format(steps)).is_file() else "no adapter, because none was saved then"
-    print(f"identical to the bit: metrics and answers of {steps} step{'s'[: steps - 1]}, and {tensors}")
+    print(f"identical to the bit: metrics and answers of {counted(steps, 'step')}, and {tensors}")
     for cause in causes:
         print(f"without an effect so far: {cause}")
     return True
