@@ -24,6 +24,7 @@ from trainer.config.settings import RUNS, Config
 from trainer.errors import ConfigError, counted
 from trainer.machine import disk, hardware
 from trainer.machine.shipped import CHECKOUT
+from trainer.model import hub
 from trainer.ranks import distributed, slurm
 from trainer.run_folder import earlier
 from trainer.run_folder.origin import versions
@@ -77,11 +78,12 @@ def describe_machine(folder: Path, config: Config) -> None:
 
 
 def surroundings(config: Config) -> dict[str, Any]:
-    """Return versions, ranks, threads and device of this process, and the checksums of the user's own code."""
+    """Return the base, versions, ranks, threads and device of this process, and the checksums of the user's code."""
     gpu = torch.cuda.get_device_name() if distributed.on_gpu() else ""
     code = [text.rpartition(":")[0] for text in (*config.reward.custom, config.task.name) if ".py:" in text]
     files = [Path(name).expanduser() for name in code]
     return {
+        "base weights": hub.fingerprint(config.model)[:16],
         **versions(),
         "python": platform.python_version(),
         "git revision": revision() or "none",
