@@ -53,7 +53,7 @@ def test_safetensors_in_the_precision_of_the_base(run, base, tmp_path, capfd):
         assert torch.equal(value, whole[name].to(torch.bfloat16).float()), f"{name} is rounded once"
 
 
-@pytest.mark.parametrize("more", [[], ["--no-check"]])
+@pytest.mark.parametrize("more", [[], ["--no-check"], ["--no-check", "--problems", "0"]])
 def test_a_file_that_nothing_has_read_is_said_to_be(more, run, tmp_path, capfd):
     assert octet("export", run, "--to", "gguf", "--format", "f16", "--out", tmp_path, *more) == 0
     said = capfd.readouterr().out
@@ -93,6 +93,7 @@ def test_an_export_lies_beside_a_model_that_was_named_itself(run, base, tmp_path
 WRONG = {
     "another model": (["BASE", "--to", "gguf", "--model", "nano"], "is a whole model, and --model and model.name name"),
     "another name": (["BASE", "--to", "gguf", "model.name=nano"], "is a whole model, and --model and model.name name"),
+    "no problems": (["RUN", "--to", "gguf", "--problems", "0"], "Write --problems 1 or more, or --no-check."),
     "no run": (["EMPTY", "--to", "gguf"], "there is neither an adapter nor a model in it"),
     "a full folder": (["RUN", "--to", "gguf", "--out", "RUN"], "it exists and is not empty"),
     "a format of llama.cpp": (["RUN", "--to", "gguf", "--format", "q4_k_m"], "llama-cpp-python is not installed"),

@@ -112,6 +112,7 @@ def test_no_path_of_this_machine_is_in_the_card(capsys, copied):
         (["--to", "demo"], "--to demo: it is no name of a repository. Write OWNER/NAME."),
         (["--to", "me/.."], "--to me/..: it is no name of a repository. Write OWNER/NAME."),
         (["--to", "me/-demo", "--yes"], "--to me/-demo: it is no name of a repository. Write OWNER/NAME."),
+        (["/nonexist", "--to", "me/demo"], "/nonexist: there is no such folder. Name the folder of a run."),
         (["--to", "me/demo", "--what", "merged"], "merged: there is no adapter and no model in it. Name a folder"),
         (["--to", "me/demo", "--what", "."], "demo: there is no adapter and no model in it. Name a folder"),
         (["--to", "me/demo", "--yes"], "--to me/demo: the hub did not take it (Client error '401 Unauthorized'"),
@@ -119,7 +120,8 @@ def test_no_path_of_this_machine_is_in_the_card(capsys, copied):
 )
 def test_what_cannot_be_sent_is_refused(capsys, hub, finished, monkeypatch, arguments, said):
     log_in(monkeypatch, "hf_other")
-    status, out, err = octet(capsys, "push", finished, *arguments)
+    run = [] if arguments[0].startswith("/") else [finished]
+    status, out, err = octet(capsys, "push", *run, *arguments)
     assert (status, out) == (2, "")
     assert said in err
     assert "Traceback" not in err

@@ -81,8 +81,10 @@ def settings_for(options: Namespace) -> Config:
     overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
     local = NO_SERVERS if preset and resolve(preset).rollout.uses_servers else ()
     config = resolve(preset, None, [*clean, *local, *overrides, *options.overrides])
-    if not config.eval.problems:
-        raise ConfigError("eval.problems=0: there is nothing to evaluate. Try --problems 256.")
+    is_unchecked = getattr(options, "no_check", False)  # of octet export
+    if not config.eval.problems and not is_unchecked:
+        or_not = ", or --no-check" if "no_check" in options else ""
+        raise ConfigError(f"eval.problems=0: there is nothing to evaluate. Write --problems 1 or more{or_not}.")
     downloads.check(config)
     _refuse_another_base(options, config)
     quiet.quiet()

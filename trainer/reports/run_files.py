@@ -218,9 +218,9 @@ def _config(path: Path, changed_ns: int) -> Config:
 @lru_cache
 def _settings(path: Path, changed_ns: int) -> dict[str, Any]:
     if not path.is_file():
-        raise DataError(
-            f"{path.parent}: there is no config.yaml in it, so it is not the folder of a run. Leave it out."
-        )
+        is_there = "there is no config.yaml in it, so it is not the folder of a run"
+        reason = is_there if path.parent.is_dir() else "there is no such folder"
+        raise DataError(f"{path.parent}: {reason}. Name the folder of a run.")
     try:
         settings = flat(read_yaml(path.read_bytes()))
     except (BadYaml, AttributeError) as error:
