@@ -75,13 +75,16 @@ def test_the_card_says_what_the_run_measured(capsys, finished):
     assert "octet train --preset nano" in text
 
 
-def test_the_card_of_the_best_has_its_own_evaluation(capsys, finished, copied):
+@pytest.mark.parametrize("what", ["best", "best-safetensors"])
+def test_the_card_of_the_best_has_its_own_evaluation(what, capsys, finished, copied):
     """In place of the verdict and the table of the final model."""
     folder = copied("demo")
     shutil.copytree(finished / "best", folder / "best")
     kept = json.loads((folder / "best/best.json").read_text()) | {"step": 3, "accuracy": 0.75, "lenient": 0.875}
     (folder / "best/best.json").write_text(json.dumps(kept))
-    status, out, err = octet(capsys, "push", folder, "--to", "me/demo", "--what", "best")
+    if what != "best":  # as octet export writes it
+        shutil.copytree(folder / "best", folder / what)
+    status, out, err = octet(capsys, "push", folder, "--to", "me/demo", "--what", what)
     assert status == 0, err
     base, _ = json.loads((folder / "eval.json").read_text())["evaluations"]
     before = f"{base['accuracy']:.1%} ({100 * base['interval'][0]:.1f}-{100 * base['interval'][1]:.1f})"

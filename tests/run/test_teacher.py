@@ -131,7 +131,6 @@ def test_a_server_that_is_not_there_at_the_start_is_named_once(alone):
     config = resolve("nano", None, ["teacher.url=http://127.0.0.1:1", "rollout.vllm.wait_s=0"])
     with pytest.raises(TrainingError) as refused:
         make_teacher(config, load_tokenizer(config.model), 8)
-    assert str(refused.value) == (
-        "teacher.url=http://127.0.0.1:1: ConnectionRefusedError: [Errno 111] Connection refused. Octet has waited for "
-        "0 s (rollout.vllm.wait_s=0). Start the server first, or write the address of one that runs."
-    )
+    address, _, remedy = str(refused.value).partition(". Octet has waited for ")
+    assert address == "teacher.url=http://127.0.0.1:1: ConnectionRefusedError: [Errno 111] Connection refused"
+    assert remedy.endswith(" Start the server first, or write the address of one that runs.")

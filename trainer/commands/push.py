@@ -37,7 +37,7 @@ def run(options: Namespace) -> None:
     files = _files(folder)
     with tempfile.TemporaryDirectory() as scratch:
         curves = _curves(run, Path(scratch))
-        pictured, is_best = CURVES if curves else None, folder.name == "best"
+        pictured, is_best = CURVES if curves else None, folder.name.partition("-")[0] == "best"  # or an export of it
         text = card.card(run, options.to, _kind(folder), _licence(run), pictured, is_best)
         contents: dict[str, Any] = {**files, "README.md": text.encode(), **({CURVES: curves} if curves else {})}
         if ADAPTER in files:

@@ -39,7 +39,7 @@ USE_GGUF = """\
 
 def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str | None, is_best: bool = False) -> str:
     """Return the card as Markdown with the hub's metadata. `kind` is adapter, gguf or model, and `licence` that of the
-    base if it is known. `curves` names a picture beside the card, and `is_best` says that the model is in `best/`."""
+    base if it is known. `curves` names a picture beside the card. `is_best` is for the model in `best/`."""
     text = "\n".join([*_metadata(run, kind, licence), *_text(run, name, kind, licence, curves, is_best)])
     for value in sorted(filter(_is_path, _strings(run.settings.values())), key=len, reverse=True):
         text = text.replace(value, Path(value.rstrip("/")).name)  # a folder of this machine is nobody's business
@@ -124,9 +124,9 @@ def _evaluation(run: RunFiles) -> Iterator[str]:
 def _evaluation_of_the_best(run: RunFiles, kept: Mapping[str, Any]) -> Iterator[str]:
     problems = kept["problems"]
     yield f"This is the model after step {kept['step']} of {run.steps}, the best of the run by"
-    yield f"`eval.metric={run.settings['eval.metric']}`. The problems that it was measured on have chosen it, so part"
-    yield f"of its lead is luck. Greedy answers to {problems} held-out problems, with 95 % intervals. `correct` asks"
-    yield "for the requested format, `in any format` does not.\n"
+    yield f"`eval.metric={run.settings['eval.metric']}`. It was chosen by its answers to these problems, so part of its"
+    yield f"lead is luck. Greedy answers to {problems} held-out problems, with 95 % intervals. `correct` asks for the"
+    yield "requested format, `in any format` does not.\n"
     base = [one for one in run.evaluation.get("evaluations", [])[:1] if one["problems"] == problems]
     yield f"| |{' base |' * len(base)} step {kept['step']} |\n| --- |{' --- |' * len(base)} --- |"
     for name, key, of_base in (("correct", "accuracy", ""), ("in any format", "lenient", "lenient_")):

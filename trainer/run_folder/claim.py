@@ -140,7 +140,7 @@ def _is_free(lock: IO[str]) -> bool:
 def provenance() -> str:
     """Return a line with the versions of Octet and of the packages that it trains with."""
     packages = [f"{name} {number}" for name, number in versions().items()]
-    return ", ".join([*packages, f"git revision {revision()}" if revision() else "no git revision"])
+    return ", ".join([*packages, f"git revision {found}" if (found := revision()) else "no git revision"])
 
 
 def machine() -> str:
