@@ -128,7 +128,7 @@ def test_a_teacher_that_is_not_there_is_named(tiny_model, tmp_path, alone):
 
 
 def test_a_server_that_is_not_there_at_the_start_is_named_once(alone):
-    config = resolve("nano", None, ["teacher.url=http://127.0.0.1:1", "rollout.vllm.wait_s=0"])
+    config = resolve("nano", None, ["teacher.url=http://127.0.0.1:1", "rollout.vllm.wait_s=0.01"])
     with pytest.raises(TrainingError) as refused:
         make_teacher(config, load_tokenizer(config.model), 8)
     address, _, remedy = str(refused.value).partition(". Octet has waited for ")
