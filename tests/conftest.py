@@ -35,6 +35,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not {"forked", "short_job", "subprocess"} & set(vars(item.module)))  # type: ignore[attr-defined]
 
 
+def octet(*arguments: object) -> int:
+    """Run the command in this process, and return its exit status."""
+    from trainer.commands.main import main
+
+    with pytest.raises(SystemExit) as ended:
+        main([str(one) for one in arguments])
+    return int(ended.value.code or 0)
+
+
 @pytest.fixture(scope="module")
 def with_slow(request: pytest.FixtureRequest) -> bool:
     """True if slow tests of this file are selected, so that what all of its tests share is made for them, too."""

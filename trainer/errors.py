@@ -99,6 +99,7 @@ ELSEWHERE = {  # what other programs call a setting
     "max_steps": "run.steps",
     "num_train_epochs": "run.epochs",
     "per_device_train_batch_size": "optim.tokens_per_micro_batch",
+    "warmup.source": "warmup.from",  # its name in Python, where `from` is a keyword
 }
 OF_SLURM = ("partition", "account", "qos", "constraint", "reservation")
 ELSEWHERE |= {name: f"export SBATCH_{name.upper()}=NAME into slurm/site.env" for name in OF_SLURM}
@@ -107,8 +108,14 @@ ELSEWHERE |= {name: f"export SBATCH_{name.upper()}=NAME into slurm/site.env" for
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """Return a sentence that names the nearest known name: the same key of another section, or the closest one."""
     leaf = name.rpartition(".")[2]
-    if leaf in ELSEWHERE:
-        return f" Write {ELSEWHERE[leaf]}."
+    for called in (name, leaf):
+        if called in ELSEWHERE:
+            return f" Write {ELSEWHERE[called]}."
     same_leaf = [candidate for candidate in known if candidate.rpartition(".")[2] == leaf]
     close = same_leaf or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f" Did you mean {close[0]}?" if close else ""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `1 step`, or `2 steps`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

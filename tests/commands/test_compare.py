@@ -129,7 +129,7 @@ def test_runs_on_other_problems_or_tasks_are_not_compared(runs, tmp_path, capsys
 
 def test_a_folder_that_is_no_run_is_named(runs, tmp_path):
     with pytest.raises(DataError, match="no config"):
-        compare.compare([tmp_path / "empty"], as_json=False)
+        compare.compare([tmp_path], as_json=False)
 
 
 @pytest.mark.parametrize(

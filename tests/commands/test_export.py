@@ -1,13 +1,14 @@
 """`octet export` without llama.cpp: what it writes and refuses. tests/llama compares answers."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig
 
-from tests.conftest import NANO
+from tests.conftest import NANO, octet
 from trainer.commands.main import main
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora, Model
@@ -41,12 +42,6 @@ def run(base, tmp_path_factory) -> Path:
     return folder
 
 
-def octet(*arguments) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(one) for one in arguments])
-    return ended.value.code
-
-
 def test_safetensors_in_the_precision_of_the_base(run, base, tmp_path, capfd):
     out = tmp_path / "out"
     assert octet("export", run, "--to", "safetensors", "--problems", 4, "--out", out, "--json") == 0
@@ -58,12 +53,21 @@ def test_safetensors_in_the_precision_of_the_base(run, base, tmp_path, capfd):
         assert torch.equal(value, whole[name].to(torch.bfloat16).float()), f"{name} is rounded once"
 
 
-@pytest.mark.parametrize("more", [[], ["--no-check"]])
+@pytest.mark.parametrize("more", [[], ["--no-check"], ["--no-check", "--problems", "0"]])
 def test_a_file_that_nothing_has_read_is_said_to_be(more, run, tmp_path, capfd):
     assert octet("export", run, "--to", "gguf", "--format", "f16", "--out", tmp_path, *more) == 0
     said = capfd.readouterr().out
     assert "not checked: " + ("--no-check was given" if more else "llama-cpp-python is not installed") in said
     assert (tmp_path / "model-f16.gguf").is_file()
+
+
+def test_a_file_whose_check_broke_off_has_no_modelfile(run, tmp_path, monkeypatch):
+    """llama.cpp is there, and cannot be loaded."""
+    (tmp_path / "llama_cpp.py").write_text("raise OSError('libgomp.so.1: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OSError, match="libgomp"):
+        main(["export", str(run), "--to", "ollama", "--problems", "2", "--out", str(tmp_path / "out")])
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model-q8_0.gguf.unchecked"]
 
 
 def test_a_whole_model_and_an_adapter_in_place_of_a_run(run, base, tmp_path, capfd):
@@ -76,7 +80,20 @@ def test_a_whole_model_and_an_adapter_in_place_of_a_run(run, base, tmp_path, cap
     assert one != two
 
 
+def test_an_export_lies_beside_a_model_that_was_named_itself(run, base, tmp_path, monkeypatch):
+    runs = shutil.copytree(run.parent, tmp_path / "runs")
+    for one in (runs / "one", runs / "one/adapter", shutil.copytree(base, tmp_path / "whole")):
+        assert octet("export", one, "--to", "gguf", "--no-check") == 0
+    monkeypatch.chdir(tmp_path / "whole")
+    assert octet("export", ".", "--to", "safetensors", "--no-check") == 0
+    found = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("model*") if path.is_file()}
+    assert found == {"runs/one/export-gguf", "runs/one/adapter-gguf", "whole-gguf", "whole-safetensors", "whole"}
+
+
 WRONG = {
+    "another model": (["BASE", "--to", "gguf", "--model", "nano"], "is a whole model, and --model and model.name name"),
+    "another name": (["BASE", "--to", "gguf", "model.name=nano"], "is a whole model, and --model and model.name name"),
+    "no problems": (["RUN", "--to", "gguf", "--problems", "0"], "Write --problems 1 or more, or --no-check."),
     "no run": (["EMPTY", "--to", "gguf"], "there is neither an adapter nor a model in it"),
     "a full folder": (["RUN", "--to", "gguf", "--out", "RUN"], "it exists and is not empty"),
     "a format of llama.cpp": (["RUN", "--to", "gguf", "--format", "q4_k_m"], "llama-cpp-python is not installed"),
@@ -84,10 +101,10 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_refused(case, run, tmp_path, capfd):
+def test_what_is_refused(case, run, base, tmp_path, capfd):
     arguments, message = WRONG[case]
     (tmp_path / "empty").mkdir()
-    places = {"RUN": run, "EMPTY": tmp_path / "empty"}
+    places = {"RUN": run, "BASE": base, "EMPTY": tmp_path / "empty"}
     out = [] if "--out" in arguments else ["--out", tmp_path / "out"]
     assert octet("export", *(places.get(one, one) for one in arguments), *out) == 2
     assert message in capfd.readouterr().err

@@ -56,7 +56,7 @@ def test_the_largest_seed_trains_and_samples(adapter):
     ("arguments", "told"),
     [
         (["eval", "--adapter", "nowhere"], "--adapter nowhere: there is no adapter_config.json"),
-        (["eval", "--problems", "0"], "eval.problems=0: there is nothing to evaluate"),
+        (["eval", "--problems", "0"], "there is nothing to evaluate. Write --problems 1 or more."),
         (["eval", "rollout.tmperature=1"], "Did you mean rollout.temperature?"),
     ],
 )
@@ -96,6 +96,7 @@ def test_the_help_of_a_command_has_an_example(capsys, name):
     assert status == 0
     assert page.startswith(f"usage: octet {name} ")
     assert f"example: octet {name} " in " ".join(page.split())
+    assert "\n  run " not in page, "a run folder is called RUN"
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ def test_a_resolved_configuration_is_frozen():
         ("rollout.group_size=1", "rollout.group_size=1: GRPO compares answers to the same problem, .* Try 8."),
         ("rollout.grup_size=4", "rollout.grup_size: there is no such setting. Did you mean rollout.group_size?"),
         ("optim.lr=1e-5", "optim.lr: there is no such setting. Did you mean algorithm.lr?"),
+        ("warmup.source=samples", "warmup.source: there is no such setting. Write warmup.from."),
         ("rolout.rows=4", "rolout: there is no such section. Did you mean rollout?"),
         ("group_size=4", "group_size: there is no such section. Did you mean rollout.group_size?"),
         ("optim.betas=[1.5, 2]", "optim.betas.0=1.5 cannot be used. It should be less than 1"),

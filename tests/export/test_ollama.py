@@ -1,11 +1,14 @@
 """The Modelfile: its template writes what the model's chat template writes, or there is none."""
 
+import re
+
 import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from tests.conftest import NANO
 from trainer.config.command_line import resolve
+from trainer.config.settings import Config
 from trainer.errors import ModelError
 from trainer.export import ollama
 
@@ -71,3 +74,34 @@ def test_a_template_that_would_be_guessed_is_refused(template, own):
     own.chat_template = template
     with pytest.raises(ModelError, match="a template for Ollama would have to be guessed"):
         ollama.modelfile("it.gguf", resolve("nano"), own, [])
+
+
+def read(modelfile: str) -> dict[str, str]:
+    """Read commands as Ollama's parser does: a value ends with the first line at which its quotes are closed."""
+    found, lines = {}, iter(modelfile.splitlines())
+    for line in lines:
+        name, _, value = line.partition(" ")
+        while (begun := re.match('"""|"|', value)[0]) and (
+            not value.strip().endswith(begun) or len(value.strip()) < 2 * len(begun)
+        ):
+            value += f"\n{next(lines)}"
+        found[name] = value.strip()[len(begun) : len(value.strip()) - len(begun)]
+    return found
+
+
+def with_system(text: str) -> Config:
+    config = resolve("nano")
+    return config.model_copy(update={"prompt": config.prompt.model_copy(update={"system": text})})
+
+
+@pytest.mark.parametrize("system", ['Say """42""" and', '"', '"""', '"a"\n"b"', ' """ a\n""', "a\n\n b ", '""\n"""'])
+def test_quotation_marks_in_a_system_message_are_read_back(system, own):
+    assert read(ollama.modelfile("it.gguf", with_system(system), own, []))["SYSTEM"] == system
+
+
+@pytest.mark.parametrize("system", ['"""\nEnd', 'Write\n"""42""" \r\nalone'])
+def test_a_text_that_would_end_too_early_is_refused(system, own):
+    with pytest.raises(
+        ModelError, match=r"a line in it ends with three .* Write another prompt\.system or rollout\.stop"
+    ):
+        ollama.modelfile("it.gguf", with_system(system), own, [])

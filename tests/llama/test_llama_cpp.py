@@ -14,6 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
+from tests.conftest import octet
 from tests.llama.families import FAMILIES, make
 from trainer.commands.main import main
 from trainer.config.command_line import resolve
@@ -121,12 +122,6 @@ def run(tmp_path_factory) -> Path:
     return folder
 
 
-def octet(*arguments) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main([str(one) for one in arguments])
-    return ended.value.code
-
-
 @pytest.mark.parametrize("fmt", ["f16", "q8_0", "q4_k_m"])
 def test_export_answers_alike(fmt, run, tmp_path, capfd):
     assert octet("export", run, "--to", "ollama", "--format", fmt, "--problems", 8, "--out", tmp_path, "--json") == 0
@@ -146,7 +141,7 @@ def test_a_file_that_reads_other_tokens_is_refused(run, tmp_path, capfd):
     lines = [{"question": f"Rene\u0301 has {count} cards.", "answer": str(count)} for count in range(8)]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, lines)))
     settings = ["task.name=records", f"task.path={tmp_path}/data.jsonl", f"task.test_path={tmp_path}/data.jsonl"]
-    assert octet("export", run, "--to", "gguf", "--problems", 4, "--out", tmp_path / "out", *settings) == 1
+    assert octet("export", run, "--to", "ollama", "--problems", 4, "--out", tmp_path / "out", *settings) == 1
     assert "reads the prompt of problem" in capfd.readouterr().err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model-q8_0.gguf.refused"]
 
@@ -201,5 +196,5 @@ def test_a_file_whose_check_broke_off_does_not_keep_its_name(run, tmp_path, monk
 
     monkeypatch.setattr(llama_cpp.FileModel, "difference", stopped)
     with pytest.raises((SystemExit, KeyboardInterrupt)):
-        main(["export", str(run), "--to", "gguf", "--out", str(tmp_path / "out"), "--problems", "2"])
+        main(["export", str(run), "--to", "ollama", "--out", str(tmp_path / "out"), "--problems", "2"])
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["model-q8_0.gguf.unchecked"]

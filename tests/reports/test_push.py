@@ -1,6 +1,7 @@
 """octet push: what is shown is what is sent, nothing is sent unasked, and the card says what the run measured."""
 
 import json
+import shutil
 
 import pytest
 import yaml
@@ -67,9 +68,32 @@ def test_the_card_says_what_the_run_measured(capsys, finished):
     row = next(line for line in text.splitlines() if line.startswith("| correct"))
     assert f"{base['accuracy']:.1%}" in row
     assert f"{trained['accuracy']:.1%}" in row
+    assert "held-out problems after the last step, 6, with" in text
+    assert "git revision" in text
     assert "6 steps of 4 problems x 8 answers of at most 40 tokens" in text
     assert "- `rollout.problems=4`" in text
     assert "octet train --preset nano" in text
+
+
+@pytest.mark.parametrize("what", ["best", "best-safetensors"])
+def test_the_card_of_the_best_has_its_own_evaluation(what, capsys, finished, copied):
+    """In place of the verdict and the table of the final model."""
+    folder = copied("demo")
+    shutil.copytree(finished / "best", folder / "best")
+    kept = json.loads((folder / "best/best.json").read_text()) | {"step": 3, "accuracy": 0.75, "lenient": 0.875}
+    (folder / "best/best.json").write_text(json.dumps(kept))
+    if what != "best":  # as octet export writes it
+        shutil.copytree(folder / "best", folder / what)
+    status, out, err = octet(capsys, "push", folder, "--to", "me/demo", "--what", what)
+    assert status == 0, err
+    base, _ = json.loads((folder / "eval.json").read_text())["evaluations"]
+    before = f"{base['accuracy']:.1%} ({100 * base['interval'][0]:.1f}-{100 * base['interval'][1]:.1f})"
+    assert "This is the model after step 3 of 6, the best of the run by\n`eval.metric=accuracy`" in out
+    assert f"| | base | step 3 |\n| --- | --- | --- |\n| correct | {before} | 75.0% (57.9-86.7) |\n" in out
+    assert "Verdict" not in out
+    assert "trained |" not in out
+    (folder / "best/best.json").write_text(json.dumps(kept | {"step": 6}))
+    assert "after the last step, 6" in octet(capsys, "push", folder, "--to", "me/demo", "--what", "best")[1]
 
 
 def test_no_path_of_this_machine_is_in_the_card(capsys, copied):
@@ -91,6 +115,7 @@ def test_no_path_of_this_machine_is_in_the_card(capsys, copied):
         (["--to", "demo"], "--to demo: it is no name of a repository. Write OWNER/NAME."),
         (["--to", "me/.."], "--to me/..: it is no name of a repository. Write OWNER/NAME."),
         (["--to", "me/-demo", "--yes"], "--to me/-demo: it is no name of a repository. Write OWNER/NAME."),
+        (["/nonexist", "--to", "me/demo"], "/nonexist: there is no such folder. Name the folder of a run."),
         (["--to", "me/demo", "--what", "merged"], "merged: there is no adapter and no model in it. Name a folder"),
         (["--to", "me/demo", "--what", "."], "demo: there is no adapter and no model in it. Name a folder"),
         (["--to", "me/demo", "--yes"], "--to me/demo: the hub did not take it (Client error '401 Unauthorized'"),
@@ -98,7 +123,8 @@ def test_no_path_of_this_machine_is_in_the_card(capsys, copied):
 )
 def test_what_cannot_be_sent_is_refused(capsys, hub, finished, monkeypatch, arguments, said):
     log_in(monkeypatch, "hf_other")
-    status, out, err = octet(capsys, "push", finished, *arguments)
+    run = [] if arguments[0].startswith("/") else [finished]
+    status, out, err = octet(capsys, "push", *run, *arguments)
     assert (status, out) == (2, "")
     assert said in err
     assert "Traceback" not in err
@@ -122,10 +148,22 @@ def test_a_hub_that_does_not_answer_is_one_message(capsys, hub, finished, monkey
     assert "--to me/demo: the hub did not take it ([Errno 111] Connection refused)." in err
 
 
-def test_a_file_that_failed_its_check_is_refused(capsys, copied):
+def test_an_export_that_lies_in_the_folder_of_a_model_is_not_sent(capsys, copied):
+    folder = copied("demo")
+    for name in ("gguf/model-q8_0.gguf", "gguf/deep/model-q8_0.gguf", "additional_chat_templates/tool_use.jinja"):
+        path = folder / "adapter" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"GGUF")
+    _, out, _ = octet(capsys, "push", folder, "--to", "me/demo")
+    assert "  additional_chat_templates/tool_use.jinja\n" in out
+    assert "q8_0" not in out
+
+
+@pytest.mark.parametrize("ending", ["refused", "unchecked"])
+def test_a_file_that_failed_its_check_is_refused(ending, capsys, copied):
     folder = copied("demo")
     (folder / "export-gguf").mkdir()
-    (folder / "export-gguf/model-q8_0.gguf.refused").write_bytes(b"GGUF")
+    (folder / f"export-gguf/model-q8_0.gguf.{ending}").write_bytes(b"GGUF")
     status, _, err = octet(capsys, "push", folder, "--to", "me/demo", "--what", "export-gguf")
     assert status != 0
     assert "did not pass its check" in err

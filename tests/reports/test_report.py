@@ -231,8 +231,8 @@ def test_the_command_on_the_page_makes_the_same_settings(finished):
 def test_what_repeats_a_run_is_complete(finished):
     seen = page_of(finished)
     assert any("training problems, whose SHA-256 begins with" in text for text in seen.within("p"))
-    lines = repeat.commands(read_run(finished).settings, ["octet-grpo 0.1.0, torch 2.13.0, 163e3f3-dirty"])
-    assert lines[0] == "git checkout 163e3f3   # and changes that were not committed"
+    lines = repeat.commands(read_run(finished).settings, ["octet-grpo 0.1.0, torch 2.13.0, git revision 163e3f3-dirty"])
+    assert lines[0] == "git checkout 163e3f3   # in a clone of Octet, and changes that were not committed"
     assert repeat.commands(read_run(finished).settings, ["peft 0.21.2, no git revision"]) == lines[1:]
     own = {"task.path": "owner/name", "prompt.template": "asked.jinja", "reward.custom": "mine.py:score"}
     assert repeat.own_files(dict.fromkeys(repeat.FILES) | own) == [

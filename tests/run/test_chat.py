@@ -40,7 +40,7 @@ def test_the_models_answer_a_question_and_a_held_out_problem(octet):
 
 def test_a_question_that_is_too_long_does_not_end_the_chat(octet):
     said = octet(input=f"{'3 ' * 300}\n\n").stdout
-    assert "and the context of this model is 256" in " ".join(said.split())
+    assert "exceeds the context of this model, 256. Ask a shorter question" in " ".join(said.split())
     assert said.count("read: ") == 3
 
 

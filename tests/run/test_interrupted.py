@@ -52,7 +52,7 @@ def test_an_evaluation_is_ended_at_once_and_only_it_is_done_again(runs):
     (_, first), (_, second) = runs[1]["last evaluation"]
     assert IN_THE_EVALUATION.format(2) in first
     assert "after step 2: " not in first
-    assert "all done: 2 steps were made" in second
+    assert "all 2 steps done" in second
     assert "after step 2: " in second
 
 

@@ -152,6 +152,13 @@ def test_what_cannot_be_used_is_named(tmp_path):
             train(no_settings)
     with pytest.raises(DataError, match=r"data\[1\]: it cannot be written as JSON"):
         train(config, data=[{"question": "a", "answer": "1"}, {"question": "b", "answer": {1}}])
+    for no_rows in ("mine.jsonl", tmp_path, {"question": "a"}, 3):
+        with pytest.raises(DataError, match=r"^data: it is a \w+\. Hand over a list .* task\.name=records, task\.path"):
+            train(config, data=no_rows)
+    with pytest.raises(DataError, match=r"^test: it is a str"):
+        train(config, data=[{"question": "a", "answer": "1"}], test="mine.jsonl")
+    with pytest.raises(ConfigError, match=r"^overrides: 'run\.steps=1' is one text\. Write a list of them: \['run"):
+        resolve("nano", None, "run.steps=1")
     with pytest.raises(DataError, match="Hand over data as well"):
         train(config, test=[])
 

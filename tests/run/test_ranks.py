@@ -100,7 +100,7 @@ def test_a_hostfile_starts_a_rank_on_each_node(tmp_path):
         for node in nodes:
             node.kill()
     assert [node.returncode for node in nodes] == [0, 0]
-    assert "1 steps of 2 x 2 answers on 2 x cpu" in said[0]
+    assert "1 step of 2 x 2 answers on 2 x cpu" in said[0]
     assert "answers on" not in said[1]  # of two ranks one speaks
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import NANO, ROOT
 from tests.forks import forked
 from trainer.config.command_line import resolve
 from trainer.errors import DataError
@@ -88,6 +88,31 @@ def test_another_reward_function_is_the_cause(again):
     assert status == 1
     assert ": the reward of an answer to " in said[0]
     assert any(line.startswith("likely cause: checksum of score.py: ") for line in said)
+
+
+def test_other_weights_of_the_base_are_the_cause(again):
+    """The first run is over a copy of the embedded model, and the weights of the copy change afterwards."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(NANO, again / "base")
+    shutil.rmtree(again / "it")
+    run(str(ROOT / "train.py"), "--preset", "nano", *FEW, "model.name=base", "run.dir=it", folder=again)
+    path = again / "base/model.safetensors"
+    save_file({name: 1.01 * value for name, value in load_file(path).items()}, path, {"format": "pt"})
+    status, said = repro(again, "--steps", "1")
+    assert status == 1
+    assert said[1].startswith("likely cause: base weights: ")
+    assert len(said) == 2
+
+
+def test_a_run_without_a_record_of_its_machine_is_said_to_be(again):
+    (again / "it/machine.json").unlink()
+    text = (again / "it/metrics.jsonl").read_text()
+    (again / "it/metrics.jsonl").write_text(text.replace('"reward/mean": ', '"reward/mean": 1'))
+    status, said = repro(again, "--steps", "1")
+    assert status == 1
+    assert said[1].startswith("likely cause: not known: settings and data are what they were. The run has no machine.")
+    assert "base weights, versions, device, threads" in said[1]
 
 
 def test_a_tensor_that_differs_is_named(recorded, again):

@@ -13,7 +13,7 @@ from tests.e2e.vllm_double import VllmDouble
 from tests.run.test_warmup import ADAPTER, FEW, learned, lines
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora, Model
-from trainer.errors import CheckpointError, ModelError
+from trainer.errors import CheckpointError, ModelError, TrainingError
 from trainer.model.load import load_model, load_tokenizer
 from trainer.model.lora import add_adapter, save_adapter, trainable
 from trainer.run.assemble import make_teacher
@@ -125,3 +125,12 @@ def test_a_teacher_that_is_not_there_is_named(tiny_model, tmp_path, alone):
     config = resolve("nano", None, [f"teacher.name={tiny_model}", f"teacher.adapter={tmp_path}"])
     with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
         make_teacher(config, load_tokenizer(config.model), 8)
+
+
+def test_a_server_that_is_not_there_at_the_start_is_named_once(alone):
+    config = resolve("nano", None, ["teacher.url=http://127.0.0.1:1", "rollout.vllm.wait_s=0.01"])
+    with pytest.raises(TrainingError) as refused:
+        make_teacher(config, load_tokenizer(config.model), 8)
+    address, _, remedy = str(refused.value).partition(". Octet has waited for ")
+    assert address == "teacher.url=http://127.0.0.1:1: ConnectionRefusedError: [Errno 111] Connection refused"
+    assert remedy.endswith(" Start the server first, or write the address of one that runs.")

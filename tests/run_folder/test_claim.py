@@ -168,7 +168,7 @@ def test_a_run_that_has_lost_its_steps_takes_other_settings_and_says_so(failed, 
     )
     assert claim.claim(Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", "")) == failed
     said = capsys.readouterr().err
-    assert said == f"octet: run.dir={failed}: 2 steps were made in it and not saved; it begins anew\n"
+    assert said == f"octet: run.dir={failed}: nothing of its 2 steps was saved; it begins anew\n"
 
 
 def test_a_run_of_a_version_without_a_setting_goes_on(failed):

@@ -16,7 +16,7 @@ from trainer.machine import quiet
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet chat runs/demo. An empty line asks a held-out problem; Ctrl-D ends it."
-    parser.add_argument("run", type=Path, help="the folder of a run")
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     add_overrides(parser, "rollout.max_new_tokens=1024")
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0, the most likely answer")
 

@@ -81,8 +81,10 @@ def settings_for(options: Namespace) -> Config:
     overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
     local = NO_SERVERS if preset and resolve(preset).rollout.uses_servers else ()
     config = resolve(preset, None, [*clean, *local, *overrides, *options.overrides])
-    if not config.eval.problems:
-        raise ConfigError("eval.problems=0: there is nothing to evaluate. Try --problems 256.")
+    is_unchecked = getattr(options, "no_check", False)  # of octet export
+    if not config.eval.problems and not is_unchecked:
+        or_not = ", or --no-check" if "no_check" in options else ""
+        raise ConfigError(f"eval.problems=0: there is nothing to evaluate. Write --problems 1 or more{or_not}.")
     downloads.check(config)
     _refuse_another_base(options, config)
     quiet.quiet()
@@ -93,7 +95,7 @@ def settings_for(options: Namespace) -> Config:
 def _refuse_another_base(options: Namespace, config: Config) -> None:
     """Raise CheckpointError for an adapter that was trained over another model than the one to be evaluated. A model
     that the command line names is believed where the weights of the other one are not on this machine."""
-    is_named = options.model is not None or any(text.startswith("model.name=") for text in options.overrides)
+    is_named = names_a_model(options)
     if not options.adapter or (options.preset is None and not is_named):  # then it is that of the adapter's run
         return
     base = visible(_base_of(options.adapter))
@@ -105,6 +107,10 @@ def _refuse_another_base(options: Namespace, config: Config) -> None:
             f"--adapter {options.adapter}: it was trained over {base}, not over model.name={config.model.name}. "
             f"Write --model {base}, or leave --preset out."
         )
+
+
+def names_a_model(options: Namespace) -> bool:
+    return options.model is not None or any(text.startswith("model.name=") for text in options.overrides)
 
 
 def _base_of(adapter: Path) -> str:

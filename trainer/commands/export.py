@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
 from pathlib import Path
 
-from trainer.commands.eval import add_model_arguments, settings_for
+from trainer.commands.eval import add_model_arguments, names_a_model, settings_for
 from trainer.errors import CheckpointError, ConfigError
 
 FORMATS = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q3_k_m")
@@ -17,7 +17,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, or an adapter or a model in it")
     parser.add_argument("--to", required=True, choices=("safetensors", "gguf", "ollama"), help="what to write")
     parser.add_argument("--format", default="q8_0", choices=FORMATS, help="of gguf and ollama (default q8_0)")
-    parser.add_argument("--out", type=Path, help="the folder to write (default: one in the run folder)")
+    parser.add_argument("--out", type=Path, help="the folder to write (default: in the run folder or beside a model)")
     parser.add_argument("--problems", type=int, default=32, help="held-out problems for the comparison (default 32)")
     parser.add_argument("--no-check", action="store_true", help="write without comparing answers")
     add_model_arguments(parser)
@@ -25,9 +25,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     options.adapter = _adapter(options.run)
-    if options.adapter is None and options.model is None:
-        options.model = str(_model(options.run))
-    out = options.out or options.run / f"export-{options.to}"
+    model = options.adapter or _model(options.run)
+    if options.adapter is None:
+        if names_a_model(options):
+            raise ConfigError(
+                f"--model: {model} is a whole model, and --model and model.name name the base of an adapter. Leave "
+                "them out, or name the folder of the other model in place of this one."
+            )
+        options.model = str(model)
+    out = options.out or _default_out(options.run, model, options.to)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out}: it exists and is not empty. Name a new folder.")
     config, check = settings_for(options), not options.no_check
@@ -41,6 +47,13 @@ def run(options: Namespace) -> None:
     from trainer.run import export
 
     export.to_gguf(config, options.adapter, out, options.format, check, options.json, options.to == "ollama")
+
+
+def _default_out(run: Path, model: Path, to: str) -> Path:
+    """Return a folder in the run folder, or beside a model that was named itself: `octet push` sends what is in it."""
+    if model != run:
+        return run / f"export-{to}"
+    return run.resolve().with_name(f"{run.resolve().name}-{to}")
 
 
 def _adapter(run: Path) -> Path | None:

@@ -37,7 +37,8 @@ def run(options: Namespace) -> None:
     files = _files(folder)
     with tempfile.TemporaryDirectory() as scratch:
         curves = _curves(run, Path(scratch))
-        text = card.card(run, options.to, _kind(folder), _licence(run), CURVES if curves else None)
+        pictured, is_best = CURVES if curves else None, folder.name.partition("-")[0] == "best"  # or an export of it
+        text = card.card(run, options.to, _kind(folder), _licence(run), pictured, is_best)
         contents: dict[str, Any] = {**files, "README.md": text.encode(), **({CURVES: curves} if curves else {})}
         if ADAPTER in files:
             contents[ADAPTER] = _without_path(files[ADAPTER])
@@ -60,9 +61,11 @@ def _must_be_a_name(to: str) -> None:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    """Return the files of a model. An export that lies in its folder is another model."""
+    inside = [*folder.glob("*"), *folder.glob("additional_chat_templates/*")]
+    found = {str(path.relative_to(folder)): path for path in sorted(inside) if path.is_file()}
     found.pop("README.md", None)  # the card takes its place
-    if refused := [name for name in found if name.endswith(".refused")]:
+    if refused := [name for name in found if name.endswith((".refused", ".unchecked"))]:
         raise CheckpointError(f"{folder}: {refused[0]} did not pass its check. Export it anew, in another format.")
     return found
 

@@ -21,7 +21,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = (
         "example: octet repro runs/demo --steps 3. Exit status: 0 if all is identical, 1 if something differs."
     )
-    parser.add_argument("run", type=Path, help="the folder of a run")
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     add_overrides(parser, "run.threads=1, to see whether it changes anything")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"how many steps (default {STEPS})")
 

@@ -55,6 +55,10 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     layers = [_load_layer(preset, PRESETS, "--preset")] if preset else []
     if recipe:
         layers.append(_load_layer(recipe, RECIPES, "--recipe"))
+    if isinstance(overrides, str):
+        raise ConfigError(
+            f"overrides: {_shown(overrides)!r} is one text. Write a list of them: [{_shown(overrides)!r}]."
+        )
     overrides = list(overrides)
     if any(text.startswith("reward.weights.") for text in overrides):  # one weight goes beside the others
         layers = [*layers, _default_weights(layers)]

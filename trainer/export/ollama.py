@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.config.settings import Config
 from trainer.errors import ModelError
+from trainer.machine.visible import visible
 
 QUESTION, ANSWER, SYSTEM = "octet-question", "octet-answer", "octet-system"
+LONGEST_SHOWN = 200  # characters of a text that cannot be written
 CONVERSATIONS = (
     [{"role": "user", "content": QUESTION}],
     [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}],
@@ -71,6 +74,14 @@ def modelfile(file: str, config: Config, tokenizer: Any, stops: Sequence[str]) -
 
 
 def _quoted(text: str) -> str:
+    """Return the text in the quotes of a Modelfile, which has no escapes: it ends at the first line that ends with
+    three quotation marks."""
+    if re.search(r'"""\s*[\r\n]', text):
+        raise ModelError(
+            f"--to ollama: a Modelfile cannot hold {visible(text)[:LONGEST_SHOWN]!r}, because a line in it ends with "
+            'three quotation marks (""") and is not the last. Write another prompt.system or rollout.stop, or export '
+            "--to gguf."
+        )
     return f'"""{text}"""' if "\n" in text or '"' in text else f'"{text}"'
 
 

@@ -10,9 +10,11 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from trainer.config.command_line import flat
+from trainer.errors import counted
+from trainer.estimates import wilson
 from trainer.reports import repeat
 from trainer.reports.alarms import alarms_of
-from trainer.reports.evaluation_table import rows
+from trainer.reports.evaluation_table import percent, rows
 from trainer.reports.run_files import RunFiles, facts_of
 
 HUB_NAMES = {
@@ -35,10 +37,10 @@ USE_GGUF = """\
     llama-cli -hf {name}"""
 
 
-def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str | None) -> str:
+def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str | None, is_best: bool = False) -> str:
     """Return the card as Markdown with the hub's metadata. `kind` is adapter, gguf or model, and `licence` that of the
-    base if it is known. `curves` names a picture beside the card."""
-    text = "\n".join([*_metadata(run, kind, licence), *_text(run, name, kind, licence, curves)])
+    base if it is known. `curves` names a picture beside the card. `is_best` is for the model in `best/`."""
+    text = "\n".join([*_metadata(run, kind, licence), *_text(run, name, kind, licence, curves, is_best)])
     for value in sorted(filter(_is_path, _strings(run.settings.values())), key=len, reverse=True):
         text = text.replace(value, Path(value.rstrip("/")).name)  # a folder of this machine is nobody's business
     return text
@@ -78,7 +80,7 @@ def _metadata(run: RunFiles, kind: str, licence: str | None) -> Iterator[str]:
     yield from ("---", facts.to_yaml(), "---", "")
 
 
-def _text(run: RunFiles, name: str, kind: str, licence: str | None, curves: str | None) -> Iterator[str]:
+def _text(run: RunFiles, name: str, kind: str, licence: str | None, curves: str | None, is_best: bool) -> Iterator[str]:
     settings, base = run.settings, run.settings["model.name"]
     what = {"adapter": f"A LoRA adapter of {base}", "model": f"{base}", "gguf": f"A GGUF file of {base}"}[kind]
     how = "supervised training on worked solutions" if settings["warmup.only"] else "GRPO"
@@ -87,7 +89,8 @@ def _text(run: RunFiles, name: str, kind: str, licence: str | None, curves: str 
     yield {"adapter": USE_ADAPTER, "model": USE_MODEL, "gguf": USE_GGUF}[kind].format(name=name)
     yield f"\n## Licence\n\nThe base: {licence or 'see its page'}. The data: {_data(run)}."
     yield "\n## Evaluation\n"
-    yield from _evaluation(run)
+    kept = run.best if is_best else {}
+    yield from _evaluation_of_the_best(run, kept) if kept.get("step", run.steps) != run.steps else _evaluation(run)
     yield "\n## Training\n"
     yield from _training(run, curves)
     yield "\n## How it was made\n"
@@ -110,12 +113,25 @@ def _evaluation(run: RunFiles) -> Iterator[str]:
     if not models:
         yield "The run has not been evaluated."
         return
-    yield f"Greedy answers to {models[0]['problems']} held-out problems, with 95 % intervals. `correct` asks for the"
-    yield "requested format, `in any format` does not.\n"
+    yield f"Greedy answers to {models[0]['problems']} held-out problems after the last step, {run.steps}, with 95 %"
+    yield "intervals. `correct` asks for the requested format, `in any format` does not.\n"
     yield f"| | {' | '.join(model['name'] for model in models)} |\n| --- |{' --- |' * len(models)}"
     yield from (f"| {' | '.join(row)} |" for row in rows(models, pairs))
     kind, evidence = run.verdict
     yield f"\nVerdict: {kind}: {evidence}"
+
+
+def _evaluation_of_the_best(run: RunFiles, kept: Mapping[str, Any]) -> Iterator[str]:
+    problems = kept["problems"]
+    yield f"This is the model after step {kept['step']} of {run.steps}, the best of the run by"
+    yield f"`eval.metric={run.settings['eval.metric']}`. It was chosen by its answers to these problems, so part of its"
+    yield f"lead is luck. Greedy answers to {problems} held-out problems, with 95 % intervals. `correct` asks for the"
+    yield "requested format, `in any format` does not.\n"
+    base = [one for one in run.evaluation.get("evaluations", [])[:1] if one["problems"] == problems]
+    yield f"| |{' base |' * len(base)} step {kept['step']} |\n| --- |{' --- |' * len(base)} --- |"
+    for name, key, of_base in (("correct", "accuracy", ""), ("in any format", "lenient", "lenient_")):
+        before = [percent(one[f"{of_base}accuracy"], one[f"{of_base}interval"]) for one in base]
+        yield f"| {' | '.join([name, *before, percent(kept[key], wilson(kept[key] * problems, problems))])} |"
 
 
 def _training(run: RunFiles, curves: str | None) -> Iterator[str]:
@@ -124,7 +140,7 @@ def _training(run: RunFiles, curves: str | None) -> Iterator[str]:
     if settings["warmup.only"]:
         each = "{warmup.problems} worked solutions"
     each = re.sub(r"{([\w.]+)}", lambda key: str(settings[key[1]]), each)
-    yield f"{facts['steps']} steps of {each}; {facts['training_s']:,.0f} s of training."
+    yield f"{counted(facts['steps'], 'step')} of {each}; {facts['training_s']:,.0f} s of training."
     if curves:
         yield f"\n![Curves of the run]({curves})"
     preset, changes = repeat.nearest_preset(flat(run.config.model_dump(mode="json")))

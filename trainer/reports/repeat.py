@@ -32,10 +32,10 @@ def nearest_preset(settings: Mapping[str, Any]) -> tuple[str, list[Change]]:
 
 def commands(settings: Mapping[str, Any], made_with: Sequence[str]) -> list[str]:
     """Return the lines that repeat a run: its revision, if it is known, and the command."""
-    revision = made_with[0].rpartition(", ")[2] if made_with else ""
-    changed = "   # and changes that were not committed" if revision.endswith("-dirty") else ""
-    checkout = [f"git checkout {revision.removesuffix('-dirty')}{changed}"] if revision and " " not in revision else []
-    return [*checkout, command(*nearest_preset(settings))]
+    revision = made_with[0].rpartition(", ")[2].removeprefix("git revision ") if made_with else ""
+    changed = ", and changes that were not committed" if revision.endswith("-dirty") else ""
+    checkout = f"git checkout {revision.removesuffix('-dirty')}   # in a clone of Octet{changed}"
+    return [*([checkout] if revision and " " not in revision else []), command(*nearest_preset(settings))]
 
 
 def own_files(settings: Mapping[str, Any]) -> list[str]:

@@ -69,6 +69,11 @@ class RunFiles:
         return self._json("eval.json")
 
     @cached_property
+    def best(self) -> dict[str, Any]:
+        """The step of the model in `best/`, and its accuracy."""
+        return self._json("best/best.json")
+
+    @cached_property
     def memory_plan(self) -> dict[str, int]:
         """The bytes that were planned for each phase, which a run on a GPU writes."""
         return self._json("memory_plan.json")
@@ -222,9 +227,9 @@ def _config(path: Path, changed_ns: int) -> Config:
 @lru_cache
 def _settings(path: Path, changed_ns: int) -> dict[str, Any]:
     if not path.is_file():
-        raise DataError(
-            f"{path.parent}: there is no config.yaml in it, so it is not the folder of a run. Leave it out."
-        )
+        is_there = "there is no config.yaml in it, so it is not the folder of a run"
+        reason = is_there if path.parent.is_dir() else "there is no such folder"
+        raise DataError(f"{path.parent}: {reason}. Name the folder of a run.")
     try:
         settings = flat(read_yaml(path.read_bytes()))
     except (BadYaml, AttributeError) as error:

@@ -29,6 +29,7 @@ from trainer.reward.make import make_verifier
 from trainer.reward.scorer import Scorer
 from trainer.rollout.collect import Sampler
 from trainer.rollout.decoder.sampler import DecodeSampler
+from trainer.rollout.limits import context_of
 from trainer.rollout.make import make_sampler
 from trainer.run import assemble
 
@@ -38,6 +39,7 @@ class Voice(NamedTuple):
 
     name: str
     sampler: Sampler
+    context: int | None
     as_itself: Callable[[], AbstractContextManager[Any]]
 
 
@@ -53,20 +55,21 @@ def chat(folder: Path, config: Config, temperature: float) -> None:
     for problem in _questions(cycle(evaluation_problems(task, max(1, config.eval.problems))), console):
         try:
             _answer(problem, voices, prompter, sampling, scorer, console)
-        except ConfigError as error:  # a question that is too long for the model
+        except ConfigError as error:  # a question that is too long for the model, or for the memory
             console.print(Text(visible(str(error))))
 
 
 def _voices(folder: Path, config: Config, prompter: Prompter) -> Iterator[Voice]:
     """Yield the base, the adapter over it, and the whole model, as far as they are there."""
     base, sampler = _load(config, prompter, str(folder / "adapter") if (folder / "adapter").is_dir() else None)
-    yield Voice("base", sampler, getattr(base, "disable_adapter", nullcontext))
+    context = context_of(base)
+    yield Voice("base", sampler, context, getattr(base, "disable_adapter", nullcontext))
     if (folder / "adapter").is_dir():
-        yield Voice("adapter", sampler, nullcontext)
+        yield Voice("adapter", sampler, context, nullcontext)
     for name in ("merged", "model"):
         if (folder / name).is_dir():
             whole = config.model.clean.model_copy(update={"name": str(folder / name), "revision": None})
-            yield Voice(name, _load(config.model_copy(update={"model": whole}), prompter)[1], nullcontext)
+            yield Voice(name, _load(config.model_copy(update={"model": whole}), prompter)[1], context, nullcontext)
 
 
 def _load(config: Config, prompter: Prompter, adapter: str | None = None) -> tuple[Any, Sampler]:
@@ -97,6 +100,7 @@ def _answer(
 ) -> None:
     """Show the answers of all models while they are written, and then what the verifier reads in them."""
     prompt, texts = prompter.prompt(problem), dict.fromkeys((voice.name for voice in voices), "")
+    _must_fit(len(prompt.tokens), sampling.max_new_tokens, voices[0].context)
     with Live(_side_by_side(texts), console=console, refresh_per_second=12) as live:
         for voice in voices:
 
@@ -112,6 +116,14 @@ def _answer(
             live.update(_side_by_side(texts))
     if not console.is_terminal:  # where Live leaves the end of the line to others
         console.print()
+
+
+def _must_fit(length: int, longest: int, context: int | None) -> None:
+    if context is not None and length + longest > context:
+        raise ConfigError(
+            f"rollout.max_new_tokens={longest}: with such an answer a prompt of {length} tokens exceeds the context of "
+            f"this model, {context}. Ask a shorter question, or start again with a smaller rollout.max_new_tokens."
+        )
 
 
 def _reading(prompt: Any, completion: Completion, scorer: Scorer) -> str:

@@ -38,16 +38,20 @@ def to_gguf(
     file = out / f"model-{fmt}.gguf"
     beside = _modelfile(file.name, config, weights, tokenizer) if modelfile else None
     names = _write(file, weights, tokenizer, fmt)
-    if beside:
-        (out / "Modelfile").write_text(beside)
-    said = [f"written to {file}"]
     why_not = "--no-check was given" if not check else _why_unchecked(config)
-    if why_not:
-        said.append(UNCHECKED + why_not)
-        evaluate_models.answer({"out": str(file), "said": said}, [], as_json)
-        return
+    facts, evaluations = ({"said": []}, []) if why_not else _checked_or_renamed(config, adapter, file, weights, names)
+    if beside:  # not before the file has its name for good
+        (out / "Modelfile").write_text(beside)
+    said = [*facts["said"], f"written to {file}", *([UNCHECKED + why_not] if why_not else [])]
+    evaluate_models.answer({**facts, "out": str(file), "said": said}, evaluations, as_json)
+
+
+def _checked_or_renamed(
+    config: Config, adapter: Path | None, file: Path, weights: merge.Weights, names: Mapping[str, str]
+) -> tuple[dict[str, Any], list[Any]]:
+    """Check the file, and rename it if it does not pass."""
     try:
-        facts, evaluations = _checked(config, adapter, file, weights, names)
+        return _checked(config, adapter, file, weights, names)
     except MergeError as error:
         refused = file.with_name(f"{file.name}.refused")
         file.rename(refused)
@@ -55,7 +59,6 @@ def to_gguf(
     except BaseException:  # the check broke off, so nothing has shown that this is the model
         file.rename(file.with_name(f"{file.name}.unchecked"))
         raise
-    evaluate_models.answer({**facts, "out": str(file), "said": [*facts["said"], *said]}, evaluations, as_json)
 
 
 def _write(file: Path, weights: merge.Weights, tokenizer: Any, fmt: str) -> dict[str, str]:

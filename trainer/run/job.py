@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
-from trainer.errors import CheckpointError, EndedByAlarm
+from trainer.errors import CheckpointError, EndedByAlarm, counted
 from trainer.evaluation import results
 from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
 from trainer.evaluation.comparison import agreement
@@ -207,9 +207,9 @@ def _best_step(config: Config, history: EvaluationHistory, total_steps: int) -> 
     if not history.milestones or kept is None:
         return
     last, metric, patience = history.milestones[-1], config.eval.metric, config.eval.patience
-    if history.has_stopped_rising and last.step < total_steps:
+    if patience and history.has_stopped_rising and last.step < total_steps:
         key = "warmup.patience" if config.is_warmup else "eval.patience"
-        yield f"stopped after step {last.step}: {patience} evaluations without a new best ({key}={patience})"
+        yield f"stopped after step {last.step}: {counted(patience, 'evaluation')} without a new best ({key}={patience})"
     if kept["step"] != last.step:
         yield (
             f"step {kept['step']} was best: {_shown(metric, kept[metric])}, against {_shown(metric, last.value)} after "
@@ -243,7 +243,7 @@ def _introduce(run: Run, request: Request) -> None:
     config, record, rollout = request.config, run.record, request.config.rollout
     resumed = f", going on after step {record.first_step}" if record.first_step else ""
     if record.first_step >= record.total_steps:
-        resumed = f", all done: {record.first_step} steps were made. run.steps={2 * record.first_step} would go on"
+        resumed = f", all {counted(record.first_step, 'step')} done. run.steps={2 * record.first_step} would go on"
     base = f", base in {config.model.quantize}" if config.model.quantize != "none" else ""
     if job := slurm.describe():
         record.screen.say(f"octet: {job}{record.stopping.limit}")
@@ -255,7 +255,7 @@ def _introduce(run: Run, request: Request) -> None:
         of_a_step = f"{config.warmup.problems} {what}"
     record.screen.say(
         f"{config.model.name} on {config.task.name} ({len(run.rollouts.curriculum.problems)} problems): "
-        f"{record.total_steps} steps of {of_a_step} on "
+        f"{counted(record.total_steps, 'step')} of {of_a_step} on "
         f"{distributed.world_size()} x {run.updater.device.type}, engine {config.engine.ds_config}{base}{resumed}\n"
         f"run folder: {record.folder}{f', a link to {record.folder.resolve()}' * record.folder.is_symlink()}"
     )

@@ -119,6 +119,12 @@ def _with_rows(
         if test is not None:
             raise DataError("test: held-out problems come with the problems to train on. Hand over data as well.")
         return config
+    for name, rows in (("data", data), ("test", test)):
+        if rows is not None and (isinstance(rows, str | Mapping) or not isinstance(rows, Iterable)):
+            raise DataError(
+                f"{name}: it is a {type(rows).__name__}. Hand over a list of dictionaries; a file belongs to the "
+                "settings task.name=records, task.path and task.test_path."
+            )
     parts = {name: list(rows) for name, rows in (("train", data), ("test", test)) if rows is not None}
     paths = {name: folder / GIVEN / f"{name}.jsonl" for name in parts}
     changes: dict[str, Any] = {"name": "records" if config.task.name == "nano" else config.task.name}

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
-from trainer.errors import DataError
+from trainer.errors import DataError, counted
 from trainer.machine.quiet import no_progress_bars
 from trainer.machine.visible import visible
 from trainer.run import assemble, job
@@ -23,8 +23,13 @@ MEASURED = ("time/", "memory/", "eval/")  # metrics that differ from machine to 
 DIGITS = 8  # of the checksum of a problem
 ADAPTER = "checkpoints/step_{:06d}/adapter/adapter_model.safetensors"
 UNKNOWN = (
-    "not known: settings, data, versions, device and threads are what they were. A judge, a vLLM server and tools with "
-    "a time limit are not repeatable to the bit"
+    "not known: settings, data, base weights, versions, device and threads are what they were. A judge, a vLLM server "
+    "and tools with a time limit are not repeatable to the bit"
+)
+NOT_RECORDED = (
+    f"not known: settings and data are what they were. The run has no {claim.MACHINE}, because an earlier version of "
+    "Octet made it or the file was deleted, so base weights, versions, device, threads and the code of rewards and "
+    "tasks cannot be compared"
 )
 
 
@@ -42,10 +47,11 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
     differences = _differences(folder, scratch, steps)
     if first := next(differences, None):
         print(f"differs: {first}")
-        print("\n".join(f"likely cause: {cause}" for cause in causes or [UNKNOWN]))
+        unknown = UNKNOWN if (folder / claim.MACHINE).is_file() else NOT_RECORDED
+        print("\n".join(f"likely cause: {cause}" for cause in causes or [unknown]))
         return False
     tensors = "the adapter" if (folder / ADAPTER.format(steps)).is_file() else "no adapter, because none was saved then"
-    print(f"identical to the bit: metrics and answers of {steps} step{'s'[: steps - 1]}, and {tensors}")
+    print(f"identical to the bit: metrics and answers of {counted(steps, 'step')}, and {tensors}")
     for cause in causes:
         print(f"without an effect so far: {cause}")
     return True
@@ -117,14 +123,13 @@ def _settings(folder: Path, config: Config) -> Iterator[str]:
 
 
 def _surroundings(folder: Path, scratch: Path) -> Iterator[str]:
-    """Yield versions, threads and others that are not what they were."""
+    """Yield what is not what it was: base weights, versions, threads and others that the run has recorded."""
     if not (folder / claim.MACHINE).is_file():
-        yield f"not recorded: the run has no {claim.MACHINE}, which a newer version of Octet writes"
         return
     before, now = (json.loads((place / claim.MACHINE).read_text()) for place in (folder, scratch))
-    for name in before | now:
-        if before.get(name) != now.get(name):
-            yield f"{name}: {now.get(name, 'none')}; the run had {before.get(name, 'none')}"
+    for name, value in before.items():
+        if value != now.get(name):
+            yield f"{name}: {now.get(name, 'none')}; the run had {value}"
 
 
 def _data(folder: Path, scratch: Path, problems: Sequence[str]) -> Iterator[str]:

@@ -21,9 +21,10 @@ import torch
 
 from trainer.config.command_line import Request
 from trainer.config.settings import RUNS, Config
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, counted
 from trainer.machine import disk, hardware
 from trainer.machine.shipped import CHECKOUT
+from trainer.model import hub
 from trainer.ranks import distributed, slurm
 from trainer.run_folder import earlier
 from trainer.run_folder.origin import versions
@@ -46,9 +47,8 @@ def claim(request: Request) -> Path:
             said = "\n".join([f"octet: run.dir={folder}: it goes on with other settings:", *others])
             print(said, file=sys.stderr if request.json else sys.stdout, flush=True)
         if lost := earlier.lost_steps(folder):
-            print(
-                f"octet: run.dir={folder}: {lost} steps were made in it and not saved; it begins anew", file=sys.stderr
-            )
+            lost_all = f"nothing of its {counted(lost, 'step')} was saved"
+            print(f"octet: run.dir={folder}: {lost_all}; it begins anew", file=sys.stderr)
     distributed.barrier()
     return folder
 
@@ -78,11 +78,12 @@ def describe_machine(folder: Path, config: Config) -> None:
 
 
 def surroundings(config: Config) -> dict[str, Any]:
-    """Return versions, ranks, threads and device of this process, and the checksums of the user's own code."""
+    """Return the base, versions, ranks, threads and device of this process, and the checksums of the user's code."""
     gpu = torch.cuda.get_device_name() if distributed.on_gpu() else ""
     code = [text.rpartition(":")[0] for text in (*config.reward.custom, config.task.name) if ".py:" in text]
     files = [Path(name).expanduser() for name in code]
     return {
+        "base weights": hub.fingerprint(config.model)[:16],
         **versions(),
         "python": platform.python_version(),
         "git revision": revision() or "none",
@@ -139,13 +140,13 @@ def _is_free(lock: IO[str]) -> bool:
 def provenance() -> str:
     """Return a line with the versions of Octet and of the packages that it trains with."""
     packages = [f"{name} {number}" for name, number in versions().items()]
-    return ", ".join([*packages, revision() or "no git revision"])
+    return ", ".join([*packages, f"git revision {found}" if (found := revision()) else "no git revision"])
 
 
 def machine() -> str:
     """Return a line with the processes of the run, and what this node has."""
     ranks = distributed.world_size()
-    return f"{ranks} rank{'s' if ranks > 1 else ''}; {hardware.detect()}"
+    return f"{counted(ranks, 'rank')}; {hardware.detect()}"
 
 
 def revision() -> str:

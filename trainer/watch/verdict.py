@@ -10,7 +10,7 @@ from math import sqrt
 from statistics import fmean, variance
 from typing import Any, NamedTuple
 
-from trainer.errors import NotLearned
+from trainer.errors import NotLearned, counted
 from trainer.estimates import SIGNIFICANT, Share, Z, paired_difference
 
 LEARNED, NOT_LEARNED, CANNOT_TELL = "learned", "did not learn", "cannot tell"
@@ -70,7 +70,8 @@ def _of_rewards(records: Sequence[Mapping[str, float]], answer: str) -> Verdict:
     steps = [record for record in records if "reward/mean" in record]
     part = len(steps) // 3
     if part < PART:
-        return Verdict(CANNOT_TELL, f"no evaluation, and {len(steps)} steps with a reward; a trend needs {3 * PART}.")
+        seen = counted(len(steps), "step")
+        return Verdict(CANNOT_TELL, f"no evaluation, and {seen} with a reward; a trend needs {3 * PART}.")
     reward = _rise([record["reward/mean"] for record in steps], part)
     right = _rise([record.get(f"accuracy/{answer}", 0.0) for record in steps], part)
     evidence = (

@@ -139,10 +139,16 @@ class Retry:
     """Retries one request until a server answers, for up to `rollout.vllm.wait_s`, and reports that it is waiting."""
 
     def __init__(
-        self, settings: Vllm, say: Say, stop: threading.Event, where: str = "rollout.engine=vllm_server"
+        self,
+        settings: Vllm,
+        say: Say,
+        stop: threading.Event,
+        where: str = "rollout.engine=vllm_server",
+        begins: bool = False,
     ) -> None:
         self.settings = settings
         self.where = where
+        self.begins = begins  # True before the first step
         self._stop = stop
         self._say = say
         self._began: float | None = None
@@ -168,7 +174,8 @@ class Retry:
         waited_s = now - self._began
         self._invalid_replies += isinstance(failure, InvalidReply)
         if reason := self._why_give_up(failure, waited_s):
-            raise TrainingError(f"{self.where}: {failure}. {reason}")
+            said = str(failure).removeprefix(self.where.partition("=")[2]).removeprefix(": ")
+            raise TrainingError(f"{self.where}: {said}. {reason}")
         if waited_s > SAY_EVERY_S:
             self._say(f"waiting for vLLM, {waited_s:.0f} s so far: {failure}")
         self._stop.wait(min(LONGEST_PAUSE_S, 0.1 + waited_s / 4))
@@ -184,10 +191,10 @@ class Retry:
                 "in a version that works?"
             )
         if waited_s > self.settings.wait_s:
-            return (
-                f"Octet has waited for {waited_s:.0f} s (rollout.vllm.wait_s={self.settings.wait_s:g}). Read the log "
-                "of the server; when it runs again, --resume goes on from the last checkpoint."
-            )
+            remedy = "Read the log of the server; when it runs again, --resume goes on from the last checkpoint."
+            if self.begins:
+                remedy = "Start the server first, or write the address of one that runs."
+            return f"Octet has waited for {waited_s:.0f} s (rollout.vllm.wait_s={self.settings.wait_s:g}). {remedy}"
         return None
 
 

@@ -39,7 +39,7 @@ class ServedTeacher:
         self.settings, self._say = config.rollout.vllm, rate_limited(say)
         self.server = Server(str(config.teacher.url), setting="teacher.url")
         describe = partial(self.server.describe, config.teacher.name)
-        self.model, room = distributed.on_main(partial(self._retry, describe))
+        self.model, room = distributed.on_main(partial(self._retry, describe, begins=True))
         needed = longest_prompt + config.rollout.max_new_tokens + 1
         if room is not None and needed > room:
             raise ConfigError(
@@ -55,8 +55,8 @@ class ServedTeacher:
         answers = iter(found[index] for index in range(len(rows)))
         return [_laid_out(batch, answers) for batch in batches]
 
-    def _retry(self, request: Callable[[], T]) -> T:
-        retry = Retry(self.settings, self._say, threading.Event(), self.server.where)  # nobody stops it
+    def _retry(self, request: Callable[[], T], begins: bool = False) -> T:
+        retry = Retry(self.settings, self._say, threading.Event(), self.server.where, begins)  # nobody stops it
         return retry.call(request, self.server.url)
 
     def _ask(self, row: Sequence[int]) -> list[float]:
@@ -82,7 +82,7 @@ class ServedTeacher:
         """
         tokens = sorted(tokenizer.get_vocab().values())
         ask = partial(self.server.post, "/detokenize", {"model": self.model, "tokens": tokens})
-        theirs = "".join(self._retry(lambda: str(ask()["prompt"])).split(" "))
+        theirs = "".join(self._retry(lambda: str(ask()["prompt"]), begins=True).split(" "))
         ours = "".join(tokenizer.decode(tokens).split(" "))
         if theirs == ours:
             return
