@@ -139,13 +139,13 @@ def test_success_is_what_the_program_says_and_not_the_launcher(rank, status):
 
 @pytest.mark.slow
 def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path):
-    command = [sys.executable, "-m", "trainer.commands.launch", "--preset", "nano", *FEW, "run.dir=it"]
-    own = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.e2e.two_ranks", *FEW, "run.dir=it"]
+    own = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
     with subprocess.Popen(command, cwd=tmp_path, env=own, stdout=subprocess.PIPE, text=True) as started:
         while "  1/500" not in started.stdout.readline():
             assert started.poll() is None
         ranks = launch._ranks_below(psutil.Process(started.pid).children()[0].pid)
-        assert len(ranks) == 1
+        assert len(ranks) == 2
         ranks[0].parent().kill()
         assert started.wait(timeout=60) == 137
         psutil.wait_procs(ranks, timeout=60)

@@ -3,6 +3,7 @@
 python -m tests.e2e.two_ranks SETTINGS
 """
 
+import os
 import sys
 
 from trainer.commands import launch
@@ -10,4 +11,5 @@ from trainer.machine import hardware
 
 if __name__ == "__main__":
     options = ["--log_level=critical", f"--master_port={hardware.free_port()}", "--num_gpus=2", "--no_local_rank"]
-    sys.exit(launch.run([f"{sys.prefix}/bin/deepspeed", *options, str(launch.TRAIN), *sys.argv[1:]]))
+    command = [f"{sys.prefix}/bin/deepspeed", *options, str(launch.TRAIN), *sys.argv[1:]]
+    sys.exit(launch.run_to_its_end(command, os.environ))

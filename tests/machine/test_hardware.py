@@ -109,17 +109,9 @@ def test_a_part_of_a_card_is_a_card_and_cuda_uses_one(nvidia_smi, monkeypatch, v
 
 
 def test_a_part_of_a_card_is_named_to_the_rank(nvidia_smi, monkeypatch):
-    """DeepSpeed's launcher writes numbers of cards into CUDA_VISIBLE_DEVICES, so the rank gets the name after it."""
     nvidia_smi(IN_PARTS, listed=PARTS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-cba663e8")
-    command = launch.command("deepspeed", hardware.detect(), ["run.steps=3"])
-    assert "--num_gpus=1" in command
-    assert command[command.index("--no_python") + 1 :][:3] == [
-        "env",
-        "CUDA_VISIBLE_DEVICES=MIG-cba663e8",
-        sys.executable,
-    ]
-    assert command[-2:] == [str(launch.TRAIN), "run.steps=3"]
+    assert launch.alone(hardware.detect())["CUDA_VISIBLE_DEVICES"] == "MIG-cba663e8"
 
 
 def test_a_card_without_memory_of_its_own_has_that_of_the_machine(nvidia_smi):
@@ -154,17 +146,22 @@ def test_the_ranks_take_the_answers_of_nvidia_smi_from_the_launcher(nvidia_smi, 
 def test_the_launcher_starts_one_process_for_each_card(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     two = Hardware(gpus=(card(0), card(1)), cores=4)
-    assert "--num_gpus=2" in launch.command("deepspeed", two, [])
-    assert "--num_gpus=1" in launch.command("deepspeed", Hardware(gpus=(), cores=4), [])
+    assert "--num_gpus=2" in launch.command(two, [])
 
 
 def test_the_cards_that_a_user_has_chosen_are_kept(monkeypatch):
-    """deepspeed ignores CUDA_VISIBLE_DEVICES beside --num_gpus, and would take the first card."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    command = launch.command("deepspeed", Hardware(gpus=(card(1),), cores=4), ["run.steps=3"])
-    assert "--include=localhost:1" in command
+    """deepspeed ignores CUDA_VISIBLE_DEVICES beside --num_gpus, and would take the first cards."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+    command = launch.command(Hardware(gpus=(card(1), card(2)), cores=4), ["run.steps=3"])
+    assert "--include=localhost:1,2" in command
     assert not [part for part in command if part.startswith("--num_gpus")]
     assert command[-1] == "run.steps=3"
+
+
+def test_one_card_or_none_needs_no_launcher():
+    found = launch.alone(Hardware(gpus=(card(1),), cores=4))
+    assert (found["CUDA_VISIBLE_DEVICES"], found["RANK"], found["WORLD_SIZE"]) == ("1", "0", "1")
+    assert launch.alone(Hardware(gpus=(), cores=4))["DS_ACCELERATOR"] == "cpu"
 
 
 def test_what_the_launcher_has_chosen_is_what_train_py_reads(tmp_path, monkeypatch):

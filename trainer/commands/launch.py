@@ -1,5 +1,5 @@
-"""Start `deepspeed train.py` on the devices that are here; the arguments go on to train.py. Under `srun`, which has
-started a process for each device already, this one becomes train.py.
+"""Start train.py: by DeepSpeed's launcher on several cards, else as one process. The arguments go on to train.py. Under
+`srun`, which has started a process for each device already, this one becomes train.py.
 
 The settings are checked first, so that a typo or a model that cannot be found is reported within a second, and not
 after torch has been imported three times.
@@ -55,14 +55,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     machine = training_cards(machine, request.config.rollout.vllm)
     request.config.refuse_idle(max(1, len(machine.gpus)))
     start.check(request.config, machine)
-    launcher = shutil.which("deepspeed", path=str(Path(sys.executable).parent)) or "deepspeed"
     environment = os.environ | {preflight.CHECKED: "1", hardware.ANSWERS: json.dumps(hardware.answers)}
-    if machine.gpus:
-        environment.pop("CUDA_VISIBLE_DEVICES", None)  # the command names the cards, and DeepSpeed warns about both
-    else:
-        environment["DS_ACCELERATOR"] = "cpu"
     say("octet: starting DeepSpeed, which takes several seconds")
-    sys.exit(run_to_its_end(command(launcher, machine, with_choices(request, arguments)), environment))
+    arguments = with_choices(request, arguments)
+    if len(machine.gpus) > 1:
+        environment.pop("CUDA_VISIBLE_DEVICES", None)  # the command names the cards, and DeepSpeed warns about both
+        sys.exit(run_to_its_end(command(machine, arguments), environment))
+    sys.exit(run_to_its_end([sys.executable, "-u", str(TRAIN), *arguments], environment | alone(machine)))
+
+
+def alone(machine: hardware.Hardware) -> dict[str, str]:
+    """Return what DeepSpeed's launcher tells its only rank. Without the launcher, torch is imported once and not three
+    times."""
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(hardware.free_port())}
+    if not machine.gpus:
+        return {**ranks, **meeting, "DS_ACCELERATOR": "cpu"}
+    (card,) = machine.gpus
+    name = card.uuid if card.uuid.startswith("MIG-") else str(card.index)
+    return {**ranks, **meeting, "CUDA_VISIBLE_DEVICES": name}
 
 
 def with_choices(request: Request, arguments: Sequence[str]) -> list[str]:
@@ -72,23 +83,19 @@ def with_choices(request: Request, arguments: Sequence[str]) -> list[str]:
     return ["--preset", request.preset, *arguments] if request.reason else list(arguments)
 
 
-def command(launcher: str, machine: hardware.Hardware, arguments: Sequence[str]) -> list[str]:
-    """Return the command that starts DeepSpeed's launcher.
+def command(machine: hardware.Hardware, arguments: Sequence[str]) -> list[str]:
+    """Return the command that starts DeepSpeed's launcher on several cards.
 
     It takes a free port, so that two runs can share a machine, and `--include` if only some cards are used, because
-    with `--num_gpus` it ignores CUDA_VISIBLE_DEVICES. It knows cards by number only, so `env` names a MIG instance. Its
-    log is off, because its errors only repeat those of the ranks.
+    with `--num_gpus` it ignores CUDA_VISIBLE_DEVICES. Its log is off: its errors only repeat those of the ranks.
     """
-    gpus, program = machine.gpus, [str(TRAIN)]
-    devices = f"--num_gpus={max(1, len(gpus))}"
-    some = [gpu.index for gpu in gpus] != list(range(len(gpus)))
-    if gpus and gpus[0].uuid.startswith("MIG-"):
-        visible = f"CUDA_VISIBLE_DEVICES={gpus[0].uuid}"
-        program = ["--no_python", "env", visible, sys.executable, "-u", str(TRAIN)]
-    elif gpus and (some or os.environ.get("CUDA_VISIBLE_DEVICES")):
-        devices = f"--include=localhost:{','.join(str(gpu.index) for gpu in gpus)}"
+    launcher = shutil.which("deepspeed", path=str(Path(sys.executable).parent)) or "deepspeed"
+    cards = [card.index for card in machine.gpus]
+    devices = f"--num_gpus={len(cards)}"
+    if cards != list(range(len(cards))) or os.environ.get("CUDA_VISIBLE_DEVICES"):
+        devices = f"--include=localhost:{','.join(map(str, cards))}"
     quiet = ["--log_level=critical", f"--master_port={hardware.free_port()}"]
-    return [launcher, *quiet, devices, "--no_local_rank", *program, *arguments]
+    return [launcher, *quiet, devices, "--no_local_rank", str(TRAIN), *arguments]
 
 
 def run_to_its_end(launch: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -109,9 +116,9 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
     """Run the launcher and return its exit status. It gets a session of its own, so that this process forwards Ctrl-C
     and the launcher receives it once.
 
-    SIGUSR1 tells the ranks, the grandchildren of the launcher's process, to save and stop (ranks/stopping.py). It would
-    kill the launcher, and Slurm sends it to every process of a step, so all processes started here block it, and each
-    rank unblocks it. While the launcher starts there may be no rank yet; it is then sent again until there is one."""
+    SIGUSR1 tells the ranks to save and stop (ranks/stopping.py). It would kill DeepSpeed's launcher, and Slurm sends it
+    to every process of a step, so all processes started here block it, and each rank unblocks it. While the launcher
+    starts there may be no rank yet; it is then sent again until there is one."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     child = subprocess.Popen(launch, env=environment, start_new_session=True)
 
@@ -158,11 +165,13 @@ def _is_running_in(group: int, process: psutil.Process) -> bool:
 
 
 def _ranks_below(runner: int) -> list[psutil.Process]:
-    """Return the grandchildren that run train.py. DeepSpeed's launcher also starts compilers for a moment."""
+    """Return the process itself if it is the only rank, else its grandchildren that run train.py. DeepSpeed's launcher
+    also starts compilers for a moment."""
     processes = list(psutil.process_iter(["ppid", "cmdline"]))
     launchers = {process.pid for process in processes if process.info["ppid"] == runner}
+    alone = [one for one in processes if one.pid == runner and (one.info["cmdline"] or ())[1:3] == ["-u", str(TRAIN)]]
     below = [process for process in processes if process.info["ppid"] in launchers]
-    return [process for process in below if str(TRAIN) in (process.info["cmdline"] or ())]
+    return alone or [process for process in below if str(TRAIN) in (process.info["cmdline"] or ())]
 
 
 def shell_status(status: int) -> int:
