@@ -22,7 +22,7 @@ def figures() -> Iterator[tuple[str, Chart]]:
     )
     yield "teaching", _of_arms("accuracy, mean and range of five seeds", taught)
     yield "addition", _of_arms("accuracy on held-out sums, three seeds", added)
-    curve = [Value(one["step"], *[one["eval/accuracy"]] * 3) for one in solved[0]["warmup"]["curve"]]
+    curve = [Value(one["step"], *[one["strict"]] * 3) for one in solved[0]["warmup"]["curve"]]
     yield "warmup_gsm8k", Chart("strict accuracy on GSM8K's 1,319 in the warm-up", [Curve("", curve)], percent=True)
 
 
@@ -37,7 +37,7 @@ def _of_arms(title: str, runs: Sequence[Mapping[str, Any]]) -> Chart:
 
 def _values(curves: Sequence[Sequence[Mapping[str, float]]]) -> Iterator[Value]:
     for at_once in zip(*curves, strict=True):
-        found = [one["eval/accuracy"] for one in at_once]
+        found = [one["strict"] for one in at_once]
         yield Value(at_once[0]["step"], fmean(found), min(found), max(found))
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.conftest import ROOT
 from trainer.config.study import read_study
 from trainer.errors import ConfigError
 
@@ -31,6 +32,18 @@ def test_every_arm_and_control_has_a_run_for_each_seed(tmp_path):
     assert (configs["random-0"].reward.control, configs["grpo-0"].reward.control) == ("random", "none")
     assert configs["format-0"].reward.weights == {"format": 1.0}
     assert str(configs["grpo-0"].run.dir) == "runs/study/grpo-0"
+
+
+def test_settings_of_the_command_line_are_those_of_every_run(tmp_path):
+    (tmp_path / "study.yaml").write_text(GOOD)
+    study = read_study(tmp_path / "study.yaml", ["run.steps=7"])
+    assert {study.config(one).run.steps for one in study.runs()} == {7}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "bench/studies").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_studies_behind_the_published_numbers_can_be_read(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert [*read_study(path).runs()]
 
 
 WRONG = [

@@ -17,6 +17,7 @@ from statistics import fmean
 
 from rich.console import Console
 
+from trainer.commands.options import add_overrides
 from trainer.commands.slurm import JobRequest, slurm
 from trainer.config.command_line import resolve
 from trainer.config.study import SUPERVISED, Study, StudyRun, read_study
@@ -47,10 +48,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--slurm", action="store_true", help="submit the runs as an array of jobs")
     parser.add_argument("--gpus", type=int, default=1, help="with --slurm: of each job (default 1)")
     parser.add_argument("--time", help="with --slurm: limit of a job, as sbatch reads it")
+    add_overrides(parser, "model.name=FOLDER")
 
 
 def run(options: Namespace) -> None:
-    study = read_study(options.file)
+    study = read_study(options.file, options.overrides)
     if options.dry_run:
         for one in study.runs():
             print(shlex.join(["octet", "train", *_arguments(study, one)]))

@@ -98,6 +98,7 @@ class Study:
 
     path: Path
     file: StudyFile
+    overrides: tuple[str, ...] = ()  # of the command line, for every run
 
     @property
     def name(self) -> str:
@@ -127,7 +128,12 @@ class Study:
             for arm, settings in self.arms.items():
                 values = settings_of(self.file.settings) | settings
                 written = (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
-                own = (f"run.seed={seed}", f"run.dir={self.folder / f'{arm}-{seed}'}", "run.merge=false")
+                own = (
+                    *self.overrides,
+                    f"run.seed={seed}",
+                    f"run.dir={self.folder / f'{arm}-{seed}'}",
+                    "run.merge=false",
+                )
                 yield StudyRun(arm, seed, (*written, *own))
 
     def config(self, run: StudyRun) -> Config:
@@ -138,15 +144,16 @@ class Study:
             raise ConfigError(f"{self.path}, arm {run.arm}: {error}") from None
 
 
-def read_study(path: Path) -> Study:
-    """Read the file of a study, and check the settings of every run. Raise ConfigError if there is a mistake in it."""
+def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
+    """Read the file of a study, and check the settings of every run, with those of the command line last. Raise
+    ConfigError if there is a mistake in them."""
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file. docs/studies.md has an example.")
     try:
         found = read_yaml(path.read_bytes())
         if not isinstance(found, dict):
             raise BadYaml("it is no mapping of names to values")
-        study = Study(path, StudyFile.model_validate(found))
+        study = Study(path, StudyFile.model_validate(found), tuple(overrides))
     except BadYaml as error:
         raise ConfigError(f"{path}: {error}. docs/studies.md has an example.") from None
     except ValidationError as error:
