@@ -18,7 +18,7 @@ FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16"
 # FOLDER for that of the test.
 SMOKE = {
     "answers": ["--repetitions=1"],
-    "arms": ["teaching", "--out=OUT", "run.steps=1", "eval.problems=8", *FEW],
+    "arms": ["teaching", "--arms=teacher", "warmup.problems=2", "--out=OUT", "run.steps=1", "eval.problems=8", *FEW],
     "counts_cuda_host": ["--only", "tiny"],
     "decode": ["--rows=8", "--repetitions=1", "--out=OUT"],
     "figures": ["--out=FOLDER"],
