@@ -45,9 +45,10 @@ def octet(*arguments: object) -> int:
 
 
 @pytest.fixture(scope="module")
-def with_slow(request: pytest.FixtureRequest) -> bool:
-    """True if slow tests of this file are selected, so that what all of its tests share is made for them, too."""
-    return any(item.path == request.path and item.get_closest_marker("slow") for item in request.session.items)
+def tiers(request: pytest.FixtureRequest) -> set[str]:
+    """Whether `slow` tests of this file are selected, and others (`quick`): what they share is made for these alone."""
+    here = [item for item in request.session.items if item.path == request.path]
+    return {"slow" if item.get_closest_marker("slow") else "quick" for item in here}
 
 
 @pytest.fixture(scope="session")

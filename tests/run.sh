@@ -8,8 +8,8 @@
 #                                     made here; see docs/gpu.md
 #   bash tests/run.sh vllm            a real vLLM on the CPU, in an environment of its own that is made here, or that of
 #                                     OCTET_VLLM_PYTHON
-#   bash tests/run.sh llama           a real llama.cpp, which is built here (4 minutes on two cores, once), or found in the
-#                                     folder OCTET_LLAMA
+#   bash tests/run.sh llama           a real llama.cpp, which is built here (2 minutes on two cores, once), and
+#                                     lm-evaluation-harness; or both from the folder OCTET_LLAMA
 #   bash tests/run.sh slurm           jobs in a Slurm that the tests start (Debian, root); installs it
 #   bash tests/run.sh all             everything that this machine can run
 #   bash tests/run.sh -k losses -x    anything else goes to pytest

@@ -88,10 +88,10 @@ TRAINED = [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) 
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, with_slow):
+def trained(tmp_path_factory, tiers):
     """Two steps of each: the run folders, and how far each adapter went."""
     folder = tmp_path_factory.mktemp("recipes")
-    recipes = NAMES if with_slow else SOME
+    recipes = [name for name in NAMES if ("quick" if name in SOME else "slow") in tiers]
     subprocess.run([*forked(), "-m", "tests.e2e.recipes", folder, *recipes], cwd=ROOT, check=True, timeout=580)
     return folder
 

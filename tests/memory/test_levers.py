@@ -100,7 +100,7 @@ def over(kind: str, how: dict) -> dict:
 
 
 @pytest.fixture(scope="module")
-def updates(tiny_model, twins, splits, tmp_path_factory):
+def updates(tiny_model, twins, splits, tmp_path_factory, tiers):
     cases = [case(name, **how) for name, how in {"plain": {}, **LEVERS}.items()]
     for kind in KINDS:
         cases.append(case(f"{kind} twin", settings=(f"model.name={twins[kind]}",), as_it_is=True))
@@ -110,19 +110,22 @@ def updates(tiny_model, twins, splits, tmp_path_factory):
         cases.append(case(f"{name} zero2", ds_config="zero2", settings=chosen))
         into = splits["zero3" if name == "8 bit states" else "zero3_offload"]
         cases.append(case(f"{name} split", ds_config=into, settings=chosen))
+    if tiers == {"slow"}:
+        cases = [case(f"{name} zero2", ds_config="zero2", settings=SPLIT[name]) for name in TWO_RANKS]
     return launch(tiny_model, tmp_path_factory.mktemp("one") / "out.json", 1, cases)
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tiny_model, splits, tmp_path_factory, with_slow):
+def two_ranks(tiny_model, splits, tmp_path_factory, tiers):
     dealt = {"groups": [3, 1], "budget": 30}
     cases = [
         case(f"{name} {zero}", ds_config=path, settings=SPLIT[name], **dealt)
         for name in TWO_RANKS
         for zero, path in splits.items()
-        if with_slow or zero == "zero3_offload"
+        if ("quick" if zero == "zero3_offload" else "slow") in tiers
     ]
-    cases.append(case("nf4", **over("nf4", dealt)))
+    if "quick" in tiers:
+        cases.append(case("nf4", **over("nf4", dealt)))
     return launch(tiny_model, tmp_path_factory.mktemp("two") / "out.json", 2, cases)
 
 

@@ -217,9 +217,10 @@ MEASURED = [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in REST
 
 
 @pytest.fixture(scope="module")
-def measured(with_slow) -> dict:
+def measured(tiers) -> dict:
     """Live tensors of the real decoder and engine, from a process of its own."""
-    command = [*forked(), "bench/plan.py", "--json", "--only", *SOME, *(REST if with_slow else [])]
+    chosen = (SOME if "quick" in tiers else []) + (REST if "slow" in tiers else [])
+    command = [*forked(), "bench/plan.py", "--json", "--only", *chosen]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return {case["case"]: case["bytes"] for case in json.loads(answer.stdout)["cases"]}
 

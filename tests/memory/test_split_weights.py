@@ -184,10 +184,10 @@ def test_an_adapter_over_a_split_base_is_trained_in_bf16(tiny_model, split):
 
 
 @pytest.fixture(scope="module")
-def split_jobs(splits, tmp_path_factory, with_slow):
+def split_jobs(splits, tmp_path_factory, tiers):
     """Every phase with two ranks, of which each does other work: base, rollout, reference, evaluation, export."""
     found = {}
-    chosen_for = {"adapter": ("eval.every=1",)} | ({"whole": FULL} if with_slow else {})
+    chosen_for = {"adapter": ("eval.every=1",)} | ({"whole": FULL} if "slow" in tiers else {})
     for name, chosen in chosen_for.items():
         folder = tmp_path_factory.mktemp("split")
         engine = splits["zero3" if name == "adapter" else "zero3_offload"]

@@ -18,14 +18,15 @@ from trainer.model.load import load_model
 SOME = ("zero2", "zero2_offload", "zero3", "zero3 whole")
 REST = ("zero1", "zero3_offload", "zero2 whole")
 SAMPLED = "zero2 sampled"
+NEEDED = {"quick": (*SOME, SAMPLED), "slow": ("zero2", "zero3 whole", *REST)}  # by the tests of a tier
 CASES = (*SOME, SAMPLED, *(pytest.param(case, marks=pytest.mark.slow) for case in REST))
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory, with_slow) -> dict[int, dict]:
+def results(tmp_path_factory, tiers) -> dict[int, dict]:
     """The results of one rank and of two, by case; the three processes run at the same time."""
     folder = tmp_path_factory.mktemp("loops")
-    cases = (*SOME, SAMPLED, *(REST if with_slow else ()))
+    cases = sorted({case for tier in tiers for case in NEEDED[tier]})
     command = [*forked(), "-m", "tests.e2e.loops", str(folder), *cases]
     ranks = []
     for world in (1, 2):

@@ -64,7 +64,7 @@ EIGHT_BITS = {"adamw_8bit": ("optim.name=adamw_8bit", "engine.ds_config=zero2")}
 DEALT_SLOWLY = (" rows", " even")  # in the slow tests: the default ones have pieces, uneven and idle
 
 
-def cases(world: int, with_slow: bool) -> list[Case]:
+def cases(world: int, tiers: set[str]) -> list[Case]:
     """Every objective in one piece, in pieces, backwards, and over two ranks evenly, unevenly and with one idle."""
     dealt = []
     for name, chosen in OBJECTIVES.items():
@@ -87,7 +87,9 @@ def cases(world: int, with_slow: bool) -> list[Case]:
         dealt += [Case(f"{name} short of memory late", groups, breaks="backward", ds_config="zero2", **short)]
     if world == 1:
         dealt += [Case("kl whole", [4], settings=("algorithm.kl.coef=0.1",))]
-    return [case for case in dealt + variants(world) if with_slow or not case.name.endswith(DEALT_SLOWLY)]
+    shared = {f"{name} whole" for name in OBJECTIVES}  # with which both tiers compare
+    every = [(case, "slow" if case.name.endswith(DEALT_SLOWLY) else "quick") for case in dealt + variants(world)]
+    return [case for case, tier in every if tier in tiers or case.name in shared]
 
 
 def variants(world: int) -> list[Case]:
@@ -116,13 +118,13 @@ def launch(model, out, world: int, cases: list[Case]) -> dict:
 
 
 @pytest.fixture(scope="module")
-def one_rank(tiny_model, tmp_path_factory, with_slow):
-    return launch(tiny_model, tmp_path_factory.mktemp("one") / "out.json", 1, cases(1, with_slow))
+def one_rank(tiny_model, tmp_path_factory, tiers):
+    return launch(tiny_model, tmp_path_factory.mktemp("one") / "out.json", 1, cases(1, tiers))
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tiny_model, tmp_path_factory, with_slow):
-    return launch(tiny_model, tmp_path_factory.mktemp("two") / "out.json", 2, cases(2, with_slow))
+def two_ranks(tiny_model, tmp_path_factory, tiers):
+    return launch(tiny_model, tmp_path_factory.mktemp("two") / "out.json", 2, cases(2, tiers))
 
 
 def assert_same(one: dict, other: dict, tolerance: float) -> None:

@@ -1,0 +1,59 @@
+"""The commands of docs/use.md for lm-evaluation-harness: it measures what Octet measures, answer by answer."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.forks import forked
+from tests.test_pages import blocks
+from trainer.problem.prompts import STYLES
+
+pytestmark = pytest.mark.llama
+RUN = ["--preset", "nano", "run.dir=runs/demo", "run.steps=6", "eval.problems=128"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A run of a few steps, and what the page makes of it."""
+    folder = tmp_path_factory.mktemp("page")
+    octet = [*forked(), "-m", "trainer.commands.main"]
+    (folder / "bin").mkdir()
+    for name, command in (("octet", octet), ("lm_eval", [sys.executable, "-m", "lm_eval"])):
+        (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+        (folder / "bin" / name).chmod(0o755)
+    (page,) = blocks("use.md")
+    for script in (shlex.join([sys.executable, f"{ROOT}/train.py", *RUN]), page):
+        environment = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
+        command = ["bash", "-euo", "pipefail", "-c", script]
+        answer = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+    return folder
+
+
+def test_the_exact_match_is_the_strict_accuracy(folder):
+    (results,) = (folder / "measured").rglob("results_*.json")
+    measured = json.loads(results.read_text())["results"]["held_out"]
+    base, _, merged = json.loads((folder / "runs/demo/eval.json").read_text())["evaluations"]
+    assert merged["name"] == "merged"
+    assert measured["sample_len"] == merged["problems"] == 128
+    assert measured["exact_match,strict"] == merged["accuracy"] != base["accuracy"]
+
+
+def test_every_answer_is_the_same_and_is_read_alike(folder):
+    (samples,) = (folder / "measured").rglob("samples_*.jsonl")
+    for sample in map(json.loads, samples.read_text().splitlines()):
+        ours = sample["doc"]
+        assert sample["resps"] == [[ours["completion"]]]
+        assert sample["filtered_resps"] == [ours["strict"] or "[invalid]"]
+        assert sample["exact_match"] == ours["correct_strict"]
+
+
+def test_the_page_has_the_request_of_the_style_gsm8k():
+    request = STYLES["gsm8k"].request.replace("{question}", "{{question}}").replace("\n", "\\n")
+    assert f'`"{request}"`' in (ROOT / "docs/use.md").read_text()
