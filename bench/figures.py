@@ -1,16 +1,14 @@
-"""The figures of the documentation, from what was measured: python bench/figures.py writes docs/*.svg"""
+"""The figures of the documentation, from what was measured; bench/report.py writes them."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from trainer.reports.chart import HEIGHT, WIDTH, Chart, Curve, Value
-from trainer.reports.drawing import svg
+from trainer.reports.chart import Chart, Curve, Value
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,16 +37,3 @@ def _values(curves: Sequence[Sequence[Mapping[str, float]]]) -> Iterator[Value]:
     for at_once in zip(*curves, strict=True):
         found = [one["strict"] for one in at_once]
         yield Value(at_once[0]["step"], fmean(found), min(found), max(found))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="the folder to write to (default %(default)s)")
-    folder = parser.parse_args().out
-    for name, chart in figures():
-        drawn = svg(chart.marks(), WIDTH, HEIGHT, chart.title, alone=True)
-        (folder / f"{name}.svg").write_text(drawn, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

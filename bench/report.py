@@ -1,7 +1,8 @@
-"""docs/performance.md from what was measured: python bench/report.py > docs/performance.md"""
+"""The pages of numbers in docs/, with their figures, from what was measured: python bench/report.py"""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +10,20 @@ from statistics import fmean
 from typing import Any
 
 import counts_cuda_host
+import figures
+import page_results
+import page_scaling
 
-RESULTS = Path(__file__).parent / "results"
+from trainer.reports.chart import HEIGHT, WIDTH
+from trainer.reports.drawing import svg
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench/results"
 HEAD = """# Performance
 
 Every number was measured, side by side in one run, and is a median unless it says otherwise; one section is computed.
-This page is made by `python bench/report.py > docs/performance.md` from `bench/results/`, where each file has the
-machine, the versions and the command.
+This page is made by `python bench/report.py` from `bench/results/`, where each file has the machine, the versions and
+the command. [results.md](results.md) says what was learned, [scaling.md](scaling.md) is about several ranks.
 
 """
 CARD = "cards/NVIDIA-H100-80GB-HBM3"
@@ -23,7 +31,7 @@ CARD = "cards/NVIDIA-H100-80GB-HBM3"
 
 def page() -> str:
     sides = [line for path in sorted(RESULTS.glob("vs_trl*.json")) for line in _vs_trl(path.stem)]
-    measured = [*sides, *_decode(), *_vllm(), *_logprobs(), *_seeds(), *_scaling(), *_answers()]
+    measured = [*sides, *_decode(), *_vllm(), *_logprobs(), *_seeds(), *_answers()]
     return "\n".join([HEAD, *_card(), *counts_cuda_host.section(), *measured])
 
 
@@ -136,24 +144,6 @@ def _seeds() -> Iterator[str]:
     yield f"\nWhere the time of training goes: {shares}. {_on(result['machine'])}"
 
 
-def _scaling() -> Iterator[str]:
-    result = _read("scaling")
-    yield "## A second rank\n"
-    yield "The embedded model, the same 16 x 8 answers a step, every group trained, each rank held to one core: one"
-    yield "rank against two. Efficiency is the time of one over twice the time of two.\n"
-    yield "| | one rank | two ranks | efficiency |\n| --- | --- | --- | --- |"
-    one, two = result["seconds"]["one rank"], result["seconds"]["two ranks"]
-    for name in ("rollout", "advantage", "batch", "step", "whole"):
-        yield f"| {name} | {one[name]:.3f} s | {two[name]:.3f} s | {result['efficiency'][name]:.0%} |"
-    lost = ", ".join(f"{name} {1000 * seconds:+.0f} ms" for name, seconds in result["lost_s"].items())
-    least, most = result["least_and_most"]
-    yield f"\nBetween rounds {least:.0%} to {most:.0%}; a load of {result['load_before']:.1f} before it began."
-    yield f"Where a step of two ranks loses against half of a step of one: {lost}. Two runs that know nothing of each"
-    yield "other lose the middle part as well, because the cores share memory and its caches; against those two ranks"
-    yield f"have {result['against_two_apart']:.0%} of the speed."
-    yield _on(result["machine"])
-
-
 def _answers() -> Iterator[str]:
     result = _read("answers")
     yield "## Answers read and compared\n"
@@ -163,5 +153,33 @@ def _answers() -> Iterator[str]:
     yield f"\n`{result['command']}` on {result['machine']['cores']} cores of {result['machine']['processor']}.\n"
 
 
+def claims() -> Iterator[str]:
+    """Yield what README.md says of speed and accuracy, as it has to stand there."""
+    (case,) = _read(CARD)["parts"]["speed"]["result"]
+    octet, trl = sum(case["octet"]["seconds"].values()), case["trl"]["seconds"]["step"]
+    yield f"{octet:.1f} s there, and {trl:.1f} s with TRL"
+    yield f"a step is {trl / octet:.1f} times as fast as TRL's"
+    yield f"step takes {_read('vs_trl')['speedup_cpu']:.1f} times less CPU time"
+    seeds = _read("seeds")
+    seconds = [run["wall_s"] for run in seeds["runs"]]
+    yield f"at least {100 * seeds['least_gain']:.1f} points, in {min(seconds):.0f} to {max(seconds):.0f} seconds"
+    sums = [run["curve"] for run in _read("addition")["runs"] if run["arm"] == "right"]
+    before, after = (fmean(curve[place]["strict"] for curve in sums) for place in (0, -1))
+    yield f"{before:.0%} to {after:.0%} of held-out sums".replace("%", " %")
+    first, *_, last = _read("gsm8k")["runs"][0]["warmup"]["curve"]
+    yield f"{first['strict']:.1%} to {last['strict']:.1%} of GSM8K".replace("%", " %")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="the folder to write to (default %(default)s)")
+    folder = parser.parse_args().out
+    for name, text in (("performance", page()), ("results", page_results.page()), ("scaling", page_scaling.page())):
+        (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    for name, chart in figures.figures():
+        drawn = svg(chart.marks(), WIDTH, HEIGHT, chart.title, alone=True)
+        (folder / f"{name}.svg").write_text(drawn, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    print(page(), end="")
+    main()

@@ -1,4 +1,4 @@
-"""The measurements in bench/: every script runs, none hides a package, and docs/performance.md is up to date."""
+"""The measurements in bench/: every script runs, none hides a package, and the pages of numbers are up to date."""
 
 import configparser
 import json
@@ -21,12 +21,11 @@ SMOKE = {
     "coverage": ["--studies=4", "--designs=2", "--out=OUT"],
     "counts_cuda_host": ["--only", "tiny"],
     "decode": ["--rows=8", "--repetitions=1", "--out=OUT"],
-    "figures": ["--out=FOLDER"],
     "gpu_memory": ["--only=tiny bf16"],
     "logprobs": ["--tokens=8", "--out=OUT"],
     "memory_cuda_host": ["--only", "tiny"],
     "plan": ["--only", "small"],
-    "report": [],
+    "report": ["--out=FOLDER"],
     "sandbox": ["--programs=4", "--repetitions=1", "--out=OUT"],
     "scaling": ["--steps=1", "--rounds=1", "--out=OUT"],
     "seeds": ["--seeds=1", "--out=OUT", "run.steps=1", "eval.problems=8", *FEW],
@@ -74,17 +73,22 @@ def test_a_script_runs(script, tmp_path):
         assert json.loads(Path(tmp_path / "out.json").read_text())
 
 
-def test_the_figures_are_made_from_the_results(tmp_path):
+def test_the_pages_and_figures_are_made_from_the_results(tmp_path):
     path = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "bench/figures.py", "--out", str(tmp_path)], cwd=ROOT, env=path, check=True)
+    subprocess.run([sys.executable, "bench/report.py", "--out", str(tmp_path)], cwd=ROOT, env=path, check=True)
     made = {file.name: file.read_text() for file in tmp_path.iterdir()}
-    assert made
-    assert made == {name: (ROOT / "docs" / name).read_text() for name in made}, "python bench/figures.py"
+    assert {"performance.md", "results.md", "scaling.md", "teaching.svg"} <= made.keys()
+    assert made == {name: (ROOT / "docs" / name).read_text() for name in made}, "python bench/report.py"
 
 
-def test_the_page_is_made_from_the_results():
-    page = subprocess.run([sys.executable, "bench/report.py"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert (ROOT / "docs/performance.md").read_text() == page.stdout, "python bench/report.py > docs/performance.md"
+def test_the_numbers_of_the_readme_are_those_of_the_results():
+    code = "import sys; sys.path.insert(0, 'bench'); import report; print('\\n'.join(report.claims()))"
+    path = os.environ | {"PYTHONPATH": str(ROOT)}
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=path, capture_output=True, text=True, check=True)
+    readme = " ".join((ROOT / "README.md").read_text().replace("> ", "").split())
+    claims = said.stdout.splitlines()
+    assert len(claims) == 6
+    assert [claim for claim in claims if claim not in readme] == []
 
 
 def test_the_table_of_allocated_memory_is_that_of_the_results():

@@ -1,0 +1,127 @@
+"""docs/results.md: what was learned, and how certain that is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from trainer.reports.study_page import sentences, tables
+
+RESULTS = Path(__file__).parent / "results"
+HEAD = """# Results
+
+What Octet has learned in experiments with several seeds, with controls where they were run, and how certain that is.
+This page is made by `python bench/report.py` from `bench/results/`. Each study is a file in `bench/studies/`, which
+`octet study FILE` repeats; [studies.md](studies.md) says how it judges. Speed is in [performance.md](performance.md).
+
+"""
+STUDIES = {
+    "controls": (
+        "The right reward and its controls",
+        "The embedded model (0.65 M parameters), 15 steps of 128 answers.",
+    ),
+    "ablations": (
+        "What changes the result",
+        "The embedded model, 15 steps of 128 answers, one setting changed at a time.",
+    ),
+}
+
+
+def page() -> str:
+    studies = [line for name, text in STUDIES.items() for line in _study(name, *text)]
+    return "\n".join([HEAD, *studies, *_addition(), *_gsm8k(), *_teaching(), *_calculator(), *_coverage()])
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def on(machine: Mapping[str, Any]) -> str:
+    """Return the machine, versions and command of a measurement."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
+    return f"`{machine['command']}` on {machine['cores']} cores of {machine['processor']}; {versions}.\n"
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"| {' | '.join(['---', *['---:'] * (len(head) - 1)])} |"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+    yield ""
+
+
+def _study(name: str, title: str, what: str) -> Iterator[str]:
+    if not (RESULTS / f"studies/{name}.json").is_file():
+        return
+    found = read(f"studies/{name}")
+    yield f"## {title}\n"
+    yield f"{what}\n"
+    yield from (f"- {sentence}" for sentence in sentences(found))
+    for heading, head, rows in tables(found):
+        yield f"\n{heading}:\n"
+        yield from markdown(head, rows)
+    yield f"`octet study bench/studies/{name}.yaml`; {'; '.join(found['made_with'])}.\n"
+
+
+def _addition() -> Iterator[str]:
+    yield "## SmolLM2-135M on sums\n"
+    yield "Strict accuracy on held-out sums of two numbers with two digits, 60 steps of GRPO; [what it means](small_models.md).\n"
+    yield from _by_arm(read("addition"))
+
+
+def _gsm8k() -> Iterator[str]:
+    (run,) = read("gsm8k")["runs"]
+    yield "## SmolLM2-135M on GSM8K\n"
+    first, *_, last = run["warmup"]["curve"]
+    yield f"{last['step']} steps of worked solutions, strict accuracy on all 1,319 test problems, one seed:"
+    yield f"{first['strict']:.1%} to {last['strict']:.1%}. GRPO after it was not run to its end, and its controls were not"
+    yield f"run. {on(read('gsm8k')['machine'])}"
+
+
+def _teaching() -> Iterator[str]:
+    yield "## A teacher against GRPO\n"
+    yield "The embedded model, 512 held-out problems, 40 steps; [warmup.md](warmup.md) has the curves.\n"
+    yield from _by_arm(read("teaching"))
+
+
+def _by_arm(found: Mapping[str, Any]) -> Iterator[str]:
+    arms = dict.fromkeys(run["arm"] for run in found["runs"])
+    rows = []
+    for arm in arms:
+        curves = [run["curve"] for run in found["runs"] if run["arm"] == arm]
+        before, after = ([one[place]["strict"] for one in curves] for place in (0, -1))
+        rows.append([arm, str(len(curves)), f"{fmean(before):.1%}", ", ".join(f"{one:.1%}" for one in after)])
+    yield from markdown(["arm", "seeds", "before", "after, each seed"], rows)
+    yield on(found["machine"])
+
+
+def _calculator() -> Iterator[str]:
+    found = read("calculator")
+    yield "## A model that learns to call a calculator\n"
+    yield "The embedded model, 80 steps; [environments.md](environments.md).\n"
+    rows = [[one["arm"], str(one["seed"]), f"{one['base']:.1%}", f"{one['trained']:.1%}"] for one in found["runs"]]
+    yield from markdown(["arm", "seed", "before", "after"], rows)
+    yield on(found["machine"])
+
+
+def _coverage() -> Iterator[str]:
+    if not (RESULTS / "coverage.json").is_file():
+        return
+    found = read("coverage")
+    yield "## How far the intervals of a study can be trusted\n"
+    yield f"{found['studies']:,} simulated studies of each design; the spread of seeds is a standard deviation in"
+    yield "logits, of which 0.1 is about two points at an accuracy of 50 %. An interval of 95 % should contain the truth 95 % of the time.\n"
+    rows = [
+        [f"{one['seeds']}", f"{one['problems']:,}", f"{one['before']:.0%}, {one['after']:.0%}", f"{one['of_seed']}"]
+        + [f"{one['coverage']:.1%}", f"± {100 * one['half_width']:.1f}"]
+        for one in found["coverage"]
+    ]
+    yield from markdown(["seeds", "problems", "accuracies", "spread of seeds", "contains the truth", "points"], rows)
+    alarms = [one["false_alarms"] for one in found["false_alarms"]]
+    yield f"Studies of {found['false_alarms'][0]['arms']} arms and a base without any effect raise an alarm after Holm's"
+    yield f"correction in {min(alarms):.1%} to {max(alarms):.1%} of cases, {fmean(alarms):.1%} in the mean over designs. A"
+    powers = [one["found"] for one in found["power"]]
+    yield f"difference that a study says it finds with {found['power'][0]['stated']:.0%} is found by"
+    yield f"{min(powers):.0%} to {max(powers):.0%}, {fmean(powers):.0%} in the mean. {on(found['machine'])}"

@@ -1,0 +1,76 @@
+"""docs/scaling.md: what a second rank brings, and what would saturate first on many cards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from page_results import markdown, on, read
+
+HEAD = """# Scaling
+
+One and two ranks are measured on a CPU; several cards are computed from a step on one, and marked so. This page is made
+by `python bench/report.py` from `bench/results/`.
+
+"""
+CARD = "cards/NVIDIA-H100-80GB-HBM3"
+ANSWERS, AT_ONCE = 512, 32  # of a step; that the card was measured with
+ADAPTER_BYTES = 18_464_768 * 4  # gradients in fp32 of LoRA r=16 on all linear layers of Qwen2.5-1.5B
+NETWORK = 25e9  # bytes a second of a node with 200 Gbit/s
+
+
+def page() -> str:
+    return "\n".join([HEAD, *measured(), *computed()])
+
+
+def measured() -> Iterator[str]:
+    result = read("scaling")
+    yield "## A second rank, measured\n"
+    yield "The embedded model, the same 16 x 8 answers a step, every group trained, each rank held to one core: one"
+    yield "rank against two. Efficiency is the time of one over twice the time of two.\n"
+    one, two = result["seconds"]["one rank"], result["seconds"]["two ranks"]
+    rows = [
+        [name, f"{one[name]:.3f} s", f"{two[name]:.3f} s", f"{result['efficiency'][name]:.0%}"]
+        for name in ("rollout", "advantage", "batch", "step", "whole")
+    ]
+    yield from markdown(["", "one rank", "two ranks", "efficiency"], rows)
+    lost = ", ".join(f"{name} {1000 * seconds:+.0f} ms" for name, seconds in result["lost_s"].items())
+    least, most = result["least_and_most"]
+    yield f"Between rounds {least:.0%} to {most:.0%}; a load of {result['load_before']:.1f} before it began."
+    yield f"Where a step of two ranks loses against half of a step of one: {lost}. Two runs that know nothing of each"
+    yield "other lose the middle part as well, because the cores share memory and its caches; against those two ranks"
+    yield f"have {result['against_two_apart']:.0%} of the speed."
+    yield on(result["machine"])
+
+
+def computed() -> Iterator[str]:
+    (case,) = read(CARD)["parts"]["speed"]["result"]
+    seconds = case["octet"]["seconds"]
+    rollout, update = seconds["time/rollout"], seconds["time/step"]
+    yield "## Several cards, computed\n"
+    yield f"No machine with several cards has run this. A step on one H100 ({AT_ONCE} answers of 256 tokens,"
+    yield f"Qwen2.5-1.5B, LoRA r=16) takes {rollout:.2f} s to sample and {update:.2f} s to update. The table is for a step"
+    yield f"of {ANSWERS} answers: sampling {AT_ONCE} rows takes as long as sampling fewer, because each token of an answer"
+    yield "waits for the one before; more rows are sampled one batch after the other; an update is proportional to its"
+    yield f"answers; and the gradients of the adapter ({ADAPTER_BYTES / 1e6:.0f} MB) go around a ring at"
+    yield f"{NETWORK / 1e9:.0f} GB/s.\n"
+    whole = {cards: _step(cards, rollout, update) for cards in (1, 2, 4, 8, 16, 32)}
+    rows = [
+        [_name(cards), *(f"{part:.2f} s" for part in parts), f"{sum(whole[1]) / cards / sum(parts):.0%}"]
+        for cards, parts in whole.items()
+    ]
+    yield from markdown(["cards", "sampling", "update", "gradients", "efficiency"], rows)
+    yield "Sampling saturates first: from 16 cards on, each has fewer rows than one can sample in the same time. Larger"
+    yield "steps, more answers to a problem, or vLLM beside the training (`rollout.ahead`) use such cards better. The"
+    yield "gradients of an adapter never matter; those of a whole model of this size, 6.2 GB, would take 0.5 s a step.\n"
+
+
+def _step(cards: int, rollout: float, update: float) -> tuple[float, float, float]:
+    """Return the seconds of sampling, update and exchange of gradients."""
+    batches = max(1.0, ANSWERS / cards / AT_ONCE)
+    exchange = 2 * (cards - 1) / cards * ADAPTER_BYTES / NETWORK
+    return batches * rollout, ANSWERS / cards / AT_ONCE * update, exchange
+
+
+def _name(cards: int) -> str:
+    nodes = {16: " (2 nodes)", 32: " (4 nodes)"}
+    return f"{cards}{nodes.get(cards, '')}"
