@@ -19,14 +19,8 @@ This page is made by `python bench/report.py` from `bench/results/`. Each study 
 
 """
 STUDIES = {
-    "controls": (
-        "The right reward and its controls",
-        "The embedded model (0.65 M parameters), 15 steps of 128 answers.",
-    ),
-    "ablations": (
-        "What changes the result",
-        "The embedded model, 15 steps of 128 answers, one setting changed at a time.",
-    ),
+    "controls": ("The right reward and its controls", "The embedded model, 15 steps of 128 answers."),
+    "ablations": ("What changes the result", "The embedded model, one setting changed at a time."),
 }
 
 
@@ -67,7 +61,7 @@ def _study(name: str, title: str, what: str) -> Iterator[str]:
 
 def _addition() -> Iterator[str]:
     yield "## SmolLM2-135M on sums\n"
-    yield "Strict accuracy on held-out sums of two numbers with two digits, 60 steps of GRPO; [what it means](small_models.md).\n"
+    yield "Strict accuracy on held-out sums, 60 steps of GRPO; [small_models.md](small_models.md) says what it means.\n"
     yield from _by_arm(read("addition"))
 
 
@@ -76,8 +70,8 @@ def _gsm8k() -> Iterator[str]:
     yield "## SmolLM2-135M on GSM8K\n"
     first, *_, last = run["warmup"]["curve"]
     yield f"{last['step']} steps of worked solutions, strict accuracy on all 1,319 test problems, one seed:"
-    yield f"{first['strict']:.1%} to {last['strict']:.1%}. GRPO after it was not run to its end, and its controls were not"
-    yield f"run. {on(read('gsm8k')['machine'])}"
+    yield f"{first['strict']:.1%} to {last['strict']:.1%}. GRPO after it was not run to its end, nor were its controls."
+    yield on(read("gsm8k")["machine"])
 
 
 def _teaching() -> Iterator[str]:
@@ -112,16 +106,15 @@ def _coverage() -> Iterator[str]:
     found = read("coverage")
     yield "## How far the intervals of a study can be trusted\n"
     yield f"{found['studies']:,} simulated studies of each design; the spread of seeds is a standard deviation in"
-    yield "logits, of which 0.1 is about two points at an accuracy of 50 %. An interval of 95 % should contain the truth 95 % of the time.\n"
-    rows = [
-        [f"{one['seeds']}", f"{one['problems']:,}", f"{one['before']:.0%}, {one['after']:.0%}", f"{one['of_seed']}"]
-        + [f"{one['coverage']:.1%}", f"± {100 * one['half_width']:.1f}"]
-        for one in found["coverage"]
-    ]
+    yield "logits, of which 0.1 is about two points at an accuracy of 50 %.\n"
+    rows = []
+    for one in found["coverage"]:
+        design = [f"{one['seeds']}", f"{one['problems']:,}", f"{one['before']:.0%}, {one['after']:.0%}"]
+        rows.append([*design, f"{one['of_seed']}", f"{one['coverage']:.1%}", f"± {100 * one['half_width']:.1f}"])
     yield from markdown(["seeds", "problems", "accuracies", "spread of seeds", "contains the truth", "points"], rows)
     alarms = [one["false_alarms"] for one in found["false_alarms"]]
-    yield f"Studies of {found['false_alarms'][0]['arms']} arms and a base without any effect raise an alarm after Holm's"
-    yield f"correction in {min(alarms):.1%} to {max(alarms):.1%} of cases, {fmean(alarms):.1%} in the mean over designs. A"
+    yield f"Studies of {found['false_alarms'][0]['arms']} arms and a base without any effect raise an alarm, after"
+    yield f"Holm's correction, in {min(alarms):.1%} to {max(alarms):.1%} of cases, {fmean(alarms):.1%} in the mean. A"
     powers = [one["found"] for one in found["power"]]
     yield f"difference that a study says it finds with {found['power'][0]['stated']:.0%} is found by"
     yield f"{min(powers):.0%} to {max(powers):.0%}, {fmean(powers):.0%} in the mean. {on(found['machine'])}"
