@@ -171,6 +171,17 @@ def test_the_table_the_comparison_and_the_flips_are_printed(run_folder, capsys):
     assert shown == min(3, counted["gained"]) + min(3, counted["lost"]) > 0
 
 
+def test_a_run_folder_stands_for_its_adapter(run_folder, tmp_path, capsys):
+    arguments = ("--problems", 2, "--json", "--out", tmp_path / "out")
+    status, said, error = octet_eval(capsys, run_folder, "task.name=addition", *arguments)
+    assert status == 0, error
+    assert [one["name"] for one in json.loads(said)["evaluations"]] == ["base", "adapter"]
+    assert lines(tmp_path / "out/eval_answers.jsonl")[0]["problem"].startswith("addition/")
+    shutil.copy(run_folder / "config.yaml", tmp_path)
+    status, _, error = octet_eval(capsys, tmp_path, *arguments)
+    assert (status, f"{tmp_path}: it has no adapter and no model yet. Wait for the end" in error) == (2, True)
+
+
 def test_one_model_is_answered_greedily_and_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     status, said, _ = octet_eval(capsys, "--problems", 8)

@@ -103,10 +103,10 @@ def groups(policies) -> list[ScoredGroup]:
 
 
 @torch.no_grad()
-def spoken(model, prompt, answer) -> torch.Tensor:
+def spoken(model, prompt, answer, temperature: float = TEMPERATURE) -> torch.Tensor:
     """Log-probs of an answer, by the plainest way."""
     logits_TV = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
-    return (logits_TV / TEMPERATURE).log_softmax(dim=-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
+    return (logits_TV / temperature).log_softmax(dim=-1).gather(1, torch.tensor(answer)[:, None])[:, 0]
 
 
 class Plain:
@@ -114,11 +114,11 @@ class Plain:
 
     is_displaced = False
 
-    def __init__(self, policies: Policies, train_entropy: bool) -> None:
-        self.score = LogProbs(policies.now, TEMPERATURE, train_entropy, policies.flat)
+    def __init__(self, policies: Policies, train_entropy: bool, temperature: float) -> None:
+        self.score = LogProbs(policies.now, temperature, train_entropy, policies.flat)
         assert self.score.is_flat == policies.flat
         self.old, self.reference = (
-            LogProbs(model, TEMPERATURE, flat=policies.flat) for model in (policies.old, policies.reference)
+            LogProbs(model, temperature, flat=policies.flat) for model in (policies.old, policies.reference)
         )
         self.measure = torch.no_grad()(self.score)
 
@@ -148,7 +148,8 @@ def settings(case: Case, groups, kl: float = 0.0, correction: str = "none") -> C
 
 def ours(policies: Policies, groups, config: Config) -> Outcome:
     """The update of a run: everything from `rows_of` to the gradient."""
-    algorithm, policy = config.algorithm, Plain(policies, bool(config.algorithm.entropy_bonus))
+    algorithm = config.algorithm
+    policy = Plain(policies, bool(algorithm.entropy_bonus), config.rollout.temperature)
     packer = Packer(config.optim.tokens_per_micro_batch, PAD, policies.flat)
     dealt = minibatches(
         [rows_of(one, advantage.of(one.rewards_G, algorithm), algorithm) for one in groups],

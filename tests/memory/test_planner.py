@@ -400,6 +400,15 @@ def test_the_pages_say_what_is_planned(page):
         assert f"| {planned.peak / GB:.1f} GB" in line
 
 
+@pytest.mark.parametrize(("size", "gigabytes", "preset"), [("0.5B", 8, "8gb"), ("1.5B", 8, "8gb"), ("3B", 16, "16gb")])
+def test_the_baseline_of_verl_fits_the_card_that_the_page_names(size, gigabytes, preset):
+    config = resolve(preset, "verl_gsm8k", [f"model.name=Qwen/Qwen2.5-{size}-Instruct"])
+    planned = planner.plan(shapes.shape_of(config.model.name), config, vram=gigabytes * GB)
+    assert planned.fits
+    page = (ROOT / "docs/objectives.md").read_text()
+    assert f"| Qwen2.5-{size}-Instruct | `{preset}` | {planned.peak / GB:.1f} of {gigabytes} GB |" in page
+
+
 def test_every_preset_for_a_card_is_planned():
     assert {*GPU_PRESETS, "nano", "smollm2", "smollm2-gsm8k", "cluster"} == {*names_in(PRESETS)}
     assert all(small <= large for small, large in pairwise(GPU_PRESETS.values()))

@@ -29,7 +29,9 @@ NO_SERVERS = ("rollout.engine=auto", "rollout.ahead=0", "rollout.vllm.urls=[]", 
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = "example: octet eval --adapter runs/demo/adapter --problems 1000 --samples 8"
+    parser.epilog = (
+        "example: octet eval runs/demo --problems 1000 --samples 8. A run folder stands for its adapter or model."
+    )
     add_model_arguments(parser)
     parser.add_argument("--adapter", type=Path, help="the adapter folder of a run; its base is evaluated beside it")
     parser.add_argument("--merged", type=Path, help="the merged folder of a run; its base is evaluated beside it")
@@ -49,6 +51,7 @@ def add_model_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
+    _take_from_run(options)
     if options.merged and not (options.merged / "config.json").is_file():
         raise CheckpointError(f"--merged {options.merged}: there is no config.json in it. Name a folder with a model.")
     config = settings_for(options)
@@ -61,6 +64,20 @@ def run(options: Namespace) -> None:
 
     models = evaluate_models.Models(options.adapter, options.merged)
     evaluate_models.evaluate(config, models, draws, out, as_json=options.json)
+
+
+def _take_from_run(options: Namespace) -> None:
+    """Evaluate the adapter of a run folder that stands before the settings, or its whole model."""
+    folder = Path(next(iter(options.overrides), ""))
+    if options.adapter or options.model or "=" in folder.name or not (folder / "config.yaml").is_file():
+        return
+    del options.overrides[0]
+    if (folder / "adapter").is_dir():
+        options.adapter = folder / "adapter"
+    elif (folder / "model").is_dir():
+        options.model = str(folder / "model")
+    else:
+        raise CheckpointError(f"{folder}: it has no adapter and no model yet. Wait for the end of the run.")
 
 
 def settings_for(options: Namespace) -> Config:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 from trainer.errors import ConfigError
 
-TASKS = "nano, addition, gsm8k, math, multiple_choice, records, reasoning_gym:GENERATOR or FILE.py:FUNCTION"
+TASKS = (
+    "nano, addition, gsm8k, gsm8k-renumbered, math, multiple_choice, records, reasoning_gym:GENERATOR or "
+    "FILE.py:FUNCTION"
+)
 
 
 def add_overrides(parser: ArgumentParser, example: str = "task.data_dir=FOLDER") -> None:

@@ -37,12 +37,16 @@ class DataTask(ABC):
 
     def train(self) -> list[Problem]:
         problems = self._problems("train") if self.sources["test"] else self._halves[0]
-        held_out = {asked(problem) for problem in self.test()}
+        held_out = {asked(problem) for problem in self.held_out()}
         kept = [problem for problem in problems if asked(problem) not in held_out]
         self.overlap = len(problems) - len(kept)
         return kept
 
     def test(self) -> list[Problem]:
+        return self.held_out()
+
+    def held_out(self) -> list[Problem]:
+        """Return the held-out problems as they were read; a subclass may ask others."""
         return self._problems("test") if self.sources["test"] else self._halves[1]
 
     def notes(self) -> list[str]:

@@ -19,6 +19,7 @@ from trainer.reports.run_files import RunFiles, facts_of
 
 HUB_NAMES = {
     "gsm8k": "openai/gsm8k",
+    "gsm8k-renumbered": "openai/gsm8k",
     "math": "DigitalLearningGmbH/MATH-lighteval",
     "multiple_choice": "Idavidrein/gpqa",
 }

@@ -16,6 +16,7 @@ BUILT_IN = {
     "nano": "trainer.problem.word_problems:nano",
     "addition": "trainer.problem.addition:AdditionTask",
     "gsm8k": "trainer.problem.gsm8k:Gsm8kTask",
+    "gsm8k-renumbered": "trainer.problem.renumbered:RenumberedTask",
     "math": "trainer.problem.competition_math:MathTask",
     "multiple_choice": "trainer.problem.multiple_choice:MultipleChoiceTask",
     "records": "trainer.problem.own_records:RecordsTask",
@@ -26,13 +27,15 @@ BUILT_IN = {
 
 class TaskSettings(Section):
     name: str = "nano"
-    """`nano`, `addition` and `reasoning_gym:GENERATOR` make up their problems; `gsm8k`, `math`, `multiple_choice` and
-    `records` read them; `FILE.py:FUNCTION` is a task of your own. See `docs/tasks.md`."""
+    """`nano`, `addition` and `reasoning_gym:GENERATOR` make up their problems; `gsm8k`, `gsm8k-renumbered`, `math`,
+    `multiple_choice` and `records` read them; `FILE.py:FUNCTION` is a task of your own. See `docs/tasks.md`."""
     mix: dict[str, float] = Field({})
     """Several tasks at once, with the share of each: `{gsm8k: 2, reasoning_gym:gcd: 1}`. It sets `task.name=mix`."""
     gym: dict[str, Any] = Field({})
     """Parameters of a generator of `reasoning_gym`, such as `{max_terms: 4}`; `size` is the number of problems in a
     pass; the next has new ones."""
+    seed: int = Field(0, ge=0)
+    """Draws the numbers of `gsm8k-renumbered`: another seed asks for other answers."""
     tools: tuple[Literal["calculator", "python"], ...] = ()
     """Tools that the model may call while it answers; see `docs/environments.md`."""
     calls: Literal["auto", "template", "fenced", "inline"] = "auto"
