@@ -49,19 +49,20 @@ def computed() -> Iterator[str]:
     yield "## Several cards, computed\n"
     yield f"No machine with several cards has run this. A step on one H100 ({AT_ONCE} answers of 256 tokens,"
     yield f"Qwen2.5-1.5B, LoRA r=16) takes {rollout:.2f} s to sample and {update:.2f} s to update. The table is for a"
-    yield f"step of {ANSWERS} answers. Sampling {AT_ONCE} rows takes as long as sampling fewer, because each token of an"
-    yield "answer waits for the one before; more rows are sampled one batch after the other. An update is proportional to"
-    yield f"its answers. The gradients of the adapter ({ADAPTER_BYTES / 1e6:.0f} MB) go around a ring at"
-    yield f"{NETWORK / 1e9:.0f} GB/s, as if no two cards had a faster link.\n"
+    yield f"step of {ANSWERS} answers. Sampling {AT_ONCE} rows takes as long as sampling fewer, because each token of"
+    yield "an answer waits for the one before; more rows are sampled one batch after the other. An update is"
+    yield f"proportional to its answers. The gradients of the adapter ({ADAPTER_BYTES / 1e6:.0f} MB) go around a ring"
+    yield f"at {NETWORK / 1e9:.0f} GB/s, as if no two cards had a faster link.\n"
     whole = {cards: _step(cards, rollout, update) for cards in (1, 2, 4, 8, 16, 32)}
     rows = [
         [_name(cards), *(f"{part:.2f} s" for part in parts), f"{sum(whole[1]) / cards / sum(parts):.0%}"]
         for cards, parts in whole.items()
     ]
     yield from markdown(["cards", "sampling", "update", "gradients", "efficiency"], rows)
-    yield "Sampling saturates first: beyond 16 cards, each has fewer rows than it could sample in the same time. Larger"
-    yield "steps, more answers to a problem, or vLLM beside the training (`rollout.ahead`) use such cards better."
-    yield "Gradients of an adapter never matter; those of a whole model of this size, 6.2 GB, would take 0.5 s a step.\n"
+    yield "Sampling saturates first: beyond 16 cards, each has fewer rows than it could sample in the same time."
+    yield "Larger steps, more answers to a problem, or vLLM beside the training (`rollout.ahead`) use such cards better."
+    yield "Gradients of an adapter never matter; those of a whole model of this size, 6.2 GB, would take 0.5 s a step."
+    yield ""
 
 
 def _step(cards: int, rollout: float, update: float) -> tuple[float, float, float]:
