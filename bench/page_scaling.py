@@ -60,7 +60,7 @@ def computed() -> Iterator[str]:
     ]
     yield from markdown(["cards", "sampling", "update", "gradients", "efficiency"], rows)
     yield "Sampling saturates first: beyond 16 cards, each has fewer rows than it could sample in the same time."
-    yield "Larger steps, more answers to a problem, or vLLM beside the training (`rollout.ahead`) use such cards better."
+    yield "Larger steps, more answers to a problem, or vLLM beside the training (`rollout.ahead`) use cards better."
     yield "Gradients of an adapter never matter; those of a whole model of this size, 6.2 GB, would take 0.5 s a step."
     yield ""
 
