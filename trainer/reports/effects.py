@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import fsum, sqrt
-from statistics import fmean, variance
+from statistics import fmean, stdev, variance
 from typing import NamedTuple
 
 from trainer.estimates import CONFIDENCE
@@ -30,7 +30,17 @@ class Effect(NamedTuple):
     value: float
     error: float  # standard error
     freedom: float  # degrees of freedom of the t distribution
-    p: float
+    error_of_seeds: float  # standard error of the mean of so many seeds, on these problems
+    seeds: int
+
+    @property
+    def p(self) -> float:
+        """Return the larger of two p-values: of seeds and problems together, and of the seeds alone.
+
+        With few seeds the first is too small where the seeds differ by more than their sample shows.
+        """
+        of_seeds = two_sided(self.value / self.error_of_seeds, self.seeds - 1)
+        return max(two_sided(self.value / self.error, self.freedom), of_seeds)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -39,8 +49,11 @@ class Effect(NamedTuple):
 
     @property
     def detectable(self) -> float:
-        """Return the difference that a study of this size finds with a probability of `POWER`."""
-        return self.error * (quantile((1 + CONFIDENCE) / 2, self.freedom) + quantile(POWER, self.freedom))
+        """Return the difference that a study of this size finds with a probability of about `POWER`."""
+        tests = ((self.error, self.freedom), (self.error_of_seeds, self.seeds - 1))
+        return max(
+            error * (quantile((1 + CONFIDENCE) / 2, freedom) + quantile(POWER, freedom)) for error, freedom in tests
+        )
 
 
 def effect(differences_SP: Table) -> Effect:
@@ -58,7 +71,7 @@ def effect(differences_SP: Table) -> Effect:
     error = max(sqrt(spread / seeds / problems), 1 / problems)  # never less than one problem
     parts = (by_seed**2 / (seeds - 1) if of_seed else 0.0) + by_problem**2 / (problems - 1)
     freedom = min(max(spread**2 / parts, seeds - 1), problems - 1) if parts else problems - 1
-    return Effect(mean, error, freedom, two_sided(mean / error, freedom))
+    return Effect(mean, error, freedom, max(stdev(of_seeds) / sqrt(seeds), 1e-12), seeds)
 
 
 def share_reached(of_control: Table, of_arm: Table) -> tuple[float, float, float] | None:
@@ -69,7 +82,8 @@ def share_reached(of_control: Table, of_arm: Table) -> tuple[float, float, float
 
     def is_inside(share: float) -> bool:
         pairs = zip(of_control, of_arm, strict=True)
-        return effect([[a - share * b for a, b in zip(*rows, strict=True)] for rows in pairs]).p > 1 - CONFIDENCE
+        low, high = effect([[a - share * b for a, b in zip(*rows, strict=True)] for rows in pairs]).interval
+        return low <= 0.0 <= high
 
     def edge(outside: float) -> float:
         inside = value

@@ -87,7 +87,7 @@ def sentences(found: Found) -> Iterator[str]:
         if is_arm and one["against"] == found["first"] and one.get("verdict") == CANNOT_TELL:
             yield (
                 f"{one['arm']} and {found['first']}: no difference was found. This study finds one of "
-                f"{100 * one['detectable']:.1f} points with a probability of {POWER:.0%}."
+                f"{100 * one['detectable']:.1f} points with a probability of about {POWER:.0%}."
             )
     yield from _costs(found)
 
