@@ -40,9 +40,7 @@ def tables(found: Found) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         if rows:
             yield f"Against {'the untrained base' if against == BASE else against}", head, rows
     rows = [[arm, *(f"{found['equal'][kind]['accuracy'][arm]:.1%}" for kind in COSTS)] for arm in _trained(found)]
-    budgets = [
-        f"at {SHOWN[kind].format(found['equal'][kind]['budget'])} {kind}".replace(" s s", " s") for kind in COSTS
-    ]
+    budgets = [f"at {SHOWN[kind].format(found['equal'][kind]['budget'])}" for kind in COSTS]
     yield "Accuracy where every arm has spent as much", ["arm", *budgets], rows
 
 
