@@ -8,8 +8,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from trainer.reports.study import BETTER, CANNOT_TELL, WORSE
 from trainer.reports.study_page import sentences, tables
 
+VERDICTS = (BETTER, WORSE, CANNOT_TELL)
 RESULTS = Path(__file__).parent / "results"
 HEAD = """# Results
 
@@ -56,7 +58,17 @@ def _study(name: str, title: str, what: str) -> Iterator[str]:
     for heading, head, rows in tables(found):
         yield f"\n{heading}:\n"
         yield from markdown(head, rows)
+    if name == read("verdicts")["study"]:
+        yield from _verdicts()
     yield f"`octet study bench/studies/{name}.yaml`; {'; '.join(found['made_with'])}.\n"
+
+
+def _verdicts() -> Iterator[str]:
+    found = read("verdicts")
+    yield f"Every choice of {found['seeds']} of these seeds, judged as a study of its own ({found['studies']} studies,"
+    yield "which overlap), says of each arm against the untrained base:\n"
+    rows = [[arm, *(str(count.get(one, 0)) for one in VERDICTS)] for arm, count in found["verdicts"].items()]
+    yield from markdown(["arm", *VERDICTS], rows)
 
 
 def _addition() -> Iterator[str]:

@@ -57,15 +57,15 @@ class Collected:
 
     def differences(self, arm: str, against: str, lenient: bool) -> Table:
         """Return a row for each seed that both arms have."""
-        seeds = [seed for seed in self._seeds(arm) if seed in self._seeds(against)]
+        seeds = [seed for seed in self.seeds(arm) if seed in self.seeds(against)]
         pairs = ((self.correct(arm, seed, lenient), self.correct(against, seed, lenient)) for seed in seeds)
         return [[a - b for a, b in zip(*pair, strict=True)] for pair in pairs]
 
-    def _seeds(self, arm: str) -> Mapping[int, RunFiles]:
+    def seeds(self, arm: str) -> Mapping[int, RunFiles]:
         return self.runs.get(self.study.first if arm == BASE else arm, {})
 
     def accuracies(self, arm: str, lenient: bool) -> list[float]:
-        return [fmean(self.correct(arm, seed, lenient)) for seed in self._seeds(arm)]
+        return [fmean(self.correct(arm, seed, lenient)) for seed in self.seeds(arm)]
 
 
 def collect(study: Study) -> Collected:
@@ -108,6 +108,7 @@ def summary(collected: Collected) -> dict[str, Any]:
         "comparisons": comparisons(collected),
         "shares": shares(collected),
         "equal": equal(collected),
+        "answers": {arm: _answers(collected, arm) for arm in [BASE, *collected.runs]},
         "runs": [_run(arm, seed, run) for arm, seeds in collected.runs.items() for seed, run in seeds.items()],
     }
 
@@ -226,6 +227,15 @@ def _at(budget: float, kind: str, points: Sequence[tuple[Mapping[str, float], fl
             width = after[kind] - before[kind]
             return low + (high - low) * ((budget - before[kind]) / width if width else 1.0)
     return points[-1][1]
+
+
+def _answers(collected: Collected, arm: str) -> dict[str, list[str]]:
+    """Return for each seed which problems were solved, as a text of ones and zeros."""
+    return {
+        kind: ["".join(f"{right:.0f}" for right in collected.correct(arm, seed, kind == "lenient")) for seed in seeds]
+        for kind in ("strict", "lenient")
+        for seeds in [collected.seeds(arm)]
+    }
 
 
 def _run(arm: str, seed: int, run: RunFiles) -> dict[str, Any]:
