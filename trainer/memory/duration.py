@@ -60,6 +60,7 @@ CARDS = {
     "H100": (989, 3350, 700),
     "H200": (989, 4800, 700),
 }
+OTHERS = ("TI", "SUPER", "LAPTOP")  # words behind the name of another card
 # Computed seconds times these are those that an H100 took for 32 answers of 256 to 512 tokens with 1.5 B parameters.
 # A slower card loses a smaller share, so its seconds lie between the computed ones and these.
 H100 = Ratio(rollout=1.4, update=13.0)
@@ -69,7 +70,8 @@ def card_speed(name: str) -> Speed | None:
     """Return the published numbers of a card from its name, as nvidia-smi or a person writes it; None if unknown."""
     words = f" {name.upper().replace('-', ' ')} "
     for known, (teraflops, gigabytes, watts) in CARDS.items():
-        if f" {known} " in words:
+        _, found, after = words.partition(f" {known} ")
+        if found and not after.startswith(OTHERS):
             return Speed(teraflops * 1e12, gigabytes * 1e9, LATENCY, watts)
     return None
 
