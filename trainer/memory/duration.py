@@ -17,6 +17,7 @@ from typing import NamedTuple
 from trainer.errors import ConfigError
 from trainer.memory.planner import DRAW, Planner
 
+BETWEEN = 8  # times that what a linear layer reads and writes is moved, by it and around it; fitted with `CPU`
 STATES = 28  # bytes that an optimizer step reads and writes for each number trained: fp32 weights, sums, gradient
 PCIE = 10e9  # bytes a second between an offloaded optimizer and its card
 WARM = 1  # steps of a measured run that are not counted
@@ -39,7 +40,7 @@ class Ratio(NamedTuple):
 
 
 AS_COMPUTED = Ratio()
-CPU = Speed(60e9, 8e9, 2e-4)  # of one core; a measured run corrects it
+CPU = Speed(100e9, 3e9, 3e-4)  # of one core, fitted to six small models; a measured run corrects it
 LATENCY = 1.1e-4  # of a layer on a card: an H100 decodes 256 tokens for 32 rows of 1.5 B parameters in 1.06 s
 # bf16 (V100, T4: fp16) with sums in fp32, without sparsity; memory; power of the board. As their makers publish them.
 CARDS = {
@@ -117,10 +118,11 @@ class Duration:
         trained = forward * (1 + layers) + head * (2 if lora else 4) + adapters
         flops = scored * (forward + head) + algorithm.epochs * trained
         passes = shape.layers * ceil(self._tokens / optim.tokens_per_micro_batch)
-        latency = passes * self.speed.latency * (scored + algorithm.epochs * (1 + layers))
+        passed = self._tokens * self._passed / self.speed.bandwidth
+        beside = (passed + passes * self.speed.latency) * (scored + algorithm.epochs * (1 + layers))
         moved = STATES * self.planner.shard / (PCIE if self.planner.offloads else self.speed.bandwidth)
         states = algorithm.epochs * algorithm.minibatches * moved
-        return self.ratio.update * (flops / self.speed.flops + latency + states)
+        return self.ratio.update * (flops / self.speed.flops + beside + states)
 
     @property
     def _edges(self) -> float:
@@ -149,19 +151,28 @@ class Duration:
         shape = self.planner.shape
         return shape.layers * sum(linear.weights for linear in shape.linears)
 
+    @property
+    def _passed(self) -> float:
+        """Bytes of a token between the parts of the layers: what linear layers read and write, and others again."""
+        shape = self.planner.shape
+        return BETWEEN * self.planner.item * shape.layers * sum(one.inputs + one.outputs for one in shape.linears)
+
     def _sampling(self, answers: int, group: int) -> float:
         """Return the seconds of reading the prompts once, and of a decode step for each token of each wave of rows."""
         shape, planner, speed = self.planner.shape, self.planner, self.speed
         waves = ceil(answers / min(answers, planner.config.rollout.rows))
-        rows, context = answers / waves, planner.prompt + self.length / 2
+        steps, context = planner.completion, planner.prompt + self.length / 2
+        rows = answers / waves * self.length / steps  # that are not finished
         prompts = answers / group
         attention = 4 * shape.layers * shape.queries
         reading = prompts * (2 * self._weights * planner.prompt + attention * planner.prompt**2 / 2)
         flops = rows * (2 * (self._weights + shape.embedding) + attention * context)
         cache = 2 * shape.layers * shape.keys * planner.item * context
-        moved = planner.decoded + rows * (cache + shape.vocabulary * (planner.item + DRAW))
+        drawn = shape.vocabulary * (planner.item + DRAW)
+        moved = planner.decoded + rows * (cache + drawn + self._passed)
         step = max(flops / speed.flops, moved / speed.bandwidth) + shape.layers * speed.latency
-        return reading / speed.flops + waves * self.length * step
+        read = reading / speed.flops + prompts * planner.prompt * self._passed / speed.bandwidth
+        return read + waves * steps * step
 
 
 def measured(duration: Duration, records: Iterable[Mapping[str, float]]) -> Duration:
