@@ -76,7 +76,7 @@ def outlook(options: Namespace, planner: Planner, machine: hardware.Hardware | N
         least = Duration(planner, speed, length)
         most = replace(least, ratio=H100)
         basis = (
-            f"computed from the published numbers of {options.card or here}: the first if nothing is lost, the "
+            f"computed from the published numbers of {options.card or here}: the first at these, the "
             "second with the losses of an H100"
         )
     limit = hardware.power_limit() if here and not options.card else 0.0

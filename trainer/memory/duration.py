@@ -64,7 +64,7 @@ CARDS = {
 OTHERS = ("TI", "SUPER", "LAPTOP")  # words behind the name of another card
 # Computed seconds times these are those that an H100 took for 32 answers of 256 to 512 tokens with 1.5 B parameters.
 # A slower card loses a smaller share, so its seconds lie between the computed ones and these.
-H100 = Ratio(rollout=1.4, update=13.0)
+H100 = Ratio(rollout=1.4, update=7.0)
 
 
 def card_speed(name: str) -> Speed | None:
