@@ -5,7 +5,7 @@ python bench/hours.py [--steps 6] [--rounds 2]
 Random weights of small shapes with the embedded tokenizer. Seconds are those of the processor (`time.process_time`),
 which other programs disturb less than a clock. The cases take turns; medians over all steps but the first of each run.
 What is foretold is for the mean length of the answers that a case had, and for nothing else that was measured in it.
-The constants of `memory/duration.py` were fitted to other cases.
+The constants of `memory/duration.py` were fitted to the calibration and five cases that are not here.
 """
 
 from __future__ import annotations
