@@ -22,6 +22,7 @@ SMOKE = {
     "counts_cuda_host": ["--only", "tiny"],
     "decode": ["--rows=8", "--repetitions=1", "--out=OUT"],
     "gpu_memory": ["--only=tiny bf16"],
+    "hours": ["--steps=1", "--rounds=1", "--only", "256 wide", "--out=OUT"],
     "logprobs": ["--tokens=8", "--out=OUT"],
     "memory_cuda_host": ["--only", "tiny"],
     "plan": ["--only", "small"],

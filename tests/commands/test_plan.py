@@ -12,6 +12,7 @@ import pytest
 from tests.hub_server import use_hub
 from tests.run.test_job import run
 from trainer.commands import main as cli
+from trainer.config.command_line import resolve
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
 
@@ -109,6 +110,10 @@ def test_the_card_of_this_machine_is_taken(capsys, monkeypatch):
         (["--vram", "0"], "--vram 0: that is not the size of a card"),
         (["--vram", "nan"], "--vram nan: that is not the size of a card"),
         (["--vram", "inf"], "--vram inf: that is not the size of a card"),
+        (["--card", "Voodoo 2"], "--card Voodoo 2: its speed is not known. Known are RTX 3060"),
+        (["--length", "0"], "--length 0: it must be a number above 0"),
+        (["--price", "nan"], "--price nan: it must be a number above 0"),
+        (["--like", "nowhere"], "nowhere"),
         (["--gpus", "9"], "rollout.problems=8: each of the 9 ranks needs one"),
         (["--completion", "32767"], "prompts of up to 512 tokens have to be in it as well. Write --completion 32256"),
         (["engine.ds_config=zero3", "lora.dora=true"], "Write engine.ds_config=zero2_offload, or lora.dora=false"),
@@ -224,3 +229,54 @@ def test_a_hub_that_is_not_there_is_asked_once(capsys, monkeypatch, tmp_path):
     assert status == 2
     assert "cannot be had (the hub cannot be reached (Connection refused)). Write a local folder" in err
     assert len(err) < 300
+
+
+def test_the_time_energy_and_price_on_a_card_are_bounds(capsys):
+    found = planned(capsys, "--preset", "8gb", "--card", "RTX 4060", "--price", "0.5")["time"]
+    least, most = found["hours"]
+    assert found["steps"] == round(3 * 7473 / 8)
+    parts = {name: seconds[0] for name, seconds in found["seconds"].items()}
+    every = 2 + (found["steps"] - 1) // 100
+    worked_out = found["steps"] * (parts["rollout"] + parts["update"]) + every * parts["evaluation"]
+    assert least == pytest.approx(worked_out / 3600)
+    assert 1 < most / least < 13
+    assert found["kwh_at_most"] == pytest.approx(most * 0.115)
+    assert found["price"] == pytest.approx([least / 2, most / 2])
+    _, out, _ = octet_plan(capsys, "--preset", "8gb", "--card", "RTX 4060", "--price", "0.5")
+    assert re.search(
+        r"time: [\d.]+ h to [\d.]+ h for 2802 steps and the evaluations,.* computed from", out.replace("\n", " ")
+    )
+    assert re.search(r"energy: at most [\d.]+ kWh, with 1 x 115 W", out)
+    assert re.search(r"price: [\d.]+ to [\d.]+ at 0.5 an hour of a card", out)
+
+
+def test_a_card_of_this_machine_says_its_own_power_limit(capsys, monkeypatch):
+    card = Gpu(0, "GPU-0", "NVIDIA GeForce RTX 3090", 25.8)
+    monkeypatch.setattr(hardware, "detect", lambda: Hardware((card,), cores=8))
+    monkeypatch.setattr(hardware, "nvidia_smi", lambda *_: "280.00\n")
+    found = planned(capsys, "run.steps=10")["time"]
+    assert found["kwh_at_most"] == pytest.approx(found["hours"][1] * 0.28)
+
+
+def test_without_a_card_or_a_number_of_problems_no_hours_are_said(capsys):
+    assert planned(capsys, "--preset", "8gb")["time"] is None
+    assert "time: not known for this machine" in octet_plan(capsys, "--preset", "8gb")[1]
+    limited = ("--preset", "8gb", "--card", "H100", "task.limit=100")
+    assert planned(capsys, *limited)["time"]["hours"] is None
+    assert "write run.steps" in octet_plan(capsys, *limited)[1]
+
+
+def test_an_earlier_run_corrects_the_time(capsys, tmp_path):
+    """It took three seconds to sample where a second was computed for its length, and so would this one."""
+    (tmp_path / "config.yaml").write_text(resolve("nano", None, []).to_yaml())
+    timed = {"length": 20.0, "dead_groups": 0.5, "time/rollout": 3.0, "time/step": 1.0}
+    records = [json.dumps({"step": step, **timed}) for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(records) + "\n")
+    same = planned(capsys, "--preset", "nano", "--like", str(tmp_path))["time"]
+    assert same["seconds"]["rollout"] == pytest.approx([3.0, 3.0])
+    assert same["seconds"]["update"] == pytest.approx([1.0, 1.0])
+    assert same["kwh_at_most"] is None
+    longer = planned(capsys, "--preset", "nano", "--like", str(tmp_path), "--length", "40")["time"]
+    assert longer["seconds"]["rollout"][0] > 4.5
+    out = octet_plan(capsys, "--preset", "nano", "--like", str(tmp_path))[1]
+    assert f"corrected by the steps of {tmp_path}" in out.replace("\n", "")

@@ -4,14 +4,18 @@ import os
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 import yaml
 
 from tests.conftest import ROOT
-from trainer.commands import slurm
+from trainer.commands import main, slurm
 from trainer.config.command_line import resolve
 from trainer.errors import ClusterError, ConfigError
+from trainer.memory.duration import H100, Duration, card_speed
+from trainer.memory.planner import Planner
+from trainer.model.shapes import shape_of
 
 
 @pytest.fixture
@@ -231,6 +235,8 @@ def test_the_example_grid_is_right_for_the_preset_it_is_shown_with(tmp_path):
         (["--nodes", "0-2"], "--nodes 0-2: the first number is at least 1"),
         (["--nodes", "1-2", "engine.ds_config=zero3"], "resumes with the same number of ranks only. Write --nodes 2"),
         (["--nodes", "1-20", "--gpus", "8"], "each of the 160 ranks needs one"),
+        (["--time", "auto"], "--time auto: the speed of the cards is not known. Write --card H100 or --like RUN"),
+        (["--time", "auto", "--card", "H100", "task.limit=9"], "--time auto: the number of steps is not known"),
         (["--gpus", "0"], "--gpus 0: it must be at least 1"),
         (["rollout.grup_size=2"], "Did you mean rollout.group_size?"),
         (["--sweep", "none"], "--sweep none: there is no such file"),
@@ -257,3 +263,27 @@ def test_a_line_break_in_an_option_is_refused(site, tmp_path, name, options, tol
     with pytest.raises(ConfigError, match=told):
         made(tmp_path / name, nodes=1, gpus=1, **options)
     assert not (tmp_path / name).exists()
+
+
+def test_the_time_of_a_job_is_half_as_much_again_in_quarters_of_an_hour(site, capsys):
+    def limit(*arguments: str) -> str:
+        asked = ["slurm", "--preset", "80gb", "--time", "auto", "--card", "H100", "--dry-run", *arguments]
+        with suppress(SystemExit):
+            main.main(asked)
+        return next(line for line in capsys.readouterr().out.splitlines() if line.startswith("#SBATCH --time="))[15:]
+
+    assert limit("run.steps=1") == "00:15:00"
+    config = resolve("80gb", None, ["run.steps=1000"])
+    planner = Planner(shape_of(config.model.name), config, 1, 0)
+    seconds = 1.5 * Duration(planner, card_speed("H100"), config.rollout.max_new_tokens, ratio=H100).run(1000)
+    hours, minutes, _ = map(int, limit("run.steps=1000").split(":"))
+    assert 0 <= 3600 * hours + 60 * minutes - seconds < 900
+    assert limit("run.steps=100", "--gpus", "4") < limit("run.steps=100")
+    assert limit("run.steps=100", "--chain", "2") < limit("run.steps=100")
+
+
+def test_a_sweep_has_no_time_of_its_own(tmp_path):
+    (tmp_path / "grid").write_text("run.seed=1\n")
+    answer = octet(tmp_path, "slurm", "--time", "auto", "--card", "H100", "--sweep", "grid")
+    assert answer.returncode == 2
+    assert "--time auto: the runs of a --sweep take different times. Write --time HH:MM:SS." in answer.stderr

@@ -72,6 +72,7 @@ CASES = {
     "reward against accuracy": run(**{"reward/mean": rising(0.2, 0.6), "accuracy/lenient": rising(0.5, 0.2)}),
     "accuracy falls": run(**{"accuracy/lenient": rising(0.6, 0.05)}),
     "held-out accuracy falls": run(evaluated=(0.5, 0.6, 0.4), **{"reward/mean": rising(0.4, 0.6)}),
+    "plateau": run(steps=100, **{"reward/std": 0.5}),
     "entropy collapse": run(entropy=lambda step: 0.5 if step < 8 else 0.005),
     "entropy explosion": run(entropy=rising(0.5, 5.0)),
     "far from the reference": run(kl=0.9),
@@ -108,6 +109,10 @@ def test_every_rule_has_a_case():
         run(update_size=0.0005, lr=5e-6),  # in the warm-up
         run(truncated=lambda step: 0.9 if step == 10 else 0.05),  # one bad step
         run(evaluated=(0.5, 0.56, 0.54), **{"reward/mean": rising(0.4, 0.6)}),  # within the noise
+        run(steps=80, **{"reward/std": 0.5}),  # flat, and there were few steps before
+        run("run.steps=120", steps=100, **{"reward/std": 0.5}),  # flat, and nearly done
+        run(steps=100, evaluated=(0.5, *[0.0] * 97, 0.55), **{"reward/std": 0.5}),  # still better on held-out problems
+        run(steps=100, **{"reward/std": 0.5, "reward/mean": lambda step: step / 100}),
         run(steps=3, truncated=1.0),  # too early to say
         History(SILENT.config, []),
         History(SILENT.config, [{"step": 0, "eval/accuracy": 0.5}]),

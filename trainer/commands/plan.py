@@ -1,4 +1,5 @@
-"""`octet plan`: will it fit? The plan of `memory/planner.py` as a table, and what could be larger or must be smaller.
+"""`octet plan`: will it fit, and how long will it take? The plan of `memory/planner.py` as a table, what could be
+larger or must be smaller, and the hours, energy and price of `memory/duration.py`.
 
 Exit status: 0 when it fits or may fit, 1 when it does not.
 """
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trainer.checks import memory
+from trainer.commands import outlook
 from trainer.commands.options import add_settings_of_a_run
 from trainer.config import command_line, ds_config
 from trainer.errors import ConfigError
@@ -47,7 +49,13 @@ class Question:
     card: str  # and where its size comes from
     command: Sequence[str]
     free_ram: int  # of this machine
+    options: Namespace
+    machine: hardware.Hardware
     proposal: Sequence[str] | None = None  # settings that the search has changed
+
+    @property
+    def outlook(self) -> outlook.Outlook | None:
+        return outlook.outlook(self.options, self.placement, None if self.options.vram else self.machine)
 
     @property
     def ram_fits(self) -> bool:
@@ -64,6 +72,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--completion", type=int, metavar="N", help="the same as rollout.max_new_tokens=N")
     parser.add_argument("--prompt", type=int, metavar="N", help="the same as prompt.max_tokens=N")
     parser.add_argument("--search", action="store_true", help="propose settings that fit, and use the card")
+    outlook.add_arguments(parser)
+    parser.add_argument("--price", type=float, metavar="P", help="of an hour of a card: say what the run costs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -100,7 +110,7 @@ def ask(options: Namespace) -> Question:
     placement = Placement(shape, config, ranks, round(vram * GB), ram, local).with_chosen_engine()
     _refuse_what_a_run_refuses(placement)
     recipe = ["--recipe", options.recipe] if options.recipe else []
-    return Question(placement, card, [*TRAIN.split(), "--preset", preset, *recipe, *overrides], free)
+    return Question(placement, card, [*TRAIN.split(), "--preset", preset, *recipe, *overrides], free, options, machine)
 
 
 def _card(options: Namespace, machine: hardware.Hardware) -> tuple[float, str]:
@@ -210,6 +220,7 @@ def answer(question: Question) -> Iterator[str]:
     little = ", because LoRA trains little" if placement.config.lora.enabled else " of the card"
     yield f"optimizer offload saves {placement.state / GB:.2f} GB{little}"
     yield from _limits(placement)
+    yield from outlook.lines(question.outlook, question.options.price)
     if question.proposal is None and not placement.fits(placement.config):
         if placement.search() is None:
             yield placement.nearest()
@@ -256,6 +267,7 @@ def document(question: Question) -> dict[str, Any]:
         "verdict": plan.verdict,
         "largest": placement.limits(),
         "optimizer_offload_saves": round(placement.state),
+        "time": outlook.document(question.outlook, question.options.price),
         "proposal": question.proposal,
         "command": shlex.join(question.command),
     }

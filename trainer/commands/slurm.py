@@ -13,10 +13,11 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from trainer.commands import outlook
 from trainer.commands.options import add_overrides
 from trainer.config import ds_config
 from trainer.config.command_line import resolve
@@ -24,6 +25,8 @@ from trainer.config.settings import RUNS, Config
 from trainer.errors import ClusterError, ConfigError
 from trainer.machine.shipped import IS_INSTALLED, ROOT
 from trainer.machine.visible import visible
+from trainer.memory.planner import Planner
+from trainer.model.shapes import shape_of
 
 SCRIPTS = ROOT / "slurm"
 TIMEOUT_S = 120.0  # for a command of Slurm
@@ -64,7 +67,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--recipe", help="an objective on top of the preset")
     parser.add_argument("--nodes", default="1", help="how many (default 1), or from-to: whatever the queue has")
     parser.add_argument("--gpus", type=int, default=1, help="of each node (default 1), with one rank each")
-    parser.add_argument("--time", help="limit, as sbatch reads it; by default that of slurm/site.env")
+    parser.add_argument("--time", help="limit, as sbatch reads it, or auto; by default that of slurm/site.env")
+    outlook.add_arguments(parser)
     parser.add_argument("--sweep", type=Path, metavar="GRID", help="a run for each line of this file")
     parser.add_argument("--chain", type=int, default=1, metavar="N", help="N jobs, each resuming the one before")
     parser.add_argument("--dry-run", action="store_true", help="print the script, and write and submit nothing")
@@ -75,12 +79,24 @@ def run(options: Namespace) -> None:
     config = resolve(options.preset, options.recipe, options.overrides)
     least, most = _nodes(options.nodes)
     request = JobRequest(most, options.gpus, options.time, options.sweep, options.chain, least)
+    if options.time == "auto":
+        request = replace(request, time=_limit(config, request, options))
     for number, line in enumerate(_lines(options.sweep) if options.sweep else [], start=1):
         try:
             _check(resolve(options.preset, options.recipe, [*options.overrides, *shlex.split(line)]), request)
         except (ConfigError, ValueError) as error:  # a quote that is not closed is a ValueError
             raise ConfigError(f"--sweep {options.sweep}, run {number} ({line}): {error}") from None
     slurm(config, options.preset, request, options.dry_run)
+
+
+def _limit(config: Config, request: JobRequest, options: Namespace) -> str:
+    """Return the time limit of a job, with the fewest nodes that it may get."""
+    if request.grid:
+        raise ConfigError("--time auto: the runs of a --sweep take different times. Write --time HH:MM:SS.")
+    _check(config, request)
+    ranks = request.gpus * (request.least or request.nodes)
+    planner = Planner(shape_of(config.model.name, config.model.revision), config, ranks, 0)
+    return outlook.limit_of_a_job(outlook.outlook(options, planner, None), request.chain)
 
 
 def _nodes(text: str) -> tuple[int | None, int]:

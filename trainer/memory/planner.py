@@ -186,6 +186,15 @@ class Planner:
         as_it_came = (self.shape.embeddings + self.shape.norms) * self.item + self.shape.layers * self._block
         return self.weights if self.config.model.quantize == "none" else as_it_came
 
+    @property
+    def decoded(self) -> float:
+        """Bytes of weights that a decode step moves: all but the embedding, of which it reads a few rows. Quantised
+        weights are also written in full precision, and read again."""
+        model, shape = self.config.model, self.shape
+        unread = 0 if shape.tied or model.embeddings == "cpu" else shape.embedding * self.item
+        in_full = shape.layers * sum(linear.weights for linear in shape.linears) * self.item
+        return self.weights - unread + (2 * in_full if model.quantize != "none" else 0)
+
     def _linear_bytes(self, linear: Linear) -> float:
         kind, bias = self.config.model.quantize, linear.outputs * linear.bias * self.item
         if kind == "int8":

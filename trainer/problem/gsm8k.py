@@ -11,6 +11,7 @@ from trainer.problem.dataset import DataTask
 from trainer.problem.sources import HubSet, Record
 from trainer.records import Problem
 
+TRAINING_PROBLEMS = 7473
 _CALCULATOR = re.compile(r"<<[^>]*>>")
 
 

@@ -61,6 +61,10 @@ class RunFiles:
         return self._json("data.json")
 
     @cached_property
+    def machine(self) -> dict[str, Any]:
+        return self._json("machine.json")
+
+    @cached_property
     def history(self) -> History:
         return History(self.config, self.metrics, self.data.get("training_problems", 0))
 

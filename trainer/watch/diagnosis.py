@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from trainer.config.settings import Config
 from trainer.errors import EndedByAlarm
+from trainer.watch.verdict import RISE, rise
 
 Looks = Callable[["History"], "str | None"]
 
@@ -405,6 +406,31 @@ def overfitted(history: History) -> str | None:
     if last < best - max(noise, 0.02):
         return f"the held-out accuracy has fallen from {best:.1%} to {last:.1%} while the reward rose"
     return None
+
+
+@rule(
+    "plateau",
+    "More of the same steps bring little.",
+    "End it here, or raise algorithm.lr or rollout.group_size, or take harder problems. eval.patience=3 with "
+    "eval.every=50 ends such a run by itself.",
+)
+def plateau(history: History) -> str | None:
+    steps = [one for one in history.steps[-LATE:] if one.keys() >= {"reward/mean", "reward/std"}]
+    run, done = history.config.run, history.records[-1]["step"]
+    total = history.config.total_steps(history.problems) if run.steps or history.problems else 0
+    if len(steps) < LATE or done <= EARLY + LATE or total - done < LATE:
+        return None
+    since, risen = steps[0]["step"], rise([one["reward/mean"] for one in steps], LATE // 2)
+    of_a_reward = fmean(one["reward/std"] for one in steps)
+    evaluated = [one[EVALUATED] for one in history.records if EVALUATED in one and one["step"] >= since]
+    earlier = [one[EVALUATED] for one in history.records if EVALUATED in one and one["step"] < since]
+    if risen.high >= RISE * of_a_reward or (evaluated and earlier and max(evaluated) > max(earlier)):
+        return None
+    held_out = ", nor has the held-out accuracy" if evaluated and earlier else ""
+    return (
+        f"the reward has not risen in the last {LATE} steps{held_out}: {risen.value:+.3f} from one half of them to the "
+        f"other, at most {risen.high:+.3f}"
+    )
 
 
 # the update

@@ -72,8 +72,8 @@ def _of_rewards(records: Sequence[Mapping[str, float]], answer: str) -> Verdict:
     if part < PART:
         seen = counted(len(steps), "step")
         return Verdict(CANNOT_TELL, f"no evaluation, and {seen} with a reward; a trend needs {3 * PART}.")
-    reward = _rise([record["reward/mean"] for record in steps], part)
-    right = _rise([record.get(f"accuracy/{answer}", 0.0) for record in steps], part)
+    reward = rise([record["reward/mean"] for record in steps], part)
+    right = rise([record.get(f"accuracy/{answer}", 0.0) for record in steps], part)
     evidence = (
         f"no evaluation; the mean reward on training problems changed by {reward.value:+.3g} (95 % interval "
         f"{reward.low:+.3g} to {reward.high:+.3g}) from the first {part} steps to the last."
@@ -86,7 +86,7 @@ def _of_rewards(records: Sequence[Mapping[str, float]], answer: str) -> Verdict:
     return Verdict(NOT_LEARNED if reward.high < RISE * spread else CANNOT_TELL, evidence)
 
 
-def _rise(values: Sequence[float], part: int) -> Share:
+def rise(values: Sequence[float], part: int) -> Share:
     """Return by how much the mean of the last values is above that of the first."""
     first, last = values[:part], values[-part:]
     change, half = fmean(last) - fmean(first), Z * sqrt((variance(first) + variance(last)) / part)

@@ -1,0 +1,116 @@
+"""The seconds of a run, worked out by hand for one shape, and what corrects them."""
+
+from dataclasses import replace
+
+import pytest
+
+from trainer.config.command_line import resolve
+from trainer.errors import ConfigError
+from trainer.memory.duration import BETWEEN, H100, LATENCY, Duration, Ratio, Speed, card_speed, measured
+from trainer.memory.planner import DRAW, Planner
+from trainer.model.shapes import Shape, shape_of
+
+# 1,000 weights in each of 2 layers: q and o 10 x 10, k and v 10 x 10, three of the feed-forward part 10 x 20
+SHAPE = Shape("llama", 10, 2, 2, 2, 5, 20, 50, True, 512)
+WEIGHTS, HEAD = 2 * (4 * 100 + 3 * 200), 50 * 10
+PASSED = BETWEEN * 4 * 2 * (4 * 20 + 3 * 30)  # bytes of a token that linear layers and those around them move
+SETTINGS = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=8", "prompt.max_tokens=6"]
+SETTINGS += ["rollout.rows=4", "rollout.dead_groups=keep", "model.dtype=fp32", "eval.problems=4", "lora.r=1"]
+SLOW = Speed(flops=1e6, bandwidth=1e6, latency=0.0)
+
+
+def duration(*settings: str, speed: Speed = SLOW, length: float = 8.0, ranks: int = 1) -> Duration:
+    return Duration(Planner(SHAPE, resolve("nano", None, [*SETTINGS, *settings]), ranks, 0), speed, length)
+
+
+def test_a_rollout_reads_prompts_and_decodes_in_waves():
+    """8 answers in 2 waves of 4 rows, in the mean over 6 + 8 / 2 places."""
+    reading = 2 * (2 * WEIGHTS * 6 + 4 * 2 * 10 * 6 * 6 / 2)  # of 2 prompts
+    decoding = 4 * (2 * (WEIGHTS + HEAD) + 4 * 2 * 10 * 10)  # of 4 rows
+    norms = 2 * 2 * 10 + 10
+    moved = 4 * (WEIGHTS + HEAD + norms) + 4 * (2 * 2 * 10 * 4 * 10 + 50 * (4 + DRAW) + PASSED)
+    arithmetic = Speed(flops=1e6, bandwidth=1e12, latency=0.0)
+    assert duration(speed=arithmetic).rollout == pytest.approx((reading + 16 * decoding) / 1e6, rel=1e-4)
+    traffic = Speed(flops=1e12, bandwidth=1e6, latency=0.0)
+    assert duration(speed=traffic).rollout == pytest.approx(reading / 1e12 + (12 * PASSED + 16 * moved) / 1e6)
+    waits = Speed(flops=1e15, bandwidth=1e15, latency=0.01)
+    assert duration(speed=waits).rollout == pytest.approx(16 * 2 * 0.01, rel=1e-6)
+    shorter = duration(speed=waits, length=4.0)  # one of the answers is as long as it may be
+    assert shorter.rollout == pytest.approx(16 * 2 * 0.01, rel=1e-6)
+    assert duration(speed=arithmetic, length=4.0).rollout < 0.6 * duration(speed=arithmetic).rollout
+    assert duration(ranks=2).rollout == pytest.approx(duration().rollout / 2)
+    assert duration("model.quantize=nf4", speed=traffic).rollout > duration(speed=traffic).rollout
+
+
+def test_an_update_goes_forward_and_back_over_prompts_and_answers():
+    """64 tokens of answers, and 12 of the prompts, which the answers of a group share."""
+    pairs = 2 * 6 * 6 / 2 + 64 * (6 + 8 / 2)
+    layers, head = 2 * WEIGHTS * 76 + 4 * 2 * 10 * pairs, 2 * HEAD * 64
+    trained = 2 * (4 * 20 + 3 * 30)  # an adapter of rank 1
+    only_flops = Speed(flops=1e6, bandwidth=1e15, latency=0.0)
+    plain = duration("engine.ds_config=zero2", speed=only_flops)
+    assert plain.planner.trained == trained
+    assert plain.update == pytest.approx((2 * layers + 2 * head + 6 * trained * 76) / 1e6)
+    saved = duration("engine.ds_config=zero2", "model.gradient_checkpointing=true", speed=only_flops)
+    assert saved.update - plain.update == pytest.approx((layers + 2 * trained * 76) / 1e6)
+    whole = duration("engine.ds_config=zero2", "lora.enabled=false", speed=only_flops)
+    assert whole.update == pytest.approx((3 * layers + 4 * head) / 1e6)
+    scored = duration("engine.ds_config=zero2", "algorithm.kl.coef=0.1", speed=only_flops)
+    assert scored.update - plain.update == pytest.approx(2 * (layers + head) / 1e6)
+    twice = duration("engine.ds_config=zero2", "algorithm.epochs=2", speed=only_flops)
+    assert twice.update == pytest.approx(2 * plain.update)
+    assert replace(plain, live=0.5).update == pytest.approx(plain.update / 2, rel=1e-6)
+
+
+def test_what_is_between_layers_and_the_optimizer_states_move_through_memory():
+    """States that are offloaded go to the CPU and back, and nothing else does."""
+    states, passed = 28 * 2 * (4 * 20 + 3 * 30), 2 * 76 * PASSED
+    fast = Speed(flops=1e18, bandwidth=1e3, latency=0.0)
+    assert duration("engine.ds_config=zero2", speed=fast).update == pytest.approx((states + passed) / 1e3)
+    offloaded = duration("engine.ds_config=zero2_offload", speed=fast)
+    assert offloaded.update == pytest.approx(states / 1e10 + passed / 1e3)
+
+
+def test_a_run_has_its_steps_and_evaluations():
+    one = duration()
+    assert one.evaluation == pytest.approx(one._sampling(4, 1))
+    assert one.run(10) == pytest.approx(10 * one.step + 2 * one.evaluation)
+    assert duration("eval.every=5").run(10) == pytest.approx(10 * one.step + 3 * one.evaluation)
+    assert duration("eval.problems=0").run(10) == pytest.approx(10 * one.step)
+
+
+def test_the_steps_of_a_run_correct_what_is_computed():
+    records = [{"length": 99.0, "time/rollout": 99.0, "time/step": 99.0}]  # the first one is not counted
+    records += [
+        {
+            "length": 4.0,
+            "dead_groups": 0.5,
+            "time/rollout": 3.0,
+            "time/step": 1.0,
+            "time/batch": 0.5,
+            "time/reward/x": 9.0,
+        }
+    ]
+    own = measured(duration(), records)
+    assert (own.length, own.live) == (4.0, 1.0)
+    assert (own.rollout, own.update) == (pytest.approx(3.0), pytest.approx(1.5))
+    assert measured(duration("rollout.dead_groups=drop"), records).live == 0.5
+    with pytest.raises(ConfigError, match="--like: that run has no step to measure yet"):
+        measured(duration(), records[:1])
+
+
+def test_a_card_is_known_by_its_names():
+    assert card_speed("NVIDIA H100 80GB HBM3") == Speed(989e12, 3350e9, LATENCY, 700)
+    assert card_speed("NVIDIA A100-SXM4-80GB") == card_speed("a100")
+    assert card_speed("RTX 4060") == card_speed("NVIDIA GeForce RTX 4060")
+    assert card_speed("NVIDIA L40S") != card_speed("NVIDIA L4")
+    assert card_speed("NVIDIA GeForce RTX 4060 Ti") is None
+    assert card_speed("AMD Instinct") is None
+
+
+def test_an_h100_takes_what_it_took():
+    """32 answers of 256 tokens with 1.5 B parameters: 1.06 s to sample and 2.10 s to train on."""
+    config = resolve("8gb", None, ["rollout.problems=4", "rollout.max_new_tokens=256", "rollout.dead_groups=keep"])
+    found = Duration(Planner(shape_of(config.model.name), config, 1, 80 * 10**9), card_speed("H100"), 256)
+    assert found.rollout == pytest.approx(1.06, rel=0.1)
+    assert replace(found, ratio=Ratio(1.0, H100.update)).update == pytest.approx(2.10, rel=0.25)

@@ -1,0 +1,170 @@
+"""What a run will take: its hours, energy and price, for `octet plan` and for `octet slurm --time auto`."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from trainer.config.settings import Config
+from trainer.errors import ConfigError, counted
+from trainer.machine import hardware
+from trainer.memory.duration import CARDS, CPU, H100, Duration, Speed, card_speed, measured
+from trainer.memory.planner import Planner
+from trainer.model.shapes import shape_of
+from trainer.problem.gsm8k import TRAINING_PROBLEMS
+from trainer.reports.run_files import RunFiles, read_run
+
+KNOWN = ", ".join(CARDS)
+PARTS = ("rollout", "update", "evaluation")
+SAFE, QUARTER_S = 1.5, 900  # a job has half as much time again, in quarters of an hour
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--card", help="say how long the run takes on this card: RTX 4060, H100 ...")
+    parser.add_argument("--like", type=Path, metavar="RUN", help="correct the time by the steps of an earlier run")
+    parser.add_argument("--length", type=float, metavar="N", help="tokens of an answer, as they are in the mean")
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """The seconds of a run: between `least` and `most`, which are the same where an earlier run corrects them."""
+
+    least: Duration
+    most: Duration
+    steps: int | None  # None if they follow from problems that nobody has counted
+    basis: str
+    watts: float  # that a card draws at most; 0 if unknown
+
+    @property
+    def ranks(self) -> int:
+        return self.most.planner.world_size
+
+    @property
+    def seconds(self) -> tuple[float, float] | None:
+        return None if self.steps is None else (self.least.run(self.steps), self.most.run(self.steps))
+
+    @property
+    def kwh(self) -> float | None:
+        """The energy of all cards at their limit for the longest time: an upper bound."""
+        return self.seconds[1] / 3.6e6 * self.watts * self.ranks if self.seconds and self.watts else None
+
+
+def outlook(options: Namespace, planner: Planner, machine: hardware.Hardware | None) -> Outlook | None:
+    """Return the time of a run on the named card, on that of the earlier run, or on this machine, whichever is known
+    first; None if none is."""
+    _check(options)
+    like = read_run(options.like) if options.like else None
+    config, here = planner.config, machine.gpus[0].name if machine and machine.gpus else ""
+    length = float(config.rollout.max_new_tokens)
+    if like:
+        earlier = _measured(like)
+        speed = _named(options.card) if options.card else earlier.speed
+        length = min(length, options.length or earlier.length)
+        least = most = Duration(
+            planner, speed, length, earlier.live if config.drops_dead_groups else 1.0, earlier.ratio
+        )
+        basis = f"corrected by the steps of {options.like}"
+    else:
+        found = _named(options.card) if options.card else card_speed(here)
+        if found is None:
+            return None
+        speed, length = found, min(length, options.length or length)
+        least = Duration(planner, speed, length)
+        most = replace(least, ratio=H100)
+        basis = (
+            f"computed from the published numbers of {options.card or here}: the first at these, the "
+            "second with the losses of an H100"
+        )
+    limit = hardware.power_limit() if here and not options.card else 0.0
+    return Outlook(least, most, _steps(config, like), basis, limit or speed.watts)
+
+
+def _check(options: Namespace) -> None:
+    for name in ("length", "price"):
+        value = getattr(options, name, None)
+        if value is not None and not 0 < value < float("inf"):
+            raise ConfigError(f"--{name} {value:g}: it must be a number above 0.")
+
+
+def _named(card: str) -> Speed:
+    speed = card_speed(card)
+    if speed is None:
+        raise ConfigError(f"--card {card}: its speed is not known. Known are {KNOWN}. Or name a run with --like.")
+    return speed
+
+
+def _measured(like: RunFiles) -> Duration:
+    """Return the duration of the earlier run on its own machine, corrected by its steps."""
+    config, machine = like.config, like.machine
+    shape = shape_of(config.model.name, config.model.revision)
+    planner = Planner(shape, config, int(machine.get("ranks", 1)), 0)
+    speed = card_speed(machine.get("device", "")) or CPU
+    return measured(Duration(planner, speed, config.rollout.max_new_tokens), like.metrics)
+
+
+def _steps(config: Config, like: RunFiles | None) -> int | None:
+    """Return the steps of the run; None if they follow from the number of problems, and that is not known here."""
+    task = config.task
+    if config.run.steps is not None:
+        return config.run.steps
+    if like and task == like.config.task and like.history.problems:
+        return config.total_steps(like.history.problems)
+    is_published = task.name == "gsm8k" and task.data_dir is None and task.path is None and task.limit is None
+    return config.total_steps(TRAINING_PROBLEMS) if is_published else None
+
+
+def lines(found: Outlook | None, price: float | None) -> Iterator[str]:
+    """Yield the time, the energy and the price of a run for people."""
+    if found is None:
+        yield "time: not known for this machine; --card NAME computes it, and --like RUN takes that of an earlier run"
+        return
+    of_run = "the steps follow from the number of problems, which is not known: write run.steps"
+    if found.seconds:
+        of_run = f"{_span(*found.seconds)} for {counted(found.steps or 0, 'step')} and the evaluations"
+    parts = {name: _span(getattr(found.least, name), getattr(found.most, name)) for name in PARTS}
+    yield f"time: {of_run}, {found.basis}\n  {', '.join(f'{name} {span}' for name, span in parts.items())}"
+    if found.kwh is not None:
+        yield f"energy: at most {found.kwh:.2g} kWh, with {found.ranks} x {found.watts:.0f} W"
+    if price is not None and found.seconds:
+        least, most = (seconds / 3600 * found.ranks * price for seconds in found.seconds)
+        yield f"price: {least:.2f}" + (f" to {most:.2f}" if most > least else "") + f" at {price:g} an hour of a card"
+
+
+def _span(least: float, most: float) -> str:
+    first, last = _time(least), _time(most)
+    return first if first == last else f"{first} to {last}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def document(found: Outlook | None, price: float | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    per_step = {name: [getattr(found.least, name), getattr(found.most, name)] for name in PARTS}
+    hours = found.seconds and [seconds / 3600 for seconds in found.seconds]
+    return {
+        "steps": found.steps,
+        "hours": hours,
+        "seconds": per_step,
+        "basis": found.basis,
+        "kwh_at_most": found.kwh,
+        "price": hours and price and [hour * found.ranks * price for hour in hours],
+    }
+
+
+def limit_of_a_job(found: Outlook | None, jobs: int) -> str:
+    """Return `SAFE` times the longest time, shared by the jobs of a chain, as sbatch reads it: in whole quarters."""
+    if found is None or found.seconds is None:
+        missing = "the speed of the cards" if found is None else "the number of steps"
+        remedy = "--card H100 or --like RUN" if found is None else "run.steps=N"
+        raise ConfigError(f"--time auto: {missing} is not known. Write {remedy} as well, or --time HH:MM:SS.")
+    quarters = max(1, ceil(SAFE * found.seconds[1] / jobs / QUARTER_S))
+    return f"{quarters // 4:02d}:{quarters % 4 * 15:02d}:00"

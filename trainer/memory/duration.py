@@ -1,0 +1,200 @@
+"""How long a run takes, worked out before it begins: the roofline of a shape and a configuration on a machine.
+
+A piece of work takes as long as its arithmetic or its memory traffic, whichever is longer, and each layer has a latency
+beside that, however few tokens go through it. Where a run has been measured on a machine, the ratios of its seconds to
+those worked out for it correct what is worked out for other settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+from statistics import median
+from typing import NamedTuple
+
+from trainer.errors import ConfigError
+from trainer.memory.planner import DRAW, Planner
+
+BETWEEN = 8  # times that what a linear layer reads and writes is moved, by it and around it; fitted with `CPU`
+STATES = 28  # bytes that an optimizer step reads and writes for each number trained: fp32 weights, sums, gradient
+PCIE = 10e9  # bytes a second between an offloaded optimizer and its card
+WARM = 1  # steps of a measured run that are not counted
+
+
+class Speed(NamedTuple):
+    """What a processor does in a second at most."""
+
+    flops: float  # of dense matrix products in the precision of the model
+    bandwidth: float  # bytes
+    latency: float  # seconds of a layer for a single token
+    watts: float = 0.0  # that it draws at most
+
+
+class Ratio(NamedTuple):
+    """Measured over computed seconds."""
+
+    rollout: float = 1.0
+    update: float = 1.0
+
+
+AS_COMPUTED = Ratio()
+CPU = Speed(100e9, 3e9, 3e-4)  # of one core, fitted to six small models; a measured run corrects it
+LATENCY = 1.1e-4  # of a layer on a card: an H100 decodes 256 tokens for 32 rows of 1.5 B parameters in 1.06 s
+# bf16 (V100, T4: fp16) with sums in fp32, without sparsity; memory; power of the board. As their makers publish them.
+CARDS = {
+    "RTX 3060": (51, 360, 170),
+    "RTX 3070": (81, 448, 220),
+    "RTX 3080": (119, 760, 320),
+    "RTX 3090": (71, 936, 350),
+    "RTX 4060": (60, 272, 115),
+    "RTX 4070": (117, 504, 200),
+    "RTX 4080": (195, 717, 320),
+    "RTX 4090": (165, 1008, 450),
+    "RTX 5090": (210, 1792, 575),
+    "T4": (65, 320, 70),
+    "V100": (125, 900, 300),
+    "A100": (312, 1555, 400),
+    "L40S": (362, 864, 350),
+    "L4": (121, 300, 72),
+    "H100": (989, 3350, 700),
+    "H200": (989, 4800, 700),
+}
+OTHERS = ("TI", "SUPER", "LAPTOP")  # words behind the name of another card
+# Computed seconds times these are those that an H100 took for 32 answers of 256 to 512 tokens with 1.5 B parameters.
+# A slower card loses a smaller share, so its seconds lie between the computed ones and these.
+H100 = Ratio(rollout=1.4, update=7.0)
+
+
+def card_speed(name: str) -> Speed | None:
+    """Return the published numbers of a card from its name, as nvidia-smi or a person writes it; None if unknown."""
+    words = f" {name.upper().replace('-', ' ')} "
+    for known, (teraflops, gigabytes, watts) in CARDS.items():
+        _, found, after = words.partition(f" {known} ")
+        if found and not after.startswith(OTHERS):
+            return Speed(teraflops * 1e12, gigabytes * 1e9, LATENCY, watts)
+    return None
+
+
+@dataclass(frozen=True)
+class Duration:
+    """The seconds of a run on one rank. Answers have `length` tokens in the mean, and a share of the groups is live."""
+
+    planner: Planner
+    speed: Speed
+    length: float
+    live: float = 1.0
+    ratio: Ratio = AS_COMPUTED
+
+    @property
+    def step(self) -> float:
+        return self.rollout + self.update
+
+    def run(self, steps: int) -> float:
+        """Return the seconds of all steps and evaluations: of the base, of the trained model, and those between."""
+        every = self.planner.config.eval.every
+        return steps * self.step + (2 + ((steps - 1) // every if every else 0)) * self.evaluation
+
+    @cached_property
+    def rollout(self) -> float:
+        planner = self.planner
+        return self.ratio.rollout * self._sampling(planner.all_rows, planner.config.rollout.group_size)
+
+    @cached_property
+    def evaluation(self) -> float:
+        """Seconds of an evaluation: one greedy answer to each held-out problem."""
+        answers = ceil(self.planner.config.eval.problems / self.planner.world_size)
+        return self.ratio.rollout * self._sampling(answers, 1) if answers else 0.0
+
+    @property
+    def update(self) -> float:
+        config, optim = self.planner.config, self.planner.config.optim
+        algorithm, shape, lora = config.algorithm, self.planner.shape, config.lora.enabled
+        scored = 2 * bool(algorithm.kl.coef) or int(algorithm.top_entropy < 1 or algorithm.minibatches > 1)
+        layers = (1 if lora else 2) + config.model.gradient_checkpointing  # beside the first pass, with base or without
+        forward, head = self._forward, 2 * shape.embedding * self._edges
+        adapters = (6 + 2 * config.model.gradient_checkpointing) * self.planner.trained * self._tokens * lora
+        trained = forward * (1 + layers) + head * (2 if lora else 4) + adapters
+        flops = scored * (forward + head) + algorithm.epochs * trained
+        passes = shape.layers * ceil(self._tokens / optim.tokens_per_micro_batch)
+        passed = self._tokens * self._passed / self.speed.bandwidth
+        beside = (passed + passes * self.speed.latency) * (scored + algorithm.epochs * (1 + layers))
+        moved = STATES * self.planner.shard / (PCIE if self.planner.offloads else self.speed.bandwidth)
+        states = algorithm.epochs * algorithm.minibatches * moved
+        return self.ratio.update * (flops / self.speed.flops + beside + states)
+
+    @property
+    def _edges(self) -> float:
+        """Tokens of answers that are trained on."""
+        return self.live * self.planner.trained_rows * self.length
+
+    @property
+    def _prompts(self) -> float:
+        """Prompts that are read in an update: one of each group, unless every answer has its own."""
+        group = self.planner.config.rollout.group_size if self.planner.work.is_flat else 1
+        return self.live * self.planner.trained_rows / (1 if self.planner.config.is_warmup else group)
+
+    @property
+    def _tokens(self) -> float:
+        return self._edges + self._prompts * self.planner.prompt
+
+    @property
+    def _forward(self) -> float:
+        """FLOP of a pass through the layers: 2 for each weight and token, 4 for each pair and number of a query."""
+        shape, prompt = self.planner.shape, self.planner.prompt
+        pairs = self._prompts * prompt**2 / 2 + self._edges * (prompt + self.length / 2)
+        return 2 * self._weights * self._tokens + 4 * shape.layers * shape.queries * pairs
+
+    @property
+    def _weights(self) -> int:
+        shape = self.planner.shape
+        return shape.layers * sum(linear.weights for linear in shape.linears)
+
+    @property
+    def _passed(self) -> float:
+        """Bytes of a token between the parts of the layers: what linear layers read and write, and others again."""
+        shape = self.planner.shape
+        return BETWEEN * self.planner.item * shape.layers * sum(one.inputs + one.outputs for one in shape.linears)
+
+    def _sampling(self, answers: int, group: int) -> float:
+        """Return the seconds of reading the prompts once, and of a decode step for each token of each wave of rows."""
+        shape, planner, speed = self.planner.shape, self.planner, self.speed
+        waves = ceil(answers / min(answers, planner.config.rollout.rows))
+        steps, context = planner.completion, planner.prompt + self.length / 2
+        rows = answers / waves * self.length / steps  # that are not finished
+        prompts = answers / group
+        attention = 4 * shape.layers * shape.queries
+        reading = prompts * (2 * self._weights * planner.prompt + attention * planner.prompt**2 / 2)
+        flops = rows * (2 * (self._weights + shape.embedding) + attention * context)
+        cache = 2 * shape.layers * shape.keys * planner.item * context
+        drawn = shape.vocabulary * (planner.item + DRAW)
+        moved = planner.decoded + rows * (cache + drawn + self._passed)
+        step = max(flops / speed.flops, moved / speed.bandwidth) + shape.layers * speed.latency
+        read = reading / speed.flops + prompts * planner.prompt * self._passed / speed.bandwidth
+        return read + waves * steps * step
+
+
+def measured(duration: Duration, records: Iterable[Mapping[str, float]]) -> Duration:
+    """Return the duration of a run corrected by its own steps, with the length and the live groups that they had.
+
+    Raise ConfigError if it has too few of them."""
+    steps = [one for one in records if one.get("time/rollout") and one.get("time/step") and "length" in one][WARM:]
+    if not steps:
+        raise ConfigError(
+            f"--like: that run has no step to measure yet, the first {WARM} not counted. Let it make {WARM + 1} or "
+            "more, or leave --like out."
+        )
+    drops = duration.planner.config.drops_dead_groups
+    live = 1 - median(one.get("dead_groups", 0.0) for one in steps) if drops else 1.0
+    own = replace(duration, length=median(one["length"] for one in steps), live=live, ratio=AS_COMPUTED)
+    rollout = median(one["time/rollout"] for one in steps)
+    update = median(_beside_sampling(one) for one in steps)
+    return replace(own, ratio=Ratio(rollout / own.rollout, update / own.update))
+
+
+def _beside_sampling(record: Mapping[str, float]) -> float:
+    """Return the seconds of a step without its rollout."""
+    left_out = ("time/rollout", "time/evaluation")
+    phases = (key for key in record if key.startswith("time/") and key.count("/") == 1 and key not in left_out)
+    return sum(record[key] for key in phases)
