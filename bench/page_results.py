@@ -67,8 +67,11 @@ def _verdicts() -> Iterator[str]:
     found = read("verdicts")
     yield f"Every choice of {found['seeds']} of these seeds, judged as a study of its own ({found['studies']} studies,"
     yield "which overlap), says of each arm against the untrained base:\n"
+    alone = found["with_random_alone"]
     rows = [[arm, *(str(count.get(one, 0)) for one in VERDICTS)] for arm, count in found["verdicts"].items()]
+    rows += [[f"{arm}, of these two arms", *(str(alone[arm].get(one, 0)) for one in VERDICTS)] for arm in alone]
     yield from markdown(["arm", *VERDICTS], rows)
+    yield "Holm's correction is over eleven comparisons with all arms, and over three with two. Three seeds are few.\n"
 
 
 def _addition() -> Iterator[str]:

@@ -22,10 +22,10 @@ RESULTS = Path(__file__).parent / "results"
 SEEDS = 3
 
 
-def judged(found: Mapping[str, Any], seeds: Sequence[int]) -> dict[str, str]:
-    """Return the verdict on each arm against the base by these seeds, corrected as `octet study` does."""
+def judged(found: Mapping[str, Any], arms: Sequence[str], seeds: Sequence[int]) -> dict[str, str]:
+    """Return the verdict on each arm against the base by these seeds, corrected as in a study of these arms."""
     answers = {arm: one[found["paid"]] for arm, one in found["answers"].items()}
-    arms, first = [arm for arm in answers if arm != BASE], found["first"]
+    first = found["first"]
     pairs = [(arm, BASE) for arm in arms] + [(arm, first) for arm in arms if arm != first]
     effects = [effect([_difference(answers[a][seed], answers[b][seed]) for seed in seeds]) for a, b in pairs]
     ps = corrected([one.p for one in effects])
@@ -34,6 +34,12 @@ def judged(found: Mapping[str, Any], seeds: Sequence[int]) -> dict[str, str]:
         for (arm, against), one, p in zip(pairs, effects, ps, strict=True)
         if against == BASE
     }
+
+
+def counts(found: Mapping[str, Any], arms: Sequence[str], choices: Sequence[Sequence[int]]) -> dict[str, Counter[str]]:
+    """Return how often each verdict is said of each arm."""
+    verdicts = [judged(found, arms, seeds) for seeds in choices]
+    return {arm: Counter(one[arm] for one in verdicts) for arm in arms}
 
 
 def _difference(one: str, other: str) -> list[float]:
@@ -47,12 +53,16 @@ def main() -> None:
     options = parser.parse_args()
     found = json.loads((RESULTS / f"studies/{options.study}.json").read_text())
     choices = [*combinations(range(len(found["answers"][BASE][found["paid"]])), SEEDS)]
-    verdicts = [judged(found, seeds) for seeds in choices]
-    counts = {arm: Counter(one[arm] for one in verdicts) for arm in verdicts[0]}
-    result = {"study": options.study, "studies": len(choices), "seeds": SEEDS, "verdicts": counts}
+    every = [arm for arm in found["answers"] if arm != BASE]
+    result = {
+        "study": options.study,
+        "studies": len(choices),
+        "seeds": SEEDS,
+        "verdicts": counts(found, every, choices),
+        "with_random_alone": counts(found, [found["first"], "random"], choices),
+    }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
-    for arm, count in counts.items():
-        print(f"{arm:<20} {', '.join(f'{verdict} in {number}' for verdict, number in count.items())} of {len(choices)}")
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":
