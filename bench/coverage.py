@@ -22,7 +22,7 @@ from numpy.random import Generator as Random
 
 from machine import describe
 from trainer.estimates import SIGNIFICANT
-from trainer.reports.effects import POWER, Effect, corrected, effect
+from trainer.reports.effects import Effect, corrected, effect
 
 Answers = np.ndarray[Any, np.dtype[np.float64]]
 RESULTS = Path(__file__).parent / "results/coverage.json"
@@ -104,11 +104,11 @@ def false_alarms(rng: Random, design: Design, studies: int) -> dict[str, Any]:
 
 
 def power(rng: Random, design: Design, studies: int) -> dict[str, Any]:
-    """Return how often a difference is found that the studies say they find with a probability of `POWER`."""
+    """Return how often a difference is found that the studies call detectable."""
     gain = fmean(one.detectable for one in effects(rng, design, studies // 10))
     changed = Design(design.seeds, design.problems, design.before, design.before + gain, design.of_seed)
     found = fmean(one.p < SIGNIFICANT and one.value > 0 for one in effects(rng, changed, studies))
-    return {**vars(changed), "gain": gain, "stated": POWER, "found": found}
+    return {**vars(changed), "gain": gain, "found": found}
 
 
 def main() -> None:

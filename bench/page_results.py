@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from trainer.reports.effects import FOUND
 from trainer.reports.study import BETTER, CANNOT_TELL, WORSE
 from trainer.reports.study_page import sentences, tables
 
@@ -131,5 +132,5 @@ def _coverage() -> Iterator[str]:
     yield f"Studies of {found['false_alarms'][0]['arms']} arms and a base without any effect raise an alarm, after"
     yield f"Holm's correction, in {min(alarms):.1%} to {max(alarms):.1%} of cases, {fmean(alarms):.1%} in the mean. A"
     powers = [one["found"] for one in found["power"]]
-    yield f"difference that a study says it finds with {found['power'][0]['stated']:.0%} is found by"
+    yield f"difference that a study says it finds in about {FOUND:.0%} of cases is found in"
     yield f"{min(powers):.0%} to {max(powers):.0%}, {fmean(powers):.0%} in the mean. {on(found['machine'])}"

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from trainer.config.study import BASE
-from trainer.reports.effects import LEAST_SEEDS, POWER
+from trainer.reports.effects import FOUND, LEAST_SEEDS
 from trainer.reports.markup import Html, page, table, tag
 from trainer.reports.panels import Group
 from trainer.reports.report import charts, section
@@ -85,7 +85,7 @@ def sentences(found: Found) -> Iterator[str]:
         if is_arm and one["against"] == found["first"] and one.get("verdict") == CANNOT_TELL:
             yield (
                 f"{one['arm']} and {found['first']}: no difference was found. This study finds one of "
-                f"{100 * one['detectable']:.1f} points with a probability of about {POWER:.0%}."
+                f"{100 * one['detectable']:.1f} points with a probability of about {FOUND:.0%}."
             )
     yield from _costs(found)
 
