@@ -10,7 +10,7 @@ from typing import Any
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, MergeError, ModelError
 from trainer.evaluation.comparison import Comparison, agreement
-from trainer.export import gguf_file, llama_cpp, ollama
+from trainer.export import gguf_file, llama_cpp, ollama, vocabulary
 from trainer.machine import disk
 from trainer.model import merge
 from trainer.model.load import end_of_turn, load_tokenizer
@@ -109,6 +109,7 @@ def _checked(
     sampler = llama_cpp.LlamaCppSampler(file, stops, max(len(one.tokens) for one in prompts) + longest)
     try:
         _must_read_the_same_tokens(file, sampler, tokenizer, prompts)
+        must_ask_and_end_alike(file, sampler, tokenizer)
         theirs = evaluate_models.evaluate_model("llama.cpp", model, tokenizer, config, outside=sampler)
     finally:
         sampler.close()
@@ -135,3 +136,19 @@ def _must_read_the_same_tokens(
             raise MergeError(
                 f"{file}: llama.cpp reads the prompt of problem {prompt.problem.id} as other tokens than transformers."
             )
+
+
+def must_ask_and_end_alike(file: Path, sampler: llama_cpp.LlamaCppSampler, tokenizer: Any) -> None:
+    """Raise MergeError if the file has another chat template than the tokenizer, or ends its answers elsewhere.
+
+    The check itself asks with the prompts of the run and stops where the run does, so it would not notice."""
+    if sampler.template != vocabulary.template_of(tokenizer):
+        raise MergeError(f"{file}: its chat template is not that of the tokenizer. Export it again.")
+    if sampler.end != tokenizer.eos_token_id:
+        raise MergeError(f"{file}: it names {sampler.end} as the end of a text, not {tokenizer.eos_token_id}.")
+    ends, turn = sampler.ends(), end_of_turn(tokenizer)
+    if turn is not None and turn not in ends:
+        raise MergeError(f"{file}: llama.cpp does not stop at the end of a turn, token {turn}. Export it again.")
+    if ordinary := sorted(ends - tokenizer.added_tokens_decoder.keys()):
+        text = tokenizer.convert_ids_to_tokens(ordinary[0])
+        raise MergeError(f"{file}: llama.cpp stops at {text!r}, token {ordinary[0]}, which is ordinary text.")
