@@ -1,14 +1,17 @@
 """`octet export` without llama.cpp: what it writes and refuses. tests/llama compares answers."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig
 
-from tests.conftest import NANO, octet
+from tests.conftest import NANO, ROOT, octet
 from trainer.commands.main import main
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora, Model
@@ -68,6 +71,19 @@ def test_a_file_whose_check_broke_off_has_no_modelfile(run, tmp_path, monkeypatc
     with pytest.raises(OSError, match="libgomp"):
         main(["export", str(run), "--to", "ollama", "--problems", "2", "--out", str(tmp_path / "out")])
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model-q8_0.gguf.unchecked"]
+
+
+@pytest.mark.parametrize("to", ["gguf", "safetensors"])
+def test_a_process_that_is_killed_leaves_no_name_of_a_checked_model(to, run, tmp_path):
+    """Killed while the held-out problems are asked: the folder of GGUF has its name, its file has not."""
+    (tmp_path / "llama_cpp.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    killed = "import trainer.run.evaluate_models as m, os; m.agreement = lambda *_: os.kill(os.getpid(), 9); "
+    start = f"{killed}from trainer.commands.main import main; main(['export', {str(run)!r}, '--to', {to!r}, "
+    start += f"'--problems', '2', '--out', {str(tmp_path / 'out')!r}])"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    assert subprocess.run([sys.executable, "-c", start], env=environment, check=False).returncode == -9
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("model*")}
+    assert left == {"out/model-q8_0.gguf.unchecked" if to == "gguf" else "out.unchecked/model.safetensors"}
 
 
 def test_a_whole_model_and_an_adapter_in_place_of_a_run(run, base, tmp_path, capfd):

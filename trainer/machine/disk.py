@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, MergeError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # A path that a setting names cannot be used; the error has it.
@@ -108,6 +108,24 @@ def replace(path: Path, content: bytes) -> None:
         partial.write_bytes(content)
         keep(partial)
         partial.replace(path)
+
+
+@contextmanager
+def named_when_checked(path: Path) -> Iterator[Path]:
+    """Yield the name under which a file or a folder is written and checked, so that a process that ends in between
+    leaves it as `*.unchecked`. It then gets its own name, or, if the check raises MergeError, `*.refused`."""
+    path = path.absolute()
+    unchecked, refused = (path.with_name(f"{path.name}.{ending}") for ending in ("unchecked", "refused"))
+    for earlier in filter(Path.is_dir, (unchecked, refused)):
+        shutil.rmtree(earlier)
+    try:
+        yield unchecked
+    except MergeError as error:
+        if unchecked.exists():
+            unchecked.rename(refused)
+            error.args = (f"{error} It is kept as {refused}.",)
+        raise
+    unchecked.rename(path)
 
 
 def size(folder: Path) -> int:

@@ -22,7 +22,7 @@ from trainer.evaluation.comparison import Comparison, agreement
 from trainer.evaluation.evaluate import Evaluation
 from trainer.evaluation.results import flip_lines
 from trainer.loss.logprobs import LogProbs
-from trainer.machine import hardware
+from trainer.machine import disk, hardware
 from trainer.machine.quiet import no_progress_bars
 from trainer.model import merge as export
 from trainer.model.load import load_model, load_tokenizer, resolve_dtype
@@ -140,7 +140,8 @@ def merge(config: Config, adapter: Path | None, out: Path, as_json: bool, check:
     """Write the model, with an adapter merged in if there is one; and load it again then, and compare its answers with
     those of the adapted model."""
     if adapter is None or not check:
-        export.merge(config.model, adapter, out, None)
+        with disk.named_when_checked(out) as unchecked:
+            export.merge(config.model, adapter, unchecked, None)
         why_not = "--no-check was given" if adapter else "nothing was merged: these are the weights of the run"
         answer({"out": str(out), "said": [f"written to {out}", f"not checked: {why_not}"]}, [], as_json)
         return
@@ -148,15 +149,16 @@ def merge(config: Config, adapter: Path | None, out: Path, as_json: bool, check:
     adapted = evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config)
     del model
     say(f"octet: merging {adapter} into the base, and writing {out}")
-    export.merge(config.model, adapter, out, None)
-    model, tokenizer = load(config, str(out))
-    merged = evaluate_model("merged", model, tokenizer, config)
-    alike = agreement(adapted, merged)
+    with disk.named_when_checked(out) as unchecked:
+        export.merge(config.model, adapter, unchecked, None)
+        model, tokenizer = load(config, str(unchecked))
+        merged = evaluate_model("merged", model, tokenizer, config)
+        alike = agreement(adapted, merged)
+        if config.model.quantize == "none":  # else the bases differ as well
+            alike.must_be_rounding(_coarser(str(AutoConfig.from_pretrained(unchecked).dtype), config))
     said = [f"{results.merged_against('adapter', config)}: {alike}", f"written to {out}"]
     facts = {"out": str(out), "identical": alike.identical, "problems": alike.problems}
     answer({**facts, "largest_difference": alike.largest_difference, "said": said}, [adapted, merged], as_json)
-    if config.model.quantize == "none":  # else the bases differ as well
-        alike.must_be_rounding(_coarser(str(AutoConfig.from_pretrained(out).dtype), config))
 
 
 def _coarser(written: str, config: Config) -> str:

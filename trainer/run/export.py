@@ -10,6 +10,7 @@ from typing import Any
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, MergeError, ModelError
 from trainer.evaluation.comparison import Comparison, agreement
+from trainer.evaluation.evaluate import Evaluation
 from trainer.export import gguf_file, llama_cpp, ollama, vocabulary
 from trainer.machine import disk
 from trainer.model import merge
@@ -37,28 +38,17 @@ def to_gguf(
     tokenizer = load_tokenizer(config.model)
     file = out / f"model-{fmt}.gguf"
     beside = _modelfile(file.name, config, weights, tokenizer) if modelfile else None
-    names = _write(file, weights, tokenizer, fmt)
     why_not = "--no-check was given" if not check else _why_unchecked(config)
-    facts, evaluations = ({"said": []}, []) if why_not else _checked_or_renamed(config, adapter, file, weights, names)
+    facts: dict[str, Any] = {"said": []}
+    evaluations: list[Evaluation] = []
+    with disk.named_when_checked(file) as unchecked:
+        names = _write(unchecked, weights, tokenizer, fmt)
+        if not why_not:
+            facts, evaluations = _checked(config, adapter, unchecked, weights, names)
     if beside:  # not before the file has its name for good
         (out / "Modelfile").write_text(beside)
     said = [*facts["said"], f"written to {file}", *([UNCHECKED + why_not] if why_not else [])]
     evaluate_models.answer({**facts, "out": str(file), "said": said}, evaluations, as_json)
-
-
-def _checked_or_renamed(
-    config: Config, adapter: Path | None, file: Path, weights: merge.Weights, names: Mapping[str, str]
-) -> tuple[dict[str, Any], list[Any]]:
-    """Check the file, and rename it if it does not pass."""
-    try:
-        return _checked(config, adapter, file, weights, names)
-    except MergeError as error:
-        refused = file.with_name(f"{file.name}.refused")
-        file.rename(refused)
-        raise MergeError(f"{error} The file is kept as {refused}.") from None
-    except BaseException:  # the check broke off, so nothing has shown that this is the model
-        file.rename(file.with_name(f"{file.name}.unchecked"))
-        raise
 
 
 def _write(file: Path, weights: merge.Weights, tokenizer: Any, fmt: str) -> dict[str, str]:
@@ -96,7 +86,7 @@ def _why_unchecked(config: Config) -> str | None:
 
 def _checked(
     config: Config, adapter: Path | None, file: Path, weights: merge.Weights, names: Mapping[str, str]
-) -> tuple[dict[str, Any], list[Any]]:
+) -> tuple[dict[str, Any], list[Evaluation]]:
     """Have transformers and llama.cpp answer the same held-out problems, and compare them."""
     model, tokenizer = evaluate_models.load(config)
     model = load_adapter(model, adapter) if adapter else model
