@@ -103,7 +103,25 @@ def test_an_export_lies_beside_a_model_that_was_named_itself(run, base, tmp_path
     monkeypatch.chdir(tmp_path / "whole")
     assert octet("export", ".", "--to", "safetensors", "--no-check") == 0
     found = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("model*") if path.is_file()}
-    assert found == {"runs/one/export-gguf", "runs/one/adapter-gguf", "whole-gguf", "whole-safetensors", "whole"}
+    names = {"runs/one/export-gguf-q8_0", "runs/one/adapter-gguf-q8_0", "whole-gguf-q8_0", "whole-safetensors", "whole"}
+    assert found == names
+
+
+def test_what_was_exported_is_recorded_and_another_format_has_its_own_folder(run, base, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "one")
+    shutil.copytree(run / "adapter", folder / "checkpoints/step_000051/adapter")
+    (folder / "metrics.jsonl").write_text('{"step": 60}\n')
+    for fmt in ("q8_0", "f16"):
+        assert octet("export", folder, "--to", "gguf", "--format", fmt, "--no-check") == 0
+        made = json.loads((folder / f"export-gguf-{fmt}/export.json").read_text())
+        named = {"source": "../adapter", "step": 60, "file": f"model-{fmt}.gguf", "format": fmt}
+        assert made == named | {"not_checked": "--no-check was given"}
+    saved = folder / "checkpoints/step_000051/adapter"
+    assert octet("export", saved, "--to", "safetensors", "--problems", 4, "--out", tmp_path / "out") == 0
+    made = json.loads((tmp_path / "out/export.json").read_text())
+    assert (made["source"], made["step"]) == ("../one/checkpoints/step_000051/adapter", 51)
+    assert (made["identical"], made["problems"]) == (4, 4)
+    assert made["accuracy"].keys() == {"adapter", "merged"}
 
 
 WRONG = {

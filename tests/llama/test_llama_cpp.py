@@ -136,7 +136,8 @@ def test_export_answers_alike(fmt, run, tmp_path, capfd):
     if fmt == "f16":
         assert facts["identical"] == 8
     assert f"FROM ./model-{fmt}.gguf\n" in (tmp_path / "Modelfile").read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["Modelfile", f"model-{fmt}.gguf"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["Modelfile", "export.json", f"model-{fmt}.gguf"]
+    assert json.loads((tmp_path / "export.json").read_text())["with_the_weights_of_the_file"] == same
 
 
 def test_a_file_that_reads_other_tokens_is_refused(run, tmp_path, capfd):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,18 @@ from trainer.run import assemble, evaluate_models
 UNCHECKED = "not checked: "
 
 
-def to_gguf(
-    config: Config, adapter: Path | None, out: Path, fmt: str, check: bool, as_json: bool, modelfile: bool
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What `octet export` was asked for."""
+
+    out: Path
+    format: str
+    check: bool
+    as_json: bool
+    modelfile: bool
+
+
+def to_gguf(config: Config, adapter: Path | None, wanted: Wanted, made_of: Mapping[str, Any]) -> None:
     """Write a GGUF file, and a Modelfile for Ollama if that is asked for, and compare its answers."""
     weights = merge.stored_weights(config.model.clean, adapter, None)
     if weights is None:
@@ -36,19 +46,21 @@ def to_gguf(
             "export --to safetensors first, and export that folder."
         )
     tokenizer = load_tokenizer(config.model)
-    file = out / f"model-{fmt}.gguf"
-    beside = _modelfile(file.name, config, weights, tokenizer) if modelfile else None
-    why_not = "--no-check was given" if not check else _why_unchecked(config)
-    facts: dict[str, Any] = {"said": []}
+    file = wanted.out / f"model-{wanted.format}.gguf"
+    beside = _modelfile(file.name, config, weights, tokenizer) if wanted.modelfile else None
+    why_not = _why_unchecked(config) if wanted.check else "--no-check was given"
+    facts: dict[str, Any] = {"not_checked": why_not}
     evaluations: list[Evaluation] = []
+    said: list[str] = []
     with disk.named_when_checked(file) as unchecked:
-        names = _write(unchecked, weights, tokenizer, fmt)
+        names = _write(unchecked, weights, tokenizer, wanted.format)
         if not why_not:
-            facts, evaluations = _checked(config, adapter, unchecked, weights, names)
+            facts, evaluations, said = _checked(config, adapter, unchecked, weights, names)
+        evaluate_models.record(wanted.out, {**made_of, "file": file.name, "format": wanted.format}, facts)
     if beside:  # not before the file has its name for good
-        (out / "Modelfile").write_text(beside)
-    said = [*facts["said"], f"written to {file}", *([UNCHECKED + why_not] if why_not else [])]
-    evaluate_models.answer({**facts, "out": str(file), "said": said}, evaluations, as_json)
+        (wanted.out / "Modelfile").write_text(beside)
+    said += [f"written to {file}", *([UNCHECKED + why_not] if why_not else [])]
+    evaluate_models.answer({**facts, "out": str(file), "said": said}, evaluations, wanted.as_json)
 
 
 def _write(file: Path, weights: merge.Weights, tokenizer: Any, fmt: str) -> dict[str, str]:
@@ -86,11 +98,11 @@ def _why_unchecked(config: Config) -> str | None:
 
 def _checked(
     config: Config, adapter: Path | None, file: Path, weights: merge.Weights, names: Mapping[str, str]
-) -> tuple[dict[str, Any], list[Evaluation]]:
-    """Have transformers and llama.cpp answer the same held-out problems, and compare them."""
+) -> tuple[dict[str, Any], list[Evaluation], list[str]]:
+    """Have Octet and llama.cpp answer the same held-out problems, and compare them."""
     model, tokenizer = evaluate_models.load(config)
     model = load_adapter(model, adapter) if adapter else model
-    own = evaluate_models.evaluate_model("transformers", model, tokenizer, config)
+    own = evaluate_models.evaluate_model("Octet", model, tokenizer, config)
     prompter = assemble.prompter_of(config, make_task(config.task), tokenizer)
     stops = Stops(tokenizer, *assemble.ends(config, prompter, model))
     held_out = assemble.held_out_prompts(config, make_task(config.task), prompter)
@@ -111,10 +123,10 @@ def _checked(
     if not apart.mean <= apart.bound:
         raise MergeError(f"{file}: {apart}: llama.cpp computes another model than transformers.")
     alike = agreement(own, theirs)
-    said = [f"llama.cpp against transformers: {alike}", Comparison(own, theirs).sentence, str(apart)]
-    facts = {"identical": alike.identical, "problems": alike.problems, "largest_difference": alike.largest_difference}
+    said = [f"llama.cpp against Octet: {alike}", Comparison(own, theirs).sentence, str(apart)]
     same = {"mean": apart.mean, "largest": apart.largest, "bound": apart.bound}
-    return {**facts, "with_the_weights_of_the_file": same, "said": said}, [own, theirs]
+    facts = evaluate_models.checked(alike, [own, theirs])
+    return {**facts, "with_the_weights_of_the_file": same}, [own, theirs], said
 
 
 def _must_read_the_same_tokens(
