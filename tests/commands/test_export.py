@@ -130,6 +130,7 @@ WRONG = {
     "no problems": (["RUN", "--to", "gguf", "--problems", "0"], "Write --problems 1 or more, or --no-check."),
     "no run": (["EMPTY", "--to", "gguf"], "there is neither an adapter nor a model in it"),
     "a full folder": (["RUN", "--to", "gguf", "--out", "RUN"], "it exists and is not empty"),
+    "a place that cannot be written": (["RUN", "--to", "gguf", "--out", "/proc/foo"], "--out /proc/foo: it cannot be"),
     "a format of llama.cpp": (["RUN", "--to", "gguf", "--format", "q4_k_m"], "llama-cpp-python is not installed"),
 }
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trainer.commands.eval import add_model_arguments, names_a_model, origin, settings_for
+from trainer.commands.options import writing
 from trainer.errors import CheckpointError, ConfigError
 
 FORMATS = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q3_k_m")
@@ -36,6 +37,10 @@ def run(options: Namespace) -> None:
     out = options.out or _default_out(options.run, model, _kind(options))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out}: it exists and is not empty. Delete it, or name a new folder.")
+    if not out.exists():
+        with writing(out):  # so that a place that cannot be written is answered now
+            out.mkdir(parents=True)
+            out.rmdir()
     config, check, made_of = settings_for(options), not options.no_check, origin(model, out)
     if options.to == "safetensors":
         from trainer.run import evaluate_models
