@@ -30,7 +30,6 @@ QUANTISED = {  # by llama.cpp itself, from a file in f32, and its number for the
     "q4_k_s": gguf.LlamaFileType.MOSTLY_Q4_K_S,
     "q3_k_m": gguf.LlamaFileType.MOSTLY_Q3_K_M,
 }
-FORMATS = [*WRITTEN, *QUANTISED]
 AT_ENDS = Kind.Q8_0  # of embedding and output layer in formats of fewer bits: they are the most sensitive
 
 
