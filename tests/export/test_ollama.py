@@ -39,7 +39,8 @@ def test_the_modelfile_of_the_embedded_model(tokenizer):
     assert text == (
         'FROM ./it.gguf\nTEMPLATE """{{ range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}'
         '<|im_start|>assistant\n"""\nPARAMETER temperature 1\nPARAMETER num_predict 40\nPARAMETER num_ctx 552\n'
-        'PARAMETER top_k 0\nPARAMETER top_p 1\nPARAMETER min_p 0\nPARAMETER repeat_penalty 1\nPARAMETER stop "<|im_end|>"\n'
+        "PARAMETER top_k 0\nPARAMETER top_p 1\n"
+        'PARAMETER min_p 0\nPARAMETER repeat_penalty 1\nPARAMETER stop "<|im_end|>"\n'
         'PARAMETER stop """\nQuestion:"""\n'
     )
 

@@ -167,6 +167,21 @@ def test_the_card_of_a_gguf_file_says_what_its_check_found(case, capsys, copied)
     assert "  export.json" not in out
 
 
+@pytest.mark.parametrize("place", ["in its folder", "on the hub", "nowhere"])
+def test_the_licence_of_the_base_is_that_of_its_card(place, capsys, copied, monkeypatch, tmp_path):
+    base, folder = tmp_path / "base", copied("demo")
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    (base / "README.md").write_text("---\nlicense: mit\n---\n")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["model"]["name"] = str(base) if place == "in its folder" else "octet/tiny"
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    with serving({} if place == "nowhere" else {"models/octet/tiny": base}) as server:
+        use_hub(monkeypatch, server.url, tmp_path / "home")
+        _, out, err = octet(capsys, "push", folder, "--to", "me/demo")
+    assert f"The base: {'see its page' if place == 'nowhere' else 'mit'}." in out, err
+
+
 def test_a_model_whose_step_is_another_one_has_no_evaluation(capsys, copied):
     folder = copied("demo")
     shutil.copytree(folder / "adapter", folder / "kept")

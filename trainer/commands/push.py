@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, errors
+from huggingface_hub import CommitOperationAdd, HfApi, errors
 from huggingface_hub.utils import validate_repo_id
 
 from trainer.errors import CheckpointError, ConfigError
@@ -37,7 +37,9 @@ def run(options: Namespace) -> None:
     files, made = _files(folder), _made(run, folder)
     with tempfile.TemporaryDirectory() as scratch:
         curves = _curves(run, Path(scratch))
-        text = card.card(run, options.to, _kind(folder), _licence(run), CURVES if curves else None, made)
+        text = card.card(
+            run, options.to, _kind(folder), hub.licence(run.config.model), CURVES if curves else None, made
+        )
         contents: dict[str, Any] = {**files, "README.md": text.encode(), **({CURVES: curves} if curves else {})}
         if ADAPTER in files:
             contents[ADAPTER] = _without_path(files[ADAPTER])
@@ -106,16 +108,6 @@ def _curves(run: RunFiles, folder: Path) -> bytes | None:
         return None
     list(sheet.write([run], folder))
     return (folder / CURVES).read_bytes()
-
-
-def _licence(run: RunFiles) -> str | None:
-    """Return the licence of the base as its card says, where that is on this machine."""
-    if run.config.model.name == "nano":
-        return "apache-2.0"
-    base = hub.local_folder(run.config.model.name) or hub.snapshot(run.config.model)
-    readme = base / "README.md" if base else None
-    found = ModelCard.load(readme).data.get("license") if readme and readme.is_file() else None
-    return str(found) if found else None
 
 
 def _send(to: str, contents: dict[str, Any], private: bool) -> str:
