@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from transformers import AutoConfig
@@ -114,8 +115,11 @@ def test_what_was_exported_is_recorded_and_another_format_has_its_own_folder(run
     for fmt in ("q8_0", "f16"):
         assert octet("export", folder, "--to", "gguf", "--format", fmt, "--no-check") == 0
         made = json.loads((folder / f"export-gguf-{fmt}/export.json").read_text())
-        named = {"source": "../adapter", "step": 60, "file": f"model-{fmt}.gguf", "format": fmt}
+        named = {"name": "one", "source": "../adapter", "step": 60, "file": f"model-{fmt}.gguf", "format": fmt}
         assert made == named | {"not_checked": "--no-check was given"}
+        fields = gguf.GGUFReader(folder / f"export-gguf-{fmt}/model-{fmt}.gguf").fields
+        assert fields["general.name"].contents() == "one"
+        assert fields["general.base_model.0.name"].contents() == base.name
     saved = folder / "checkpoints/step_000051/adapter"
     assert octet("export", saved, "--to", "safetensors", "--problems", 4, "--out", tmp_path / "out") == 0
     made = json.loads((tmp_path / "out/export.json").read_text())

@@ -204,4 +204,5 @@ def origin(folder: Path, out: Path) -> dict[str, Any]:
     """Return what an export records of the model that it was made of."""
     settings = _config_of_run(folder)
     step = read_run(settings.parent).step_of(folder) if settings else None
-    return {"source": os.path.relpath(folder.resolve(), out.resolve()), "step": step}
+    name = (settings.parent if settings else folder).resolve().name
+    return {"name": name, "source": os.path.relpath(folder.resolve(), out.resolve()), "step": step}

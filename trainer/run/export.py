@@ -14,7 +14,7 @@ from trainer.evaluation.comparison import Comparison, agreement
 from trainer.evaluation.evaluate import Evaluation
 from trainer.export import gguf_file, llama_cpp, ollama, vocabulary
 from trainer.machine import disk
-from trainer.model import merge
+from trainer.model import hub, merge
 from trainer.model.load import end_of_turn, load_tokenizer
 from trainer.model.lora import load_adapter
 from trainer.problem.task import make_task
@@ -49,11 +49,13 @@ def to_gguf(config: Config, adapter: Path | None, wanted: Wanted, made_of: Mappi
     file = wanted.out / f"model-{wanted.format}.gguf"
     beside = _modelfile(file.name, config, weights, tokenizer) if wanted.modelfile else None
     why_not = _why_unchecked(config) if wanted.check else "--no-check was given"
+    base = config.model.name if adapter else None
+    about = gguf_file.About(made_of["name"], base, hub.licence(config.model))
     facts: dict[str, Any] = {"not_checked": why_not}
     evaluations: list[Evaluation] = []
     said: list[str] = []
     with disk.named_when_checked(file) as unchecked:
-        names = _write(unchecked, weights, tokenizer, wanted.format)
+        names = _write(unchecked, weights, tokenizer, wanted.format, about)
         if not why_not:
             facts, evaluations, said = _checked(config, adapter, unchecked, weights, names)
         evaluate_models.record(wanted.out, {**made_of, "file": file.name, "format": wanted.format}, facts)
@@ -63,7 +65,7 @@ def to_gguf(config: Config, adapter: Path | None, wanted: Wanted, made_of: Mappi
     evaluate_models.answer({**facts, "out": str(file), "said": said}, evaluations, wanted.as_json)
 
 
-def _write(file: Path, weights: merge.Weights, tokenizer: Any, fmt: str) -> dict[str, str]:
+def _write(file: Path, weights: merge.Weights, tokenizer: Any, fmt: str, about: gguf_file.About) -> dict[str, str]:
     """Write the file, by way of one in f32 where llama.cpp quantises."""
     gguf_file.family_of(weights.config)
     if fmt not in gguf_file.WRITTEN and not llama_cpp.is_here():
@@ -74,10 +76,10 @@ def _write(file: Path, weights: merge.Weights, tokenizer: Any, fmt: str) -> dict
     file.parent.mkdir(parents=True, exist_ok=True)
     with disk.writing(file.parent, "the GGUF file", "Make room, or name another --out."):
         if fmt in gguf_file.WRITTEN:
-            return gguf_file.write(file, weights, tokenizer, fmt, end_of_turn(tokenizer))
+            return gguf_file.write(file, weights, tokenizer, fmt, end_of_turn(tokenizer), about)
         with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
             exact = Path(scratch) / "f32.gguf"
-            names = gguf_file.write(exact, weights, tokenizer, "f32", end_of_turn(tokenizer))
+            names = gguf_file.write(exact, weights, tokenizer, "f32", end_of_turn(tokenizer), about)
             llama_cpp.quantise(exact, file, fmt)
         return names
 
