@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import ModelCard, constants
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.*))?)?")
@@ -193,7 +193,10 @@ class _Answer(BaseHTTPRequestHandler):
             self._reply_json([_entry(folder, path) for path in entries])
         else:
             files = [{"rfilename": str(path.relative_to(folder))} for path in folder.rglob("*") if path.is_file()]
-            self._reply_json({"id": name, "sha": COMMIT, "private": False, "tags": [], "siblings": files})
+            card = folder / "README.md"
+            said = ModelCard.load(card).data.to_dict() if card.is_file() else {}
+            facts = {"id": name, "sha": COMMIT, "private": False, "tags": [], "siblings": files, "cardData": said}
+            self._reply_json(facts)
 
     def _repository(self, name: str, revision: str) -> Path | None:
         """The folder; None when the answer has been given already."""

@@ -1,14 +1,18 @@
 """`octet export` without llama.cpp: what it writes and refuses. tests/llama compares answers."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from transformers import AutoConfig
 
-from tests.conftest import NANO, octet
+from tests.conftest import NANO, ROOT, octet
 from trainer.commands.main import main
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora, Model
@@ -70,14 +74,27 @@ def test_a_file_whose_check_broke_off_has_no_modelfile(run, tmp_path, monkeypatc
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model-q8_0.gguf.unchecked"]
 
 
+@pytest.mark.parametrize("to", ["gguf", "safetensors"])
+def test_a_process_that_is_killed_leaves_no_name_of_a_checked_model(to, run, tmp_path):
+    """Killed while the held-out problems are asked: the folder of GGUF has its name, its file has not."""
+    (tmp_path / "llama_cpp.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    killed = "import trainer.run.evaluate_models as m, os; m.agreement = lambda *_: os.kill(os.getpid(), 9); "
+    start = f"{killed}from trainer.commands.main import main; main(['export', {str(run)!r}, '--to', {to!r}, "
+    start += f"'--problems', '2', '--out', {str(tmp_path / 'out')!r}])"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    assert subprocess.run([sys.executable, "-c", start], env=environment, check=False).returncode == -9
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("model*")}
+    assert left == {"out/model-q8_0.gguf.unchecked" if to == "gguf" else "out.unchecked/model.safetensors"}
+
+
 def test_a_whole_model_and_an_adapter_in_place_of_a_run(run, base, tmp_path, capfd):
     assert octet("export", run / "adapter", "--to", "gguf", "--no-check", "--out", tmp_path / "one") == 0
     assert octet("export", base, "--to", "gguf", "--no-check", "--out", tmp_path / "two") == 0
     assert octet("export", base, "--to", "safetensors", "--out", tmp_path / "three") == 0
     assert "nothing was merged" in capfd.readouterr().out
-    one, two = ((tmp_path / name / "model-q8_0.gguf").read_bytes() for name in ("one", "two"))
-    assert len(one) == len(two)
-    assert one != two
+    one, two = (gguf.GGUFReader(tmp_path / name / "model-q8_0.gguf").tensors for name in ("one", "two"))
+    assert [(part.name, part.n_bytes) for part in one] == [(part.name, part.n_bytes) for part in two]
+    assert any((mine.data != other.data).any() for mine, other in zip(one, two, strict=True))
 
 
 def test_an_export_lies_beside_a_model_that_was_named_itself(run, base, tmp_path, monkeypatch):
@@ -87,7 +104,28 @@ def test_an_export_lies_beside_a_model_that_was_named_itself(run, base, tmp_path
     monkeypatch.chdir(tmp_path / "whole")
     assert octet("export", ".", "--to", "safetensors", "--no-check") == 0
     found = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("model*") if path.is_file()}
-    assert found == {"runs/one/export-gguf", "runs/one/adapter-gguf", "whole-gguf", "whole-safetensors", "whole"}
+    names = {"runs/one/export-gguf-q8_0", "runs/one/adapter-gguf-q8_0", "whole-gguf-q8_0", "whole-safetensors", "whole"}
+    assert found == names
+
+
+def test_what_was_exported_is_recorded_and_another_format_has_its_own_folder(run, base, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "one")
+    shutil.copytree(run / "adapter", folder / "checkpoints/step_000051/adapter")
+    (folder / "metrics.jsonl").write_text('{"step": 60}\n')
+    for fmt in ("q8_0", "f16"):
+        assert octet("export", folder, "--to", "gguf", "--format", fmt, "--no-check") == 0
+        made = json.loads((folder / f"export-gguf-{fmt}/export.json").read_text())
+        named = {"name": "one", "source": "../adapter", "step": 60, "file": f"model-{fmt}.gguf", "format": fmt}
+        assert made == named | {"not_checked": "--no-check was given"}
+        fields = gguf.GGUFReader(folder / f"export-gguf-{fmt}/model-{fmt}.gguf").fields
+        assert fields["general.name"].contents() == "one"
+        assert fields["general.base_model.0.name"].contents() == base.name
+    saved = folder / "checkpoints/step_000051/adapter"
+    assert octet("export", saved, "--to", "safetensors", "--problems", 4, "--out", tmp_path / "out") == 0
+    made = json.loads((tmp_path / "out/export.json").read_text())
+    assert (made["source"], made["step"]) == ("../one/checkpoints/step_000051/adapter", 51)
+    assert (made["identical"], made["problems"]) == (4, 4)
+    assert made["accuracy"].keys() == {"adapter", "merged"}
 
 
 WRONG = {
@@ -96,6 +134,7 @@ WRONG = {
     "no problems": (["RUN", "--to", "gguf", "--problems", "0"], "Write --problems 1 or more, or --no-check."),
     "no run": (["EMPTY", "--to", "gguf"], "there is neither an adapter nor a model in it"),
     "a full folder": (["RUN", "--to", "gguf", "--out", "RUN"], "it exists and is not empty"),
+    "a place that cannot be written": (["RUN", "--to", "gguf", "--out", "/proc/foo"], "--out /proc/foo: it cannot be"),
     "a format of llama.cpp": (["RUN", "--to", "gguf", "--format", "q4_k_m"], "llama-cpp-python is not installed"),
 }
 

@@ -46,12 +46,16 @@ def test_a_weight_under_the_name_of_another_is_refused(nano, tokenizer, tmp_path
 
 
 def test_the_tokenizer_is_in_the_file(nano, tokenizer, tmp_path):
-    gguf_file.write(tmp_path / "file", nano, tokenizer, "q8_0", 2)
+    about = gguf_file.About("demo", "octet/tiny", "mit")
+    gguf_file.write(tmp_path / "file", nano, tokenizer, "q8_0", 2, about)
     fields = gguf.GGUFReader(tmp_path / "file").fields
 
     def value(name):
         return fields[f"tokenizer.{name}"].contents()
 
+    said = [fields[f"general.{name}"].contents() for name in ("name", "license", "base_model.0.name")]
+    assert said == ["demo", "mit", "tiny"]
+    assert fields["general.base_model.0.repo_url"].contents().endswith("/octet/tiny")
     assert value("ggml.pre") == "qwen2"
     assert [tokenizer.convert_tokens_to_ids(text) for text in value("ggml.tokens")] == list(range(480))
     assert value("ggml.eos_token_id") == value("ggml.eot_token_id") == 2

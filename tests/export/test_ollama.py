@@ -38,8 +38,9 @@ def test_the_modelfile_of_the_embedded_model(tokenizer):
     text = ollama.modelfile("it.gguf", resolve("nano"), tokenizer, ["<|im_end|>", "\nQuestion:"])
     assert text == (
         'FROM ./it.gguf\nTEMPLATE """{{ range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}'
-        '<|im_start|>assistant\n"""\nPARAMETER temperature 1\nPARAMETER num_predict 40\nPARAMETER top_k 0\n'
-        'PARAMETER top_p 1\nPARAMETER min_p 0\nPARAMETER repeat_penalty 1\nPARAMETER stop "<|im_end|>"\n'
+        '<|im_start|>assistant\n"""\nPARAMETER temperature 1\nPARAMETER num_predict 40\nPARAMETER num_ctx 552\n'
+        "PARAMETER top_k 0\nPARAMETER top_p 1\n"
+        'PARAMETER min_p 0\nPARAMETER repeat_penalty 1\nPARAMETER stop "<|im_end|>"\n'
         'PARAMETER stop """\nQuestion:"""\n'
     )
 

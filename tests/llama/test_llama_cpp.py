@@ -1,7 +1,9 @@
 """GGUF files, read by the real llama.cpp: it computes what transformers computes, or the file is refused."""
 
+import copy
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ from trainer.model import lora, merge
 from trainer.model.load import load_model
 from trainer.records import Problem, Prompt, Sampling
 from trainer.rollout.stop import Stops
+from trainer.run import export
 
 pytestmark = pytest.mark.llama
 TEXTS = (
@@ -133,7 +136,8 @@ def test_export_answers_alike(fmt, run, tmp_path, capfd):
     if fmt == "f16":
         assert facts["identical"] == 8
     assert f"FROM ./model-{fmt}.gguf\n" in (tmp_path / "Modelfile").read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["Modelfile", f"model-{fmt}.gguf"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["Modelfile", "export.json", f"model-{fmt}.gguf"]
+    assert json.loads((tmp_path / "export.json").read_text())["with_the_weights_of_the_file"] == same
 
 
 def test_a_file_that_reads_other_tokens_is_refused(run, tmp_path, capfd):
@@ -144,6 +148,29 @@ def test_a_file_that_reads_other_tokens_is_refused(run, tmp_path, capfd):
     assert octet("export", run, "--to", "ollama", "--problems", 4, "--out", tmp_path / "out", *settings) == 1
     assert "reads the prompt of problem" in capfd.readouterr().err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model-q8_0.gguf.refused"]
+
+
+CHANGED = {
+    "template": ({"chat_template": "{{ 'GARBAGE' }}"}, 2, "its chat template is not that"),
+    "no template": ({"chat_template": None}, 2, "its chat template is not that"),
+    "end of a text": ({"eos_token_id": 50}, None, "names 50 as the end of a text, not"),
+    "end of a turn": ({}, 50, "stops at '.*', token 50, which is ordinary text"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_a_file_that_asks_or_ends_in_another_way_is_refused(case, tiny_model, tokenizer, tmp_path):
+    changes, end_of_turn, message = CHANGED[case]
+    other = copy.deepcopy(tokenizer)
+    for name, value in changes.items():
+        setattr(other, name, value)
+    weights = weights_of(tiny_model)
+    for one, end in ((tokenizer, 2), (other, end_of_turn)):
+        gguf_file.write(tmp_path / "file", weights, one, "q8_0", end)
+        sampler = llama_cpp.LlamaCppSampler(tmp_path / "file", Stops(tokenizer, []), 16)
+        with nullcontext() if one is tokenizer else pytest.raises(MergeError, match=message):
+            export.must_ask_and_end_alike(tmp_path / "file", sampler, tokenizer)
+        sampler.close()
 
 
 # ---------------------------------------------------------------- SentencePiece

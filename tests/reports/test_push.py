@@ -84,6 +84,7 @@ def test_the_card_of_the_best_has_its_own_evaluation(what, capsys, finished, cop
     (folder / "best/best.json").write_text(json.dumps(kept))
     if what != "best":  # as octet export writes it
         shutil.copytree(folder / "best", folder / what)
+        (folder / what / "export.json").write_text(json.dumps({"source": "../best", "step": 3, "not_checked": "why"}))
     status, out, err = octet(capsys, "push", folder, "--to", "me/demo", "--what", what)
     assert status == 0, err
     base, _ = json.loads((folder / "eval.json").read_text())["evaluations"]
@@ -131,12 +132,75 @@ def test_what_cannot_be_sent_is_refused(capsys, hub, finished, monkeypatch, argu
     assert not hub.uploads
 
 
-def test_the_card_of_a_gguf_file_says_what_the_evaluation_leaves_out(capsys, copied):
+CHECK = {"identical": 30, "problems": 32, "largest_difference": 0.0371, "mean_difference": 0.002}
+CHECK |= {"accuracy": {"Octet": 0.75, "llama.cpp": 0.71875}}
+CHECK |= {"with_the_weights_of_the_file": {"mean": 0.00017, "largest": 0.034, "bound": 0.0013}}
+EXPORTS = {
+    "checked": (
+        {"file": "model-q4_0.gguf", "format": "q4_0", **CHECK},
+        "answers are identical, and log-probs differ by up",
+    ),
+    "with bound": ({"file": "model-q4_0.gguf", **CHECK}, "1.7e-04 in the mean (bound 1.3e-03)"),
+    "with accuracies": ({"file": "model-q4_0.gguf", **CHECK}, "Octet 75.0%, llama.cpp 71.9%."),
+    "with its format": ({"file": "model-q4_0.gguf", "format": "q4_0", **CHECK}, "The format is `q4_0`."),
+    "unchecked": (
+        {"file": "model-q4_0.gguf", "not_checked": "--no-check was given"},
+        "**Not checked:** --no-check was",
+    ),
+    "of another file": ({"file": "model-q8_0.gguf", **CHECK}, "**Not checked:** nothing is recorded about a check."),
+    "unrecorded": (None, "**Not checked:** nothing is recorded about a check."),
+}
+
+
+@pytest.mark.parametrize("case", EXPORTS)
+def test_the_card_of_a_gguf_file_says_what_its_check_found(case, capsys, copied):
+    made, said = EXPORTS[case]
     folder = copied("demo")
     (folder / "export-gguf").mkdir()
     (folder / "export-gguf/model-q4_0.gguf").write_bytes(b"GGUF")
+    if made:
+        made = {"source": "../adapter", "step": 6, **made}
+        (folder / "export-gguf/export.json").write_text(json.dumps(made))
     _, out, _ = octet(capsys, "push", folder, "--to", "me/demo", "--what", "export-gguf")
-    assert "What the format of the file costs is not included." in out
+    assert said in out
+    assert ("after the last step, 6" in out) == (made is not None)
+    assert "  export.json" not in out
+
+
+@pytest.mark.parametrize("place", ["in its folder", "on the hub", "nowhere"])
+def test_the_licence_of_the_base_is_that_of_its_card(place, capsys, copied, monkeypatch, tmp_path):
+    base, folder = tmp_path / "base", copied("demo")
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    (base / "README.md").write_text("---\nlicense: mit\n---\n")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["model"]["name"] = str(base) if place == "in its folder" else "octet/tiny"
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    with serving({} if place == "nowhere" else {"models/octet/tiny": base}) as server:
+        use_hub(monkeypatch, server.url, tmp_path / "home")
+        _, out, err = octet(capsys, "push", folder, "--to", "me/demo")
+    assert f"The base: {'see its page' if place == 'nowhere' else 'mit'}." in out, err
+
+
+def test_a_model_whose_step_is_another_one_has_no_evaluation(capsys, copied):
+    folder = copied("demo")
+    shutil.copytree(folder / "adapter", folder / "kept")
+    shutil.copytree(folder / "adapter", folder / "checkpoints/step_000004/adapter")
+    for what, said in (("kept", "is not recorded"), ("checkpoints/step_000004/adapter", "the model after step 4 of 6")):
+        _, out, _ = octet(capsys, "push", folder, "--to", "me/demo", "--what", what)
+        assert said in out
+        assert "| correct" not in out
+
+
+def test_a_model_of_another_run_is_refused(capsys, copied, tmp_path):
+    folder, other = copied("demo"), copied("other")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/model-q8_0.gguf").write_bytes(b"GGUF")
+    (tmp_path / "out/export.json").write_text(json.dumps({"source": "../other/adapter", "step": 6}))
+    for what, said in ((other / "adapter", "it lies elsewhere"), (tmp_path / "out", "it was exported from")):
+        status, _, err = octet(capsys, "push", folder, "--to", "me/demo", "--what", what)
+        assert (status, said in err) == (2, True)
+    assert octet(capsys, "push", other, "--to", "me/demo", "--what", tmp_path / "out")[0] == 0
 
 
 def test_a_hub_that_does_not_answer_is_one_message(capsys, hub, finished, monkeypatch):

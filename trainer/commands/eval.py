@@ -6,9 +6,11 @@ Nothing here imports torch, so a mistake is answered at once.
 from __future__ import annotations
 
 import json
+import os
 from argparse import ArgumentParser, Namespace
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from trainer.checks import downloads, preflight
 from trainer.commands.options import TASKS, add_overrides
@@ -20,6 +22,7 @@ from trainer.machine.visible import visible
 from trainer.model import hub
 from trainer.problem.task import evaluation_problems, make_task
 from trainer.records import Draws
+from trainer.reports.run_files import read_run
 from trainer.reward import golds
 
 SAMPLE_TEMPERATURE = 0.7
@@ -170,8 +173,8 @@ def _draws(options: Namespace, seed: int) -> Draws | None:
 def _default_out(options: Namespace, config: Config) -> Path:
     """Return `eval` in the run folder of the adapter or model, or `eval-<name>` here if there is no run folder."""
     folder = _evaluated(options)
-    if folder and _config_of_run(folder):
-        return folder.parent / "eval"
+    if folder and (stored := _config_of_run(folder)):
+        return stored.parent / "eval"
     return Path(f"eval-{(folder or Path(config.model.name)).resolve().name}")
 
 
@@ -191,6 +194,15 @@ def _evaluated(options: Namespace) -> Path | None:
 
 
 def _config_of_run(folder: Path) -> Path | None:
-    """Return the config.yaml of the run that this folder belongs to."""
-    settings = folder.parent / "config.yaml"
-    return settings if folder.is_dir() and settings.is_file() else None
+    """Return the config.yaml of the run that this folder, which may be the adapter of a checkpoint, belongs to."""
+    place = folder.resolve()
+    run = place.parents[2] if place.parent.parent.name == "checkpoints" else place.parent
+    return run / "config.yaml" if place.is_dir() and (run / "config.yaml").is_file() else None
+
+
+def origin(folder: Path, out: Path) -> dict[str, Any]:
+    """Return what an export records of the model that it was made of."""
+    settings = _config_of_run(folder)
+    step = read_run(settings.parent).step_of(folder) if settings else None
+    name = (settings.parent if settings else folder).resolve().name
+    return {"name": name, "source": os.path.relpath(folder.resolve(), out.resolve()), "step": step}

@@ -6,7 +6,8 @@ from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
 from pathlib import Path
 
-from trainer.commands.eval import add_model_arguments, names_a_model, settings_for
+from trainer.commands.eval import add_model_arguments, names_a_model, origin, settings_for
+from trainer.commands.options import writing
 from trainer.errors import CheckpointError, ConfigError
 
 FORMATS = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q3_k_m")
@@ -33,20 +34,29 @@ def run(options: Namespace) -> None:
                 "them out, or name the folder of the other model in place of this one."
             )
         options.model = str(model)
-    out = options.out or _default_out(options.run, model, options.to)
+    out = options.out or _default_out(options.run, model, _kind(options))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--out {out}: it exists and is not empty. Name a new folder.")
-    config, check = settings_for(options), not options.no_check
+        raise ConfigError(f"--out {out}: it exists and is not empty. Delete it, or name a new folder.")
+    if not out.exists():
+        with writing(out):  # so that a place that cannot be written is answered now
+            out.mkdir(parents=True)
+            out.rmdir()
+    config, check, made_of = settings_for(options), not options.no_check, origin(model, out)
     if options.to == "safetensors":
         from trainer.run import evaluate_models
 
-        evaluate_models.merge(config, options.adapter, out, options.json, check)
+        evaluate_models.merge(config, options.adapter, out, made_of, options.json, check)
         return
     if find_spec("gguf") is None:
         raise ConfigError(f"--to {options.to}: the package gguf is not installed. pip install 'octet-grpo[gguf]'")
     from trainer.run import export
 
-    export.to_gguf(config, options.adapter, out, options.format, check, options.json, options.to == "ollama")
+    wanted = export.Wanted(out, options.format, check, options.json, options.to == "ollama")
+    export.to_gguf(config, options.adapter, wanted, made_of)
+
+
+def _kind(options: Namespace) -> str:
+    return "safetensors" if options.to == "safetensors" else f"{options.to}-{options.format}"
 
 
 def _default_out(run: Path, model: Path, to: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from trainer.commands.eval import add_model_arguments, settings_for
+from trainer.commands.eval import add_model_arguments, origin, settings_for
 from trainer.errors import ConfigError
 
 
@@ -23,4 +23,5 @@ def run(options: Namespace) -> None:
     config = settings_for(options)
     from trainer.run import evaluate_models
 
-    evaluate_models.merge(config, options.adapter, options.out, as_json=options.json)
+    made_of = origin(options.adapter, options.out)
+    evaluate_models.merge(config, options.adapter, options.out, made_of, as_json=options.json)

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, errors
+from huggingface_hub import CommitOperationAdd, HfApi, errors
 from huggingface_hub.utils import validate_repo_id
 
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine.disk import amount
 from trainer.model import hub
 from trainer.reports import card, sheet
-from trainer.reports.run_files import RunFiles, read_run
+from trainer.reports.run_files import RunFiles, exported, read_run
 
-ADAPTER, CURVES = "adapter_config.json", "curves.png"
+ADAPTER, CURVES, EXPORT = "adapter_config.json", "curves.png", "export.json"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = "example: octet push runs/demo --to you/model --what export-gguf --yes"
+    parser.epilog = "example: octet push runs/demo --to you/model --what export-gguf-q8_0 --yes"
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--to", required=True, metavar="OWNER/NAME", help="the repository; it is made if there is none")
     parser.add_argument("--what", metavar="FOLDER", help="a folder of the run (default: adapter, or model)")
@@ -34,11 +34,12 @@ def run(options: Namespace) -> None:
     _must_be_a_name(options.to)
     run = read_run(options.run)
     folder = options.run / (options.what or run.config.lora.product)
-    files = _files(folder)
+    files, made = _files(folder), _made(run, folder)
     with tempfile.TemporaryDirectory() as scratch:
         curves = _curves(run, Path(scratch))
-        pictured, is_best = CURVES if curves else None, folder.name.partition("-")[0] == "best"  # or an export of it
-        text = card.card(run, options.to, _kind(folder), _licence(run), pictured, is_best)
+        text = card.card(
+            run, options.to, _kind(folder), hub.licence(run.config.model), CURVES if curves else None, made
+        )
         contents: dict[str, Any] = {**files, "README.md": text.encode(), **({CURVES: curves} if curves else {})}
         if ADAPTER in files:
             contents[ADAPTER] = _without_path(files[ADAPTER])
@@ -60,12 +61,25 @@ def _must_be_a_name(to: str) -> None:
         raise ConfigError(f"--to {to}: it is no name of a repository. Write OWNER/NAME.") from None
 
 
+def _made(run: RunFiles, folder: Path) -> dict[str, Any]:
+    """Return the step of the model in a folder, and how it was exported. Raise CheckpointError if it is of another run,
+    or of none."""
+    made, own = exported(folder), run.folder.resolve()
+    source = (folder / made.get("source", "")).resolve()
+    if not source.is_relative_to(own):
+        of = f"it was exported from {source}" if made else "it lies elsewhere, and has no export.json"
+        raise CheckpointError(f"{folder}: it is not of the run {run.folder}: {of}. Name a folder of this run.")
+    named = {path.name for path in folder.glob("*.gguf")}
+    return {**({} if named - {made.get("file")} else made), "step": run.step_of(folder)}
+
+
 def _files(folder: Path) -> dict[str, Path]:
     """Return the files of a model. An export that lies in its folder is another model."""
     inside = [*folder.glob("*"), *folder.glob("additional_chat_templates/*")]
     found = {str(path.relative_to(folder)): path for path in sorted(inside) if path.is_file()}
-    found.pop("README.md", None)  # the card takes its place
-    if refused := [name for name in found if name.endswith((".refused", ".unchecked"))]:
+    for name in ("README.md", EXPORT):  # the card takes their place
+        found.pop(name, None)
+    if refused := [name for name in (folder.name, *found) if name.endswith((".refused", ".unchecked"))]:
         raise CheckpointError(f"{folder}: {refused[0]} did not pass its check. Export it anew, in another format.")
     return found
 
@@ -94,16 +108,6 @@ def _curves(run: RunFiles, folder: Path) -> bytes | None:
         return None
     list(sheet.write([run], folder))
     return (folder / CURVES).read_bytes()
-
-
-def _licence(run: RunFiles) -> str | None:
-    """Return the licence of the base as its card says, where that is on this machine."""
-    if run.config.model.name == "nano":
-        return "apache-2.0"
-    base = hub.local_folder(run.config.model.name) or hub.snapshot(run.config.model)
-    readme = base / "README.md" if base else None
-    found = ModelCard.load(readme).data.get("license") if readme and readme.is_file() else None
-    return str(found) if found else None
 
 
 def _send(to: str, contents: dict[str, Any], private: bool) -> str:

@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import torch
 from gguf.quants import quant_shape_to_byte_shape, quantize
+from huggingface_hub import constants
 from torch import Tensor
 
 from trainer.errors import ModelError
@@ -30,7 +31,6 @@ QUANTISED = {  # by llama.cpp itself, from a file in f32, and its number for the
     "q4_k_s": gguf.LlamaFileType.MOSTLY_Q4_K_S,
     "q3_k_m": gguf.LlamaFileType.MOSTLY_Q3_K_M,
 }
-FORMATS = [*WRITTEN, *QUANTISED]
 AT_ENDS = Kind.Q8_0  # of embedding and output layer in formats of fewer bits: they are the most sensitive
 
 
@@ -89,12 +89,32 @@ def _rope(config: Any) -> Mapping[str, Any]:
     return rope.get("full_attention") or rope
 
 
-def write(path: Path, weights: Weights, tokenizer: Any, fmt: str, end_of_turn: int | None) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the file says of itself; None is left out."""
+
+    name: str | None = None
+    base: str | None = None
+    licence: str | None = None
+
+
+def write(
+    path: Path, weights: Weights, tokenizer: Any, fmt: str, end_of_turn: int | None, about: About = About()
+) -> dict[str, str]:
     """Write a file, and return the name of each of its weights in the model."""
     config, family = weights.config, family_of(weights.config)
     names = dict(_names(weights, family.arch))
     writer = gguf.GGUFWriter(str(path), family.arch)
     writer.add_type(gguf.GGUFType.MODEL)
+    if about.name:
+        writer.add_name(about.name)
+    if about.licence:
+        writer.add_license(about.licence)
+    if about.base:
+        writer.add_base_model_count(1)
+        writer.add_base_model_name(0, Path(about.base).name)
+        if "/" in about.base and not Path(about.base).is_dir():
+            writer.add_base_model_repo_url(0, f"{constants.ENDPOINT}/{about.base}")
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32 if fmt == "f32" else _mostly(fmt))
     _write_shape(writer, config, family)

@@ -110,6 +110,23 @@ class LlamaCppSampler(Sampler):
         count = self.library.llama_tokenize(self.vocabulary, data, len(data), found, len(found), add_special, True)
         return list(found[:count])
 
+    @property
+    def template(self) -> str | None:
+        """The chat template in the file."""
+        found = self.library.llama_model_chat_template(self.model, None)
+        return found.decode() if found else None
+
+    @property
+    def end(self) -> int | None:
+        """The token that the file names as the end of a text."""
+        token = int(self.library.llama_vocab_eos(self.vocabulary))
+        return None if token < 0 else token
+
+    def ends(self) -> set[int]:
+        """Return the tokens at which the programs of llama.cpp stop: those that the file names, and those that it
+        knows by their text."""
+        return {token for token in range(self.size) if self.library.llama_vocab_is_eog(self.vocabulary, token)}
+
     def close(self) -> None:
         self.library.llama_free(self.context)
         self.library.llama_model_free(self.model)

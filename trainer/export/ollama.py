@@ -61,6 +61,7 @@ def modelfile(file: str, config: Config, tokenizer: Any, stops: Sequence[str]) -
     settings = {
         "temperature": f"{config.rollout.temperature:g}",
         "num_predict": config.rollout.max_new_tokens,
+        "num_ctx": config.prompt.max_tokens + config.rollout.max_new_tokens,  # Ollama's own may be smaller
         "top_k": 0,  # the run draws from all tokens, with their own probabilities; Ollama's defaults do not
         "top_p": 1,
         "min_p": 0,

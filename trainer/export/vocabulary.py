@@ -132,9 +132,14 @@ def write(writer: gguf.GGUFWriter, tokenizer: Any, size: int, end_of_turn: int |
     plain, wrapped = (tokenizer("1", add_special_tokens=special)["input_ids"] for special in (False, True))
     writer.add_add_bos_token(wrapped[: -len(plain)] == [tokenizer.bos_token_id])
     writer.add_add_eos_token(wrapped[-1] != plain[-1])
-    template = tokenizer.chat_template
-    if template:
-        writer.add_chat_template(template if isinstance(template, str) else template["default"])
+    if template := template_of(tokenizer):
+        writer.add_chat_template(template)
+
+
+def template_of(tokenizer: Any) -> str | None:
+    """Return the chat template of a conversation without tools."""
+    found: str | None = tokenizer.chat_template
+    return found["default"] if isinstance(found, dict) else found or None
 
 
 def _tokens(tokenizer: Any, size: int) -> tuple[list[str], list[int]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, MergeError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 # A path that a setting names cannot be used; the error has it.
@@ -110,11 +110,29 @@ def replace(path: Path, content: bytes) -> None:
         partial.replace(path)
 
 
+@contextmanager
+def named_when_checked(path: Path) -> Iterator[Path]:
+    """Yield the name under which a file or a folder is written and checked, so that a process that ends in between
+    leaves it as `*.unchecked`. It then gets its own name, or, if the check raises MergeError, `*.refused`."""
+    path = path.absolute()
+    unchecked, refused = (path.with_name(f"{path.name}.{ending}") for ending in ("unchecked", "refused"))
+    for earlier in filter(Path.is_dir, (unchecked, refused)):
+        shutil.rmtree(earlier)
+    try:
+        yield unchecked
+    except MergeError as error:
+        if unchecked.exists():
+            unchecked.rename(refused)
+            error.args = (f"{error} It is kept as {refused}.",)
+        raise
+    unchecked.rename(path)
+
+
 def size(folder: Path) -> int:
     return sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())
 
 
 def amount(count: float) -> str:
     """Format a number of bytes."""
-    unit, divisor = ("GB", 1e9) if count >= 1e9 else ("MB", 1e6)
+    unit, divisor = ("GB", 1e9) if count >= 1e9 else ("MB", 1e6) if count >= 5e4 else ("kB", 1e3)
     return f"{count / divisor:.1f} {unit}"

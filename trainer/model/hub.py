@@ -259,6 +259,26 @@ def configuration(model: Model) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def licence(model: Model) -> str | None:
+    """Return the licence that the card of a model names: the card in its folder or in the cache, or that on the hub."""
+    if model.name == "nano":
+        return "apache-2.0"
+    folder = local_folder(model.name) or snapshot(model)
+    card = folder / "README.md" if folder else None
+    if card and card.is_file():
+        from huggingface_hub import ModelCard  # slow to import
+
+        found = ModelCard.load(card).data.get("license")
+    elif Path(model.name).is_dir():
+        return None
+    else:
+        try:
+            found = _get(f"/api/models/{model.name}/revision/{_quoted(model.revision)}")["cardData"]["license"]
+        except (Unreachable, Refused, LookupError, TypeError):
+            return None
+    return str(found) if found else None
+
+
 def _quoted(revision: str | None) -> str:
     return quote(revision or constants.DEFAULT_REVISION, safe="")
 

@@ -38,10 +38,11 @@ USE_GGUF = """\
     llama-cli -hf {name}"""
 
 
-def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str | None, is_best: bool = False) -> str:
+def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str | None, made: Mapping[str, Any]) -> str:
     """Return the card as Markdown with the hub's metadata. `kind` is adapter, gguf or model, and `licence` that of the
-    base if it is known. `curves` names a picture beside the card. `is_best` is for the model in `best/`."""
-    text = "\n".join([*_metadata(run, kind, licence), *_text(run, name, kind, licence, curves, is_best)])
+    base if it is known. `curves` names a picture beside the card. `made` has the step of the model, and what octet
+    export recorded."""
+    text = "\n".join([*_metadata(run, kind, licence), *_text(run, name, kind, licence, curves, made)])
     for value in sorted(filter(_is_path, _strings(run.settings.values())), key=len, reverse=True):
         text = text.replace(value, Path(value.rstrip("/")).name)  # a folder of this machine is nobody's business
     return text
@@ -81,7 +82,9 @@ def _metadata(run: RunFiles, kind: str, licence: str | None) -> Iterator[str]:
     yield from ("---", facts.to_yaml(), "---", "")
 
 
-def _text(run: RunFiles, name: str, kind: str, licence: str | None, curves: str | None, is_best: bool) -> Iterator[str]:
+def _text(
+    run: RunFiles, name: str, kind: str, licence: str | None, curves: str | None, made: Mapping[str, Any]
+) -> Iterator[str]:
     settings, base = run.settings, run.settings["model.name"]
     what = {"adapter": f"A LoRA adapter of {base}", "model": f"{base}", "gguf": f"A GGUF file of {base}"}[kind]
     how = "supervised training on worked solutions" if settings["warmup.only"] else "GRPO"
@@ -90,8 +93,10 @@ def _text(run: RunFiles, name: str, kind: str, licence: str | None, curves: str 
     yield {"adapter": USE_ADAPTER, "model": USE_MODEL, "gguf": USE_GGUF}[kind].format(name=name)
     yield f"\n## Licence\n\nThe base: {licence or 'see its page'}. The data: {_data(run)}."
     yield "\n## Evaluation\n"
-    kept = run.best if is_best else {}
-    yield from _evaluation_of_the_best(run, kept) if kept.get("step", run.steps) != run.steps else _evaluation(run)
+    yield from _evaluation_of(run, made["step"])
+    if kind == "gguf" or "source" in made:
+        yield "\n## What was written\n"
+        yield from _export(made)
     yield "\n## Training\n"
     yield from _training(run, curves)
     yield "\n## How it was made\n"
@@ -99,7 +104,7 @@ def _text(run: RunFiles, name: str, kind: str, licence: str | None, curves: str 
     yield "\nWith the same packages, data and number of ranks, this repeats it:\n"
     yield from (f"    {line}" for line in repeat.commands(flat(run.config.model_dump(mode="json")), run.made_with))
     yield "\n## Limits\n"
-    yield from _limits(run, kind)
+    yield from _limits(run, kind, made)
 
 
 def _data(run: RunFiles) -> str:
@@ -107,6 +112,36 @@ def _data(run: RunFiles) -> str:
         return "made up by Octet, Apache-2.0"
     found = data_of(run)
     return f"{found}, {LICENCES[found]}" if found else "of the author; not named by the run"
+
+
+def _evaluation_of(run: RunFiles, step: int | None) -> Iterator[str]:
+    """Return the evaluation of the model after this step, and of no other one."""
+    if step == run.steps:
+        yield from _evaluation(run)
+    elif step is None:
+        yield "The step of the run that this model is from is not recorded, so no evaluation is shown."
+    elif step == run.best.get("step"):
+        yield from _evaluation_of_the_best(run, run.best)
+    else:
+        yield f"This is the model after step {step} of {run.steps}. The evaluation of the run is that of another step,"
+        yield "so it is not shown."
+
+
+def _export(made: Mapping[str, Any]) -> Iterator[str]:
+    """Say in which format the model was written, and what its check found."""
+    if "format" in made:
+        yield f"The format is `{made['format']}`."
+    if why_not := made.get("not_checked", None if made.get("problems") else "nothing is recorded about a check"):
+        yield f"**Not checked:** {why_not}."
+        return
+    before, after = made["accuracy"]
+    yield f"{before} and {after} answered the same {made['problems']} held-out problems: {made['identical']} greedy"
+    yield f"answers are identical, and log-probs differ by up to {made['largest_difference']:.1e}, and by"
+    yield f"{made['mean_difference']:.1e} in the mean, where the tokens agree. Correct:"
+    yield ", ".join(f"{name} {value:.1%}" for name, value in made["accuracy"].items()) + "."
+    if same := made.get("with_the_weights_of_the_file"):
+        yield f"With the weights of the file, llama.cpp and transformers differ by up to {same['largest']:.1e}, and by"
+        yield f"{same['mean']:.1e} in the mean (bound {same['bound']:.1e})."
 
 
 def _evaluation(run: RunFiles) -> Iterator[str]:
@@ -149,11 +184,12 @@ def _training(run: RunFiles, curves: str | None) -> Iterator[str]:
     yield from (f"- `{change.key}={change.run}`" for change in changes)
 
 
-def _limits(run: RunFiles, kind: str) -> Iterator[str]:
+def _limits(run: RunFiles, kind: str, made: Mapping[str, Any]) -> Iterator[str]:
     yield f"- It was measured on held-out problems of `{run.settings['task.name']}` alone. What it gained or lost"
     yield "  elsewhere is not known, and neither is how safe its answers are."
     if kind == "gguf":
-        yield "- It was measured before it was written to this file. What the format of the file costs is not included."
+        yield "- The evaluation is that of the model before it was written to this file. What the format of the file"
+        yield f"  costs is {'what its check found' if made.get('problems') else 'not known'}."
     yield "- One seed. Another seed can give another result."
     if alarms := [alarm.finding.rule for alarm in alarms_of(run.history) if alarm.lasts]:
         yield f"- Alarms at the end of the run: {', '.join(alarms)}."

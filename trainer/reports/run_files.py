@@ -123,6 +123,17 @@ class RunFiles:
         """The number of steps that are done."""
         return int(self.metrics[-1]["step"]) if self.metrics else 0
 
+    def step_of(self, folder: Path) -> int | None:
+        """Return the step after which the model in a folder of the run was saved, or None if that is not recorded."""
+        own, place = self.folder.resolve(), folder.resolve()
+        if place == own / "best":
+            return self.best.get("step")
+        if place.parent == own and place.name in ("adapter", "model", "merged"):
+            return self.steps
+        if saved := re.fullmatch(r"step_(\d+)", place.parent.name):  # place is the adapter of a checkpoint
+            return int(saved[1])
+        return exported(place).get("step")
+
     @property
     def total_steps(self) -> int:
         return self.config.total_steps(self.history.problems)
@@ -155,12 +166,7 @@ class RunFiles:
         return {f"last {'good' if good else 'bad'}": last[good] for good in (True, False) if good in last}
 
     def _json(self, name: str) -> dict[str, Any]:
-        path = self.folder / name
-        try:
-            found = json.loads(path.read_bytes()) if path.is_file() else {}
-        except ValueError as error:
-            raise DataError(f"{path}: it is not JSON ({error}). Repair or delete it.") from None
-        return found if isinstance(found, dict) else {}
+        return _object(self.folder / name)
 
 
 ORDER = ("first good", "first bad", "last good", "last bad")
@@ -169,6 +175,19 @@ ORDER = ("first good", "first bad", "last good", "last bad")
 def is_good(sample: Record) -> bool:
     """True if an answer is right, or has earned something where no reward asks for right answers."""
     return (sample.get("reward/correct", sample.get("reward")) or 0) > 0
+
+
+def exported(folder: Path) -> dict[str, Any]:
+    """Return what octet export and octet merge record beside what they write: what was exported, and its check."""
+    return _object(folder / "export.json")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes()) if path.is_file() else {}
+    except ValueError as error:
+        raise DataError(f"{path}: it is not JSON ({error}). Repair or delete it.") from None
+    return found if isinstance(found, dict) else {}
 
 
 def read_run(folder: Path) -> RunFiles:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,11 +18,11 @@ from trainer.batch.pack import Packer
 from trainer.checks import cards
 from trainer.config.settings import Config
 from trainer.evaluation import results
-from trainer.evaluation.comparison import Comparison, agreement
+from trainer.evaluation.comparison import Agreement, Comparison, agreement
 from trainer.evaluation.evaluate import Evaluation
 from trainer.evaluation.results import flip_lines
 from trainer.loss.logprobs import LogProbs
-from trainer.machine import hardware
+from trainer.machine import disk, hardware
 from trainer.machine.quiet import no_progress_bars
 from trainer.model import merge as export
 from trainer.model.load import load_model, load_tokenizer, resolve_dtype
@@ -136,27 +136,45 @@ def _must_be(model: Any, tokenizer: Any, config: Config, sampler: Sampler) -> No
     sampler_check.judge(apart, config.rollout.vllm.max_difference, say)
 
 
-def merge(config: Config, adapter: Path | None, out: Path, as_json: bool, check: bool = True) -> None:
+def merge(
+    config: Config, adapter: Path | None, out: Path, made_of: Mapping[str, Any], as_json: bool, check: bool = True
+) -> None:
     """Write the model, with an adapter merged in if there is one; and load it again then, and compare its answers with
     those of the adapted model."""
     if adapter is None or not check:
-        export.merge(config.model, adapter, out, None)
-        why_not = "--no-check was given" if adapter else "nothing was merged: these are the weights of the run"
+        with disk.named_when_checked(out) as unchecked:
+            export.merge(config.model, adapter, unchecked, None)
+            why_not = "--no-check was given" if adapter else "nothing was merged: these are the weights of the run"
+            record(unchecked, made_of, {"not_checked": why_not})
         answer({"out": str(out), "said": [f"written to {out}", f"not checked: {why_not}"]}, [], as_json)
         return
     model, tokenizer = load(config)
     adapted = evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config)
     del model
     say(f"octet: merging {adapter} into the base, and writing {out}")
-    export.merge(config.model, adapter, out, None)
-    model, tokenizer = load(config, str(out))
-    merged = evaluate_model("merged", model, tokenizer, config)
-    alike = agreement(adapted, merged)
+    with disk.named_when_checked(out) as unchecked:
+        export.merge(config.model, adapter, unchecked, None)
+        model, tokenizer = load(config, str(unchecked))
+        merged = evaluate_model("merged", model, tokenizer, config)
+        alike = agreement(adapted, merged)
+        if config.model.quantize == "none":  # else the bases differ as well
+            alike.must_be_rounding(_coarser(str(AutoConfig.from_pretrained(unchecked).dtype), config))
+        facts = checked(alike, [adapted, merged])
+        record(unchecked, made_of, facts)
     said = [f"{results.merged_against('adapter', config)}: {alike}", f"written to {out}"]
-    facts = {"out": str(out), "identical": alike.identical, "problems": alike.problems}
-    answer({**facts, "largest_difference": alike.largest_difference, "said": said}, [adapted, merged], as_json)
-    if config.model.quantize == "none":  # else the bases differ as well
-        alike.must_be_rounding(_coarser(str(AutoConfig.from_pretrained(out).dtype), config))
+    answer({**facts, "out": str(out), "said": said}, [adapted, merged], as_json)
+
+
+def checked(alike: Agreement, evaluations: list[Evaluation]) -> dict[str, Any]:
+    """Return how the answers of an export compare with those of its source, for export.json and for --json."""
+    facts = {"identical": alike.identical, "problems": alike.problems, "largest_difference": alike.largest_difference}
+    accuracy = {one.name: one.accuracy for one in evaluations}
+    return {**facts, "mean_difference": alike.mean_difference, "accuracy": accuracy}
+
+
+def record(folder: Path, made_of: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Write what was exported, and how its check ended, beside it: for the card of octet push."""
+    (folder / "export.json").write_text(json.dumps({**made_of, **facts}, indent=2) + "\n")
 
 
 def _coarser(written: str, config: Config) -> str:

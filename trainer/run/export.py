@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, MergeError, ModelError
 from trainer.evaluation.comparison import Comparison, agreement
-from trainer.export import gguf_file, llama_cpp, ollama
+from trainer.evaluation.evaluate import Evaluation
+from trainer.export import gguf_file, llama_cpp, ollama, vocabulary
 from trainer.machine import disk
-from trainer.model import merge
+from trainer.model import hub, merge
 from trainer.model.load import end_of_turn, load_tokenizer
 from trainer.model.lora import load_adapter
 from trainer.problem.task import make_task
@@ -24,9 +26,18 @@ from trainer.run import assemble, evaluate_models
 UNCHECKED = "not checked: "
 
 
-def to_gguf(
-    config: Config, adapter: Path | None, out: Path, fmt: str, check: bool, as_json: bool, modelfile: bool
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What `octet export` was asked for."""
+
+    out: Path
+    format: str
+    check: bool
+    as_json: bool
+    modelfile: bool
+
+
+def to_gguf(config: Config, adapter: Path | None, wanted: Wanted, made_of: Mapping[str, Any]) -> None:
     """Write a GGUF file, and a Modelfile for Ollama if that is asked for, and compare its answers."""
     weights = merge.stored_weights(config.model.clean, adapter, None)
     if weights is None:
@@ -35,33 +46,26 @@ def to_gguf(
             "export --to safetensors first, and export that folder."
         )
     tokenizer = load_tokenizer(config.model)
-    file = out / f"model-{fmt}.gguf"
-    beside = _modelfile(file.name, config, weights, tokenizer) if modelfile else None
-    names = _write(file, weights, tokenizer, fmt)
-    why_not = "--no-check was given" if not check else _why_unchecked(config)
-    facts, evaluations = ({"said": []}, []) if why_not else _checked_or_renamed(config, adapter, file, weights, names)
+    file = wanted.out / f"model-{wanted.format}.gguf"
+    beside = _modelfile(file.name, config, weights, tokenizer) if wanted.modelfile else None
+    why_not = _why_unchecked(config) if wanted.check else "--no-check was given"
+    base = config.model.name if adapter else None
+    about = gguf_file.About(made_of["name"], base, hub.licence(config.model))
+    facts: dict[str, Any] = {"not_checked": why_not}
+    evaluations: list[Evaluation] = []
+    said: list[str] = []
+    with disk.named_when_checked(file) as unchecked:
+        names = _write(unchecked, weights, tokenizer, wanted.format, about)
+        if not why_not:
+            facts, evaluations, said = _checked(config, adapter, unchecked, weights, names)
+        evaluate_models.record(wanted.out, {**made_of, "file": file.name, "format": wanted.format}, facts)
     if beside:  # not before the file has its name for good
-        (out / "Modelfile").write_text(beside)
-    said = [*facts["said"], f"written to {file}", *([UNCHECKED + why_not] if why_not else [])]
-    evaluate_models.answer({**facts, "out": str(file), "said": said}, evaluations, as_json)
+        (wanted.out / "Modelfile").write_text(beside)
+    said += [f"written to {file}", *([UNCHECKED + why_not] if why_not else [])]
+    evaluate_models.answer({**facts, "out": str(file), "said": said}, evaluations, wanted.as_json)
 
 
-def _checked_or_renamed(
-    config: Config, adapter: Path | None, file: Path, weights: merge.Weights, names: Mapping[str, str]
-) -> tuple[dict[str, Any], list[Any]]:
-    """Check the file, and rename it if it does not pass."""
-    try:
-        return _checked(config, adapter, file, weights, names)
-    except MergeError as error:
-        refused = file.with_name(f"{file.name}.refused")
-        file.rename(refused)
-        raise MergeError(f"{error} The file is kept as {refused}.") from None
-    except BaseException:  # the check broke off, so nothing has shown that this is the model
-        file.rename(file.with_name(f"{file.name}.unchecked"))
-        raise
-
-
-def _write(file: Path, weights: merge.Weights, tokenizer: Any, fmt: str) -> dict[str, str]:
+def _write(file: Path, weights: merge.Weights, tokenizer: Any, fmt: str, about: gguf_file.About) -> dict[str, str]:
     """Write the file, by way of one in f32 where llama.cpp quantises."""
     gguf_file.family_of(weights.config)
     if fmt not in gguf_file.WRITTEN and not llama_cpp.is_here():
@@ -72,10 +76,10 @@ def _write(file: Path, weights: merge.Weights, tokenizer: Any, fmt: str) -> dict
     file.parent.mkdir(parents=True, exist_ok=True)
     with disk.writing(file.parent, "the GGUF file", "Make room, or name another --out."):
         if fmt in gguf_file.WRITTEN:
-            return gguf_file.write(file, weights, tokenizer, fmt, end_of_turn(tokenizer))
+            return gguf_file.write(file, weights, tokenizer, fmt, end_of_turn(tokenizer), about)
         with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
             exact = Path(scratch) / "f32.gguf"
-            names = gguf_file.write(exact, weights, tokenizer, "f32", end_of_turn(tokenizer))
+            names = gguf_file.write(exact, weights, tokenizer, "f32", end_of_turn(tokenizer), about)
             llama_cpp.quantise(exact, file, fmt)
         return names
 
@@ -96,11 +100,11 @@ def _why_unchecked(config: Config) -> str | None:
 
 def _checked(
     config: Config, adapter: Path | None, file: Path, weights: merge.Weights, names: Mapping[str, str]
-) -> tuple[dict[str, Any], list[Any]]:
-    """Have transformers and llama.cpp answer the same held-out problems, and compare them."""
+) -> tuple[dict[str, Any], list[Evaluation], list[str]]:
+    """Have Octet and llama.cpp answer the same held-out problems, and compare them."""
     model, tokenizer = evaluate_models.load(config)
     model = load_adapter(model, adapter) if adapter else model
-    own = evaluate_models.evaluate_model("transformers", model, tokenizer, config)
+    own = evaluate_models.evaluate_model("Octet", model, tokenizer, config)
     prompter = assemble.prompter_of(config, make_task(config.task), tokenizer)
     stops = Stops(tokenizer, *assemble.ends(config, prompter, model))
     held_out = assemble.held_out_prompts(config, make_task(config.task), prompter)
@@ -109,6 +113,7 @@ def _checked(
     sampler = llama_cpp.LlamaCppSampler(file, stops, max(len(one.tokens) for one in prompts) + longest)
     try:
         _must_read_the_same_tokens(file, sampler, tokenizer, prompts)
+        must_ask_and_end_alike(file, sampler, tokenizer)
         theirs = evaluate_models.evaluate_model("llama.cpp", model, tokenizer, config, outside=sampler)
     finally:
         sampler.close()
@@ -120,10 +125,10 @@ def _checked(
     if not apart.mean <= apart.bound:
         raise MergeError(f"{file}: {apart}: llama.cpp computes another model than transformers.")
     alike = agreement(own, theirs)
-    said = [f"llama.cpp against transformers: {alike}", Comparison(own, theirs).sentence, str(apart)]
-    facts = {"identical": alike.identical, "problems": alike.problems, "largest_difference": alike.largest_difference}
+    said = [f"llama.cpp against Octet: {alike}", Comparison(own, theirs).sentence, str(apart)]
     same = {"mean": apart.mean, "largest": apart.largest, "bound": apart.bound}
-    return {**facts, "with_the_weights_of_the_file": same, "said": said}, [own, theirs]
+    facts = evaluate_models.checked(alike, [own, theirs])
+    return {**facts, "with_the_weights_of_the_file": same}, [own, theirs], said
 
 
 def _must_read_the_same_tokens(
@@ -135,3 +140,19 @@ def _must_read_the_same_tokens(
             raise MergeError(
                 f"{file}: llama.cpp reads the prompt of problem {prompt.problem.id} as other tokens than transformers."
             )
+
+
+def must_ask_and_end_alike(file: Path, sampler: llama_cpp.LlamaCppSampler, tokenizer: Any) -> None:
+    """Raise MergeError if the file has another chat template than the tokenizer, or ends its answers elsewhere.
+
+    The check itself asks with the prompts of the run and stops where the run does, so it would not notice."""
+    if sampler.template != vocabulary.template_of(tokenizer):
+        raise MergeError(f"{file}: its chat template is not that of the tokenizer. Export it again.")
+    if sampler.end != tokenizer.eos_token_id:
+        raise MergeError(f"{file}: it names {sampler.end} as the end of a text, not {tokenizer.eos_token_id}.")
+    ends, turn = sampler.ends(), end_of_turn(tokenizer)
+    if turn is not None and turn not in ends:
+        raise MergeError(f"{file}: llama.cpp does not stop at the end of a turn, token {turn}. Export it again.")
+    if ordinary := sorted(ends - tokenizer.added_tokens_decoder.keys()):
+        text = tokenizer.convert_ids_to_tokens(ordinary[0])
+        raise MergeError(f"{file}: llama.cpp stops at {text!r}, token {ordinary[0]}, which is ordinary text.")
