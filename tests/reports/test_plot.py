@@ -17,7 +17,8 @@ from trainer.reports.run_files import read_run
 def seeds(finished, copied):
     """The run, the same with another seed and a reward that is higher by 1, and one with another learning rate."""
     seed, rate = copied("seed"), copied("rate")
-    for folder, setting, value in ((seed, "seed: 0", "seed: 1"), (rate, "lr: 0.001", "lr: 0.01")):
+    changes = ((seed, "seed: 0\n  steps", "seed: 1\n  steps"), (rate, "lr: 0.001", "lr: 0.01"))
+    for folder, setting, value in changes:
         text = (folder / "config.yaml").read_text()
         assert setting in text
         (folder / "config.yaml").write_text(text.replace(setting, value, 1))
