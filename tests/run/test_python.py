@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.conftest import ROOT
 from tests.forks import forked
 from trainer import Config, resolve, train
 from trainer.errors import ConfigError, DataError
+from trainer.machine import user_code
 from trainer.run import python
 
 FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.problems=8", "run.steps=2"]
@@ -21,7 +23,8 @@ def score(completions, answer, **columns):
     return [len(text) % 7 + float(gold in text) for text, gold in zip(completions, answer)]
 """
 SCRIPT = f"""
-import json, math, os, signal, sys, threading, warnings
+import json, math, os, re, signal, sys, threading, warnings
+from typing import List, Text
 from trainer import resolve, train
 from trainer.problem.word_problems import NanoTask
 
@@ -33,8 +36,13 @@ def state():
     return handlers, hooks, group, dict(os.environ)
 
 {SCORE}
-def rounded(completions, **columns):
-    return [math.floor(len(text) / 9) for text in completions]
+NINE, DIGIT = 9, re.compile("[0-9]", re.ASCII)
+
+def shorter(text: Text) -> float:
+    return len(text) / NINE + len(DIGIT.findall(text))
+
+def rounded(completions: List[Text], **columns) -> List[float]:
+    return [math.floor(shorter(text)) for text in completions]
 
 data = [{{"question": one.question, "answer": one.gold}} for one in NanoTask().train()[:60]]
 few = {FEW!r}
@@ -113,8 +121,22 @@ def test_another_run_in_the_same_process_has_data_without_answers(scripted):
     assert "reward/rounded" in lines(folder / "second/metrics.jsonl")[-1]
 
 
-def test_a_copy_of_a_function_has_the_modules_that_it_uses(scripted):
-    assert (scripted[0] / "second/given/rounded.py").read_text().startswith("import math as math\ndef rounded(")
+def test_a_copy_of_a_function_has_what_it_uses(scripted):
+    """Modules, another function, and constants. Names in annotations are not needed."""
+    path = scripted[0] / "second/given/rounded.py"
+    function = user_code.load("reward.custom", f"{path}:rounded")
+    assert function(["x" * 20, "12"]) == [2, 2]
+
+
+def test_a_function_that_cannot_be_copied_is_named(tmp_path, capsys):
+    lock = threading.Lock()
+
+    def locked(completions):
+        with lock:
+            return [1.0 for _ in completions]
+
+    python._with_functions(Config(), tmp_path, [locked])
+    assert "reward locked: a copy lacks lock, so octet train --resume" in capsys.readouterr().err
 
 
 def test_other_data_in_the_folder_of_a_run_is_refused(scripted):
@@ -181,11 +203,12 @@ def test_one_of_several_processes_is_refused(monkeypatch):
         train(Config())
 
 
-def test_an_object_that_is_called_has_the_name_of_its_class():
+def test_an_object_that_is_called_has_the_name_of_its_class(capsys):
     class Right:
         def __call__(self, completions):
             return [1.0] * len(completions)
 
     changed = python._with_functions(Config(), Path("it"), [Right()])
+    assert "reward Right: Python keeps no source of it" in capsys.readouterr().err
     assert changed.reward.custom == ("it/given/Right.py:Right",)
     assert changed.reward.all_weights == {"Right": 1.0}

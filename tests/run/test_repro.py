@@ -54,7 +54,27 @@ def again(recorded, tmp_path) -> Path:
 
 def test_a_run_is_identical(recorded):
     status, said = repro(recorded, "--steps", "2")
-    assert (status, said[0]) == (0, "identical to the bit: metrics and answers of 2 steps, and the adapter")
+    assert status == 0
+    assert said[:2] == [
+        "identical to the bit: the metrics of 2 steps, and the 16 answers in samples.jsonl",
+        "identical to the bit: the adapter after step 2",
+    ]
+
+
+def test_an_adapter_that_was_not_saved_is_not_said_to_be_identical(recorded):
+    status, said = repro(recorded, "--steps", "1")
+    assert status == 0
+    assert said[1] == "no adapter was compared: the run saved none after step 1"
+
+
+def test_answers_that_are_missing_are_a_difference(recorded, again):
+    path = again / "it/samples.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:5]))
+    found = list(replay._differences(again / "it", recorded / "it", 2))
+    assert found == [
+        "step 1: samples.jsonl has 8 answers, and had 5",
+        "step 2: samples.jsonl has 8 answers, and had 0",
+    ]
 
 
 def test_another_number_of_threads_is_the_cause(recorded):
@@ -125,6 +145,10 @@ def test_a_tensor_that_differs_is_named(recorded, again):
     save_file(tensors | {name: torch.nextafter(tensors[name], tensors[name] + 1)}, path)
     (difference,) = replay._differences(recorded / "it", again / "it", 2)
     assert difference.startswith(f"after step 2: {name} differs by up to ")
+    del tensors[name]
+    save_file(tensors, path)
+    (difference,) = replay._differences(recorded / "it", again / "it", 2)
+    assert difference == f"after step 2: {name} is in one of the two adapters only"
 
 
 def test_a_folder_without_steps_is_refused(again):

@@ -6,12 +6,9 @@ resumed, evaluated and repeated by the commands.
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
-import re
 import sys
-import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +24,7 @@ from trainer.config.command_line import Request, validated
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
 from trainer.machine import disk, hardware, quiet, user_code
+from trainer.run import function_source
 from trainer.run_folder import earlier
 
 if TYPE_CHECKING:
@@ -95,20 +93,18 @@ def _with_functions(config: Config, folder: Path, functions: Sequence[Reward]) -
     weights = config.reward.weights if "weights" in config.reward.model_fields_set else {}
     changed = _changed(config, folder, "reward", custom=[*config.reward.custom, *settings], weights=weights)
     for function, setting in zip(functions, settings):
-        if source := _source(function):
-            _write(Path(setting.rpartition(":")[0]), source)
+        path = Path(setting.rpartition(":")[0])
+        text, missing = function_source.write(function)
+        if text:
+            _write(path, text)
+        if missing or not text:
+            why = f"a copy lacks {', '.join(missing)}" if text else "Python keeps no source of it"
+            print(
+                f"octet: warning: reward {path.stem}: {why}, so octet train --resume, octet eval and octet repro "
+                f"cannot call it from {path}. Define it in that file yourself to use them.",
+                file=sys.stderr,
+            )
     return changed
-
-
-def _source(function: Reward) -> str:
-    """Return the source of a function with the modules that it uses, or "" if there is none, as in a plain shell."""
-    try:
-        source = textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError):
-        return ""
-    named = getattr(function, "__globals__", {}).items()
-    modules = [(name, value) for name, value in named if inspect.ismodule(value) and re.search(rf"\b{name}\b", source)]
-    return "".join(f"import {module.__name__} as {name}\n" for name, module in modules) + source
 
 
 def _with_rows(

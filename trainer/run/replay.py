@@ -50,8 +50,12 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
         unknown = UNKNOWN if (folder / claim.MACHINE).is_file() else NOT_RECORDED
         print("\n".join(f"likely cause: {cause}" for cause in causes or [unknown]))
         return False
-    tensors = "the adapter" if (folder / ADAPTER.format(steps)).is_file() else "no adapter, because none was saved then"
-    print(f"identical to the bit: metrics and answers of {counted(steps, 'step')}, and {tensors}")
+    answers = counted(len(read_records(scratch / "samples.jsonl")), "answer")
+    print(f"identical to the bit: the metrics of {counted(steps, 'step')}, and the {answers} in samples.jsonl")
+    if (folder / ADAPTER.format(steps)).is_file():
+        print(f"identical to the bit: the adapter after step {steps}")
+    else:
+        print(f"no adapter was compared: the run saved none after step {steps}")
     for cause in causes:
         print(f"without an effect so far: {cause}")
     return True
@@ -94,16 +98,21 @@ def _metrics(folder: Path, step: int) -> dict[str, float]:
 
 
 def _answers(step: int, before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for old, new in zip(before, now):
+    for old, new in zip(before, now, strict=False):
         for name in ("problem", "prompt", "completion", "reward"):
             if old[name] != new[name]:
                 now_shown, before_shown = (visible(repr(one[name])[-80:]) for one in (new, old))
                 what = f"the {name} of an answer to {old['problem']}"
                 yield f"step {step}: {what} is {now_shown}, and was {before_shown}"
+    if len(before) != len(now):
+        yield f"step {step}: samples.jsonl has {counted(len(now), 'answer')}, and had {len(before)}"
 
 
 def _tensors(before: Path, now: Path, step: int) -> Iterator[str]:
     with safe_open(before, "pt") as old, safe_open(now, "pt") as new:
+        if others := {*old.keys()} ^ {*new.keys()}:
+            yield f"after step {step}: {min(others)} is in one of the two adapters only"
+            return
         for name in old.keys():  # noqa: SIM118  it is no dictionary
             apart = (old.get_tensor(name).float() - new.get_tensor(name).float()).abs().max()
             if apart:
