@@ -13,6 +13,7 @@ from tests.forks import forked
 from tests.run.test_job import FEW, run, train
 from trainer import __version__
 from trainer.commands.main import COMMANDS, main
+from trainer.config.sections.task import BUILT_IN
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,16 @@ def test_the_version(capsys):
         (["train", "--preset", "8"], ["8gb-7b", "8gb", "80gb"]),
         (["train", "rollout.group"], ["rollout.group_size="]),
         (["completion", "z"], ["zsh"]),
+        (["chat", "ru"], []),  # then the shell completes names of files
+        (["chat", "runs/demo", "run.dir"], ["run.dir="]),
+        (["eval", "--adapter", "r"], []),
+        (["export", "runs/demo", "--to", "g"], ["gguf"]),
+        (["export", "runs/demo", "--format", "q8"], ["q8_0"]),
+        (["train", "run.dir", "=", "ru"], []),
+        (["train", "task.name", "=", "mult"], ["multiple_choice"]),
+        (["train", "task.name", "="], [*BUILT_IN]),
+        (["train", "rollout.engine=h"], ["rollout.engine=hf"]),  # in zsh
+        (["train", "run.merge", "=", "t"], ["true"]),
         (["no-such-command", "a"], []),
     ],
 )
