@@ -24,7 +24,8 @@ def octet(tmp_path_factory):
     pipes = {"capture_output": True, "text": True, "timeout": 580}
     run = partial(subprocess.run, cwd=folder, env=environment, check=True, **pipes)
     run([*forked(), str(ROOT / "train.py"), "--preset", "nano", *FEW, "run.dir=it"])
-    return partial(run, [*forked(), "-m", "trainer.commands.main", "chat", "it"])
+    command = [*forked(), "-m", "trainer.commands.main", "chat", "it"]
+    return lambda *arguments, **options: run([*command, *arguments], **options)
 
 
 def test_the_models_answer_a_question_and_a_held_out_problem(octet):
@@ -42,6 +43,14 @@ def test_a_question_that_is_too_long_does_not_end_the_chat(octet):
     said = octet(input=f"{'3 ' * 300}\n\n").stdout
     assert "exceeds the context of this model, 256. Ask a shorter question" in " ".join(said.split())
     assert said.count("read: ") == 3
+
+
+def test_samples_of_the_same_question_differ_and_bytes_that_are_no_text_are_asked_as_such(octet):
+    question = b"Amy has \xff 3 bags of 4 apples. How many is that?\n"
+    said = octet("--temperature", "2", input=4 * question, text=False).stdout.decode()
+    panels = said.split(" base ─")[1:]
+    assert len(panels) == 4
+    assert len({panel.partition("╰")[0] for panel in panels}) > 1
 
 
 def test_what_is_heard_grows_to_the_answer():

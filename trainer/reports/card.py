@@ -65,8 +65,10 @@ def _is_path(value: str) -> bool:
 
 def data_of(run: RunFiles) -> str | None:
     """Return the name on the hub of the data that the run was trained on."""
-    own = run.settings["task.path"] or run.settings["task.data_dir"]
-    return None if own else HUB_NAMES.get(run.settings["task.name"])
+    path, folder = run.settings["task.path"], run.settings["task.data_dir"]
+    if path and path.count("/") == 1 and not Path(path).exists():
+        return str(path)
+    return None if path or folder else HUB_NAMES.get(run.settings["task.name"])
 
 
 def _metadata(run: RunFiles, kind: str, licence: str | None) -> Iterator[str]:
@@ -110,8 +112,14 @@ def _text(
 def _data(run: RunFiles) -> str:
     if run.settings["task.name"] in ("nano", "addition"):
         return "made up by Octet, Apache-2.0"
+    if run.settings["task.name"].startswith("reasoning_gym:"):
+        return "made up by reasoning_gym, Apache-2.0"
+    if run.settings["task.name"] == "mix":
+        return f"a mixture of {', '.join(run.settings['task.mix'])}; see the pages of its parts"
     found = data_of(run)
-    return f"{found}, {LICENCES[found]}" if found else "of the author; not named by the run"
+    if found is None:
+        return "of the author; not named by the run"
+    return f"{found}, {LICENCES.get(found, 'with the licence on its page')}"
 
 
 def _evaluation_of(run: RunFiles, step: int | None) -> Iterator[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from io import TextIOWrapper
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,15 +48,17 @@ class Voice(NamedTuple):
 def chat(folder: Path, config: Config, temperature: float) -> None:
     """Read questions from standard input, and answer each of them with all models of the run."""
     no_progress_bars()
+    if not any((folder / name).is_dir() for name in ("adapter", "merged", "model")):
+        raise DataError(f"{folder}: it has no adapter and no model yet, which a run writes at its end. Resume it.")
     task = make_task(config.task)
     prompter = assemble.prompter_of(config, task, load_tokenizer(config.model))
     voices, scorer, console = list(_voices(folder, config, prompter)), make_verifier(config, task), Console()
     sampling = Sampling(1, temperature, config.rollout.max_new_tokens, config.run.seed)
-    if len(voices) == 1:
-        raise DataError(f"{folder}: it has no adapter and no model yet. Wait for the end of the run.")
-    for problem in _questions(cycle(evaluation_problems(task, max(1, config.eval.problems))), console):
+    held_out = cycle(evaluation_problems(task, max(1, config.eval.problems)))
+    for number, problem in enumerate(_questions(held_out, console)):
+        another = replace(sampling, seed=sampling.seed + number)  # or the same question has the same answer
         try:
-            _answer(problem, voices, prompter, sampling, scorer, console)
+            _answer(problem, voices, prompter, another, scorer, console)
         except ConfigError as error:  # a question that is too long for the model, or for the memory
             console.print(Text(visible(str(error))))
 
@@ -85,6 +89,8 @@ def _load(config: Config, prompter: Prompter, adapter: str | None = None) -> tup
 
 def _questions(held_out: Iterator[Problem], console: Console) -> Iterator[Problem]:
     """Yield what a person asks, and a held-out problem for an empty line, until the input ends."""
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # what is no text is no reason to end
     console.print("Ask, or press Enter for a held-out problem. Ctrl-D ends it.")
     while line := sys.stdin.readline():
         if text := line.strip():
