@@ -18,7 +18,7 @@ FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16"
 # FOLDER for that of the test.
 SMOKE = {
     "answers": ["--repetitions=1"],
-    "coverage": ["--studies=4", "--designs=2", "--out=OUT"],
+    "coverage": ["--studies=10", "--designs=2", "--out=OUT"],
     "counts_cuda_host": ["--only", "tiny"],
     "decode": ["--rows=8", "--repetitions=1", "--out=OUT"],
     "gpu_memory": ["--only=tiny bf16"],
