@@ -243,5 +243,5 @@ FORGERIES = {
         "import re\ncalls = []\ndef add(a, b):\n    calls.append(a)\n    source = open('tests.py').read()\n    return float(re.findall(r'[-=]+ ([0-9.]+)', source)[len(calls) - 1])"
     ),
     "put other tests in their place": "import sys\nsys._getframe(1).f_globals['SOURCE'] = ''\nadd = None",
-    "report for the tests": "import os\nfor one in range(3, 64):\n    try: os.write(one, b'[3, 3, \"\"]')\n    except OSError: pass\nadd = None",
+    "report for the tests": "import os\nfor one in range(3, 1024):\n    try: os.write(one, b'[3, 3, \"\"]')\n    except OSError: pass\nadd = None",
 }

@@ -196,7 +196,7 @@ def _evaluated(options: Namespace) -> Path | None:
 def _config_of_run(folder: Path) -> Path | None:
     """Return the config.yaml of the run that this folder, which may be the adapter of a checkpoint, belongs to."""
     place = folder.resolve()
-    run = place.parents[2] if place.parent.parent.name == "checkpoints" else place.parent
+    run = place.parents[2] if place.parent.parent.name == "checkpoints" else folder.parent
     return run / "config.yaml" if place.is_dir() and (run / "config.yaml").is_file() else None
 
 
