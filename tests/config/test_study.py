@@ -48,6 +48,7 @@ def test_the_studies_behind_the_published_numbers_can_be_read(path, monkeypatch)
 
 WRONG = [
     ("arms: {a: {lora.r: 0}}", r"arm a: lora\.r=0 cannot be used"),
+    ("arms: {a: {eval.problems: 0}}", r"arm a: eval\.problems=0: a study compares held-out answers\. Write 512"),
     ("arms: {a: {lora.rank: 4}}", r"arm a: .*lora\.rank"),
     ("arms: {a: {run.seed: 4}}", r"arm a: run\.seed is not for the file of a study: seeds says them\. Remove it"),
     ("arms: {}", r"arms: .*at least 1"),

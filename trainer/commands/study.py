@@ -21,7 +21,7 @@ from trainer.commands.options import add_overrides
 from trainer.commands.slurm import JobRequest, slurm
 from trainer.config.command_line import resolve
 from trainer.config.study import SUPERVISED, Study, StudyRun, read_study
-from trainer.errors import OctetError
+from trainer.errors import ConfigError, OctetError
 from trainer.machine import disk
 from trainer.problem.lessons import check, taught
 from trainer.problem.prompts import answer_style
@@ -52,6 +52,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
+    if options.jobs < 1:
+        raise ConfigError(f"--jobs {options.jobs}: it must be at least 1.")
     study = read_study(options.file, options.overrides)
     if options.dry_run:
         for one in study.runs():

@@ -160,7 +160,8 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         raise ConfigError("\n".join(_explained(path, one) for one in error.errors())) from None
     for run in study.runs():
         _must_be_free(study, run)
-        study.config(run)
+        if not study.config(run).eval.problems:
+            raise ConfigError(f"{path}, arm {run.arm}: eval.problems=0: a study compares held-out answers. Write 512.")
     return study
 
 

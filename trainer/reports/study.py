@@ -133,10 +133,8 @@ def comparisons(collected: Collected) -> list[dict[str, Any]]:
             "against": pair[1],
             "seeds": len(table),
             "difference": _mean(table),
-            **{
-                kind: fmean(map(fmean, collected.differences(*pair, kind == "lenient")))
-                for kind in ("strict", "lenient")
-            },
+            "strict": _mean(collected.differences(*pair, lenient=False)),
+            "lenient": _mean(collected.differences(*pair, lenient=True)),
             **(_judged(judged[pair], ps[pair]) if pair in judged else {}),
         }
         for pair, table in tables.items()
