@@ -7,7 +7,7 @@ import pytest
 
 from trainer.commands import study as command
 from trainer.config.study import read_study
-from trainer.errors import DataError, OctetError
+from trainer.errors import ConfigError, DataError, OctetError
 from trainer.reports.study import collect, summary
 from trainer.reports.study_page import sentences, study_page, tables
 
@@ -56,7 +56,8 @@ def answered(model: str, rng: random.Random, strict: float, lenient: float):
     for problem in range(200):
         luck = rng.random()
         right = {"correct_strict": luck < strict, "correct_lenient": luck < lenient}
-        yield {"model": model, "temperature": 0.0, "question": f"{problem}?", "gold": "1", **right}
+        asked = {"problem": f"gsm8k/test/{problem}", "question": f"{problem}?", "gold": "1"}
+        yield {"model": model, "temperature": 0.0, **asked, **right}
 
 
 @pytest.fixture
@@ -153,6 +154,34 @@ def test_runs_on_other_problems_are_named(study):
     path.write_text(path.read_text().replace("?", "!"))
     with pytest.raises(DataError, match="no held-out problem in common"):
         summary(collect(study))
+
+
+def test_a_base_that_knows_the_old_problems_is_named(study):
+    """It solves 30 % of them, and 10 % with new numbers; training adds as much to both."""
+    for seed in range(3):
+        end(study, f"grpo-{seed}")
+        folder = study.folder / f"grpo-{seed}/renumbered"
+        folder.mkdir()
+        models = (("base", "base", 0.1), ("adapter", "new", 0.6))
+        answers = [one for name, key, share in models for one in answered(name, random.Random(key), share, share)]
+        kept = (json.dumps(one) for one in answers if int(one["problem"].split("/")[-1]) >= 100)
+        (folder / "eval_answers.jsonl").write_text("\n".join(kept))
+    found = summary(collect(study))
+    base, arm = found["gaps"]
+    assert (base["arm"], base["problems"], arm["arm"]) == ("base", 100, "grpo")
+    assert (base["old"], base["new"]) == (pytest.approx(0.3, abs=0.1), pytest.approx(0.1, abs=0.1))
+    assert 0 < base["low"] < base["old"] - base["new"] < base["high"]
+    said = "\n".join(sentences(found))
+    assert "The base solves more of the old ones: it may have seen them" in said
+    gain = 100 * (arm["new"] - base["new"])
+    assert f"and {gain:+.1f} with new numbers" in said
+    assert any("with new numbers" in title for title, _, _ in tables(found))
+
+
+def test_only_gsm8k_can_be_renumbered(study):
+    study.path.write_text(TEXT + "renumbered: true\n")
+    with pytest.raises(ConfigError, match=r"arm grpo: renumbered: only GSM8K .* Write task\.name=gsm8k"):
+        read_study(study.path)
 
 
 def test_the_page_has_the_tables_and_no_markup_of_others(study, found):

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from trainer.machine import disk
 from trainer.problem.lessons import check, taught
 from trainer.problem.prompts import answer_style
 from trainer.problem.task import make_task, training_problems
-from trainer.reports import study_page
+from trainer.reports import contamination, study_page
 from trainer.reports.run_files import facts_of, read_run
 from trainer.reports.study import collect, ended, summary, totals
 from trainer.watch.progress import clock
@@ -82,18 +83,14 @@ def _train(study: Study, jobs: int) -> list[str]:
         failed = [*pool.map(partial(_train_one, study), [one for one in pending if one.arm != SUPERVISED])]
         longer = [_as_long(study, one) for one in pending if one.arm == SUPERVISED and _first_has_ended(study, one)]
         failed += [*pool.map(partial(_train_one, study), longer)]
+    failed += [_ask_again(study, one) for one in study.runs()] if study.file.renumbered else []
     return [name for name in failed if name]
 
 
 def _train_one(study: Study, one: StudyRun) -> str:
-    """Make a run, and return its name if it fails. What it prints is in a file beside its folder."""
-    log = study.folder / f"{one.name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "trainer.commands.launch", *_arguments(study, one)]
-    with disk.naming(log), log.open("a") as output:
-        status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
-    if status not in (0, 3, 4):  # 3 and 4: it has ended, and its own verdict is not "learned"
-        print(f"{one.name:<24} failed with status {status}; see {log}", flush=True)
+    """Make a run, and return its name if it fails."""
+    has_ended = (0, 3, 4)  # with 3 and 4, its own verdict is not "learned"
+    if _run(study, one, ["trainer.commands.launch", *_arguments(study, one)], has_ended):
         return one.name
     files = read_run(study.folder / one.name)
     facts = facts_of(files)
@@ -101,6 +98,32 @@ def _train_one(study: Study, one: StudyRun) -> str:
         f"{one.name:<24} {facts['accuracy']:.1%} after {facts['steps']} steps, {clock(facts['training_s'])}", flush=True
     )
     return ""
+
+
+def _run(study: Study, one: StudyRun, program: Sequence[str], fine: Collection[int]) -> str:
+    """Run a module, and return the name of the run if it fails. What it prints is in a file beside the run's folder."""
+    log = study.folder / f"{one.name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with disk.naming(log), log.open("a") as output:
+        command = [sys.executable, "-m", *program]
+        status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+    if status in fine:
+        return ""
+    print(f"{one.name:<24} failed with status {status}; see {log}", flush=True)
+    return one.name
+
+
+def _ask_again(study: Study, one: StudyRun) -> str:
+    """Ask the model of a run that has ended the held-out problems with new numbers, and return the name if it fails."""
+    folder, config = study.folder / one.name, study.config(one)
+    if ended(study, one) is None or (folder / contamination.FOLDER / "eval.json").is_file():
+        return ""
+    asked = [
+        "task.name=gsm8k-renumbered",
+        f"--problems={config.eval.problems}",
+        f"--out={folder / contamination.FOLDER}",
+    ]
+    return _run(study, one, ["trainer.commands.main", "eval", str(folder), *asked], fine=(0,))
 
 
 def _as_long(study: Study, one: StudyRun) -> StudyRun:

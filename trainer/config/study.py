@@ -63,6 +63,8 @@ class StudyFile(Section):
     """The arms: a name, and settings. The others are compared with the first, and the controls belong to it."""
     controls: tuple[str, ...] = ()
     """Controls of the first arm."""
+    renumbered: bool = False
+    """Ask each model the held-out problems with new numbers as well, for GSM8K only; see `docs/evaluation.md`."""
 
     @field_validator("seeds")
     @classmethod
@@ -160,8 +162,14 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         raise ConfigError("\n".join(_explained(path, one) for one in error.errors())) from None
     for run in study.runs():
         _must_be_free(study, run)
-        if not study.config(run).eval.problems:
-            raise ConfigError(f"{path}, arm {run.arm}: eval.problems=0: a study compares held-out answers. Write 512.")
+        config, where = study.config(run), f"{path}, arm {run.arm}"
+        if not config.eval.problems:
+            raise ConfigError(f"{where}: eval.problems=0: a study compares held-out answers. Write 512.")
+        if study.file.renumbered and (config.task.name != "gsm8k" or not config.lora.enabled):
+            raise ConfigError(
+                f"{where}: renumbered: only GSM8K can be asked with new numbers, of an adapter and its base. Write "
+                "task.name=gsm8k and lora.enabled=true, or renumbered: false."
+            )
     return study
 
 

@@ -104,10 +104,11 @@ class RunFiles:
     def answered(self, model: str, lenient: bool) -> dict[tuple[str, str], bool]:
         """Return whether a model of the run solved each held-out problem with its greedy answer."""
         kind = "correct_lenient" if lenient else "correct_strict"
-        return {key: one[kind] for key, one in self._greedy.get(model, {}).items()}
+        return {key: one[kind] for key, one in self.greedy.get(model, {}).items()}
 
     @cached_property
-    def _greedy(self) -> dict[str, dict[tuple[str, str], Record]]:
+    def greedy(self) -> dict[str, dict[tuple[str, str], Record]]:
+        """The greedy answers of each model to the held-out problems, by question and gold answer."""
         found: dict[str, dict[tuple[str, str], Record]] = {}
         for one in _lines(self.folder / "eval_answers.jsonl"):
             if one.get("temperature") == 0:

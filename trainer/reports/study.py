@@ -16,6 +16,7 @@ from typing import Any
 from trainer.config.study import BASE, SUPERVISED, Study, StudyRun
 from trainer.errors import DataError
 from trainer.estimates import SIGNIFICANT
+from trainer.reports.contamination import gaps
 from trainer.reports.effects import LEAST_SEEDS, Effect, Table, corrected, effect, share_reached
 from trainer.reports.run_files import RunFiles, phases, read_run
 from trainer.run_folder import earlier
@@ -108,6 +109,7 @@ def summary(collected: Collected) -> dict[str, Any]:
         "comparisons": comparisons(collected),
         "shares": shares(collected),
         "equal": equal(collected),
+        "gaps": gaps({arm: collected.seeds(arm).values() for arm in [BASE, *collected.runs]}, collected.pays_lenient),
         "answers": {arm: _answers(collected, arm) for arm in [BASE, *collected.runs]},
         "runs": [_run(arm, seed, run) for arm, seeds in collected.runs.items() for seed, run in seeds.items()],
     }

@@ -39,6 +39,9 @@ def tables(found: Found) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         rows = [_comparison(one) for one in found["comparisons"] if one["against"] == against]
         if rows:
             yield f"Against {'the untrained base' if against == BASE else against}", head, rows
+    if found.get("gaps"):
+        head = ["", "old numbers", "new numbers", "gap", "95 % interval"]
+        yield f"The same {found['gaps'][0]['problems']} problems with new numbers", head, [*map(_gap, found["gaps"])]
     rows = [[arm, *(f"{found['equal'][kind]['accuracy'][arm]:.1%}" for kind in COSTS)] for arm in _trained(found)]
     budgets = [f"at {SHOWN[kind].format(found['equal'][kind]['budget'])}" for kind in COSTS]
     yield "Accuracy where every arm has spent as much", ["arm", *budgets], rows
@@ -70,6 +73,11 @@ def _comparison(one: Found) -> list[str]:
     return [one["arm"], points, interval, f"{one['p']:.2g}", f"{one['p_holm']:.2g}", one["verdict"]]
 
 
+def _gap(one: Found) -> list[str]:
+    interval = f"{100 * one['low']:+.1f} to {100 * one['high']:+.1f}" if "low" in one else ""
+    return [one["arm"], f"{one['old']:.1%}", f"{one['new']:.1%}", f"{100 * (one['old'] - one['new']):+.1f}", interval]
+
+
 def sentences(found: Found) -> Iterator[str]:
     """Yield what the study says, one sentence for each thing."""
     yield (
@@ -87,7 +95,21 @@ def sentences(found: Found) -> Iterator[str]:
                 f"{one['arm']} and {found['first']}: no difference was found. This study finds one of "
                 f"{100 * one['detectable']:.1f} points with a probability of about {FOUND:.0%}."
             )
+    yield from _contamination(found)
     yield from _costs(found)
+
+
+def _contamination(found: Found) -> Iterator[str]:
+    gaps = {one["arm"]: one for one in found.get("gaps", [])}
+    if BASE not in gaps or found["first"] not in gaps:
+        return
+    base, first = gaps[BASE], gaps[found["first"]]
+    old, new = (100 * (first[kind] - base[kind]) for kind in ("old", "new"))
+    yield f"The gain of {found['first']} is {old:+.1f} points on the old problems, and {new:+.1f} with new numbers."
+    if base.get("low", 0.0) > 0:
+        yield "The base solves more of the old ones: it may have seen them, or the new numbers are harder."
+    elif "low" in base:
+        yield "The base was not found to solve more of the old ones: no sign of contamination."
 
 
 def _gain(one: Found) -> str:
