@@ -96,7 +96,10 @@ def _run(name: str, arguments: Sequence[str]) -> None:
     options = parser_of(name).parse_intermixed_args(arguments)
     hardware.prepare_cuda()
     slurm.adopt_ranks()
-    leave(_status(lambda: module.run(options), options.debug))
+    status = _status(lambda: module.run(options), options.debug)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        leave(status)
+    sys.exit(status)
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
