@@ -8,8 +8,10 @@ import pytest
 from trainer.commands import study as command
 from trainer.config.study import read_study
 from trainer.errors import ConfigError, DataError, OctetError
+from trainer.reports.drawing import COLOURS, Dot, Label, Line
+from trainer.reports.forest import GREY
 from trainer.reports.study import collect, summary
-from trainer.reports.study_page import sentences, study_page, tables
+from trainer.reports.study_page import drawings, sentences, study_page, tables
 
 TEXT = """
 settings: {run.steps: 4, eval.problems: 200, warmup.problems: 8}
@@ -189,3 +191,18 @@ def test_the_page_has_the_tables_and_no_markup_of_others(study, found):
     page = study_page(found, collect(study))
     assert "Against the untrained base" in page
     assert "<script>" not in page
+
+
+def test_the_differences_are_drawn_with_their_intervals(found):
+    of_base, of_first = drawings(found)
+    marks, _, _, title = of_first
+    assert title == "points against grpo, 95 % intervals"
+    assert [mark.text for mark in marks if isinstance(mark, Label) and mark.anchor == "end"] == [
+        "small", "format", "random", "supervised",
+    ]  # fmt: skip
+    dots = {mark.colour for mark in marks if isinstance(mark, Dot)}
+    assert dots == {GREY, COLOURS[0], COLOURS[1]}  # no difference, better, worse
+    zero = next(mark.points[0][0] for mark in marks if isinstance(mark, Line) and mark.opacity == 0.5)
+    format_dot = [mark for mark in marks if isinstance(mark, Dot)][1]
+    assert format_dot.x < zero
+    assert len(of_base[0]) > len(marks)

@@ -10,7 +10,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from trainer.config.study import BASE
+from trainer.reports.drawing import Mark, svg
 from trainer.reports.effects import FOUND, LEAST_SEEDS
+from trainer.reports.forest import forest
 from trainer.reports.markup import Html, page, table, tag
 from trainer.reports.panels import Group
 from trainer.reports.report import charts, section
@@ -49,6 +51,15 @@ def tables(found: Found) -> Iterator[tuple[str, list[str], list[list[str]]]]:
 
 def _trained(found: Found) -> list[str]:
     return [arm for arm in found["arms"] if arm != BASE]
+
+
+def drawings(found: Found) -> Iterator[tuple[Sequence[Mark], float, float, str]]:
+    """Yield for each kind of comparison the marks, width, height and title of a chart."""
+    for against in (BASE, found["first"]):
+        judged = [one for one in found["comparisons"] if one["against"] == against and "verdict" in one]
+        if judged:
+            title = f"points against {'the untrained base' if against == BASE else against}, 95 % intervals"
+            yield (*forest(title, judged, CANNOT_TELL), title)
 
 
 def _arms(found: Found) -> Iterator[list[str]]:
@@ -147,6 +158,7 @@ def _sections(found: Found, collected: Collected) -> Iterator[Html]:
         yield tag("p", sentence)
     for title, head, rows in tables(found):
         yield from section(title, table(head, rows, "numbers"))
+    yield from section("Differences in points", *(tag("figure", svg(*drawn)) for drawn in drawings(found)))
     groups = [Group(arm, [*runs.values()]) for arm, runs in collected.runs.items()]
     yield from section("Curves", charts(groups))
     settings = [[arm, tag("code", str(one["settings"]))] for arm, one in found["arms"].items() if one["settings"]]
