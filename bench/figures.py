@@ -20,8 +20,24 @@ def figures() -> Iterator[tuple[str, Chart]]:
     )
     yield "teaching", _of_arms("accuracy, mean and range of five seeds", taught)
     yield "addition", _of_arms("accuracy on held-out sums, three seeds", added)
+    yield from _against_trl()
     curve = [Value(one["step"], *[one["strict"]] * 3) for one in solved[0]["warmup"]["curve"]]
     yield "warmup_gsm8k", Chart("strict accuracy on GSM8K's 1,319 in the warm-up", [Curve("", curve)], percent=True)
+
+
+def _against_trl() -> Iterator[tuple[str, Chart]]:
+    """Accuracy over samples and over seconds since the launch: the mean and range of the seeds."""
+    sides = json.loads((ROOT / "bench/results/vs_trl.json").read_text())["sides"]
+    for name, unit in (("samples", "sample"), ("wall_s", "second")):
+        curves = []
+        for colour, (side, found) in enumerate(sides.items()):
+            values = []
+            for points in zip(*found["curves"], strict=True):
+                right = [one["accuracy"] for one in points]
+                values.append(Value(fmean(one[name] for one in points), fmean(right), min(right), max(right)))
+            curves.append(Curve(side, values, colour))
+        title = f"accuracy over {unit}s, {len(found['curves'])} seeds"
+        yield f"vs_trl_{unit}s", Chart(title, curves, percent=True, across=unit)
 
 
 def _of_arms(title: str, runs: Sequence[Mapping[str, Any]]) -> Chart:

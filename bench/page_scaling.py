@@ -19,7 +19,28 @@ NETWORK = 25e9  # bytes a second of a node with 200 Gbit/s
 
 
 def page() -> str:
-    return "\n".join([HEAD, *measured(), *computed()])
+    return "\n".join([HEAD, *step_cost(), *measured(), *computed()])
+
+
+def step_cost() -> Iterator[str]:
+    result = read("step_cost")
+    usual = result["cases"]["usual"]
+    yield "## What a step costs, measured\n"
+    yield f"Random weights, seconds of one core, every group trained. Usual are {usual['problems']} problems x"
+    yield f"{usual['group']} answers of at most {usual['tokens']} tokens, and {usual['layers']} layers of width"
+    yield f"{usual['hidden']}; one setting changes at a time. A limit is the time that the matrix products of a phase"
+    yield "would take at the speed of a large product, or in sampling the reads of weights and caches at the speed of a"
+    yield "copy, if that is longer.\n"
+    rows = []
+    for name, one in result["cases"].items():
+        answers = one["problems"] * one["group"]
+        rollout, update = f"{one['rollout_s']:.2f} s", f"{one['update_s']:.2f} s"
+        shares = f"{one['rollout_limit']:.0%}", f"{one['update_limit']:.0%}"
+        rows.append([name, f"{answers} x {one['length']:.0f}", rollout, shares[0], update, shares[1]])
+    yield from markdown(["", "answers x tokens", "sampling", "of its limit", "update", "of its limit"], rows)
+    (slow, fast), (least, most) = map(sorted, (result["gflops"], result["gigabytes"]))
+    yield f"A product ran at {slow:.0f} to {fast:.0f} GFLOP/s, and a copy at {least:.1f} to {most:.1f} GB/s."
+    yield on(result["machine"])
 
 
 def measured() -> Iterator[str]:

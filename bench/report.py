@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import counts_cuda_host
@@ -82,6 +82,27 @@ def _vs_trl(name: str) -> Iterator[str]:
         for kind in ("", "_dropping")
     )
     yield f"\nLike for like **{like}**; dropping {dropping}. {_on(result['machine'])}"
+    if all("curves" in one for one in result["sides"].values()):
+        yield from _reached(result)
+
+
+def _reached(result: dict[str, Any]) -> Iterator[str]:
+    """When each side reaches the target: the median over the seeds, and the range."""
+    yield f"Until {result['target']:.0%} are right, on a line between two evaluations; seconds since the program was"
+    yield "started, without saving adapters for the evaluations, and since its first step had ended:\n"
+    yield "| | samples | seconds | since the first step | first step |\n" + "| --- " * 5 + "|"
+    for side, one in result["sides"].items():
+        reached, first = one["reached"], one["first_step_s"]
+        if None in reached:
+            yield f"| {side} | not in {reached.count(None)} of {len(reached)} seeds | | | {first:.1f} |"
+            continue
+        samples, seconds = ([cost[name] for cost in reached] for name in ("samples", "wall_s"))
+        after = [cost - first for cost in seconds]
+        spread = " | ".join(
+            f"{median(one):,.0f} ({min(one):,.0f} to {max(one):,.0f})" for one in (samples, seconds, after)
+        )
+        yield f"| {side} | {spread} | {first:.1f} |"
+    yield "\n![accuracy over samples](vs_trl_samples.svg) ![accuracy over seconds](vs_trl_seconds.svg)\n"
 
 
 def _decode() -> Iterator[str]:

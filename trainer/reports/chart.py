@@ -48,6 +48,7 @@ class Chart:
     curves: Sequence[Curve]
     percent: bool = False
     legend: bool = True
+    across: str = "step"  # what the numbers below the chart are
 
     def write(self, number: float) -> str:
         return f"{number:.3g}" if not self.percent else f"{number:.0%}"
@@ -73,7 +74,7 @@ class Chart:
         near = (frame.last - frame.first) / 10  # where a label would be written over that of the first step
         whole = [step for step in ticks(frame.first, frame.last) if step == round(step) and step > frame.first + near]
         for place, step in enumerate([frame.first, *whole]):
-            text = f"{step:.0f}" if place else f"step {step:.0f}"
+            text = f"{step:.0f}" if place else f"{self.across} {step:.0f}"
             yield Label(frame.across(step), frame.bottom + 16, text, anchor="middle")
 
     def _drawn(self, frame: Frame) -> Iterator[Mark]:
@@ -96,7 +97,7 @@ class Chart:
         width = (frame.right - frame.left) / max(1, len(said) - 1)
         for step, lines in said.items():
             place = frame.across(step) - width / 2, frame.top, width, frame.bottom - frame.top
-            yield Hit(*place, "\n".join([f"step {step:.0f}", *lines]))
+            yield Hit(*place, "\n".join([f"{self.across} {step:.0f}", *lines]))
 
 
 class Frame:
