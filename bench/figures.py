@@ -8,12 +8,23 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from trainer.reports.chart import Chart, Curve, Value
+from trainer.reports.chart import HEIGHT, WIDTH, Chart, Curve, Value
+from trainer.reports.drawing import Mark
+from trainer.reports.study_page import drawings
 
 ROOT = Path(__file__).parent.parent
 
 
-def figures() -> Iterator[tuple[str, Chart]]:
+def figures() -> Iterator[tuple[str, Sequence[Mark], float, float, str]]:
+    """Yield the name, marks, width, height and title of each figure."""
+    for name, chart in charts():
+        yield name, chart.marks(), WIDTH, HEIGHT, chart.title
+    for study in sorted((ROOT / "bench/results/studies").glob("*.json")):
+        *_, against_first = drawings(json.loads(study.read_text()))
+        yield f"study_{study.stem}", *against_first
+
+
+def charts() -> Iterator[tuple[str, Chart]]:
     taught, added, solved = (
         json.loads((ROOT / f"bench/results/{name}.json").read_text())["runs"]
         for name in ("teaching", "addition", "gsm8k")

@@ -56,6 +56,7 @@ def _study(name: str, title: str, what: str) -> Iterator[str]:
     yield f"## {title}\n"
     yield f"{what}\n"
     yield from (f"- {sentence}" for sentence in sentences(found))
+    yield f"\n![Differences with their intervals](study_{name}.svg)\n"
     for heading, head, rows in tables(found):
         yield f"\n{heading}:\n"
         yield from markdown(head, rows)

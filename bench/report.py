@@ -14,7 +14,6 @@ import figures
 import page_results
 import page_scaling
 
-from trainer.reports.chart import HEIGHT, WIDTH
 from trainer.reports.drawing import svg
 
 ROOT = Path(__file__).parent.parent
@@ -197,9 +196,8 @@ def main() -> None:
     folder = parser.parse_args().out
     for name, text in (("performance", page()), ("results", page_results.page()), ("scaling", page_scaling.page())):
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    for name, chart in figures.figures():
-        drawn = svg(chart.marks(), WIDTH, HEIGHT, chart.title, alone=True)
-        (folder / f"{name}.svg").write_text(drawn, encoding="utf-8")
+    for name, *drawn in figures.figures():
+        (folder / f"{name}.svg").write_text(svg(*drawn, alone=True), encoding="utf-8")
 
 
 if __name__ == "__main__":

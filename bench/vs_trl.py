@@ -130,7 +130,8 @@ def trl(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None:
         return [float(one is not None and compare.equal(one, right)) for one, right in zip(found, gold)]
 
     config = settings(steps, seed, folder, *more)
-    updates = config.algorithm.epochs
+    minibatches, epochs = config.algorithm.minibatches, config.algorithm.epochs
+    updates = minibatches * epochs  # of a step
     rollout, task, tokenizer = config.rollout, make_task(config.task), load_tokenizer(config.model)
     prompter, problems = Prompter(tokenizer, config.prompt, task), training_problems(task, config.task, seed)
     drawn = [problem for step in range(steps) for problem in draw(problems, step, rollout.problems, seed)]
@@ -138,16 +139,17 @@ def trl(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None:
     rows = [{"prompt": prompt.text, "gold": prompt.problem.gold} for prompt in asked]
     answers_of_a_step = rollout.problems * rollout.group_size
     longest = max(len(prompt.tokens) for prompt in asked) + rollout.max_new_tokens
-    at_once = side_by_side(answers_of_a_step, config.optim.tokens_per_micro_batch // longest)
+    at_once = side_by_side(answers_of_a_step // minibatches, config.optim.tokens_per_micro_batch // longest)
     arguments = GRPOConfig(
         output_dir=str(folder), use_cpu=not distributed.on_gpu(), bf16=config.model.dtype == "bf16", seed=seed,
         report_to="none", disable_tqdm=True, logging_steps=10**6, save_strategy="no", max_steps=steps * updates,
         shuffle_dataset=False, gradient_checkpointing=config.model.gradient_checkpointing,
         model_init_kwargs=loaded_as(config.model), num_generations=rollout.group_size,
-        per_device_train_batch_size=at_once, gradient_accumulation_steps=answers_of_a_step // at_once,
+        per_device_train_batch_size=at_once, steps_per_generation=answers_of_a_step // at_once,
+        gradient_accumulation_steps=answers_of_a_step // minibatches // at_once,
         max_completion_length=rollout.max_new_tokens, temperature=rollout.temperature, top_p=1.0, top_k=0,
         learning_rate=config.algorithm.lr, lr_scheduler_type="cosine", warmup_steps=round(0.1 * steps * updates),
-        max_grad_norm=config.optim.max_grad_norm, beta=0.0, loss_type="dapo", num_iterations=updates,
+        max_grad_norm=config.optim.max_grad_norm, beta=0.0, loss_type="dapo", num_iterations=epochs,
     )  # fmt: skip
     adapter = LoraConfig(r=config.lora.r, lora_alpha=config.lora.alpha, target_modules="all-linear")
     trainer = GRPOTrainer(

@@ -200,8 +200,9 @@ def test_the_differences_are_drawn_with_their_intervals(found):
     assert [mark.text for mark in marks if isinstance(mark, Label) and mark.anchor == "end"] == [
         "small", "format", "random", "supervised",
     ]  # fmt: skip
-    dots = {mark.colour for mark in marks if isinstance(mark, Dot)}
-    assert dots == {GREY, COLOURS[0], COLOURS[1]}  # no difference, better, worse
+    better, worse = COLOURS[:2]
+    colours = [{mark.colour for mark in drawn[0] if isinstance(mark, Dot)} for drawn in (of_base, of_first)]
+    assert colours == [{GREY, better}, {GREY, worse}]
     zero = next(mark.points[0][0] for mark in marks if isinstance(mark, Line) and mark.opacity == 0.5)
     format_dot = [mark for mark in marks if isinstance(mark, Dot)][1]
     assert format_dot.x < zero
