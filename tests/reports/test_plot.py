@@ -17,7 +17,7 @@ from trainer.reports.run_files import read_run
 def seeds(finished, copied):
     """The run, the same with another seed and a reward that is higher by 1, and one with another learning rate."""
     seed, rate = copied("seed"), copied("rate")
-    changes = ((seed, "seed: 0\n  steps", "seed: 1\n  steps"), (rate, "lr: 0.001", "lr: 0.01"))
+    changes = ((seed, "seed: 0\n  steps", "seed: 1\n  steps"), (rate, "lr: 0.003", "lr: 0.01"))
     for folder, setting, value in changes:
         text = (folder / "config.yaml").read_text()
         assert setting in text
@@ -52,7 +52,7 @@ def test_what_is_not_logged_has_no_chart(finished):
 
 def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(seeds):
     groups = groups_of(seeds)
-    assert [group.name for group in groups] == ["demo, seed (2 seeds), algorithm.lr=0.001", "rate, algorithm.lr=0.01"]
+    assert [group.name for group in groups] == ["demo, seed (2 seeds), algorithm.lr=0.003", "rate, algorithm.lr=0.01"]
     first, other = main_charts(groups)[0].curves
     reward = seeds[0].metrics[1]["reward/mean"]
     assert first.values[0] == pytest.approx((1, reward + 0.5, reward, reward + 1))
@@ -73,7 +73,7 @@ def test_runs_of_the_same_name_are_told_apart_by_their_paths(finished, copied):
 def test_a_name_has_as_many_of_the_settings_that_differ_as_fit(finished, copied):
     other = copied("other")
     text = (other / "config.yaml").read_text()
-    for setting, value in (("lr: 0.001", "lr: 0.01"), ("clip_high: ", "clip_high: 1")):
+    for setting, value in (("lr: 0.003", "lr: 0.01"), ("clip_high: ", "clip_high: 1")):
         assert setting in text
         text = text.replace(setting, value)
     changes = {"temperature: 1": "temperature: 2", "group_size: ": "group_size: 1", "warmup: ": "warmup: 1"}

@@ -113,13 +113,13 @@ def test_values_that_are_not_numbers_are_left_out_of_the_curves(copied):
 
 def test_several_runs_are_told_apart(finished, copied):
     other = copied("other")
-    changed = (other / "config.yaml").read_text().replace("lr: 0.001", "lr: 0.002", 1)
+    changed = (other / "config.yaml").read_text().replace("lr: 0.003", "lr: 0.002", 1)
     (other / "config.yaml").write_text(changed)
     seen = page_of(finished, other)
     assert seen.within("h2") == ["Results", "Different settings", "Curves", "demo", "other"]
     assert seen.within("code") == ["algorithm.lr"]
-    assert {"0.001", "0.002"} <= set(seen.within("td"))
-    assert "demo, algorithm.lr=0.001" in seen.within("li")
+    assert {"0.003", "0.002"} <= set(seen.within("td"))
+    assert "demo, algorithm.lr=0.003" in seen.within("li")
 
 
 def test_runs_are_tested_on_the_problems_that_both_were_asked(finished, copied):
