@@ -38,17 +38,23 @@ def charts() -> Iterator[tuple[str, Chart]]:
 
 def _against_trl() -> Iterator[tuple[str, Chart]]:
     """Accuracy over samples and over seconds since the launch: the mean and range of the seeds."""
-    sides = json.loads((ROOT / "bench/results/vs_trl.json").read_text())["sides"]
-    for name, unit in (("samples", "sample"), ("wall_s", "second")):
-        curves = []
-        for colour, (side, found) in enumerate(sides.items()):
-            values = []
-            for points in zip(*found["curves"], strict=True):
-                right = [one["accuracy"] for one in points]
-                values.append(Value(fmean(one[name] for one in points), fmean(right), min(right), max(right)))
-            curves.append(Curve(side, values, colour))
-        title = f"accuracy over {unit}s, {len(found['curves'])} seeds"
-        yield f"vs_trl_{unit}s", Chart(title, curves, percent=True, across=unit)
+    for path in sorted((ROOT / "bench/results").glob("vs_trl*.json")):
+        sides = json.loads(path.read_text())["sides"]
+        for name, unit in (("samples", "sample"), ("cpu_s", "second")):
+            curves = [
+                Curve(side, [*_means(found["curves"], name)], colour)
+                for colour, (side, found) in enumerate(sides.items())
+                if "curves" in found
+            ]
+            if curves:
+                title = f"accuracy over {unit}s{' of the processor' * (unit == 'second')}"
+                yield f"{path.stem}_{unit}s", Chart(title, curves, percent=True, across=unit)
+
+
+def _means(curves: Sequence[Sequence[Mapping[str, float]]], name: str) -> Iterator[Value]:
+    for points in zip(*curves, strict=True):
+        right = [one["accuracy"] for one in points]
+        yield Value(fmean(one[name] for one in points), fmean(right), min(right), max(right))
 
 
 def _of_arms(title: str, runs: Sequence[Mapping[str, Any]]) -> Chart:

@@ -212,7 +212,7 @@ def one_side(options: argparse.Namespace) -> None:
             peak = torch.cuda.max_memory_reserved() / 2**20
         cpu, wall = (median(clock.seconds(kind)) for kind in range(2))
         reached = list(curve(Path(name), clock, *options.more)) if clock.every else []
-        first = clock.ticks[0][1]
+        first = clock.ticks[0][0]
         print(
             json.dumps({"cpu_s": cpu, "wall_s": wall, "peak_mib": round(peak), "first_step_s": first, "curve": reached})
         )
@@ -309,7 +309,7 @@ def conclude(result: dict[str, Any], options: argparse.Namespace) -> None:
         one = result["sides"][side]
         print(f"{side:16} {one['cpu_s']:.2f} CPU s, {one['wall_s']:.2f} s a step, {one['peak_mib']:.0f} MiB")
         if "accuracy" in one:
-            reached = ", ".join(f"{cost['wall_s']:.0f} s" if cost else "not seen" for cost in one["reached"])
+            reached = ", ".join(f"{cost['cpu_s']:.0f} CPU s" if cost else "not seen" for cost in one["reached"])
             print(f"{one['accuracy']:.1%} after {options.steps} steps; {options.target:.0%} after {reached}")
     print(f"like for like {result['speedup_cpu']:.1f} x CPU, {result['speedup_wall']:.1f} x wall; written to {out}")
 
