@@ -71,9 +71,9 @@ def _card() -> Iterator[str]:
 def _vs_trl(name: str) -> Iterator[str]:
     result = _read(name)
     yield f"## Against TRL's GRPOTrainer: {AGAINST_TRL[name]}\n"
-    yield "LoRA r=16 on all layers, one CPU thread, the same problems in the same order and the same settings on both"
-    yield "sides. Accuracy is greedy on 256 held-out problems, the mean over seeds. `octet` trains on every group, as TRL"
-    yield "does; by default it drops those that teach nothing.\n"
+    yield "LoRA r=16 on all layers, one CPU thread, the same problems in the same order, the same settings on both"
+    yield "sides. Accuracy is greedy on 256 held-out problems, the mean over seeds. `octet` trains on every group, as"
+    yield "TRL does; by default it drops those that teach nothing.\n"
     yield f"| | CPU s a step | wall s a step | peak MiB | accuracy after {result['steps']} steps |"
     yield "| --- | --- | --- | --- | --- |"
     for side, one in result["sides"].items():
