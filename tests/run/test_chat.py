@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from tests.conftest import ROOT
 from tests.forks import forked
@@ -97,6 +98,20 @@ def test_what_is_printed_grows_to_the_answer(monkeypatch, stop):
     assert "".join(written) == answer.text
     assert len(list(filter(None, written))) > 5
     assert not answer.truncated
+
+
+def test_a_model_without_room_beside_the_base_is_left_out(tmp_path, monkeypatch, capsys):
+    """The card is that of the test: it has so much memory left."""
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "merged/model.safetensors").write_bytes(bytes(1000))
+    asked = [tmp_path / "merged", tmp_path / "model"]  # the second is not there
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1201, 5000))
+    assert list(chat._that_fit(asked, torch.device("cuda"))) == [tmp_path / "merged"]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1200, 5000))
+    assert list(chat._that_fit(asked, torch.device("cuda"))) == []
+    left_out = capsys.readouterr().err
+    assert left_out == f"octet: {tmp_path}/merged is left out: it does not fit on this card beside the base\n"
+    assert list(chat._that_fit(asked, torch.device("cpu"))) == [tmp_path / "merged"]
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

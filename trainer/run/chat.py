@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from io import TextIOWrapper
@@ -11,6 +11,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -18,7 +19,7 @@ from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
 from trainer.machine.quiet import no_progress_bars
 from trainer.machine.visible import visible
-from trainer.model.load import load_model, load_tokenizer, resolve_dtype
+from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.model.lora import load_adapter
 from trainer.problem.prompts import Prompter
 from trainer.problem.task import evaluation_problems, make_task
@@ -28,7 +29,7 @@ from trainer.reward.make import make_verifier
 from trainer.reward.scorer import Scorer
 from trainer.rollout.collect import Sampler
 from trainer.rollout.decoder.sampler import DecodeSampler
-from trainer.rollout.limits import context_of
+from trainer.rollout.limits import context_of, on_stderr
 from trainer.rollout.make import make_sampler
 from trainer.run import assemble
 
@@ -67,10 +68,18 @@ def _voices(folder: Path, config: Config, prompter: Prompter) -> Iterator[Voice]
     yield Voice("base", sampler, context, getattr(base, "disable_adapter", nullcontext))
     if (folder / "adapter").is_dir():
         yield Voice("adapter", sampler, context, nullcontext)
-    for name in ("merged", "model"):
-        if (folder / name).is_dir():
-            whole = config.model.clean.model_copy(update={"name": str(folder / name), "revision": None})
-            yield Voice(name, _load(config.model_copy(update={"model": whole}), prompter)[1], context, nullcontext)
+    for whole in _that_fit((folder / "merged", folder / "model"), distributed.device()):
+        model = config.model.clean.model_copy(update={"name": str(whole), "revision": None})
+        yield Voice(whole.name, _load(config.model_copy(update={"model": model}), prompter)[1], context, nullcontext)
+
+
+def _that_fit(models: Iterable[Path], device: torch.device) -> Iterator[Path]:
+    """Yield the whole models that are there and fit on the card beside what is loaded, and name those that do not."""
+    for model in filter(Path.is_dir, models):
+        if fits(model, device):
+            yield model
+        else:
+            on_stderr(f"octet: {model} is left out: it does not fit on this card beside the base")
 
 
 def _load(config: Config, prompter: Prompter, adapter: str | None = None) -> tuple[Any, Sampler]:
