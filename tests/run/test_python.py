@@ -23,17 +23,21 @@ def score(completions, answer, **columns):
     return [len(text) % 7 + float(gold in text) for text, gold in zip(completions, answer)]
 """
 SCRIPT = f"""
-import json, math, os, re, signal, sys, threading, warnings
+import json, logging, math, os, random, re, signal, sys, threading, warnings
 from typing import List, Text
 from trainer import resolve, train
 from trainer.problem.word_problems import NanoTask
 
 def state():
     import torch
+    from huggingface_hub.utils import are_progress_bars_disabled
+    from transformers.utils.logging import is_progress_bar_enabled
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     hooks = [sys.excepthook, threading.excepthook, sys.unraisablehook, warnings.filters[:], torch.get_num_threads()]
     group = [torch.distributed.is_initialized(), os.getpgrp(), torch.random.get_rng_state().tolist()]
-    return handlers, hooks, group, dict(os.environ)
+    loggers = [logging.getLogger("DeepSpeed").filters[:], logging.getLogger("bitsandbytes.backends.cpu.ops").level]
+    bars = [is_progress_bar_enabled(), are_progress_bars_disabled()]
+    return handlers, hooks, group, dict(os.environ), loggers, bars, random.getstate()
 
 {SCORE}
 NINE, DIGIT = 9, re.compile("[0-9]", re.ASCII)
@@ -42,10 +46,13 @@ def shorter(text: Text) -> float:
     return len(text) / NINE + len(DIGIT.findall(text))
 
 def rounded(completions: List[Text], **columns) -> List[float]:
+    random.seed(len(completions))  # of the whole process, which has its numbers back afterwards
     return [math.floor(shorter(text)) for text in completions]
 
 data = [{{"question": one.question, "answer": one.gold}} for one in NanoTask().train()[:60]]
 few = {FEW!r}
+logging.getLogger("DeepSpeed").filters.clear()  # whoever started this process may have called quiet()
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(10)
 before = state()
 result = train(resolve("nano", None, [*few, "run.dir=first"]), reward=score, data=data[:50], test=data[50:])
 assert state() == before
@@ -54,7 +61,9 @@ try:
 except Exception as error:
     refused = f"{{type(error).__name__}}: {{error}}"
 assert state() == before
-import datasets
+import datasets, huggingface_hub
+huggingface_hub.utils.disable_progress_bars()
+before = state()
 rows = datasets.Dataset.from_list([{{"question": row["question"]}} for row in data])
 second = train(resolve("nano", None, [*few, "run.dir=second"]), reward=[rounded], data=rows)
 assert state() == before
