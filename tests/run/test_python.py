@@ -88,7 +88,8 @@ def run(*command: str, folder: Path) -> str:
 def scripted(tmp_path_factory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("scripted")
     (folder / "mine.py").write_text(SCRIPT)
-    return folder, json.loads(run(*forked(), "mine.py", folder=folder).splitlines()[-1])
+    (folder / "said").write_text(run(*forked(), "mine.py", folder=folder))
+    return folder, json.loads((folder / "said").read_text().splitlines()[-1])
 
 
 def lines(path: Path) -> list[dict]:
@@ -122,6 +123,20 @@ def test_the_result_names_what_is_wanted_next(scripted):
     assert (folder / result["adapter"] / "adapter_model.safetensors").is_file()
     assert result["model"] is None
     assert result["verdict"] == "cannot tell"
+
+
+def test_what_is_proposed_next_is_python(scripted):
+    """With the settings of the run, which name its copies of data and functions."""
+    said = (scripted[0] / "said").read_text()
+    assert "run_deepspeed.sh" not in said
+    settings = []
+    for line in said.splitlines():
+        if line.endswith("   # on a machine with a GPU"):
+            exec(line.strip(), {"resolve": resolve, "train": settings.append})  # noqa: S102
+    few = ["run.steps=2", "run.merge=false", "eval.problems=8", "prompt.style=chat", "reward.weights={}"]
+    few += ["task.name=records", "task.path=first/given/train.jsonl", "task.test_path=first/given/test.jsonl"]
+    first, _second = settings
+    assert first == resolve("8gb", None, [*few, "reward.custom=first/given/score.py:score"])
 
 
 def test_another_run_in_the_same_process_has_data_without_answers(scripted):

@@ -72,7 +72,7 @@ def train(
         functions: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
         config = _with_rows(_with_functions(config, folder, functions), folder, functions, data, test)
         start.check(config, machine)
-        result = job.run(Request(config, "python", ""))
+        result = job.run(Request(config, "python", "", is_python=True))
         assert result is not None, "a run of one process has its result on rank 0"
         return result
 
