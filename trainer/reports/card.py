@@ -31,6 +31,16 @@ LICENCES = {  # of the data, as their pages on the hub say
 USE_ADAPTER = """\
     from peft import AutoPeftModelForCausalLM
     model = AutoPeftModelForCausalLM.from_pretrained("{name}")"""
+USE_ADAPTER_OF_NANO = """\
+    from peft import PeftModel                        # the base is in the package: pip install octet-grpo
+    from trainer.model.hub import NANO
+    from transformers import AutoModelForCausalLM
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(NANO), "{name}")"""
+USE_ADAPTER_OF_A_FOLDER = """\
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+    base = "{base}"  # is not on the hub: write the path of a copy of it
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), "{name}")"""
 USE_MODEL = """\
     from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained("{name}")"""
@@ -71,10 +81,14 @@ def data_of(run: RunFiles) -> str | None:
     return None if path or folder else HUB_NAMES.get(run.settings["task.name"])
 
 
+def _is_on_the_hub(model: str) -> bool:
+    return model.count("/") == 1 and not _is_path(model) and not Path(model).exists()
+
+
 def _metadata(run: RunFiles, kind: str, licence: str | None) -> Iterator[str]:
     data, base = data_of(run), run.settings["model.name"]
     facts = ModelCardData(
-        base_model=base if "/" in base and not Path(base).is_dir() else None,
+        base_model=base if _is_on_the_hub(base) else None,
         library_name={"adapter": "peft", "model": "transformers", "gguf": "llama.cpp"}[kind],
         pipeline_tag="text-generation",
         license=licence,
@@ -92,7 +106,9 @@ def _text(
     how = "supervised training on worked solutions" if settings["warmup.only"] else "GRPO"
     yield f"# {name.rpartition('/')[2]}\n"
     yield f"{what}, trained by {how} on the task `{settings['task.name']}` with Octet.\n"
-    yield {"adapter": USE_ADAPTER, "model": USE_MODEL, "gguf": USE_GGUF}[kind].format(name=name)
+    of_folder = USE_ADAPTER_OF_NANO if base == "nano" else USE_ADAPTER_OF_A_FOLDER
+    of_base = USE_ADAPTER if _is_on_the_hub(base) else of_folder
+    yield {"adapter": of_base, "model": USE_MODEL, "gguf": USE_GGUF}[kind].format(name=name, base=base)
     yield f"\n## Licence\n\nThe base: {licence or 'see its page'}. The data: {_data(run)}."
     yield "\n## Evaluation\n"
     yield from _evaluation_of(run, made["step"])
