@@ -10,6 +10,7 @@ from huggingface_hub import constants
 
 from tests.conftest import NANO
 from tests.hub_server import serving, use_hub
+from trainer.commands import push
 from trainer.commands.main import main
 
 
@@ -72,9 +73,19 @@ def test_the_card_says_what_the_run_measured(capsys, finished):
     assert f"{trained['accuracy']:.1%}" in row
     assert "held-out problems after the last step, 6, with" in text
     assert "git revision" in text
-    assert "6 steps of 4 problems x 8 answers of at most 40 tokens" in text
+    recipe = dict(
+        line.strip("| ").split(" | ") for line in text.partition("## Training\n")[2].splitlines() if "|" in line
+    )
+    assert recipe == RECIPE
     assert "- `rollout.problems=4`" in text
     assert "octet train --preset nano" in text
+
+
+RECIPE = {
+    **{"steps": "6", "---": "---", "learning rate": "0.001", "loss": "grpo_clip", "advantage": "grpo"},
+    **{"problems in a step": "4", "answers to each (group size)": "8", "sampling temperature": "1.0"},
+    **{"tokens of an answer, at most": "40", "LoRA rank": "16", "LoRA alpha": "32", "LoRA targets": "all"},
+}
 
 
 def usage(said):
@@ -83,10 +94,13 @@ def usage(said):
     return textwrap.dedent(shown).strip() + "\n"
 
 
-def test_the_card_of_an_adapter_loads_it_over_the_embedded_model(capsys, finished):
-    code = usage(octet(capsys, "push", finished, "--to", "me/demo")[1])
+def test_the_card_of_an_adapter_loads_it_over_the_embedded_model(capsys, copied):
+    folder = copied("demo")
+    described = folder / "adapter/adapter_config.json"
+    described.write_bytes(push._without_path(described))  # as it is sent
+    code = usage(octet(capsys, "push", folder, "--to", "me/demo")[1])
     found = {}
-    exec(code.replace("me/demo", str(finished / "adapter")), found)  # noqa: S102
+    exec(code.replace("me/demo", str(folder / "adapter")), found)  # noqa: S102
     assert found["model"].peft_config["default"].r == 16
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from trainer.config.command_line import flat
-from trainer.errors import counted
 from trainer.estimates import wilson
 from trainer.reports import repeat
 from trainer.reports.alarms import alarms_of
@@ -28,6 +26,17 @@ LICENCES = {  # of the data, as their pages on the hub say
     "DigitalLearningGmbH/MATH-lighteval": "MIT",
     "Idavidrein/gpqa": "CC BY 4.0",
 }
+OF_GRPO = {
+    "learning rate": "algorithm.lr",
+    "loss": "algorithm.loss",
+    "advantage": "algorithm.advantage",
+    "problems in a step": "rollout.problems",
+    "answers to each (group size)": "rollout.group_size",
+    "sampling temperature": "rollout.temperature",
+    "tokens of an answer, at most": "rollout.max_new_tokens",
+}
+OF_A_WARMUP = {"learning rate": "warmup.lr", "worked solutions in a step": "warmup.problems"}
+OF_LORA = {"LoRA rank": "lora.r", "LoRA alpha": "lora.alpha", "LoRA targets": "lora.targets"}
 USE_ADAPTER = """\
     from peft import AutoPeftModelForCausalLM
     model = AutoPeftModelForCausalLM.from_pretrained("{name}")"""
@@ -195,12 +204,11 @@ def _evaluation_of_the_best(run: RunFiles, kept: Mapping[str, Any]) -> Iterator[
 
 
 def _training(run: RunFiles, curves: str | None) -> Iterator[str]:
-    settings, facts = run.settings, facts_of(run)
-    each = "{rollout.problems} problems x {rollout.group_size} answers of at most {rollout.max_new_tokens} tokens"
-    if settings["warmup.only"]:
-        each = "{warmup.problems} worked solutions"
-    each = re.sub(r"{([\w.]+)}", lambda key: str(settings[key[1]]), each)
-    yield f"{counted(facts['steps'], 'step')} of {each}; {facts['training_s']:,.0f} s of training."
+    facts, settings = facts_of(run), run.settings
+    recipe = (OF_A_WARMUP if settings["warmup.only"] else OF_GRPO) | (OF_LORA if settings["lora.enabled"] else {})
+    yield f"| steps | {facts['steps']} |\n| --- | --- |"
+    yield from (f"| {what} | {settings[key]} |" for what, key in recipe.items())
+    yield f"\nThe training took {facts['training_s']:,.0f} s."
     if curves:
         yield f"\n![Curves of the run]({curves})"
     preset, changes = repeat.nearest_preset(flat(run.config.model_dump(mode="json")))
