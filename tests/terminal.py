@@ -5,6 +5,7 @@ import pty
 import re
 import subprocess
 from collections.abc import Sequence
+from typing import IO
 
 CODES = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)")
 
@@ -49,11 +50,13 @@ class Terminal:
         self.rows += [""] * (self.row + 1 - len(self.rows))
 
 
-def on_a_terminal(command: Sequence[str], folder: os.PathLike, width: int, height: int) -> tuple[subprocess.Popen, int]:
+def on_a_terminal(
+    command: Sequence[str], folder: os.PathLike, width: int, height: int, stdin: IO[str] | None = None
+) -> tuple[subprocess.Popen, int]:
     """Start a program on a pseudo-terminal, and return it with the other end."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": str(width), "LINES": str(height)}
-    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, cwd=folder, env=environment)
+    process = subprocess.Popen(command, stdin=stdin, stdout=theirs, stderr=theirs, cwd=folder, env=environment)
     os.close(theirs)
     return process, ours
 

@@ -271,3 +271,18 @@ def test_the_model_of_a_preset_is_not_taken_for_the_base_of_an_adapter(run_folde
     status, _, error = octet_eval(capsys, "--preset", "nano", "--adapter", tmp_path / "adapter", "--problems", 2)
     assert status == 2
     assert "it was trained over some/model, not over model.name=nano. Write --model some/model" in error
+
+
+def test_an_adapter_of_other_layers_is_refused_before_the_evaluation(run_folder, foreign_model, tmp_path, capsys):
+    shutil.copytree(run_folder / "adapter", tmp_path / "adapter")
+    described = tmp_path / "adapter/adapter_config.json"
+    described.write_text(json.dumps(json.loads(described.read_text()) | {"base_model_name_or_path": "some/model"}))
+    status, _, error = octet_eval(
+        *(capsys, "--model", foreign_model, "--adapter", tmp_path / "adapter", "--problems", 2),
+        *("rollout.max_new_tokens=4", "--out", tmp_path / "o"),
+    )
+    assert status == 2
+    assert f"it was trained over some/model; is model.name={foreign_model} the same?" in error
+    assert f"{tmp_path}/adapter: it does not fit {foreign_model} (" in error
+    assert "It was trained over some/model: name that base." in error
+    assert not (tmp_path / "o").exists()

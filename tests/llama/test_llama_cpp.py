@@ -6,6 +6,7 @@ import math
 from contextlib import nullcontext
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -171,6 +172,24 @@ def test_a_file_that_asks_or_ends_in_another_way_is_refused(case, tiny_model, to
         with nullcontext() if one is tokenizer else pytest.raises(MergeError, match=message):
             export.must_ask_and_end_alike(tmp_path / "file", sampler, tokenizer)
         sampler.close()
+
+
+BROKEN = {
+    "add_chat_template": ("{{ 'GARBAGE' }}", "its chat template is not that of the tokenizer"),
+    "add_eos_token_id": (50, "it names 50 as the end of a text, not"),
+    "add_eot_token_id": (50, ", token 50, which is ordinary text"),
+}
+
+
+@pytest.mark.parametrize("field", BROKEN)
+def test_export_refuses_a_file_that_was_written_with_a_wrong_template_or_end(field, run, tmp_path, monkeypatch, capfd):
+    """The package gguf writes another value than it is given. The answers to the check are right all the same."""
+    value, message = BROKEN[field]
+    write = getattr(gguf.GGUFWriter, field)
+    monkeypatch.setattr(gguf.GGUFWriter, field, lambda writer, _: write(writer, value))
+    assert octet("export", run, "--to", "ollama", "--problems", 2, "--out", tmp_path / "out") == 1
+    assert message in capfd.readouterr().err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model-q8_0.gguf.refused"]
 
 
 # ---------------------------------------------------------------- SentencePiece

@@ -1,6 +1,7 @@
 """Adapters that another trainer has made with PEFT: other targets, ranks and scales by layer, layers as a whole."""
 
 import json
+import shutil
 from argparse import ArgumentParser
 
 import peft
@@ -64,7 +65,7 @@ def test_a_whole_layer_that_is_missing_is_an_error(tiny_model, adapter):
     folder, _ = adapter(**KINDS["norm"])
     file = folder / "adapter_model.safetensors"
     save_file({name: value for name, value in load_file(file).items() if "lora_" in name}, file)
-    with pytest.raises(CheckpointError, match=r"it does not fit this model \(KeyError: .*norm\.weight"):
+    with pytest.raises(CheckpointError, match=r"it does not fit .* \(KeyError: .*norm\.weight"):
         lora.load_adapter(base(tiny_model), folder)
 
 
@@ -78,7 +79,13 @@ def test_one_that_cannot_be_merged_says_why(tiny_model, tmp_path, adapter):
 # --- its base
 
 
-def settings(folder, *arguments: str, name: str):
+@pytest.fixture
+def not_here(monkeypatch):
+    """The models of these tests are on the hub only, which need not answer."""
+    monkeypatch.setattr(evaluation.downloads, "check", lambda config: None)
+
+
+def settings(folder, *arguments: str, name: str | None):
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name}))
     parser = ArgumentParser()
@@ -94,14 +101,51 @@ def test_the_base_that_it_names_is_taken(tmp_path, tiny_model):
 @pytest.mark.parametrize(
     "name", ["unsloth/Qwen2.5-1.5B-Instruct-unsloth-bnb-4bit", "unsloth/Qwen2.5-1.5B-Instruct-bnb-4bit"]
 )
-def test_the_4_bit_copy_of_unsloth_stands_for_the_model(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(evaluation.downloads, "check", lambda config: None)  # these models are not here
+def test_the_4_bit_copy_of_unsloth_stands_for_the_model(tmp_path, not_here, name):
     assert settings(tmp_path / "a", name=name).model.name == "unsloth/Qwen2.5-1.5B-Instruct"
     other = settings(tmp_path / "a", "--model", "Qwen/Qwen2.5-1.5B-Instruct", name=name)
     assert other.model.name == "Qwen/Qwen2.5-1.5B-Instruct"
 
 
-def test_another_base_is_refused_by_its_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluation.downloads, "check", lambda config: None)
-    with pytest.raises(CheckpointError, match=r"it was trained over Qwen/Qwen2\.5-1\.5B, not over model\.name=Qwen/"):
-        settings(tmp_path / "a", "--model", "Qwen/Qwen2.5-1.5B-Instruct", name="Qwen/Qwen2.5-1.5B")
+def model_in(folder, source, **changes):
+    shutil.copytree(source, folder)
+    described = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(described | changes))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("base", "model"),
+    [("Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-1.5B-Instruct"), ("Qwen/Qwen2.5-1.5B", "nano"), (str(NANO), "some/model")],
+)
+def test_another_base_is_refused_by_its_name(tmp_path, not_here, base, model):
+    told = rf"it was trained over {'nano' if base == str(NANO) else base}, not over model\.name={model}\. Write"
+    with pytest.raises(CheckpointError, match=told):
+        settings(tmp_path / "a", "--model", model, name=base)
+
+
+def test_a_folder_is_known_by_its_name_and_by_the_one_in_its_configuration(tmp_path, not_here, tiny_model, capsys):
+    for folder, origin in (("Qwen2.5-1.5B", "other/thing"), ("copy", "Qwen/Qwen2.5-1.5B")):
+        same = str(model_in(tmp_path / folder, tiny_model, _name_or_path=origin))
+        assert settings(tmp_path / "a", "--model", same, name="Qwen/Qwen2.5-1.5B").model.name == same
+    other = str(model_in(tmp_path / "mine", tiny_model, _name_or_path="Qwen/Qwen2.5-3B"))
+    with pytest.raises(CheckpointError, match=r"over Qwen/Qwen2\.5-1\.5B, not over model\.name=.*mine"):
+        settings(tmp_path / "a", "--model", other, name="Qwen/Qwen2.5-1.5B")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-1.5B", "/gone/merged"])
+def test_a_folder_of_which_nothing_is_known_is_taken_with_a_warning(tmp_path, tiny_model, name, capsys):
+    folder = str(model_in(tmp_path / "mine", tiny_model, hidden_size=32))
+    assert settings(tmp_path / "a", "--model", folder, name=name).model.name == folder
+    assert f"a: it was trained over {name}; is model.name={folder} the same?\n" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match=f"it was trained over {name}, not over model.name=nano"):
+        settings(tmp_path / "a", "--preset", "nano", name=name)
+
+
+def test_an_adapter_without_the_name_of_its_base_needs_one(tmp_path, capsys):
+    for named in (["--model", "nano"], ["model.name=nano"]):
+        assert settings(tmp_path / "a", *named, name=None).model.name == "nano"
+        assert "does not say what it was trained over; is model.name=nano the same?" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match=r"does not say what it was trained over\. Name that with --model"):
+        settings(tmp_path / "a", name=None)

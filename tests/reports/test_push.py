@@ -2,12 +2,15 @@
 
 import json
 import shutil
+import textwrap
 
 import pytest
 import yaml
 from huggingface_hub import constants
 
+from tests.conftest import NANO
 from tests.hub_server import serving, use_hub
+from trainer.commands import push
 from trainer.commands.main import main
 
 
@@ -70,9 +73,58 @@ def test_the_card_says_what_the_run_measured(capsys, finished):
     assert f"{trained['accuracy']:.1%}" in row
     assert "held-out problems after the last step, 6, with" in text
     assert "git revision" in text
-    assert "6 steps of 4 problems x 8 answers of at most 40 tokens" in text
+    recipe = dict(
+        line.strip("| ").split(" | ") for line in text.partition("## Training\n")[2].splitlines() if "|" in line
+    )
+    assert recipe == RECIPE
     assert "- `rollout.problems=4`" in text
     assert "octet train --preset nano" in text
+
+
+RECIPE = {
+    **{"steps": "6", "---": "---", "learning rate": "0.001", "loss": "grpo_clip", "advantage": "grpo"},
+    **{"problems in a step": "4", "answers to each (group size)": "8", "sampling temperature": "1.0"},
+    **{"tokens of an answer, at most": "40", "LoRA rank": "16", "LoRA alpha": "32", "LoRA targets": "all"},
+}
+
+
+def usage(said):
+    """The lines of the card that load the model, as a program."""
+    shown = said.partition("with Octet.\n")[2].partition("## Licence")[0]
+    return textwrap.dedent(shown).strip() + "\n"
+
+
+def test_the_card_of_an_adapter_loads_it_over_the_embedded_model(capsys, copied):
+    folder = copied("demo")
+    described = folder / "adapter/adapter_config.json"
+    described.write_bytes(push._without_path(described))  # as it is sent
+    code = usage(octet(capsys, "push", folder, "--to", "me/demo")[1])
+    found = {}
+    exec(code.replace("me/demo", str(folder / "adapter")), found)  # noqa: S102
+    assert found["model"].peft_config["default"].r == 16
+
+
+def test_the_card_of_an_adapter_over_a_folder_asks_for_the_folder(capsys, copied, tmp_path):
+    folder, base = copied("demo"), shutil.copytree(NANO, tmp_path / "taught")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["model"]["name"] = str(base)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    said = octet(capsys, "push", folder, "--to", "me/demo")[1]
+    assert 'base = "taught"  # is not on the hub: write the path of a copy of it\n' in usage(said)
+    assert "base_model:" not in said
+    found = {}
+    exec(usage(said).replace("taught", str(base)).replace("me/demo", str(folder / "adapter")), found)  # noqa: S102
+    assert found["model"].peft_config["default"].r == 16
+
+
+def test_the_card_of_an_adapter_over_a_model_of_the_hub_names_it(capsys, copied):
+    folder = copied("demo")
+    (folder / "config.yaml").write_text(
+        (folder / "config.yaml").read_text().replace("name: nano", "name: some/model", 1)
+    )
+    said = octet(capsys, "push", folder, "--to", "me/demo")[1]
+    assert "base_model: some/model\n" in said
+    assert usage(said).endswith('AutoPeftModelForCausalLM.from_pretrained("me/demo")\n')
 
 
 @pytest.mark.parametrize("what", ["best", "best-safetensors"])

@@ -1,14 +1,19 @@
 """`octet chat`: the models of a run answer side by side, while they write."""
 
 import os
+import re
 import subprocess
-from functools import partial
+import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from tests.conftest import ROOT
 from tests.forks import forked
+from tests.terminal import Terminal, on_a_terminal, read
 from trainer.config.command_line import resolve
 from trainer.records import Problem, Sampling
 from trainer.run import assemble, chat
@@ -16,27 +21,53 @@ from trainer.run import assemble, chat
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.steps=1", "eval.problems=4"]
 
 
+class Octet(NamedTuple):
+    """`octet chat` beside a run, and how it is started."""
+
+    command: list[str]
+    environment: dict[str, str]
+    pipes: dict[str, Any]
+
+    def __call__(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess:
+        return subprocess.run([*self.command, *arguments], check=True, env=self.environment, **self.pipes | options)
+
+
 @pytest.fixture(scope="module")
 def octet(tmp_path_factory):
-    """A run of one step, and a function that runs a program beside it."""
+    """`octet chat` with a run of one step."""
     folder = tmp_path_factory.mktemp("chat")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-    pipes = {"capture_output": True, "text": True, "timeout": 580}
-    run = partial(subprocess.run, cwd=folder, env=environment, check=True, **pipes)
-    run([*forked(), str(ROOT / "train.py"), "--preset", "nano", *FEW, "run.dir=it"])
-    command = [*forked(), "-m", "trainer.commands.main", "chat", "it"]
-    return lambda *arguments, **options: run([*command, *arguments], **options)
+    pipes = {"cwd": folder, "capture_output": True, "text": True, "timeout": 580}
+    train = [*forked(), str(ROOT / "train.py"), "--preset", "nano", *FEW, "run.dir=it"]
+    subprocess.run(train, check=True, env=environment, **pipes)
+    return Octet([*forked(), "-m", "trainer.commands.main", "chat", "it"], environment, pipes)
 
 
 def test_the_models_answer_a_question_and_a_held_out_problem(octet):
     said = octet(input="What is 3 + 4?\n\n").stdout
     assert said.startswith("Ask, or press Enter for a held-out problem.")
-    by_hand, _, _ = said.partition("╯\n")
+    by_hand, _, held_out = said.partition("merged ─")
+    by_hand += held_out.partition("base ─")[0]
     assert "read:" not in by_hand  # the answer is not known
     for name in ("base", "adapter", "merged"):
-        assert said.count(f" {name} ─") == 2
-    assert said.count("read: ") == 3
-    assert said.endswith("╯\n")
+        assert said.count(f"\n{name} ─") == 2
+    assert said.count("\nread: ") == 3
+
+
+def test_long_answers_stay_on_a_small_terminal(octet, tmp_path):
+    (tmp_path / "asked").write_text("\n")
+    with (tmp_path / "asked").open() as asked:
+        process, terminal = on_a_terminal(octet.command, octet.pipes["cwd"], 30, 4, stdin=asked)
+    said = b""
+    while part := read(terminal):
+        said += part
+    os.close(terminal)
+    assert process.wait(60) == 0
+    assert not re.search(rb"\x1b\[\d*[A-HJ]", said)  # nothing moves up to what was printed before
+    left = Terminal(30).feed(said.decode()).text
+    piped = octet._replace(environment=octet.environment | {"COLUMNS": "30"})(input="\n").stdout
+    assert left.rstrip() == Terminal(30).feed(piped).text.rstrip()
+    assert left.count("read: ") == 3
 
 
 def test_a_question_that_is_too_long_does_not_end_the_chat(octet):
@@ -48,24 +79,39 @@ def test_a_question_that_is_too_long_does_not_end_the_chat(octet):
 def test_samples_of_the_same_question_differ_and_bytes_that_are_no_text_are_asked_as_such(octet):
     question = b"Amy has \xff 3 bags of 4 apples. How many is that?\n"
     said = octet("--temperature", "2", input=4 * question, text=False).stdout.decode()
-    panels = said.split(" base ─")[1:]
-    assert len(panels) == 4
-    assert len({panel.partition("╰")[0] for panel in panels}) > 1
+    answers = said.split("\nbase ─")[1:]
+    assert len(answers) == 4
+    assert len({answer.partition("\nadapter ─")[0] for answer in answers}) > 1
 
 
-def test_what_is_heard_grows_to_the_answer():
-    config = resolve("nano")
+@pytest.mark.parametrize("stop", ["[]", '["#### 6"]', '["\\n####"]'])
+def test_what_is_printed_grows_to_the_answer(monkeypatch, stop):
+    """Also to one that a stop string ends: with it, or before it if it begins a line."""
+    config = resolve("nano", None, [f"rollout.stop={stop}"])
     task = assemble.make_task(config.task)
     prompter = assemble.prompter_of(config, task, assemble.load_tokenizer(config.model))
     _, sampler = chat._load(config, prompter)
-    heard = []
-    sampler.on_tokens = heard.append
+    written = []
+    monkeypatch.setattr(sys.stdout, "write", written.append)
     prompt = prompter.prompt(Problem("chat", "Tom has 3 cards and finds 4 more. How many cards has Tom now?", ""))
-    ((_, (completion,)),) = sampler.sample([prompt], Sampling(1, 0.0, 40, 0))
-    tokens = list(completion.tokens)
-    assert len(heard) > 5
-    assert all(part == tokens[: len(part)] for part in heard)
-    assert heard[-1] == tokens
+    answer = chat._ask(chat.Voice("base", sampler, None, nullcontext), prompt, Sampling(1, 0.0, 40, 0))
+    assert "".join(written) == answer.text
+    assert len(list(filter(None, written))) > 5
+    assert not answer.truncated
+
+
+def test_a_model_without_room_beside_the_base_is_left_out(tmp_path, monkeypatch, capsys):
+    """The card is that of the test: it has so much memory left."""
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "merged/model.safetensors").write_bytes(bytes(1000))
+    asked = [tmp_path / "merged", tmp_path / "model"]  # the second is not there
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1201, 5000))
+    assert list(chat._that_fit(asked, torch.device("cuda"))) == [tmp_path / "merged"]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1200, 5000))
+    assert list(chat._that_fit(asked, torch.device("cuda"))) == []
+    left_out = capsys.readouterr().err
+    assert left_out == f"octet: {tmp_path}/merged is left out: it does not fit on this card beside the base\n"
+    assert list(chat._that_fit(asked, torch.device("cpu"))) == [tmp_path / "merged"]
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

@@ -23,17 +23,21 @@ def score(completions, answer, **columns):
     return [len(text) % 7 + float(gold in text) for text, gold in zip(completions, answer)]
 """
 SCRIPT = f"""
-import json, math, os, re, signal, sys, threading, warnings
+import json, logging, math, os, random, re, signal, sys, threading, warnings
 from typing import List, Text
 from trainer import resolve, train
 from trainer.problem.word_problems import NanoTask
 
 def state():
     import torch
+    from huggingface_hub.utils import are_progress_bars_disabled
+    from transformers.utils.logging import is_progress_bar_enabled
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     hooks = [sys.excepthook, threading.excepthook, sys.unraisablehook, warnings.filters[:], torch.get_num_threads()]
     group = [torch.distributed.is_initialized(), os.getpgrp(), torch.random.get_rng_state().tolist()]
-    return handlers, hooks, group, dict(os.environ)
+    loggers = [logging.getLogger("DeepSpeed").filters[:], logging.getLogger("bitsandbytes.backends.cpu.ops").level]
+    bars = [is_progress_bar_enabled(), are_progress_bars_disabled()]
+    return handlers, hooks, group, dict(os.environ), loggers, bars, random.getstate()
 
 {SCORE}
 NINE, DIGIT = 9, re.compile("[0-9]", re.ASCII)
@@ -42,10 +46,13 @@ def shorter(text: Text) -> float:
     return len(text) / NINE + len(DIGIT.findall(text))
 
 def rounded(completions: List[Text], **columns) -> List[float]:
+    random.seed(len(completions))  # of the whole process, which has its numbers back afterwards
     return [math.floor(shorter(text)) for text in completions]
 
 data = [{{"question": one.question, "answer": one.gold}} for one in NanoTask().train()[:60]]
 few = {FEW!r}
+logging.getLogger("DeepSpeed").filters.clear()  # whoever started this process may have called quiet()
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(10)
 before = state()
 result = train(resolve("nano", None, [*few, "run.dir=first"]), reward=score, data=data[:50], test=data[50:])
 assert state() == before
@@ -54,7 +61,9 @@ try:
 except Exception as error:
     refused = f"{{type(error).__name__}}: {{error}}"
 assert state() == before
-import datasets
+import datasets, huggingface_hub
+huggingface_hub.utils.disable_progress_bars()
+before = state()
 rows = datasets.Dataset.from_list([{{"question": row["question"]}} for row in data])
 second = train(resolve("nano", None, [*few, "run.dir=second"]), reward=[rounded], data=rows)
 assert state() == before
@@ -79,7 +88,8 @@ def run(*command: str, folder: Path) -> str:
 def scripted(tmp_path_factory) -> tuple[Path, dict]:
     folder = tmp_path_factory.mktemp("scripted")
     (folder / "mine.py").write_text(SCRIPT)
-    return folder, json.loads(run(*forked(), "mine.py", folder=folder).splitlines()[-1])
+    (folder / "said").write_text(run(*forked(), "mine.py", folder=folder))
+    return folder, json.loads((folder / "said").read_text().splitlines()[-1])
 
 
 def lines(path: Path) -> list[dict]:
@@ -113,6 +123,20 @@ def test_the_result_names_what_is_wanted_next(scripted):
     assert (folder / result["adapter"] / "adapter_model.safetensors").is_file()
     assert result["model"] is None
     assert result["verdict"] == "cannot tell"
+
+
+def test_what_is_proposed_next_is_python(scripted):
+    """With the settings of the run, which name its copies of data and functions."""
+    said = (scripted[0] / "said").read_text()
+    assert "run_deepspeed.sh" not in said
+    settings = []
+    for line in said.splitlines():
+        if line.endswith("   # on a machine with a GPU"):
+            exec(line.strip(), {"resolve": resolve, "train": settings.append})  # noqa: S102
+    few = ["run.steps=2", "run.merge=false", "eval.problems=8", "prompt.style=chat", "reward.weights={}"]
+    few += ["task.name=records", "task.path=first/given/train.jsonl", "task.test_path=first/given/test.jsonl"]
+    first, _second = settings
+    assert first == resolve("8gb", None, [*few, "reward.custom=first/given/score.py:score"])
 
 
 def test_another_run_in_the_same_process_has_data_without_answers(scripted):

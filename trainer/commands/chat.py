@@ -1,4 +1,4 @@
-"""`octet chat`: a question to the models of a run, answered side by side."""
+"""`octet chat`: a question to the models of a run, answered by each of them."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from argparse import ArgumentParser, Namespace
 from math import inf
 from pathlib import Path
@@ -95,7 +96,7 @@ def settings_for(options: Namespace) -> Config:
         "model.quantize_head=none",
     ]  # whatever the run had: an adapter fits the original base
     preset = options.preset or _preset_for(options)
-    of_another_trainer = options.adapter and preset is None and options.model is None  # and no run beside it
+    of_another_trainer = options.adapter and preset is None and not names_a_model(options)  # and no run beside it
     model = _base_of(options.adapter) if of_another_trainer else options.model
     named = {"model.name": model, "task.name": options.task, "eval.problems": options.problems}
     overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
@@ -114,19 +115,35 @@ def settings_for(options: Namespace) -> Config:
 
 def _refuse_another_base(options: Namespace, config: Config) -> None:
     """Raise CheckpointError for an adapter that was trained over another model than the one to be evaluated. A model
-    that the command line names is believed where the weights of the other one are not on this machine."""
+    that the command line names is believed, with a warning, where that cannot be known."""
     is_named = names_a_model(options)
     if not options.adapter or (options.preset is None and not is_named):  # then it is that of the adapter's run
         return
-    base = visible(_base_of(options.adapter))
-    weights, of_the_hub = hub.fingerprint(Model(name=base)), [_on_the_hub(base), _on_the_hub(config.model.name)]
-    is_same = base == config.model.name or (weights and weights == hub.fingerprint(config.model))
-    is_same = is_same or (not weights and of_the_hub[0] == of_the_hub[1] != "")  # a copy, such as Unsloth's
-    if not is_same and (weights or not is_named or all(of_the_hub)):
+    base, model = visible(_base_of(options.adapter)), config.model.name
+    is_base = _is_base(base, config.model)
+    if is_base is None and is_named:
+        known = f"it was trained over {base}" if base else "it does not say what it was trained over"
+        print(f"octet: warning: --adapter {options.adapter}: {known}; is model.name={model} the same?", file=sys.stderr)
+    elif not is_base:
         raise CheckpointError(
-            f"--adapter {options.adapter}: it was trained over {base}, not over model.name={config.model.name}. "
-            f"Write --model {base}, or leave --preset out."
+            f"--adapter {options.adapter}: it was trained over {base or 'a model without a name'}, not over "
+            f"model.name={model}. Write --model {base or 'and its base'}, or leave --preset out."
         )
+
+
+def _is_base(base: str, model: Model) -> bool | None:
+    """Return True if an adapter over `base` is one over this model, and None if that cannot be known."""
+    if base == model.name:
+        return True
+    weights = base and hub.fingerprint(Model(name=base)), hub.fingerprint(model)
+    if all(weights):
+        return weights[0] == weights[1]
+    wanted, folder = _on_the_hub(base), hub.local_folder(model.name)
+    if folder and wanted == folder.resolve().name.lower():
+        return True
+    stored = hub.read_json(f"model.name={model.name}", folder / "config.json") if folder else {}
+    found = _on_the_hub(str(stored.get("_name_or_path")) if folder else model.name)
+    return wanted == found if wanted and found else None
 
 
 def names_a_model(options: Namespace) -> bool:
@@ -134,10 +151,11 @@ def names_a_model(options: Namespace) -> bool:
 
 
 def _base_of(adapter: Path) -> str:
-    """Return the name of the model that an adapter was trained over."""
+    """Return the name of the model that an adapter was trained over, or "" if it does not say."""
     path = adapter / "adapter_config.json"
     try:
-        base = Path(json.loads(path.read_text())["base_model_name_or_path"])
+        named = json.loads(path.read_text())["base_model_name_or_path"]
+        base = Path("" if named is None else named)
         if len(str(base)) > LONGEST_NAME:
             raise ValueError
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
@@ -146,11 +164,13 @@ def _base_of(adapter: Path) -> str:
         ) from None
     if base.parts[:1] == ("unsloth",):  # it names its 4-bit copy, which is beside the model of 16 bits
         return str(base).removesuffix("-bnb-4bit").removesuffix("-unsloth")
-    return "nano" if base.parts[-3:] == ("trainer", "model", "nano") else str(base)
+    return "nano" if base.parts[-3:] == ("trainer", "model", "nano") else str(base) if base.parts else ""
 
 
 def _on_the_hub(model: str) -> str:
-    """Return the name of a model on the hub without its owner, or "" for a folder."""
+    """Return the name of a model on the hub without its owner, or "" for a folder. The embedded model has its own."""
+    if model == "nano":
+        return model
     return "" if Path(model).exists() or model.count("/") != 1 else model.partition("/")[2].lower()
 
 
@@ -185,6 +205,8 @@ def _preset_for(options: Namespace) -> str | None:
     if folder and not options.model and not options.adapter:
         raise ConfigError(f"--merged {folder}: it has no run's config.yaml beside it. Name its base: --model.")
     base = _base_of(options.adapter) if options.adapter and not options.model else options.model
+    if base == "" and not names_a_model(options):
+        raise CheckpointError(f"--adapter {folder}: it does not say what it was trained over. Name that with --model.")
     return "nano" if base in (None, "nano") else None
 
 

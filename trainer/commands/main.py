@@ -35,7 +35,7 @@ GROUPS = {
         "plot": "Draw the curves of runs, as PNG and SVG.",
         "repro": "Train the first steps of a run again, and say whether they are the same to the bit.",
         "score": "Score the completions in a JSON lines file; see docs/rewards.md.",
-        "chat": "Ask the base and the trained model of a run, side by side.",
+        "chat": "Ask the base and the trained model of a run the same question.",
         "play": "Answer problems yourself and see what each reward makes of it.",
         "reward": "Try the rewards, or a function of yours, on texts that a model might be paid for.",
     },

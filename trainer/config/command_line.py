@@ -48,6 +48,7 @@ class Request:
     json: bool = False
     debug: bool = False
     resumes: Path | None = None  # the folder of the run to resume
+    is_python: bool = False  # there was no command line: train() was called
 
 
 def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[str] = ()) -> Config:

@@ -6,19 +6,21 @@ import logging
 import os
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from trainer.machine import hardware
+
+BITSANDBYTES = "bitsandbytes.backends.cpu.ops"
 
 
 def quiet() -> None:
     if not hardware.detect().gpus:  # DeepSpeed warns that it found none; Octet says so itself
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # bitsandbytes: an optional CPU kernel for 4-bit weights is not installed
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    logging.getLogger(BITSANDBYTES).setLevel(logging.ERROR)
     # DeepSpeed has not tested the optimizers of bitsandbytes; tests/step/test_engine.py does
-    logging.getLogger("DeepSpeed").addFilter(
-        lambda record: "ZeRO with an untested optimizer" not in record.getMessage()
-    )
+    logging.getLogger("DeepSpeed").addFilter(_is_of_interest)
     # DeepSpeed's ZeRO-3 uses deprecated names of torch
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
         warnings.filterwarnings("ignore", message=f"`torch.distributed.{name}` is deprecated", category=FutureWarning)
@@ -28,6 +30,10 @@ def quiet() -> None:
     threading.excepthook = _report_unless_of_tensorboard
     # PEFT uses a deprecated name of transformers
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+
+
+def _is_of_interest(record: logging.LogRecord) -> bool:
+    return "ZeRO with an untested optimizer" not in record.getMessage()
 
 
 def _report_unless_of_tensorboard(raised: threading.ExceptHookArgs) -> None:
@@ -40,3 +46,26 @@ def no_progress_bars() -> None:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
+
+
+@contextmanager
+def put_back() -> Iterator[None]:
+    """Have loggers and progress bars as they were afterwards. A caller restores the filters of warnings, and hooks."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
+    from transformers.utils import logging as transformers_logging
+
+    bitsandbytes, deepspeed = logging.getLogger(BITSANDBYTES), logging.getLogger("DeepSpeed")
+    level, filters = bitsandbytes.level, deepspeed.filters[:]
+    had_bars, of_the_hub = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    try:
+        yield
+    finally:
+        bitsandbytes.setLevel(level)
+        deepspeed.filters[:] = filters
+        if had_bars:
+            warnings.filterwarnings(
+                "ignore", message="Cannot enable progress bars"
+            )  # of the hub: a variable forbids it
+            transformers_logging.enable_progress_bar()  # and those of the hub
+        if not of_the_hub:
+            disable_progress_bars()

@@ -25,10 +25,12 @@ from trainer.config.settings import Lora
 from trainer.errors import CheckpointError, ConfigError, MergeError, ModelError
 from trainer.machine import disk
 from trainer.machine.out_of_memory import is_out_of_memory
+from trainer.machine.visible import visible
 from trainer.model.hub import read_json
 
 ADAPTER = "default"  # PEFT's name for the first adapter
 TEACHER = "teacher"  # the name of another one over the same base, which is never trained
+LONGEST_REASON = 300  # characters
 TARGETS: dict[str, Any] = {"attention": ["q_proj", "k_proj", "v_proj", "o_proj"], "all": "all-linear"}
 
 
@@ -118,7 +120,19 @@ def layers(model: Any) -> Iterator[tuple[str, Any]]:
 def load_adapter(model: Any, folder: Path, name: str = ADAPTER) -> Any:
     """Return the model with an adapter that is not trained further, beside those that it has. Raise CheckpointError if
     it is of another model, or no LoRA adapter."""
-    _must_be_lora(folder)
+    own = _must_be_lora(folder)
+    base = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+
+    def no_fit(reason: str) -> CheckpointError:
+        over = visible(str(own.get("base_model_name_or_path")))[:LONGEST_REASON]
+        return CheckpointError(
+            f"{folder}: it does not fit {base.name_or_path} ({reason}). It was trained over {over}: name that base."
+        )
+
+    named = own["auto_mapping"] if isinstance(own.get("auto_mapping"), dict) else {}  # not every adapter has it
+    kind, wanted = type(base).__name__, str(named.get("base_model_class", type(base).__name__))
+    if wanted != kind:
+        raise no_fit(f"which is a {kind}, and not a {visible(wanted)[:100]}")
     try:
         with _without_tying_warnings(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Found missing adapter keys")  # an error below
@@ -129,16 +143,10 @@ def load_adapter(model: Any, folder: Path, name: str = ADAPTER) -> Any:
     except Exception as error:  # for files that make no sense, PEFT raises errors of every class
         if is_out_of_memory(error):
             raise
-        raise CheckpointError(
-            f"{folder}: it does not fit this model ({_reason(error)}). Name the base that it was trained on; "
-            "adapter_config.json has its name."
-        ) from error
+        raise no_fit(_reason(error)) from error
     loaded = peft.get_peft_model_state_dict(adapted, adapter_name=name, save_embedding_layers=False)
     if apart := sorted({name for name in loaded.keys() ^ saved.keys() if "lora_" in name}):
-        raise CheckpointError(
-            f"{folder}: it does not fit this model: {len(apart)} weights are in one of them only, the first of them "
-            f"{apart[0]}. Name the base that it was trained on; adapter_config.json has its name."
-        )
+        raise no_fit(f"{len(apart)} weights are in one of them only, the first of them {apart[0]}")
     if broken := next((name for name, value in saved.items() if not value.isfinite().all()), None):
         raise CheckpointError(f"{folder}: {broken} has numbers that are not finite. Take an earlier adapter.")
     return adapted
@@ -205,8 +213,9 @@ def _shape(values: Mapping[str, Tensor], name: str) -> str:
     return " x ".join(map(str, values[name].shape)) if name in values else "no such weight"
 
 
-def _must_be_lora(folder: Path) -> None:
-    """Raise CheckpointError for a folder without a LoRA adapter: PEFT would ask the hub, or load another method."""
+def _must_be_lora(folder: Path) -> dict[str, Any]:
+    """Return the configuration of a LoRA adapter. Raise CheckpointError for a folder without one: PEFT would ask the
+    hub, or load another method."""
     try:
         kind = read_json(f"adapter {folder}", folder / "adapter_config.json")
     except ModelError as error:
@@ -219,12 +228,13 @@ def _must_be_lora(folder: Path) -> None:
             f"{folder}: it is {found}, and Octet reads plain LoRA adapters only. Merge it with PEFT, and name the "
             "merged model."
         )
+    return kind
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnpicklingError):
         return "adapter_model.bin holds more than tensors, which could run code"
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
 
 
 def merged(model: Any, folder: Path) -> Any:

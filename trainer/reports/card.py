@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 from trainer.config.command_line import flat
-from trainer.errors import counted
 from trainer.estimates import wilson
 from trainer.reports import repeat
 from trainer.reports.alarms import alarms_of
@@ -28,9 +26,30 @@ LICENCES = {  # of the data, as their pages on the hub say
     "DigitalLearningGmbH/MATH-lighteval": "MIT",
     "Idavidrein/gpqa": "CC BY 4.0",
 }
+OF_GRPO = {
+    "learning rate": "algorithm.lr",
+    "loss": "algorithm.loss",
+    "advantage": "algorithm.advantage",
+    "problems in a step": "rollout.problems",
+    "answers to each (group size)": "rollout.group_size",
+    "sampling temperature": "rollout.temperature",
+    "tokens of an answer, at most": "rollout.max_new_tokens",
+}
+OF_A_WARMUP = {"learning rate": "warmup.lr", "worked solutions in a step": "warmup.problems"}
+OF_LORA = {"LoRA rank": "lora.r", "LoRA alpha": "lora.alpha", "LoRA targets": "lora.targets"}
 USE_ADAPTER = """\
     from peft import AutoPeftModelForCausalLM
     model = AutoPeftModelForCausalLM.from_pretrained("{name}")"""
+USE_ADAPTER_OF_NANO = """\
+    from peft import PeftModel                        # the base is in the package: pip install octet-grpo
+    from trainer.model.hub import NANO
+    from transformers import AutoModelForCausalLM
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(NANO), "{name}")"""
+USE_ADAPTER_OF_A_FOLDER = """\
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+    base = "{base}"  # is not on the hub: write the path of a copy of it
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), "{name}")"""
 USE_MODEL = """\
     from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained("{name}")"""
@@ -71,10 +90,14 @@ def data_of(run: RunFiles) -> str | None:
     return None if path or folder else HUB_NAMES.get(run.settings["task.name"])
 
 
+def _is_on_the_hub(model: str) -> bool:
+    return model.count("/") == 1 and not _is_path(model) and not Path(model).exists()
+
+
 def _metadata(run: RunFiles, kind: str, licence: str | None) -> Iterator[str]:
     data, base = data_of(run), run.settings["model.name"]
     facts = ModelCardData(
-        base_model=base if "/" in base and not Path(base).is_dir() else None,
+        base_model=base if _is_on_the_hub(base) else None,
         library_name={"adapter": "peft", "model": "transformers", "gguf": "llama.cpp"}[kind],
         pipeline_tag="text-generation",
         license=licence,
@@ -92,7 +115,9 @@ def _text(
     how = "supervised training on worked solutions" if settings["warmup.only"] else "GRPO"
     yield f"# {name.rpartition('/')[2]}\n"
     yield f"{what}, trained by {how} on the task `{settings['task.name']}` with Octet.\n"
-    yield {"adapter": USE_ADAPTER, "model": USE_MODEL, "gguf": USE_GGUF}[kind].format(name=name)
+    of_folder = USE_ADAPTER_OF_NANO if base == "nano" else USE_ADAPTER_OF_A_FOLDER
+    of_base = USE_ADAPTER if _is_on_the_hub(base) else of_folder
+    yield {"adapter": of_base, "model": USE_MODEL, "gguf": USE_GGUF}[kind].format(name=name, base=base)
     yield f"\n## Licence\n\nThe base: {licence or 'see its page'}. The data: {_data(run)}."
     yield "\n## Evaluation\n"
     yield from _evaluation_of(run, made["step"])
@@ -179,12 +204,11 @@ def _evaluation_of_the_best(run: RunFiles, kept: Mapping[str, Any]) -> Iterator[
 
 
 def _training(run: RunFiles, curves: str | None) -> Iterator[str]:
-    settings, facts = run.settings, facts_of(run)
-    each = "{rollout.problems} problems x {rollout.group_size} answers of at most {rollout.max_new_tokens} tokens"
-    if settings["warmup.only"]:
-        each = "{warmup.problems} worked solutions"
-    each = re.sub(r"{([\w.]+)}", lambda key: str(settings[key[1]]), each)
-    yield f"{counted(facts['steps'], 'step')} of {each}; {facts['training_s']:,.0f} s of training."
+    facts, settings = facts_of(run), run.settings
+    recipe = (OF_A_WARMUP if settings["warmup.only"] else OF_GRPO) | (OF_LORA if settings["lora.enabled"] else {})
+    yield f"| steps | {facts['steps']} |\n| --- | --- |"
+    yield from (f"| {what} | {settings[key]} |" for what, key in recipe.items())
+    yield f"\nThe training took {facts['training_s']:,.0f} s."
     if curves:
         yield f"\n![Curves of the run]({curves})"
     preset, changes = repeat.nearest_preset(flat(run.config.model_dump(mode="json")))

@@ -46,12 +46,12 @@ def own_files(settings: Mapping[str, Any]) -> list[str]:
 
 def command(preset: str, changes: list[Change]) -> str:
     """Return the command that starts a run with the same settings in a new folder."""
-    return f"octet train --preset {preset}{written(changes)}"
+    return shlex.join(["octet", "train", "--preset", preset, *written(changes)])
 
 
-def written(changes: Sequence[Change]) -> str:
-    """Return settings as they stand at the end of a command line."""
-    return "".join(" " + shlex.quote(f"{change.key}={_written(change.run)}") for change in changes)
+def written(changes: Sequence[Change]) -> list[str]:
+    """Return settings as they stand on a command line."""
+    return [f"{change.key}={_written(change.run)}" for change in changes]
 
 
 @cache

@@ -1,9 +1,9 @@
-"""Ask the models of a run, and show their answers side by side while they are written."""
+"""Ask the models of a run, and show their answers, one below the other, while they are written."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from io import TextIOWrapper
@@ -11,27 +11,25 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from rich.console import Console
-from rich.live import Live
-from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
 from trainer.machine.quiet import no_progress_bars
 from trainer.machine.visible import visible
-from trainer.model.load import load_model, load_tokenizer, resolve_dtype
+from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.model.lora import load_adapter
 from trainer.problem.prompts import Prompter
 from trainer.problem.task import evaluation_problems, make_task
 from trainer.ranks import distributed
-from trainer.records import Completion, Problem, Sampling
+from trainer.records import Completion, Problem, Prompt, Sampling
 from trainer.reward.make import make_verifier
 from trainer.reward.scorer import Scorer
 from trainer.rollout.collect import Sampler
 from trainer.rollout.decoder.sampler import DecodeSampler
-from trainer.rollout.limits import context_of
+from trainer.rollout.limits import context_of, on_stderr
 from trainer.rollout.make import make_sampler
 from trainer.run import assemble
 
@@ -70,10 +68,18 @@ def _voices(folder: Path, config: Config, prompter: Prompter) -> Iterator[Voice]
     yield Voice("base", sampler, context, getattr(base, "disable_adapter", nullcontext))
     if (folder / "adapter").is_dir():
         yield Voice("adapter", sampler, context, nullcontext)
-    for name in ("merged", "model"):
-        if (folder / name).is_dir():
-            whole = config.model.clean.model_copy(update={"name": str(folder / name), "revision": None})
-            yield Voice(name, _load(config.model_copy(update={"model": whole}), prompter)[1], context, nullcontext)
+    for whole in _that_fit((folder / "merged", folder / "model"), distributed.device()):
+        model = config.model.clean.model_copy(update={"name": str(whole), "revision": None})
+        yield Voice(whole.name, _load(config.model_copy(update={"model": model}), prompter)[1], context, nullcontext)
+
+
+def _that_fit(models: Iterable[Path], device: torch.device) -> Iterator[Path]:
+    """Yield the whole models that are there and fit on the card beside what is loaded, and name those that do not."""
+    for model in filter(Path.is_dir, models):
+        if fits(model, device):
+            yield model
+        else:
+            on_stderr(f"octet: {model} is left out: it does not fit on this card beside the base")
 
 
 def _load(config: Config, prompter: Prompter, adapter: str | None = None) -> tuple[Any, Sampler]:
@@ -104,24 +110,38 @@ def _questions(held_out: Iterator[Problem], console: Console) -> Iterator[Proble
 def _answer(
     problem: Problem, voices: list[Voice], prompter: Prompter, sampling: Sampling, scorer: Scorer, console: Console
 ) -> None:
-    """Show the answers of all models while they are written, and then what the verifier reads in them."""
-    prompt, texts = prompter.prompt(problem), dict.fromkeys((voice.name for voice in voices), "")
+    """Show the answers of all models while they are written, and what the verifier reads in each."""
+    prompt = prompter.prompt(problem)
     _must_fit(len(prompt.tokens), sampling.max_new_tokens, voices[0].context)
-    with Live(_side_by_side(texts), console=console, refresh_per_second=12) as live:
-        for voice in voices:
+    for voice in voices:
+        console.rule(voice.name, align="left")
+        completion = _ask(voice, prompt, sampling)
+        print(visible(_reading(prompt, completion, scorer)))
+    print(flush=True)
 
-            def show(tokens: list[int], name: str = voice.name) -> None:
-                texts[name] = prompter.tokenizer.decode(tokens, skip_special_tokens=True)
-                live.update(_side_by_side(texts))
 
-            if isinstance(voice.sampler, DecodeSampler):
-                voice.sampler.on_tokens = show
-            with voice.as_itself():
-                ((_, (completion,)),) = voice.sampler.sample([prompt], sampling)
-            texts[voice.name] = completion.text + _reading(prompt, completion, scorer)
-            live.update(_side_by_side(texts))
-    if not console.is_terminal:  # where Live leaves the end of the line to others
-        console.print()
+def _ask(voice: Voice, prompt: Prompt, sampling: Sampling) -> Completion:
+    """Print the answer of a model while it is written, and return it."""
+    printed = ""
+
+    def show(text: str) -> None:
+        nonlocal printed
+        if text.startswith(printed):
+            print(visible(text[len(printed) :]), end="", flush=True)
+            printed = text
+
+    if isinstance(voice.sampler, DecodeSampler):
+        stops = voice.sampler.stops
+        held_back = max(map(len, stops.strings), default=0)  # a stop string may have begun, and is not shown then
+        voice.sampler.on_tokens = lambda tokens: show(
+            stops.completion(tokens, []).text[: -held_back or None].rstrip("\ufffd")  # a character that has begun
+        )
+    with voice.as_itself():
+        ((_, (completion,)),) = voice.sampler.sample([prompt], sampling)
+    show(completion.text)
+    if printed != completion.text:  # the model began again, with less memory or after the answer of a tool
+        print(f"\n{visible(completion.text)}", end="")
+    return completion
 
 
 def _must_fit(length: int, longest: int, context: int | None) -> None:
@@ -132,19 +152,11 @@ def _must_fit(length: int, longest: int, context: int | None) -> None:
         )
 
 
-def _reading(prompt: Any, completion: Completion, scorer: Scorer) -> str:
+def _reading(prompt: Prompt, completion: Completion, scorer: Scorer) -> str:
     """Return what the verifier reads in an answer to a question whose answer is known."""
     if not prompt.problem.gold:
         return ""
     (score,) = scorer.score(prompt, [completion]).scores
     found = score.strict if score.strict is not None else score.lenient
     read = "nothing" if found is None else found + (" elsewhere" if score.strict is None else "")
-    return f"\n\nread: {read}, {'right' if score.correct_strict else 'wrong'}; the answer is {prompt.problem.gold}"
-
-
-def _side_by_side(texts: dict[str, str]) -> Table:
-    table = Table.grid(expand=True)
-    for _ in texts:
-        table.add_column(ratio=1)
-    table.add_row(*(Panel(Text(visible(text)), title=name) for name, text in texts.items()))
-    return table
+    return f"\nread: {read}, {'right' if score.correct_strict else 'wrong'}; the answer is {prompt.problem.gold}"

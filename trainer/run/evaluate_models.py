@@ -83,6 +83,8 @@ def _evaluations(config: Config, models: Models, draws: Draws | None, out: Path)
     """Evaluate one model after the other, so that only one is in memory. vLLM has the base and the adapter."""
     model, tokenizer = load(config)
     alone = models.adapter is None and models.merged is None
+    if models.adapter:
+        export.stored_weights(config.model.clean, models.adapter, None)  # which refuses one of another base now
     with _outside(config, model, tokenizer, out) as (sampler, shown):
         yield evaluate_model("model" if alone else "base", model, tokenizer, config, draws, sampler)
         if models.adapter:

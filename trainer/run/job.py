@@ -282,7 +282,7 @@ def _example(run: Run) -> str:
 def conclude(request: Request, folder: Path, screen: Screen, evaluations: Sequence[Evaluation]) -> Verdict:
     """Print the table, the verdict, and where everything is. Return the verdict, which is also in verdict.json."""
     verdict, document, said = _summarise(request, folder, screen, evaluations)
-    for line in _where_everything_is(request.config, folder):
+    for line in _where_everything_is(request, folder):
         screen.say(line)
     if request.json:
         facts = {"run_folder": str(folder), **document, "verdict": verdict.kind, "said": said}
@@ -309,8 +309,8 @@ def _summarise(
     return verdict, document, said
 
 
-def _where_everything_is(config: Config, folder: Path) -> Iterator[str]:
-    product = config.lora.product
+def _where_everything_is(request: Request, folder: Path) -> Iterator[str]:
+    config, product = request.config, request.config.lora.product
     yield f"\nrun folder  {folder}"
     yield WHAT_IT_IS[product]
     if (folder / "best").is_dir():
@@ -329,11 +329,18 @@ def _where_everything_is(config: Config, folder: Path) -> Iterator[str]:
     yield f"  octet eval --{product} {where}/{product} --problems {problems} --samples 8{base}"
     if config.is_warmup:
         preset, _ = repeat.nearest_preset(flat(config.model_dump(mode="json")))
-        start = f"lora.start={where}/{product}" if config.lora.enabled else f"model.name={where}/{product}"
-        yield f"  octet train --preset {preset} {start}   # GRPO goes on with it; other settings as they were here"
+        start = f"{'lora.start' if config.lora.enabled else 'model.name'}={folder}/{product}"
+        yield f"  {_start(request, preset, [start])}   # GRPO goes on with it; other settings as they were here"
     elif config.model.name == "nano":
         own = repeat.changes(flat(config.model_dump(mode="json")), "nano")
         kept = [
             change for change in own if not change.key.startswith(("model.", "warmup.")) and change.key not in OF_NANO
         ]
-        yield f"  {TRAIN} --preset 8gb{repeat.written(kept)}   # on a machine with a GPU"
+        yield f"  {_start(request, '8gb', repeat.written(kept))}   # on a machine with a GPU"
+
+
+def _start(request: Request, preset: str, settings: list[str]) -> str:
+    """Return what starts another run, in the language in which this one was started."""
+    if request.is_python:
+        return f"train(resolve({json.dumps(preset)}, None, {json.dumps(settings, ensure_ascii=False)}))"
+    return f"{TRAIN} {shlex.join(['--preset', preset, *settings])}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import threading
 import warnings
@@ -71,7 +72,7 @@ def train(
         functions: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
         config = _with_rows(_with_functions(config, folder, functions), folder, functions, data, test)
         start.check(config, machine)
-        result = job.run(Request(config, "python", ""))
+        result = job.run(Request(config, "python", "", is_python=True))
         assert result is not None, "a run of one process has its result on rank 0"
         return result
 
@@ -165,7 +166,7 @@ def _write(path: Path, text: str) -> None:
 
 @contextmanager
 def _put_back(engine: str) -> Iterator[None]:
-    """Put back what a run changes in its process: environment, warnings, random numbers, threads."""
+    """Put back what a run changes in its process: environment, warnings, loggers, random numbers, threads."""
     environment, hooks, is_offline = dict(os.environ), (sys.excepthook, threading.excepthook), constants.HF_HUB_OFFLINE
     hardware.prepare_cuda(engine)  # before the import of torch, if this is the first
     import torch
@@ -174,12 +175,13 @@ def _put_back(engine: str) -> Iterator[None]:
         raise ConfigError(
             "train(): this process has a process group already. Call torch.distributed.destroy_process_group() first."
         )
-    threads = torch.get_num_threads()
+    threads, numbers = torch.get_num_threads(), random.getstate()
     try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        with warnings.catch_warnings(), quiet.put_back(), torch.random.fork_rng(devices=[]):
             yield
     finally:
         torch.set_num_threads(threads)
+        random.setstate(numbers)
         (sys.excepthook, threading.excepthook), constants.HF_HUB_OFFLINE = hooks, is_offline
         os.environ.clear()
         os.environ.update(environment)
