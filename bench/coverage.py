@@ -105,7 +105,7 @@ def false_alarms(rng: Random, design: Design, studies: int) -> dict[str, Any]:
 
 def power(rng: Random, design: Design, studies: int) -> dict[str, Any]:
     """Return how often a difference is found that the studies call detectable."""
-    gain = fmean(one.detectable for one in effects(rng, design, studies // 10))
+    gain = fmean(one.detectable() for one in effects(rng, design, studies // 10))
     changed = Design(design.seeds, design.problems, design.before, design.before + gain, design.of_seed)
     found = fmean(one.p < SIGNIFICANT and one.value > 0 for one in effects(rng, changed, studies))
     return {**vars(changed), "gain": gain, "found": found}

@@ -9,8 +9,9 @@ from trainer.commands import study as command
 from trainer.config.study import read_study
 from trainer.errors import ConfigError, DataError, OctetError
 from trainer.reports.drawing import COLOURS, Dot, Label, Line
+from trainer.reports.effects import effect
 from trainer.reports.forest import GREY
-from trainer.reports.study import collect, summary
+from trainer.reports.study import _at, collect, shares, summary
 from trainer.reports.study_page import drawings, sentences, study_page, tables
 
 TEXT = """
@@ -109,8 +110,8 @@ def test_costs_are_counted_and_compared_where_they_are_equal(found):
     assert at["grpo"] == pytest.approx(0.3 + 0.25 * 0.5)
     assert at["supervised"] == pytest.approx(0.9)
     said = "\n".join(sentences(found))
-    assert "compared at equal tokens and seconds" in said
-    assert "The arms differ in samples" in said
+    assert "All arms have spent the same tokens and seconds." in said
+    assert "They have not spent the same samples." in said
 
 
 def test_two_seeds_are_not_judged(study):
@@ -154,7 +155,9 @@ def test_runs_on_other_problems_are_named(study):
     end(study, "grpo-1")
     path = study.folder / "grpo-1/eval_answers.jsonl"
     path.write_text(path.read_text().replace("?", "!"))
-    with pytest.raises(DataError, match="no held-out problem in common"):
+    with pytest.raises(
+        DataError, match=r"grpo-1/eval_answers.jsonl: it answers 200 held-out problems, and .*grpo-0 200, or other ones"
+    ):
         summary(collect(study))
 
 
@@ -184,6 +187,73 @@ def test_only_gsm8k_can_be_renumbered(study):
     study.path.write_text(TEXT + "renumbered: true\n")
     with pytest.raises(ConfigError, match=r"arm grpo: renumbered: only GSM8K .* Write task\.name=gsm8k"):
         read_study(study.path)
+
+
+def test_runs_that_have_not_ended_are_named(study):
+    for seed in range(3):
+        end(study, f"grpo-{seed}")
+    end(study, "small-0")
+    found = summary(collect(study))
+    assert "Runs that have not ended are left out: small-1," not in "\n".join(sentences(found))  # in the order of seeds
+    assert "left out: format-0, random-0, supervised-0, small-1," in "\n".join(sentences(found))
+
+
+def test_a_run_with_fewer_answers_is_named(study):
+    end(study, "grpo-0")
+    end(study, "grpo-1")
+    path = study.folder / "grpo-1/eval_answers.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-3]))
+    with pytest.raises(DataError, match=r"grpo-1/eval_answers.jsonl: it answers 197 held-out problems, and .* 200"):
+        summary(collect(study))
+
+
+def test_a_run_that_has_warmed_up_has_the_base_of_its_warm_up(study):
+    study.path.write_text("settings: {run.steps: 4, eval.problems: 200}\nseeds: 1\narms: {warm: {warmup.steps: 3}}")
+    warm = read_study(study.path)
+    truth = TRUTH | {"warm": (0.9, 0.9)}
+    end(warm, "warm-0", truth)
+    (run,) = warm.runs()
+    folder = warm.folder / "warm-0"
+    (folder / "warmup").mkdir()
+    for name in ("metrics.jsonl", "eval.json", "eval_answers.jsonl"):
+        (folder / "warmup" / name).write_text((folder / name).read_text())
+    config, warmup = warm.config(run), folder / "warmup"
+    (warmup / "config.yaml").write_text(config.warmed_up_in(warmup).to_yaml())
+    (folder / "config.yaml").write_text(config.after_warmup(warmup).to_yaml())
+    answers = [*answered("base", random.Random(1), 0.8, 0.8), *answered("trained", random.Random(2), 0.9, 0.9)]
+    (folder / "eval_answers.jsonl").write_text("".join(json.dumps(one) + "\n" for one in answers))
+    found = summary(collect(warm))
+    assert found["arms"]["base"]["strict"][0] == pytest.approx(0.3, abs=0.1)  # and not 0.8
+    (warmup / "config.yaml").write_text(config.warmed_up_in(warmup).to_yaml().replace("steps: 3", "steps: 5"))
+    with pytest.raises(DataError, match=r"other settings than the study has now: run\.steps=3 \(it has 5\)"):
+        collect(warm)
+
+
+def test_no_accuracy_is_made_up_before_the_first_evaluation():
+    points = [({"samples": 10.0}, 0.5), ({"samples": 20.0}, 0.9)]
+    assert _at(15.0, "samples", points) == pytest.approx(0.7)
+    assert _at(5.0, "samples", points) is None
+
+
+def test_the_more_comparisons_the_larger_the_difference_that_is_found():
+    table = [[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0]]
+    assert effect(table).detectable(10) > 1.3 * effect(table).detectable()
+
+
+def test_no_share_is_told_of_a_gain_that_was_not_found(study, found):
+    collected = collect(study)
+    assert [one["control"] for one in shares(collected, found["comparisons"])] == ["format", "random", "supervised"]
+    for one in found["comparisons"]:
+        one["verdict"] = "cannot tell"
+    assert shares(collected, found["comparisons"]) == []
+
+
+def test_an_empty_file_of_metrics_is_named(study):
+    end(study, "grpo-0")
+    (study.folder / "grpo-0/metrics.jsonl").write_text("")
+    (study.folder / "grpo-0/eval.json").write_text("{}")
+    with pytest.raises(DataError, match=r"grpo-0/metrics\.jsonl: it is empty"):
+        collect(study)
 
 
 def test_the_page_has_the_tables_and_no_markup_of_others(study, found):

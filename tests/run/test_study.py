@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from tests.conftest import ROOT
@@ -34,10 +36,9 @@ def sums(first: int) -> str:
     return "".join(f"{json.dumps(one)}\n" for one in asked)
 
 
-def octet(folder, *arguments: str) -> str:
-    command = [sys.executable, "-m", "trainer.commands.main", "study", "tiny.yaml", *arguments]
-    done = subprocess.run(
-        command,
+def command(folder, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trainer.commands.main", "study", "tiny.yaml", *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -45,8 +46,58 @@ def octet(folder, *arguments: str) -> str:
         timeout=580,
         check=False,
     )
+
+
+def octet(folder, *arguments: str) -> str:
+    done = command(folder, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--slurm", "--collect"], "not allowed with"),
+        (["--slurm", "--time=auto"], r"--time auto: the runs of a study take different times. Write --time HH:MM:SS."),
+        (["--gpus=2"], "--time and --gpus are for jobs"),
+        (["task.name=records", "task.path=mine.jsonl"], "controls: supervised: "),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_trained(tmp_path, arguments, said):
+    (tmp_path / "tiny.yaml").write_text("arms: {grpo: }\ncontrols: [supervised]\n")
+    (tmp_path / "mine.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n' * 2)
+    done = command(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_study_that_is_ended_ends_its_runs_and_goes_on(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(
+        "settings: {run: {steps: 200, save_every: 1}, eval.problems: 4}\narms: {grpo: }"
+    )
+    arguments = [sys.executable, "-m", "trainer.commands.main", "study", "tiny.yaml"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    study = subprocess.Popen(arguments, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    checkpoints = tmp_path / "runs/tiny/grpo-0/checkpoints"
+    deadline = time.monotonic() + 300
+    while not (checkpoints.is_dir() and any(checkpoints.iterdir())):
+        assert time.monotonic() < deadline
+        assert study.poll() is None
+        time.sleep(0.2)
+    study.terminate()
+    assert "The same command goes on with the study" in study.communicate(timeout=120)[1]
+    log = (tmp_path / "runs/tiny/grpo-0.log").read_text()
+    assert "octet: stopped." in log
+    assert not [one for one in psutil.process_iter() if str(tmp_path) in _cwd(one)]
+
+
+def _cwd(process: psutil.Process) -> str:
+    try:
+        return process.cwd()
+    except psutil.Error:
+        return ""
 
 
 @pytest.mark.slow
@@ -56,7 +107,7 @@ def test_a_study_trains_what_is_missing_and_judges(tmp_path):
         (tmp_path / f"{split}.jsonl").write_text(sums(first))
     assert "run.dir=runs/tiny/supervised-0" in octet(tmp_path, "--dry-run")
     assert not (tmp_path / "runs").exists()
-    assert "2 runs, 0 have ended" in octet(tmp_path)
+    assert "2 runs to make, 0 ready" in octet(tmp_path)
     found = json.loads((tmp_path / "runs/tiny/study.json").read_text())
     assert {*found["arms"]} == {"base", "grpo", "supervised"}
     tokens = {arm: found["arms"][arm]["tokens"] for arm in ("grpo", "supervised")}
@@ -64,4 +115,4 @@ def test_a_study_trains_what_is_missing_and_judges(tmp_path):
     assert found["arms"]["grpo"]["samples"] == 32
     assert [(one["arm"], one["problems"]) for one in found["gaps"]] == [("base", 16), ("grpo", 16), ("supervised", 16)]
     (tmp_path / "runs/tiny/supervised-0/eval.json").unlink()
-    assert "1 runs, 1 have ended" in octet(tmp_path, "--jobs", "2")
+    assert "1 run to make, 1 ready" in octet(tmp_path, "--jobs", "2")

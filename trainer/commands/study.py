@@ -12,7 +12,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
@@ -22,7 +22,8 @@ from trainer.commands.options import add_overrides
 from trainer.commands.slurm import JobRequest, slurm
 from trainer.config.command_line import resolve
 from trainer.config.study import SUPERVISED, Study, StudyRun, read_study
-from trainer.errors import ConfigError, OctetError
+from trainer.errors import ConfigError, DataError, OctetError, counted
+from trainer.exits import listen
 from trainer.machine import disk
 from trainer.problem.lessons import check, taught
 from trainer.problem.prompts import answer_style
@@ -33,6 +34,7 @@ from trainer.reports.study import collect, ended, summary, totals
 from trainer.watch.progress import clock
 
 WIDTH = 160  # characters of a line where there is no screen
+STOPPED = (130, 143)  # exit statuses after Ctrl-C and SIGTERM
 SOLUTIONS = 512  # whose mean length is measured
 
 
@@ -43,10 +45,11 @@ class StudyError(OctetError):
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet study studies/controls.yaml"
     parser.add_argument("file", type=Path, metavar="FILE", help="arms, seeds and controls; see docs/studies.md")
-    parser.add_argument("--collect", action="store_true", help="train nothing, and judge the runs that have ended")
-    parser.add_argument("--dry-run", action="store_true", help="print the command of each run, and train nothing")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once; seconds then compare nothing")
-    parser.add_argument("--slurm", action="store_true", help="submit the runs as an array of jobs")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--collect", action="store_true", help="train nothing, and judge the runs that have ended")
+    instead.add_argument("--dry-run", action="store_true", help="print the command of each run, and train nothing")
+    instead.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at once; seconds then compare nothing")
+    instead.add_argument("--slurm", action="store_true", help="submit the runs as an array of jobs")
     parser.add_argument("--gpus", type=int, default=1, help="with --slurm: of each job (default 1)")
     parser.add_argument("--time", help="with --slurm: limit of a job, as sbatch reads it")
     add_overrides(parser, "model.name=FOLDER")
@@ -55,7 +58,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     if options.jobs < 1:
         raise ConfigError(f"--jobs {options.jobs}: it must be at least 1.")
+    if options.time == "auto":
+        raise ConfigError("--time auto: the runs of a study take different times. Write --time HH:MM:SS.")
+    if not options.slurm and (options.time or options.gpus != 1):
+        raise ConfigError("--time and --gpus are for jobs. Write --slurm as well, or leave them out.")
     study = read_study(options.file, options.overrides)
+    _must_have_solutions(study)
     if options.dry_run:
         for one in study.runs():
             print(shlex.join(["octet", "train", *_arguments(study, one)]))
@@ -66,7 +74,23 @@ def run(options: Namespace) -> None:
     failed = [] if options.collect else _train(study, options.jobs)
     _judge(study)
     if failed:
-        raise StudyError(f"{len(failed)} runs failed: {', '.join(failed)}. The same command tries them again.")
+        raise StudyError(
+            f"{counted(len(failed), 'run')} failed: {', '.join(failed)}. The same command tries them again."
+        )
+
+
+def _must_have_solutions(study: Study) -> None:
+    """Raise ConfigError if the control `supervised` has nothing to teach."""
+    for one in study.runs():
+        if one.arm == SUPERVISED:
+            config = study.config(one)
+            task = make_task(config.task)
+            try:
+                check(task, training_problems(task, config.task, config.run.seed)[:SOLUTIONS])
+            except DataError as error:
+                reason = str(error).partition(". ")[0]
+                raise ConfigError(f"{study.path}: controls: supervised: {reason}. Remove it from controls.") from None
+            return
 
 
 def _arguments(study: Study, one: StudyRun) -> list[str]:
@@ -78,52 +102,67 @@ def _train(study: Study, jobs: int) -> list[str]:
     """Make the runs that have not ended, and return the names of those that fail. `supervised` comes last, because it
     waits for the first arm."""
     pending = [one for one in study.runs() if ended(study, one) is None]
-    print(f"octet: {study.name}: {len(pending)} runs, {len([*study.runs()]) - len(pending)} have ended", flush=True)
+    ready = len([*study.runs()]) - len(pending)
+    print(f"octet: {study.name}: {counted(len(pending), 'run')} to make, {ready} ready", flush=True)
+    runner = Runner(study)
+    listen()
     with ThreadPoolExecutor(jobs) as pool:
-        failed = [*pool.map(partial(_train_one, study), [one for one in pending if one.arm != SUPERVISED])]
-        longer = [_as_long(study, one) for one in pending if one.arm == SUPERVISED and _first_has_ended(study, one)]
-        failed += [*pool.map(partial(_train_one, study), longer)]
-    failed += [_ask_again(study, one) for one in study.runs()] if study.file.renumbered else []
+        try:
+            failed = [*pool.map(runner.train, [one for one in pending if one.arm != SUPERVISED])]
+            longer = [_as_long(study, one) for one in pending if one.arm == SUPERVISED and _first_has_ended(study, one)]
+            failed += [*pool.map(runner.train, longer)]
+            failed += [*pool.map(runner.ask_again, study.runs())] if study.file.renumbered else []
+        except KeyboardInterrupt:
+            runner.stop()
+            raise KeyboardInterrupt("The same command goes on with the study.") from None
     return [name for name in failed if name]
 
 
-def _train_one(study: Study, one: StudyRun) -> str:
-    """Make a run, and return its name if it fails."""
-    has_ended = (0, 3, 4)  # with 3 and 4, its own verdict is not "learned"
-    if _run(study, one, ["trainer.commands.launch", *_arguments(study, one)], has_ended):
+@dataclass
+class Runner:
+    """Makes runs of a study in processes of their own. What they print is in files beside the folders of the runs."""
+
+    study: Study
+    children: set[subprocess.Popen[bytes]] = field(default_factory=set)
+
+    def train(self, one: StudyRun) -> str:
+        """Make a run, and return its name if it fails."""
+        has_ended = (0, 3, 4)  # with 3 and 4, its own verdict is not "learned"
+        if self._run(one, ["trainer.commands.launch", *_arguments(self.study, one)], has_ended):
+            return one.name
+        facts = facts_of(read_run(self.study.folder / one.name))
+        took = f"{facts['steps']} steps, {clock(facts['training_s'])}"
+        print(f"{one.name:<24} {facts['accuracy']:.1%} after {took}", flush=True)
+        return ""
+
+    def ask_again(self, one: StudyRun) -> str:
+        """Ask the model of a run that has ended the held-out problems with new numbers, and return the name of the run
+        if that fails."""
+        folder, config = self.study.folder / one.name, self.study.config(one)
+        out = folder / contamination.FOLDER
+        if ended(self.study, one) is None or (out / "eval.json").is_file():
+            return ""
+        asked = ["task.name=gsm8k-renumbered", f"--problems={config.eval.problems}", f"--out={out}"]
+        return self._run(one, ["trainer.commands.main", "eval", str(folder), *asked], fine=(0,))
+
+    def stop(self) -> None:
+        """Have the runs save a checkpoint and end."""
+        for child in [*self.children]:
+            child.terminate()
+
+    def _run(self, one: StudyRun, program: Sequence[str], fine: Collection[int]) -> str:
+        log = self.study.folder / f"{one.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with disk.naming(log), log.open("a") as output:
+            child = subprocess.Popen([sys.executable, "-m", *program], stdout=output, stderr=subprocess.STDOUT)
+            self.children.add(child)
+            status = child.wait()
+            self.children.remove(child)
+        if status in fine:
+            return ""
+        what = "was stopped" if status in STOPPED else f"failed with status {status}"
+        print(f"{one.name:<24} {what}; see {log}", flush=True)
         return one.name
-    files = read_run(study.folder / one.name)
-    facts = facts_of(files)
-    print(
-        f"{one.name:<24} {facts['accuracy']:.1%} after {facts['steps']} steps, {clock(facts['training_s'])}", flush=True
-    )
-    return ""
-
-
-def _run(study: Study, one: StudyRun, program: Sequence[str], fine: Collection[int]) -> str:
-    """Run a module, and return the name of the run if it fails. What it prints is in a file beside the run's folder."""
-    log = study.folder / f"{one.name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with disk.naming(log), log.open("a") as output:
-        command = [sys.executable, "-m", *program]
-        status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
-    if status in fine:
-        return ""
-    print(f"{one.name:<24} failed with status {status}; see {log}", flush=True)
-    return one.name
-
-
-def _ask_again(study: Study, one: StudyRun) -> str:
-    """Ask the model of a run that has ended the held-out problems with new numbers, and return the name if it fails."""
-    folder, config = study.folder / one.name, study.config(one)
-    if ended(study, one) is None or (folder / contamination.FOLDER / "eval.json").is_file():
-        return ""
-    asked = [
-        "task.name=gsm8k-renumbered",
-        f"--problems={config.eval.problems}",
-        f"--out={folder / contamination.FOLDER}",
-    ]
-    return _run(study, one, ["trainer.commands.main", "eval", str(folder), *asked], fine=(0,))
 
 
 def _as_long(study: Study, one: StudyRun) -> StudyRun:
@@ -133,7 +172,6 @@ def _as_long(study: Study, one: StudyRun) -> StudyRun:
     config = study.config(one)
     task = make_task(config.task)
     problems = training_problems(task, config.task, config.run.seed)[:SOLUTIONS]
-    check(task, problems)
     from trainer.model.load import load_tokenizer
 
     tokenizer, style = load_tokenizer(config.model), answer_style(config.prompt, task)

@@ -25,7 +25,18 @@ from trainer.config.read_yaml import BadYaml, read_yaml
 from trainer.config.sections.base import RUNS, Section
 from trainer.config.settings import Config, fields
 from trainer.errors import ConfigError, did_you_mean
+from trainer.machine.visible import visible
 
+LONGEST = 80  # characters of a wrong value in a message
+KINDS = {
+    "preset": "the name of a preset, such as nano",
+    "recipe": "the name of a recipe, such as dapo",
+    "settings": "names of settings with their values, such as {run.steps: 20}",
+    "seeds": "their number, such as 3, or a list of them",
+    "arms": "a name and settings for each, such as {grpo: {}, small: {lora.r: 4}}",
+    "controls": "a list of names, such as [format, random]",
+    "renumbered": "true or false",
+}
 BASE, SUPERVISED = "base", "supervised"
 # What is trained in place of the first arm. `base` is none of them: every run evaluates it.
 CONTROLS: Mapping[str, Mapping[str, Any]] = {
@@ -71,7 +82,7 @@ class StudyFile(Section):
     def _some(cls, value: int | tuple[int, ...]) -> int | tuple[int, ...]:
         listed = value if isinstance(value, tuple) else range(value)
         if not listed or min(listed) < 0 or len({*listed}) < len(listed):
-            raise ValueError("seeds are a number above 0, or a list of different ones. Write 3")
+            raise ValueError(f"{value} will not do: they are a number above 0, or a list of different ones. Write 3")
         return value
 
     @field_validator("controls")
@@ -159,16 +170,22 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     except BadYaml as error:
         raise ConfigError(f"{path}: {error}. docs/studies.md has an example.") from None
     except ValidationError as error:
-        raise ConfigError("\n".join(_explained(path, one) for one in error.errors())) from None
+        raise ConfigError("\n".join(dict.fromkeys(_explained(path, one) for one in error.errors()))) from None
     for run in study.runs():
         _must_be_free(study, run)
         config, where = study.config(run), f"{path}, arm {run.arm}"
         if not config.eval.problems:
             raise ConfigError(f"{where}: eval.problems=0: a study compares held-out answers. Write 512.")
-        if study.file.renumbered and (config.task.name != "gsm8k" or not config.lora.enabled):
+        is_merged = config.warmup.steps and config.warmup.then == "merged"
+        if study.file.renumbered and (config.task.name != "gsm8k" or not config.lora.enabled or is_merged):
             raise ConfigError(
                 f"{where}: renumbered: only GSM8K can be asked with new numbers, of an adapter and its base. Write "
-                "task.name=gsm8k and lora.enabled=true, or renumbered: false."
+                "task.name=gsm8k, lora.enabled=true and warmup.then=same, or renumbered: false."
+            )
+        if study.file.controls and run.arm == study.first and config.reward.control != "none":
+            raise ConfigError(
+                f"{where}: reward.control={config.reward.control}: the controls belong to the first arm, which is a "
+                "control itself. Put another arm first, or remove controls."
             )
     return study
 
@@ -191,8 +208,11 @@ def _must_be_free(study: Study, run: StudyRun) -> None:
 
 
 def _explained(path: Path, error: Any) -> str:
-    key = ".".join(map(str, error["loc"]))
+    key = str(error["loc"][0])
     if error["type"] == "extra_forbidden":
         nearest = did_you_mean(key, [*StudyFile.model_fields])
         return f"{path}: {key}: there is no such key.{nearest} Known: {', '.join(StudyFile.model_fields)}."
-    return f"{path}: {key}: {error['msg'].removeprefix('Value error, ')}."
+    if error["type"] == "value_error":
+        return f"{path}: {key}: {error['msg'].removeprefix('Value error, ')}."
+    found = "it is missing" if error["type"] == "missing" else f"{visible(str(error['input']))[:LONGEST]!r} will not do"
+    return f"{path}: {key}: {found}. Write {KINDS[key]}."

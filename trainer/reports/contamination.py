@@ -36,7 +36,7 @@ def _pairs(run: RunFiles, arm: str, lenient: bool) -> Mapping[str, tuple[bool, b
     old, new = (
         {one["problem"].split("/")[-1]: one[kind] for one in files.greedy.get(model, {}).values()}
         for files, model in (
-            (run, "base" if arm == BASE else "trained"),
+            (run.before_training, "base") if arm == BASE else (run, "trained"),
             (renumbered, "base" if arm == BASE else "adapter"),
         )
     )

@@ -48,13 +48,12 @@ class Effect(NamedTuple):
         half = self.error * quantile((1 + CONFIDENCE) / 2, self.freedom)
         return max(-1.0, self.value - half), min(1.0, self.value + half)
 
-    @property
-    def detectable(self) -> float:
-        """Return the difference that a study of this size finds with a probability of about `FOUND`."""
+    def detectable(self, comparisons: int = 1) -> float:
+        """Return a difference that a study of this size, with so many comparisons, finds with a probability of about
+        `FOUND`, even if none of the others is found."""
+        level = 1 - (1 - CONFIDENCE) / comparisons / 2
         tests = ((self.error, self.freedom), (self.error_of_seeds, self.seeds - 1))
-        return max(
-            error * (quantile((1 + CONFIDENCE) / 2, freedom) + quantile(POWER, freedom)) for error, freedom in tests
-        )
+        return max(error * (quantile(level, freedom) + quantile(POWER, freedom)) for error, freedom in tests)
 
 
 def effect(differences_SP: Table) -> Effect:

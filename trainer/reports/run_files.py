@@ -101,6 +101,12 @@ class RunFiles:
         """Whether the trained model solved each held-out problem, by its question and gold answer."""
         return self.answered("trained", self.pays_lenient)
 
+    @cached_property
+    def before_training(self) -> RunFiles:
+        """The files with the answers of the base before any training: those of the warm-up, if there was one."""
+        warmup = self.folder / "warmup"
+        return read_run(warmup) if (warmup / "config.yaml").is_file() else self
+
     def answered(self, model: str, lenient: bool) -> dict[tuple[str, str], bool]:
         """Return whether a model of the run solved each held-out problem with its greedy answer."""
         kind = "correct_lenient" if lenient else "correct_strict"
@@ -111,7 +117,7 @@ class RunFiles:
         """The greedy answers of each model to the held-out problems, by question and gold answer."""
         found: dict[str, dict[tuple[str, str], Record]] = {}
         for one in _lines(self.folder / "eval_answers.jsonl"):
-            if one.get("temperature") == 0:
+            if one.get("temperature") == 0 and {"model", "question", "gold"} <= one.keys():
                 found.setdefault(one["model"], {})[one["question"], one["gold"]] = one
         return found
 

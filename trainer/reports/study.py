@@ -28,19 +28,29 @@ BETTER, WORSE, CANNOT_TELL = "better", "worse", "cannot tell"
 
 @dataclass(frozen=True)
 class Collected:
-    """The runs of a study that have ended, by arm and seed."""
+    """The runs of a study that have ended, by arm and seed, and the names of the others."""
 
     study: Study
     runs: Mapping[str, Mapping[int, RunFiles]]
+    missing: Sequence[str]
 
     @cached_property
     def problems(self) -> list[tuple[str, str]]:
-        """The held-out problems that every run was asked, by question and gold answer."""
-        first, *others = (run.answered("trained", lenient=False) for run in self._all)
-        found = [problem for problem in first if all(problem in other for other in others)]
-        if not found:
-            raise DataError(f"{self.study.folder}: its runs have no held-out problem in common. Set eval.problems.")
-        return found
+        """The held-out problems, by question and gold answer. Raise DataError if a run was asked other ones."""
+        found = {
+            (one.folder, model): one.answered(model, lenient=False)
+            for run in self._all
+            for one, model in ((run, "trained"), (run.before_training, "base"))
+        }
+        ((first, _), problems), *others = found.items()
+        for (folder, _), answered in others:
+            if answered.keys() != problems.keys():
+                raise DataError(
+                    f"{folder}/eval_answers.jsonl: it answers {len(answered)} held-out problems, and {first} "
+                    f"{len(problems)}, or other ones. Give every arm the same eval.problems and held-out problems, and "
+                    "delete the folder if its file is damaged; the study makes the run again."
+                )
+        return [*problems]
 
     @property
     def pays_lenient(self) -> bool:
@@ -53,7 +63,7 @@ class Collected:
     def correct(self, arm: str, seed: int, lenient: bool) -> list[float]:
         """Return 1.0 for each problem that an arm solves with a seed; the base is that of the first arm's run."""
         run = self.runs[self.study.first if arm == BASE else arm][seed]
-        answered = run.answered("base" if arm == BASE else "trained", lenient)
+        answered = run.before_training.answered("base", lenient) if arm == BASE else run.answered("trained", lenient)
         return [float(answered[problem]) for problem in self.problems]
 
     def differences(self, arm: str, against: str, lenient: bool) -> Table:
@@ -71,11 +81,14 @@ class Collected:
 
 def collect(study: Study) -> Collected:
     """Read the runs that have ended. Raise DataError if one has other settings than the file says."""
-    found: dict[str, dict[int, RunFiles]] = {}
+    found: dict[str, dict[int, RunFiles]] = {arm: {} for arm in study.arms}
+    missing = []
     for run in study.runs():
-        if (files := ended(study, run)) is not None:
-            found.setdefault(run.arm, {})[run.seed] = files
-    return Collected(study, found)
+        if (files := ended(study, run)) is None:
+            missing.append(run.name)
+        else:
+            found[run.arm][run.seed] = files
+    return Collected(study, {arm: runs for arm, runs in found.items() if runs}, missing)
 
 
 def ended(study: Study, run: StudyRun) -> RunFiles | None:
@@ -84,30 +97,38 @@ def ended(study: Study, run: StudyRun) -> RunFiles | None:
     if not (folder / "config.yaml").is_file():
         return None
     own = {"run.steps", "warmup.steps"} if run.arm == SUPERVISED else set()  # they follow from the first arm
-    changes = [one for one in earlier.differences(folder, study.config(run)) if one.key not in earlier.NO_EFFECT | own]
-    if changes:
+    config, warmup = study.config(run), folder / "warmup"
+    found = earlier.differences(folder, config)
+    if found and (warmup / "config.yaml").is_file() and config.warmup.steps:  # the run goes on with other settings
+        found = earlier.differences(warmup, config.warmed_up_in(warmup))
+        found += earlier.differences(folder, config.after_warmup(warmup))
+    if changes := [str(one) for one in found if one.key not in earlier.NO_EFFECT | own]:
         raise DataError(
-            f"{folder}: it was made with other settings than {study.path} has: {', '.join(map(str, changes))}. Delete "
-            "this folder, or name the arm anew."
+            f"{folder}: it was made with other settings than the study has now: {', '.join(changes)}. Write those of "
+            f"before, rename the arm or {study.path.name}, or delete this folder."
         )
     files = read_run(folder)
+    if files.has_ended and not files.metrics:
+        raise DataError(f"{folder}/metrics.jsonl: it is empty. Delete this folder; the study makes the run again.")
     return files if files.has_ended else None
 
 
 def summary(collected: Collected) -> dict[str, Any]:
     """Return what `study.json` holds."""
     study = collected.study
+    judged = comparisons(collected)
     costs = {arm: [totals(run) for run in runs.values()] for arm, runs in collected.runs.items()}
     return {
         "study": study.name,
         "first": study.first,
         "controls": list(study.file.controls),
+        "missing": list(collected.missing),
         "paid": "lenient" if collected.pays_lenient else "strict",
         "problems": len(collected.problems),
         "made_with": next(iter(collected.runs[study.first].values())).made_with,
         "arms": {arm: _arm(collected, arm, costs.get(arm, [])) for arm in [BASE, *collected.runs]},
-        "comparisons": comparisons(collected),
-        "shares": shares(collected),
+        "comparisons": judged,
+        "shares": shares(collected, judged),
         "equal": equal(collected),
         "gaps": gaps({arm: collected.seeds(arm).values() for arm in [BASE, *collected.runs]}, collected.pays_lenient),
         "answers": {arm: _answers(collected, arm) for arm in [BASE, *collected.runs]},
@@ -137,7 +158,7 @@ def comparisons(collected: Collected) -> list[dict[str, Any]]:
             "difference": _mean(table),
             "strict": _mean(collected.differences(*pair, lenient=False)),
             "lenient": _mean(collected.differences(*pair, lenient=True)),
-            **(_judged(judged[pair], ps[pair]) if pair in judged else {}),
+            **(_judged(judged[pair], ps[pair], len(judged)) if pair in judged else {}),
         }
         for pair, table in tables.items()
         if table
@@ -148,25 +169,25 @@ def _mean(table: Table) -> float:
     return fmean(map(fmean, table))
 
 
-def _judged(found: Effect, p: float) -> dict[str, Any]:
+def _judged(found: Effect, p: float, comparisons: int) -> dict[str, Any]:
     verdict = CANNOT_TELL if p >= SIGNIFICANT else BETTER if found.value > 0 else WORSE
     low, high = found.interval
-    return {"low": low, "high": high, "p": found.p, "p_holm": p, "detectable": found.detectable, "verdict": verdict}
+    detectable = found.detectable(comparisons)
+    return {"low": low, "high": high, "p": found.p, "p_holm": p, "detectable": detectable, "verdict": verdict}
 
 
-def shares(collected: Collected) -> list[dict[str, Any]]:
-    """Return which share of the first arm's gain over the base each control reaches, if there is a gain."""
+def shares(collected: Collected, comparisons: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return which share of the first arm's gain over the base each control reaches, if the study has found a gain. A
+    share that cannot be told has no numbers."""
     first, paid = collected.study.first, collected.pays_lenient
-    gain = collected.differences(first, BASE, paid)
-    found = effect(gain) if len(gain) >= LEAST_SEEDS else None
-    if found is None or found.p >= SIGNIFICANT or found.value <= 0:
+    if not any(one["arm"] == first and one["against"] == BASE and one.get("verdict") == BETTER for one in comparisons):
         return []
+    gain = collected.differences(first, BASE, paid)
     reached = []
     for control in collected.study.file.controls:
         table = collected.differences(control, BASE, paid)
         share = share_reached(table, gain) if len(table) == len(gain) else None
-        if share:
-            reached.append({"control": control, **dict(zip(("share", "low", "high"), share, strict=True))})
+        reached.append({"control": control, **dict(zip(("share", "low", "high"), share or (), strict=bool(share)))})
     return reached
 
 
@@ -216,12 +237,18 @@ def equal(collected: Collected) -> dict[str, Any]:
     for kind in COSTS:
         spent = {arm: fmean(one[-1][0][kind] for one in of_arm) for arm, of_arm in curves.items()}
         least, most = min(spent.values()), max(spent.values())
-        at = {arm: fmean(_at(least, kind, one) for one in of_arm) for arm, of_arm in curves.items()}
+        at: dict[str, float | None] = {}
+        for arm, of_arm in curves.items():
+            reached = [right for one in of_arm if (right := _at(least, kind, one)) is not None]
+            at[arm] = fmean(reached) if len(reached) == len(of_arm) else None
         found[kind] = {"is_equal": most - least <= EQUAL * most, "budget": least, "accuracy": at}
     return found
 
 
-def _at(budget: float, kind: str, points: Sequence[tuple[Mapping[str, float], float]]) -> float:
+def _at(budget: float, kind: str, points: Sequence[tuple[Mapping[str, float], float]]) -> float | None:
+    """Return the accuracy when so much had been spent, or None if the first evaluation came later."""
+    if budget < points[0][0][kind]:
+        return None
     for (before, low), (after, high) in pairwise(points):
         if before[kind] <= budget <= after[kind]:
             width = after[kind] - before[kind]

@@ -19,6 +19,7 @@ from trainer.reports.report import charts, section
 from trainer.reports.study import BETTER, CANNOT_TELL, COSTS, Collected
 
 Found = Mapping[str, Any]
+SOME = 10  # names of runs in a sentence
 SHOWN = {"samples": "{:,.0f} samples", "tokens": "{:,.0f} tokens", "seconds": "{:,.0f} s"}
 
 
@@ -44,7 +45,10 @@ def tables(found: Found) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     if found.get("gaps"):
         head = ["", "old numbers", "new numbers", "gap", "95 % interval"]
         yield f"The same {found['gaps'][0]['problems']} problems with new numbers", head, [*map(_gap, found["gaps"])]
-    rows = [[arm, *(f"{found['equal'][kind]['accuracy'][arm]:.1%}" for kind in COSTS)] for arm in _trained(found)]
+    at = {kind: found["equal"][kind]["accuracy"] for kind in COSTS}
+    rows = [
+        [arm, *("" if at[kind][arm] is None else f"{at[kind][arm]:.1%}" for kind in COSTS)] for arm in _trained(found)
+    ]
     budgets = [f"at {SHOWN[kind].format(found['equal'][kind]['budget'])}" for kind in COSTS]
     yield "Accuracy where every arm has spent as much", ["arm", *budgets], rows
 
@@ -93,8 +97,12 @@ def sentences(found: Found) -> Iterator[str]:
     """Yield what the study says, one sentence for each thing."""
     yield (
         f"{found['problems']} held-out problems, greedy answers; {found['paid']} answers are paid, so they decide. "
-        "Intervals and tests are over seeds and problems."
+        "Intervals and tests are over seeds and problems; the tests are corrected for all comparisons, the intervals "
+        "for none."
     )
+    if missing := found.get("missing"):
+        some = ", ".join(missing[:SOME]) + ", ..." * (len(missing) > SOME)
+        yield f"Runs that have not ended are left out: {some}."
     for one in found["comparisons"]:
         if one["against"] == BASE and one["arm"] == found["first"] and "verdict" in one:
             yield _gain(one)
@@ -104,7 +112,7 @@ def sentences(found: Found) -> Iterator[str]:
         if is_arm and one["against"] == found["first"] and one.get("verdict") == CANNOT_TELL:
             yield (
                 f"{one['arm']} and {found['first']}: no difference was found. This study finds one of "
-                f"{100 * one['detectable']:.1f} points with a probability of about {FOUND:.0%}."
+                f"{100 * one['detectable']:.1f} points with a probability of about {100 * FOUND:.0f} %."
             )
     yield from _contamination(found)
     yield from _costs(found)
@@ -126,25 +134,32 @@ def _contamination(found: Found) -> Iterator[str]:
 def _gain(one: Found) -> str:
     strict, lenient = 100 * one["strict"], 100 * one["lenient"]
     found = f"{one['arm']} against the untrained base: {one['verdict']}, {strict:+.1f} points strict"
-    if one["verdict"] != BETTER:
-        return f"{found}, {lenient:+.1f} in any format."
+    if one["verdict"] != BETTER or not 0 <= lenient < strict:
+        return f"{found}, {lenient:+.1f} where an answer may have any format."
     return f"{found}. Where an answer may have any format, {lenient:+.1f} of them remain; the rest is format."
 
 
 def _share(one: Found) -> str:
+    if "share" not in one:
+        return f"The share of this gain that the control {one['control']} reaches cannot be told."
     interval = f"({100 * one['low']:.0f} to {100 * one['high']:.0f} %)"
     if one["low"] <= 0:
         return f"The control {one['control']} was not found to reach any of this gain {interval}."
-    return f"The control {one['control']} reaches {one['share']:.0%} of this gain {interval}."
+    return f"The control {one['control']} reaches {100 * one['share']:.0f} % of this gain {interval}."
 
 
 def _costs(found: Found) -> Iterator[str]:
+    if len(_trained(found)) == 1:
+        return
     same = [kind for kind in COSTS if found["equal"][kind]["is_equal"]]
     others = [kind for kind in COSTS if kind not in same]
     if same:
-        yield f"All arms have spent as many {' and '.join(same)}, so they are compared at equal {' and '.join(same)}."
+        yield f"All arms have spent the same {' and '.join(same)}."
     if others:
-        yield f"The arms differ in {' and '.join(others)}; the last table has what each had reached at as many."
+        yield (
+            f"They have not spent the same {' and '.join(others)}. The last table has the accuracy of each arm when it "
+            "had spent what the most frugal one did in all."
+        )
 
 
 def study_page(found: Found, collected: Collected) -> str:
