@@ -55,6 +55,7 @@ def make(name: str, folder: Path) -> Path:
     for part, value in model.named_parameters():
         if "norm" in part or "bias" in part:  # else they are all ones, or zero
             value.data.add_(torch.randn_like(value), alpha=0.3)
+    model.generation_config.eos_token_id = [0, 2]  # the end of a text and of a turn
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(NANO).save_pretrained(folder)
     return folder
