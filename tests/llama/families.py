@@ -31,7 +31,11 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("mistral", {"sliding_window": 512}),
     "ministral": ("ministral", {**ALTERNATING, "sliding_window": 512}),
-    "ministral3": ("ministral3", {"rope_parameters": {**YARN, **MSCALE, "original_max_position_embeddings": 16}}),
+    "ministral3": ("ministral3", {"rope_parameters": YARN | MSCALE}),
+    "ministral3 beyond its first context": (
+        "ministral3",
+        {"rope_parameters": YARN | MSCALE | {"original_max_position_embeddings": 16}},
+    ),
     "smollm3": ("smollm3", {"num_hidden_layers": 5}),
     "granite": ("granite", SCALES),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
@@ -39,7 +43,7 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "qwen2 linear": ("qwen2", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "phi3": ("phi3", {"sliding_window": 512}),
-    "phi4-mini": ("phi3", PHI4_MINI),
+    "phi3 longrope": ("phi3", PHI4_MINI),
     "olmo2": ("olmo2", {"tie_word_embeddings": False}),
     "olmo3": ("olmo3", {**ALTERNATING, "rope_parameters": BY_KIND, "tie_word_embeddings": False}),
     "seed_oss": ("seed_oss", {}),
@@ -48,10 +52,10 @@ FAMILIES: dict[str, tuple[str, dict]] = {
 }
 
 
-def make(name: str, folder: Path) -> Path:
+def make(name: str, folder: Path, **changed: int) -> Path:
     kind, more = FAMILIES[name]
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SHAPE, **more}))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SHAPE, **more, **changed}))
     for part, value in model.named_parameters():
         if "norm" in part or "bias" in part:  # else they are all ones, or zero
             value.data.add_(torch.randn_like(value), alpha=0.3)

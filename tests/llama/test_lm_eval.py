@@ -20,8 +20,6 @@ from trainer.problem.prompts import STYLES
 pytestmark = pytest.mark.llama
 RUN = ["--preset", "nano", "run.dir=runs/demo", "run.steps=6", "eval.problems=64"]
 
-BEYOND = ("llama beyond its first context", "ministral3")  # which the fast decoder refuses
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
@@ -65,7 +63,7 @@ def test_tiny_models_of_all_families_answer_alike(name, folder, tmp_path):
     from lm_eval import evaluate, tasks
     from lm_eval.models.huggingface import HFLM
 
-    model, engine = make(name, tmp_path / "model"), "hf" if name in BEYOND else "decode"
+    model, engine = make(name, tmp_path / "model"), "hf" if "beyond" in name else "decode"
     settings = ["rollout.max_new_tokens=12", "model.dtype=fp32", f"rollout.engine={engine}"]
     assert octet("eval", "--preset", "nano", "--model", model, "--problems", 8, "--out", tmp_path, *settings) == 0
     asked = [json.loads(line) for line in (tmp_path / "eval_answers.jsonl").read_text().splitlines()]
