@@ -20,6 +20,7 @@ from trainer.model.load import load_model
 from trainer.model.lora import add_adapter, merged, save_adapter
 
 CPU = torch.device("cpu")
+ENDINGS = (".gguf", ".safetensors", ".unchecked")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def test_a_file_that_nothing_has_read_is_said_to_be(more, run, tmp_path, capfd):
     assert octet("export", run, "--to", "gguf", "--format", "f16", "--out", tmp_path, *more) == 0
     said = capfd.readouterr().out
     assert "not checked: " + ("--no-check was given" if more else "llama-cpp-python is not installed") in said
-    assert (tmp_path / "model-f16.gguf").is_file()
+    assert (tmp_path / "one-F16.gguf").is_file()
 
 
 def test_a_file_whose_check_broke_off_has_no_modelfile(run, tmp_path, monkeypatch):
@@ -71,7 +72,7 @@ def test_a_file_whose_check_broke_off_has_no_modelfile(run, tmp_path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(OSError, match="libgomp"):
         main(["export", str(run), "--to", "ollama", "--problems", "2", "--out", str(tmp_path / "out")])
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model-q8_0.gguf.unchecked"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["one-Q8_0.gguf.unchecked"]
 
 
 @pytest.mark.parametrize("to", ["gguf", "safetensors"])
@@ -83,16 +84,18 @@ def test_a_process_that_is_killed_leaves_no_name_of_a_checked_model(to, run, tmp
     start += f"'--problems', '2', '--out', {str(tmp_path / 'out')!r}])"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
     assert subprocess.run([sys.executable, "-c", start], env=environment, check=False).returncode == -9
-    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("model*")}
-    assert left == {"out/model-q8_0.gguf.unchecked" if to == "gguf" else "out.unchecked/model.safetensors"}
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("out*/*") if path.suffix in ENDINGS}
+    assert left == {"out/one-Q8_0.gguf.unchecked" if to == "gguf" else "out.unchecked/model.safetensors"}
 
 
 def test_a_whole_model_and_an_adapter_in_place_of_a_run(run, base, tmp_path, capfd):
     assert octet("export", run / "adapter", "--to", "gguf", "--no-check", "--out", tmp_path / "one") == 0
-    assert octet("export", base, "--to", "gguf", "--no-check", "--out", tmp_path / "two") == 0
+    named = shutil.copytree(base, tmp_path / "a model")
+    assert octet("export", named, "--to", "gguf", "--no-check", "--out", tmp_path / "two") == 0
     assert octet("export", base, "--to", "safetensors", "--out", tmp_path / "three") == 0
     assert "nothing was merged" in capfd.readouterr().out
-    one, two = (gguf.GGUFReader(tmp_path / name / "model-q8_0.gguf").tensors for name in ("one", "two"))
+    files = (tmp_path / "one/one-Q8_0.gguf", tmp_path / "two/a-model-Q8_0.gguf")
+    one, two = (gguf.GGUFReader(file).tensors for file in files)
     assert [(part.name, part.n_bytes) for part in one] == [(part.name, part.n_bytes) for part in two]
     assert any((mine.data != other.data).any() for mine, other in zip(one, two, strict=True))
 
@@ -103,9 +106,9 @@ def test_an_export_lies_beside_a_model_that_was_named_itself(run, base, tmp_path
         assert octet("export", one, "--to", "gguf", "--no-check") == 0
     monkeypatch.chdir(tmp_path / "whole")
     assert octet("export", ".", "--to", "safetensors", "--no-check") == 0
-    found = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("model*") if path.is_file()}
-    names = {"runs/one/export-gguf-q8_0", "runs/one/adapter-gguf-q8_0", "whole-gguf-q8_0", "whole-safetensors", "whole"}
-    assert found == names
+    found = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.suffix in ENDINGS}
+    names = {"runs/one/export-gguf-q8_0", "runs/one/adapter-gguf-q8_0", "whole-gguf-q8_0", "whole-safetensors"}
+    assert found == names | {"runs/one/adapter", "whole"}
 
 
 def test_what_was_exported_is_recorded_and_another_format_has_its_own_folder(run, base, tmp_path):
@@ -115,9 +118,9 @@ def test_what_was_exported_is_recorded_and_another_format_has_its_own_folder(run
     for fmt in ("q8_0", "f16"):
         assert octet("export", folder, "--to", "gguf", "--format", fmt, "--no-check") == 0
         made = json.loads((folder / f"export-gguf-{fmt}/export.json").read_text())
-        named = {"name": "one", "source": "../adapter", "step": 60, "file": f"model-{fmt}.gguf", "format": fmt}
+        named = {"name": "one", "source": "../adapter", "step": 60, "file": f"one-{fmt.upper()}.gguf", "format": fmt}
         assert made == named | {"not_checked": "--no-check was given"}
-        fields = gguf.GGUFReader(folder / f"export-gguf-{fmt}/model-{fmt}.gguf").fields
+        fields = gguf.GGUFReader(folder / f"export-gguf-{fmt}/one-{fmt.upper()}.gguf").fields
         assert fields["general.name"].contents() == "one"
         assert fields["general.base_model.0.name"].contents() == base.name
     saved = folder / "checkpoints/step_000051/adapter"

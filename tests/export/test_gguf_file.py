@@ -4,7 +4,7 @@ import gguf
 import pytest
 import torch
 
-from tests.llama.families import FAMILIES, SHAPE, make
+from tests.llama.families import FAMILIES, LLAMA3, SHAPE, YARN, make
 from trainer.config.settings import Model
 from trainer.errors import MergeError, ModelError
 from trainer.export import gguf_file, llama_cpp, vocabulary
@@ -118,15 +118,31 @@ def test_sentencepiece_that_llama_cpp_reads_otherwise_is_refused():
         vocabulary.begins_with_space({"model": {"type": "BPE"}, "normalizer": None, "pre_tokenizer": metaspace})
 
 
+@pytest.mark.parametrize(("family", "context"), [("llama", 1024), ("ministral", 512), ("phi3", 512), ("olmo3", 1024)])
+def test_the_context_ends_with_a_window_that_llama_cpp_does_not_have(family, context, tokenizer, tmp_path):
+    weights = merge.stored_weights(Model(name=str(make(family, tmp_path / "model"))), None, None)
+    gguf_file.write(tmp_path / "file", weights, tokenizer, "q8_0", None)
+    fields = gguf.GGUFReader(tmp_path / "file").fields
+    arch = gguf_file.family_of(weights.config).arch
+    assert fields[f"{arch}.context_length"].contents() == context
+    assert (f"{arch}.attention.sliding_window" in fields) == (family == "olmo3")
+
+
 REFUSED = {
-    "OlmoForCausalLM is not one of LlamaForCausalLM": ("olmo", {}),
+    "OlmoForCausalLM: it is not one of LlamaForCausalLM": ("olmo", {}),
     "its rope_type is dynamic": (
         "llama",
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
     ),
     "llama.cpp leaves positions out of every fourth layer": ("smollm3", {"no_rope_layers": [1] * 5}),
-    "layers with a sliding window": ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}),
+    "llama.cpp knows default, linear, yarn in this family": ("qwen2", {"rope_parameters": LLAMA3}),
+    r"beta_slow are .16.0, 1.": ("qwen2", {"rope_parameters": {**YARN, "beta_fast": 16.0}}),
     "its output layer is its embedding": ("olmo2", {"tie_word_embeddings": True}),
+    "its output layer is not its embedding": ("gemma", {"tie_word_embeddings": False}),
+    "Olmo3ForCausalLM: rope_theta of its layers": (
+        "olmo3",
+        {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e3}, "full_attention": YARN}},
+    ),
     "query_pre_attn_scalar is 99": ("gemma3_text", {"query_pre_attn_scalar": 99}),
 }
 

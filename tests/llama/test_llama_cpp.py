@@ -136,8 +136,8 @@ def test_export_answers_alike(fmt, run, tmp_path, capfd):
     assert same["mean"] <= same["bound"]
     if fmt == "f16":
         assert facts["identical"] == 8
-    assert f"FROM ./model-{fmt}.gguf\n" in (tmp_path / "Modelfile").read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["Modelfile", "export.json", f"model-{fmt}.gguf"]
+    assert f"FROM ./one-{fmt.upper()}.gguf\n" in (tmp_path / "Modelfile").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["Modelfile", "export.json", f"one-{fmt.upper()}.gguf"]
     assert json.loads((tmp_path / "export.json").read_text())["with_the_weights_of_the_file"] == same
 
 
@@ -148,7 +148,7 @@ def test_a_file_that_reads_other_tokens_is_refused(run, tmp_path, capfd):
     settings = ["task.name=records", f"task.path={tmp_path}/data.jsonl", f"task.test_path={tmp_path}/data.jsonl"]
     assert octet("export", run, "--to", "ollama", "--problems", 4, "--out", tmp_path / "out", *settings) == 1
     assert "reads the prompt of problem" in capfd.readouterr().err
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model-q8_0.gguf.refused"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["one-Q8_0.gguf.refused"]
 
 
 CHANGED = {
@@ -243,4 +243,4 @@ def test_a_file_whose_check_broke_off_does_not_keep_its_name(run, tmp_path, monk
     monkeypatch.setattr(llama_cpp.FileModel, "difference", stopped)
     with pytest.raises((SystemExit, KeyboardInterrupt)):
         main(["export", str(run), "--to", "ollama", "--out", str(tmp_path / "out"), "--problems", "2"])
-    assert [file.name for file in (tmp_path / "out").iterdir()] == ["model-q8_0.gguf.unchecked"]
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["one-Q8_0.gguf.unchecked"]

@@ -1,18 +1,29 @@
-"""A server with the exported model, asked as people's programs ask it: it is the model that was trained."""
+"""The exported model in vLLM is the model that was trained: the embedded one in a server, asked as other
+programs ask, and a tiny one of each family in the library.
+
+Variants of a family with other rotary angles or with biases are left out, for the time that they take. With Ministral 3
+beyond its original context, vLLM 0.32.0 computes something else than transformers."""
 
 import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.vllm.serving import BASIC, RealServer, opened, train_all
+from tests.conftest import octet
+from tests.llama.families import FAMILIES, make
+from tests.vllm.serving import BASIC, RealServer, opened, surroundings, train_all
 from trainer.answers.compare import equal
 from trainer.answers.find import strict
 from trainer.commands.main import main
+from trainer.config.command_line import resolve
 from trainer.evaluation.evaluate import Evaluation
 from trainer.machine.http_client import exchange
+from trainer.model import lora
+from trainer.model.load import load_model
 from trainer.model.lora import save_adapter
 
 SHORT = ["run.steps=4", "rollout.problems=8", "algorithm.lr=0.002", "eval.problems=32"]
@@ -73,3 +84,69 @@ def test_the_log_probs_are_those_of_the_trained_model(trained, replies):
         served = [token["logprob"] for token in reply["logprobs"]["content"]]
         assert len(served) in (len(expected), len(expected) - 1), "with or without the stop token"
         assert served == pytest.approx(expected[: len(served)].tolist(), abs=1e-4)
+
+
+# ---------------------------------------------------------------- a tiny model of each family
+
+NAMES = [name for name in FAMILIES if " " not in name]
+HEADS = {"hidden_size": 128, "head_dim": 32}  # vLLM has no smaller ones
+PROMPTS = [[1, *range(60, 90), 2], [1, 200, 201, 2]]
+IN_VLLM = """
+import json, sys
+from vllm import LLM, SamplingParams
+from vllm.model_executor.models import registry
+
+registry._run_in_subprocess = lambda function: function()  # else each class is looked at in a process of its own
+settings = SamplingParams(temperature=0, max_tokens=16, logprobs=0, ignore_eos=True)
+for folder in sys.argv[1:]:
+    llm = LLM(folder, dtype="float32", max_model_len=256, max_num_seqs=8, block_size=32, enforce_eager=True)
+    answers = llm.generate([{"prompt_token_ids": tokens} for tokens in PROMPTS], settings, use_tqdm=False)
+    tokens = [list(answer.outputs[0].token_ids) for answer in answers]
+    steps = [zip(answer.outputs[0].token_ids, answer.outputs[0].logprobs) for answer in answers]
+    print("FOUND", json.dumps([tokens, [[step[token].logprob for token, step in of_one] for of_one in steps]]))
+    llm.llm_engine.engine_core.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory) -> dict[str, tuple[torch.nn.Module, Path]]:
+    """Of each family a model with an adapter, and what octet export makes of it."""
+    made = {}
+    for name in NAMES:
+        base, run = make(name, tmp_path_factory.mktemp("base"), **HEADS), tmp_path_factory.mktemp("run")
+        config = resolve("nano", None, [f"model.name={base}", "model.dtype=fp32"])
+        model = lora.add_adapter(load_model(config.model, "fp32", torch.device("cpu")), config.lora)
+        for part, value in lora.trainable(model).items():
+            if "lora_B" in part:
+                torch.nn.init.normal_(value, std=0.1)
+        save_adapter(model, run / "adapter")
+        (run / "config.yaml").write_text(config.to_yaml())
+        assert octet("export", run, "--to", "safetensors", "--no-check") == 0
+        made[name] = (model.eval(), run / "export-safetensors")
+    return made
+
+
+@pytest.fixture(scope="module")
+def answered(adapted) -> dict[str, list]:
+    """The greedy answers of vLLM and their log-probs. One process loads all models."""
+    command = [
+        sys.executable,
+        "-c",
+        f"PROMPTS = {PROMPTS}\n{IN_VLLM}",
+        *(str(folder) for _, folder in adapted.values()),
+    ]
+    said = subprocess.run(command, env=surroundings(), capture_output=True, text=True, check=False)
+    found = [json.loads(line.removeprefix("FOUND")) for line in said.stdout.splitlines() if line.startswith("FOUND")]
+    assert len(found) == len(adapted), said.stderr[-4000:]
+    return dict(zip(adapted, found, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_tiny_models_of_the_families(name, adapted, answered):
+    """Each token of an answer is the likeliest one of the adapted model, whose log-prob it has."""
+    for prompt, tokens, logprobs in zip(PROMPTS, *answered[name], strict=True):
+        found_TV = adapted[name][0](torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        assert len(tokens) == 16
+        assert found_TV.argmax(-1).tolist() == tokens
+        assert found_TV.amax(-1).tolist() == pytest.approx(logprobs, abs=1e-4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from gguf.quants import quant_shape_to_byte_shape, quantize
 from huggingface_hub import constants
 from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from trainer.errors import ModelError
 from trainer.export import vocabulary
@@ -34,53 +35,69 @@ QUANTISED = {  # by llama.cpp itself, from a file in f32, and its number for the
 AT_ENDS = Kind.Q8_0  # of embedding and output layer in formats of fewer bits: they are the most sensitive
 
 
+STRETCHES = ("default", "linear", "yarn")  # of the rotary angles, which llama.cpp knows in all families
+BY_FREQUENCY = ("llama3", "longrope")  # with a tensor of factors, which few families read
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     arch: str  # llama.cpp's name
+    ropes: Sequence[str] = STRETCHES
     turns_pairs: bool = False  # rotary angles turn neighbouring numbers, not those of the two halves of a head
     adds_one: bool = False  # to the weights of its norms
 
 
 FAMILIES = {
-    "LlamaForCausalLM": Family("llama", turns_pairs=True),
-    "MistralForCausalLM": Family("llama", turns_pairs=True),
+    "LlamaForCausalLM": Family("llama", STRETCHES + BY_FREQUENCY, turns_pairs=True),
+    "MistralForCausalLM": Family("llama", STRETCHES + BY_FREQUENCY, turns_pairs=True),
+    "MinistralForCausalLM": Family("llama", STRETCHES + BY_FREQUENCY, turns_pairs=True),
+    "Ministral3ForCausalLM": Family("mistral3", ("yarn",), turns_pairs=True),
     "SmolLM3ForCausalLM": Family("smollm3", turns_pairs=True),
     "GraniteForCausalLM": Family("granite", turns_pairs=True),
     "Qwen2ForCausalLM": Family("qwen2"),
     "Qwen3ForCausalLM": Family("qwen3"),
+    "Phi3ForCausalLM": Family("phi3", ("default", "longrope")),
     "Olmo2ForCausalLM": Family("olmo2"),
+    "Olmo3ForCausalLM": Family("olmo2"),
     "SeedOssForCausalLM": Family("seed_oss"),
+    "GemmaForCausalLM": Family("gemma", adds_one=True),
     "Gemma3ForCausalLM": Family("gemma3", adds_one=True),
 }
 
 
 def family_of(config: Any) -> Family:
     """Return how llama.cpp stores a model. Raise ModelError for one that it would compute otherwise."""
-    if reason := next(_reasons(config), None):
+    kind = (config.architectures or ["?"])[0]
+    if reason := next(_reasons(config, kind), None):
         raise ModelError(
-            f"--to gguf: {reason}. Export --to safetensors, and convert that with llama.cpp's convert_hf_to_gguf.py."
+            f"--to gguf of a {kind}: {reason}. Export --to safetensors, which transformers and vLLM run; llama.cpp's "
+            "convert_hf_to_gguf.py, which makes a GGUF file of that, may know more."
         )
-    return FAMILIES[config.architectures[0]]
+    return FAMILIES[kind]
 
 
-def _reasons(config: Any) -> Iterator[str]:
-    kind, rope = (config.architectures or ["?"])[0], _rope(config)
+def _reasons(config: Any, kind: str) -> Iterator[str]:
     if kind not in FAMILIES:
-        yield f"{kind} is not one of {', '.join(FAMILIES)}"
-    if rope["rope_type"] not in ("default", "linear", "llama3", "yarn"):
-        yield f"its rope_type is {rope['rope_type']}"
-    if rope["rope_type"] == "llama3" and not FAMILIES[kind].turns_pairs:
-        yield f"{kind} has no rope_type llama3 in llama.cpp"
+        yield f"it is not one of {', '.join(FAMILIES)}"
+    family, rope = FAMILIES[kind], _rope(config)
+    sliding = config.rope_parameters.get("sliding_attention") or {}
+    if rope["rope_type"] not in family.ropes or sliding.get("rope_type", "default") != "default":
+        yield f"its rope_type is {rope['rope_type']}, and llama.cpp knows {', '.join(family.ropes)} in this family"
+    betas = tuple(rope.get(name) or usual for name, usual in (("beta_fast", 32), ("beta_slow", 1)))
+    if family.arch != "mistral3" and betas != (32, 1):
+        yield f"its beta_fast and beta_slow are {betas}, and llama.cpp takes 32 and 1 in this family"
     if kind == "SmolLM3ForCausalLM" and any(
         bool(uses) != bool((at + 1) % 4) for at, uses in enumerate(config.no_rope_layers)
     ):
         yield "llama.cpp leaves positions out of every fourth layer, and this model of others"
-    if kind == "Olmo2ForCausalLM" and config.tie_word_embeddings:
+    if family.arch == "olmo2" and config.tie_word_embeddings:
         yield "its output layer is its embedding, which llama.cpp does not read in this family"
-    if kind == "Gemma3ForCausalLM" and config.query_pre_attn_scalar != config.head_dim:
+    if kind == "Olmo3ForCausalLM" and sliding["rope_theta"] != rope["rope_theta"]:
+        yield "rope_theta of its layers with a sliding window is another one, and llama.cpp has one in this family"
+    if family.arch == "gemma" and not config.tie_word_embeddings:
+        yield "its output layer is not its embedding, which llama.cpp takes for it in this family"
+    if family.arch == "gemma3" and config.query_pre_attn_scalar != config.head_dim:
         yield f"query_pre_attn_scalar is {config.query_pre_attn_scalar}, not head_dim"
-    if kind in ("Qwen2ForCausalLM", "Qwen3ForCausalLM") and "sliding_attention" in (config.layer_types or ()):
-        yield "it has layers with a sliding window, which llama.cpp does not give this family"
 
 
 def _rope(config: Any) -> Mapping[str, Any]:
@@ -121,20 +138,20 @@ def write(
     vocabulary.write(writer, tokenizer, weights.shapes[weights.embedding][0], end_of_turn)
     kinds = {name: _kind(name, weights.shapes[own], fmt) for name, own in names.items()}
     factors = _rope_factors(config)
-    if factors is not None:
-        writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)
+    for name, value in factors.items():
+        writer.add_tensor_info(name, value.shape, value.dtype, value.nbytes)
     for name, own in names.items():
         shape = quant_shape_to_byte_shape(weights.shapes[own], kinds[name])
         writer.add_tensor_info(name, shape, np.dtype(np.uint8), math.prod(shape), kinds[name])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    if factors is not None:
-        writer.write_tensor_data(factors)
+    for value in factors.values():
+        writer.write_tensor_data(value)
     for name, own in names.items():
-        value = stored(weights[own], own, config)
+        rows = stored(weights[own], own, config).split(ROWS)
         writer.write_tensor_data(
-            np.concatenate([quantize(rows.float().numpy(), kinds[name]).view(np.uint8) for rows in value.split(ROWS)])
+            np.concatenate([quantize(some.float().numpy(), kinds[name]).view(np.uint8) for some in rows])
         )
     writer.close()
     return names
@@ -180,10 +197,9 @@ def stored(value: Tensor, name: str, config: Any, back: bool = False) -> Tensor:
 
 def _write_shape(writer: gguf.GGUFWriter, config: Any, family: Family) -> None:
     rope = _rope(config)
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    window: Any = getattr(config, "sliding_window", None)
-    context = config.max_position_embeddings
-    if window and family.arch == "llama":  # llama.cpp has no window in this family: up to its length there is no need
+    head, window = _head_of(config), getattr(config, "sliding_window", None)
+    context, sliding = config.max_position_embeddings, config.rope_parameters.get("sliding_attention")
+    if window and not sliding:  # llama.cpp has no window in this family: up to its length there is no need
         context = min(context, window)
     writer.add_context_length(context)
     writer.add_embedding_length(config.hidden_size)
@@ -195,45 +211,61 @@ def _write_shape(writer: gguf.GGUFWriter, config: Any, family: Family) -> None:
     writer.add_value_length(head)
     writer.add_vocab_size(config.vocab_size)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(head)
+    writer.add_rope_dimension_count(int(head * rope.get("partial_rotary_factor", 1)))
     writer.add_rope_freq_base(rope["rope_theta"])
-    _write_stretch(writer, rope)
+    _write_stretch(writer, config)
+    if family.arch == "mistral3" and (beta := rope.get("llama_4_scaling_beta")):
+        writer.add_attn_temperature_scale(beta)
     if family.arch == "granite":
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-    if family.arch == "gemma3":
+    if window and sliding:
         writer.add_sliding_window(window)
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
-        writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+        writer.add_rope_freq_base_swa(sliding["rope_theta"])
 
 
-def _write_stretch(writer: gguf.GGUFWriter, rope: Mapping[str, Any]) -> None:
-    """Write how the rotary angles are stretched to a longer context; those of Llama 3 are a tensor."""
-    if rope["rope_type"] == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+def _head_of(config: Any) -> int:
+    return getattr(config, "head_dim", None) or int(config.hidden_size) // int(config.num_attention_heads)
+
+
+def _write_stretch(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Write how the rotary angles are stretched to a longer context; factors for each frequency are tensors."""
+    rope = _rope(config)
+    if (kind := rope["rope_type"]) in ("default", "llama3"):
+        return
+    writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+    if kind != "longrope":
         writer.add_rope_scaling_factor(rope["factor"])
-    if rope["rope_type"] == "yarn":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(rope["factor"])
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        for key, name in (("beta_fast", "beta_fast"), ("beta_slow", "beta_slow"), ("attention_factor", "attn_factor")):
-            if rope.get(key) is not None:
-                getattr(writer, f"add_rope_scaling_yarn_{name}")(rope[key])
+    if kind == "linear":
+        return
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    layers = {"layer_type": "full_attention"} if "full_attention" in config.rope_parameters else {}
+    _, attention = ROPE_INIT_FUNCTIONS[kind](config, None, **layers)
+    if kind == "yarn":
+        attention /= 0.1 * math.log(rope["factor"]) + 1  # which llama.cpp multiplies by itself
+        for name in ("beta_fast", "beta_slow"):
+            if rope.get(name):
+                getattr(writer, f"add_rope_scaling_yarn_{name}")(rope[name])
+    writer.add_rope_scaling_attn_factors(attention)
 
 
-def _rope_factors(config: Any) -> np.ndarray[Any, Any] | None:
-    """Return by what Llama 3 divides each frequency, or None for another stretch.
+def _rope_factors(config: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Return by what each frequency is divided, under llama.cpp's names.
 
-    Long waves are divided by `factor`, short ones are kept, and those between go over from one to the other.
+    Llama 3 divides long waves by `factor`, keeps short ones, and goes over from one to the other between them.
     """
     rope = _rope(config)
+    if rope["rope_type"] == "longrope":
+        return {
+            f"rope_factors_{name}.weight": np.array(rope[f"{name}_factor"], np.float32) for name in ("long", "short")
+        }
     if rope["rope_type"] != "llama3":
-        return None
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return {}
+    head = _head_of(config)
     waves = 2 * math.pi * rope["rope_theta"] ** (np.arange(0, head, 2) / head)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     share = np.clip((rope["original_max_position_embeddings"] / waves - low) / (high - low), 0, 1)
-    factors: np.ndarray[Any, Any] = (1 / ((1 - share) / rope["factor"] + share)).astype(np.float32)
-    return factors
+    return {"rope_freqs.weight": (1 / ((1 - share) / rope["factor"] + share)).astype(np.float32)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,8 @@ def to_gguf(config: Config, adapter: Path | None, wanted: Wanted, made_of: Mappi
             "export --to safetensors first, and export that folder."
         )
     tokenizer = load_tokenizer(config.model)
-    file = wanted.out / f"model-{wanted.format}.gguf"
+    name = re.sub(r"[^\w.-]+", "-", made_of["name"])  # a Modelfile names the file without quotes
+    file = wanted.out / f"{name}-{wanted.format.upper()}.gguf"  # as files of the hub are called
     beside = _modelfile(file.name, config, weights, tokenizer) if wanted.modelfile else None
     why_not = _why_unchecked(config) if wanted.check else "--no-check was given"
     base = config.model.name if adapter else None
