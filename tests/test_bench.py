@@ -4,6 +4,7 @@ import configparser
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.metadata import packages_distributions
@@ -84,14 +85,40 @@ def test_the_pages_and_figures_are_made_from_the_results(tmp_path):
     assert made == {name: (ROOT / "docs" / name).read_text() for name in made}, "python bench/report.py"
 
 
-def test_the_numbers_of_the_readme_are_those_of_the_results():
-    code = "import sys; sys.path.insert(0, 'bench'); import report; print('\\n'.join(report.claims()))"
+def printed(code: str) -> str:
+    """Return what a line of Python prints that can import the scripts."""
+    code = f"import sys; sys.path.insert(0, 'bench'); import page_results, page_scaling, report; {code}"
     path = os.environ | {"PYTHONPATH": str(ROOT)}
-    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=path, capture_output=True, text=True, check=True)
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=path, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_results():
     readme = " ".join((ROOT / "README.md").read_text().replace("> ", "").split())
-    claims = said.stdout.splitlines()
+    claims = printed("print('\\n'.join(report.claims()))").splitlines()
     assert len(claims) == 6
     assert [claim for claim in claims if claim not in readme] == []
+
+
+def test_a_section_is_left_out_where_nothing_was_measured(tmp_path):
+    results = shutil.copytree(ROOT / "bench/results", tmp_path / "results")
+    for name in ("step_cost.json", "coverage.json", "verdicts.json", "studies/ablations.json"):
+        (results / name).unlink(missing_ok=True)
+    elsewhere = f"page_results.RESULTS = page_scaling.RESULTS = page_results.Path({str(results)!r}); "
+    made = printed(f"{elsewhere} print(page_results.page(), page_scaling.page())")
+    sections = [line for line in made.splitlines() if line.startswith("## ")]
+    assert {"## The right reward and its controls", "## A second rank, measured"} < {*sections}
+    assert not {"## What a step costs, measured", "## What changes the result"} & {*sections}
+
+
+def test_the_page_of_scaling_says_what_is_left_out():
+    made = " ".join(printed("print(page_scaling.page())").split())
+    assert "| efficiency, at most |" in made
+    scaling = json.loads((ROOT / "bench/results/scaling.json").read_text())
+    assert f"Medians of {scaling['rounds']} rounds of {scaling['steps']} steps" in made
+    assert ("It cannot be less than 0" in made) == (scaling["lost_s"]["waiting and sending"] < 0)
+    assert "follows from the 32 answers that the H100 was measured with" in made
 
 
 def test_the_table_of_allocated_memory_is_that_of_the_results():
