@@ -1,4 +1,4 @@
-"""docs/results.md: what was learned, and how certain that is."""
+"""docs/results.md: what was learned, and how certain that is where a study says it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ VERDICTS = (BETTER, WORSE, CANNOT_TELL)
 RESULTS = Path(__file__).parent / "results"
 HEAD = """# Results
 
-What Octet has learned in experiments with several seeds, with controls where they were run, and how certain that is.
-This page is made by `python bench/report.py` from `bench/results/`. Each study is a file in `bench/studies/`, which
-`octet study FILE` repeats; [studies.md](studies.md) says how it judges. Speed is in [performance.md](performance.md).
+What Octet has learned in experiments, with controls where they were run. Only the sections that `octet study` made have
+intervals and tests, which say how certain a result is; the others list their seeds, and one of them has a single seed.
+This page is made by `python bench/report.py` from `bench/results/`. Each experiment is a file in `bench/studies/`;
+[studies.md](studies.md) says how a study judges. Speed is in [performance.md](performance.md).
 
 """
 STUDIES = {
@@ -39,7 +40,13 @@ def read(name: str) -> Any:
 def on(machine: Mapping[str, Any]) -> str:
     """Return the machine, versions and command of a measurement."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    return f"`{machine['command']}` on {machine['cores']} cores of {machine['processor']}; {versions}.\n"
+    card = f"one {machine['card']} and " if "card" in machine else ""
+    return f"`{machine['command']}` on {card}{machine['cores']} cores of {machine['processor']}; {versions}.\n"
+
+
+def earlier(machine: Mapping[str, Any], study: str) -> str:
+    """Return the machine and command of an experiment that a program made before there were studies."""
+    return f"Made by an earlier program; `octet study bench/studies/{study}.yaml` repeats the experiment. {on(machine)}"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -60,7 +67,7 @@ def _study(name: str, title: str, what: str) -> Iterator[str]:
     for heading, head, rows in tables(found):
         yield f"\n{heading}:\n"
         yield from markdown(head, rows)
-    if name == read("verdicts")["study"]:
+    if (RESULTS / "verdicts.json").is_file() and name == read("verdicts")["study"]:
         yield from _verdicts()
     yield f"`octet study bench/studies/{name}.yaml`; {'; '.join(found['made_with'])}.\n"
 
@@ -79,7 +86,7 @@ def _verdicts() -> Iterator[str]:
 def _addition() -> Iterator[str]:
     yield "## SmolLM2-135M on sums\n"
     yield "Strict accuracy on held-out sums, 60 steps of GRPO; [small_models.md](small_models.md) says what it means.\n"
-    yield from _by_arm(read("addition"))
+    yield from _by_arm("addition")
 
 
 def _gsm8k() -> Iterator[str]:
@@ -88,16 +95,17 @@ def _gsm8k() -> Iterator[str]:
     first, *_, last = run["warmup"]["curve"]
     yield f"{last['step']} steps of worked solutions, strict accuracy on all 1,319 test problems, one seed:"
     yield f"{first['strict']:.1%} to {last['strict']:.1%}. GRPO after it was not run to its end, nor were its controls."
-    yield on(read("gsm8k")["machine"])
+    yield earlier(read("gsm8k")["machine"], "gsm8k")
 
 
 def _teaching() -> Iterator[str]:
     yield "## A teacher against GRPO\n"
     yield "The embedded model, 512 held-out problems, 40 steps; [warmup.md](warmup.md) has the curves.\n"
-    yield from _by_arm(read("teaching"))
+    yield from _by_arm("teaching")
 
 
-def _by_arm(found: Mapping[str, Any]) -> Iterator[str]:
+def _by_arm(name: str) -> Iterator[str]:
+    found = read(name)
     arms = dict.fromkeys(run["arm"] for run in found["runs"])
     rows = []
     for arm in arms:
@@ -105,16 +113,20 @@ def _by_arm(found: Mapping[str, Any]) -> Iterator[str]:
         before, after = ([one[place]["strict"] for one in curves] for place in (0, -1))
         rows.append([arm, str(len(curves)), f"{fmean(before):.1%}", ", ".join(f"{one:.1%}" for one in after)])
     yield from markdown(["arm", "seeds", "before", "after, each seed"], rows)
-    yield on(found["machine"])
+    yield earlier(found["machine"], name)
 
 
 def _calculator() -> Iterator[str]:
     found = read("calculator")
     yield "## A model that learns to call a calculator\n"
     yield "The embedded model, 80 steps; [environments.md](environments.md).\n"
-    rows = [[one["arm"], str(one["seed"]), f"{one['base']:.1%}", f"{one['trained']:.1%}"] for one in found["runs"]]
+    arms = {"control": "without"}  # as the study calls it
+    rows = [
+        [arms.get(one["arm"], one["arm"]), str(one["seed"]), f"{one['base']:.1%}", f"{one['trained']:.1%}"]
+        for one in found["runs"]
+    ]
     yield from markdown(["arm", "seed", "before", "after"], rows)
-    yield on(found["machine"])
+    yield earlier(found["machine"], "calculator")
 
 
 def _coverage() -> Iterator[str]:

@@ -121,6 +121,18 @@ def test_the_page_of_scaling_says_what_is_left_out():
     assert "follows from the 32 answers that the H100 was measured with" in made
 
 
+def test_the_pages_name_the_card_and_repetitions_and_the_studies():
+    made = printed("print(report.page(), page_results.page())")
+    h100 = "on one NVIDIA H100 80GB HBM3 and 16 cores"
+    assert f"bf16 256 --json` {h100}" in made
+    for name in ("addition", "gsm8k", "teaching", "calculator"):
+        assert f"Made by an earlier program; `octet study bench/studies/{name}.yaml` repeats the experiment." in made
+        assert (ROOT / f"bench/studies/{name}.yaml").is_file()
+    assert "| without | 0 |" in made
+    assert "Medians of 7 repetitions. `python bench/answers.py" in made
+    assert re.search(r"mean over \d+ seeds, and times are medians", made)
+
+
 def test_the_table_of_allocated_memory_is_that_of_the_results():
     command = [sys.executable, "bench/memory_cuda_host.py", "--table"]
     table = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
