@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from trainer.reports.effects import FOUND
 from trainer.reports.study import BETTER, CANNOT_TELL, WORSE
 from trainer.reports.study_page import sentences, tables
 
+LEAST, MOST = 0.93, 0.97  # shares of studies near the 95 % that are claimed
+POINTS = 17  # of accuracy for a logit, at 50 % and with the spread of difficulties in bench/coverage.py
 VERDICTS = (BETTER, WORSE, CANNOT_TELL)
 RESULTS = Path(__file__).parent / "results"
 HEAD = """# Results
@@ -135,15 +137,38 @@ def _coverage() -> Iterator[str]:
     found = read("coverage")
     yield "## How far the intervals of a study can be trusted\n"
     yield f"{found['studies']:,} simulated studies of each design; the spread of seeds is a standard deviation in"
-    yield "logits, of which 0.1 is about two points at an accuracy of 50 %.\n"
+    yield "logits.\n"
     rows = []
     for one in found["coverage"]:
         design = [f"{one['seeds']}", f"{one['problems']:,}", f"{one['before']:.0%}, {one['after']:.0%}"]
         rows.append([*design, f"{one['of_seed']}", f"{one['coverage']:.1%}", f"± {100 * one['half_width']:.1f}"])
     yield from markdown(["seeds", "problems", "accuracies", "spread of seeds", "contains the truth", "points"], rows)
+    yield from _how_often(found["coverage"])
     alarms = [one["false_alarms"] for one in found["false_alarms"]]
     yield f"Studies of {found['false_alarms'][0]['arms']} arms and a base without any effect raise an alarm, after"
     yield f"Holm's correction, in {min(alarms):.1%} to {max(alarms):.1%} of cases, {fmean(alarms):.1%} in the mean. A"
     powers = [one["found"] for one in found["power"]]
     yield f"difference that a study says it finds in about {FOUND:.0%} of cases is found in"
-    yield f"{min(powers):.0%} to {max(powers):.0%}, {fmean(powers):.0%} in the mean. {on(found['machine'])}"
+    added = f"`{found['added']}` afterwards; " if "added" in found else ""
+    yield f"{min(powers):.0%} to {max(powers):.0%}, {fmean(powers):.0%} in the mean. {added}{on(found['machine'])}"
+
+
+def _how_often(designs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """In words, how often the intervals contain the truth, and whether the spread of seeds is that of real ones."""
+    shares = [one["coverage"] for one in designs]
+    few = sorted({one["seeds"] for one in designs if one["coverage"] < LEAST})
+    outside = sum(not LEAST <= one <= MOST for one in shares)
+    yield "The intervals should contain the truth in 95 % of studies. They do in"
+    yield f"{min(shares):.1%} to {max(shares):.1%}, and {outside} of {len(shares)} designs lie outside"
+    yield f"{LEAST:.0%} to {MOST:.0%}."
+    if few:
+        yield f"Those below it have {' or '.join(map(str, few))} seeds."
+    for spread in sorted({one["of_seed"] for one in designs} - {0.0}):
+        count = sum(one["of_seed"] == spread for one in designs)
+        yield f"A spread of {spread}, in {count} of the designs, is about {POINTS * spread:.0f} points at 50 %."
+    if (RESULTS / "studies/controls.json").is_file():
+        arms = read("studies/controls")["arms"].items()
+        spreads = {name: 100 * stdev(one["strict"]) for name, one in arms if len({*one["strict"]}) > 1}
+        yield "The standard deviations of real seeds, those of the study with controls above, are:"
+        yield f"{', '.join(f'{name} {points:.1f}' for name, points in spreads.items())} points."
+    yield ""

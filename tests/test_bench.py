@@ -19,7 +19,7 @@ FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16"
 # FOLDER for that of the test.
 SMOKE = {
     "answers": ["--repetitions=1"],
-    "coverage": ["--studies=10", "--designs=2", "--out=OUT"],
+    "coverage": ["--studies=10", "--spread=0.5", "--out=OUT"],
     "counts_cuda_host": ["--only", "tiny"],
     "decode": ["--rows=8", "--repetitions=1", "--out=OUT"],
     "gpu_memory": ["--only=tiny bf16"],
@@ -110,6 +110,18 @@ def test_a_section_is_left_out_where_nothing_was_measured(tmp_path):
     sections = [line for line in made.splitlines() if line.startswith("## ")]
     assert {"## The right reward and its controls", "## A second rank, measured"} < {*sections}
     assert not {"## What a step costs, measured", "## What changes the result"} & {*sections}
+
+
+def test_the_page_says_how_often_intervals_contain_the_truth_and_how_much_real_seeds_differ():
+    made = " ".join(printed("print('\\n'.join(page_results._coverage()))").split())
+    designs = json.loads((ROOT / "bench/results/coverage.json").read_text())["coverage"]
+    shares = [one["coverage"] for one in designs]
+    outside = sum(not 0.93 <= share <= 0.97 for share in shares)
+    assert f"They do in {min(shares):.1%} to {max(shares):.1%}, and {outside} of {len(shares)} designs lie" in made
+    assert "Those below it have 3 seeds." in made
+    assert {one["of_seed"] for one in designs} == {0.0, 0.1, 0.2, 0.5}
+    assert "A spread of 0.5, in 1 of the designs, is about 8 points at 50 %." in made
+    assert re.search(r"real seeds, .*: right [\d.]+, .*shuffled_gold [\d.]+, .* points\.", made)
 
 
 def test_the_page_of_scaling_says_what_is_left_out():
