@@ -29,6 +29,7 @@ import vs_trl
 from memory_cuda_host import in_a_child, save_zeros
 
 from machine import describe
+from trainer.memory.duration import Speed, card_speed
 
 COMMON = 7  # a token that ends no answer
 
@@ -44,21 +45,24 @@ CHECKED = 8  # steps from one such look to the next
 
 @dataclass(frozen=True)
 class Card:
-    """What its maker publishes."""
-
     name: str
-    bandwidth: float  # bytes a second
-    tensor: float  # operations a second: bf16, dense, sums in fp32; half of that without tensor cores in fp32
     link: float  # bytes a second from and to the host
+
+    @property
+    def speed(self) -> Speed:
+        """What its maker publishes: bf16, dense, sums in fp32. In fp32 it is half of that, without tensor cores."""
+        found = card_speed(self.name)
+        assert found, self.name
+        return found
 
 
 CARDS = [
-    Card("RTX 3060 12 GB", 360e9, 25.5e12, 31.5e9),
-    Card("RTX 3070 8 GB", 448e9, 40.6e12, 31.5e9),
-    Card("RTX 4060 8 GB", 272e9, 30.2e12, 15.8e9),
-    Card("RTX 4060 Ti 8 GB", 288e9, 44.1e12, 15.8e9),
-    Card("RTX 5060 8 GB", 448e9, 38.4e12, 31.5e9),
-    Card("RTX 4090 24 GB", 1008e9, 165.2e12, 31.5e9),
+    Card("RTX 3060 12 GB", 31.5e9),
+    Card("RTX 3070 8 GB", 31.5e9),
+    Card("RTX 4060 8 GB", 15.8e9),
+    Card("RTX 4060 Ti 8 GB", 15.8e9),
+    Card("RTX 5060 8 GB", 31.5e9),
+    Card("RTX 4090 24 GB", 31.5e9),
 ]
 LAUNCHES = (3.8e-6, 10e-6)  # seconds of the host for a launch: of CUDA alone, and with PyTorch's own host code
 NODE = 0.5e-6  # seconds between two kernels of a graph
@@ -238,8 +242,8 @@ def summary(count: Count) -> dict[str, Any]:
         for what, amount in (("calls", 1), ("bytes", one.bytes), ("flops", one.flops)):
             names[one.name][what] += calls * amount
         for card in CARDS:
-            peak = card.tensor / 2 if one.is_fp32 else card.tensor
-            seconds[card.name] += calls * max(one.bytes / card.bandwidth, one.flops / peak)
+            peak = card.speed.flops / (2 if one.is_fp32 else 1)
+            seconds[card.name] += calls * max(one.bytes / card.speed.bandwidth, one.flops / peak)
         captured += calls * one.launches * one.captured
     totals = {what: sum(each[what] for each in names.values()) for what in ("bytes", "flops")}
     dearest = sorted(names, key=lambda name: -names[name]["bytes"])[:12]

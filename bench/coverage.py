@@ -1,6 +1,7 @@
 """How often the intervals of `octet study` contain the truth, how often it raises a false alarm, and what it finds.
 
-python bench/coverage.py            writes bench/results/coverage.json; ten minutes on one core
+python bench/coverage.py                   writes bench/results/coverage.json; ten minutes on one core
+python bench/coverage.py --spread 0.5      replaces the designs with this spread of seeds in that file
 
 A problem has a difficulty, and each arm its own deviation from it for each problem, for each seed, and for each seed
 and problem, all normal in logits. The truth is the mean difference over all seeds and problems.
@@ -27,6 +28,7 @@ from trainer.reports.effects import Effect, corrected, effect
 Answers = np.ndarray[Any, np.dtype[np.float64]]
 RESULTS = Path(__file__).parent / "results/coverage.json"
 DIFFICULTY, DEVIATION = 1.5, 0.5  # standard deviations, in logits
+PARTS = ("coverage", "false_alarms", "power")
 ARMS = 5  # of a study without any effect: the base, the first arm, and three more
 
 
@@ -44,7 +46,7 @@ DESIGNS = [
     for seeds, problems, accuracies, of_seed in product(
         (3, 5, 10), (200, 1000), ((0.5, 0.5), (0.1, 0.1), (0.4, 0.6)), (0.0, 0.1, 0.2)
     )
-]
+] + [Design(3, 1000, 0.5, 0.5, 0.5)]  # the seeds of a control differ as much
 
 
 def level(accuracy: float, of_seed: float) -> float:
@@ -111,23 +113,37 @@ def power(rng: Random, design: Design, studies: int) -> dict[str, Any]:
     return {**vars(changed), "gain": gain, "found": found}
 
 
+def simulated(designs: list[Design], studies: int) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    without_effect = [one for one in designs if one.before == one.after]
+    return {
+        "machine": describe(),
+        "studies": studies,
+        "coverage": [coverage(rng, one, studies) for one in designs],
+        "false_alarms": [false_alarms(rng, one, studies) for one in without_effect],
+        "power": [power(rng, one, studies) for one in without_effect if one.of_seed],
+    }
+
+
+def merged(found: dict[str, Any], new: dict[str, Any], spread: float) -> dict[str, Any]:
+    """Return what was found, with the new results in place of those with this spread."""
+    assert found["studies"] == new["studies"], f"--studies {found['studies']}, as in the file"
+    kept = {part: [one for one in found[part] if one["of_seed"] != spread] for part in PARTS}
+    return found | {part: kept[part] + new[part] for part in PARTS} | {"added": new["machine"]["command"]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--studies", type=int, default=1000)
-    parser.add_argument("--designs", type=int, default=len(DESIGNS), help="only the first so many")
+    parser.add_argument("--spread", type=float, help="only designs with this spread of seeds; the file has the rest")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the file to write (default %(default)s)")
     options = parser.parse_args()
-    rng, designs = np.random.default_rng(0), DESIGNS[: options.designs]
-    without_effect = [one for one in designs if one.before == one.after]
-    result = {
-        "machine": describe(),
-        "studies": options.studies,
-        "coverage": [coverage(rng, one, options.studies) for one in designs],
-        "false_alarms": [false_alarms(rng, one, options.studies) for one in without_effect],
-        "power": [power(rng, one, options.studies) for one in without_effect if one.of_seed],
-    }
+    designs = [one for one in DESIGNS if options.spread in (None, one.of_seed)]
+    result = simulated(designs, options.studies)
+    if options.spread is not None and options.out.is_file():
+        result = merged(json.loads(options.out.read_text()), result, options.spread)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
-    for name, key in (("coverage", "coverage"), ("false_alarms", "false_alarms"), ("power", "found")):
+    for name, key in zip(PARTS, ("coverage", "false_alarms", "found"), strict=True):
         values = [one[key] for one in result[name]]
         if values:
             print(f"{name:<13} {min(values):.1%} to {max(values):.1%}, mean {fmean(values):.1%}")

@@ -1,24 +1,27 @@
-"""docs/results.md: what was learned, and how certain that is."""
+"""docs/results.md: what was learned, and how certain that is where a study says it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from trainer.reports.effects import FOUND
 from trainer.reports.study import BETTER, CANNOT_TELL, WORSE
 from trainer.reports.study_page import sentences, tables
 
+LEAST, MOST = 0.93, 0.97  # shares of studies near the 95 % that are claimed
+POINTS = 17  # of accuracy for a logit, at 50 % and with the spread of difficulties in bench/coverage.py
 VERDICTS = (BETTER, WORSE, CANNOT_TELL)
 RESULTS = Path(__file__).parent / "results"
 HEAD = """# Results
 
-What Octet has learned in experiments with several seeds, with controls where they were run, and how certain that is.
-This page is made by `python bench/report.py` from `bench/results/`. Each study is a file in `bench/studies/`, which
-`octet study FILE` repeats; [studies.md](studies.md) says how it judges. Speed is in [performance.md](performance.md).
+What Octet has learned in experiments, with controls where they were run. Only the sections that `octet study` made have
+intervals and tests, which say how certain a result is; the others list their seeds, and one of them has a single seed.
+This page is made by `python bench/report.py` from `bench/results/`. Each experiment is a file in `bench/studies/`;
+[studies.md](studies.md) says how a study judges. Speed is in [performance.md](performance.md).
 
 """
 STUDIES = {
@@ -39,7 +42,13 @@ def read(name: str) -> Any:
 def on(machine: Mapping[str, Any]) -> str:
     """Return the machine, versions and command of a measurement."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    return f"`{machine['command']}` on {machine['cores']} cores of {machine['processor']}; {versions}.\n"
+    card = f"one {machine['card']} and " if "card" in machine else ""
+    return f"`{machine['command']}` on {card}{machine['cores']} cores of {machine['processor']}; {versions}.\n"
+
+
+def earlier(machine: Mapping[str, Any], study: str) -> str:
+    """Return the machine and command of an experiment that a program made before there were studies."""
+    return f"Made by an earlier program; `octet study bench/studies/{study}.yaml` repeats the experiment. {on(machine)}"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -60,7 +69,7 @@ def _study(name: str, title: str, what: str) -> Iterator[str]:
     for heading, head, rows in tables(found):
         yield f"\n{heading}:\n"
         yield from markdown(head, rows)
-    if name == read("verdicts")["study"]:
+    if (RESULTS / "verdicts.json").is_file() and name == read("verdicts")["study"]:
         yield from _verdicts()
     yield f"`octet study bench/studies/{name}.yaml`; {'; '.join(found['made_with'])}.\n"
 
@@ -79,7 +88,7 @@ def _verdicts() -> Iterator[str]:
 def _addition() -> Iterator[str]:
     yield "## SmolLM2-135M on sums\n"
     yield "Strict accuracy on held-out sums, 60 steps of GRPO; [small_models.md](small_models.md) says what it means.\n"
-    yield from _by_arm(read("addition"))
+    yield from _by_arm("addition")
 
 
 def _gsm8k() -> Iterator[str]:
@@ -88,16 +97,17 @@ def _gsm8k() -> Iterator[str]:
     first, *_, last = run["warmup"]["curve"]
     yield f"{last['step']} steps of worked solutions, strict accuracy on all 1,319 test problems, one seed:"
     yield f"{first['strict']:.1%} to {last['strict']:.1%}. GRPO after it was not run to its end, nor were its controls."
-    yield on(read("gsm8k")["machine"])
+    yield earlier(read("gsm8k")["machine"], "gsm8k")
 
 
 def _teaching() -> Iterator[str]:
     yield "## A teacher against GRPO\n"
     yield "The embedded model, 512 held-out problems, 40 steps; [warmup.md](warmup.md) has the curves.\n"
-    yield from _by_arm(read("teaching"))
+    yield from _by_arm("teaching")
 
 
-def _by_arm(found: Mapping[str, Any]) -> Iterator[str]:
+def _by_arm(name: str) -> Iterator[str]:
+    found = read(name)
     arms = dict.fromkeys(run["arm"] for run in found["runs"])
     rows = []
     for arm in arms:
@@ -105,16 +115,20 @@ def _by_arm(found: Mapping[str, Any]) -> Iterator[str]:
         before, after = ([one[place]["strict"] for one in curves] for place in (0, -1))
         rows.append([arm, str(len(curves)), f"{fmean(before):.1%}", ", ".join(f"{one:.1%}" for one in after)])
     yield from markdown(["arm", "seeds", "before", "after, each seed"], rows)
-    yield on(found["machine"])
+    yield earlier(found["machine"], name)
 
 
 def _calculator() -> Iterator[str]:
     found = read("calculator")
     yield "## A model that learns to call a calculator\n"
     yield "The embedded model, 80 steps; [environments.md](environments.md).\n"
-    rows = [[one["arm"], str(one["seed"]), f"{one['base']:.1%}", f"{one['trained']:.1%}"] for one in found["runs"]]
+    arms = {"control": "without"}  # as the study calls it
+    rows = [
+        [arms.get(one["arm"], one["arm"]), str(one["seed"]), f"{one['base']:.1%}", f"{one['trained']:.1%}"]
+        for one in found["runs"]
+    ]
     yield from markdown(["arm", "seed", "before", "after"], rows)
-    yield on(found["machine"])
+    yield earlier(found["machine"], "calculator")
 
 
 def _coverage() -> Iterator[str]:
@@ -123,15 +137,38 @@ def _coverage() -> Iterator[str]:
     found = read("coverage")
     yield "## How far the intervals of a study can be trusted\n"
     yield f"{found['studies']:,} simulated studies of each design; the spread of seeds is a standard deviation in"
-    yield "logits, of which 0.1 is about two points at an accuracy of 50 %.\n"
+    yield "logits.\n"
     rows = []
     for one in found["coverage"]:
         design = [f"{one['seeds']}", f"{one['problems']:,}", f"{one['before']:.0%}, {one['after']:.0%}"]
         rows.append([*design, f"{one['of_seed']}", f"{one['coverage']:.1%}", f"± {100 * one['half_width']:.1f}"])
     yield from markdown(["seeds", "problems", "accuracies", "spread of seeds", "contains the truth", "points"], rows)
+    yield from _how_often(found["coverage"])
     alarms = [one["false_alarms"] for one in found["false_alarms"]]
     yield f"Studies of {found['false_alarms'][0]['arms']} arms and a base without any effect raise an alarm, after"
     yield f"Holm's correction, in {min(alarms):.1%} to {max(alarms):.1%} of cases, {fmean(alarms):.1%} in the mean. A"
     powers = [one["found"] for one in found["power"]]
     yield f"difference that a study says it finds in about {FOUND:.0%} of cases is found in"
-    yield f"{min(powers):.0%} to {max(powers):.0%}, {fmean(powers):.0%} in the mean. {on(found['machine'])}"
+    added = f"`{found['added']}` afterwards; " if "added" in found else ""
+    yield f"{min(powers):.0%} to {max(powers):.0%}, {fmean(powers):.0%} in the mean. {added}{on(found['machine'])}"
+
+
+def _how_often(designs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """In words, how often the intervals contain the truth, and whether the spread of seeds is that of real ones."""
+    shares = [one["coverage"] for one in designs]
+    few = sorted({one["seeds"] for one in designs if one["coverage"] < LEAST})
+    outside = sum(not LEAST <= one <= MOST for one in shares)
+    yield "The intervals should contain the truth in 95 % of studies. They do in"
+    yield f"{min(shares):.1%} to {max(shares):.1%}, and {outside} of {len(shares)} designs lie outside"
+    yield f"{LEAST:.0%} to {MOST:.0%}."
+    if few:
+        yield f"Those below it have {' or '.join(map(str, few))} seeds."
+    for spread in sorted({one["of_seed"] for one in designs} - {0.0}):
+        count = sum(one["of_seed"] == spread for one in designs)
+        yield f"A spread of {spread}, in {count} of the designs, is about {POINTS * spread:.0f} points at 50 %."
+    if (RESULTS / "studies/controls.json").is_file():
+        arms = read("studies/controls")["arms"].items()
+        spreads = {name: 100 * stdev(one["strict"]) for name, one in arms if len({*one["strict"]}) > 1}
+        yield "The standard deviations of real seeds, those of the study with controls above, are:"
+        yield f"{', '.join(f'{name} {points:.1f}' for name, points in spreads.items())} points."
+    yield ""

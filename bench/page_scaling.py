@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from page_results import markdown, on, read
+from page_results import RESULTS, markdown, on, read
 
 HEAD = """# Scaling
 
-One and two ranks are measured on a CPU; several cards are computed from a step on one, and marked so. This page is made
-by `python bench/report.py` from `bench/results/`.
+One and two ranks are measured on a CPU; several cards are computed from a step on one, as an upper limit, and marked
+so. This page is made by `python bench/report.py` from `bench/results/`.
 
 """
 CARD = "cards/NVIDIA-H100-80GB-HBM3"
@@ -23,6 +23,8 @@ def page() -> str:
 
 
 def step_cost() -> Iterator[str]:
+    if not (RESULTS / "step_cost.json").is_file():
+        return
     result = read("step_cost")
     usual = result["cases"]["usual"]
     yield "## What a step costs, measured\n"
@@ -54,12 +56,19 @@ def measured() -> Iterator[str]:
         for name in ("rollout", "advantage", "batch", "step", "whole")
     ]
     yield from markdown(["", "one rank", "two ranks", "efficiency"], rows)
-    lost = ", ".join(f"{name} {1000 * seconds:+.0f} ms" for name, seconds in result["lost_s"].items())
     least, most = result["least_and_most"]
-    yield f"Between rounds {least:.0%} to {most:.0%}; a load of {result['load_before']:.1f} before it began."
-    yield f"Where a step of two ranks loses against half of a step of one: {lost}. Two runs that know nothing of each"
-    yield "other lose the middle part as well, because the cores share memory and its caches; against those two ranks"
-    yield f"have {result['against_two_apart']:.0%} of the speed."
+    smaller, taken, waiting = (1000 * seconds for seconds in result["lost_s"].values())
+    yield f"Medians of {result['rounds']} rounds of {result['steps']} steps, with efficiencies of {least:.0%} to"
+    yield f"{most:.0%}; a load of {result['load_before']:.1f} before they began. A step of two ranks takes"
+    yield f"{smaller + taken + waiting:.0f} ms more than half of a step of one. Smaller batches account for"
+    yield f"{smaller:.0f} ms, which one rank with half of the problems loses as well. Two such runs that know nothing"
+    yield f"of each other lose {taken:.0f} ms more, because the cores share memory and its caches. Waiting for the"
+    yield f"other rank and sending is what is left, {waiting:+.0f} ms."
+    if waiting < 0:
+        yield "It cannot be less than 0: the kinds of run differ by as much for other reasons, so no part is exact."
+    for kind, seconds in result.get("rounds_s", {}).items():
+        yield f"- {kind}, each round: {', '.join(f'{one:.3f}' for one in seconds)} s"
+    yield ""
     yield on(result["machine"])
 
 
@@ -79,8 +88,13 @@ def computed() -> Iterator[str]:
         [_name(cards), *(f"{part:.2f} s" for part in parts), f"{sum(whole[1]) / cards / sum(parts):.0%}"]
         for cards, parts in whole.items()
     ]
-    yield from markdown(["cards", "sampling", "update", "gradients", "efficiency"], rows)
-    yield "Sampling saturates first: beyond 16 cards, each has fewer rows than it could sample in the same time."
+    yield from markdown(["cards", "sampling", "update", "gradients", "efficiency, at most"], rows)
+    yield "**The efficiency is an upper limit.** Left out are: that smaller batches are less efficient, that the cards"
+    yield "wait for the one with the longest answers, and the latency of what they send each other. Where two ranks"
+    yield f"were measured, above, it is {read('scaling')['efficiency']['whole']:.0%}, and the table has 100%.\n"
+    yield f"That sampling saturates first, beyond {ANSWERS // AT_ONCE} cards, follows from the {AT_ONCE} answers that"
+    yield "the H100 was measured with: with more cards each has fewer. If it samples more rows in about the same time,"
+    yield "which was not measured, one card needs less time than in the table, and sampling saturates with fewer cards."
     yield "Larger steps, more answers to a problem, or vLLM beside the training (`rollout.ahead`) use cards better."
     yield "Gradients of an adapter never matter; those of a whole model of this size, 6.2 GB, would take 0.5 s a step."
     yield ""

@@ -13,6 +13,7 @@ import counts_cuda_host
 import figures
 import page_results
 import page_scaling
+from page_results import on
 
 from trainer.reports.drawing import svg
 
@@ -30,7 +31,8 @@ AGAINST_TRL = {
     "vs_trl_smollm2": "SmolLM2-135M on sums, 8 x 8 answers of at most 12 tokens",
     "vs_trl_tuned": "the embedded model, four updates of each batch",
 }
-CARD = "cards/NVIDIA-H100-80GB-HBM3"
+CARD_NAME = "NVIDIA H100 80GB HBM3"
+CARD = f"cards/{CARD_NAME.replace(' ', '-')}"
 
 
 def page() -> str:
@@ -41,11 +43,6 @@ def page() -> str:
 
 def _read(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def _on(machine: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
-    return f"`{machine['command']}` on {machine['cores']} cores of {machine['processor']}; {versions}.\n"
 
 
 def _card() -> Iterator[str]:
@@ -65,15 +62,19 @@ def _card() -> Iterator[str]:
     by_cudnn = with_cudnn["octet"]["seconds"]["time/step"]
     yield f"That is {trl / sum(octet.values()):.1f} times as fast. With cuDNN's attention, which torch takes on this"
     yield f"card by default, Octet's update takes {by_cudnn:.1f} s; TRL was not measured with it."
-    yield f"Medians of three steps, one run. {_on({**card['machine'], 'command': card['parts']['speed']['command']})}"
+    machine = {**card["machine"], "card": CARD_NAME, "command": card["parts"]["speed"]["command"]}
+    yield f"Medians of three steps, one run. {on(machine)}"
 
 
 def _vs_trl(name: str) -> Iterator[str]:
     result = _read(name)
     yield f"## Against TRL's GRPOTrainer: {AGAINST_TRL[name]}\n"
     yield "LoRA r=16 on all layers, one CPU thread, the same problems in the same order, the same settings on both"
-    yield "sides. Accuracy is greedy on 256 held-out problems, the mean over seeds. `octet` trains on every group, as"
-    yield "TRL does; by default it drops those that teach nothing.\n"
+    seeds = [len(one["accuracies"]) for one in result["sides"].values() if "accuracies" in one]
+    yield "sides."
+    if seeds:
+        yield f"Accuracy is greedy on 256 held-out problems, the mean over {min(seeds)} seeds, and times are medians."
+    yield "`octet` trains on every group, as TRL does; by default it drops those that teach nothing.\n"
     yield f"| | CPU s a step | wall s a step | peak MiB | accuracy after {result['steps']} steps |"
     yield "| --- | --- | --- | --- | --- |"
     for side, one in result["sides"].items():
@@ -84,7 +85,7 @@ def _vs_trl(name: str) -> Iterator[str]:
         f"{result[f'speedup_cpu{kind}']:.1f} x CPU, {result[f'speedup_wall{kind}']:.1f} x wall"
         for kind in ("", "_dropping")
     )
-    yield f"\nLike for like **{like}**; dropping {dropping}. {_on(result['machine'])}"
+    yield f"\nLike for like **{like}**; dropping {dropping}. {on(result['machine'])}"
     if all("curves" in one for one in result["sides"].values()):
         yield from _reached(result, name)
 
@@ -124,7 +125,7 @@ def _decode() -> Iterator[str]:
             yield f"| {name} | {rows} | {tokens} | {speedup} | {floor:.1f} |"
     yield "\nThe shape of SmolLM2-135M stays below four times `generate` on a CPU: both wait for the same matmuls.\n"
     for name, run in measured.items():
-        yield f"{name}: {_on(run['machine'])}"
+        yield f"{name}, medians of {run['repetitions']} repetitions: {on(run['machine'])}"
 
 
 def _vllm() -> Iterator[str]:
@@ -142,7 +143,7 @@ def _vllm() -> Iterator[str]:
                 f"\nFrom an update to a {engine} that has it: {one['median_ms']:.0f} ms ({one['most_ms']:.0f} at most) "
                 f"for {one['bytes'] / 1e6:.1f} MB."
             )
-        yield f"\n{_on(result['machine'])}"
+        yield f"\n{on(result['machine'])}"
 
 
 def _logprobs() -> Iterator[str]:
@@ -154,7 +155,7 @@ def _logprobs() -> Iterator[str]:
     for size in result["sizes"]:
         chunked, whole = (f"{size[way]['peak_mib']:,.0f} MiB" for way in ("chunked", "whole"))
         yield f"| {size['tokens']:,} | {chunked} | {whole} | {size['memory']:.0%} | {size['time']:.0%} |"
-    yield f"\n{_on(result['machine'])}"
+    yield f"\n{on(result['machine'])}"
 
 
 def _seeds() -> Iterator[str]:
@@ -166,7 +167,7 @@ def _seeds() -> Iterator[str]:
         yield f"| {run['seed']} | {accuracy} | {run['wall_s']:.0f} s | {run['training_s']:.0f} s |"
     phases = {name: fmean(run["phases_s"][name] for run in result["runs"]) for name in result["runs"][0]["phases_s"]}
     shares = ", ".join(f"{name} {seconds / sum(phases.values()):.0%}" for name, seconds in phases.items())
-    yield f"\nWhere the time of training goes: {shares}. {_on(result['machine'])}"
+    yield f"\nWhere the time of training goes: {shares}. {on(result['machine'])}"
 
 
 def _answers() -> Iterator[str]:
@@ -175,7 +176,8 @@ def _answers() -> Iterator[str]:
     yield f"{result['what']}.\n\n| text | a second |\n| --- | --- |"
     for shape, one in result["results"].items():
         yield f"| `{shape}` | {one['per_second']:,} |"
-    yield f"\n`{result['command']}` on {result['machine']['cores']} cores of {result['machine']['processor']}.\n"
+    yield f"\nMedians of {result['repetitions']} repetitions. `{result['command']}` on"
+    yield f"{result['machine']['cores']} cores of {result['machine']['processor']}.\n"
 
 
 def claims() -> Iterator[str]:

@@ -88,7 +88,7 @@ def measure(steps: int, rounds: int) -> dict[str, Any]:
         "seconds": seconds,
         "efficiency": {name: one[name] / (2 * two[name]) for name in (*PHASES, "whole")},
         "least_and_most": [min(each), max(each)],
-        "against_two_apart": apart["whole"] / two["whole"],
+        "rounds_s": {kind: [run["whole"] for run in done] for kind, done in runs.items()},
         "lost_s": {
             "smaller batches": half["whole"] - one["whole"] / 2,
             "a second core that is not free": apart["whole"] - half["whole"],

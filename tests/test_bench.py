@@ -4,6 +4,7 @@ import configparser
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.metadata import packages_distributions
@@ -18,7 +19,7 @@ FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16"
 # FOLDER for that of the test.
 SMOKE = {
     "answers": ["--repetitions=1"],
-    "coverage": ["--studies=10", "--designs=2", "--out=OUT"],
+    "coverage": ["--studies=10", "--spread=0.5", "--out=OUT"],
     "counts_cuda_host": ["--only", "tiny"],
     "decode": ["--rows=8", "--repetitions=1", "--out=OUT"],
     "gpu_memory": ["--only=tiny bf16"],
@@ -84,14 +85,64 @@ def test_the_pages_and_figures_are_made_from_the_results(tmp_path):
     assert made == {name: (ROOT / "docs" / name).read_text() for name in made}, "python bench/report.py"
 
 
-def test_the_numbers_of_the_readme_are_those_of_the_results():
-    code = "import sys; sys.path.insert(0, 'bench'); import report; print('\\n'.join(report.claims()))"
+def printed(code: str) -> str:
+    """Return what a line of Python prints that can import the scripts."""
+    code = f"import sys; sys.path.insert(0, 'bench'); import page_results, page_scaling, report; {code}"
     path = os.environ | {"PYTHONPATH": str(ROOT)}
-    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=path, capture_output=True, text=True, check=True)
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=path, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_results():
     readme = " ".join((ROOT / "README.md").read_text().replace("> ", "").split())
-    claims = said.stdout.splitlines()
+    claims = printed("print('\\n'.join(report.claims()))").splitlines()
     assert len(claims) == 6
     assert [claim for claim in claims if claim not in readme] == []
+
+
+def test_a_section_is_left_out_where_nothing_was_measured(tmp_path):
+    results = shutil.copytree(ROOT / "bench/results", tmp_path / "results")
+    for name in ("step_cost.json", "coverage.json", "verdicts.json", "studies/ablations.json"):
+        (results / name).unlink(missing_ok=True)
+    elsewhere = f"page_results.RESULTS = page_scaling.RESULTS = page_results.Path({str(results)!r}); "
+    made = printed(f"{elsewhere} print(page_results.page(), page_scaling.page())")
+    sections = [line for line in made.splitlines() if line.startswith("## ")]
+    assert {"## The right reward and its controls", "## A second rank, measured"} < {*sections}
+    assert not {"## What a step costs, measured", "## What changes the result"} & {*sections}
+
+
+def test_the_page_says_how_often_intervals_contain_the_truth_and_how_much_real_seeds_differ():
+    made = " ".join(printed("print('\\n'.join(page_results._coverage()))").split())
+    designs = json.loads((ROOT / "bench/results/coverage.json").read_text())["coverage"]
+    shares = [one["coverage"] for one in designs]
+    outside = sum(not 0.93 <= share <= 0.97 for share in shares)
+    assert f"They do in {min(shares):.1%} to {max(shares):.1%}, and {outside} of {len(shares)} designs lie" in made
+    assert "Those below it have 3 seeds." in made
+    assert {one["of_seed"] for one in designs} == {0.0, 0.1, 0.2, 0.5}
+    assert "A spread of 0.5, in 1 of the designs, is about 8 points at 50 %." in made
+    assert re.search(r"real seeds, .*: right [\d.]+, .*shuffled_gold [\d.]+, .* points\.", made)
+
+
+def test_the_page_of_scaling_says_what_is_left_out():
+    made = " ".join(printed("print(page_scaling.page())").split())
+    assert "| efficiency, at most |" in made
+    scaling = json.loads((ROOT / "bench/results/scaling.json").read_text())
+    assert f"Medians of {scaling['rounds']} rounds of {scaling['steps']} steps" in made
+    assert ("It cannot be less than 0" in made) == (scaling["lost_s"]["waiting and sending"] < 0)
+    assert "follows from the 32 answers that the H100 was measured with" in made
+
+
+def test_the_pages_name_the_card_and_repetitions_and_the_studies():
+    made = printed("print(report.page(), page_results.page())")
+    h100 = "on one NVIDIA H100 80GB HBM3 and 16 cores"
+    assert f"bf16 256 --json` {h100}" in made
+    for name in ("addition", "gsm8k", "teaching", "calculator"):
+        assert f"Made by an earlier program; `octet study bench/studies/{name}.yaml` repeats the experiment." in made
+        assert (ROOT / f"bench/studies/{name}.yaml").is_file()
+    assert "| without | 0 |" in made
+    assert "Medians of 7 repetitions. `python bench/answers.py" in made
+    assert re.search(r"mean over \d+ seeds, and times are medians", made)
 
 
 def test_the_table_of_allocated_memory_is_that_of_the_results():

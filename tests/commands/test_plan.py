@@ -110,7 +110,7 @@ def test_the_card_of_this_machine_is_taken(capsys, monkeypatch):
         (["--vram", "0"], "--vram 0: that is not the size of a card"),
         (["--vram", "nan"], "--vram nan: that is not the size of a card"),
         (["--vram", "inf"], "--vram inf: that is not the size of a card"),
-        (["--card", "Voodoo 2"], "--card Voodoo 2: its speed is not known. Known are RTX 3060"),
+        (["--card", "Voodoo 2"], "--card Voodoo 2: its speed is not known. Known are RTX 2060"),
         (["--length", "0"], "--length 0: it must be a number above 0"),
         (["--price", "nan"], "--price nan: it must be a number above 0"),
         (["--like", "nowhere"], "nowhere"),
@@ -266,17 +266,44 @@ def test_without_a_card_or_a_number_of_problems_no_hours_are_said(capsys):
     assert "write run.steps" in octet_plan(capsys, *limited)[1]
 
 
+def earlier_run(folder, device: str) -> str:
+    """Two steps of nano: three seconds to sample, one to train."""
+    (folder / "config.yaml").write_text(resolve("nano", None, []).to_yaml())
+    (folder / "machine.json").write_text(json.dumps({"device": device, "ranks": 1}))
+    timed = {"length": 20.0, "dead_groups": 0.5, "time/rollout": 3.0, "time/step": 1.0}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step, **timed}) + "\n" for step in (1, 2)))
+    return str(folder)
+
+
 def test_an_earlier_run_corrects_the_time(capsys, tmp_path):
     """It took three seconds to sample where a second was computed for its length, and so would this one."""
-    (tmp_path / "config.yaml").write_text(resolve("nano", None, []).to_yaml())
-    timed = {"length": 20.0, "dead_groups": 0.5, "time/rollout": 3.0, "time/step": 1.0}
-    records = [json.dumps({"step": step, **timed}) for step in (1, 2)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(records) + "\n")
-    same = planned(capsys, "--preset", "nano", "--like", str(tmp_path))["time"]
+    like = ("--preset", "nano", "--like", earlier_run(tmp_path, "CPU with AVX2"))
+    same = planned(capsys, *like)["time"]
     assert same["seconds"]["rollout"] == pytest.approx([3.0, 3.0])
     assert same["seconds"]["update"] == pytest.approx([1.0, 1.0])
     assert same["kwh_at_most"] is None
-    longer = planned(capsys, "--preset", "nano", "--like", str(tmp_path), "--length", "40")["time"]
+    longer = planned(capsys, *like, "--length", "40")["time"]
     assert longer["seconds"]["rollout"][0] > 4.5
-    out = octet_plan(capsys, "--preset", "nano", "--like", str(tmp_path))[1]
-    assert f"corrected by the steps of {tmp_path}" in out.replace("\n", "")
+    assert same["basis"] == (
+        f"corrected by the steps of {tmp_path}: nano on CPU with AVX2, answers of 20 tokens in the mean"
+    )
+    assert same["basis"] in octet_plan(capsys, *like)[1].replace("\n", "")
+
+
+def test_an_earlier_run_of_another_model_gives_no_length_of_answers(capsys, tmp_path):
+    like = ("--preset", "8gb", "--like", earlier_run(tmp_path, "NVIDIA H100 80GB HBM3"))
+    found, given = (planned(capsys, *like, *more)["time"] for more in ((), ("--length", "512")))
+    assert found["seconds"]["rollout"] == given["seconds"]["rollout"]
+    assert found["basis"].endswith("; the task or the model is another, so 512 tokens are taken")
+    task = planned(capsys, "--preset", "nano", *like[2:], "task.name=gsm8k")["time"]
+    assert task["basis"].endswith("so 40 tokens are taken")
+
+
+def test_an_earlier_run_says_nothing_of_a_card_if_it_had_none(capsys, tmp_path):
+    asked = ("--preset", "nano", "--like", earlier_run(tmp_path, "CPU with AVX2"), "--card", "H100")
+    status, _, err = octet_plan(capsys, *asked)
+    assert (status, "--card H100: the run of --like was made on CPU with AVX2" in err) == (2, True)
+    earlier_run(tmp_path, "NVIDIA H100 80GB HBM3")
+    assert planned(capsys, *asked)["time"]["basis"].startswith("corrected by the steps")
+    other = planned(capsys, *asked[:-1], "rtx4060")["time"]["basis"]
+    assert other.startswith("computed for rtx4060, on which nothing was measured, and corrected by the steps")

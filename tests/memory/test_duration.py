@@ -6,7 +6,7 @@ import pytest
 
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
-from trainer.memory.duration import BETWEEN, H100, LATENCY, Duration, Ratio, Speed, card_speed, measured
+from trainer.memory.duration import BETWEEN, CARDS, H100, LATENCY, Duration, Ratio, Speed, card_speed, measured
 from trainer.memory.planner import DRAW, Planner
 from trainer.model.shapes import Shape, shape_of
 
@@ -104,8 +104,20 @@ def test_a_card_is_known_by_its_names():
     assert card_speed("NVIDIA A100-SXM4-80GB") == card_speed("a100")
     assert card_speed("RTX 4060") == card_speed("NVIDIA GeForce RTX 4060")
     assert card_speed("NVIDIA L40S") != card_speed("NVIDIA L4")
-    assert card_speed("NVIDIA GeForce RTX 4060 Ti") is None
+    assert card_speed("rtx4060ti") == card_speed("NVIDIA GeForce RTX 4060 Ti") != card_speed("rtx4060")
+    assert card_speed("rtx4060") == card_speed("RTX 4060")
+    assert card_speed("NVIDIA GeForce RTX 4070 Ti") is None
+    assert card_speed("NVIDIA GeForce RTX 2070 with Max-Q Design") is None
     assert card_speed("AMD Instinct") is None
+
+
+def test_a_gaming_card_has_the_peak_of_sums_in_fp32():
+    """Cores times their boost clock: its tensor cores do 4 operations a cycle for each, and those of Turing 8."""
+    cores = {"2070": 2304, "3060 Ti": 4864, "3080": 8704, "4060": 3072, "4070": 5888, "5060": 3840}
+    clocks = {"2070": 1.62, "3060 Ti": 1.665, "3080": 1.71, "4060": 2.46, "4070": 2.475, "5060": 2.497}  # GHz, boost
+    for name, count in cores.items():
+        of_core = 8 if name.startswith("2") else 4  # operations in a cycle
+        assert CARDS[f"RTX {name}"][0] == pytest.approx(of_core * count * clocks[name] / 1000, rel=0.01)
 
 
 def test_an_h100_takes_what_it_took():

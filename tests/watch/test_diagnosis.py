@@ -152,6 +152,12 @@ def test_a_long_run_keeps_its_beginning_its_end_and_its_evaluations():
     assert steps == [*range(1, 21), 100, 200, *range(241, 301)]
 
 
+@pytest.mark.parametrize("fall", [0.4, 0.1])
+def test_a_reward_that_falls_is_no_plateau(fall):
+    falling = run(steps=100, **{"reward/std": 0.5, "reward/mean": lambda step: 0.4 - fall * step / 100})
+    assert "plateau" not in {finding.rule for finding in diagnose(falling)}
+
+
 def test_strict_health_ends_the_run_at_the_first_alarm():
     alarms = Alarms(History(resolve("8gb", None, ["run.strict_health=true"]), []), print)
     *first, fifth = run(truncated=0.9, steps=5).records

@@ -54,33 +54,54 @@ class Outlook:
 
 
 def outlook(options: Namespace, planner: Planner, machine: hardware.Hardware | None) -> Outlook | None:
-    """Return the time of a run on the named card, on that of the earlier run, or on this machine, whichever is known
+    """Return the time of a run on the named card, on the machine of the earlier run, or on this one, whichever is known
     first; None if none is."""
     _check(options)
     like = read_run(options.like) if options.like else None
-    config, here = planner.config, machine.gpus[0].name if machine and machine.gpus else ""
-    length = float(config.rollout.max_new_tokens)
+    here = machine.gpus[0].name if machine and machine.gpus else ""
     if like:
-        earlier = _measured(like)
-        speed = _named(options.card) if options.card else earlier.speed
-        length = min(length, options.length or earlier.length)
-        least = most = Duration(
-            planner, speed, length, earlier.live if config.drops_dead_groups else 1.0, earlier.ratio
-        )
-        basis = f"corrected by the steps of {options.like}"
+        on = options.card or like.machine.get("device", "")
+        least, basis = _followed(options, planner, like)
+        most = least
     else:
-        found = _named(options.card) if options.card else card_speed(here)
-        if found is None:
+        on = options.card or here
+        speed = _named(on) if options.card else card_speed(on)
+        if speed is None:
             return None
-        speed, length = found, min(length, options.length or length)
-        least = Duration(planner, speed, length)
+        longest = float(planner.config.rollout.max_new_tokens)
+        least = Duration(planner, speed, min(longest, options.length or longest))
         most = replace(least, ratio=H100)
         basis = (
-            f"computed from the published numbers of {options.card or here}: the first at these, the "
-            "second with the losses of an H100"
+            f"computed from the published numbers of {on}: the first at these, the second with the losses of an H100"
         )
-    limit = hardware.power_limit() if here and not options.card else 0.0
-    return Outlook(least, most, _steps(config, like), basis, limit or speed.watts)
+    limit = hardware.power_limit() if here and here == on else 0.0
+    return Outlook(least, most, _steps(planner.config, like), basis, limit or least.speed.watts)
+
+
+def _followed(options: Namespace, planner: Planner, like: RunFiles) -> tuple[Duration, str]:
+    """Return the time that follows from an earlier run, and what it is based on.
+
+    Its length and its share of live groups are taken if the task and the model are the same."""
+    earlier, config, device = _measured(like), planner.config, like.machine.get("device") or "an unknown machine"
+    if options.card and not card_speed(device):
+        raise ConfigError(
+            f"--card {options.card}: the run of --like was made on {device}, and what it lost there against the "
+            f"computed time says nothing of a card. Leave --card out, or --like, or name a run on one of {KNOWN}."
+        )
+    speed = _named(options.card) if options.card else earlier.speed
+    is_alike = config.task == like.config.task and config.model.name == like.config.model.name
+    longest = float(config.rollout.max_new_tokens)
+    length = min(longest, options.length or (earlier.length if is_alike else longest))
+    live = earlier.live if is_alike and config.drops_dead_groups else 1.0
+    basis = (
+        f"corrected by the steps of {options.like}: {like.config.model.name} on {device}, answers of "
+        f"{earlier.length:.0f} tokens in the mean"
+    )
+    if not is_alike and not options.length:
+        basis += f"; the task or the model is another, so {length:.0f} tokens are taken"
+    if speed != earlier.speed:
+        basis = f"computed for {options.card}, on which nothing was measured, and {basis}"
+    return Duration(planner, speed, length, live, earlier.ratio), basis
 
 
 def _check(options: Namespace) -> None:

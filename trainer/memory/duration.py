@@ -7,6 +7,7 @@ those worked out for it correct what is worked out for other settings.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -42,17 +43,23 @@ class Ratio(NamedTuple):
 AS_COMPUTED = Ratio()
 CPU = Speed(100e9, 3e9, 3e-4)  # of one core, fitted to six small models; a measured run corrects it
 LATENCY = 1.1e-4  # of a layer on a card: an H100 decodes 256 tokens for 32 rows of 1.5 B parameters in 1.06 s
-# bf16 (V100, T4: fp16) with sums in fp32, without sparsity; memory; power of the board. As their makers publish them.
+# bf16 (V100, T4, RTX 20: fp16) with sums in fp32, without sparsity; memory; power of the board. As their makers publish
+# them: a GeForce card with sums in fp32 does half of what it does with sums in fp16, which is often the number quoted.
 CARDS = {
-    "RTX 3060": (51, 360, 170),
-    "RTX 3070": (81, 448, 220),
-    "RTX 3080": (119, 760, 320),
+    "RTX 2060": (25.8, 336, 160),
+    "RTX 2070": (29.9, 448, 175),
+    "RTX 3060": (25.5, 360, 170),
+    "RTX 3060 Ti": (32.4, 448, 200),
+    "RTX 3070": (40.6, 448, 220),
+    "RTX 3080": (59.5, 760, 320),
     "RTX 3090": (71, 936, 350),
-    "RTX 4060": (60, 272, 115),
-    "RTX 4070": (117, 504, 200),
-    "RTX 4080": (195, 717, 320),
-    "RTX 4090": (165, 1008, 450),
-    "RTX 5090": (210, 1792, 575),
+    "RTX 4060": (30.2, 272, 115),
+    "RTX 4060 Ti": (44.1, 288, 160),
+    "RTX 4070": (58.3, 504, 200),
+    "RTX 4080": (97.5, 717, 320),
+    "RTX 4090": (165.2, 1008, 450),
+    "RTX 5060": (38.4, 448, 145),
+    "RTX 5090": (209.5, 1792, 575),
     "T4": (65, 320, 70),
     "V100": (125, 900, 300),
     "A100": (312, 1555, 400),
@@ -61,7 +68,7 @@ CARDS = {
     "H100": (989, 3350, 700),
     "H200": (989, 4800, 700),
 }
-OTHERS = ("TI", "SUPER", "LAPTOP")  # words behind the name of another card
+OTHERS = ("TI", "SUPER", "LAPTOP", "MAX", "WITH")  # words behind the name of another card
 # Computed seconds times these are those that an H100 took for 32 answers of 256 to 512 tokens with 1.5 B parameters.
 # A slower card loses a smaller share, so its seconds lie between the computed ones and these.
 H100 = Ratio(rollout=1.4, update=7.0)
@@ -69,9 +76,9 @@ H100 = Ratio(rollout=1.4, update=7.0)
 
 def card_speed(name: str) -> Speed | None:
     """Return the published numbers of a card from its name, as nvidia-smi or a person writes it; None if unknown."""
-    words = f" {name.upper().replace('-', ' ')} "
+    words = f" {re.sub('(?<=RTX)(?=[0-9])|(?<=[0-9])(?=TI)', ' ', name.upper().replace('-', ' '))} "
     for known, (teraflops, gigabytes, watts) in CARDS.items():
-        _, found, after = words.partition(f" {known} ")
+        _, found, after = words.partition(f" {known.upper()} ")
         if found and not after.startswith(OTHERS):
             return Speed(teraflops * 1e12, gigabytes * 1e9, LATENCY, watts)
     return None

@@ -424,12 +424,13 @@ def plateau(history: History) -> str | None:
     of_a_reward = fmean(one["reward/std"] for one in steps)
     evaluated = [one[EVALUATED] for one in history.records if EVALUATED in one and one["step"] >= since]
     earlier = [one[EVALUATED] for one in history.records if EVALUATED in one and one["step"] < since]
-    if risen.high >= RISE * of_a_reward or (evaluated and earlier and max(evaluated) > max(earlier)):
+    is_level = -RISE * of_a_reward < risen.low and 0 <= risen.high < RISE * of_a_reward
+    if not is_level or (evaluated and earlier and max(evaluated) > max(earlier)):
         return None
-    held_out = ", nor has the held-out accuracy" if evaluated and earlier else ""
+    held_out = ", nor has the held-out accuracy risen" if evaluated and earlier else ""
     return (
-        f"the reward has not risen in the last {LATE} steps{held_out}: {risen.value:+.3f} from one half of them to the "
-        f"other, at most {risen.high:+.3f}"
+        f"the reward has neither risen nor fallen in the last {LATE} steps{held_out}: {risen.value:+.3f} from one half "
+        f"of them to the other (95 % interval {risen.low:+.3f} to {risen.high:+.3f})"
     )
 
 
