@@ -26,7 +26,13 @@ This page is made by `python bench/report.py` from `bench/results/`. Each experi
 """
 STUDIES = {
     "controls": ("The right reward and its controls", "The embedded model, 15 steps of 128 answers."),
-    "ablations": ("What changes the result", "The embedded model, one setting changed at a time."),
+    "ablations": (
+        "What changes the result",
+        "The embedded model, one setting changed at a time; `plain` makes one update of each batch. The ratio to the"
+        " sampler is then 1, so REINFORCE with a baseline, GSPO and CISPO are the same loss as GRPO's. Gradient"
+        " regularisation is that of [objectives](objectives.md#gradient-regularisation). The runs shared the machine, so"
+        " their seconds compare nothing.",
+    ),
 }
 
 

@@ -98,6 +98,7 @@ def test_the_share_of_the_gain_that_a_control_reaches_is_named(found):
     assert "The control format reaches" in said
     assert "The control random was not found to reach any of this gain" in said
     assert "grpo against the untrained base: better" in said
+    assert "Worse than grpo, in points: format (-" in said
     assert "small and grpo: no difference was found. This study finds one of" in said
 
 

@@ -16,7 +16,7 @@ from trainer.reports.forest import forest
 from trainer.reports.markup import Html, page, table, tag
 from trainer.reports.panels import Group
 from trainer.reports.report import charts, section
-from trainer.reports.study import BETTER, CANNOT_TELL, COSTS, Collected
+from trainer.reports.study import BETTER, CANNOT_TELL, COSTS, WORSE, Collected
 
 Found = Mapping[str, Any]
 SOME = 10  # names of runs in a sentence
@@ -107,6 +107,11 @@ def sentences(found: Found) -> Iterator[str]:
         if one["against"] == BASE and one["arm"] == found["first"] and "verdict" in one:
             yield _gain(one)
     yield from map(_share, found["shares"])
+    for verdict in (BETTER, WORSE):
+        others = [one for one in found["comparisons"] if one["against"] != BASE and one.get("verdict") == verdict]
+        if others:
+            listed = ", ".join(f"{one['arm']} ({100 * one['difference']:+.1f})" for one in others)
+            yield f"{verdict.capitalize()} than {found['first']}, in points: {listed}."
     for one in found["comparisons"]:
         is_arm = one["arm"] not in found["controls"]
         if is_arm and one["against"] == found["first"] and one.get("verdict") == CANNOT_TELL:
