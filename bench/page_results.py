@@ -30,8 +30,8 @@ STUDIES = {
         "What changes the result",
         "The embedded model, one setting changed at a time; `plain` makes one update of each batch. The ratio to the"
         " sampler is then 1, so REINFORCE with a baseline, GSPO and CISPO are the same loss as GRPO's. Gradient"
-        " regularisation is that of [objectives](objectives.md#gradient-regularisation). The runs shared the machine, so"
-        " their seconds compare nothing.",
+        " regularisation is described in [objectives](objectives.md#gradient-regularisation). The runs shared the"
+        " machine, so their seconds compare nothing.",
     ),
 }
 
