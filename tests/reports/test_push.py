@@ -82,7 +82,7 @@ def test_the_card_says_what_the_run_measured(capsys, finished):
 
 
 RECIPE = {
-    **{"steps": "6", "---": "---", "learning rate": "0.001", "loss": "grpo_clip", "advantage": "grpo"},
+    **{"steps": "6", "---": "---", "learning rate": "0.003", "loss": "grpo_clip", "advantage": "grpo"},
     **{"problems in a step": "4", "answers to each (group size)": "8", "sampling temperature": "1.0"},
     **{"tokens of an answer, at most": "40", "LoRA rank": "16", "LoRA alpha": "32", "LoRA targets": "all"},
 }

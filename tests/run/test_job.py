@@ -151,7 +151,7 @@ def test_the_same_command_in_the_same_folder_resumes_and_other_settings_are_refu
     shutil.copytree(job[0], tmp_path / "it", symlinks=True)
     answer = train(tmp_path, "--preset", "nano", *FEW, "run.steps=4", "run.dir=it", "algorithm.lr=0.5")
     assert answer.returncode == 2
-    assert "it holds a run with other settings: algorithm.lr=0.5 (it has 0.001)" in answer.stderr
+    assert "it holds a run with other settings: algorithm.lr=0.5 (it has 0.003)" in answer.stderr
     assert "Traceback" not in answer.stderr
 
 
