@@ -24,7 +24,14 @@ from trainer.rollout.collect import Sampler
 from trainer.run import assemble
 
 STEPS = 20
-ALWAYS = ["run.steps=20", "rollout.problems=8", "eval.problems=0", "run.merge=false", "run.save_every=99"]
+ALWAYS = [
+    "run.steps=20",
+    "algorithm.lr=1e-3",
+    "rollout.problems=8",
+    "eval.problems=0",
+    "run.merge=false",
+    "run.save_every=99",
+]
 CUSTOM = {  # name -> what a reward of one's own gives for a text
     "inverted": "float(not text.rstrip().endswith(f'#### {right}'))",
     "long": "len(text) / 100",
