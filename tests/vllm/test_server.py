@@ -238,7 +238,8 @@ def test_a_server_that_is_killed_and_started_again_in_the_middle_of_a_run(server
 
 def test_a_run_ahead_goes_on_as_if_it_had_not_been_cut_off(server, tmp_path):
     """What was under way is sampled again, by the same policy."""
-    more = [f"rollout.vllm.urls={server.url}", "run.save_every=3", "rollout.ahead=1", "run.steps=6", "algorithm.lr=1e-3"]
+    more = [f"rollout.vllm.urls={server.url}", "run.save_every=3", "rollout.ahead=1", "run.steps=6"]
+    more += ["algorithm.lr=1e-3"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     with built(whole, *more) as run:
         train_all(run)
