@@ -6,7 +6,6 @@ beyond its original context, vLLM 0.32.0 computes something else than transforme
 
 import json
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import torch
 
 from tests.conftest import octet
 from tests.llama.families import FAMILIES, make
-from tests.vllm.serving import BASIC, RealServer, opened, surroundings, train_all
+from tests.vllm.serving import BASIC, PYTHON, RealServer, opened, surroundings, train_all
 from trainer.answers.compare import equal
 from trainer.answers.find import strict
 from trainer.commands.main import main
@@ -130,7 +129,7 @@ def adapted(tmp_path_factory) -> dict[str, tuple[torch.nn.Module, Path]]:
 def answered(adapted) -> dict[str, list]:
     """The greedy answers of vLLM and their log-probs. One process loads all models."""
     command = [
-        sys.executable,
+        PYTHON,
         "-c",
         f"PROMPTS = {PROMPTS}\n{IN_VLLM}",
         *(str(folder) for _, folder in adapted.values()),
