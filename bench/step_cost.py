@@ -32,7 +32,7 @@ CASES = {
     "usual": USUAL,
     **{f"group {size}": USUAL._replace(group=size) for size in (2, 4, 16, 32)},
     **{f"{tokens} tokens": USUAL._replace(tokens=tokens) for tokens in (16, 32, 128, 256)},
-    **{f"{hidden} wide": USUAL._replace(hidden=hidden) for hidden in (128, 512, 1024)},
+    **{f"{hidden} wide": USUAL._replace(hidden=hidden) for hidden in (128, 512)},
 }
 
 
