@@ -209,7 +209,7 @@ def test_the_search_and_the_most_that_fits_agree(capsys):
 
 
 def test_the_most_that_fits_is_no_less_than_what_fits(capsys):
-    """With 507 tokens more answers go into a micro-batch than with 512, so 508 to 511 do not fit, and 512 do."""
+    """Answers of 508 to 511 tokens do not fit, and those of 512 do, because fewer of them go into a micro-batch."""
     found = planned(capsys, "--preset", "8gb", "--vram", "6", "rollout.rows=25", "optim.tokens_per_micro_batch=4414")
     assert (found["verdict"], found["largest"]["max_new_tokens"]) == ("fits", 512)
 

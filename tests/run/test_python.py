@@ -126,7 +126,7 @@ def test_the_result_names_what_is_wanted_next(scripted):
 
 
 def test_what_is_proposed_next_is_python(scripted):
-    """With the settings of the run, which name its copies of data and functions."""
+    """The proposal has the settings of the run, which name its copies of data and functions."""
     said = (scripted[0] / "said").read_text()
     assert "run_deepspeed.sh" not in said
     settings = []

@@ -72,6 +72,12 @@ def test_what_cannot_be_done_is_said_before_anything_is_trained(tmp_path, argume
     assert not (tmp_path / "runs").exists()
 
 
+def test_what_trains_nothing_reads_no_data(tmp_path):
+    (tmp_path / "tiny.yaml").write_text("arms: {grpo: }\ncontrols: [supervised]\n")
+    missing = ("task.name=records", "task.path=not_there.jsonl")
+    assert "run.dir=runs/tiny/supervised-0" in octet(tmp_path, "--dry-run", *missing)
+
+
 @pytest.mark.slow
 def test_a_study_that_is_ended_ends_its_runs_and_goes_on(tmp_path):
     (tmp_path / "tiny.yaml").write_text(

@@ -109,7 +109,7 @@ for folder in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory) -> dict[str, tuple[torch.nn.Module, Path]]:
-    """Of each family a model with an adapter, and what octet export makes of it."""
+    """Return a model of each family with an adapter, and what octet export makes of it."""
     made = {}
     for name in NAMES:
         base, run = make(name, tmp_path_factory.mktemp("base"), **HEADS), tmp_path_factory.mktemp("run")

@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 
 @pytest.mark.parametrize("python", ["3.10", "3.13"])
 def test_all_extras_resolve_together(python, tmp_path):
-    """Without constraints.txt, as `pip install 'octet-grpo[vllm,...]'`. Metadata is read, and no package."""
+    """uv resolves them without constraints.txt, as pip does for `octet-grpo[vllm,...]`, and reads metadata only."""
     if (uv := shutil.which("uv")) is None:
         pytest.skip("uv is not installed")
     setup = configparser.ConfigParser()

@@ -63,7 +63,8 @@ def run(options: Namespace) -> None:
     if not options.slurm and (options.time or options.gpus != 1):
         raise ConfigError("--time and --gpus are for jobs. Write --slurm as well, or leave them out.")
     study = read_study(options.file, options.overrides)
-    _must_have_solutions(study)
+    if not (options.collect or options.dry_run):
+        _must_have_solutions(study)
     if options.dry_run:
         for one in study.runs():
             print(shlex.join(["octet", "train", *_arguments(study, one)]))
