@@ -189,7 +189,7 @@ def test_export_refuses_a_file_that_was_written_with_a_wrong_template_or_end(fie
     monkeypatch.setattr(gguf.GGUFWriter, field, lambda writer, _: write(writer, value))
     assert octet("export", run, "--to", "ollama", "--problems", 2, "--out", tmp_path / "out") == 1
     assert message in capfd.readouterr().err
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model-q8_0.gguf.refused"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["one-Q8_0.gguf.refused"]
 
 
 # ---------------------------------------------------------------- SentencePiece
