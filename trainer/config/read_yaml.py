@@ -14,6 +14,18 @@ class BadYaml(ValueError):
     """Text that cannot be read. Its message is a line for people."""
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is written twice, of which YAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names: set[str] = set()
+        for key, _ in node.value:
+            if key.value in names:
+                raise BadYaml(f"{key.value} is written twice, again in line {key.start_mark.line + 1}. Remove one")
+            names.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(content: bytes | str) -> Any:
     """Return the value of a YAML text. Raise BadYaml if it has none, or if it has aliases, with which a short text can
     have an endless value."""
@@ -22,7 +34,7 @@ def read_yaml(content: bytes | str) -> Any:
         if len(text) > LONGEST:
             raise BadYaml(f"it has more than {LONGEST:,} characters")
         _refuse_depth_and_aliases(text)
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except UnicodeDecodeError as error:
         raise BadYaml(f"not UTF-8: byte {error.start + 1} is {error.object[error.start]:#04x}") from None
     except yaml.YAMLError as error:
