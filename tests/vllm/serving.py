@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +157,3 @@ def largest(folder: Path, name: str) -> float:
 
 def samples(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-
-
-def versions(folder: Path) -> list[int]:
-    """The version of the policy that answered in each step, from the samples. A step that replaces groups has more."""
-    return [version for version, _ in groupby(one["version"] for one in samples(folder))]
