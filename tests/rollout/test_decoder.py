@@ -401,7 +401,8 @@ class Card:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
-def test_a_batch_that_does_not_fit_is_halved_once_and_for_all(kind, tokenizer):
+def test_a_batch_that_does_not_fit_is_halved_once_and_for_all(kind, tokenizer, monkeypatch):
+    monkeypatch.setitem(STEPS_PER_CHECK, "cpu", 8)  # as on a card: each answer has a row
     model, asked, said = family(), prompts(9, 3, 30, 4, 17), []
     answers = {index: generated(model, prompt, SOME) for index, prompt in enumerate(asked)}
     Card(model, rows=6)
@@ -562,6 +563,29 @@ def test_a_prompt_is_read_once_and_rows_leave_when_they_end(monkeypatch, tokeniz
     assert sum(seen) == 27 + sum(len(one.tokens) - 1 for one in completions)
 
 
+@pytest.mark.parametrize("rows", [64, 9])
+def test_answers_share_a_row_while_they_are_the_same(rows, monkeypatch, tokenizer):
+    """A token behind the same beginning is computed once. The answers are those of rows of their own."""
+    monkeypatch.setattr(weights, "SPARE", 2**62)
+    model, seen, asked = adapted(family()), [], prompts(9, 14, 30)
+    drawn = {"stops": SOME, "group": 8, "temperature": 0.04, "rows": rows}
+    with monkeypatch.context() as card:
+        card.setitem(STEPS_PER_CHECK, "cpu", 2)
+        own = sample(DecodeSampler, model, tokenizer, asked, **drawn)
+    model.base_model.model.model.layers[0].self_attn.q_proj.register_forward_hook(
+        lambda _, inputs, __: seen.append(len(inputs[0]))
+    )
+    shared = sample(DecodeSampler, model, tokenizer, asked, **drawn)
+    assert tokens_of(shared) == tokens_of(own)
+    for index, group in shared.items():
+        for one, other in zip(group, own[index], strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    read = [(index, one.tokens[:end]) for index in shared for one in shared[index] for end in range(1, len(one.tokens))]
+    assert 2 * len(set(read)) < len(read)
+    if rows == 64:  # with fewer, a prompt may be read twice
+        assert sum(seen) == 3 * 30 + len(set(read))
+
+
 def test_new_groups_begin_before_old_ones_are_whole(monkeypatch, tokenizer):
     """Waves of six groups would take as many steps as the longest completion of each."""
     monkeypatch.setattr(weights, "SPARE", 2**62)
@@ -578,14 +602,14 @@ def test_new_groups_begin_before_old_ones_are_whole(monkeypatch, tokenizer):
 def test_no_token_of_probability_zero_is_drawn(temperature):
     logits_BV = torch.full((4096, 6), float("-inf"))
     logits_BV[:, 2:4] = torch.tensor([0.0, -15.0])
-    tokens_B, logprobs_B = draw(logits_BV, temperature, torch.linspace(0, 1, 4097, dtype=torch.double)[:-1])
-    assert set(tokens_B.tolist()) <= {2, 3}
+    tokens_B, logprobs_B = draw(logits_BV, temperature, torch.linspace(0, 1, 4097, dtype=torch.double)[:-1, None])
+    assert set(tokens_B[:, 0].tolist()) <= {2, 3}
     assert logprobs_B.isfinite().all()
 
 
 def test_logits_that_are_not_numbers_are_survived():
-    tokens_B, logprobs_B = draw(torch.full((3, 6), float("nan")), 1.0, torch.rand(3, dtype=torch.double))
-    assert all(0 <= token < 6 for token in tokens_B.tolist())
+    tokens_B, logprobs_B = draw(torch.full((3, 6), float("nan")), 1.0, torch.rand(3, 1, dtype=torch.double))
+    assert all(0 <= token < 6 for token in tokens_B[:, 0].tolist())
     assert logprobs_B.isnan().all()
 
 

@@ -29,21 +29,21 @@ def group_seed(sampling: Sampling, prompt: Prompt, turn: str = "") -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")
 
 
-def draw(logits_BV: Tensor, temperature: float, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample a token for each row (the most likely one at temperature 0). Return the tokens and their log-probs.
+def draw(logits_BV: Tensor, temperature: float, uniform_BG: Tensor) -> tuple[Tensor, Tensor]:
+    """Sample `G` tokens from each row (the most likely one at temperature 0). Return the tokens and their log-probs.
 
-    Inverse transform sampling needs one random number a row, not one for each token of the vocabulary. It is done in
+    Inverse transform sampling needs one random number a token, not one for each token of the vocabulary. It is done in
     double precision, because a token of probability 1e-7 would be lost in the rounding of a sum near 1.
     """
     probabilities_BV = (logits_BV.float() / (temperature or 1.0)).softmax(dim=-1)
     if temperature == 0:
-        tokens_B1 = logits_BV.argmax(dim=-1, keepdim=True)
+        tokens_BG = logits_BV.argmax(dim=-1, keepdim=True).expand(uniform_BG.shape)
     else:
         summed_BV = probabilities_BV.cumsum(dim=-1, dtype=torch.double)
         # in (0, sum], so that a token of probability 0 is never drawn
-        tokens_B1 = torch.searchsorted(summed_BV, (1 - uniform_B[:, None]) * summed_BV[:, -1:])
-        tokens_B1.clamp_(max=logits_BV.shape[1] - 1)  # for NaN logits, which have no position
-    return tokens_B1[:, 0], probabilities_BV.gather(-1, tokens_B1)[:, 0].log()
+        tokens_BG = torch.searchsorted(summed_BV, (1 - uniform_BG) * summed_BV[:, -1:])
+        tokens_BG.clamp_(max=logits_BV.shape[1] - 1)  # for NaN logits, which have no position
+    return tokens_BG, probabilities_BV.gather(-1, tokens_BG).log()
 
 
 def _name(sampling: Sampling, prompt: Prompt) -> str:

@@ -134,9 +134,10 @@ class Draw(LogitsProcessor):
         self.logprobs: list[Tensor] = []  # of each step
 
     def __call__(self, tokens_BT: Tensor, scores_BV: Tensor) -> Tensor:
-        chosen_B, logprobs_B = draw(scores_BV, self.temperature, self.uniform_BN[:, len(self.logprobs)])
-        self.logprobs.append(logprobs_B)
-        return torch.full_like(scores_BV, float("-inf")).scatter_(1, chosen_B[:, None], 0.0)
+        count = len(self.logprobs)
+        chosen_B1, logprobs_B1 = draw(scores_BV, self.temperature, self.uniform_BN[:, count : count + 1])
+        self.logprobs.append(logprobs_B1[:, 0])
+        return torch.full_like(scores_BV, float("-inf")).scatter_(1, chosen_B1, 0.0)
 
 
 class EndsWithString(StoppingCriteria):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime import compiler
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero import GatheredParameters
 from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -65,6 +67,7 @@ class DeepSpeedPolicy:
         )
         if not distributed.on_gpu():
             deepspeed.ops.__compatible_ops__ = {}  # DeepSpeed would compile an all-reduce for a minute
+        _import_muon()
         self.splits_weights = ds_config.splits_weights(settings["zero_optimization"])
         self.is_gathered = False
         algorithm, flat = config.algorithm, config.optim.layout == "flat"
@@ -302,6 +305,16 @@ class DeepSpeedPolicy:
                 self.trained.restart(state["start"])
         if self.reference and state["reference"]:
             self.reference.take(state["reference"])
+
+
+def _import_muon() -> None:
+    """Import what DeepSpeed imports with the first gradient, without torch.compile: the compiler takes two seconds to
+    import, for an optimizer that is not used here."""
+    compile_function, compiler.compile = compiler.compile, lambda: compiler.dummy_decorator
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        compiler.compile = compile_function
 
 
 def _leave_group() -> None:

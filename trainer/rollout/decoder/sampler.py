@@ -2,7 +2,8 @@
 
 Each prompt is read once for its whole group. A finished sequence leaves the batch at once, and the sequences of the
 next request are added when there are free rows. The state of a row (last token, position, cache) stays on the device;
-the host checks only every few steps which rows have finished.
+the host checks only every few steps which rows have finished. On a CPU, answers to a prompt share a row for as long as
+they are the same, because there a step takes longer the more rows it has.
 """
 
 from __future__ import annotations
@@ -168,6 +169,14 @@ class Answer(NamedTuple):
     number: int  # in the group
 
 
+class Member(NamedTuple):
+    """An answer that is being decoded, with the random numbers of its tokens."""
+
+    answer: Answer
+    dialogue: Dialogue
+    uniforms: Sequence[float]
+
+
 class EndedTurn(NamedTuple):
     dialogue: Dialogue
     tokens: list[int]
@@ -241,8 +250,9 @@ class Size(NamedTuple):
 class Batch:
     """The sequences that are being decoded, in rows 0 to `active` - 1 of buffers that are allocated once.
 
-    A row whose turn has ended is frozen: nothing in it changes until the host takes it out and moves the last row
-    there, or lets it go on behind a reply. The tokens of a reply are forced: they take the place of those drawn.
+    A row has one answer, or several that are the same so far if the batch `shares` its rows. A row whose turn has ended
+    is frozen: nothing in it changes until the host takes it out and moves the last row there, or lets it go on behind a
+    reply. The tokens of a reply are forced: they take the place of those drawn.
     """
 
     def __init__(self, forward: Forward, size: Size, turns: Turns, say: limits.Say) -> None:
@@ -265,6 +275,12 @@ class Batch:
         self.steps_per_check = STEPS_PER_CHECK.get(device.type, 1)
 
     @property
+    def shares(self) -> bool:
+        """Return True if answers share rows, for which the host has to see each token. Environments may reply to equal
+        answers differently."""
+        return self.steps_per_check == 1 and not self.turns.environments
+
+    @property
     def bytes(self) -> int:
         return self.cache_LRKTD.numel() * self.cache_LRKTD.element_size()
 
@@ -274,8 +290,7 @@ class Batch:
     def reset(self, rows: int, sampling: Sampling) -> None:
         """Remove all sequences. From now on at most `rows` rows are used."""
         self.room = rows
-        self.answers: list[Answer] = []  # in each active row
-        self.dialogues: list[Dialogue] = []
+        self.members: list[list[Member]] = []  # of each active row
         self.sampling = sampling
         self.longest = 0  # tokens of the longest sequence
         self.temperature, self.limit = sampling.temperature, sampling.max_new_tokens
@@ -283,11 +298,17 @@ class Batch:
 
     @property
     def active(self) -> int:
-        return len(self.answers)
+        return len(self.members)
+
+    @property
+    def dialogues(self) -> list[Dialogue]:
+        """Return the first dialogue of each row. The others are the same so far."""
+        return [row[0].dialogue for row in self.members]
 
     @property
     def free(self) -> int:
-        return self.room - self.active
+        """Return how many answers can be added, so that each could have a row of its own."""
+        return self.room - sum(map(len, self.members))
 
     @property
     def waiting(self) -> list[Dialogue]:
@@ -302,15 +323,15 @@ class Batch:
     def add(self, requests: Sequence[Request]) -> None:
         """Read the prompts and sample the first token of each completion."""
         device = self.forward.device
-        prompts, counts = (
-            [request.prompt.tokens for request in requests],
-            [len(request.numbers) for request in requests],
-        )
-        lengths = [len(tokens) for tokens in prompts]
+        prompts = [request.prompt.tokens for request in requests]
+        members = [self._members(request) for request in requests]
+        groups = [[group] if self.shares else [[one] for one in group] for group in members]  # rows of each prompt
+        lengths, counts = [len(tokens) for tokens in prompts], [len(group) for group in groups]
         width = max(lengths)
         padded = [[*tokens, *[0] * (width - len(tokens))] for tokens in prompts]
         lengths_P, counts_P = torch.tensor(lengths, device=device), torch.tensor(counts, device=device)
         rows = slice(self.active, self.active + sum(counts))
+        self.members += [row for group in groups for row in group]
         self.cache_LRKTD[:, rows, :, width:].zero_()  # an earlier sequence may have left NaN
         cache_LBKTD = self.cache_LRKTD[:, rows]
         logits_PV = self.forward.prefill(torch.tensor(padded, device=device), lengths_P, cache_LBKTD, counts_P)
@@ -318,17 +339,24 @@ class Batch:
         self.places_R[rows], self.counts_R[rows], self.running_R[rows] = places_B, 0, True
         beyond_BT = torch.arange(self.size.places, device=device) >= places_B[:, None]
         self.mask_RT[rows] = torch.zeros_like(self.mask_RT[rows]).masked_fill_(beyond_BT, float("-inf"))
-        if self.temperature:
-            numbers = [uniforms(self.sampling, one.prompt, number) for one in requests for number in one.numbers]
+        if self.temperature and not self.shares:
+            numbers = [row[0].uniforms for row in self.members[rows]]
             self.uniform_RN[rows, : self.limit] = torch.tensor(numbers, dtype=torch.double, device=device)
-        began = [(request, number) for request in requests for number in request.numbers]
-        self.dialogues += [self.turns.begin(request.prompt, number, self.sampling) for request, number in began]
         self.ends_R[rows] = torch.tensor([dialogue.end for dialogue in self.dialogues[rows]], device=device)
         if self.forced_RN is not None:
             self.forced_RN[rows] = DRAWN
-        self._sample(logits_PV.repeat_interleave(counts_P, dim=0), rows)
-        self.answers += [Answer(request.prompt_index, number) for request, number in began]
+        self._sample(logits_PV.repeat_interleave(counts_P, dim=0), rows, width)
         self.longest = max(self.longest, width)
+
+    def _members(self, request: Request) -> list[Member]:
+        return [
+            Member(
+                Answer(request.prompt_index, number),
+                self.turns.begin(request.prompt, number, self.sampling),
+                uniforms(self.sampling, request.prompt, number) if self.temperature else [0.0] * self.limit,
+            )
+            for number in request.numbers
+        ]
 
     @torch.inference_mode()
     def decode(self) -> None:
@@ -346,12 +374,16 @@ class Batch:
         hidden_BH = self.hidden_RH[active] if self.forward.embeds_on_host else self.forward.embed(self.tokens_R[active])
         logits_BV = self.forward.step(hidden_BH, places_B, self.mask_RT[active, :width], self.cache_LRKTD)
         places_B += self.running_R[active]  # a row that ends now stops at the place of its last token
-        self._sample(logits_BV, active)
+        self._sample(logits_BV, active, width)
 
-    def _sample(self, logits_BV: Tensor, rows: slice) -> None:
+    def _sample(self, logits_BV: Tensor, rows: slice, width: int) -> None:
+        if self.shares:
+            tokens_B, logprobs_B = self._draw_apart(logits_BV, rows, width)
+            rows = slice(rows.start, rows.start + len(tokens_B))
+        else:
+            uniform_B1 = self.uniform_RN[rows].gather(1, self.counts_R[rows, None])
+            tokens_B, logprobs_B = (drawn_B1[:, 0] for drawn_B1 in draw(logits_BV, self.temperature, uniform_B1))
         counts_B, running_B = self.counts_R[rows], self.running_R[rows]
-        uniform_B = self.uniform_RN[rows].gather(1, counts_B[:, None])[:, 0]
-        tokens_B, logprobs_B = draw(logits_BV, self.temperature, uniform_B)
         is_drawn_B: Tensor | bool = True
         if self.forced_RN is not None:
             forced_B = self.forced_RN[rows].gather(1, counts_B[:, None])[:, 0]
@@ -363,6 +395,46 @@ class Batch:
         counts_B += running_B
         running_B &= self.continues_V[tokens_B] if is_drawn_B is True else self.continues_V[tokens_B] | ~is_drawn_B
         running_B &= counts_B < self.ends_R[rows]
+
+    def _draw_apart(self, logits_BV: Tensor, rows: slice, width: int) -> tuple[Tensor, Tensor]:
+        """Draw a token for each answer. Answers that draw another one than the first of their row get new rows, which
+        are the last ones. Return the token of each row and its log-prob."""
+        members, counts = self.members[rows], self.counts_R[rows].tolist()
+        most = max(map(len, members))
+        numbers = [
+            [*(one.uniforms[count] for one in row), *[0.0] * (most - len(row))] for row, count in zip(members, counts)
+        ]
+        drawn = draw(logits_BV, self.temperature, torch.tensor(numbers, dtype=torch.double))
+        first, apart = [], []  # places in `drawn`: of the first answer of each row, and of those that leave it
+        sources = []
+        for row, tokens in enumerate(drawn[0].tolist()):
+            of_token: dict[int, list[int]] = {}
+            for place in range(len(members[row])):
+                of_token.setdefault(tokens[place], []).append(place)
+            stay, *leave = of_token.values()
+            self.members[rows.start + row] = [members[row][place] for place in stay]
+            self.members += [[members[row][place] for place in places] for places in leave]
+            first.append((row, stay[0]))
+            apart += [(row, places[0]) for places in leave]
+            sources += [rows.start + row] * len(leave)
+        new = range(rows.start + len(first), self.active)
+        self.cache_LRKTD[:, new.start : new.stop, :, width:].zero_()  # as in `add`
+        self._copy_rows(sources, new, width)
+        picked, places = torch.tensor([*first, *apart]).T
+        tokens_BG, logprobs_BG = drawn
+        return tokens_BG[picked, places], logprobs_BG[picked, places]
+
+    def _copy_rows(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
+        """Copy rows over others, with the first `width` places of their caches."""
+        if not sources:
+            return
+        source, target = (torch.tensor([*rows], device=self.forward.device) for rows in (sources, targets))
+        state = [self.tokens_R, self.places_R, self.counts_R, self.ends_R, self.running_R]
+        state += [self.sampled_RN, self.logprobs_RN, self.uniform_RN, self.mask_RT]
+        for buffer in [*state, self.forced_RN] if self.forced_RN is not None else state:
+            buffer[target] = buffer[source]
+        for one, other in zip(sources, targets, strict=True):  # copying row by row is four times faster than an index
+            self.cache_LRKTD[:, other, :, :width].copy_(self.cache_LRKTD[:, one, :, :width])
 
     @torch.inference_mode()
     def ended(self) -> list[EndedTurn]:
@@ -378,10 +450,9 @@ class Batch:
         logprobs = self.logprobs_RN[rows].tolist()
         ended = []
         for i, row in enumerate(rows.tolist()):
-            if not waits[row]:
-                dialogue = self.dialogues[row]
-                turn = slice(len(dialogue.tokens), counts[i])
-                ended.append(EndedTurn(dialogue, sampled[i][turn], logprobs[i][turn]))
+            for member in self.members[row] if not waits[row] else []:
+                turn = slice(len(member.dialogue.tokens), counts[i])
+                ended.append(EndedTurn(member.dialogue, sampled[i][turn], logprobs[i][turn]))
         return ended
 
     def _freeze_at_strings(self) -> None:
@@ -416,7 +487,7 @@ class Batch:
     def take(self, finished: Container[Dialogue]) -> list[tuple[Answer, Dialogue]]:
         """Remove answers from the batch and return them, row by row."""
         rows = [row for row, dialogue in enumerate(self.dialogues) if dialogue in finished]
-        taken = [(self.answers[row], self.dialogues[row]) for row in rows]
+        taken = [(one.answer, one.dialogue) for row in rows for one in self.members[row]]
         if rows:
             self._compact(rows)
         return taken
@@ -427,16 +498,8 @@ class Batch:
         holes = [row for row in finished if row < left]
         movers = [row for row in range(left, self.active) if row not in gone]
         for hole, mover in zip(holes, movers, strict=True):
-            self.answers[hole], self.dialogues[hole] = self.answers[mover], self.dialogues[mover]
-        del self.answers[left:], self.dialogues[left:]
-        if holes:
-            target, source = (torch.tensor(rows, device=self.forward.device) for rows in (holes, movers))
-            state = [self.tokens_R, self.places_R, self.counts_R, self.ends_R, self.running_R]
-            state += [self.sampled_RN, self.logprobs_RN, self.uniform_RN, self.mask_RT]
-            for buffer in [*state, self.forced_RN] if self.forced_RN is not None else state:
-                buffer[target] = buffer[source]
-        used = self.cache_LRKTD[..., : self.longest, :]
-        for hole, mover in zip(holes, movers, strict=True):  # copying row by row is four times faster than an index
-            used[:, hole].copy_(used[:, mover])
+            self.members[hole] = self.members[mover]
+        del self.members[left:]
+        self._copy_rows(movers, holes, self.longest)
         self.running_R[left:] = False
         self.longest = int(self.places_R[:left].max()) if left else 0
