@@ -127,11 +127,12 @@ def collect(sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], samplin
     """Return the scored group of each prompt, in the order of the prompts."""
     pool = ThreadPoolExecutor(max_workers=scorer.parallel)
     scored: dict[int, Future[ScoredGroup]] = {}
+    pending: set[Future[ScoredGroup]] = set()
     try:
         for index, completions in sampler.sample(prompts, sampling):
             scored[index] = pool.submit(scorer.score, prompts[index], completions)
-            _raise_first_failure(scored, timeout=0)
-        _raise_first_failure(scored)
+            pending = _still_pending({*pending, scored[index]}, timeout=0)
+        _still_pending(pending)
     finally:
         pool.shutdown(cancel_futures=True)  # after a failure, what has not begun is not worth the wait
     return [scored[index].result() for index in range(len(prompts))]
@@ -153,7 +154,9 @@ def refill(
     return collected
 
 
-def _raise_first_failure(scored: Mapping[int, Future[ScoredGroup]], timeout: float | None = None) -> None:
-    """Wait until all are done or one has failed, and raise its error."""
-    for done in wait(scored.values(), timeout, return_when=FIRST_EXCEPTION).done:
-        done.result()
+def _still_pending(scored: set[Future[ScoredGroup]], timeout: float | None = None) -> set[Future[ScoredGroup]]:
+    """Wait until all are done or one has failed. Return those that are not done; raise the error of one that failed."""
+    done, pending = wait(scored, timeout, return_when=FIRST_EXCEPTION)
+    for one in done:
+        one.result()
+    return pending
