@@ -28,6 +28,7 @@ from trainer.rollout.stop import Stops
 from trainer.rollout.turns import Dialogue, Turns
 
 PREFILL_TOKENS = 4096  # in one pass, padding included: the activations of a prompt are larger than its cache
+FILLED = 1 / 8  # of the rows may be idle: reading one prompt takes as long as a decode step, or as reading several
 PLACES = 16  # cache lengths are multiples of this: attention masks on a card want it, and batches are reused more often
 DRAWN = -1  # no token is forced
 STEPS_PER_CHECK = {"cuda": 8}  # elsewhere 1: on a CPU a check costs nothing
@@ -126,7 +127,8 @@ class DecodeSampler(Sampler):
 
     def _decode(self, batch: Batch, scheduler: Scheduler) -> Iterator[tuple[int, list[Completion]]]:
         while not scheduler.is_finished:
-            while requests := scheduler.schedule(batch.free, batch.room):
+            is_filled = batch.active and batch.free < FILLED * batch.room
+            while not is_filled and (requests := scheduler.schedule(batch.free, batch.room)):
                 batch.add(requests)
                 yield from self._finish(batch, scheduler)  # the first token may be a stop token
             batch.decode()
