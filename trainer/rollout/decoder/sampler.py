@@ -403,28 +403,26 @@ class Batch:
         are the last ones. Return the token of each row and its log-prob."""
         members, counts = self.members[rows], self.counts_R[rows].tolist()
         most = max(map(len, members))
-        numbers = [
-            [*(one.uniforms[count] for one in row), *[0.0] * (most - len(row))] for row, count in zip(members, counts)
-        ]
-        drawn = draw(logits_BV, self.temperature, torch.tensor(numbers, dtype=torch.double))
-        first, apart = [], []  # places in `drawn`: of the first answer of each row, and of those that leave it
-        sources = []
-        for row, tokens in enumerate(drawn[0].tolist()):
+        numbers = [[one.uniforms[count] for one in row] for row, count in zip(members, counts)]
+        padded = [[*row, *row[:1] * (most - len(row))] for row in numbers]
+        tokens_BG, logprobs_BG = draw(logits_BV, self.temperature, torch.tensor(padded, dtype=torch.double))
+        apart = []  # row and place in `tokens_BG` of the first answer of each new row
+        for row in (tokens_BG != tokens_BG[:, :1]).any(dim=1).nonzero()[:, 0].tolist():
             of_token: dict[int, list[int]] = {}
-            for place in range(len(members[row])):
-                of_token.setdefault(tokens[place], []).append(place)
+            for place, token in zip(range(len(members[row])), tokens_BG[row].tolist()):
+                of_token.setdefault(token, []).append(place)
             stay, *leave = of_token.values()
             self.members[rows.start + row] = [members[row][place] for place in stay]
             self.members += [[members[row][place] for place in places] for places in leave]
-            first.append((row, stay[0]))
             apart += [(row, places[0]) for places in leave]
-            sources += [rows.start + row] * len(leave)
-        new = range(rows.start + len(first), self.active)
-        self.cache_LRKTD[:, new.start : new.stop, :, width:].zero_()  # as in `add`
-        self._copy_rows(sources, new, width)
-        picked, places = torch.tensor([*first, *apart]).T
-        tokens_BG, logprobs_BG = drawn
-        return tokens_BG[picked, places], logprobs_BG[picked, places]
+        if not apart:
+            return tokens_BG[:, 0], logprobs_BG[:, 0]
+        new_rows = range(rows.start + len(members), self.active)
+        self.cache_LRKTD[:, new_rows.start : new_rows.stop, :, width:].zero_()  # as in `add`
+        self._copy_rows([rows.start + row for row, _ in apart], new_rows, width)
+        rows_X, places_X = torch.tensor(apart).T
+        tokens_B = torch.cat((tokens_BG[:, 0], tokens_BG[rows_X, places_X]))
+        return tokens_B, torch.cat((logprobs_BG[:, 0], logprobs_BG[rows_X, places_X]))
 
     def _copy_rows(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
         """Copy rows over others, with the first `width` places of their caches."""
