@@ -76,6 +76,10 @@ def test_a_preset_of_any_bytes_is_refused(preset, content):
 @settings(max_examples=150, database=None)
 @given(st.binary(max_size=60) | st.text(alphabet="&*!?:-[]{}|>'\"#%@`, \nabc0.~<", max_size=40).map(str.encode))
 @example(b"a: !!timestamp x")
+@example(b"!!map x")
+@example(b'"\\e[31mx": 1\n"\\e[31mx": 2')
+@example(b'"x\\ny": 1\n"x\\ny": 2')
+@example(b"? %s\n: 1\n? %s\n: 2" % (b"x" * 300, b"x" * 300))
 def test_yaml_of_any_bytes_is_a_value_or_a_line(content):
     try:
         read_yaml(content)

@@ -479,13 +479,22 @@ def test_a_large_group_begins_in_parts_and_leaves_few_rows_idle():
     assert counts(scheduler.schedule(6, 8)) == [(1, 6)]
 
 
-def test_what_is_not_a_number_in_one_row_does_not_stay_in_its_place(tokenizer):
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+def test_what_is_not_a_number_in_one_row_does_not_stay_in_its_place(temperature, tokenizer):
     model, asked = family(), prompts(9, 3, 14)
-    sampler, greedy = DecodeSampler(model, tokenizer, SOME, 64), sampling(temperature=0.0)
-    wanted = dict(sampler.sample(asked, greedy))
+    sampler, drawn = DecodeSampler(model, tokenizer, SOME, 64), sampling(temperature=temperature)
+    wanted = dict(sampler.sample(asked, drawn))
     with torch.inference_mode():
         sampler.batch.cache_LRKTD.fill_(float("nan"))
-    assert dict(sampler.sample(asked, greedy)) == wanted
+    assert dict(sampler.sample(asked, drawn)) == wanted
+
+
+@pytest.mark.parametrize("new_tokens", [1, 12])
+def test_a_rehearsal_fills_a_row_for_each_answer(new_tokens, tokenizer):
+    sampler, asked = DecodeSampler(family(), tokenizer, SOME, 64), prompts(9, 3, 14)
+    sampler.rehearse(asked, sampling(temperature=0.04, max_new_tokens=new_tokens))
+    assert sampler.batch.active == 12
+    assert [len(group) for group in dict(sampler.sample(asked, sampling())).values()] == [4, 4, 4]
 
 
 def test_other_values_swapped_in_are_read_from_elsewhere(tokenizer):

@@ -6,8 +6,11 @@ from typing import Any
 
 import yaml
 
+from trainer.machine.visible import visible
+
 DEEPEST = 32  # of lists and mappings inside of each other; settings have four
 LONGEST = 1 << 20
+NAME = 80  # characters of a key that are shown
 
 
 class BadYaml(ValueError):
@@ -18,10 +21,11 @@ class _Loader(yaml.SafeLoader):
     """Refuses a key that is written twice, of which YAML would keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names: set[str] = set()
-        for key, _ in node.value:
+        names: set[Any] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if key.value in names:
-                raise BadYaml(f"{key.value} is written twice, again in line {key.start_mark.line + 1}. Remove one")
+                name = " ".join(visible(key.value).split())[:NAME]
+                raise BadYaml(f"{name} is written twice, again in line {key.start_mark.line + 1}. Remove one")
             names.add(key.value)
         return super().construct_mapping(node, deep)
 

@@ -131,8 +131,8 @@ def collect(sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], samplin
     try:
         for index, completions in sampler.sample(prompts, sampling):
             scored[index] = pool.submit(scorer.score, prompts[index], completions)
-            pending = _still_pending({*pending, scored[index]}, timeout=0)
-        _still_pending(pending)
+            pending = _wait_for({*pending, scored[index]}, timeout=0)
+        _wait_for(pending)
     finally:
         pool.shutdown(cancel_futures=True)  # after a failure, what has not begun is not worth the wait
     return [scored[index].result() for index in range(len(prompts))]
@@ -154,7 +154,7 @@ def refill(
     return collected
 
 
-def _still_pending(scored: set[Future[ScoredGroup]], timeout: float | None = None) -> set[Future[ScoredGroup]]:
+def _wait_for(scored: set[Future[ScoredGroup]], timeout: float | None = None) -> set[Future[ScoredGroup]]:
     """Wait until all are done or one has failed. Return those that are not done; raise the error of one that failed."""
     done, pending = wait(scored, timeout, return_when=FIRST_EXCEPTION)
     for one in done:

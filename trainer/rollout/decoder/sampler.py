@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Container, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +30,7 @@ from trainer.rollout.stop import Stops
 from trainer.rollout.turns import Dialogue, Turns
 
 PREFILL_TOKENS = 4096  # in one pass, padding included: the activations of a prompt are larger than its cache
-FILLED = 1 / 8  # of the rows may be idle: reading one prompt takes as long as a decode step, or as reading several
+IDLE = 1 / 8  # of the rows, before prompts are read: one takes as long as a decode step, or as several of them
 PLACES = 16  # cache lengths are multiples of this: attention masks on a card want it, and batches are reused more often
 DRAWN = -1  # no token is forced
 STEPS_PER_CHECK = {"cuda": 8}  # elsewhere 1: on a CPU a check costs nothing
@@ -83,6 +85,7 @@ class DecodeSampler(Sampler):
             scheduler = Scheduler(prompts, sampling.group)
             rows = min(self.rows.limit, len(prompts) * sampling.group)
             batch = self._prepare(rows, scheduler.longest_prompt, sampling)
+            batch.shares = False  # at its largest, no two answers are the same
             while requests := scheduler.schedule(batch.free, batch.room):
                 batch.add(requests)
             batch.decode()
@@ -127,8 +130,8 @@ class DecodeSampler(Sampler):
 
     def _decode(self, batch: Batch, scheduler: Scheduler) -> Iterator[tuple[int, list[Completion]]]:
         while not scheduler.is_finished:
-            is_filled = batch.active and batch.free < FILLED * batch.room
-            while not is_filled and (requests := scheduler.schedule(batch.free, batch.room)):
+            has_room = not batch.active or batch.free >= IDLE * batch.room
+            while has_room and (requests := scheduler.schedule(batch.free, batch.room)):
                 batch.add(requests)
                 yield from self._finish(batch, scheduler)  # the first token may be a stop token
             batch.decode()
@@ -176,7 +179,7 @@ class Member(NamedTuple):
 
     answer: Answer
     dialogue: Dialogue
-    uniforms: Sequence[float]
+    uniform_N: Sequence[float]
 
 
 class EndedTurn(NamedTuple):
@@ -195,7 +198,7 @@ class Scheduler:
         self._prompts = prompts
         self._group = group
         by_length = sorted(range(len(prompts)), key=lambda index: -len(prompts[index].tokens))
-        self._waiting = deque((index, range(group)) for index in by_length)
+        self._waiting: deque[tuple[int, Sequence[int]]] = deque((index, range(group)) for index in by_length)
         self._running: set[Answer] = set()
         self._completions: defaultdict[int, dict[int, Completion]] = defaultdict(dict)
 
@@ -238,8 +241,8 @@ class Scheduler:
 
     def restart_unfinished(self) -> None:
         """Sample the answers again that were being decoded. They come out the same, so finished ones are kept."""
-        for answer in sorted(self._running):
-            self._waiting.appendleft((answer.prompt_index, range(answer.number, answer.number + 1)))
+        for index, answers in groupby(sorted(self._running), key=attrgetter("prompt_index")):
+            self._waiting.appendleft((index, [answer.number for answer in answers]))
         self._running.clear()
 
 
@@ -277,12 +280,6 @@ class Batch:
         self.steps_per_check = STEPS_PER_CHECK.get(device.type, 1)
 
     @property
-    def shares(self) -> bool:
-        """Return True if answers share rows, for which the host has to see each token. Environments may reply to equal
-        answers differently."""
-        return self.steps_per_check == 1 and not self.turns.environments
-
-    @property
     def bytes(self) -> int:
         return self.cache_LRKTD.numel() * self.cache_LRKTD.element_size()
 
@@ -292,6 +289,8 @@ class Batch:
     def reset(self, rows: int, sampling: Sampling) -> None:
         """Remove all sequences. From now on at most `rows` rows are used."""
         self.room = rows
+        # the host sees each token then; an environment may reply to equal answers differently
+        self.shares = self.forward.device.type == "cpu" and self.steps_per_check == 1 and not self.turns.environments
         self.members: list[list[Member]] = []  # of each active row
         self.sampling = sampling
         self.longest = 0  # tokens of the longest sequence
@@ -342,7 +341,7 @@ class Batch:
         beyond_BT = torch.arange(self.size.places, device=device) >= places_B[:, None]
         self.mask_RT[rows] = torch.zeros_like(self.mask_RT[rows]).masked_fill_(beyond_BT, float("-inf"))
         if self.temperature and not self.shares:
-            numbers = [row[0].uniforms for row in self.members[rows]]
+            numbers = [row[0].uniform_N for row in self.members[rows]]
             self.uniform_RN[rows, : self.limit] = torch.tensor(numbers, dtype=torch.double, device=device)
         self.ends_R[rows] = torch.tensor([dialogue.end for dialogue in self.dialogues[rows]], device=device)
         if self.forced_RN is not None:
@@ -399,30 +398,37 @@ class Batch:
         running_B &= counts_B < self.ends_R[rows]
 
     def _draw_apart(self, logits_BV: Tensor, rows: slice, width: int) -> tuple[Tensor, Tensor]:
-        """Draw a token for each answer. Answers that draw another one than the first of their row get new rows, which
-        are the last ones. Return the token of each row and its log-prob."""
+        """Draw a token for each answer, and give answers that are no longer the same rows of their own.
+
+        Return the token of each row and its log-prob."""
         members, counts = self.members[rows], self.counts_R[rows].tolist()
+        numbers = [[one.uniform_N[count] for one in row] for row, count in zip(members, counts, strict=True)]
         most = max(map(len, members))
-        numbers = [[one.uniforms[count] for one in row] for row, count in zip(members, counts)]
-        padded = [[*row, *row[:1] * (most - len(row))] for row in numbers]
+        padded = [[*row, *row[:1] * (most - len(row))] for row in numbers]  # the same number draws the same token
         tokens_BG, logprobs_BG = draw(logits_BV, self.temperature, torch.tensor(padded, dtype=torch.double))
-        apart = []  # row and place in `tokens_BG` of the first answer of each new row
-        for row in (tokens_BG != tokens_BG[:, :1]).any(dim=1).nonzero()[:, 0].tolist():
-            of_token: dict[int, list[int]] = {}
-            for place, token in zip(range(len(members[row])), tokens_BG[row].tolist()):
-                of_token.setdefault(token, []).append(place)
-            stay, *leave = of_token.values()
-            self.members[rows.start + row] = [members[row][place] for place in stay]
-            self.members += [[members[row][place] for place in places] for places in leave]
-            apart += [(row, places[0]) for places in leave]
-        if not apart:
+        moved = self._split(tokens_BG, rows.start)
+        if not moved:
             return tokens_BG[:, 0], logprobs_BG[:, 0]
-        new_rows = range(rows.start + len(members), self.active)
-        self.cache_LRKTD[:, new_rows.start : new_rows.stop, :, width:].zero_()  # as in `add`
-        self._copy_rows([rows.start + row for row, _ in apart], new_rows, width)
-        rows_X, places_X = torch.tensor(apart).T
-        tokens_B = torch.cat((tokens_BG[:, 0], tokens_BG[rows_X, places_X]))
-        return tokens_B, torch.cat((logprobs_BG[:, 0], logprobs_BG[rows_X, places_X]))
+        new = range(rows.start + len(members), self.active)
+        self.cache_LRKTD[:, new.start : new.stop, :, width:].zero_()  # as in `add`
+        self._copy_rows([rows.start + row for row, _ in moved], new, width)
+        rows_M, places_M = torch.tensor(moved).T
+        tokens_B = torch.cat((tokens_BG[:, 0], tokens_BG[rows_M, places_M]))
+        return tokens_B, torch.cat((logprobs_BG[:, 0], logprobs_BG[rows_M, places_M]))
+
+    def _split(self, tokens_BG: Tensor, start: int) -> list[tuple[int, int]]:
+        """Move answers whose token differs from that of the first answer in their row to new rows at the end. Return
+        where, in `tokens_BG`, the first answer of each new row stands."""
+        moved = []
+        for row in (tokens_BG != tokens_BG[:, :1]).any(dim=1).nonzero()[:, 0].tolist():
+            members, places_of = self.members[start + row], defaultdict(list)
+            for place, token in zip(range(len(members)), tokens_BG[row].tolist()):  # without the padding
+                places_of[token].append(place)
+            stay, *leave = places_of.values()
+            self.members[start + row] = [members[place] for place in stay]
+            self.members += [[members[place] for place in places] for places in leave]
+            moved += [(row, places[0]) for places in leave]
+        return moved
 
     def _copy_rows(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
         """Copy rows over others, with the first `width` places of their caches."""
