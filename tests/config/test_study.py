@@ -59,6 +59,9 @@ WRONG = [
     ("arms: {a: {reward.control: random}}\ncontrols: [format]", r"arm a: reward\.control=random: .*a control itself"),
     ("arms: {a: }\nseeds: [1, 1]", "a list of different ones"),
     ("arms: {a: }\ncontrols: [randm]", r"there is no control randm\. Did you mean random\?"),
+    ("arms: {a: }\ncontrols: [random, random]", r"controls: random, random: one is named twice\. Remove it"),
+    ("arms: {a: {lora.r: 8, lora: {r: 4}}}", r"lora\.r is written twice\. Remove one"),
+    ("arms: {2: }", r"arms: '2' will not do\. .* a name of digits stands in quotes"),
     ("arms: {random: }", "'random' cannot name an arm"),
     ("arms: {../a: }", "cannot name an arm"),
     ("arms: {a: }\narm: 3", r"arm: there is no such key\. Did you mean arms\?"),
@@ -77,3 +80,13 @@ def test_a_mistake_is_named(tmp_path, text, said):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.yaml: there is no such file"):
         read_study(tmp_path / "none.yaml")
+
+
+def test_the_control_of_the_format_pays_for_nothing_else(tmp_path):
+    judge = "{reward.judge: {url: 'http://here:1', model: one}, reward.weights: {judge: 1.0, correct: 1.0}}"
+    custom = f"{{reward.custom: ['{ROOT / 'examples/minimal.py'}:main']}}"
+    for settings in (judge, custom):
+        study = study_of(tmp_path, f"arms: {{a: {settings}}}\ncontrols: [format]")
+        paid = {one.arm: study.config(one).reward.all_weights for one in study.runs()}
+        assert paid["format"] == {"format": 1.0}
+        assert paid["a"] != paid["format"]

@@ -75,7 +75,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_trained(tmp_path, argume
 def test_what_trains_nothing_reads_no_data(tmp_path):
     (tmp_path / "tiny.yaml").write_text("arms: {grpo: }\ncontrols: [supervised]\n")
     missing = ("task.name=records", "task.path=not_there.jsonl")
-    assert "run.dir=runs/tiny/supervised-0" in octet(tmp_path, "--dry-run", *missing)
+    assert "# supervised-0: when grpo-0 has ended, " in octet(tmp_path, "--dry-run", *missing)
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_a_study_trains_what_is_missing_and_judges(tmp_path):
     (tmp_path / "tiny.yaml").write_text(TEXT)
     for split, first in (("train", 21), ("test", 41)):
         (tmp_path / f"{split}.jsonl").write_text(sums(first))
-    assert "run.dir=runs/tiny/supervised-0" in octet(tmp_path, "--dry-run")
+    assert "run.dir=runs/tiny/grpo-0" in octet(tmp_path, "--dry-run")
     assert not (tmp_path / "runs").exists()
     assert "2 runs to make, 0 ready" in octet(tmp_path)
     found = json.loads((tmp_path / "runs/tiny/study.json").read_text())

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from dataclasses import asdict
 
 import pytest
@@ -319,3 +320,12 @@ def summary(result: dict) -> dict:
         "adapter_norm": float(values.norm()),
         "adapter_sum": float(values.sum()),
     }
+
+
+def test_the_compiler_is_not_imported_for_an_optimizer_that_is_not_used():
+    """DeepSpeed imports the optimizer with the first gradient, and compiles a part of it as it does so."""
+    code = "import sys; sys.modules['bitsandbytes'] = None; from trainer.step import engine; engine._import_muon(); "
+    code += "names = ['deepspeed.runtime.zero.muon.original_muon', 'torch._inductor.compile_fx']; "
+    code += "print([name in sys.modules for name in names])"
+    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "[True, False]"

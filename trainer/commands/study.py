@@ -67,7 +67,8 @@ def run(options: Namespace) -> None:
         _must_have_solutions(study)
     if options.dry_run:
         for one in study.runs():
-            print(shlex.join(["octet", "train", *_arguments(study, one)]))
+            later = f"# {one.name}: when {study.first}-{one.seed} has ended, with as many steps as have its tokens"
+            print(later if one.arm == SUPERVISED else shlex.join(["octet", "train", *_arguments(study, one)]))
         return
     if options.slurm:
         _submit(study, options)
@@ -190,7 +191,7 @@ def _submit(study: Study, options: Namespace) -> None:
         print("octet: nothing to submit; `octet study FILE --collect` judges the runs")
         return
     study.folder.mkdir(parents=True, exist_ok=True)
-    grid = study.folder / "grid"
+    grid = study.folder / f"grid-{1 + len([*study.folder.glob('grid-*')])}"  # the tasks of an earlier array read theirs
     disk.replace(grid, "".join(f"{shlex.join(_as_long(study, one).overrides)}\n" for one in ready).encode())
     config = resolve(study.file.preset, study.file.recipe, [f"run.dir={study.folder}"])
     slurm(config, study.file.preset, JobRequest(1, options.gpus, options.time, grid), dry_run=False)

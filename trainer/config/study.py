@@ -33,14 +33,14 @@ KINDS = {
     "recipe": "the name of a recipe, such as dapo",
     "settings": "names of settings with their values, such as {run.steps: 20}",
     "seeds": "their number, such as 3, or a list of them",
-    "arms": "a name and settings for each, such as {grpo: {}, small: {lora.r: 4}}",
+    "arms": "a name and settings for each, such as {grpo: {}, small: {lora.r: 4}}; a name of digits stands in quotes",
     "controls": "a list of names, such as [format, random]",
     "renumbered": "true or false",
 }
 BASE, SUPERVISED = "base", "supervised"
 # What is trained in place of the first arm. `base` is none of them: every run evaluates it.
 CONTROLS: Mapping[str, Mapping[str, Any]] = {
-    "format": {"reward.weights": {"format": 1.0}},
+    "format": {"reward.weights": {"format": 1.0}, "reward.custom": [], "reward.judge.url": None},
     "random": {"reward.control": "random"},
     "shuffled_gold": {"reward.control": "shuffled_gold"},
     "shuffled_advantages": {"reward.control": "shuffled_advantages"},
@@ -88,6 +88,8 @@ class StudyFile(Section):
     @field_validator("controls")
     @classmethod
     def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len({*value}) < len(value):
+            raise ValueError(f"{', '.join(value)}: one is named twice. Remove it")
         for name in value:
             if name not in CONTROLS:
                 nearest = did_you_mean(name, [*CONTROLS])
@@ -167,11 +169,12 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         if not isinstance(found, dict):
             raise BadYaml("it is no mapping of names to values")
         study = Study(path, StudyFile.model_validate(found), tuple(overrides))
+        runs = [*study.runs()]
     except BadYaml as error:
         raise ConfigError(f"{path}: {error}. docs/studies.md has an example.") from None
     except ValidationError as error:
         raise ConfigError("\n".join(dict.fromkeys(_explained(path, one) for one in error.errors()))) from None
-    for run in study.runs():
+    for run in runs:
         _must_be_free(study, run)
         config, where = study.config(run), f"{path}, arm {run.arm}"
         if not config.eval.problems:
@@ -194,8 +197,12 @@ def settings_of(values: Mapping[str, Any], section: str = "") -> dict[str, Any]:
     """Return settings by their whole names: `{lora: {r: 4}}` and `{lora.r: 4}` are the same."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        is_section = isinstance(value, dict) and f"{section}{key}" not in fields()
-        found |= settings_of(value, f"{section}{key}.") if is_section else {f"{section}{key}": value}
+        name = f"{section}{key}"
+        is_section = isinstance(value, dict) and name not in fields()
+        inside = settings_of(value, f"{name}.") if is_section else {name: value}
+        if twice := found.keys() & inside:
+            raise BadYaml(f"{min(twice)} is written twice. Remove one")
+        found |= inside
     return found
 
 

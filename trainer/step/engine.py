@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -308,13 +308,14 @@ class DeepSpeedPolicy:
 
 
 def _import_muon() -> None:
-    """Import what DeepSpeed imports with the first gradient, without torch.compile: the compiler takes two seconds to
+    """Import what DeepSpeed imports with the first gradient, without torch.compile: the compiler takes a second to
     import, for an optimizer that is not used here."""
-    compile_function, compiler.compile = compiler.compile, lambda: compiler.dummy_decorator
-    try:
-        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
-    finally:
-        compiler.compile = compile_function
+    with suppress(ImportError, AttributeError):  # of another version of DeepSpeed, which does as it likes
+        compile_function, compiler.compile = compiler.compile, lambda: compiler.dummy_decorator
+        try:
+            importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+        finally:
+            compiler.compile = compile_function
 
 
 def _leave_group() -> None:
