@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from trainer.config.read_yaml import read_yaml
 from trainer.reports.effects import FOUND
 from trainer.reports.study import BETTER, CANNOT_TELL, WORSE
 from trainer.reports.study_page import sentences, tables
@@ -16,6 +17,7 @@ LEAST, MOST = 0.93, 0.97  # shares of studies near the 95 % that are claimed
 POINTS = 17  # of accuracy for a logit, at 50 % and with the spread of difficulties in bench/coverage.py
 VERDICTS = (BETTER, WORSE, CANNOT_TELL)
 RESULTS = Path(__file__).parent / "results"
+STUDY_FILES = Path(__file__).parent / "studies"
 HEAD = """# Results
 
 What Octet has learned in experiments, with controls where they were run. Only the sections that `octet study` made have
@@ -28,12 +30,21 @@ STUDIES = {
     "controls": ("The right reward and its controls", "The embedded model, 15 steps of 128 answers."),
     "ablations": (
         "What changes the result",
-        "The embedded model, one setting changed at a time; `plain` makes one update of each batch. The ratio to the"
-        " sampler is then 1, so REINFORCE with a baseline, GSPO and CISPO are the same loss as GRPO's. Gradient"
-        " regularisation is described in [objectives](objectives.md#gradient-regularisation). The runs shared the"
-        " machine, so their seconds compare nothing.",
+        "The embedded model, one setting changed at a time; `plain` makes one update of each batch. Gradient"
+        " regularisation is described in [objectives](objectives.md#gradient-regularisation).",
+    ),
+    "losses": (
+        "Losses",
+        "The embedded model, four updates of each batch. With one, the ratio to the sampler is 1, and REINFORCE with a"
+        " baseline, GSPO and CISPO are the same loss as GRPO's.",
+    ),
+    "addition_cpu": (
+        "SmolLM2-135M on sums, with controls",
+        "30 steps of 8 sums with 8 answers each, on one core of a CPU; `model.name` is the folder that"
+        " `scripts/smollm2.py` makes.",
     ),
 }
+SHARED = ("ablations", "losses", "addition_cpu")  # other programs ran beside them
 
 
 def page() -> str:
@@ -67,14 +78,16 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
 def _study(name: str, title: str, what: str) -> Iterator[str]:
     if not (RESULTS / f"studies/{name}.json").is_file():
         return
-    found = read(f"studies/{name}")
+    found, study = read(f"studies/{name}"), read_yaml((STUDY_FILES / f"{name}.yaml").read_bytes())
+    settings = " ".join(f"{key}={value}" for key, value in study.get("settings", {}).items())
     yield f"## {title}\n"
-    yield f"{what}\n"
+    yield f"{what} Every run: `--preset {study['preset']} {settings}`.\n"
     yield from (f"- {sentence}" for sentence in sentences(found))
     yield f"\n![Differences with their intervals](study_{name}.svg)\n"
     for heading, head, rows in tables(found):
+        has_seconds = name in SHARED and heading.startswith("Accuracy")  # in the last column, and they compare nothing
         yield f"\n{heading}:\n"
-        yield from markdown(head, rows)
+        yield from markdown(head[:-1], [row[:-1] for row in rows]) if has_seconds else markdown(head, rows)
     if (RESULTS / "verdicts.json").is_file() and name == read("verdicts")["study"]:
         yield from _verdicts()
     yield f"`octet study bench/studies/{name}.yaml`; {'; '.join(found['made_with'])}.\n"

@@ -42,6 +42,8 @@ def step_cost() -> Iterator[str]:
     yield from markdown(["", "answers x tokens", "sampling", "of its limit", "update", "of its limit"], rows)
     (slow, fast), (least, most) = map(sorted, (result["gflops"], result["gigabytes"]))
     yield f"A product ran at {slow:.0f} to {fast:.0f} GFLOP/s, and a copy at {least:.1f} to {most:.1f} GB/s."
+    yield "Models this small do not reach the limit: beside their small products stand norms, rotations and the bookkeeping of many"
+    yield "short operations, whose share falls as the width grows."
     yield on(result["machine"])
 
 
@@ -79,8 +81,8 @@ def computed() -> Iterator[str]:
     yield "## Several cards, computed\n"
     yield f"No machine with several cards has run this. A step on one H100 ({AT_ONCE} answers of 256 tokens,"
     yield f"Qwen2.5-1.5B, LoRA r=16) takes {rollout:.2f} s to sample and {update:.2f} s to update. The table is for a"
-    yield f"step of {ANSWERS} answers. Sampling {AT_ONCE} rows takes as long as sampling fewer, because each token of"
-    yield "an answer waits for the one before; more rows are sampled one batch after the other. An update is"
+    yield f"step of {ANSWERS} answers. Sampling fewer rows than {AT_ONCE} is taken to last as long, because each token"
+    yield "of an answer waits for the one before; more rows are sampled one batch after the other. An update is"
     yield f"proportional to its answers. The gradients of the adapter ({ADAPTER_BYTES / 1e6:.0f} MB) go around a ring"
     yield f"at {NETWORK / 1e9:.0f} GB/s, as if no two cards had a faster link.\n"
     whole = {cards: _step(cards, rollout, update) for cards in (1, 2, 4, 8, 16, 32)}
@@ -96,7 +98,8 @@ def computed() -> Iterator[str]:
     yield "the H100 was measured with: with more cards each has fewer. If it samples more rows in about the same time,"
     yield "which was not measured, one card needs less time than in the table, and sampling saturates with fewer cards."
     yield "Larger steps, more answers to a problem, or vLLM beside the training (`rollout.ahead`) use cards better."
-    yield "Gradients of an adapter never matter; those of a whole model of this size, 6.2 GB, would take 0.5 s a step."
+    yield "Without the latency that is left out, gradients of an adapter take little time; those of a whole model of"
+    yield "this size, 6.2 GB, would take 0.5 s a step."
     yield ""
 
 

@@ -21,15 +21,16 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench/results"
 HEAD = """# Performance
 
-Every number was measured, side by side in one run, and is a median unless it says otherwise; one section is computed.
-This page is made by `python bench/report.py` from `bench/results/`, where each file has the machine, the versions and
-the command. [results.md](results.md) says what was learned, [scaling.md](scaling.md) is about several ranks.
+Numbers are medians of what was measured unless a section says that it counts or computes. Programs that are compared
+took turns on one machine. This page is made by `python bench/report.py` from `bench/results/`, where each file has the
+machine, the versions and the command. [results.md](results.md) says what was learned, [scaling.md](scaling.md) is about
+several ranks.
 
 """
 AGAINST_TRL = {
     "vs_trl": "the embedded model, as it is trained by default, 16 x 8 answers of at most 40 tokens",
     "vs_trl_smollm2": "SmolLM2-135M on sums, 8 x 8 answers of at most 12 tokens",
-    "vs_trl_tuned": "the embedded model, four updates of each batch",
+    "vs_trl_tuned": "the embedded model, four updates of each batch, which suit both sides better",
 }
 CARD_NAME = "NVIDIA H100 80GB HBM3"
 CARD = f"cards/{CARD_NAME.replace(' ', '-')}"
