@@ -42,8 +42,8 @@ def step_cost() -> Iterator[str]:
     yield from markdown(["", "answers x tokens", "sampling", "of its limit", "update", "of its limit"], rows)
     (slow, fast), (least, most) = map(sorted, (result["gflops"], result["gigabytes"]))
     yield f"A product ran at {slow:.0f} to {fast:.0f} GFLOP/s, and a copy at {least:.1f} to {most:.1f} GB/s."
-    yield "Models this small do not reach the limit: beside their small products stand norms, rotations and the bookkeeping of many"
-    yield "short operations, whose share falls as the width grows."
+    yield "Models this small do not reach the limit: beside their small products stand norms, rotations and the"
+    yield "bookkeeping of many short operations, whose share falls as the width grows."
     yield on(result["machine"])
 
 
