@@ -87,4 +87,4 @@ def test_a_run_that_goes_on_with_other_ranks_learns_the_same(tmp_path):
         assert [other[name] for name in same] == pytest.approx([one[name] for name in same], rel=1e-4, abs=1e-5)
     adapter = "checkpoints/latest/adapter/adapter_model.safetensors"
     one, other = (load_file(tmp_path / name / adapter) for name in ("undisturbed", "other"))
-    torch.testing.assert_close(other, one, atol=5e-6, rtol=0)  # Adam makes the rounding of small gradients larger
+    torch.testing.assert_close(other, one, atol=2e-5, rtol=0)  # Adam makes the rounding of small gradients larger
