@@ -90,7 +90,7 @@ def _default_weights(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def choose_preset(machine: hardware.Hardware) -> tuple[str, str]:
     """Return the preset for this hardware, and why."""
     if not machine.gpus:
-        return "nano", f"{machine}: the embedded model trains in minutes without one"
+        return "nano", f"{machine}: the embedded model trains without one, in less than a minute"
     preset = preset_for(machine.memory_gb)
     if preset is None:
         return "nano", f"{machine}: the 8gb preset needs a card of 8 GB"
