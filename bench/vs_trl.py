@@ -116,7 +116,7 @@ def trl(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None:
 
     from trainer.answers import compare, find
     from trainer.model.load import load_tokenizer, location
-    from trainer.problem.prompts import Prompter
+    from trainer.problem.prompts import Prompter, answer_style
     from trainer.problem.task import draw, make_task, training_problems
     from trainer.ranks import distributed
 
@@ -126,13 +126,14 @@ def trl(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None:
                 clock.tick(lambda place: trainer.model.save_pretrained(str(place)), folder)
 
     def correct(completions: list[str], gold: list[str], **_: Any) -> list[float]:
-        found = [find.strict(text, "gsm8k") for text in completions]
+        found = [find.strict(text, style) for text in completions]
         return [float(one is not None and compare.equal(one, right)) for one, right in zip(found, gold)]
 
     config = settings(steps, seed, folder, *more)
     minibatches, epochs = config.algorithm.minibatches, config.algorithm.epochs
     updates = minibatches * epochs  # of a step
     rollout, task, tokenizer = config.rollout, make_task(config.task), load_tokenizer(config.model)
+    style = answer_style(config.prompt, task)
     prompter, problems = Prompter(tokenizer, config.prompt, task), training_problems(task, config.task, seed)
     drawn = [problem for step in range(steps) for problem in draw(problems, step, rollout.problems, seed)]
     asked = [prompter.prompt(problem) for problem in drawn]
