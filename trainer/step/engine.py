@@ -310,7 +310,7 @@ class DeepSpeedPolicy:
 def _import_muon() -> None:
     """Import what DeepSpeed imports with the first gradient, without torch.compile: the compiler takes a second to
     import, for an optimizer that is not used here."""
-    with suppress(ImportError, AttributeError):  # of another version of DeepSpeed, which does as it likes
+    with suppress(ImportError, AttributeError):  # not in every version of DeepSpeed
         compile_function, compiler.compile = compiler.compile, lambda: compiler.dummy_decorator
         try:
             importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")

@@ -30,7 +30,7 @@ from trainer.rollout.stop import Stops
 from trainer.rollout.turns import Dialogue, Turns
 
 PREFILL_TOKENS = 4096  # in one pass, padding included: the activations of a prompt are larger than its cache
-IDLE = 1 / 8  # of the rows, before prompts are read: one takes as long as a decode step, or as several of them
+IDLE = 1 / 8  # of the rows have to be free before prompts are read, because reading one takes as long as a decode step
 PLACES = 16  # cache lengths are multiples of this: attention masks on a card want it, and batches are reused more often
 DRAWN = -1  # no token is forced
 STEPS_PER_CHECK = {"cuda": 8}  # elsewhere 1: on a CPU a check costs nothing
@@ -130,8 +130,8 @@ class DecodeSampler(Sampler):
 
     def _decode(self, batch: Batch, scheduler: Scheduler) -> Iterator[tuple[int, list[Completion]]]:
         while not scheduler.is_finished:
-            has_room = not batch.active or batch.free >= IDLE * batch.room
-            while has_room and (requests := scheduler.schedule(batch.free, batch.room)):
+            begins = not batch.active or batch.free >= IDLE * batch.room
+            while begins and (requests := scheduler.schedule(batch.free, batch.room)):
                 batch.add(requests)
                 yield from self._finish(batch, scheduler)  # the first token may be a stop token
             batch.decode()
