@@ -3,6 +3,7 @@
 It checks the configuration first, so a typo is answered before torch is imported.
 """
 
+import gc
 import os
 import sys
 
@@ -33,8 +34,11 @@ def main() -> None:
         name = request.config.model.name
         print(f"octet: loading {name}", file=sys.stderr if request.json else sys.stdout, flush=True)
 
+    gc.disable()  # the imports make a million objects and no garbage; to look for it would take another second
     from trainer.run import job  # torch, deepspeed, transformers
 
+    gc.freeze()
+    gc.enable()
     job.run(request)
 
 
