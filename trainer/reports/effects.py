@@ -69,7 +69,8 @@ def effect(differences_SP: Table) -> Effect:
     of_seed = max(0.0, by_seed - rest)  # what seeds add to the noise of single answers
     spread = by_problem + of_seed
     error = max(sqrt(spread / seeds / problems), 1 / problems)  # never less than one problem
-    parts = (by_seed**2 / (seeds - 1) if of_seed else 0.0) + by_problem**2 / (problems - 1)
+    # The seeds count even where they add nothing here: a few that happen to agree say little about others
+    parts = by_seed**2 / (seeds - 1) + by_problem**2 / (problems - 1)
     freedom = min(max(spread**2 / parts, seeds - 1), problems - 1) if parts else problems - 1
     return Effect(mean, error, freedom, max(stdev(of_seeds) / sqrt(seeds), 1e-12), seeds)
 
