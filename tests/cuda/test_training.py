@@ -51,3 +51,21 @@ def test_a_full_card_goes_on_to_the_same_result(tmp_path):
         same = {"loss", "grad_norm", "reward", "entropy"} & set(wanted)
         assert [found[name] for name in same] == pytest.approx([wanted[name] for name in same], rel=1e-4, abs=1e-5)
     assert all(record["sampler_difference"] < 0.01 for record in metrics(enough) if "loss" in record)
+
+
+def test_the_energy_of_a_card_that_counts_it(tmp_path):
+    """The card of the stub draws 100 W: a run records it, its page shows it, and the plan of such a run expects it."""
+    counted, uncounted = tmp_path / "counted", tmp_path / "uncounted"
+    for folder in (counted, uncounted):
+        folder.mkdir()
+        train(folder, "run.steps=3", nvml=folder == counted)
+    steps = [one for one in metrics(counted / "cuda") if one["step"]]
+    assert [one["energy/rollout"] for one in steps] == pytest.approx(
+        [100 * one["time/rollout"] for one in steps], rel=0.01
+    )
+    assert not any(name.startswith("energy/") for one in metrics(uncounted / "cuda") for name in one)
+    octet = ["-m", "trainer.commands.main"]
+    planned = on_card([*octet, "plan", *SHORT, "--like", "cuda"], counted)
+    assert "kWh, with 1 x 100 W" in planned.stdout, planned.stderr
+    assert on_card([*octet, "report", "cuda"], counted).returncode == 0
+    assert "energy of a card" in (counted / "cuda/report.html").read_text()

@@ -12,7 +12,7 @@ from typing import Any
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, counted
 from trainer.machine import hardware
-from trainer.memory.duration import CARDS, CPU, H100, Duration, Speed, card_speed, measured
+from trainer.memory.duration import CARDS, CPU, H100, Duration, Speed, card_speed, measured, watts
 from trainer.memory.planner import Planner
 from trainer.model.shapes import shape_of
 from trainer.problem.gsm8k import TRAINING_PROBLEMS
@@ -37,7 +37,8 @@ class Outlook:
     most: Duration
     steps: int | None  # None if they follow from problems that nobody has counted
     basis: str
-    watts: float  # that a card draws at most; 0 if unknown
+    watts: float  # that a card draws at most, or drew in the earlier run; 0 if unknown
+    is_measured: bool  # the watts are those of the earlier run
 
     @property
     def ranks(self) -> int:
@@ -49,7 +50,7 @@ class Outlook:
 
     @property
     def kwh(self) -> float | None:
-        """The energy of all cards at their limit for the longest time: an upper bound."""
+        """The energy of all cards for the longest time: an upper bound if they are at their limit."""
         return self.seconds[1] / 3.6e6 * self.watts * self.ranks if self.seconds and self.watts else None
 
 
@@ -74,8 +75,10 @@ def outlook(options: Namespace, planner: Planner, machine: hardware.Hardware | N
         basis = (
             f"computed from the published numbers of {on}: the first at these, the second with the losses of an H100"
         )
+    drawn = watts(like.metrics) if like and not options.card else None
     limit = hardware.power_limit() if here and here == on else 0.0
-    return Outlook(least, most, _steps(planner.config, like), basis, limit or least.speed.watts)
+    known = drawn or limit or least.speed.watts
+    return Outlook(least, most, _steps(planner.config, like), basis, known, bool(drawn))
 
 
 def _followed(options: Namespace, planner: Planner, like: RunFiles) -> tuple[Duration, str]:
@@ -149,7 +152,8 @@ def lines(found: Outlook | None, price: float | None) -> Iterator[str]:
     parts = {name: _span(getattr(found.least, name), getattr(found.most, name)) for name in PARTS}
     yield f"time: {of_run}, {found.basis}\n  {', '.join(f'{name} {span}' for name, span in parts.items())}"
     if found.kwh is not None:
-        yield f"energy: at most {found.kwh:.2g} kWh, with {found.ranks} x {found.watts:.0f} W"
+        how = "about" if found.is_measured else "at most"
+        yield f"energy: {how} {found.kwh:.2g} kWh, with {found.ranks} x {found.watts:.0f} W"
     if price is not None and found.seconds:
         least, most = (seconds / 3600 * found.ranks * price for seconds in found.seconds)
         yield f"price: {least:.2f}" + (f" to {most:.2f}" if most > least else "") + f" at {price:g} an hour of a card"
@@ -176,7 +180,7 @@ def document(found: Outlook | None, price: float | None) -> dict[str, Any] | Non
         "hours": hours,
         "seconds": per_step,
         "basis": found.basis,
-        "kwh_at_most": found.kwh,
+        "kwh" if found.is_measured else "kwh_at_most": found.kwh,
         "price": hours and price and [hour * found.ranks * price for hour in hours],
     }
 

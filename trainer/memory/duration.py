@@ -200,6 +200,17 @@ def measured(duration: Duration, records: Iterable[Mapping[str, float]]) -> Dura
     return replace(own, ratio=Ratio(rollout / own.rollout, update / own.update))
 
 
+def watts(records: Iterable[Mapping[str, float]]) -> float | None:
+    """Return what a card drew in the phases of a run whose energy it counted; None if it counted none."""
+    joules, seconds = 0.0, 0.0
+    for record in records:
+        for key, value in record.items():
+            if key.startswith("energy/"):
+                joules += value
+                seconds += record[f"time/{key.removeprefix('energy/')}"]
+    return joules / seconds if joules else None
+
+
 def _beside_sampling(record: Mapping[str, float]) -> float:
     """Return the seconds of a step without its rollout."""
     left_out = ("time/rollout", "time/evaluation")

@@ -25,6 +25,7 @@ SHORTER = {  # what may shorten the phase that takes most of the time
     "loss": "Without algorithm.kl.coef, and with one update a step, there is nothing to compute before the update.",
     "step": "Larger optim.tokens_per_micro_batch, or no model.gradient_checkpointing, take more memory and less time.",
 }
+KWH = 3.6e6  # joules
 CLASSES = {LEARNED: "verdict better", NOT_LEARNED: "verdict worse", CANNOT_TELL: "verdict"}
 
 
@@ -141,10 +142,12 @@ def shown(value: object) -> str:
 
 
 def time_and_memory(run: RunFiles) -> Html:
-    """Return the seconds of each phase, and its peak memory beside the plan."""
+    """Return the seconds of each phase, its peak memory beside the plan, and the energy if the card counted it."""
     lines = [line for line in run.metrics if line["step"]]
     seconds = {name: [line[f"time/{name}"] for line in lines if f"time/{name}" in line] for name in phases(lines)}
     whole, plan = sum(map(sum, seconds.values())), run.memory_plan
+    joules = {name: sum(line.get(f"energy/{name}", 0.0) for line in lines) for name in seconds}
+    counts = any(joules.values())
     rows = [
         [
             name,
@@ -153,10 +156,12 @@ def time_and_memory(run: RunFiles) -> Html:
             f"{fmean(values):.2f} s",
             _peak(lines, name),
             *([f"{plan[name] / 1e9:.2f} GB" if name in plan else ""] if plan else []),
+            *([f"{joules[name] / KWH:.3g} kWh"] if counts else []),
         ]
         for name, values in seconds.items()
     ]
-    head = ["phase", "all steps", "share", "a step", "memory at its peak", *(["planned at most"] if plan else [])]
+    head = ["phase", "all steps", "share", "a step", "memory at its peak"]
+    head += [*(["planned at most"] if plan else []), *(["energy of a card"] if counts else [])]
     if not rows:
         return Html()
     longest = max(seconds, key=lambda name: sum(seconds[name]))

@@ -19,7 +19,7 @@ from trainer.run.rehearsal import rehearse
 from trainer.run_folder import claim, earlier
 from trainer.run_folder.journal import read_records
 
-MEASURED = ("time/", "memory/", "eval/")  # metrics that differ from machine to machine, or are not of a step
+MEASURED = ("time/", "memory/", "energy/", "eval/")  # metrics that differ from machine to machine, or are not of a step
 DIGITS = 8  # of the checksum of a problem
 ADAPTER = "checkpoints/step_{:06d}/adapter/adapter_model.safetensors"
 UNKNOWN = (
