@@ -111,6 +111,7 @@ def test_the_card_of_this_machine_is_taken(capsys, monkeypatch):
         (["--vram", "nan"], "--vram nan: that is not the size of a card"),
         (["--vram", "inf"], "--vram inf: that is not the size of a card"),
         (["--card", "Voodoo 2"], "--card Voodoo 2: its speed is not known. Known are RTX 2060"),
+        (["--card", ""], "--card '': its speed is not known"),
         (["--length", "0"], "--length 0: it must be a number above 0"),
         (["--price", "nan"], "--price nan: it must be a number above 0"),
         (["--like", "nowhere"], "nowhere"),

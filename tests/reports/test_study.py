@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -38,7 +39,9 @@ def end(study, name: str, truth: dict[str, tuple[float, float]] = TRUTH) -> None
     (run,) = (one for one in study.runs() if one.name == name)
     folder = study.folder / name
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text("# octet-grpo 0.1.0\n" + study.config(run).to_yaml())
+    taught = ("warmup.steps=4",) if run.arm == "supervised" else ()
+    config = study.config(replace(run, overrides=(*run.overrides, *taught)))
+    (folder / "config.yaml").write_text("# octet-grpo 0.1.0\n" + config.to_yaml())
     answers = [
         one
         for model, seed in (("base", 0), ("trained", f"{run.seed} {run.arm}"))
@@ -148,6 +151,17 @@ def test_a_run_with_other_settings_is_named(study):
     path = study.folder / "grpo-0/config.yaml"
     path.write_text(path.read_text().replace("problems: 200", "problems: 300"))
     with pytest.raises(DataError, match=r"grpo-0: it was made with other settings .*eval\.problems=200"):
+        collect(study)
+
+
+def test_a_supervised_run_for_another_run_of_the_first_arm_is_named(study):
+    end(study, "grpo-0")
+    end(study, "supervised-0")
+    collect(study)
+    path = study.folder / "grpo-0/metrics.jsonl"
+    path.write_text(path.read_text().replace('"length": 25.0', '"length": 20.0'))
+    (path.parent / "eval.json").touch()  # it is written last
+    with pytest.raises(DataError, match=r"supervised-0: its 4 steps of 800 tokens do not match the 2560 that .*grpo-0"):
         collect(study)
 
 

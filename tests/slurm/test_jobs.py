@@ -158,13 +158,24 @@ def test_a_study_is_an_array_with_a_run_for_each_arm_and_seed(cluster, tmp_path)
     answer = cluster.lab.ask(*command, "--slurm", folder=tmp_path, **site)
     assert answer.returncode == 0, answer.stderr
     assert "give this command again when those runs have ended" in answer.stdout
-    number = re.search(r"submitted job (\d+)", answer.stdout)[1]
-    for task in (f"{number}_1", f"{number}_2"):
-        until(lambda task=task: cluster.lab.state(task).startswith(ENDED), 120)
-        assert cluster.lab.state(task) == "COMPLETED 0:0"
+    _complete(cluster, answer, tasks=2)
+    grid, lines = tmp_path / "runs/tiny/grid-1", (tmp_path / "runs/tiny/grid-1").read_text()
+    _complete(cluster, cluster.lab.ask(*command, "--slurm", folder=tmp_path, **site), tasks=1)
+    assert grid.read_text() == lines  # tasks of the first array might have been waiting
+    assert "supervised" in (grid.parent / "grid-2").read_text()
     answer = cluster.lab.ask(*command, "--collect", folder=tmp_path, **site)
     assert answer.returncode == 0, answer.stderr
     assert "random (control)" in answer.stdout
+    assert "supervised (control)" in answer.stdout
+
+
+def _complete(cluster, answer, tasks: int) -> None:
+    """Wait until each task of the array that a command has submitted has completed."""
+    assert answer.returncode == 0, answer.stderr
+    number = re.search(r"submitted job (\d+)", answer.stdout)[1]
+    for task in range(1, tasks + 1):
+        until(lambda task=task: cluster.lab.state(f"{number}_{task}").startswith(ENDED), 120)
+        assert cluster.lab.state(f"{number}_{task}") == "COMPLETED 0:0"
 
 
 def test_an_evaluation_is_split_over_the_ranks_and_gathered(undisturbed, cluster):

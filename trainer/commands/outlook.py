@@ -112,12 +112,16 @@ def _check(options: Namespace) -> None:
         value = getattr(options, name, None)
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(f"--{name} {value:g}: it must be a number above 0.")
+    if options.card is not None:
+        _named(options.card)
 
 
 def _named(card: str) -> Speed:
     speed = card_speed(card)
     if speed is None:
-        raise ConfigError(f"--card {card}: its speed is not known. Known are {KNOWN}. Or name a run with --like.")
+        raise ConfigError(
+            f"--card {card or repr(card)}: its speed is not known. Known are {KNOWN}. Or name a run with --like."
+        )
     return speed
 
 
