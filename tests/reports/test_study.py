@@ -55,7 +55,7 @@ def end(study, name: str, truth: dict[str, tuple[float, float]] = TRUTH) -> None
     lines = [{"step": 0, **base}, *({"step": step, "time/step": 2.0, **spent} for step in range(1, 5))]
     lines[-1] |= trained
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "eval.json").write_text("{}")
+    (folder / "verdict.json").write_text('{"steps": 4}')
 
 
 def answered(model: str, rng: random.Random, strict: float, lenient: float):
@@ -159,9 +159,8 @@ def test_a_supervised_run_for_another_run_of_the_first_arm_is_named(study):
     end(study, "supervised-0")
     collect(study)
     path = study.folder / "grpo-0/metrics.jsonl"
-    path.write_text(path.read_text().replace('"length": 25.0', '"length": 20.0'))
-    (path.parent / "eval.json").touch()  # it is written last
-    with pytest.raises(DataError, match=r"supervised-0: its 4 steps of 800 tokens do not match the 2560 that .*grpo-0"):
+    path.write_text(path.read_text().replace('"length": 25.0', '"length": 10.0'))
+    with pytest.raises(DataError, match=r"supervised-0: its 4 steps of 800 tokens do not match the 1280 that .*grpo-0"):
         collect(study)
 
 
@@ -230,7 +229,7 @@ def test_a_run_that_has_warmed_up_has_the_base_of_its_warm_up(study):
     (run,) = warm.runs()
     folder = warm.folder / "warm-0"
     (folder / "warmup").mkdir()
-    for name in ("metrics.jsonl", "eval.json", "eval_answers.jsonl"):
+    for name in ("metrics.jsonl", "verdict.json", "eval_answers.jsonl"):
         (folder / "warmup" / name).write_text((folder / name).read_text())
     config, warmup = warm.config(run), folder / "warmup"
     (warmup / "config.yaml").write_text(config.warmed_up_in(warmup).to_yaml())
@@ -266,7 +265,7 @@ def test_no_share_is_told_of_a_gain_that_was_not_found(study, found):
 def test_an_empty_file_of_metrics_is_named(study):
     end(study, "grpo-0")
     (study.folder / "grpo-0/metrics.jsonl").write_text("")
-    (study.folder / "grpo-0/eval.json").write_text("{}")
+    (study.folder / "grpo-0/verdict.json").write_text('{"steps": 0}')
     with pytest.raises(DataError, match=r"grpo-0/metrics\.jsonl: it is empty"):
         collect(study)
 

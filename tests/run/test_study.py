@@ -120,5 +120,5 @@ def test_a_study_trains_what_is_missing_and_judges(tmp_path):
     assert tokens["supervised"] == pytest.approx(tokens["grpo"], rel=0.4)  # the nearest number of steps
     assert found["arms"]["grpo"]["samples"] == 32
     assert [(one["arm"], one["problems"]) for one in found["gaps"]] == [("base", 16), ("grpo", 16), ("supervised", 16)]
-    (tmp_path / "runs/tiny/supervised-0/eval.json").unlink()
+    (tmp_path / "runs/tiny/supervised-0/verdict.json").unlink()
     assert "1 run to make, 1 ready" in octet(tmp_path, "--jobs", "2")

@@ -147,10 +147,8 @@ class RunFiles:
 
     @property
     def has_ended(self) -> bool:
-        """True if the last file of a run was written after its last step."""
-        last = self.folder / ("eval.json" if self.config.eval.problems else self.config.lora.product)
-        metrics = self.folder / "metrics.jsonl"
-        return last.exists() and metrics.exists() and last.stat().st_mtime >= metrics.stat().st_mtime
+        """True if the verdict, which is written last, is on the last step."""
+        return self._json("verdict.json").get("steps") == self.steps
 
     def flips(self) -> list[dict[str, Any]]:
         """Return the problems that only one of the first two models solved."""

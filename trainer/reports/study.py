@@ -23,7 +23,7 @@ from trainer.run_folder import earlier
 
 COSTS = ("samples", "tokens", "seconds")
 EQUAL = 0.01  # costs that differ by less are equal
-ALIKE = 0.1  # as alike as tokens are that follow from a whole number of steps
+ALIKE = 0.1  # tokens may differ by this share, and by a step, to which they are rounded
 BETTER, WORSE, CANNOT_TELL = "better", "worse", "cannot tell"
 
 
@@ -98,7 +98,7 @@ def collect(study: Study) -> Collected:
 def _same_tokens(supervised: RunFiles, first: RunFiles) -> None:
     """Raise DataError if the run `supervised` was made for another run of the first arm."""
     a_step, sampled = totals(supervised)["tokens"] / supervised.steps, totals(first)["tokens"]
-    if abs(a_step * supervised.total_steps / sampled - 1) > ALIKE:
+    if abs(a_step * supervised.total_steps - sampled) > max(a_step, ALIKE * sampled):
         raise DataError(
             f"{supervised.folder}: its {supervised.total_steps} steps of {a_step:.0f} tokens do not match the "
             f"{sampled:.0f} that {first.folder} has sampled. Delete this folder; the study makes the run again."

@@ -295,12 +295,13 @@ def _summarise(
 ) -> tuple[Verdict, dict[str, Any], list[str]]:
     """Print the table and the verdict. Return the verdict, the table for programs, and the lines."""
     document = results.document(results.settings_of(request.config), evaluations)
-    verdict = verdict_of(document, read_records(folder / "metrics.jsonl"), request.config.reward.answer)
-    text = json.dumps({"verdict": verdict.kind, "evidence": verdict.evidence}) + "\n"
-    disk.replace(folder / "verdict.json", text.encode())
+    metrics = read_records(folder / "metrics.jsonl")
+    verdict = verdict_of(document, metrics, request.config.reward.answer)
     if evaluations:
         results.write(folder, results.settings_of(request.config), evaluations)
         screen.show(results.evaluation_table(evaluations))
+    facts = {"verdict": verdict.kind, "evidence": verdict.evidence, "steps": metrics[-1]["step"] if metrics else 0}
+    disk.replace(folder / "verdict.json", (json.dumps(facts) + "\n").encode())
     said = [f"verdict: {verdict.text}"]
     if len(evaluations) == 3:
         said.append(f"{results.merged_against('trained', request.config)}: {agreement(evaluations[1], evaluations[2])}")
