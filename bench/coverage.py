@@ -1,6 +1,6 @@
 """How often the intervals of `octet study` contain the truth, how often it raises a false alarm, and what it finds.
 
-python bench/coverage.py                   writes bench/results/coverage.json; ten minutes on one core
+python bench/coverage.py                   writes bench/results/coverage.json; twenty minutes on one core
 python bench/coverage.py --spread 0.5      replaces the designs with this spread of seeds in that file
 
 A problem has a difficulty, and each arm its own deviation from it for each problem, for each seed, and for each seed

@@ -40,7 +40,7 @@ STUDIES = {
     ),
     "addition_cpu": (
         "SmolLM2-135M on sums, with controls",
-        "30 steps of 8 sums with 8 answers each, on one core of a CPU; `model.name` is the folder that"
+        "20 steps of 8 sums with 8 answers each, on one core of a CPU; `model.name` is the folder that"
         " `scripts/smollm2.py` makes.",
     ),
 }
@@ -175,13 +175,12 @@ def _coverage() -> Iterator[str]:
 def _how_often(designs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """In words, how often the intervals contain the truth, and whether the spread of seeds is that of real ones."""
     shares = [one["coverage"] for one in designs]
-    few = sorted({one["seeds"] for one in designs if one["coverage"] < LEAST})
-    outside = sum(not LEAST <= one <= MOST for one in shares)
+    below = sum(one < LEAST for one in shares)
+    above = [one["of_seed"] for one in designs if one["coverage"] > MOST]
     yield "The intervals should contain the truth in 95 % of studies. They do in"
-    yield f"{min(shares):.1%} to {max(shares):.1%}, and {outside} of {len(shares)} designs lie outside"
-    yield f"{LEAST:.0%} to {MOST:.0%}."
-    if few:
-        yield f"Those below it have {' or '.join(map(str, few))} seeds."
+    yield f"{min(shares):.1%} to {max(shares):.1%}. Of {len(shares)} designs, {below} lie below {LEAST:.0%}, and"
+    yield f"{len(above)} above {MOST:.0%}, whose intervals are wider than they need be; in {above.count(0.0)} of these,"
+    yield "seeds do not differ at all."
     for spread in sorted({one["of_seed"] for one in designs} - {0.0}):
         count = sum(one["of_seed"] == spread for one in designs)
         yield f"A spread of {spread}, in {count} of the designs, is about {POINTS * spread:.0f} points at 50 %."

@@ -33,6 +33,7 @@ CASES = {
     **{f"group {size}": USUAL._replace(group=size) for size in (2, 4, 16, 32)},
     **{f"{tokens} tokens": USUAL._replace(tokens=tokens) for tokens in (16, 32, 128, 256)},
     **{f"{hidden} wide": USUAL._replace(hidden=hidden) for hidden in (128, 512)},
+    "576 wide, 30 layers": USUAL._replace(hidden=576, layers=30, tokens=16),  # the layers of SmolLM2-135M
 }
 
 
