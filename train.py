@@ -37,7 +37,7 @@ def main() -> None:
     gc.disable()  # the imports make a million objects and no garbage; to look for it would take another second
     from trainer.run import job  # torch, deepspeed, transformers
 
-    gc.freeze()
+    gc.freeze()  # torch collects garbage before each CUDA graph, and need not look at them again
     gc.enable()
     job.run(request)
 
