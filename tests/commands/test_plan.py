@@ -241,7 +241,7 @@ def test_the_time_energy_and_price_on_a_card_are_bounds(capsys):
     worked_out = found["steps"] * (parts["rollout"] + parts["update"]) + every * parts["evaluation"]
     assert least == pytest.approx(worked_out / 3600)
     assert 1 < most / least < 13
-    assert found["kwh_at_most"] == pytest.approx(most * 0.115)
+    assert found["kwh"] == pytest.approx(most * 0.115)
     assert found["price"] == pytest.approx([least / 2, most / 2])
     _, out, _ = octet_plan(capsys, "--preset", "8gb", "--card", "RTX 4060", "--price", "0.5")
     assert re.search(
@@ -256,7 +256,7 @@ def test_a_card_of_this_machine_says_its_own_power_limit(capsys, monkeypatch):
     monkeypatch.setattr(hardware, "detect", lambda: Hardware((card,), cores=8))
     monkeypatch.setattr(hardware, "nvidia_smi", lambda *_: "280.00\n")
     found = planned(capsys, "run.steps=10")["time"]
-    assert found["kwh_at_most"] == pytest.approx(found["hours"][1] * 0.28)
+    assert found["kwh"] == pytest.approx(found["hours"][1] * 0.28)
 
 
 def test_without_a_card_or_a_number_of_problems_no_hours_are_said(capsys):
@@ -282,7 +282,7 @@ def test_an_earlier_run_corrects_the_time(capsys, tmp_path):
     same = planned(capsys, *like)["time"]
     assert same["seconds"]["rollout"] == pytest.approx([3.0, 3.0])
     assert same["seconds"]["update"] == pytest.approx([1.0, 1.0])
-    assert same["kwh_at_most"] is None
+    assert same["kwh"] is None
     longer = planned(capsys, *like, "--length", "40")["time"]
     assert longer["seconds"]["rollout"][0] > 4.5
     assert same["basis"] == (

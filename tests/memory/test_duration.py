@@ -95,7 +95,7 @@ def test_the_steps_of_a_run_correct_what_is_computed():
     assert (own.length, own.live) == (4.0, 1.0)
     assert (own.rollout, own.update) == (pytest.approx(3.0), pytest.approx(1.5))
     assert measured(duration("rollout.dead_groups=drop"), records).live == 0.5
-    with pytest.raises(ConfigError, match="--like: that run has no step to measure yet"):
+    with pytest.raises(ConfigError, match="--like: that run has no step with a rollout to measure"):
         measured(duration(), records[:1])
 
 

@@ -1,7 +1,7 @@
 """The statistics of a study, against numbers that were worked out in another way."""
 
 import random
-from statistics import fmean
+from statistics import fmean, variance
 
 import pytest
 
@@ -33,6 +33,15 @@ def test_seeds_that_agree_more_than_chance_leave_the_problems_alone_to_count():
     values = rows[0]
     plain = (sum((one - fmean(values)) ** 2 for one in values) / 7 / 8) ** 0.5
     assert (found.error, found.freedom) == (pytest.approx(plain), 7)
+
+
+def test_seeds_count_among_the_degrees_of_freedom_even_where_they_add_nothing():
+    """Three seeds whose means are nearly the same, while their answers differ from problem to problem."""
+    rows = [[1.0, 0.0, 1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]]
+    found = effect(rows)
+    means, columns = [fmean(row) for row in rows], [fmean(column) for column in zip(*rows, strict=True)]
+    of_seeds, of_problems = 6 * variance(means), 3 * variance(columns)
+    assert found.freedom == pytest.approx(of_problems**2 / (of_seeds**2 / 2 + of_problems**2 / 5))
 
 
 def test_arms_that_answer_alike_differ_by_less_than_some_problems_and_by_no_more():

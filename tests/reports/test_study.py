@@ -2,7 +2,6 @@
 
 import json
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -39,9 +38,7 @@ def end(study, name: str, truth: dict[str, tuple[float, float]] = TRUTH) -> None
     (run,) = (one for one in study.runs() if one.name == name)
     folder = study.folder / name
     folder.mkdir(parents=True)
-    taught = ("warmup.steps=4",) if run.arm == "supervised" else ()
-    config = study.config(replace(run, overrides=(*run.overrides, *taught)))
-    (folder / "config.yaml").write_text("# octet-grpo 0.1.0\n" + config.to_yaml())
+    (folder / "config.yaml").write_text("# octet-grpo 0.1.0\n" + study.config(run).to_yaml())
     answers = [
         one
         for model, seed in (("base", 0), ("trained", f"{run.seed} {run.arm}"))
@@ -55,7 +52,7 @@ def end(study, name: str, truth: dict[str, tuple[float, float]] = TRUTH) -> None
     lines = [{"step": 0, **base}, *({"step": step, "time/step": 2.0, **spent} for step in range(1, 5))]
     lines[-1] |= trained
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "verdict.json").write_text('{"steps": 4}')
+    (folder / "verdict.json").write_text("{}")
 
 
 def answered(model: str, rng: random.Random, strict: float, lenient: float):
@@ -115,7 +112,7 @@ def test_costs_are_counted_and_compared_where_they_are_equal(found):
     assert at["supervised"] == pytest.approx(0.9)
     said = "\n".join(sentences(found))
     assert "All arms have spent the same tokens and seconds." in said
-    assert "They have not spent the same samples." in said
+    assert "They differ in samples." in said
 
 
 def test_two_seeds_are_not_judged(study):
@@ -154,14 +151,13 @@ def test_a_run_with_other_settings_is_named(study):
         collect(study)
 
 
-def test_a_supervised_run_for_another_run_of_the_first_arm_is_named(study):
-    end(study, "grpo-0")
-    end(study, "supervised-0")
-    collect(study)
-    path = study.folder / "grpo-0/metrics.jsonl"
-    path.write_text(path.read_text().replace('"length": 25.0', '"length": 10.0'))
-    with pytest.raises(DataError, match=r"supervised-0: its 4 steps of 800 tokens do not match the 1280 that .*grpo-0"):
-        collect(study)
+def test_the_control_supervised_has_the_tokens_of_the_first_arm_without_solutions_that_are_too_long(study):
+    study.path.write_text(TEXT.replace("run.steps: 4", "run.steps: 4, rollout.max_new_tokens: 24"))
+    short = read_study(study.path)
+    end(short, "grpo-0")  # it has sampled 3,200 tokens
+    (run,) = (one for one in short.runs() if one.name == "supervised-0")
+    steps = short.config(command._as_long(short, run)).warmup.steps
+    assert steps * 8 * 24 >= 3200
 
 
 def test_runs_on_other_problems_are_named(study):
@@ -265,7 +261,6 @@ def test_no_share_is_told_of_a_gain_that_was_not_found(study, found):
 def test_an_empty_file_of_metrics_is_named(study):
     end(study, "grpo-0")
     (study.folder / "grpo-0/metrics.jsonl").write_text("")
-    (study.folder / "grpo-0/verdict.json").write_text('{"steps": 0}')
     with pytest.raises(DataError, match=r"grpo-0/metrics\.jsonl: it is empty"):
         collect(study)
 

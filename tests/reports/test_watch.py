@@ -37,6 +37,7 @@ def test_what_is_shown_of_a_run_that_has_ended(finished, capsys):
 
 def test_a_run_that_goes_on_says_how_long_it_takes(copied, capsys):
     folder = copied("running")
+    (folder / "verdict.json").unlink()
     records = lines_of(folder / "metrics.jsonl")[:4]
     for record in records[1:]:
         record.update({name: 0.0 for name in record if name.startswith("time/")})
@@ -50,6 +51,7 @@ def test_a_run_that_goes_on_says_how_long_it_takes(copied, capsys):
 def broken_off(copied):
     """A run that was killed after three steps, five minutes ago."""
     folder = copied("broken-off")
+    (folder / "verdict.json").unlink()
     write_lines(folder / "metrics.jsonl", lines_of(folder / "metrics.jsonl")[:4])
     for path in folder.iterdir():
         os.utime(path, (time.time() - 300,) * 2)

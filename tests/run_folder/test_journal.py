@@ -58,3 +58,9 @@ def test_a_run_that_begins_again_evaluates_its_base_again(metrics):
     """Killed between the line of step 0 and the first checkpoint."""
     Journal(metrics.parent, 0)
     assert metrics.read_bytes() == b""
+
+
+def test_a_run_that_goes_on_has_no_verdict_until_it_ends_again(metrics):
+    (metrics.parent / "verdict.json").write_text("{}")
+    Journal(metrics.parent, 3)
+    assert not (metrics.parent / "verdict.json").exists()

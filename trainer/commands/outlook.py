@@ -75,7 +75,8 @@ def outlook(options: Namespace, planner: Planner, machine: hardware.Hardware | N
         basis = (
             f"computed from the published numbers of {on}: the first at these, the second with the losses of an H100"
         )
-    drawn = watts(like.metrics) if like and not options.card else None
+    is_same_card = like and (not options.card or card_speed(like.machine.get("device", "")) == card_speed(options.card))
+    drawn = watts(like.metrics) if like and is_same_card else None
     limit = hardware.power_limit() if here and here == on else 0.0
     known = drawn or limit or least.speed.watts
     return Outlook(least, most, _steps(planner.config, like), basis, known, bool(drawn))
@@ -184,7 +185,8 @@ def document(found: Outlook | None, price: float | None) -> dict[str, Any] | Non
         "hours": hours,
         "seconds": per_step,
         "basis": found.basis,
-        "kwh" if found.is_measured else "kwh_at_most": found.kwh,
+        "kwh": found.kwh,  # at most, unless it follows from what the card of an earlier run drew
+        "kwh_is_measured": found.is_measured,
         "price": hours and price and [hour * found.ranks * price for hour in hours],
     }
 

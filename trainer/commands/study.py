@@ -177,7 +177,8 @@ def _as_long(study: Study, one: StudyRun) -> StudyRun:
     from trainer.model.load import load_tokenizer
 
     tokenizer, style = load_tokenizer(config.model), answer_style(config.prompt, task)
-    length = fmean(len(tokenizer(taught(one, style))["input_ids"]) + 1 for one in problems if one.solution)
+    lengths = [len(tokenizer(taught(one, style))["input_ids"]) + 1 for one in problems if one.solution]
+    length = fmean([one for one in lengths if one <= config.rollout.max_new_tokens] or lengths)  # longer are left out
     tokens = totals(read_run(study.folder / f"{study.first}-{one.seed}"))["tokens"]
     steps = max(1, round(tokens / length / config.warmup.problems))
     return StudyRun(one.arm, one.seed, (*one.overrides, f"warmup.steps={steps}"))

@@ -44,7 +44,13 @@ CONTROLS: Mapping[str, Mapping[str, Any]] = {
     "random": {"reward.control": "random"},
     "shuffled_gold": {"reward.control": "shuffled_gold"},
     "shuffled_advantages": {"reward.control": "shuffled_advantages"},
-    SUPERVISED: {"warmup.only": True, "warmup.steps": 1},  # later as many as have the tokens of the first arm
+    SUPERVISED: {
+        "warmup.only": True,
+        "warmup.steps": 1,  # later as many as have the tokens of the first arm
+        "warmup.from": "solutions",
+        "warmup.rounds": 1,
+        "warmup.patience": None,
+    },
 }
 
 

@@ -17,7 +17,7 @@ from trainer.config.read_yaml import BadYaml, read_yaml
 from trainer.config.settings import Config, fields
 from trainer.errors import ConfigError, DataError
 from trainer.estimates import Share, wilson
-from trainer.run_folder.journal import read_records
+from trainer.run_folder.journal import VERDICT, read_records
 from trainer.watch.diagnosis import History
 from trainer.watch.verdict import Verdict, verdict_of
 
@@ -147,8 +147,8 @@ class RunFiles:
 
     @property
     def has_ended(self) -> bool:
-        """True if the verdict, which is written last, is on the last step."""
-        return self._json("verdict.json").get("steps") == self.steps
+        """True if there is a verdict. A run writes it last, and removes it if it goes on."""
+        return (self.folder / VERDICT).is_file()
 
     def flips(self) -> list[dict[str, Any]]:
         """Return the problems that only one of the first two models solved."""

@@ -23,7 +23,6 @@ from trainer.run_folder import earlier
 
 COSTS = ("samples", "tokens", "seconds")
 EQUAL = 0.01  # costs that differ by less are equal
-ALIKE = 0.1  # tokens may differ by this share, and by a step, to which they are rounded
 BETTER, WORSE, CANNOT_TELL = "better", "worse", "cannot tell"
 
 
@@ -89,20 +88,7 @@ def collect(study: Study) -> Collected:
             missing.append(run.name)
         else:
             found[run.arm][run.seed] = files
-    for seed, supervised in found.get(SUPERVISED, {}).items():
-        if first := found[study.first].get(seed):
-            _same_tokens(supervised, first)
     return Collected(study, {arm: runs for arm, runs in found.items() if runs}, missing)
-
-
-def _same_tokens(supervised: RunFiles, first: RunFiles) -> None:
-    """Raise DataError if the run `supervised` was made for another run of the first arm."""
-    a_step, sampled = totals(supervised)["tokens"] / supervised.steps, totals(first)["tokens"]
-    if abs(a_step * supervised.total_steps - sampled) > max(a_step, ALIKE * sampled):
-        raise DataError(
-            f"{supervised.folder}: its {supervised.total_steps} steps of {a_step:.0f} tokens do not match the "
-            f"{sampled:.0f} that {first.folder} has sampled. Delete this folder; the study makes the run again."
-        )
 
 
 def ended(study: Study, run: StudyRun) -> RunFiles | None:

@@ -34,7 +34,7 @@ from trainer.run import assemble, sampler_check, teaching
 from trainer.run.assemble import Run
 from trainer.run.rehearsal import planned, rehearse, report
 from trainer.run_folder import checkpoints, claim, earlier
-from trainer.run_folder.journal import read_records
+from trainer.run_folder.journal import VERDICT, read_records
 from trainer.run_folder.record import Record
 from trainer.warmup import warm_up
 from trainer.watch.memory_use import total
@@ -295,13 +295,12 @@ def _summarise(
 ) -> tuple[Verdict, dict[str, Any], list[str]]:
     """Print the table and the verdict. Return the verdict, the table for programs, and the lines."""
     document = results.document(results.settings_of(request.config), evaluations)
-    metrics = read_records(folder / "metrics.jsonl")
-    verdict = verdict_of(document, metrics, request.config.reward.answer)
+    verdict = verdict_of(document, read_records(folder / "metrics.jsonl"), request.config.reward.answer)
     if evaluations:
         results.write(folder, results.settings_of(request.config), evaluations)
         screen.show(results.evaluation_table(evaluations))
-    facts = {"verdict": verdict.kind, "evidence": verdict.evidence, "steps": metrics[-1]["step"] if metrics else 0}
-    disk.replace(folder / "verdict.json", (json.dumps(facts) + "\n").encode())
+    text = json.dumps({"verdict": verdict.kind, "evidence": verdict.evidence}) + "\n"
+    disk.replace(folder / VERDICT, text.encode())  # last, because it marks the run as ended
     said = [f"verdict: {verdict.text}"]
     if len(evaluations) == 3:
         said.append(f"{results.merged_against('trained', request.config)}: {agreement(evaluations[1], evaluations[2])}")

@@ -19,17 +19,19 @@ SAMPLED_GROUPS = 2  # per step in samples.jsonl
 
 
 FILES = ("metrics.jsonl", "samples.jsonl")
+VERDICT = "verdict.json"  # of a run that has ended
 
 
 class Journal:
     """Appends records. A run that resumes at `first_step` first drops the records of later steps, and warns of earlier
-    ones that are damaged or missing: no checkpoint depends on them."""
+    ones that are damaged or missing: no checkpoint depends on them. It has no verdict until it ends again."""
 
     def __init__(self, folder: Path, first_step: int, tracker: Tracker | None = None) -> None:
         self.folder = folder
         self.tracker = tracker
         self._board: Any = None
         self._without_board = False
+        (folder / VERDICT).unlink(missing_ok=True)
         for name in FILES:
             _keep_before(folder / name, first_step)
         _warn_of_gaps(folder / "metrics.jsonl", first_step)

@@ -83,7 +83,7 @@ class Record:
 def metrics_of(
     groups: Sequence[ScoredGroup], updates: Sequence[Update], tally: Tally, phases: Phases
 ) -> dict[str, float]:
-    """Return the metrics of a step, which are the same on every rank but for times and memory."""
+    """Return the metrics of a step, which are the same on every rank but for times, memory and energy."""
     tally_groups(tally, groups)
     tally.add("groups", len(groups) * distributed.world_size())  # more than rollout.problems after a refill
     return tally.means(distributed.gather) | metrics_of_updates(updates) | phases.metrics()
