@@ -112,7 +112,7 @@ def test_costs_are_counted_and_compared_where_they_are_equal(found):
     assert at["supervised"] == pytest.approx(0.9)
     said = "\n".join(sentences(found))
     assert "All arms have spent the same tokens and seconds." in said
-    assert "They differ in samples." in said
+    assert "The arms differ in cost: samples." in said
 
 
 def test_two_seeds_are_not_judged(study):

@@ -162,7 +162,7 @@ def _costs(found: Found) -> Iterator[str]:
         yield f"All arms have spent the same {' and '.join(same)}."
     if others:
         yield (
-            f"They differ in {', '.join(others)}. The last table has the accuracy of each arm when it "
+            f"The arms differ in cost: {', '.join(others)}. The last table has the accuracy of each arm when it "
             "had spent what the most frugal one did in all."
         )
 
