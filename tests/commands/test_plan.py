@@ -291,6 +291,19 @@ def test_an_earlier_run_corrects_the_time(capsys, tmp_path):
     assert same["basis"] in octet_plan(capsys, *like)[1].replace("\n", "")
 
 
+def test_what_the_card_of_an_earlier_run_drew_is_expected_of_the_same_card(capsys, tmp_path):
+    """800 joules in four seconds."""
+    like = ("--preset", "nano", "--like", earlier_run(tmp_path, "NVIDIA GeForce RTX 3090"))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    counted = [json.dumps(line | {"energy/rollout": 600.0, "energy/step": 200.0}) for line in lines]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(counted) + "\n")
+    for card in ((), ("--card", "RTX 3090")):
+        found = planned(capsys, *like, *card)["time"]
+        assert found["kwh_is_measured"]
+        assert found["kwh"] == pytest.approx(found["hours"][1] * 0.2)
+    assert not planned(capsys, *like, "--card", "H100")["time"]["kwh_is_measured"]
+
+
 def test_an_earlier_run_of_another_model_gives_no_length_of_answers(capsys, tmp_path):
     like = ("--preset", "8gb", "--like", earlier_run(tmp_path, "NVIDIA H100 80GB HBM3"))
     found, given = (planned(capsys, *like, *more)["time"] for more in ((), ("--length", "512")))

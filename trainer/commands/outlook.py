@@ -60,10 +60,14 @@ def outlook(options: Namespace, planner: Planner, machine: hardware.Hardware | N
     _check(options)
     like = read_run(options.like) if options.like else None
     here = machine.gpus[0].name if machine and machine.gpus else ""
+    drawn = None
     if like:
-        on = options.card or like.machine.get("device", "")
+        device = like.machine.get("device", "")
+        on = options.card or device
         least, basis = _followed(options, planner, like)
         most = least
+        if not options.card or least.speed == card_speed(device):
+            drawn = watts(like.metrics)
     else:
         on = options.card or here
         speed = _named(on) if options.card else card_speed(on)
@@ -75,8 +79,6 @@ def outlook(options: Namespace, planner: Planner, machine: hardware.Hardware | N
         basis = (
             f"computed from the published numbers of {on}: the first at these, the second with the losses of an H100"
         )
-    is_same_card = like and (not options.card or card_speed(like.machine.get("device", "")) == card_speed(options.card))
-    drawn = watts(like.metrics) if like and is_same_card else None
     limit = hardware.power_limit() if here and here == on else 0.0
     known = drawn or limit or least.speed.watts
     return Outlook(least, most, _steps(planner.config, like), basis, known, bool(drawn))
