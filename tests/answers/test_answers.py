@@ -8,22 +8,27 @@ import re
 import subprocess
 import sys
 import time
+import unicodedata
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainer.answers import choice, compare, equation, find, notation, phrase, said, symbolic
+from trainer.answers import choice, compare, equation, find, notation, phrase, said, symbolic, words
 from trainer.answers import number as number_module
 from trainer.answers.compare import equal
 from trainer.answers.find import STYLES, lenient, strict
 from trainer.answers.notation import LONGEST_ANSWER
 from trainer.answers.number import LARGEST_EXPONENT, number
 from trainer.answers.said import LONGEST_TEXT
+from trainer.config.sections.reward import Reward
+from trainer.records import Completion, Problem, Prompt
+from trainer.reward.built_in import Rules, read
 
 ROOT = Path(__file__).parents[2]
 TABLE = yaml.safe_load((ROOT / "tests/data/answers.yaml").read_text(encoding="utf-8"))
@@ -44,6 +49,16 @@ def test_finds_what_the_table_says(case: list[str]) -> None:
     assert strict(text, style, gold) == want_strict
     assert lenient(text, gold) == want_lenient
     assert correct(text, style, gold) == want_correct
+
+
+@pytest.mark.parametrize("case", TABLE["paid"], ids=lambda case: f"{case['form']} {case['gold']}")
+def test_pays_what_the_table_says(case: dict[str, Any]) -> None:
+    def is_paid(text: str) -> bool:
+        found = strict(case["form"].format(text), case["style"], case["gold"])
+        return found is not None and equal(found, case["gold"])
+
+    assert [text for text in case["right"] if not is_paid(text)] == []
+    assert [text for text in case["wrong"] if is_paid(text)] == []
 
 
 @pytest.mark.parametrize("case", TABLE["compared"], ids=lambda case: f"{case[0]!r} vs {case[1]!r}")
@@ -192,6 +207,67 @@ def test_tuples_keep_their_order_and_sets_do_not(values: list[int], brackets: st
     assert equal(f"\\{{{backwards}\\}}", f"\\{{{inside}\\}}")
 
 
+# -------------------------------------------------------------------------------------------------------------- symbols
+
+KINDS = ("So", "Sm", "Sk", "Sc", "Po")
+SYMBOLS = [char for char in map(chr, range(0x20000)) if unicodedata.category(char) in KINDS]
+SEQUENCES = [
+    "👍", "👍🏽", "👍🏿", "🇫🇷", "🇩🇪", "🇫🇷🇩🇪", "👩\u200d🚀", "👩🚀", "👨\u200d🚀", "👨\u200d👩\u200d👧", "👨👩👧",
+    "❤\ufe0f\u200d🔥", "❤🔥", "🏳\ufe0f\u200d🌈", "🏳", "🏳\ufe0f\u200d⚧\ufe0f", "F♯", "F♭", "F", "♯", "♭", "→", "←",
+    "→←", "x→y", "x←y", "A♠", "A♥", "10♠", "10♥", "10", "½♥",
+]  # fmt: skip
+
+
+def test_symbols_are_equal_only_if_unicode_says_that_they_are_the_same() -> None:
+    assert len(SYMBOLS) > 6_000
+    for distance in (1, 2, 5):
+        for one, other in zip(SYMBOLS, SYMBOLS[distance:]):
+            same = unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other)
+            assert equal(one, other) is same, (one, other)
+            assert equal(f"${one}$", one)
+
+
+@pytest.mark.parametrize("gold", SEQUENCES)
+def test_sequences_of_symbols_are_equal_only_to_themselves(gold: str) -> None:
+    assert [one for one in SEQUENCES if equal(one, gold)] == [gold]
+    assert [one for one in SEQUENCES if equal(f"\\text{{{one}}}", gold)] == [gold]
+
+
+@given(
+    st.lists(st.sampled_from(SYMBOLS), min_size=1, max_size=4),
+    st.lists(st.sampled_from(SYMBOLS), min_size=1, max_size=4),
+)
+def test_words_of_symbols_are_equal_only_if_unicode_says_so(one: list[str], other: list[str]) -> None:
+    texts = [unicodedata.normalize("NFC", "".join(symbols)) for symbols in (one, other)]
+    assert equal("".join(one), "".join(other)) is (texts[0] == texts[1])
+
+
+@given(st.text(st.characters(categories=("L", "Mn", "Nd"), max_codepoint=0x1FFF), min_size=1, max_size=12))
+def test_the_encoding_of_accents_makes_no_difference(text: str) -> None:
+    composed, decomposed = unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)
+    assert equal(composed, decomposed)
+    assert equal(decomposed, composed)
+
+
+# ----------------------------------------------------------------------------------------------- strict within lenient
+
+
+def is_paid_by(text: str, style: str, gold: str) -> tuple[bool, bool]:
+    prompt = Prompt(Problem("p", "?", gold), "", ())
+    reading = read(prompt, Completion((), (), text, truncated=False), Rules(Reward(), style, 100))
+    return reading.correct_strict, reading.correct_lenient
+
+
+def test_what_the_strict_reading_pays_the_lenient_one_pays_in_the_whole_table() -> None:
+    cases = [(text, style, gold) for text, style, _, _, gold, _ in TABLE["found"]]
+    cases += [
+        (case["form"].format(one), case["style"], case["gold"]) for case in TABLE["paid"] for one in case["right"]
+    ]
+    paid = [is_paid_by(*case) for case in cases]
+    assert sum(by_strict for by_strict, _ in paid) > 600
+    assert [case for case, pays in zip(cases, paid) if pays == (True, False)] == []
+
+
 # --------------------------------------------------------------------------------------------------------- all of GSM8K
 
 
@@ -317,6 +393,18 @@ HOSTILE = {
     "contexts": "#### 18" + " in the 1 days" * 25,
     "corrections in a phrase": "#### " + "18, wait, " * 39 + "18",
     "blank lines behind an answer": "The answer is" + "\n" * 380 + "18",
+    "nouns": "#### 18 " + "ab " * 190,
+    "names": "#### " + "cost of " * 48 + "is 18",
+    "clauses": "#### " + "so it is 18, " * 30,
+    "prepositions": "#### 18 " + "in of to " * 40,
+    "joiners between pictures": "#### " + "🎉\u200d" * (MB // 2),
+    "decomposed accents": "#### " + "a\u0301" * (MB // 2),
+    "accents on one letter": "#### 1" + "\u0301" * MB,
+    "dotted thousands": "#### 1" + ".234" * 98,
+    "apostrophes": "#### 1" + "'234" * 98,
+    "pairs of digits": "#### 1" + ",23" * 130,
+    "approximations": "#### " + "1/3 ≈ " * 60,
+    "entries": "#### " + '{"a": ' * 60,
     "hyphens": "#### 18 " + "twenty-" * 55,
     "thoughts of several kinds": "<think>[THINK]</think>" * (MB // 22),
 }
@@ -351,7 +439,7 @@ def test_hostile_answers_are_compared_in_time(name: str) -> None:
     assert time.process_time() - start < MOST_SECONDS
 
 
-MODULES = (choice, compare, equation, find, notation, number_module, phrase, said, symbolic)
+MODULES = (choice, compare, equation, find, notation, number_module, phrase, said, symbolic, words)
 PATTERNS = {
     f"{module.__name__}.{name}": pattern
     for module in MODULES
@@ -359,7 +447,8 @@ PATTERNS = {
     if isinstance(pattern, re.Pattern)
 }
 UNITS = [*" 1a{}(),.-=$*#'\"\n\\", "1,", "1 ", "1.", "1/", ",000", " 000", "1 * ", "a ", "ab ", "not ", "in the 1 ",
-         "nswer is ", "twenty-", "km/", "<|a|>", "\\boxed{1}", "{}", "()", "**"]  # fmt: skip
+         "nswer is ", "twenty-", "km/", "<|a|>", "\\boxed{1}", "{}", "()", "**", "w", "wv",
+          "wp", "pdw", "N", "1'", "1.234"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -392,10 +481,11 @@ FRAGMENTS = st.sampled_from([
     "10^", "*", "**", "$", "\\$", "%", "-", "\u2212", "=", "C", "(C)", " or ", " and ", "pi", " dollars", "½", "²",
     "\0", "\ud800",
 ])  # fmt: skip
+GENERATED = st.one_of(st.lists(FRAGMENTS, max_size=40).map("".join), st.text(st.characters(), max_size=60))
 
 
 @settings(max_examples=400)
-@given(st.one_of(st.lists(FRAGMENTS, max_size=40).map("".join), st.text(st.characters(), max_size=60)))
+@given(GENERATED)
 @example("\\boxed{\\frac{1}{0}}")
 @example("10^{-}")
 def test_no_text_raises_and_every_answer_equals_itself(text: str) -> None:
@@ -405,6 +495,15 @@ def test_no_text_raises_and_every_answer_equals_itself(text: str) -> None:
     found = lenient(text)
     assert found is None or equal(found, found)
     assert equal(text, text)
+
+
+@settings(max_examples=400)
+@given(GENERATED, GENERATED, st.sampled_from(STYLES))
+@example("#### 1\nso ", "\\boxed{23}", "gsm8k")
+@example("#### 1, no wait, 23", "", "gsm8k")
+def test_whatever_the_strict_reading_pays_the_lenient_one_pays(text: str, more: str, style: str) -> None:
+    for gold in (strict(text + more, style) or "1", "1", "C"):
+        assert is_paid_by(text + more, style, gold) != (True, False)
 
 
 # ------------------------------------------------------------------------------------------------------------- imports
@@ -427,8 +526,27 @@ def rows_of_the_page() -> list[tuple[str, list[str], list[str]]]:
 
 @pytest.mark.parametrize(("gold", "right", "wrong"), rows_of_the_page())
 def test_the_table_of_equal_answers_is_true(gold, right, wrong):
-    assert [one for one in right if not compare.equal(one, gold)] == []
-    assert [one for one in wrong if compare.equal(one, gold)] == []
+    assert [one for one in right if not is_paid_by(f"<answer>{one}</answer>", "tags", gold)[0]] == []
+    assert [one for one in wrong if is_paid_by(f"<answer>{one}</answer>", "tags", gold)[0]] == []
+
+
+def rows_about_rewards(heading: str) -> list[list[str]]:
+    """The cells of a table of docs/rewards.md, whose first line begins so."""
+    lines = (ROOT / "docs/rewards.md").read_text().partition(heading)[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+@pytest.mark.parametrize(("what", "texts"), rows_about_rewards("| behind the mark |"))
+def test_the_table_of_statements_is_true(what: str, texts: str) -> None:
+    found = re.findall("`([^`]*)`", texts)
+    assert [is_paid_by(f"#### {one}", "gsm8k", "18") for one in found] == [("right" in what,) * 2] * len(found)
+
+
+@pytest.mark.parametrize(("texts", "by_strict", "by_lenient"), rows_about_rewards("| text | strict |"))
+def test_the_table_of_marks_is_true(texts: str, by_strict: str, by_lenient: str) -> None:
+    for one in re.findall("`([^`]*)`", texts.rpartition("`:")[0] + "`"):
+        style = "boxed" if "boxed" in one else "gsm8k"
+        assert is_paid_by(one, style, "18") == (by_strict == "right", by_lenient == "right"), one
 
 
 def test_without_accents_brasilia_is_right():

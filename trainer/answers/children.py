@@ -37,16 +37,9 @@ LONGEST_REPLY = 1 << 20
 
 # What a library raises on nonsense; RecursionError is a RuntimeError.
 NONSENSE = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RuntimeError,
-    TypeError,
-    ValueError,
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError,
     SyntaxError,
-)
+)  # fmt: skip
 
 
 class ChildPool:
@@ -55,6 +48,7 @@ class ChildPool:
     def __init__(self, function: str, workers: int, deadline_s: float) -> None:
         self.hangs = 0  # requests ended by the deadline
         self.failures = 0  # requests in which the child died or raised
+        self.deaths = 0  # those in which it died
         self._function, self._deadline_s, self._workers = function, deadline_s, workers
         self._counting = threading.Lock()
         self._closed = False
@@ -87,13 +81,14 @@ class ChildPool:
             self._children.put(child)
         answer = json.loads(reply) if reply else None
         if answer is None:
-            self._count(hang=reply is None)
+            self._count(hang=reply is None, death=reply == "")
         return answer
 
-    def _count(self, hang: bool) -> None:
+    def _count(self, hang: bool, death: bool) -> None:
         with self._counting:
             self.hangs += hang
             self.failures += not hang
+            self.deaths += death
 
 
 class _Child:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 
-from trainer.answers.notation import clean
+from trainer.answers.notation import DECORATION, clean
 
+_BLANK_LINE = re.compile(  # what follows is an explanation, which may name other choices, or takes this one back
+    r"\n[ \t\r]*\n(?!\s*(?:or|no|wait|maybe|perhaps|actually|sorry|oops|correction|if\s+not|on\s+second)\b)",
+    re.IGNORECASE,
+)
 _STATED = re.compile(
     r"(?:(?:[Oo]ption|[Cc]hoice|[Ll]etter)\s+)?['\"(\[]?([A-J])['\"\]]?(?P<mark>\)?[.:]?)(?=[\s,;/&]|$)"
 )
 _LABEL = re.compile(r"\(([A-J])\)|(?<![\w'])([A-J])(?=[).:](?:\s|$))|\b(?:[Oo]ption|[Cc]hoice)\s+\(?([A-J])\b")
-_LETTER = re.compile(r"(?<![\w'$\\-])[A-J](?![\w'-])")
+LETTER = re.compile(r"(?<![\w'$\\-])[A-J](?![\w'-])")
 _OTHER = re.compile(r"\b(?:not|than|over|unlike)\s+(?:[Oo]ption\s+|[Cc]hoice\s+)?\(?[A-J]\b\)?")  # C, not B
 _BESIDE = re.compile(
     r"[,;/&]|(?:or|and|no|wait|actually|maybe|perhaps|possibly|also|even|alternatively|if\s+not|on\s+second)\b",
@@ -31,7 +35,7 @@ _LOWER = re.compile(r"\(([a-j])\)[.:]?|([a-j])[.):]?")
 
 def choice_letter(phrase: str) -> str | None:
     """Return C for `C`, `(C)`, `C) Paris`, `C, because ...`, `\\text{(C)}` and `(c)`."""
-    phrase = clean(phrase)
+    phrase = clean(DECORATION.sub(" ", _BLANK_LINE.split(phrase.strip(), maxsplit=1)[0]))
     stated = _STATED.match(phrase)
     if stated is None:
         lower = _LOWER.fullmatch(phrase)
@@ -46,8 +50,8 @@ def _is_taken_back(letter: str, rest: str, mark: str) -> bool:
     Behind a letter with a mark stands the choice itself, which may name other letters: `D) both A and B`, `A) E. coli`.
     """
     labels = named_letters(_DOTTED.sub("", rest) if ")" in mark else rest) - {letter}
-    letters = set(_LETTER.findall(rest)) - {letter}
-    if labels or (letters and (not mark or _BESIDE.match(rest) or (")" not in mark and _LETTER.fullmatch(rest)))):
+    letters = set(LETTER.findall(rest)) - {letter}
+    if labels or (letters and (not mark or _BESIDE.match(rest) or (")" not in mark and LETTER.fullmatch(rest)))):
         return True
     return _DOUBTED.match(rest) is not None if mark else _IS_RIGHT.match(rest) is None
 

@@ -1,18 +1,7 @@
 r"""Compare two answers. Standard library only; what a model wrote is never evaluated.
 
 `equal` brings both sides to one normal form: an exact number, else intervals, tuples and sets of these, else text.
-Where more than one reading is possible, these are the decisions (tests/data/answers.yaml has a case for each):
-
-    percent      50% is 50, as GSM8K writes it; it is not 0.5
-    units        are dropped: 18 dollars, $18 and 18 are one; 3 hours 20 minutes is no single number
-    nouns        are dropped if the gold answer is a plain number; the gold "7 dwarfs" takes 7, and "7 Up" is a name
-    scale words  2 million is 2000000, but a dozen is a unit: 2 dozen is 2
-    commas       part thousands and never decimals: 1,234 is a number, 1,23 is a list, (1,234) is a pair
-    algebra      5x, 5m, 5 - m, 4! and 3 pi are no numbers
-    equations    a label before an equals sign is dropped: x = 5 is 5, and not y = 5; 2x = 5 is compared as a whole
-    lists        (1, 2) keeps its order; {1, 2}, the bare 1, 2 and "x = 1 or x = 2" do not; "Smith, John" is a text
-    hedging      "18 or 20" and "x = 18, y = 20" are not 18, nor is "5 apples and 3 left over" 5
-    case         counts in formulas, not in words: Yes is yes, n is not N; a bare letter is a variable, (c) a choice
+Where more than one reading is possible, docs/tasks.md says which one is taken; tests/data/answers.yaml has the cases.
 """
 
 from __future__ import annotations
@@ -22,10 +11,14 @@ import unicodedata
 from collections.abc import Hashable
 
 from trainer.answers.choice import choice_letter
-from trainer.answers.equation import parted
-from trainer.answers.notation import LONGEST_ANSWER, clean
+from trainer.answers.equation import exact, parted
+from trainer.answers.notation import DECORATION, LONGEST_ANSWER, PICTURE, clean, visible
 from trainer.answers.number import is_plain, number, with_words
 
+_SHELL = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}|\$(.+)\$|\s")  # what may stand around a symbol
+_LATIN_WORD = re.compile("[A-Za-z]{3,}")
+_LETTER_OR_DIGIT = re.compile(r"[^\W_]")
+_ROUGHLY = re.compile(r"(?:\\[A-Za-z]+|[^A-Za-z])*?(?:\\approx(?![A-Za-z])|≈)")  # \frac13 \approx
 _UNION = re.compile(r"\\cup")
 _SEPARATOR = re.compile(r"(?: ?[,;]| (?:and|or)(?=[ ,]))+ ?")
 _BARE_NUMBER = re.compile(r"[-+]?[0-9,]*\.?[0-9]+")
@@ -37,18 +30,28 @@ def equal(answer: str, gold: str) -> bool:
     """Return True if two answers are the same as exact numbers, lists of numbers, choices, or text."""
     if answer.strip() == gold.strip():
         return True
-    if max(len(answer), len(gold)) > LONGEST_ANSWER:
+    if max(len(answer), len(gold)) > LONGEST_ANSWER or (
+        "=" in answer and "=" in gold and _are_named_apart(answer, gold)
+    ):
         return False
-    if "=" in answer and "=" in gold and _are_named_apart(answer, gold):
-        return False
+    bare = [_bare(text) for text in (answer, gold)]
+    if PICTURE.search(gold) or not any(map(_LETTER_OR_DIGIT.search, bare)):
+        return bare[0] == bare[1]  # the notation of mathematics takes a dot for a cross
+    answer = DECORATION.sub(" ", answer)
     if is_plain(gold):
-        return number(answer) == number(gold)
+        return number(gold) in (number(answer), number(_ROUGHLY.sub("", answer, count=1)))  # 1/3 ≈ 0.333 is both
     named = "=" in gold
     if _key(answer, named, _DEPTH) == _key(gold, named, _DEPTH) or _is_without_its_noun(answer, gold):
         return True
     choice = choice_letter(gold) if len(gold) <= 5 and not gold.islower() else None
     is_variable = len(answer.strip()) == len(gold.strip()) == 1  # e is not E, and (e) is the choice E
     return choice is not None and not is_variable and choice_letter(answer) == choice
+
+
+def _bare(text: str) -> str:
+    """Return symbols as they are, without what may stand around them: `\\text{}`, dollars, spaces, capitals."""
+    text = _SHELL.sub(r"\1\2", _SHELL.sub(r"\1\2", visible(text)))
+    return _LATIN_WORD.sub(lambda word: word[0].lower(), text)
 
 
 def without_accents(text: str) -> str:
@@ -88,7 +91,7 @@ def _key(text: str, named: bool, depth: int) -> Hashable:
         return "union", _unordered([_key(piece, named, depth - 1) for piece in pieces])
     items = _split(text, _SEPARATOR) if depth else None
     if items is None:
-        _, sides = parted(text)
+        sides = exact(parted(text)[1])
         text = sides[0] if len(sides) == 1 else text
     opening, inner, closing = _brackets(text)
     items = items or (_split(inner, _SEPARATOR) if depth and opening else None)
@@ -110,14 +113,14 @@ def pairs(answer: str, gold: str) -> list[tuple[str, str]]:
 
     Two equations are one pair if one of them begins without a label. Nothing equals what has another label.
     """
-    if "=" not in answer + gold:
+    if not any(sign in answer + gold for sign in ("=", "approx", "≈")):
         return [(answer, gold)]
     if _are_named_apart(answer, gold):
         return []
     (names, sides), (gold_names, gold_sides) = parted(clean(answer)), parted(clean(gold))
     if "=" in answer and "=" in gold and not (names and gold_names):
         return [(answer, gold)]
-    return [(side, other) for side in sides for other in gold_sides]
+    return [(side, other) for side in exact(sides) for other in exact(gold_sides)]
 
 
 def same_structure(answer: str, gold: str) -> bool:
@@ -166,6 +169,7 @@ _WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*")
 _FORMULA = re.compile(r"[\\^_=<>+*/|{}\[\]()]|\b(?:sin|cos|tan|sec|csc|cot|log|ln|exp|mod)\b")
 _LONG_WORD = re.compile(r"\b[^\W\d_]{3,}\b|[0-9] [A-Z]?[a-z]+$")
 _ONE_IN_BRACES = re.compile(r"(?<=[\^_])\{([0-9A-Za-z])\}")
+_EARLY = re.compile(r"(?<![0-9:.,])0(?=[0-9]:[0-9]{2})")  # 03:30
 _BARE_ROOT = re.compile(r"\\sqrt([0-9A-Za-z])")
 
 
@@ -179,4 +183,4 @@ def _text_key(text: str) -> str:
     if _is_words(text.rstrip("!")):
         return " ".join(text.rstrip("!").casefold().split())
     text = "".join(text.split())
-    return _BARE_ROOT.sub(r"\\sqrt{\1}", _ONE_IN_BRACES.sub(r"\1", text))
+    return _EARLY.sub("", _BARE_ROOT.sub(r"\\sqrt{\1}", _ONE_IN_BRACES.sub(r"\1", text)))

@@ -25,10 +25,12 @@ _LABEL = re.compile(  # also (x, y), and [ABC], an area
 GREEK = re.compile(  # but pi is a number
     "(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi|omega)"
 )
-_FUNCTION = re.compile(
-    r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc|log|ln|exp|mod|minus|plus|times|over|half|twice|squared?|cubed?|factorial|"
+FUNCTION = re.compile(
+    r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc|log|ln|exp|mod|minus|plus|times|over|half|twice|squared|cubed?|factorial|"
     r"sqrt|frac)(?![A-Za-z])"
 )
+_DECIMALS = re.compile(r"~ ?-?[0-9]*\.[0-9]+(?:\.\.\.|\\l?dots)?")
+_ROUNDED = re.compile(r"[-+]?[$0-9., ]+")
 _WORD = re.compile(r"\\?([A-Za-z']+)")
 
 
@@ -48,10 +50,17 @@ def parted(text: str) -> tuple[list[str], list[str]]:
     return labels, [part.strip() for part in parts]
 
 
+def exact(sides: list[str]) -> list[str]:
+    """Leave out the decimals that follow an exact side: 1.414 of `\\sqrt2 =~ 1.414`, but not the 18 of `17.9 =~ 18`."""
+    if len(sides) > 1 and _DECIMALS.fullmatch(sides[-1]) and not _ROUNDED.fullmatch(sides[-2]):
+        return sides[:-1]
+    return sides
+
+
 def is_label(text: str) -> bool:
     """Return True for a name, or for words, but not for a product such as `x y`."""
     text = text.strip()
-    if not _LABEL.fullmatch(text) or _FUNCTION.search(text):
+    if not _LABEL.fullmatch(text) or FUNCTION.search(text) or text in ("\\pi", "\\infty"):
         return False
     names = _WORD.findall(text.partition("(")[0])
     return len(names) < 2 or any(len(name) > 1 and not GREEK.fullmatch(name) for name in names)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from trainer.answers.choice import choice_letter, closing_choice, named_choice, named_letters
+from trainer.answers.choice import LETTER, choice_letter, closing_choice, named_choice, named_letters
 from trainer.answers.compare import equal
 from trainer.answers.notation import LONGEST_ANSWER
 from trainer.answers.number import is_plain, number
@@ -59,6 +59,12 @@ def _pick(phrase: str, wanted: str | None) -> str | None:
         for whole in (tidy(phrase), phrase.strip()):
             if equal(whole, wanted):
                 return whole
+        times = _TIME.findall(phrase) if _TIME.fullmatch(wanted) else []
+        if len(times) == 1 and number(offered(_TIME.sub("18", phrase)) or "") == 18:
+            return str(times[0])  # the words around it state it, as they would a number
+    phrase = _CALCULATION.sub("", phrase)
+    if entry := _JSON.fullmatch(phrase.strip()):
+        phrase = entry[1]
     if "\\boxed" in phrase and (box := _found(phrase, "boxed", wanted)):
         return box.answer
     if number(phrase) is None and (label := _LABEL.match(phrase)):
@@ -66,6 +72,9 @@ def _pick(phrase: str, wanted: str | None) -> str | None:
     return offered(phrase) if wanted is None else tidy(phrase) or None
 
 
+_CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations, which models learn to write
+_TIME = re.compile(r"(?:\bat\s)?([0-9]+(?:\s?:\s?[0-9]+)*(?:\s?[ap]\.?m\b\.?)?)", re.IGNORECASE)  # or a ratio
+_JSON = re.compile(r"""\{\s*["'][\w ]{1,30}["']\s*:\s*["']?([^"'{}]*)["']?\s*\}""")  # {"answer": 18}
 _JOINED = re.compile(  # between two marks: "or", "\\quad\\text{and}", "**, maybe **"
     r"(?:[\s$*_,;/&.()\[\]{}]|\\[()\[\],;! ]|\\(?:q?quad|text)(?![A-Za-z])"
     r"|\b(?:or|and|also|maybe|perhaps|possibly|either)\b)*",
@@ -74,10 +83,10 @@ _JOINED = re.compile(  # between two marks: "or", "\\quad\\text{and}", "**, mayb
 _CORRECTED = re.compile(r"\b(?:no|wait|rather|actually|sorry|oops|correction)\b", re.IGNORECASE)
 _DRESS = r"[ \t$*_({\[]*(?:\\[(\[][ \t]*)?"
 _DENIED_BEFORE = re.compile(  # It is not \\boxed{18}, 20 or \\boxed{18}, but not "It is not hard: \\boxed{18}"
-    rf"(?:(?:\b(?:not|never|cannot|neither|nor)|n't)(?:[ \t]+[A-Za-z]+){{0,2}}|\b(?:or|except|instead[ ]of)){_DRESS}\Z",
+    rf"(?:(?:\b(?:not|never|cannot|neither|nor)|n't)(?:[ \t]+[A-Za-z]+){{0,2}}"
+    rf"|\b(?:or|except|instead[ ]of|than|nearly|almost|hardly|barely|scarcely)){_DRESS}\Z",
     re.IGNORECASE,
 )
-_HINT = re.compile("n[oe'][trvi]| or|xce|nste")  # a part of each word above, which only makes it fast
 _DENIED_AFTER = re.compile(  # \\boxed{18} is wrong, \\boxed{18} or 20
     r"(?:\\[)\]]|[ \t$*_,)}\]])*(?:(?:is|was|seems|looks|can|could|may|might)\b[^.!?\n]{0,20}?"
     r"(?:\bnot|n't|\bwrong|\bincorrect|\bfalse)\b"
@@ -134,7 +143,7 @@ def _denied(text: str, start: int, mark: Mark) -> str | None:
     after = _DENIED_AFTER.match(text, mark.end, mark.end + LONGEST_ANSWER)
     if after and after["other"] and equal(tidy(after["other"]), mark.inner):
         after = None
-    if after is None and not (_HINT.search(near) and _DENIED_BEFORE.search(near)):
+    if after is None and not _DENIED_BEFORE.search(near):
         return None
     before = text[max(0, start - LONGEST_ANSWER) : start]
     before = before[max((stop.end() for stop in _SENTENCE_START.finditer(before)), default=0) :]
@@ -208,14 +217,14 @@ def _tag_before(text: str, end: int, wanted: str | None) -> Mark | None:
 _SENTENCE_END = re.compile(  # 18. Then, 18! Great, 18, because; but not 4! = 24
     r"[.?](?=\s|$)|!(?=\s*[^\s=*/^+-]|\s*$)|;\s|,?\s+(?:because|since)\b|,\s+(?:which|so|where|as|but)\b|\n"
 )
-# After the end of a sentence: another answer, or one that takes the first back: "18. Or 20", "A. B"
+# After the end of a sentence: another answer, or one that takes the first back: "18. Or 20", "A. B".
+# A blank line ends a choice: what follows may explain the other ones.
 _GOES_ON = re.compile(
     r"""\s{0,9}(?:or|no|wait|maybe|perhaps|possibly|alternatively|actually|sorry|oops|correction|if\s+not|on\s+second)\b
-    |\s{0,9}[*_(]*(?-i:[A-J])[*_]*(?:[).:,;?!\n]|$)
+    |(?:(?<!\n)[ \t]{0,9}\n)?[ \t]{0,9}[*_(]*(?-i:[A-J])[*_]*(?:[).:,;?!\n]|$)
     |(?:(?<=\bbut)|(?<=\bso))[^.!?\n]*\b(?:or|maybe|perhaps|possibl[ey]|could|might|may|also|better)\b""",
     re.VERBOSE | re.IGNORECASE,
 )
-_CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator annotations, which models learn to write
 
 
 def _phrases(text: str) -> list[str]:
@@ -246,7 +255,7 @@ def _answer_is(phrases: list[str], wanted: str | None) -> str | None:
 
 
 def _letter(text: str, wanted: str | None) -> str | None:
-    phrase, line = next(iter(_phrases(text)), ""), _last_line(text)
+    phrase, line = next(iter(_phrases(text)), ""), _last_line(text).lstrip("# ")
     for found in (_found(text, "boxed", wanted), _found(text, "tags", wanted)):
         if found and (choice := choice_letter(found.answer)):
             return choice if choice_letter(phrase) in (None, choice) else None
@@ -255,7 +264,10 @@ def _letter(text: str, wanted: str | None) -> str | None:
     before = _last_line(text.rstrip()[: -len(line)]) if line else ""
     if named_letters(before[:4]) and named_letters(line[:4]):
         return None  # the end of a list of choices
-    return choice_letter(phrase) or closing_choice(line) or choice_letter(line) or named_choice(line)
+    if choice := choice_letter(phrase) or closing_choice(line) or choice_letter(line) or named_choice(line):
+        return choice
+    opening, _, rest = text.strip().partition("\n\n")
+    return None if _GOES_ON.match(rest) or LETTER.search(rest) else choice_letter(opening[:LONGEST_ANSWER])
 
 
 def _last_line(text: str) -> str:
@@ -299,14 +311,14 @@ def strict(text: str, style: str, gold: str = "", opened: bool = False) -> str |
     if is_open or (opened and thought is None):
         return None
     wanted = _wanted(gold)
-    return _settled(_in_place(said, style, wanted), wanted, 0)
+    return _settled(_in_place(said, style, wanted), wanted)
 
 
 def lenient(text: str, gold: str = "") -> str | None:
     """Return the answer wherever it stands. The order of places is at the top of this file."""
     wanted = _wanted(gold)
     thought, said, _ = after_thinking(text)
-    return _settled(_anywhere(said, wanted) or (_anywhere(thought, wanted) if thought else None), wanted, -1)
+    return _settled(_anywhere(said, wanted) or (_anywhere(thought, wanted) if thought else None), wanted)
 
 
 def marked(text: str, style: str) -> str | None:
@@ -338,9 +350,9 @@ def _unmarked(text: str, wanted: str | None) -> str | None:
     return _answer_is(_phrases(text), wanted) or closing_choice(_last_line(text)) or last_number(text)
 
 
-def _settled(found: str | None, wanted: str | None, part: int) -> str | None:
-    """Return the first or the last part of "18, no wait, 20": the strict reading goes by the first answer."""
+def _settled(found: str | None, wanted: str | None) -> str | None:
+    """Return the 20 of "18, no wait, 20": what is taken back is no answer."""
     if found is None or wanted is not None or number(found) is not None:
         return found
     parts = [phrase for phrase in CORRECTION.split(found) if DIGIT.search(phrase)]
-    return offered(parts[part]) if len(parts) > 1 else found
+    return offered(parts[-1].lstrip(" ,.:;!")) if len(parts) > 1 else found

@@ -7,39 +7,56 @@ import unicodedata
 
 # Limits that keep every pattern below cheap on hostile text. No answer of GSM8K or MATH comes near them.
 LONGEST_ANSWER = 400  # characters
-_MINUS = "\u2010\u2011\u2012\u2013\u2014\u2212\u207b\ufe58\ufe63\uff0d"
+_HYPHENS, _MINUSES = "\u2010\u2011\u2012\u2013\u2014\u2212", "\u207b\u2796\ufe58\ufe63"
 _SPACES = "\t\n\r\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
-_INVISIBLE = [*range(9), 11, 12, *range(14, 32), 127, 0xAD, 0x61C, *range(0x200B, 0x2010), *range(0x202A, 0x202F)]
-_INVISIBLE += [*range(0x2060, 0x2070), *range(0xFE00, 0xFE10), 0xFEFF, 0xFFFD, *range(0xD800, 0xE000)]
+_INVISIBLE = [*range(9), 11, 12, *range(14, 32), 127, 0xAD, 0x61C, 0x200B, 0x200C, 0x200E, 0x200F]
+_INVISIBLE += [*range(0x202A, 0x202F), *range(0x2060, 0x2070), *range(0xFE00, 0xFE10), 0xFEFF, *range(0xD800, 0xE000)]
 VULGAR_FRACTIONS = {c: unicodedata.normalize("NFKC", c).replace("\u2044", "/") for c in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 _SIGNS = {
-    "×": "*", "⋅": "*", "·": "*", "∙": "*", "÷": "/", "⁄": "/", "∕": "/", "％": "%", "＄": "$", "．": ".", "。": ".",
-    "，": ",", "：": ":", "（": "(", "）": ")", "＝": "=", "≈": "\\approx ", "＋": "+", "π": "\\pi ", "∞": "\\infty ",
-    "∪": "\\cup ", "∈": "\\in ", "≤": "\\leq ", "≥": "\\geq ", "≠": "\\neq ", "√": "\\sqrt ", "°": "^\\circ ",
-    "“": '"', "”": '"', "‘": "'", "’": "'",
+    "×": "*", "✖": "*", "⋅": "*", "·": "*", "∙": "*",
+    "÷": "/", "➗": "/", "⁄": "/", "∕": "/", "➕": "+", "。": ".", "∶": ":", "٫": ".", "٬": ",",
+    "∴": " ", "≈": "\\approx ", "π": "\\pi ", "∞": "\\infty ", "∪": "\\cup ", "∈": "\\in ", "≤": "\\leq ",
+    "≥": "\\geq ", "≠": "\\neq ", "√": "\\sqrt ", "“": '"', "”": '"', "‘": "'", "’": "'",
 }  # fmt: skip
-_CHARACTERS: dict[int, str] = {
+_VISIBLE = {
     **dict.fromkeys(_INVISIBLE, ""),
-    **{ord(c): "-" for c in _MINUS},
     **{ord(c): " " for c in _SPACES},
+    **{ord(c): "-" for c in _HYPHENS},
+}
+_CHARACTERS = {
+    **{full: chr(full - 0xFEE0) for full in range(0xFF01, 0xFF5F)},  # full-width ASCII
+    **{ord(c): "-" for c in _MINUSES},
     **{ord(c): f" {text} " for c, text in VULGAR_FRACTIONS.items()},
     **{ord(c): text for c, text in _SIGNS.items()},
 }
+_JOINER = re.compile(r"\u200d(?![^\w\s])|(?<![^\w\s])\u200d")  # between two pictures it makes one of them
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹][⁰¹²³⁴-⁹]*|⁻[⁰¹²³⁴-⁹]+")
 _SUPERSCRIPT_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _GLUED_METRES = re.compile(r"(?<=[0-9])(?=m[²³](?!\w))")  # 18m² is an area, 5m^2 is algebra
-_PICTURE = re.compile("[\u2190-\u21ff\u2500-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff]")  # arrows, ticks, emoji
+_DEGREES = re.compile(r"(?<=[0-9}]) ?°")
+PICTURE = re.compile("[\u2190-\u21ff\u2500-\u27bf\u2b00-\u2bff\U0001f000-\U0001fbff\ufffd]")  # arrows, suits, emoji
+# What may stand beside an answer without being a part of it. Crosses, question marks and a thumb down may not.
+DECORATION = re.compile("^\\s*[-=]>|(?![\U0001f44e\U0001f6ab])[\U0001f300-\U0001faff]|[✅✓✔☑☀☺⭐★✨❤➡→⇒\ufffd]")
+_SCRIPT_ENDS = re.compile("(?<=[\u3040-\u9fff])(?=[0-9])")  # 答案是18
 _FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 
 
-def to_ascii(text: str) -> str:
-    """Convert digits, signs and spaces to ASCII, and drop what is invisible (NUL, bidi marks, zero-width spaces)."""
+def visible(text: str) -> str:
+    """Compose accents, write spaces and hyphens in ASCII, and drop what is invisible. Every symbol is kept."""
     if text.isascii() and text.isprintable():
         return text
-    text = _GLUED_METRES.sub(" ", text)
+    text = unicodedata.normalize("NFC", text).translate(_VISIBLE)
+    return _JOINER.sub("", text) if "\u200d" in text else text
+
+
+def to_ascii(text: str) -> str:
+    """Convert digits and signs to ASCII as well: a cross and a dot are both a product."""
+    if text.isascii() and text.isprintable():
+        return text
+    text = _DEGREES.sub("^\\\\circ ", _GLUED_METRES.sub(" ", visible(text)))
     text = _SUPERSCRIPT.sub(lambda run: "^{" + run[0].translate(_SUPERSCRIPT_DIGITS) + "}", text)
-    text = _FOREIGN_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text)
-    return _PICTURE.sub(" ", text).translate(_CHARACTERS)
+    text = _FOREIGN_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text.translate(_CHARACTERS))
+    return _SCRIPT_ENDS.sub(" ", text)
 
 
 _TEXT_COMMANDS = "text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|boldsymbol|underline"
@@ -68,6 +85,7 @@ _LATEX = [
         (r"(\\frac\s*\{[^{}]*\})\s*([0-9A-Za-z]|\\pi(?![A-Za-z]))", r"\1{\2}"),
     )
 ]
+_HALF_OF_DAY = re.compile(r"(?<=[0-9])\s*([ap])(?:\.\s?m\b\.?|m\b)", re.IGNORECASE)  # 7 p.m., 7PM
 WRAPPERS = '*_`" '
 _TAG = r"</?(?:b|i|u|p|em|strong|br)\s?/?>"
 _OUTER_TAGS = re.compile(rf"^(?:\s*{_TAG})+|(?:{_TAG}\s*)+$", re.IGNORECASE)
@@ -88,4 +106,5 @@ def clean(text: str) -> str:
         text = without_styling(text)
         for pattern, replacement in _LATEX:
             text = pattern.sub(replacement, text)
+    text = _HALF_OF_DAY.sub(lambda half: f" {half[1].lower()}m", text)
     return text.strip(WRAPPERS).rstrip(".,;: ").strip(WRAPPERS)

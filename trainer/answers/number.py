@@ -7,17 +7,31 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import takewhile
 
-from trainer.answers.equation import GREEK, parted
-from trainer.answers.notation import LONGEST_ANSWER, WRAPPERS, clean
+from trainer.answers.equation import GREEK, exact, parted
+from trainer.answers.notation import DECORATION, LONGEST_ANSWER, WRAPPERS, clean
+from trainer.answers.words import SCALES, SHORT_UNITS, are_units, word_set
 
 LARGEST_EXPONENT = 1_000  # of ten
-_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?:[ ][0-9]{3})+(?![0-9])|[0-9]+)"
-DECIMAL = rf"(?:{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)"
+_DIGITS = (  # 1,234,567 or 1 234 567 or 1'234'567 or 12,34,567 as in India
+    r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]{1,3}(?:[ ][0-9]{3})+(?![0-9])|[0-9]{1,3}(?:'[0-9]{3})+(?![0-9'])"
+    r"|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}(?![0-9])|[0-9]+)"
+)
+_DOTTED = r"[0-9]{1,3}(?:(?:\.[0-9]{3}){2,}(?:,[0-9]+)?|\.[0-9]{3},[0-9]{1,2})(?![0-9]|[.,][0-9])"  # 1.234.567,89
+DECIMAL = rf"(?:{_DOTTED}|{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)"
 _POWER = r"10\s*\^\s*[{(]?\s*(?P<NAME>[-+]?[0-9]+)\s*[)}]?"
-CURRENCY = r"(?:(?:US|AU|CA|A|C|HK|NZ|S)?\$|[€£¥₹₽₩]|(?:USD|EUR|GBP|INR|CAD|AUD|Rs\.?)(?=[\s0-9]))"
+_SYMBOLS = "$¢£¤¥\u20a0-\u20c0"
+CURRENCY = (
+    rf"(?:(?:US|AU|CA|A|C|HK|NZ|NT|S|R|MX|AR)?[{_SYMBOLS}]"
+    r"|(?:USD|EUR|GBP|INR|CAD|AUD|CHF|JPY|CNY|RMB|BRL|MXN|SEK|NOK|DKK|PLN|CZK|HUF|NZD|SGD|HKD|ZAR|PKR|NGN|PHP|IDR|RUB|[Kk]r\.?|Rs\.?|Rp\.?|RM)(?=[\s0-9]))"
+)
+_NO_CENTS = re.compile(r"(?<=[0-9])(?:/-|\.--?)\Z")  # Rs. 1,500/- and CHF 18.-
+_CENTS = re.compile(  # R$ 18,50 and 18,50 €, but $18,50$ is a list
+    rf"(?:[A-Z]\$|[{_SYMBOLS[1:]}])\s?[0-9]+,[0-9]{{2}}(?![0-9.,])"
+    rf"|(?<![0-9.,])[0-9]+,[0-9]{{2}}(?=\s?(?:[{_SYMBOLS[1:]}]|EUR|CHF|zł|kr))"
+)
 _WRITTEN = re.compile(
     rf"""(?P<sign>[-+]?)[ ]?(?P<money>{CURRENCY}?)[ ]?(?P<inner>[-+]?)[ ]?
-    (?: (?P<whole>[0-9]+)\s+(?P<over>[0-9]+)\s*/\s*(?P<under>[0-9]+)(?![0-9.,])
+    (?: (?P<whole>[0-9]+)\s+(?:and\s(?=[0-9/]+\s[a-z]))?(?P<over>[0-9]+)\s*/\s*(?P<under>[0-9]+)(?![0-9.,])
       | (?P<top>{DECIMAL})\s*/\s*(?P<bottom>-?\s*{DECIMAL})
       | {_POWER.replace("NAME", "ten")}
       | (?P<decimal>{DECIMAL})(?:[eE](?P<e>[-+]?[0-9]+)|\s*[*xX]\s*{_POWER.replace("NAME", "times")})?
@@ -29,54 +43,23 @@ _REPEATING = re.compile(
     r"(?P<whole>[0-9]*)\.(?P<once>[0-9]*)\\(?:overline|bar)\s*\{?(?P<again>[0-9]+)\}?"
 )  # 0.\overline{3}
 _SIMPLE = re.compile(r"\s{0,9}(-?)\$?([0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)\.?\s*", re.ASCII)  # nearly all of GSM8K
-SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _MONEY_SCALES = {"k": 3, "K": 3, "M": 6, "B": 9, "bn": 9}
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# Words that take a number back, and words that make another value of it: "18 maybe", "half of 18".
-_DOUBTS = _words(
-    "not no nope nor or never none cannot false wrong incorrect untrue invalid mistaken if unless otherwise maybe "
-    "perhaps possibly probably either neither least most than"
-)
-_CHANGES = _words(
-    "sqrt sin cos tan cot sec csc log ln exp mod squared cubed factorial choose up over under plus minus point "
-    "negative times divided multiplied less remainder power root once twice thrice double doubled triple tripled "
-    "quadruple half halved halves third thirds quarter quarters tens lakh lakhs crore crores alpha beta gamma delta "
-    "epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau phi chi omega"
-)
-# "one" is left out, because in prose it is mostly a pronoun.
-_TO_TEN = "two three four five six seven eight nine ten"
-_TO_NINETEEN = "eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-SPOKEN = {
-    "zero": 0,
-    **{word: value for value, word in enumerate(f"{_TO_TEN} {_TO_NINETEEN}".split(), 2)},
-    **{word: 10 * value for value, word in enumerate(_TENS.split(), 2)},
-}
-_PART = re.compile(
-    r"(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|thousand|[mb]illion)ths?"
-)
-_SHORT_UNITS = _words(
-    "cm mm km kg mg ml kl lb lbs oz ft in yd yds mi hr hrs min mins sec secs mph kph kmh am pm st nd rd th pts pcs sq "
-    "wk wks yr yrs mos usd eur gbp gb mb kb tb kwh kw hz khz mhz ghz rpm psi kj"
-)
-_ONE_LETTER_UNITS = frozenset("mgshlLKVWNJCF")
 # The units that make no difference in a gold answer. Other words do: "7 Up" and "3 pm" are no plain numbers.
-_MEASURES = {unit.rstrip("s") for unit in _SHORT_UNITS - _words("am pm")} | _words(
+_MEASURES = {unit.rstrip("s") for unit in SHORT_UNITS - {"am", "pm"}} | word_set(
     "dollar euro pound cent rupee yen peso penny pence percent degree celsius fahrenheit radian metre meter centimetre "
     "centimeter millimetre millimeter kilometre kilometer inch inche feet foot yard mile gram kilogram ounce ton tonne "
     "litre liter millilitre milliliter gallon quart pint second minute hour day week month year unit point square "
     "cubic per a hundred thousand million billion trillion"
 )
-_COUNTERS = re.compile("元|块|圆|円|원|个|個|只|人|天|岁|米|厘米|公里|公斤|小时|分钟")  # but not 万, ten thousand
-_WORD = r"[A-Za-z']+(?:\s*\^\s*\{?[23]\}?)?\.?"
-_LETTERS = re.compile(r"[A-Za-z']+")
+_COUNTERS = re.compile(  # but not 万, ten thousand, and 左右, about
+    "(?:元|块|圆|円|원|个|個|只|人|天|岁|米|厘米|公里|公斤|小时|分钟)(?![半多以左])[\u4e00-\u9fff]{0,4}"
+)
+_WORD = r"[^\W\d_][^\W\d_']*(?:\s*\^\s*\{?[23]\}?)?\.?"
+_LETTERS = re.compile(r"[^\W\d_][^\W\d_']*")
 _TAIL = re.compile(  # 18 dollars, 50 %, $18/hour, 12-inch, but not 5 - m
-    rf"\s*[%$€£¥₹₽₩]?(?P<joint>\s*/\s*|-)?\s*(?P<words>{_WORD}(?:(?:\s+|\s*/\s*|[.*-]){_WORD})*)?[\s.]*"
+    rf"\s*[%{_SYMBOLS}]?(?P<joint>\s*/\s*|-)?\s*(?P<words>{_WORD}(?:(?:\s+|\s*/\s*|[.*-]){_WORD})*)?[\s.]*"
 )
 
 
@@ -102,7 +85,8 @@ def with_words(text: str) -> tuple[Fraction, tuple[str, ...]] | None:
         return None
     if simple := _SIMPLE.fullmatch(text):
         return Fraction(int(simple[1] + simple[2].replace(",", ""))), ()
-    text = " ".join(clean("; ".join(text.strip().split("\n"))).split())
+    text = " ".join(clean("; ".join(DECORATION.sub(" ", text).strip().split("\n"))).split())
+    text = _CENTS.sub(lambda money: money[0].replace(",", "."), _NO_CENTS.sub("", text))
     text = _REPEATING.sub(_as_fraction, _NUMERIC_FRACTION.sub(r" \1/\2 ", text))
     text = _after_equals(text).strip(WRAPPERS)
     if text[:1] + text[-1:] in ("()", "[]", "{}") and "," not in text:
@@ -126,6 +110,9 @@ _OPENING = re.compile(r"[(\[{]")
 _SUM = re.compile(rf"\s*(?:{CURRENCY}?{DECIMAL}%?\s*(?:[-+*/x]\s*|$))+")
 _OPERATION = re.compile(rf"(?P<operator>^|[-+*/x])\s*{CURRENCY}?(?P<number>{DECIMAL})")  # * 6
 _NAMED = re.compile(r"([0-9]?)(\\?)(?!a [a-z])([A-Za-z']+)")
+_DENIED = re.compile(
+    r"n't\b|\b(?:no|not|never|none|cannot|false|wrong|incorrect|or|if|unless|maybe|perhaps|either)\b", re.IGNORECASE
+)
 _TIMES = re.compile(r"(?<=[0-9)\s])x(?=\s?[0-9($])")
 
 
@@ -133,14 +120,21 @@ def _after_equals(text: str) -> str:
     """Return `18` for "x = 18" and "3 * 6 = 18", but the whole text for "2x = 18", "x = 18 or x = 20" and "20 = 18"."""
     labels, sides = parted(text)
     *working, result = sides
-    if any(is_doubt(word) for words in (*labels, *working) for word in _LETTERS.findall(words)):
-        return text
-    if not labels and not all(map(_is_of_numbers, working)):
+    if _DENIED.search(" ".join((*labels, *working))) or not (labels or all(map(_is_of_numbers, working))):
         return text
     if result.startswith("~"):
-        return result[1:]
+        return result[1:] if exact(sides) == sides else working[-1] if _is_rounded(working[-1], result[1:]) else text
     value = number(result) if working else None
     return result if all(_of_working(side) in (None, value) for side in working) else text
+
+
+def _is_rounded(side: str, decimals: str) -> bool:
+    """Return True for 2/3 and 0.67, or 0.66."""
+    decimals = decimals.partition("\\")[0].rstrip(". ")  # without \\ldots
+    value, rounded, places = number(side), number(decimals), len(decimals.partition(".")[2])
+    if value is None or rounded is None or value * rounded < 0:
+        return False
+    return Fraction(-1, 2) <= (abs(value) - abs(rounded)) * 10**places < 1
 
 
 def _is_of_numbers(side: str) -> bool:
@@ -153,7 +147,7 @@ def _is_variable(digit: str, backslash: str, word: str) -> bool:
     lower = word.lower()
     if GREEK.fullmatch(word) or len(word) == 1:
         return True
-    if backslash or lower in _SHORT_UNITS:
+    if backslash or lower in SHORT_UNITS:
         return False
     return bool(digit) or (len(word) == 2 and ("x" in lower or not set(lower) & set("aeiouy")))
 
@@ -211,7 +205,9 @@ def _quotient(top: str, bottom: str) -> Fraction | None:
 
 
 def _decimal(digits: str) -> Fraction:
-    whole, _, fraction = digits.replace(",", "").replace(" ", "").partition(".")
+    if re.fullmatch(_DOTTED, digits):
+        digits = digits.replace(".", "").replace(",", ".")
+    whole, _, fraction = re.sub("[, ']", "", digits).partition(".")
     return Fraction(int(whole + fraction or "0"), 10 ** len(fraction))
 
 
@@ -237,29 +233,6 @@ def _unit_words(tail: str) -> list[str] | None:
     if found is None or not words:
         return words if found and not found["joint"] else None
     is_apart = not found["joint"] and not tail[0].isalpha()
-    if not (is_apart or words[0].lower() in _SHORT_UNITS or (found["joint"] and len(words[0]) > 2)):
+    if not (is_apart or words[0].lower() in SHORT_UNITS or (found["joint"] and len(words[0]) > 2)):
         return None
-    return words if all(map(is_unit, words)) and words[-1].lower() != "a" else None
-
-
-def is_doubt(word: str) -> bool:
-    """Return True for a word that takes a number back: not, isn't, maybe, or."""
-    return word.lower() in _DOUBTS or word.endswith("n't")
-
-
-def changes(word: str) -> bool:
-    """Return True for a word that doubts a number beside it, or makes another value of it: half, times, thousandths."""
-    lower = word.lower()
-    return is_doubt(lower) or lower in _CHANGES or _PART.fullmatch(lower) is not None
-
-
-def is_unit(word: str) -> bool:
-    """Return True for a unit or a plain noun: a word that leaves the number before it as it is."""
-    lower = word.lower()
-    if len(word) == 1:
-        return word in _ONE_LETTER_UNITS or lower == "a"
-    if lower in _SHORT_UNITS:
-        return True
-    if changes(word) or lower in SPOKEN or lower == "one":
-        return False
-    return len(word) > 3 or any(vowel in lower for vowel in "aeiou")
+    return words if are_units(words) else None

@@ -2,7 +2,7 @@ r"""Read the number that a phrase offers, as `#### She has 18 eggs (6 x 3), not 
 
 What is dropped first offers nothing: working (`3 * 6 =`), another number that is denied (`not 20`), and one in a
 harmless context (`in 3 days`). There is an answer if the numbers that are left are one number, in whatever notation,
-if working (`6 x 3`) comes to the same, and if no word or sign doubts, changes or continues it.
+if working (`6 x 3`) comes to the same, and if the words around it state it (`words.py`): `hardly 18` offers nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from fractions import Fraction
 from functools import lru_cache
 
 from trainer.answers.notation import BOLD, LONGEST_ANSWER, VULGAR_FRACTIONS, WRAPPERS, clean, to_ascii
-from trainer.answers.number import CURRENCY, DECIMAL, SCALES, SPOKEN, changes, number, worked_out
+from trainer.answers.number import CURRENCY, DECIMAL, number, worked_out
+from trainer.answers.words import SPOKEN, is_statement, kind, unit_kind
 
 WINDOWS = (40, 2_000)  # characters before the last digit in which the last number begins; the short one is fast
 _NUMBER = rf"""(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))?
@@ -31,7 +32,8 @@ _WORKING = re.compile(  # 3 * 6 = 18, 18 (6 x 3), 3 boxes * 6 eggs = 18
     rf"(?<![\w.^]){_OPERAND}(?:\s?[-+*/x]\s?{_OPERAND})+(?![\w^!(]|[.][0-9])(?P<equals>\s?=)?"
 )
 _DENIED = re.compile(  # 18 (not 20), 18 rather than 20
-    rf"(?<=[\s,(])(?:not|rather\s+than|instead\s+of)\s+(?P<number>{_NUMBER})(?![\w.^])", re.VERBOSE | re.IGNORECASE
+    rf"(?<=[\s,(])(?:(?:and\s+)?not|rather\s+than|instead\s+of)\s+(?P<number>{_NUMBER})(?![\w.^])",
+    re.VERBOSE | re.IGNORECASE,
 )
 _BEFORE = "in|for|per|each|every|within|after|before|during|at|on"
 _CONTEXT = re.compile(  # 18 in 3 days, 18 for each of 5 friends, 18 (see page 3)
@@ -39,12 +41,25 @@ _CONTEXT = re.compile(  # 18 in 3 days, 18 for each of 5 friends, 18 (see page 3
     (?:{_NUMBER}|{_SPOKEN})\s+(?!(?:{_BEFORE}|and|to)\b)(?=[a-z]{{2}})|\b(?:page|step|part|question|problem)\s+[0-9]+\b""",
     re.VERBOSE | re.IGNORECASE,
 )
+_OCCASION = re.compile(  # 18 left after selling 3, $18 to buy 3 of them
+    rf"\b(?:(?:after|by)\s[a-z]+ing(?:\s[a-z]+)?|to\s(?:buy|feed|fill|finish|cook|bake|read))\s{_NUMBER}(?![\w.^])",
+    re.VERBOSE | re.IGNORECASE,
+)
+_UNIT_IN_BRACKETS = re.compile(r"(?<=[0-9]) \(([a-z]+s)\)")  # 18 (dollars)
 _WORD = r"[^\W\d_]\w*(?:'\w+|(?<=\w\w)(?:/|-(?=[^\W\d_]{2}))[^\W\d_]\w*)*"
-# A number with the word behind it, or a word: `18 dollars`, `per`, `day`
-_TOKEN = re.compile(rf"(?P<number>{_NUMBER})(?P<unit>(?<!\.)[ ]?[/-]?{_WORD})?|(?P<word>{_WORD})", re.VERBOSE)
-_NAME = re.compile(r"[aI] \w|\w ?=")  # a letter that is no variable: "a day", "I hope", x = 18
+# A number with what is joined to it, a word, or a mark: `18cm`, `per`, `day`
+_TOKEN = re.compile(
+    rf"(?P<number>{_NUMBER})(?P<unit>(?<!\.)[/-]?{_WORD})?|(?P<word>{_WORD})|(?P<mark>[,.;:!()\[\]=/~-])",
+    re.VERBOSE,
+)
+_MARKS = {"=": "=", ":": ":", "/": "p", "~": "m"}
+_REMARK = re.compile(  # (see above). I hope this helps!
+    r"\bI\s(?:think|believe)(?:\sthat)?\b|"
+    r"\b(?:a\s)?total\sof\b|\(?\b(?:see|cf\.)\s[^().]*\)?|\b(?:I hope|hope this|let me know|thank|please let)\b[^.!]*",
+    re.IGNORECASE,
+)
 _ALGEBRA = re.compile(  # 18^2, 18_8, 18!, 18(x + 1), x != 18, 18 - x, 18/x, above 18, but not 12-inch and $18/hour
-    r"""[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]
+    r"""[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]|\bused\sto\b|\b(?:answer|result|solution)\s(?:has|had|contains)\b
     |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)(?:/|-(?![0-9.$€£]))|/(?![a-z])|(?<![a-z]{2})/(?![a-z]{3})""",
     re.VERBOSE | re.IGNORECASE,
 )
@@ -76,7 +91,7 @@ def offered(phrase: str) -> str | None:
 
 def _among_words(phrase: str) -> str | None:
     """Drop what offers nothing, and return the number that is left if nothing that was dropped contradicts it."""
-    plain = " ".join(clean("; ".join(phrase.split("\n"))).split()).replace("left over", "left")
+    plain = " ".join(clean("; ".join(phrase.split("\n"))).split())
     first = DIGIT.search(plain)
     if first is None:
         return None
@@ -94,38 +109,43 @@ def _among_words(phrase: str) -> str | None:
         return " "
 
     plain = plain[: first.end()] + _DENIED.sub(denied, plain[first.end() :])  # "not 17, 18" denies the first number
-    plain = _WORKING.sub(drop_working, plain)
-    without = _CONTEXT.sub(" ", plain, count=1)
+    plain = _WORKING.sub(drop_working, _UNIT_IN_BRACKETS.sub(r" \1", _REMARK.sub(" ", plain)))
+    without = _CONTEXT.sub(" in the ", _OCCASION.sub(" now ", plain, count=1), count=1)
     found = _only_number(without if DIGIT.search(without) else plain)
     is_sure = found is not None and results <= {number(found)} and number(found) not in others
     return found if is_sure else None
 
 
 def _only_number(plain: str) -> str | None:
-    """Return the number of a text if there is one, said once or more often, and nothing but prose around it."""
+    """Return the number of a text if there is one, said once or more often, and a statement around it."""
     if _ALGEBRA.search(plain):
         return None
-    found, values = None, set[Fraction | int | None]()
+    found, values, kinds = None, set[Fraction | int | None](), ""
     for token in _TOKEN.finditer(plain):
         if token["number"]:
-            found = found or token[0].removesuffix(token["unit"] or "")
+            found = found or token["number"]
             values.add(number(token["number"]))
-            if not _is_unit(token["unit"], plain, token.end()):
-                return None
-        elif (spoken := _spoken(token["word"])) is not None:
-            values.add(spoken)
-        elif _is_doubt(token["word"]) or (len(token["word"]) == 1 and not _NAME.match(plain, token.start())):
-            return None
-    return tidy(found) if found and values == {number(found)} else None
+            if token["unit"] and number(f"1{token['unit']}") is None:
+                return None  # 18x
+            kinds += "N"
+        elif (word := token["word"]) is not None:
+            if (spoken := _spoken(word)) is not None:
+                values.add(spoken)
+                kinds += "N"
+            elif _is_name(plain, token, kinds):
+                kinds += "w"
+            else:
+                kinds += unit_kind(word) if kinds.endswith("N") else kind(word)
+        else:
+            kinds += _MARKS.get(token["mark"], ",")
+    return tidy(found) if found and values == {number(found)} and is_statement(kinds) else None
 
 
-def _is_unit(unit: str | None, plain: str, end: int) -> bool:
-    """Return True for what may stand right behind a number: nothing, a unit, or a noun, but not the x of `18x`."""
-    return unit is None or number(f"1{unit}") is not None or (unit == " a" and plain[end : end + 1] == " ")
-
-
-def _is_doubt(word: str) -> bool:
-    return any(changes(part) or part.rstrip("s") in SCALES for part in word.lower().split("-"))
+def _is_name(plain: str, word: re.Match[str], kinds: str) -> bool:
+    """Return True for the x of `x = 18` and `the value of x is 18`, and for the May of `in May`."""
+    if len(word[0]) == 1:
+        return plain[word.end() :].lstrip().startswith("=") or plain[: word.start()].endswith("value of ")
+    return word[0][0].isupper() and kinds[-1:] in ("p", "a")
 
 
 def _spoken(word: str) -> int | None:

@@ -16,8 +16,6 @@ THOUGHTS = {  # how models begin and end their thinking
     "<|START_THINKING|>": "<|END_THINKING|>",
     "<|channel|>analysis": "<|channel|>final<|message|>",  # gpt-oss
 }
-# What every beginning has one of.
-_KINDS = ("think", "THINK", "Think", "reasoning", "thought", "scratchpad", "analysis", "reflection")
 _STOP = re.compile(
     r"<\|(?:endoftext|endofturn|end_of_text|im_end|eot_id|eom_id|end|return)\|>|<eos>|<end_of_turn>|<turn\|>|<｜end▁of▁sentence｜>|</s>"
 )
@@ -28,8 +26,6 @@ _STOP_TOKENS = re.compile(r"(?:<\|[A-Za-z_]{1,40}\|>|</s>|<eos>|\s)+$")  # of a 
 def after_thinking(text: str) -> tuple[str | None, str, bool]:
     """Return the thought, None if none has ended; what is said after it; and whether another thought is still open."""
     text = text[-LONGEST_TEXT:]
-    if not any(map(text.__contains__, _KINDS)):
-        return None, _up_to_stop_token(text), False
     ends = [(text.rfind(end), text.rfind(begin), end) for begin, end in THOUGHTS.items()]
     is_open = any(begun > ended for ended, begun, _ in ends)
     position, _, end = max(ends)

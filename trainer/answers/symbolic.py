@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from types import TracebackType
 
 from trainer.answers import compare, notation, number
@@ -31,13 +32,18 @@ _SYMBOL = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 _CAPITAL = re.compile(r"[A-Z]|\\(?:Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega)")
 _PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{2,4}")  # xy, which no word looks like
 _MISREAD = re.compile(r"[0-9]\}?\s*_|(?<![_0-9])[0-9]+\s+[0-9]|(?<![_^0-9.])[0-9.]+\s*\{|^\{[^{}]*\}\s*\{")
-_LOST = re.compile(r"'|\\prime(?![A-Za-z])|[0-9]\s*:\s*[0-9]")  # what math-verify leaves out, or takes for a fraction
+_LOST = re.compile(r"'|\\prime(?![A-Za-z])")  # what math-verify leaves out
+_TIME = re.compile(r":|[0-9] [ap]m\b|\\colon(?![A-Za-z])")  # what it takes for a fraction, or a product
 _CONSTANTS = frozenset("ie")
 _QUAD = re.compile(r"\\q?quad(?![A-Za-z])")
 _LAST_LETTERS = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{1,2}(?=\s*$)")  # which math-verify drops if they are a unit
 # What is no product of numbers, although math-verify takes it for one: the names of figures, and matrices.
 _FIGURE = re.compile(r"\\(?:angle|triangle|overrightarrow|vec|widehat)\s*\{?([A-Z]{2,})")
 _MATRIX = re.compile(r"[A-Z]\s*\^\s*\{?\s*(?:T|-1|\*|\\top|\\intercal|\\dagger)(?![A-Za-z0-9])")
+
+
+class _Died(Exception):
+    """A child has died in the middle of a comparison."""
 
 
 class SymbolicPool:
@@ -50,6 +56,7 @@ class SymbolicPool:
                 "or write reward.symbolic=false."
             )
         self.children = ChildPool(f"{__name__}:comparer", workers, deadline_s)
+        self._verdict = lru_cache(maxsize=4_096)(self._asked)  # answers of a group are often the same, and so is a hang
 
     def __enter__(self) -> SymbolicPool:
         return self
@@ -70,19 +77,29 @@ class SymbolicPool:
             return True
         answer, gold = notation.without_styling(answer), notation.without_styling(gold)
         pairs = compare.pairs(_QUAD.sub(", ", answer), _QUAD.sub(", ", gold))
-        return bool(pairs) and all(
-            compare.equal(*pair) or (is_worth_asking(*pair) and bool(self.children.ask(_with_letters_apart(*pair))))
-            for pair in pairs
-        )
+        try:
+            return bool(pairs) and all(
+                compare.equal(*pair) or (is_worth_asking(*pair) and self._verdict(_with_letters_apart(*pair)))
+                for pair in pairs
+            )
+        except _Died:
+            return False
+
+    def _asked(self, pair: tuple[str, str]) -> bool:
+        """Ask a child. That it took too long is remembered, too, and that it died is not."""
+        deaths = self.children.deaths
+        verdict = bool(self.children.ask(pair))
+        if self.children.deaths > deaths:
+            raise _Died
+        return verdict
 
 
 def is_worth_asking(answer: str, gold: str) -> bool:
     """Return True if both look like mathematics of one kind and are not two numbers, which are compared exactly."""
     if not (_looks_like_maths(answer) and _looks_like_maths(gold)) or len(answer.strip()) == len(gold.strip()) == 1:
         return False
-    if any(_MISREAD.search(notation.clean(text)) for text in (answer, gold)) or not compare.same_structure(
-        answer, gold
-    ):
+    cleaned = [notation.clean(text) for text in (answer, gold)]
+    if any(_MISREAD.search(text) or _TIME.search(text) for text in cleaned) or not compare.same_structure(answer, gold):
         return False
     if len(_LOST.findall(answer)) != len(_LOST.findall(gold)):
         return False
