@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +14,19 @@ from tests.evaluation.test_evaluate import evaluation, outcome
 from tests.forks import forked
 from trainer.config.command_line import resolve
 from trainer.config.settings import Eval, Model
-from trainer.errors import CheckpointError, ConfigError
+from trainer.errors import ConfigError
 from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
 from trainer.evaluation.evaluate import Evaluation
+from trainer.run import job
 
 KEPT = ("best/best.json", "best/adapter_model.safetensors", "metrics.jsonl")
 LEVELS = {0: "nnnn", 1: "ynnn", 2: "yynn", 3: "yyyn", 4: "yyyy"}  # answers with so many right
 
 
-def course(folder: Path, first_step: int = 0, total_steps: int = 9, problems: int = 4, **settings) -> EvaluationHistory:
-    return EvaluationHistory(folder, Eval(**{"every": 1, **settings}), problems, first_step, total_steps)
+def course(
+    folder: Path, first_step: int = 0, total_steps: int = 9, problems: int = 4, run: str = "", **settings
+) -> EvaluationHistory:
+    return EvaluationHistory(folder, Eval(**{"every": 1, **settings}), problems, first_step, total_steps, run)
 
 
 def go(course: EvaluationHistory, *levels: int, first: int = 1) -> list[bool]:
@@ -119,7 +123,7 @@ def test_the_best_adapter_replaces_the_one_before(tmp_path):
         run.keep(lambda folder, weights=weights: (folder.mkdir(), (folder / "adapter").write_text(weights)))
     assert (tmp_path / "best/adapter").read_text() == "second"
     assert json.loads((tmp_path / "best/best.json").read_text()) == run.kept
-    assert run.kept == {"step": 3, "accuracy": 0.75, "lenient": 0.75, "problems": 4}
+    assert run.kept == {"step": 3, "accuracy": 0.75, "lenient": 0.75, "problems": 4, "run": ""}
     assert not (tmp_path / "best.partial").exists()
 
 
@@ -198,7 +202,7 @@ def test_resume_keeps_the_best_and_the_patience(interrupted):
     folder, _, said = interrupted
     assert [line["step"] for line in metrics(folder)] == [0, 1, 2, 3]
     assert "stopped after step 3: 2 evaluations without a new best (eval.patience=2)" in said
-    assert "step 1 was best: accuracy" in said
+    assert "step 1 was as good as the last one: accuracy" in said
     assert json.loads((folder / "best/best.json").read_text())["step"] == 1
     assert (folder / "checkpoints/latest").resolve().name == "step_000003"
 
@@ -267,7 +271,112 @@ def test_a_finished_run_that_is_looked_at_more_closely_keeps_its_best(interrupte
 
 @pytest.mark.parametrize("content", ["", "{", "3", '{"step": 1', "[" * 100_000])
 def test_a_note_that_cannot_be_read_is_named(tmp_path, content):
+    go(course(tmp_path), 2)
     (tmp_path / "best").mkdir()
     (tmp_path / "best/best.json").write_text(content)
-    with pytest.raises(CheckpointError, match=r"best\.json: it cannot be read\. Delete "):
-        course(tmp_path)
+    lost = course(tmp_path, first_step=1)
+    assert (lost.kept, (tmp_path / "best.damaged/best.json").read_text()) == (None, content)
+    assert "best is damaged (it has no manifest.json) and was moved to best.damaged" in lost.lost
+
+
+@pytest.mark.parametrize(("lines", "lost_at"), [([], 4), (["1"], 4), (["1", "2"], 2)])
+def test_a_worse_one_never_replaces_the_best_when_lines_of_the_log_are_lost(tmp_path, lines, lost_at):
+    """best.json knows the value of its step. An evaluation that was the last one is made again."""
+    run = course(tmp_path, run="it")
+    go(run, 1, 3)
+    run.keep(weights("second"))
+    go(run, 2, 2, first=3)
+    log = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(line for line in log if line[9] in lines))
+    again = course(tmp_path, first_step=lost_at, patience=2, run="it")
+    assert again.best.step == (2 if lost_at == 4 or "2" in lines else 1)
+    assert go(again, 2, 2, first=lost_at + 1) == [False, False]
+    assert again.has_stopped_rising
+    assert (tmp_path / "best/weights").read_text() == "second"
+
+
+def weights(text: str):
+    """What exports a model that is this text."""
+    return lambda folder: (folder.mkdir(), (folder / "weights").write_text(text))
+
+
+AWRY = {
+    "gone": lambda best, other: shutil.rmtree(best),
+    "cut short": lambda best, other: (best / "weights").write_text("w"),
+    "a folder": lambda best, other: ((best / "weights").unlink(), (best / "weights").mkdir()),
+    "a pipe": lambda best, other: ((best / "best.json").unlink(), os.mkfifo(best / "best.json")),
+    "of another run": lambda best, other: (shutil.rmtree(best), shutil.copytree(other, best)),
+}
+
+
+@pytest.mark.parametrize("name", AWRY)
+def test_a_best_that_is_not_what_the_run_kept_is_said_and_never_used(tmp_path, name):
+    for folder in ("it", "other"):
+        (tmp_path / folder).mkdir()
+        run = course(tmp_path / folder, run=folder)
+        go(run, 3)
+        run.keep(weights("whole"))
+    AWRY[name](tmp_path / "it/best", tmp_path / "other/best")
+    again = course(tmp_path / "it", first_step=1, run="it")
+    assert (again.kept, (tmp_path / "it/best").exists()) == (None, False)
+    assert {"gone": "best is not there", "of another run": "of another run"}.get(name, "is damaged (") in again.lost
+    assert go(again, 2, 4, first=2) == [False, True]
+    again.keep(weights("better"))
+    assert (again.lost, course(tmp_path / "it", first_step=3, run="it").kept["step"]) == ("", 3)
+
+
+def test_a_best_that_is_moved_is_said_without_any_evaluation_and_no_earlier_one_is_deleted(tmp_path):
+    for text in ("first", "second"):
+        (tmp_path / "best").mkdir()
+        (tmp_path / "best/weights").write_text(text)
+        assert "and was moved to best.damaged" in course(tmp_path, run="it").lost
+    assert (tmp_path / "best.damaged/weights").read_text() == "first"
+    assert (tmp_path / "best.damaged-2/weights").read_text() == "second"
+    assert course(tmp_path, run="it").lost == ""
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_a_best_without_a_manifest_stays_unless_it_was_interrupted(tmp_path, is_partial):
+    run = course(tmp_path, run="it")
+    go(run, 3)
+    run.keep(weights("whole"))
+    (tmp_path / "best/manifest.json").unlink()
+    (tmp_path / "metrics.jsonl").write_text("")
+    if is_partial:
+        (tmp_path / "best.partial").mkdir()
+    again = course(tmp_path, first_step=2, run="it")
+    assert (again.best is None, bool(again.lost), (tmp_path / "best").exists()) == (
+        is_partial,
+        is_partial,
+        not is_partial,
+    )
+
+
+ENDS = [  # evaluations of four problems, each after a step; what best/ holds then; what is said at the end
+    ((1, 3, 2), "whole", "step 2 was best: accuracy 75.0%, against accuracy 50.0% after step 3. Its adapter is in "),
+    ((1, 3, 3), "whole", "step 2 was as good as the last one: accuracy 75.0%, against accuracy 75.0% after step 3."),
+    ((1, 3, 4), "whole", ""),
+    ((1, 3, 2), "gone", "after step 3. It is not kept: "),
+]
+
+
+@pytest.mark.parametrize(("levels", "kept", "told"), ENDS)
+def test_the_end_says_what_was_best(tmp_path, levels, kept, told):
+    first = course(tmp_path)
+    for step, level in enumerate(levels[:-1], 1):
+        if go(first, level, first=step) == [True]:
+            first.keep(weights("whole"))
+    if kept == "gone":
+        shutil.rmtree(tmp_path / "best")
+    run = course(tmp_path, first_step=len(levels) - 1, total_steps=len(levels))  # a run that is continued
+    if go(run, levels[-1], first=len(levels)) == [True]:
+        run.keep(weights("last"))
+    said = " ".join(job._best_step(resolve("nano", None, ["eval.every=1"]), run, len(levels)))
+    assert told in said if told else not said
+
+
+def test_a_run_that_no_longer_evaluates_on_its_way_still_replaces_a_worse_best(tmp_path):
+    run = course(tmp_path)
+    go(run, 1)
+    run.keep(weights("worse"))
+    assert go(course(tmp_path, first_step=1, total_steps=2, every=None), 3, first=2) == [True]

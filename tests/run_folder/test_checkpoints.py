@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trainer.errors import CheckpointError
-from trainer.run_folder import checkpoints
+from trainer.run_folder import checkpoints, earlier
 
 
 class FilePolicy:
@@ -213,6 +213,21 @@ def test_the_older_ones_stay_if_the_new_one_cannot_be_read_back(tmp_path):
         with pytest.raises(CheckpointError, match=r"engine\.txt is not what was saved, though it was written a moment"):
             save(FilePolicy("after 10"), tmp_path, 10, keep=1)
     assert resume(FilePolicy("fresh"), tmp_path) == 5
+
+
+@pytest.mark.parametrize(("at", "keep"), [(3, 2), (3, 3), (5, 2)])
+def test_a_damaged_one_never_counts_for_those_that_are_kept(tmp_path, at, keep):
+    """A copy with another number, older or newer than the one that the run goes on from."""
+    for step in (2, 4):
+        save(FilePolicy(f"after {step}"), tmp_path, step, keep=9)
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(folder / "step_000004", folder / f"step_{at:06d}")
+    checkpoints._whole.clear()  # another process goes on
+    assert checkpoints.resume(FilePolicy("fresh"), tmp_path, keep, {"curriculum": Learned(), "kl": Learned()}) == 4
+    assert {"step_000002", "step_000004"} <= {path.name for path in folder.iterdir()}
+    save(FilePolicy("after 6"), tmp_path, 6, keep=keep)
+    whole = [path.name for path in earlier.checkpoints(tmp_path) if not checkpoints._damage(path)]
+    assert whole == ["step_000002", "step_000004", "step_000006"][-keep:]
 
 
 def test_a_state_of_another_version_is_refused_by_name(tmp_path):

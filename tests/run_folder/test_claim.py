@@ -2,10 +2,13 @@
 
 import errno
 import fcntl
+import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +16,10 @@ import trainer
 from tests.conftest import ROOT
 from trainer.config.command_line import Request, resolve
 from trainer.config.settings import fields
-from trainer.errors import ConfigError
+from trainer.errors import CheckpointError, ConfigError
+from trainer.machine import disk, manifest
 from trainer.ranks import distributed
-from trainer.run_folder import claim, earlier
+from trainer.run_folder import checkpoints, claim, earlier
 from trainer.run_folder.journal import Journal
 
 
@@ -136,6 +140,12 @@ def test_a_run_that_goes_on_says_what_a_change_means(failed, capsys, change, tol
     assert re.search(told, said)
 
 
+def test_the_lock_is_no_program(tmp_path):
+    claim._lock(tmp_path / "run")
+    assert (tmp_path / "run/.lock").stat().st_mode & 0o111 == 0
+    claim._release((tmp_path / "run").resolve())
+
+
 @pytest.mark.parametrize("change", REFUSED)
 def test_what_the_steps_depend_on_is_refused_beside_what_may_change(failed, change):
     (failed / "config.yaml").write_text(resolve("nano").to_yaml())
@@ -198,3 +208,129 @@ def test_a_run_folder_that_is_a_link_is_the_folder_behind_it(tmp_path):
     with (tmp_path / "behind/.lock").open("w") as lock:
         assert not claim._is_free(lock)
     claim._held.pop((tmp_path / "behind").resolve()).close()
+
+
+# ---------------------------------------------------------------- the settings in a checkpoint
+
+
+@pytest.fixture
+def saved(failed):
+    """A run with a checkpoint, whose state has the settings and a checksum."""
+    config = resolve("nano", None, [f"run.dir={failed}", "algorithm.lr=0.003"])
+    checkpoint = failed / "checkpoints/step_000002"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text(json.dumps({"origin": {"settings": config.model_dump(mode="json")}}))
+    manifest.write(checkpoint, {"state.json": manifest.checksum(checkpoint / "state.json")})
+    (failed / "config.yaml").write_text(config.to_yaml())
+    return failed
+
+
+def test_one_changed_digit_in_the_settings_is_named(saved, capsys):
+    path = saved / "config.yaml"
+    path.write_text(path.read_text().replace("lr: 0.003", "lr: 0.001"))
+    wrong, right = (resolve("nano", None, [f"run.dir={saved}", f"algorithm.lr={lr}"]) for lr in (0.001, 0.003))
+    named = "algorithm.lr: 0.001 in config.yaml, 0.003 in the checkpoint"
+    with pytest.raises(ConfigError, match=rf"algorithm\.lr=0\.001 \(it has 0\.003\)(.|\n)*{re.escape(named)}"):
+        claim.claim(Request(wrong, "nano", ""))
+    with pytest.raises(ConfigError, match=r"Put algorithm\.lr: 0\.003 back in config\.yaml, or choose another folder"):
+        claim.claim(Request(wrong, "nano", ""))
+    with pytest.raises(ConfigError, match="Write what it has, or choose another folder"):
+        claim.claim(Request(resolve("nano", None, [f"run.dir={saved}", "algorithm.lr=0.002"]), "nano", ""))
+    claim.claim(Request(right, "nano", ""))
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("take", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:40])])
+def test_without_its_settings_a_run_is_compared_with_its_checkpoint(saved, capsys, take):
+    take(saved / "config.yaml")
+    with pytest.raises(ConfigError, match=r"algorithm\.lr=0\.5 \(it has 0\.003\)|cannot be read"):
+        claim.claim(Request(resolve("nano", None, [f"run.dir={saved}", "algorithm.lr=0.5"]), "nano", ""))
+    if not (saved / "config.yaml").exists():
+        claim.claim(Request(resolve("nano", None, [f"run.dir={saved}", "algorithm.lr=0.003"]), "nano", ""))
+        assert "config.yaml is not as the run left it: there is none" in capsys.readouterr().err
+
+
+def test_a_damaged_state_says_nothing_about_the_settings(saved):
+    state = saved / "checkpoints/step_000002/state.json"
+    state.write_text(state.read_text().replace("0.003", "0.007"))
+    assert earlier.settings_of(saved).algorithm.lr == 0.003
+
+
+# ---------------------------------------------------------------- what is in the way
+
+
+WAYS = {
+    "link": lambda path, other: path.symlink_to(other),
+    "dangling link": lambda path, other: path.symlink_to("nowhere"),
+    "pipe": lambda path, other: os.mkfifo(path),
+    "device": lambda path, other: os.mknod(path, 0o20600, os.makedev(1, 3)),
+    "folder": lambda path, other: path.mkdir(),
+    "file": lambda path, other: path.write_text(""),
+}
+NAMES = [".lock", "config.yaml", "data.json", "metrics.jsonl", "samples.jsonl", "samples.damaged", "eval.md", "best"]
+NAMES += ["checkpoints", "adapter", "tensorboard"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_not_the_own_file_or_folder_of_a_run_is_refused(tmp_path, name, way):
+    is_folder = name in NAMES[7:]
+    if way in ("folder", "file") and is_folder == (way == "folder"):
+        return
+    if way == "device" and os.geteuid():
+        pytest.skip("only root makes devices")
+    other = tmp_path / "other"
+    other.mkdir() if is_folder else other.write_text("mine")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    WAYS[way](folder / name, other)
+    found = way.removeprefix("dangling ")
+    told = rf"own where {folder / name} is a {found}\. Move it away, or choose"
+    with pytest.raises(ConfigError, match=told):
+        claim.claim(Request(resolve("nano", None, [f"run.dir={folder}"]), "nano", ""))
+    assert is_folder or other.read_text() == "mine"
+
+
+@pytest.mark.parametrize("link", [".lock", "config.yaml.partial"])
+def test_a_link_never_leads_a_write_elsewhere(tmp_path, link):
+    """Also one that is made after the folder was looked at."""
+    (tmp_path / "other").write_text("mine")
+    (tmp_path / link).symlink_to("other")
+    if link == ".lock":
+        with pytest.raises(ConfigError, match="it cannot be written"):
+            claim._lock(tmp_path)
+    else:
+        disk.replace(tmp_path / "config.yaml", b"settings")
+        assert (tmp_path / "config.yaml").read_text() == "settings"
+    assert (tmp_path / "other").read_text() == "mine"
+
+
+def test_two_runs_without_a_name_in_one_second_have_a_folder_each(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    request = Request(resolve("nano"), "nano", "")
+    names = [claim.folder_of(request) for _ in range(20)]
+    assert len(set(names)) == 20
+    assert all(name.is_dir() for name in names)
+    assert {len(name.name) for name in names} <= {20, 22, 23}  # nano-20260101-000000, and some with -2 or -12
+
+
+def test_checkpoints_that_cannot_be_read_are_no_reason_to_delete_a_run():
+    """As an ordinary user, where root is refused nothing."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "checkpoints/step_000002").mkdir(parents=True)
+        for path in (folder, folder / "checkpoints"):
+            os.chown(path, 65534 if os.geteuid() == 0 else -1, -1)
+        before = os.geteuid()
+        request = Request(resolve("nano", None, [f"run.dir={folder}"]), "nano", "")
+        try:
+            os.seteuid(before or 65534)
+            for mode in (0, 0o300):
+                (folder / "checkpoints").chmod(mode)
+                for look in (lambda: claim.claim(request), lambda: checkpoints.latest(folder)):
+                    with pytest.raises(CheckpointError, match=r"it cannot be read \(Permission denied\).*chmod u\+rwx"):
+                        look()
+            (folder / "checkpoints").chmod(0o700)
+            assert checkpoints.latest(folder)
+        finally:
+            os.seteuid(before)

@@ -6,6 +6,7 @@ import pytest
 
 from trainer.errors import DataError
 from trainer.run_folder.journal import Journal, read_records
+from trainer.run_folder.record import Logs
 
 
 @pytest.fixture
@@ -48,10 +49,31 @@ def test_a_broken_line_is_moved_aside_and_named(metrics, capsys, name, line, tol
     assert f"{name}: line 2 is damaged and was moved to {path.stem}.damaged" in capsys.readouterr().err
 
 
-def test_lines_that_are_lost_are_counted(metrics, capsys):
-    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:2]))
-    Journal(metrics.parent, 3)
-    assert "2 of 3 steps have no line left, the first of them is step 2" in capsys.readouterr().err
+CHANGES = {
+    "": (lambda path: None, ""),
+    "later lines": (lambda path: path.write_text(path.read_text() + '{"step": 4}\n'), ""),
+    "cut": (
+        lambda path: path.write_text("".join(path.read_text().splitlines(keepends=True)[:2])),
+        "2 of 3 lines are left",
+    ),
+    "emptied": (lambda path: path.write_text(""), "0 of 3 lines are left"),
+    "gone": (lambda path: path.unlink(), "0 of 3 lines are left"),
+    "a digit": (lambda path: path.write_text(path.read_text().replace("0.5", "0.7", 1)), "its lines were changed"),
+}
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_lines_that_were_lost_or_changed_since_the_checkpoint_are_said(metrics, capsys, name, change):
+    (metrics.parent / "samples.jsonl").write_text("".join(metrics.read_text().splitlines(keepends=True)[:3]))
+    state = Logs(metrics.parent).state()  # the last line of the metrics gets what is measured after the step
+    CHANGES[change][0](metrics.parent / name)
+    Logs(metrics.parent).load(json.loads(json.dumps(state)))
+    told = CHANGES[change][1]
+    assert capsys.readouterr().err == (
+        f"octet: warning: {metrics.parent / name}: {told} since the checkpoint was saved. The run goes on.\n"
+        * bool(told)
+    )
 
 
 def test_a_run_that_begins_again_evaluates_its_base_again(metrics):

@@ -1,34 +1,128 @@
 """What a checkpoint was made from, compared with what a run that resumes is made from."""
 
+import importlib
+import json
+import re
 import shutil
+import zlib
+from pathlib import Path
 
 import pytest
 
-from trainer.config.settings import Model
-from trainer.errors import CheckpointError
-from trainer.run_folder.origin import Origin
+from trainer.config.command_line import resolve
+from trainer.config.settings import Config, Model
+from trainer.errors import CheckpointError, ConfigError, DataError
+from trainer.records import Problem
+from trainer.run_folder.origin import Origin, checksums
+
+
+def origin(model: Model) -> Origin:
+    return Origin(Config(model=model), Path("no-folder"), [], [], accepts=False)
 
 
 def test_other_weights_are_refused(tiny_model, tmp_path):
     shutil.copytree(tiny_model, tmp_path / "model")
     model = Model(name=str(tmp_path / "model"))
-    saved = Origin(model).state()
-    Origin(model).load(saved)
+    saved = origin(model).state()
+    origin(model).load(saved)
     path = tmp_path / "model/model.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"model: its weights are not those that this run began with"):
-        Origin(model).load(saved)
+        origin(model).load(saved)
 
 
 def test_other_versions_are_said(capsys):
-    saved = Origin(Model(name="nano")).state()
+    saved = origin(Model(name="nano")).state()
     saved["versions"]["torch"] = "1.0"
-    Origin(Model(name="nano")).load(saved)
+    origin(Model(name="nano")).load(saved)
     assert "the checkpoint was written with torch 1.0: the run goes on" in capsys.readouterr().err
 
 
 def test_weights_that_are_not_on_this_machine_are_not_compared():
-    saved = Origin(Model(name="nano")).state()
-    Origin(Model(name="some/where")).load(saved)
+    saved = origin(Model(name="nano")).state()
+    origin(Model(name="some/where")).load(saved)
+
+
+# ---------------------------------------------------------------- data and files of the user
+
+
+def problems(*golds: str) -> list[Problem]:
+    return [Problem(f"records/train/{number}", "q", gold) for number, gold in enumerate(golds)]
+
+
+def made_from(folder, training, held_out=(), files=(), accepts=False) -> Origin:
+    config = resolve(
+        "nano", None, ["task.name=records", "task.path=rows.jsonl", *(f"{key}={value}" for key, value in files)]
+    )
+    return Origin(config, folder, training, held_out, accepts)
+
+
+@pytest.mark.parametrize(
+    ("golds", "held_out", "told"),
+    [
+        ("124", "", "records/train/2 is not what it was (1 of 3 training problems)"),
+        ("12", "", "2 training problems; the run had 3"),
+        ("321", "", "the order of the training problems"),
+        ("123", "9", "the held-out problems differ"),
+    ],
+)
+def test_other_data_are_refused_and_the_first_record_of_them_is_kept(tmp_path, golds, held_out, told):
+    first = made_from(tmp_path, problems(*"123"))
+    record = json.dumps({"checksums": checksums(problems(*"123"))})
+    (tmp_path / "data.json").write_text(record)
+    saved = json.loads(json.dumps(first.state()))
+    made_from(tmp_path, problems(*"123")).load(saved)
+    changed = made_from(tmp_path, problems(*golds), problems(*held_out))
+    with pytest.raises(DataError, match=rf"task\.path=rows\.jsonl: .*{re.escape(told)}.*Restore them"):
+        changed.load(saved)
+    assert (tmp_path / "data.json").read_text() == record
+    (tmp_path / "data.json").unlink()
+    with pytest.raises(DataError, match=r"the (training|held-out) problems differ"):
+        changed.load(saved)
+
+
+def test_each_file_of_the_user_that_a_run_depends_on_is_compared(tmp_path, monkeypatch, capsys):
+    """Also a module that the file of a reward imports from its folder, and one of the same name in another folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a/rw.py", "b/rw.py", "b/own_helper_of_rw.py", "task.py", "ds.json", "start/adapter_config.json"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("{}")
+    monkeypatch.syspath_prepend(tmp_path / "b")
+    importlib.import_module("own_helper_of_rw")
+    files = [("reward.custom", "[a/rw.py:f, b/rw.py:g]"), ("task.mix", "{task.py:make: 1, nano: 1}")]
+    files += [("engine.ds_config", "ds.json"), ("lora.start", "start")]
+    saved = made_from(tmp_path, [], files=files).state()
+    assert len(saved["files"]) == 6
+    for name in saved["files"]:
+        before = Path(name).read_text()
+        Path(name).write_text("{} ")
+        with pytest.raises(ConfigError, match=rf"{name}: changed since this run began\. Restore .*--accept-changes"):
+            made_from(tmp_path, [], files=files).load(saved)
+        made_from(tmp_path, [], files=files, accepts=True).load(saved)
+        assert f"{name}: changed since this run began, which --accept-changes accepts" in capsys.readouterr().err
+        Path(name).write_text(before)
+    made_from(tmp_path, [], files=files).load(saved)
+
+
+def test_a_file_that_is_gone_is_a_change_and_one_that_is_not_imported_yet_is_none(tmp_path):
+    helper = tmp_path / "helper.py"
+    helper.write_text("x = 1")
+    run = made_from(tmp_path, [])
+    saved = run.state() | {"files": {str(helper): zlib.crc32(b"x = 1")}}
+    run.load(saved)
+    for change in (lambda: helper.write_text("x = 2"), helper.unlink, helper.mkdir):
+        change()
+        with pytest.raises(ConfigError, match=r"helper\.py: changed since this run began"):
+            run.load(saved)
+
+
+def test_a_run_is_known_by_what_its_steps_depend_on(tmp_path):
+    run = made_from(tmp_path, problems("1")).run
+    same, *others = (
+        made_from(tmp_path, problems(gold), files=[setting]).run
+        for gold, setting in (("1", ("run.steps", "7")), ("1", ("run.seed", "7")), ("2", ("run.steps", "7")))
+    )
+    assert run == same
+    assert run not in others

@@ -3,25 +3,29 @@
     <run folder>/best/            the adapter (or model) with the highest `eval.metric` so far
                       best.json   its step and accuracy
 
-The evaluations are read back from `metrics.jsonl`, so a resumed run goes on as an uninterrupted one would.
+The evaluations are read back from `metrics.jsonl` and `best.json`, so a resumed run goes on as an
+uninterrupted one would.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from trainer.config.settings import Eval
-from trainer.errors import CheckpointError
 from trainer.evaluation.evaluate import Evaluation
-from trainer.machine import disk
+from trainer.machine import disk, manifest
+from trainer.machine.visible import visible
 from trainer.ranks import distributed
 from trainer.reports.evaluation_table import percent
 from trainer.run_folder.journal import read_records
+
+NOTED = {"step", "accuracy", "lenient", "problems"}  # in every best.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +37,27 @@ class Milestone:
 class EvaluationHistory:
     """The evaluations after the steps of a run. That of the base model is not a candidate for the best."""
 
-    def __init__(self, folder: Path, settings: Eval, problems: int, first_step: int, total_steps: int) -> None:
+    def __init__(
+        self, folder: Path, settings: Eval, problems: int, first_step: int, total_steps: int, run: str = ""
+    ) -> None:
         self.folder = folder
         self.settings = settings
         self.problems = problems
         self.total_steps = total_steps
-        read = (_evaluated(folder, first_step), self.kept) if distributed.is_main() else ([], None)
-        records, kept = distributed.gather(read)[0]
+        self.run = run  # what tells its best.json from that of another run
+        read = (_evaluated(folder, first_step), *_kept(folder, run)) if distributed.is_main() else ([], None, "")
+        records, kept, wrong = distributed.gather(read)[0]
+        self.kept: dict[str, Any] | None = kept  # the content of best.json, which describes what is beside it
+        by_step = {record["step"]: record for record in records}
+        if kept and (kept["step"] < first_step or kept["step"] in by_step):  # else it is evaluated again
+            by_step[kept["step"]] = {name if name == "step" else f"eval/{name}": value for name, value in kept.items()}
         self.milestones = [
-            Milestone(record["step"], _worth(record, settings.metric))
-            for record in records
+            Milestone(step, _worth(record, settings.metric))
+            for step, record in sorted(by_step.items())
             if record["eval/problems"] == problems
         ]
+        is_gone = settings.every and self.milestones and not kept
+        self.lost = wrong or (f"{folder / 'best'} is not there" if is_gone else "")
         self.is_seen = any(record["step"] == first_step for record in records)  # with any number of problems
         self.spares_best = first_step >= total_steps and kept is not None
         self.last: Evaluation | None = None
@@ -65,27 +78,11 @@ class EvaluationHistory:
         self.milestones.append(Milestone(step, value))
         self.last = evaluation
         is_better = value > best.value if best else not self.spares_best
-        return self.settings.every is not None and is_better
+        return is_better and (self.settings.every is not None or (self.folder / "best").is_dir())
 
     @property
     def best(self) -> Milestone | None:
         return max(self.milestones, key=lambda milestone: milestone.value, default=None)  # the first of equals
-
-    @property
-    def kept(self) -> dict[str, Any] | None:
-        """Return the content of `best.json`, which describes the adapter or model beside it."""
-        path = self.folder / "best" / "best.json"
-        try:
-            found = json.loads(path.read_text())
-            if all(type(found[name]) in (int, float) for name in ("step", "accuracy", "lenient")):
-                return dict(found)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, LookupError, RecursionError):
-            pass
-        raise CheckpointError(
-            f"{path}: it cannot be read. Delete {path.parent}: the next evaluation that is the best fills it again."
-        )
 
     @property
     def has_stopped_rising(self) -> bool:
@@ -97,18 +94,16 @@ class EvaluationHistory:
 
     def keep(self, export: Callable[[Path], None]) -> None:
         """Export what was evaluated last into `best/`, completely or not at all. Called on rank 0 only."""
-        final, partial = self.folder / "best", self.folder / "best.partial"
-        shutil.rmtree(partial, ignore_errors=True)
         assert self.last is not None, "keep() follows an evaluation"
         shares = {"accuracy": self.last.strict.value, "lenient": self.last.lenient.value}
-        note = {"step": self.milestones[-1].step, **shares, "problems": self.problems}
+        note: dict[str, Any] = {"step": self.milestones[-1].step, **shares, "problems": self.problems, "run": self.run}
         note |= {} if self.last.loss is None else {"loss": self.last.loss}
         note |= {"left_out": self.last.left_out} if self.last.left_out else {}
-        with disk.writing(partial, "the best of the run", "Make room; the same command then goes on."):
-            export(partial)
-            (partial / "best.json").write_text(json.dumps(note, indent=2) + "\n")
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
+        remedy = "Make room; the same command then goes on."
+        with manifest.replacing(self.folder / "best", "the best of the run", remedy) as folder:
+            export(folder)
+            (folder / "best.json").write_text(json.dumps(note, indent=2) + "\n")
+        self.kept, self.lost = note, ""
 
 
 def describe(evaluation: Evaluation, answer: str = "strict") -> str:
@@ -141,6 +136,25 @@ def metrics_of(evaluation: Evaluation) -> dict[str, float]:
 
 def _worth(metrics: Mapping[str, float], metric: str) -> float:
     return -metrics["eval/loss"] if metric == "loss" else metrics[f"eval/{metric}"]
+
+
+def _kept(folder: Path, run: str) -> tuple[dict[str, Any] | None, str]:
+    """Return the content of best.json, or what is wrong with `best/`, which is then moved aside."""
+    best = folder / "best"
+    if not best.exists():
+        return None, ""
+    wrong = manifest.damage(best)
+    # Without a manifest it is whole, unless the run was interrupted while it moved its files there.
+    if not wrong or not ((best / manifest.NAME).exists() or (folder / "best.partial").exists()):
+        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+            kept = dict(disk.parsed((best / "best.json").read_bytes()))
+            if kept["run"] == run and kept.keys() >= NOTED:
+                return kept, ""
+    names = chain(["best.damaged"], (f"best.damaged-{number}" for number in count(2)))
+    aside = next(path for path in (folder / name for name in names) if not path.exists())
+    best.rename(aside)
+    why = f"damaged ({visible(wrong)[:200]})" if wrong else "of another run"
+    return None, f"{best} is {why} and was moved to {aside.name}"
 
 
 def _evaluated(folder: Path, first_step: int) -> list[dict[str, Any]]:

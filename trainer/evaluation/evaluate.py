@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from trainer.answers import compare
 from trainer.estimates import Share, pass_at, share_of
 from trainer.ranks import distributed
@@ -20,6 +22,7 @@ from trainer.watch.progress import Progress
 
 ShowProgress = Callable[[str, int], Progress]  # of a task with so many parts
 CATEGORIES = ("correct", "wrong answer", "no answer")
+SCORED = TypeAdapter(list[list[tuple[Completion, Score]]])  # the answers to each problem, to and from JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +84,12 @@ class Sampled:
         lenient = [fmean(outcome.score.correct_lenient for outcome in group) for group in problems]
         shares = {f"avg@{k}": share_of(strict, each), f"avg@{k} lenient": share_of(lenient, each)}
         if k > 1:
-            shares[f"maj@{k}"] = share_of(self._majorities(), len(self.trials))
+            voted = [[majority(group) for group in groups] for groups in zip(*self.trials, strict=True)]
+            won = [fmean(one is not None and one.score.correct_strict for one in winners) for winners in voted]
+            shares[f"maj@{k}"] = share_of(won, len(self.trials))
         right = [sum(outcome.score.correct_strict for outcome in group) for group in problems]
-        for j in _up_to(k):
+        powers = [2**n for n in range(1, k.bit_length()) if 2**n < k]
+        for j in [*powers, k] if k > 1 else []:
             shares[f"pass@{j}"] = share_of([pass_at(j, each, correct) for correct in right], each / j)
         return shares
 
@@ -93,11 +99,6 @@ class Sampled:
         shares = {name: _as_json(share) for name, share in self.shares().items()}
         described = describe([outcome for group in self.by_problem for outcome in group])
         return {**asdict(self.draws), **shares, **spread, **described}
-
-    def _majorities(self) -> list[float]:
-        """Return, for each problem, the share of trials in which the majority was right."""
-        voted = [[majority(group) for group in groups] for groups in zip(*self.trials, strict=True)]
-        return [fmean(winner is not None and winner.score.correct_strict for winner in row) for row in voted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,24 +251,14 @@ def _answered(
 ) -> tuple[tuple[Outcome, ...], ...]:
     """Return the scored answers to each prompt, in the order of the prompts. The prompts are split over the ranks."""
     groups = collect(sampler, scorer, distributed.mine(prompts), sampling)
-    parts = distributed.gather(
-        [
-            tuple(
-                Outcome(problem.id, problem.question, problem.gold, completion, score, problem.part)
-                for completion, score in zip(group.completions, group.scores, strict=True)
-            )
-            for group in groups
-            for problem in (group.prompt.problem,)
-        ]
+    scored = [list(zip(group.completions, group.scores, strict=True)) for group in groups]
+    parts = distributed.gather(SCORED.dump_python(scored, mode="json"))
+    by_rank = [iter(SCORED.validate_python(part)) for part in parts]
+    return tuple(
+        tuple(Outcome(problem.id, problem.question, problem.gold, *answer, problem.part) for answer in answers)
+        for index, prompt in enumerate(prompts)
+        for problem, answers in [(prompt.problem, next(by_rank[index % len(by_rank)]))]
     )
-    by_rank = [iter(part) for part in parts]
-    return tuple(next(by_rank[index % len(by_rank)]) for index in range(len(prompts)))
-
-
-def _up_to(k: int) -> list[int]:
-    """Return 2, 4, 8 ... and k."""
-    powers = [2**n for n in range(1, k.bit_length()) if 2**n < k]
-    return [*powers, k] if k > 1 else []
 
 
 def _as_json(share: Share) -> dict[str, Any]:

@@ -67,8 +67,7 @@ def write(folder: Path, settings: Mapping[str, Any], evaluations: Sequence[Evalu
 
 
 def _write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    with disk.naming(path), path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    disk.replace(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode())
 
 
 # ------------------------------------------------------------------------------------------------------- side by side
@@ -124,7 +123,8 @@ Brackets contain 95 % intervals in percent. `gained/lost`: problems that flipped
 def markdown(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> str:
     names = [evaluation.name for evaluation in evaluations]
     head = [["", *names], ["---"] + ["---:"] * len(names)]
-    table = [f"| {' | '.join(_escaped(cells))} |" for cells in [*head, *rows(evaluations)]]
+    lines = [*head, *rows(evaluations)]
+    table = ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines]
     sentences = [f"- {line}" for line in verdicts(evaluations)]
     flips = [line for comparison in all_pairs(evaluations)[:1] for line in flip_lines(comparison)]
     facts = ", ".join(f"{name} `{value}`" for name, value in settings.items() if value is not None)
@@ -132,10 +132,6 @@ def markdown(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> 
     parts += ["\n".join(sentences)] if sentences else []
     parts += ["```\n" + "\n".join(flips).replace("```", "'''") + "\n```"] if flips else []
     return "\n\n".join(parts) + "\n"
-
-
-def _escaped(cells: Sequence[str]) -> list[str]:
-    return [cell.replace("|", "\\|") for cell in cells]
 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:

@@ -15,21 +15,21 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, OctetError
 from trainer.machine import disk
+from trainer.machine.manifest import OTHER
 from trainer.machine.visible import visible
 from trainer.policy import Policy
 from trainer.ranks import distributed
-from trainer.run_folder import manifest
+from trainer.run_folder import earlier, manifest
 
-NAME = re.compile(r"step_(\d{6,})")
+_whole: dict[Path, bool] = {}  # whether a checkpoint is whole, of those that this process has written or read
 
 
 class Stateful(Protocol):
@@ -43,7 +43,7 @@ class Stateful(Protocol):
 def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Mapping[str, Stateful]) -> None:
     """Save a checkpoint after `step` updates. Every rank calls it."""
     final = run_folder / "checkpoints" / f"step_{step:06d}"
-    partial, before = final.with_name(f"{final.name}.partial"), _saved(final.parent)[-1:]
+    partial, before = final.with_name(f"{final.name}.partial"), earlier.checkpoints(run_folder)[-1:]
     goes_on = f"goes on from {before[0].name}" if before else "begins anew"
     remedy = f"Make room, or write run.keep=1; the same command then {goes_on}."
     with disk.writing(partial, f"the checkpoint of step {step}", remedy, sum(map(disk.size, before))):
@@ -55,16 +55,16 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Mappin
         raise CheckpointError(
             f"{final}: {wrong}, though it was written a moment ago. Check the disk; the same command then {goes_on}."
         ).of_all()
+    _whole[final] = True
     if distributed.is_main():
-        for later in [path for path in _saved(final.parent) if _step(path) > step]:  # damaged ones
+        for later in [path for path in earlier.checkpoints(run_folder) if _step(path) > step]:  # damaged ones
             shutil.rmtree(later)
-        _delete_earlier(final.parent, step, keep)
-    distributed.barrier()
+    _delete_earlier(run_folder, step, keep)
 
 
 def _write(policy: Policy, partial: Path, step: int, learned: Mapping[str, Stateful]) -> None:
     if distributed.is_main():
-        shutil.rmtree(partial, ignore_errors=True)
+        disk.remove(partial)
         partial.mkdir(parents=True)
     distributed.barrier()
     policy.save(partial)
@@ -79,7 +79,7 @@ def _write(policy: Policy, partial: Path, step: int, learned: Mapping[str, State
 def latest(run_folder: Path) -> Path | None:
     """Return the newest checkpoint, which may be damaged. Raise if there were some and none is left."""
     folder = run_folder / "checkpoints"
-    if saved := _saved(folder):
+    if saved := earlier.checkpoints(run_folder):
         return saved[-1]
     if (folder / "latest").is_symlink() or any((run_folder / product).exists() for product in ("adapter", "model")):
         raise CheckpointError(
@@ -91,11 +91,13 @@ def latest(run_folder: Path) -> Path | None:
 
 def resume(policy: Policy, run_folder: Path, keep: int, learned: Mapping[str, Stateful]) -> int:
     """Load the newest checkpoint that is not damaged, and return the number of updates that are done; 0 without one."""
-    if distributed.gather(latest(run_folder))[0] is None:
+    if distributed.gather(latest(run_folder) is None)[0]:
         return 0
-    for folder in distributed.gather(_saved(run_folder / "checkpoints")[::-1])[0]:
+    for path in distributed.gather([str(path) for path in earlier.checkpoints(run_folder)[::-1]])[0]:
+        folder = Path(path)
         wrong = _damage(folder)
-        if wrong.startswith(manifest.OTHER):
+        _whole[folder] = not wrong
+        if wrong.startswith(OTHER):
             raise CheckpointError(f"{folder}: {visible(wrong)}. Go on with that version, or delete it.").of_all()
         if wrong:
             if distributed.is_main():
@@ -106,8 +108,7 @@ def resume(policy: Policy, run_folder: Path, keep: int, learned: Mapping[str, St
                 )
         else:
             step = _load(policy, folder, learned)
-            if distributed.is_main():
-                _delete_earlier(folder.parent, step, keep)
+            _delete_earlier(run_folder, step, keep)
             return step
     raise CheckpointError(
         f"{run_folder / 'checkpoints'}: every checkpoint in it is damaged. Restore one, or delete {run_folder} to "
@@ -131,6 +132,8 @@ def _load(policy: Policy, folder: Path, learned: Mapping[str, Stateful]) -> int:
     try:
         for name, part in learned.items():
             part.load(state[name])
+    except OctetError:
+        raise
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{folder}: state.json is not one of this version of Octet ({type(error).__name__}: "
@@ -150,7 +153,7 @@ def _load(policy: Policy, folder: Path, learned: Mapping[str, Stateful]) -> int:
 
 
 def _publish(partial: Path, final: Path) -> None:
-    shutil.rmtree(final, ignore_errors=True)  # the same step of an earlier try
+    disk.remove(final)  # the same step of an earlier try
     partial.rename(final)
     link = final.with_name("latest.partial")
     link.unlink(missing_ok=True)
@@ -159,15 +162,23 @@ def _publish(partial: Path, final: Path) -> None:
     disk.keep(final.parent)
 
 
-def _delete_earlier(folder: Path, step: int, keep: int) -> None:
-    """Delete the oldest checkpoints beyond `keep`. A run that was killed meanwhile goes on with it when it resumes."""
-    for path in [path for path in _saved(folder) if _step(path) <= step][:-keep]:
-        shutil.rmtree(path)
-
-
-def _saved(folder: Path) -> list[Path]:
-    """Return the folders of complete checkpoints, the newest last."""
-    return sorted((path for path in folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir()), key=_step)
+def _delete_earlier(run_folder: Path, step: int, keep: int) -> None:
+    """Delete what is older than the newest `keep` whole checkpoints, on all ranks. A run that was killed meanwhile goes
+    on with it when it resumes."""
+    saved = [str(path) for path in earlier.checkpoints(run_folder) if _step(path) <= step]
+    found = [Path(path) for path in distributed.gather(saved)[0]]
+    if len(found) <= keep:
+        return
+    whole = 0
+    while found and whole < keep:
+        path = found.pop()
+        if path not in _whole:
+            _whole[path] = not _damage(path)
+        whole += _whole[path]
+    if distributed.is_main():
+        for path in found:
+            shutil.rmtree(path)
+    distributed.barrier()
 
 
 def _step(path: Path) -> int:

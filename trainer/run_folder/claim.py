@@ -5,15 +5,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import os
 import platform
 import shutil
 import subprocess
 import sys
 import time
-import zlib
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,7 +28,7 @@ from trainer.machine.shipped import CHECKOUT
 from trainer.model import hub
 from trainer.ranks import distributed, slurm
 from trainer.run_folder import earlier
-from trainer.run_folder.origin import versions
+from trainer.run_folder.origin import files_of, versions
 
 MACHINE = "machine.json"
 LEFTOVER_S = 120.0  # how long a requeued job waits for the processes of its last start to end
@@ -40,9 +41,12 @@ def claim(request: Request) -> Path:
     settings that has saved something, or one that is still running."""
     folder = folder_of(request)
     distributed.keep_stacks_in(folder / "stacks")
+    earlier.refuse_what_is_not_its_own(folder)
     earlier.refuse_other_settings(folder, request.config)
     if distributed.is_main():
         _lock(folder)
+        if edited := earlier.edited(folder):
+            print(f"octet: warning: {folder}/config.yaml is not as the run left it: {edited}", file=sys.stderr)
         if others := earlier.meaning(earlier.changes(folder, request.config)):
             said = "\n".join([f"octet: run.dir={folder}: it goes on with other settings:", *others])
             print(said, file=sys.stderr if request.json else sys.stdout, flush=True)
@@ -54,9 +58,21 @@ def claim(request: Request) -> Path:
 
 
 def folder_of(request: Request) -> Path:
-    """Return the run folder, the same on every rank."""
-    name = request.config.run.dir or RUNS / f"{Path(request.preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    return distributed.gather(name)[0]
+    """Return the run folder, the same on every rank. One without a name is new, also if two start in one second."""
+    name = request.config.run.dir
+    if name is None:
+        dated = f"{Path(request.preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+        names = (RUNS / f"{dated}{ending}" for ending in chain([""], (f"-{number}" for number in count(2))))
+        name = next(filter(_is_new, names)) if distributed.is_main() else RUNS
+    return Path(distributed.gather(str(name))[0])
+
+
+def _is_new(folder: Path) -> bool:
+    """Make a folder, and return False if there is one. Whether it can be written is found when it is locked."""
+    with suppress(OSError):
+        folder.mkdir(parents=True)
+        return True
+    return not folder.exists()
 
 
 def is_ours(folder: Path) -> bool:
@@ -80,8 +96,6 @@ def describe_machine(folder: Path, config: Config) -> None:
 def surroundings(config: Config) -> dict[str, Any]:
     """Return the base, versions, ranks, threads and device of this process, and the checksums of the user's code."""
     gpu = torch.cuda.get_device_name() if distributed.on_gpu() else ""
-    code = [text.rpartition(":")[0] for text in (*config.reward.custom, config.task.name) if ".py:" in text]
-    files = [Path(name).expanduser() for name in code]
     return {
         "base weights": hub.fingerprint(config.model)[:16],
         **versions(),
@@ -90,7 +104,7 @@ def surroundings(config: Config) -> dict[str, Any]:
         "ranks": distributed.world_size(),
         "threads": torch.get_num_threads(),
         "device": gpu or f"CPU with {torch.backends.cpu.get_cpu_capability()}",
-        **{f"checksum of {path.name}": zlib.crc32(path.read_bytes()) for path in files if path.is_file()},
+        **{f"checksum of {name}": checksum for name, checksum in files_of(config).items()},
     }
 
 
@@ -103,7 +117,7 @@ def steps_before(folder: Path) -> int | None:
 def _lock(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = open(folder / ".lock", "r+", opener=_create)  # noqa: SIM115  open until the process ends
     except OSError as error:
         raise ConfigError(
             f"run.dir={folder}: it cannot be written ({error.strerror}). Choose another folder."
@@ -115,6 +129,10 @@ def _lock(folder: Path) -> None:
         time.sleep(0.5)
     _held[folder.resolve()] = lock
     distributed.before_disconnect(partial(_release, folder.resolve()))
+
+
+def _create(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)
 
 
 def _release(folder: Path) -> None:

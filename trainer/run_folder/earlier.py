@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config.command_line import flat, resolve
+from trainer.config.command_line import flat, resolve, validated
+from trainer.config.read_yaml import written
 from trainer.config.settings import Config, Vllm
-from trainer.errors import ConfigError, OctetError
+from trainer.errors import CheckpointError, ConfigError, OctetError
+from trainer.machine import manifest
 from trainer.machine.visible import visible
+
+CHECKPOINT = re.compile(r"step_(\d{6,})")
+# What a run writes into its folder.
+FILES = re.compile(r"\.lock|tracked_run|.*\.(yaml|json|jsonl|md)|(metrics|samples)\.damaged")
+FOLDERS = re.compile(r"checkpoints|best|adapter|model|merged|warmup|samples|stacks|tensorboard|given|wandb")
+
+KINDS = {stat.S_IFLNK: "link", stat.S_IFIFO: "pipe", stat.S_IFDIR: "folder", stat.S_IFREG: "file"}
 
 # Settings that may change when a run is resumed, because no step that is done depends on them, and what that means for
 # the steps to come.
@@ -58,8 +71,11 @@ def changes(folder: Path, config: Config) -> list[Change]:
 def differences(folder: Path, config: Config) -> list[Change]:
     """Return what is not as in the settings that the folder holds, if it holds any."""
     stored = settings_of(folder)
-    if stored is None:
-        return []
+    return between(stored, config) if stored else []
+
+
+def between(stored: Config, config: Config) -> list[Change]:
+    """Return the settings that are not those of the run."""
     before, now = flat(stored.model_dump(mode="json")), flat(config.model_dump(mode="json"))
     return [Change(key, before[key], now[key]) for key in now if before[key] != now[key]]
 
@@ -75,18 +91,55 @@ def meaning(found: Sequence[Change]) -> list[str]:
 def refuse_other_settings(folder: Path, config: Config) -> None:
     """Raise ConfigError if the folder holds a run with other settings on which its steps depend."""
     found = changes(folder, config)
-    refused = [str(one) for one in found if one.is_refused]
+    refused = [one for one in found if one.is_refused]
     if refused:
         others = meaning(found)
         beside = "\nThe other changes would be possible:\n" + "\n".join(others) if others else ""
+        wrong = edited(folder)
+        beside += f"\nIts config.yaml is not as the run left it: {wrong}." if wrong else ""
+        back = ", ".join(visible(f"{one.key}: {written(one.before)}") for one in refused)
+        is_edit = all(f"{one.key}: {one.now} in config.yaml" in wrong for one in refused)
+        remedy = f"Put {back} back in config.yaml" if is_edit else "Write what it has"
         raise ConfigError(
-            f"run.dir={folder}: it holds a run with other settings: {', '.join(refused)}. The steps that it has made "
-            f"depend on them. Write what it has, or choose another folder.{beside}"
+            f"run.dir={folder}: it holds a run with other settings: {', '.join(map(str, refused))}. The steps that it "
+            f"has made depend on them. {remedy}, or choose another folder.{beside}"
         )
 
 
+def edited(folder: Path) -> str:
+    """Return what config.yaml has not as the newest checkpoint has it, of the settings that a run keeps; else ""."""
+    if (saved := saved_settings(folder)) is None:
+        return ""
+    if (written := written_settings(folder)) is None:
+        return "there is none"
+    changed = [one for one in between(saved, written) if one.is_refused]
+    return visible(", ".join(f"{one.key}: {one.now} in config.yaml, {one.before} in the checkpoint" for one in changed))
+
+
 def settings_of(folder: Path) -> Config | None:
-    """Return the settings that a run folder holds. One that is newer than the run has its default there."""
+    """Return the settings that a run folder holds: those in its newest checkpoint, which has a checksum of them, or in
+    config.yaml before there is one. A setting that is newer than the run has its default there."""
+    return saved_settings(folder) or written_settings(folder)
+
+
+def saved_settings(folder: Path) -> Config | None:
+    """Return the settings in the newest checkpoint whose state is not damaged, None if there is none."""
+    for checkpoint in checkpoints(folder)[::-1]:
+        path = checkpoint / "state.json"
+        sums, wrong = manifest.read(checkpoint, path)
+        if not wrong and manifest.checksum(path) == sums.get(path.name):
+            try:
+                return validated(json.loads(path.read_bytes())["origin"]["settings"])
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                raise CheckpointError(
+                    f"{path}: it has no settings of this version of Octet ({visible(str(error))[:200]}). Go on with "
+                    f"the version that wrote it, or delete {folder} to begin anew."
+                ) from None
+    return None
+
+
+def written_settings(folder: Path) -> Config | None:
+    """Return the settings in config.yaml."""
     path = folder / "config.yaml"
     if not path.is_file():
         return None
@@ -99,9 +152,41 @@ def settings_of(folder: Path) -> Config | None:
         ) from None
 
 
+def refuse_what_is_not_its_own(folder: Path) -> None:
+    """Raise ConfigError if something else stands where a run has a file or a folder of its own: a pipe would block it,
+    and a link would lead its writing elsewhere."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        is_file, mode = bool(FILES.fullmatch(path.name)), path.lstat().st_mode
+        if (is_file and not stat.S_ISREG(mode)) or (FOLDERS.fullmatch(path.name) and not stat.S_ISDIR(mode)):
+            raise ConfigError(
+                f"run.dir={folder}: a run has a {'file' if is_file else 'folder'} of its own where {path} is a "
+                f"{KINDS.get(stat.S_IFMT(mode), 'device')}. Move it away, or choose another folder."
+            )
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the folders of complete checkpoints of a run, the newest last."""
+    found = [one for one in _listed(folder / "checkpoints") if one.is_dir(follow_symlinks=False)]
+    steps = sorted((int(step[1]), one.path) for one in found if (step := CHECKPOINT.fullmatch(one.name)))
+    return [Path(path) for _, path in steps]
+
+
+def _listed(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: it cannot be read ({error.strerror}), so what the run has saved is not known. Give this user "
+            f"access: chmod u+rwx {folder}"
+        ) from None
+
+
 def has_saved(folder: Path) -> bool:
     """True if a run has saved a checkpoint, or has exported its result."""
-    saved = (path for path in (folder / "checkpoints").glob("*") if path.suffix != ".partial")
+    saved = (one for one in _listed(folder / "checkpoints") if not one.name.endswith(".partial"))
     return any(saved) or any((folder / product).exists() for product in ("adapter", "model"))
 
 

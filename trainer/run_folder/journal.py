@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from sys import intern
 from textwrap import indent
 from typing import Any
 
@@ -23,8 +24,8 @@ VERDICT = "verdict.json"  # of a run that has ended
 
 
 class Journal:
-    """Appends records. A run that resumes at `first_step` first drops the records of later steps, and warns of earlier
-    ones that are damaged or missing: no checkpoint depends on them. It has no verdict until it ends again."""
+    """Appends records. A run that resumes at `first_step` first drops the records of later steps, and moves damaged
+    ones aside: no checkpoint depends on them. It has no verdict until it ends again."""
 
     def __init__(self, folder: Path, first_step: int, tracker: Tracker | None = None) -> None:
         self.folder = folder
@@ -34,7 +35,6 @@ class Journal:
         (folder / VERDICT).unlink(missing_ok=True)
         for name in FILES:
             _keep_before(folder / name, first_step)
-        _warn_of_gaps(folder / "metrics.jsonl", first_step)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._append("metrics.jsonl", {"step": step, **values})
@@ -43,7 +43,7 @@ class Journal:
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Add the values to the record of the step, which is the last line, or append one if that line was lost."""
         path = self.folder / "metrics.jsonl"
-        lines = _lines(path)
+        lines = lines_of(path)
         if lines and (last := json.loads(lines[-1]))["step"] == step:
             disk.replace(path, b"".join([*lines[:-1], _line(last | values)]))
         else:
@@ -104,7 +104,7 @@ class Journal:
             getattr(self._tensorboard(), what)(*values)
         except OSError as error:
             self._without_board = True
-            _warn(f"{self.folder}/tensorboard cannot be written ({error.strerror}). metrics.jsonl has all metrics")
+            warn(f"{self.folder}/tensorboard cannot be written ({error.strerror}). metrics.jsonl has all metrics")
 
     def _tensorboard(self) -> Any:
         if self._board is None:  # not at the start: the import takes longer than a step
@@ -117,55 +117,62 @@ class Journal:
 def read_records(path: Path) -> list[dict[str, Any]]:
     """Return the records of a file, one per line; none if there is no file. Raise DataError if a line is damaged, but
     ignore a last line that a crash cut short."""
-    return [_record(path, number, line) for number, line in enumerate(_lines(path), 1) if line.endswith(b"\n")]
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        return [_record(path, number, line) for number, line in enumerate(file, 1) if line.endswith(b"\n")]
 
 
 def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    if flaw := _flaw(line):
-        raise DataError(f"{path}, line {number}: {flaw}. Repair or delete that line.")
-    record: dict[str, Any] = json.loads(line)
-    return record
+    try:
+        return _parsed(line)
+    except ValueError as error:
+        raise DataError(f"{path}, line {number}: {error}. Repair or delete that line.") from None
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """Return the record in a line. Raise ValueError for a line that is not one. Records share the names in them."""
+    try:
+        record = disk.parsed(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not JSON ({error})") from None
+    if isinstance(record, dict) and type(record.get("step")) is int and record["step"] >= 0:
+        return {intern(name): value for name, value in record.items()}
+    raise ValueError("it is not the record of a step")
 
 
 def _flaw(line: bytes) -> str:
     """Return what is wrong with a line, or "" if it is the record of a step."""
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return f"it is not JSON ({error})"
-    is_record = isinstance(record, dict) and type(record.get("step")) is int and record["step"] >= 0
-    return "" if is_record else "it is not the record of a step"
+        _parsed(line)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _keep_before(path: Path, first_step: int) -> None:
     """Drop the records of steps that will be done again, and a last line that a crash cut short. Move damaged lines to
     a file beside the log."""
-    lines = _lines(path)
+    lines = lines_of(path)
     whole = [line for line in lines if line.endswith(b"\n")]
     flaws = {number: flaw for number, line in enumerate(whole, 1) if (flaw := _flaw(line))}
     if flaws:
         aside = path.with_suffix(".damaged")
         with aside.open("ab") as file:
             file.writelines(whole[number - 1] for number in flaws)
-        _warn(f"{path}: line {', '.join(map(str, flaws))} is damaged and was moved to {aside.name}")
+        warn(f"{path}: line {', '.join(map(str, flaws))} is damaged and was moved to {aside.name}")
     sound = (line for number, line in enumerate(whole, 1) if number not in flaws)
     kept = [line for line in sound if 0 < first_step >= json.loads(line)["step"]]
     if kept != lines:
         disk.replace(path, b"".join(kept))
 
 
-def _warn_of_gaps(path: Path, first_step: int) -> None:
-    """Warn of steps that are done and have no line."""
-    steps = [record["step"] for record in read_records(path)]
-    if missing := sorted(set(range(1, first_step + 1)) - set(steps)):
-        _warn(f"{path}: {len(missing)} of {first_step} steps have no line left, the first of them is step {missing[0]}")
-
-
-def _warn(text: str) -> None:
+def warn(text: str) -> None:
     print(f"octet: warning: {text}. The run goes on.", file=sys.stderr, flush=True)
 
 
-def _lines(path: Path) -> list[bytes]:
+def lines_of(path: Path) -> list[bytes]:
+    """Return the lines of a file, as they are; none if there is no file."""
     return path.read_bytes().splitlines(keepends=True) if path.is_file() else []
 
 

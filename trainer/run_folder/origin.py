@@ -1,42 +1,161 @@
-"""What a checkpoint was made from: the weights of the base model, and the versions of the packages."""
+"""What a checkpoint was made from: settings, data, the base model, files of the user, and versions of packages."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import trainer
-from trainer.config.settings import Model
-from trainer.errors import CheckpointError
+from trainer.config.command_line import flat
+from trainer.config.settings import Config
+from trainer.errors import CheckpointError, ConfigError, DataError
+from trainer.machine.shipped import CHECKOUT
 from trainer.machine.visible import visible
 from trainer.model import hub
 from trainer.ranks import distributed
+from trainer.records import Problem
+from trainer.run_folder import earlier
 
 PACKAGES = ("torch", "deepspeed", "transformers", "peft")
+DIGITS = 8  # of the checksum of a problem
+ACCEPT = "--accept-changes"
+TEACHER = "teacher.name="  # what the name of a checksum begins with that is of no file
 
 
 class Origin:
     """A part of every checkpoint. To load it is to compare it with what this run is made from."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.weights = hub.fingerprint(model)
+    def __init__(
+        self, config: Config, folder: Path, training: Sequence[Problem], held_out: Sequence[Problem], accepts: bool
+    ) -> None:
+        self.config, self.folder, self.training, self.accepts = config, folder, training, accepts
+        self.weights = hub.fingerprint(config.model)
+        self.data = {"training": _digest(checksums(training)), "held_out": _digest(checksums(held_out))}
+        self.files = files_of(config)
+
+    @property
+    def run(self) -> str:
+        """What tells the result of this run from that of another one: all that its steps depend on."""
+        settings = flat(self.config.model_dump(mode="json"))
+        kept = {key: value for key, value in settings.items() if earlier.Change(key, None, None).is_refused}
+        return _digest(json.dumps([kept, self.data["training"], self.weights]))[:16]
 
     def state(self) -> dict[str, Any]:
-        return {"weights": self.weights, "versions": versions()}
+        made_from = {"weights": self.weights, "data": self.data, "files": self.files, "versions": versions()}
+        return {**made_from, "settings": self.config.model_dump(mode="json")}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Refuse a checkpoint over other weights, and warn of one that other versions have written."""
+        """Refuse a checkpoint with other data, weights or files, and warn of one that other versions have written. Its
+        settings were compared before (`earlier.py`)."""
         if state["weights"] != self.weights and state["weights"] and self.weights:
             raise CheckpointError(
-                f"model.name={self.model.name}: its weights are not those that this run began with. Restore them, name "
-                "their revision (model.revision), or choose another run.dir."
+                f"model.name={self.config.model.name}: its weights are not those that this run began with. Restore "
+                "them, name their revision (model.revision), or choose another run.dir."
             )
+        self._compare_data(state["data"])
+        self._compare_files(state["files"])
         others = [f"{name} {had}" for name, had in state["versions"].items() if versions().get(name) != had]
-        if others and distributed.is_main():
-            text = f"the checkpoint was written with {', '.join(others)}: the run goes on, but not bit for bit"
-            print(f"octet: warning: {visible(text)[:500]}", file=sys.stderr, flush=True)
+        if others:
+            _warn(f"the checkpoint was written with {', '.join(others)}: the run goes on, but not bit for bit")
+
+    def _compare_data(self, had: Mapping[str, str]) -> None:
+        if had == self.data:
+            return
+        task, what = self.config.task, "the held-out problems differ"
+        if had["training"] != self.data["training"]:
+            before = recorded(self.folder)
+            known = _digest(before) == had["training"]
+            names = [problem.id for problem in self.training]
+            what = apart(before, checksums(self.training), names) if known else "the training problems differ"
+        source = f"task.path={task.path}" if task.path else f"task.data_dir={task.data_dir}" if task.data_dir else ""
+        raise DataError(
+            f"{source or f'task.name={task.name}'}: the data are not those that this run began with: {what}. Restore "
+            "them, or choose another run.dir."
+        )
+
+    def _compare_files(self, had: Mapping[str, Any]) -> None:
+        # A module that is imported later in a run is not among the files yet, and is read where it was.
+        now = {name: _checksum(Path(name)) for name in had if not name.startswith(TEACHER)} | self.files
+        if others := sorted(name for name in had.keys() & now if had[name] != now[name]):
+            what = f"{', '.join(others)}: changed since this run began"
+            if not self.accepts:
+                raise ConfigError(f"{what}. Restore what it had, or go on with the change: {ACCEPT}.")
+            _warn(f"{what}, which {ACCEPT} accepts: the steps that are done were made without the change")
+
+
+def _warn(text: str) -> None:
+    if distributed.is_main():
+        print(f"octet: warning: {visible(text)[:500]}", file=sys.stderr, flush=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _checksum(path: Path) -> int | None:
+    return zlib.crc32(path.read_bytes()) if path.is_file() else None
+
+
+def checksums(problems: Sequence[Problem]) -> str:
+    """Return eight hexadecimal digits for each problem, in the order of the run."""
+    parts = ([one.question, one.gold, one.solution, dict(one.extra)] for one in problems)
+    return "".join(f"{zlib.crc32(json.dumps(part, default=str).encode()):08x}" for part in parts)
+
+
+def recorded(folder: Path) -> str:
+    """Return the checksums of the training problems in data.json, "" without any."""
+    try:
+        return str(json.loads((folder / "data.json").read_text())["checksums"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return ""
+
+
+def apart(before: str, now: str, names: Sequence[str]) -> str:
+    """Return how training problems with these names differ, given the checksums that they had and those that they
+    have: the first that is another, their order or their number; "" if they do not differ."""
+    old, new = ([text[start : start + DIGITS] for start in range(0, len(text), DIGITS)] for text in (before, now))
+    if len(old) != len(new):
+        return f"{len(new)} training problems; the run had {len(old)}"
+    others = [name for name, one, other in zip(names, old, new, strict=True) if one != other]
+    if others and sorted(old) == sorted(new):
+        return "the order of the training problems, which follows from run.seed"
+    return f"{others[0]} is not what it was ({len(others)} of {len(new)} training problems)" if others else ""
+
+
+def files_of(config: Config) -> dict[str, Any]:
+    """Return a checksum of each file of the user that a run depends on: code of rewards and tasks, with what it has
+    imported from its folder; templates, rubrics and settings of DeepSpeed; adapters and the teacher."""
+    settings = flat(config.model_dump(mode="json", exclude={"run", "model"}))
+    texts = [text for key, value in settings.items() for text in _texts(value) if key[:5] != "task." or ".py:" in text]
+    names = [text.rpartition(":")[0] if ".py:" in text else text for text in texts]
+    paths = [Path(os.path.expanduser(name)) for name in names if os.path.isfile(os.path.expanduser(name))]
+    paths += [path.parent / name for path in paths if path.suffix == ".py" for name in _imported(path.parent.resolve())]
+    paths += [path for one in (config.lora.start, config.teacher.adapter) if one for path in one.glob("adapter_*")]
+    teacher = {f"{TEACHER}{one.name}": hub.fingerprint(one) for one in [config.teacher_model] if one}
+    return {str(path): _checksum(path) for path in paths} | teacher
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in a setting; of a mapping its keys, which are the parts of a mixture."""
+    for one in value if isinstance(value, list | dict) else [value]:
+        if isinstance(one, str):
+            yield one
+
+
+def _imported(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder that are imported, relative to it. Packages and Octet itself have versions."""
+    outside = (Path(sys.prefix), CHECKOUT / "trainer")
+    for module in list(sys.modules.values()):
+        path = Path(getattr(module, "__file__", None) or "/")
+        if path.is_relative_to(folder) and path.is_file() and not any(map(path.is_relative_to, outside)):
+            yield path.relative_to(folder)
 
 
 def versions() -> dict[str, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trainer.config.settings import Config
 from trainer.exits import finishing
@@ -12,7 +14,7 @@ from trainer.policy import Policy
 from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
 from trainer.records import ScoredGroup, Update
-from trainer.run_folder import checkpoints
+from trainer.run_folder import checkpoints, journal
 from trainer.run_folder.checkpoints import Stateful
 from trainer.run_folder.journal import Journal
 from trainer.run_folder.origin import Origin
@@ -63,7 +65,8 @@ class Record:
             with phases("save"):
                 if self.journal:
                     self.journal.sync()
-                checkpoints.save(policy, self.folder, done, self.config.run.keep, {**learned, "origin": self.origin})
+                own: dict[str, Stateful] = {"origin": self.origin, "logs": Logs(self.folder)}
+                checkpoints.save(policy, self.folder, done, self.config.run.keep, {**learned, **own})
             if self.journal:
                 self.journal.add(done, phases.metrics())
 
@@ -78,6 +81,28 @@ class Record:
         self.screen.close()
         if self.journal:
             self.journal.close()
+
+
+class Logs:
+    """The lines of the logs, as a part of every checkpoint: a run that goes on finds what was lost or changed since."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def state(self) -> dict[str, Any]:
+        metrics, samples = (journal.lines_of(self.folder / name) for name in journal.FILES)
+        return dict(zip(journal.FILES, (_sum(metrics[:-1]), _sum(samples)), strict=True))  # the last gets more
+
+    def load(self, state: dict[str, Any]) -> None:
+        for name, known in state.items() if distributed.is_main() else ():
+            found = _sum(journal.lines_of(self.folder / name)[: known[0]])
+            what = "its lines were changed" if found[0] == known[0] else f"{found[0]} of {known[0]} lines are left"
+            if found != known:
+                journal.warn(f"{self.folder / name}: {what} since the checkpoint was saved")
+
+
+def _sum(lines: Sequence[bytes]) -> list[int]:
+    return [len(lines), zlib.crc32(b"".join(lines))]
 
 
 def metrics_of(

@@ -1,0 +1,104 @@
+"""The checksums of the files in a folder, in its `manifest.json`: of a checkpoint, an adapter or a model. They find
+accidental damage; they are no protection against somebody who writes into the folder, because that includes the
+manifest."""
+
+from __future__ import annotations
+
+import json
+import stat
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainer.errors import CheckpointError
+from trainer.machine import disk
+
+NAME = "manifest.json"
+FORMAT = 1
+BLOCK = 1 << 20
+OTHER = "it was written by another version of Octet"
+NO_EFFECT = ("README.md",)  # what people may edit
+
+
+@contextmanager
+def replacing(folder: Path, what: str, remedy: str) -> Iterator[Path]:
+    """Yield a new folder to write a result into. Its files then replace those of `folder`, the manifest last."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    disk.remove(partial)
+    with disk.writing(partial, what, remedy):
+        yield partial
+        sums = {name: checksum(partial / name) for name in files(partial)}
+        for name in sums:
+            disk.keep(partial / name)
+        write(partial, sums)
+    folder.mkdir(exist_ok=True)
+    for path in sorted(partial.iterdir(), key=lambda path: path.name == NAME):
+        disk.remove(folder / path.name)
+        path.rename(folder / path.name)
+    partial.rmdir()
+
+
+def write(folder: Path, sums: Mapping[str, int | None]) -> None:
+    """Write the manifest of a folder, and have the disk keep it."""
+    (folder / NAME).write_text(json.dumps({"format": FORMAT, "files": dict(sums)}, indent=1) + "\n")
+    for path in [folder / NAME, *(path for path in folder.rglob("*") if path.is_dir()), folder]:
+        disk.keep(path)
+
+
+def must_be_whole(folder: Path) -> None:
+    """Raise CheckpointError if an adapter or a model is not as Octet wrote it. One of another trainer has no manifest,
+    and that of a checkpoint is in the manifest of the checkpoint."""
+    folder = folder.resolve()
+    sealed = next((one for one in (folder, folder.parent) if (one / NAME).is_file()), None)
+    if sealed and (wrong := damage(sealed, folder)):
+        raise CheckpointError(
+            f"{folder}: it is damaged: {wrong}. Restore it from a copy; to resume a run writes its result anew. If you "
+            f"have changed it yourself, delete {sealed / NAME}."
+        )
+
+
+def damage(folder: Path, inside: Path | None = None) -> str:
+    """Return what is wrong with the files of a folder, or with those in a folder inside it; "" if nothing is."""
+    sums, wrong = read(folder, inside)
+    return wrong or unlike(sums, {name: checksum(folder / name) for name in sums})
+
+
+def unlike(sums: Mapping[str, int], found: Mapping[str, int | None]) -> str:
+    return ", ".join(f"{name} is not what was saved" for name in found if found[name] != sums[name])
+
+
+def read(folder: Path, inside: Path | None = None) -> tuple[dict[str, int], str]:
+    """Return the checksums in the manifest of a folder, or those of a folder inside it, and what is wrong without
+    computing any."""
+    try:
+        if not stat.S_ISREG((folder / NAME).stat().st_mode):
+            return {}, f"{NAME} is no file"
+        manifest = json.loads((folder / NAME).read_text())
+        form, sums = manifest["format"], dict(manifest["files"])
+    except (FileNotFoundError, NotADirectoryError):
+        return {}, f"it has no {NAME}"
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return {}, f"{NAME} cannot be read"
+    if form != FORMAT:
+        return {}, f"{OTHER}: {NAME} has format {str(form)[:50]}, and this one reads format {FORMAT}"
+    sums = {name: value for name, value in sums.items() if (folder / name).is_relative_to(inside or folder)}
+    missing = sorted(sums.keys() - files(folder))
+    return ({}, f"{', '.join(missing)} is missing") if missing else (sums, "")
+
+
+def files(folder: Path) -> set[str]:
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name not in NO_EFFECT)
+    return {str(path.relative_to(folder)) for path in found}
+
+
+def checksum(path: Path) -> int | None:
+    """Return the checksum of a file, None if there is none. Any other error may pass: it is no damage."""
+    checksum = 0
+    try:
+        with path.open("rb") as file:
+            while block := file.read(BLOCK):
+                checksum = zlib.crc32(block, checksum)
+    except FileNotFoundError:
+        return None
+    return checksum
