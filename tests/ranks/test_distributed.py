@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+from tests.run_on_ranks import on_ranks, on_two_ranks
 from trainer.errors import ClusterError
 from trainer.ranks import distributed
 from trainer.ranks.rendezvous import Ranks
@@ -74,3 +75,50 @@ def test_one_rank_of_each_node_is_its_first(monkeypatch, mine, first):
 
 def test_a_lone_process_is_the_first():
     assert distributed.is_first_here()
+
+
+GATHER = """
+import json
+from math import inf
+from trainer.errors import DataError
+from trainer.ranks import distributed
+distributed.connect(60)
+own = distributed.rank()
+items = [{"of": own, "text": "\\u20ac\\ud800" * own, "numbers": [0.1 + own, -0.0, inf], "none": None}, "", (own, True)]
+print([distributed.gather(item) for item in items], distributed.on_main(lambda: own + 7))
+def fail():
+    raise DataError("no such record")
+try:
+    distributed.on_main(fail)
+except DataError as error:
+    print(error, error.is_of_all)
+"""
+
+
+def test_every_rank_gets_the_items_and_errors_of_all_ranks():
+    """Whatever their length."""
+    of = [
+        {"of": n, "text": "\u20ac\ud800" * n, "numbers": [0.1 + n, -0.0, float("inf")], "none": None} for n in range(3)
+    ]
+    items = [of, ["", "", ""], [[0, True], [1, True], [2, True]]]
+    assert on_ranks(3, GATHER) == [f"{items} 7\nno such record True"] * 3
+
+
+ATTACK = """
+import os, sys
+import torch.distributed as dist
+from trainer.ranks import distributed
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, (sys.argv[1],)
+distributed.connect(60)
+try:
+    distributed.gather("mine") if distributed.is_main() else dist.all_gather_object([None] * 2, Evil())
+except ValueError as error:
+    print(type(error).__name__)
+"""
+
+
+def test_what_a_rank_sends_is_never_run(tmp_path):
+    assert on_two_ranks(ATTACK, str(tmp_path / "made"))[0] == "UnicodeDecodeError"
+    assert len(list(tmp_path.iterdir())) == 0

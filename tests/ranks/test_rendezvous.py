@@ -19,11 +19,16 @@ from tests.conftest import ROOT
 from tests.forks import forked
 from tests.run_on_ranks import on_two_ranks
 from trainer.errors import ClusterError, Interrupted, LostRank
-from trainer.ranks import rendezvous
+from trainer.ranks import rendezvous, stores
 
 
-@pytest.fixture
-def address(monkeypatch) -> str:
+@pytest.fixture(params=["files", "TCP"])
+def address(monkeypatch, tmp_path, request) -> str:
+    """The port of ranks on one machine, which use files, or of some that each think they are alone on theirs."""
+    monkeypatch.setenv("OCTET_RANKS", str(tmp_path / "ranks"))
+    if request.param == "TCP":
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -311,13 +316,167 @@ def test_a_rank_that_is_alive_and_stuck_is_named_with_its_place_and_ended(addres
     assert "in barrier" in stacks[1 - stuck]
 
 
-def test_a_rank_that_was_stopped_is_named(address, tmp_path):
-    """It may be stopped by a debugger, by SIGSTOP, or by the machine."""
-    waits, stopped = two_processes(tmp_path, "1", "stopped")
-    assert "rank 1 on far: it died, or did not answer within 4 s" in waits.communicate(timeout=180)[0]
-    assert waits.returncode == LostRank.status
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_rank_that_was_stopped_is_named(address, tmp_path, stopped):
+    """It may be stopped by a debugger, by SIGSTOP, or by the machine. If the TCPStore is in it, that never answers."""
+    ranks = two_processes(tmp_path, str(stopped), "stopped")
+    said = ranks[1 - stopped].communicate(timeout=180)[0]
+    assert re.search(rf"rank {stopped} on far(: it died, or did not answer within 4 s| died, was stopped, or)", said)
+    assert ranks[1 - stopped].returncode == LostRank.status
+    ranks[stopped].kill()
+    ranks[stopped].communicate(timeout=180)
+
+
+STOPPED_EARLY = """
+import os, signal, sys
+import torch.distributed as dist
+from trainer import errors
+from trainer.ranks import distributed, rendezvous
+rendezvous.ANSWER_S = 3
+
+meet = rendezvous.meet
+
+def stop(*of, **named):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+def meet_all(*of):
+    ranks = meet(*of)
+    rendezvous.absent(ranks.store, ["read/1"], 60)
+    return ranks
+
+if distributed.is_main():
+    rendezvous.meet = meet_all
+    if sys.argv[1] == "before it meets the others":
+        stop()
+    setattr(dist, {"while it connects": "init_process_group"}.get(sys.argv[1], "all_reduce"), stop)
+try:
+    distributed.connect(timeout_s=600, connect_s=10)
+except errors.ClusterError as error:
+    print(error, flush=True)
+    os._exit(error.status)
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "status"), [("before it meets the others", 2), ("while it connects", 76), ("in the first all-reduce", 76)]
+)
+def test_a_main_rank_that_is_stopped_at_the_start_is_named(address, when, status):
+    command, group = [*forked(), "-c", STOPPED_EARLY, when], {"WORLD_SIZE": "2", "SLURMD_NODENAME": "far"}
+    stopped, waits = (
+        subprocess.Popen(command, cwd=ROOT, env=os.environ | group | {"RANK": rank}, stdout=subprocess.PIPE, text=True)
+        for rank in "01"
+    )
+    assert re.search(r"^rank (1 on far: rank 0 did not answer|0 on far)", waits.communicate(timeout=180)[0])
+    assert waits.returncode == status
     stopped.kill()
     stopped.communicate(timeout=180)
+
+
+def test_a_rank_is_not_ended_by_a_word_in_the_store(address, quick, monkeypatch):
+    """Whoever reaches a TCPStore can say that rank 1 waits in vain; its heartbeats say that it goes on."""
+    monkeypatch.setattr(rendezvous, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(rendezvous, "ANSWER_S", 0.5)
+    asked, ended = threading.Semaphore(0), []
+    has_ended = rendezvous.Ranks._has_one_ended
+
+    def ask(ranks: rendezvous.Ranks, *of) -> bool:
+        if ranks.mine == 0:
+            ended.append(has_ended(ranks, *of))
+            asked.release()
+        return False
+
+    monkeypatch.setattr(rendezvous.Ranks, "_has_one_ended", ask)
+
+    def works(rank: int) -> None:
+        ranks = meet(rank)
+        with ranks.naming_the_missing("9 s"):
+            ranks.store.set("somebody waits", "yes")
+            ranks.store.set("state/1", rendezvous.WAITING)
+            if rank == 0:
+                assert asked.acquire(timeout=60)
+                assert asked.acquire(timeout=60)
+            else:
+                over.wait(60)
+        over.set()
+
+    over = threading.Event()
+    assert together(works) == [None] * 3
+    assert not any(ended)
+
+
+@pytest.fixture
+def one_machine(monkeypatch, tmp_path) -> Path:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setenv("OCTET_RANKS", str(tmp_path / "ranks"))
+    return tmp_path / "ranks"
+
+
+KILLED = """
+import os
+from trainer.ranks import stores
+stores.connect(0, 60).set("host/1", "an earlier machine")
+print("up", flush=True)
+input()
+"""
+
+
+def test_what_a_killed_start_has_left_is_not_read(one_machine):
+    killed = subprocess.Popen(
+        [*forked(), "-c", KILLED], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert killed.stdout.readline() == "up\n"
+    with pytest.raises(ClusterError, match=r"rank 0 on .*another run uses this MASTER_PORT"):
+        rendezvous.meet(0, 2, seconds=1.0)
+    killed.kill()
+    killed.communicate()
+    with pytest.raises(ClusterError, match=r"rank 0 did not answer within 0.1 s .*has not created .*29500"):
+        rendezvous.meet(1, 2, seconds=0.1)
+    assert [ranks.hosts for ranks in together(lambda rank: rendezvous.meet(rank, 2, 60.0), (0, 1))] == [
+        [rendezvous.host()] * 2
+    ] * 2
+
+
+def test_what_killed_runs_have_left_is_deleted_and_what_is_in_use_stays(one_machine, monkeypatch):
+    used = rendezvous.meet(0, 1, seconds=60.0).store.folder
+    (one_machine / "29400-0").mkdir()
+    (one_machine / "29400-0/lock").touch()
+    (one_machine / "end").touch()
+    monkeypatch.setenv("MASTER_PORT", "29501")
+    ranks = rendezvous.meet(0, 1, seconds=60.0)
+    assert {*one_machine.iterdir()} == {used, ranks.store.folder, one_machine / "end"}
+    assert (used / "lock").stat().st_mode & 0o111 == 0
+
+
+def test_what_ranks_on_one_machine_say_is_for_this_user_alone(one_machine):
+    ranks = rendezvous.meet(0, 1, seconds=60.0)
+    assert ranks.store.folder.parent == one_machine
+    assert {path.stat().st_mode & 0o077 for path in (one_machine, ranks.store.folder)} == {0}
+    stores.close(ranks.store)
+    assert list(one_machine.iterdir()) == []
+
+
+def link(folder: Path) -> None:
+    (folder.parent / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(folder.parent / "elsewhere")
+
+
+OTHERS = {
+    "others may read it": lambda folder: folder.mkdir(mode=0o755),
+    "a link": link,
+    "a file": lambda folder: folder.write_text(""),
+    "another user's": lambda folder: (folder.mkdir(mode=0o700), os.chown(folder, 65534, 65534)),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_folder_that_others_can_enter_is_refused(one_machine, what):
+    if what == "another user's" and os.geteuid():
+        pytest.skip("only root can give a folder away")
+    OTHERS[what](one_machine)
+    for rank in (0, 1):
+        with pytest.raises(ClusterError, match=rf"{one_machine}: another user has created .* TMPDIR"):
+            rendezvous.meet(rank, 2, seconds=0.1)
 
 
 LISTENING = """

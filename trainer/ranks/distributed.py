@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
+from trainer import errors
 from trainer.errors import ClusterError, ConfigError, OctetError, TrainingError
 from trainer.machine import hardware
-from trainer.ranks import rendezvous
+from trainer.ranks import rendezvous, stores
 
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 Item = TypeVar("Item")
+Sent = TypeVar("Sent", bound=Json)
 WSL_RESERVE = 10**9  # bytes of what CUDA calls free that Windows does not give
 CONNECT_S = 60.0
 
@@ -102,19 +106,21 @@ def connect(timeout_s: float, connect_s: float = CONNECT_S) -> None:
     for name, alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ.setdefault(name, alone)
     take_card()
+    if stores.is_one_machine() and any(name == "lo" for _, name in socket.if_nameindex()):
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")  # nothing outside of this machine can connect
     # Python objects and barriers use gloo even beside NCCL: its errors can be caught, and say what is missing
     backend, timeout = "cpu:gloo,cuda:nccl" if on_gpu() else "gloo", timedelta(seconds=timeout_s)
     if world_size() == 1:
-        if any(name == "lo" for _, name in socket.if_nameindex()):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # nothing outside of this machine can connect
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         return
     ranks = rendezvous.meet(rank(), world_size(), connect_s)
     if on_gpu():
         ranks.nccl_log.start()
-    store = dist.PrefixStore("group", ranks.store)
-    dist.init_process_group(backend, store=store, rank=rank(), world_size=world_size(), timeout=timeout)
-    rendezvous.smoke_test(ranks, device(), connect_s)
+    with ranks.naming_the_missing(f"{connect_s:g} s (engine.connect_s), in the first all-reduce"):
+        store = stores.for_group(ranks.store, world_size())
+        stores.within(connect_s, lambda: dist.init_process_group(backend, None, timeout, world_size(), rank(), store))
+        rendezvous.smoke_test(device(), connect_s)
     _connection.ranks = ranks
 
 
@@ -152,6 +158,8 @@ def disconnect() -> None:
         dist.destroy_process_group()
     if _connection.ranks:
         _connection.ranks.nccl_log.stop()
+        if is_main():
+            stores.close(_connection.ranks.store)
         _connection.ranks = None
 
 
@@ -160,38 +168,39 @@ def barrier() -> None:
         dist.barrier()
 
 
-def gather(item: Item) -> list[Item]:
-    """Return the items of all ranks, in the order of the ranks, on every rank."""
+def gather(item: Sent) -> list[Sent]:
+    """Return the items of all ranks, in the order of the ranks, on every rank. They travel as JSON, and not as pickles,
+    which could run code, so a tuple arrives as a list."""
     if world_size() == 1:
         return [item]
-    items: list[Any] = [None] * world_size()
-    dist.all_gather_object(items, item)
-    return items
+    sent = torch.frombuffer(bytearray(json.dumps(item), "ascii"), dtype=torch.uint8)
+    sizes = list(torch.zeros(world_size(), dtype=torch.int64).split(1))
+    dist.all_gather(sizes, torch.tensor([len(sent)]))
+    parts = [torch.zeros(int(max(sizes)), dtype=torch.uint8) for _ in sizes]
+    dist.all_gather(parts, torch.nn.functional.pad(sent, (0, len(parts[0]) - len(sent))))
+    return [json.loads(bytes(part[:size].numpy())) for part, size in zip(parts, sizes, strict=True)]
 
 
 def on_main(work: Callable[[], Item]) -> Item:
     """Call a function on rank 0; return its result, or raise its error, on every rank. Every rank must call this."""
     try:
-        result = work() if is_main() else None
+        result: Any = work() if is_main() else None
     except Exception as error:  # whatever it is: the other ranks are waiting
         gather((None, _for_all_ranks(error)))
         raise
     result, failure = gather((result, None))[0]
     if failure is not None:
-        raise failure
+        kind, message = failure
+        raise getattr(errors, kind, TrainingError)(message).of_all()
     return cast("Item", result)
 
 
-def _for_all_ranks(error: Exception) -> OctetError:
-    """Return an error to raise on the other ranks. One of another library may not survive pickling."""
+def _for_all_ranks(error: Exception) -> tuple[str, str]:
+    """Return the class and the message of an error to raise on the other ranks."""
     if isinstance(error, OctetError):
-        return error.of_all()
-    return TrainingError(f"rank 0 failed: {type(error).__name__}: {error}").of_all()
-
-
-def total(number: float) -> float:
-    """Return the sum of a number over all ranks."""
-    return sum(gather(number))
+        error.of_all()
+        return type(error).__name__, str(error)
+    return TrainingError.__name__, f"rank 0 failed: {type(error).__name__}: {error}"
 
 
 def sum_in_place(tensor: torch.Tensor) -> None:
@@ -203,3 +212,9 @@ def sum_in_place(tensor: torch.Tensor) -> None:
 def mine(items: Sequence[Item]) -> list[Item]:
     """Return this rank's share, every world-size-th item: shares differ in length by at most one."""
     return list(items[rank() :: world_size()])
+
+
+def dealt(items: list[Any]) -> list[Any]:
+    """Return what the ranks have made of items that `mine` dealt to them, in the order of those, on every rank."""
+    everywhere = gather(items)
+    return [part[at] for at in range(max(map(len, everywhere))) for part in everywhere if at < len(part)]

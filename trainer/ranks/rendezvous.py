@@ -1,20 +1,21 @@
 """Connect the ranks of a run, and name the rank that is missing when something fails.
 
-Before any weights load, every rank writes its host into a small store at rank 0, and all of them take part in one
+Before any weights load, every rank writes its host into a small store (`stores.py`), and all of them take part in one
 all-reduce. When a collective fails later, every rank that is alive writes so into the store: the one that does not is
 missing. A rank that ends with an error of its own writes that, too; then no rank is lost, and starting again would not
-help. NCCL does not fail when a rank has died, it waits, so each rank sends heartbeats from a thread, and rank 0 names
-the first rank whose heartbeats stop.
+help. NCCL does not fail when a rank has died, it waits, so each rank sends heartbeats from a thread. Rank 0 names a
+rank whose heartbeats stop, and rank 1 names rank 0.
 
 A rank that is alive but stuck does not write its state either. A thread of it sees that another rank waits in vain,
-writes where its main thread is, and ends the process when the others had time to end. Until a collective has failed,
-nothing is done about a rank that is slow. NCCL's own watchdog ends a rank that waits in a collective of NCCL, and no
-error of it could be caught here: such a wait is reported by NCCL only.
+writes where its main thread is, and ends the process when the rank that waits sends no more heartbeats. Until a
+collective has failed, nothing is done about a rank that is slow. NCCL's own watchdog ends a rank that waits in a
+collective of NCCL, and no error of it could be caught here: such a wait is reported by NCCL only.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 import os
 import re
 import socket
@@ -25,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +34,14 @@ import torch
 import torch.distributed as dist
 
 from trainer.errors import ClusterError, Interrupted, LostRank
-from trainer.ranks import slurm, stacks
+from trainer.ranks import slurm, stacks, stores
 from trainer.ranks.nccl_log import NcclLog
+from trainer.ranks.stores import UNREACHABLE
 
 WAITING = "waiting"  # the state of a rank whose collective has failed
 GLOO_SOURCE = re.compile(r"^\[[^]]*gloo[^]]*\] ")  # the source file and line that gloo's messages begin with
 OF_THIS_CARD = re.compile("cuda (error|failure)", re.IGNORECASE)
 INTERFACE_KEYS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE")
-LOOPBACK = ("127.0.0.1", "localhost")  # with one of these, a run on one machine can be reached only from there
 ANSWER_S = 5.0  # how long a rank that has failed waits for the others to write their state
 HEARTBEAT_S = 0.5
 SILENT_S = 30.0  # without heartbeats before a rank is named; srun ends the other ranks after a minute
@@ -80,10 +82,10 @@ class Ranks:
             if not _is_of_a_collective(error):
                 self._publish_own_error(error)
                 raise
-            self._publish("state", WAITING)
-            reason, is_lost = self._diagnose(waited, error)
-            self._publish("diagnosed", "yes")
-            self._keep_store_for([f"diagnosed/{rank}" for rank in self._all() if self.mine == 0 and self._waits(rank)])
+            try:
+                reason, is_lost = stores.within(3 * ANSWER_S, partial(self._diagnose, waited, error))
+            except UNREACHABLE:
+                reason, is_lost = self._diagnose_without_store()
             kind = LostRank if is_lost else ClusterError
             raise kind(f"{reason} ({_short(error)}){self.nccl_log.excerpt()}") from error
 
@@ -91,8 +93,12 @@ class Ranks:
         """Tell the job script and the other ranks that this rank ends with an error of its own."""
         if isinstance(error, Exception) and not isinstance(error, Interrupted | LostRank):
             slurm.report_failure(f"rank {self.mine} on {host()} ended with {_short(error)}")
+        with suppress(*UNREACHABLE):  # then nobody can read it
+            stores.within(3 * ANSWER_S, partial(self._publish_end, f"it ended with {_short(error)}"))
+
+    def _publish_end(self, state: str) -> None:
         self._publish("noticed", "yes")
-        self._publish("state", f"it ended with {_short(error)}")
+        self._publish("state", state)
         self._keep_store_for([f"noticed/{rank}" for rank in self._all()])
 
     def _keep_store_for(self, keys: Sequence[str]) -> None:
@@ -103,36 +109,34 @@ class Ranks:
     @contextmanager
     def _exchanging_heartbeats(self) -> Iterator[None]:
         over = threading.Event()
-        for target in (self._send_heartbeats if self.mine else self._check_heartbeats, self._end_if_stuck):
+        for target in (self._exchange_heartbeats, self._end_if_stuck):
             threading.Thread(target=target, args=(over,), daemon=True).start()
         try:
             yield
         finally:
             over.set()
 
-    def _send_heartbeats(self, over: threading.Event) -> None:
-        """Send heartbeats until rank 0 has ended, and keep its final state: when the collectives of the other ranks
-        fail, the store may be gone."""
+    def _exchange_heartbeats(self, over: threading.Event) -> None:
+        """Send heartbeats, and name each watched rank that sends none."""
+        watched = {0: self._all()[1:], 1: [0]}.get(self.mine, [])
+        heard = {rank: (0, time.monotonic()) for rank in watched}
         try:
-            store = _connection(SILENT_S)  # not self.store, on which the rank itself may be waiting
-            while not store.check(["state/0"]):
-                store.add(f"heartbeats/{self.mine}", 1)
+            store = stores.within(SILENT_S, partial(stores.another, self.store, SILENT_S))
+            while True:
+                stores.within(SILENT_S, partial(self._exchange_heartbeat, store, heard))
                 if over.wait(HEARTBEAT_S):
                     return
-            self.state_of_main = store.get("state/0").decode()
-            store.set(f"noticed/{self.mine}", "yes")
-        except dist.DistError:  # rank 0 is gone, and has not written its state
-            if self.mine == 1 and not over.wait(ANSWER_S):
+        except UNREACHABLE:  # rank 0 is gone, and has not written its state
+            if self.mine == 1 and not self.state_of_main and not over.wait(ANSWER_S):
                 self._report_silent(0)
 
-    def _check_heartbeats(self, over: threading.Event) -> None:
-        """Check on rank 0 that every rank still sends heartbeats, and name each one that does not."""
-        heard = {rank: (0, time.monotonic()) for rank in self._all() if rank != self.mine}
-        with suppress(dist.DistError):  # torchrun, which has the store, may end first
-            store = _connection(SILENT_S)
-            while not over.wait(SILENT_S / 10):
-                for rank in list(heard):
-                    self._check_heartbeats_of(rank, store, heard)
+    def _exchange_heartbeat(self, store: Any, heard: dict[int, tuple[int, float]]) -> None:
+        store.add(f"heartbeats/{self.mine}", 1)
+        for rank in list(heard):
+            self._check_heartbeats_of(rank, store, heard)
+        if self.mine and not self.state_of_main and store.check(["state/0"]):  # the store may soon be gone
+            self.state_of_main = store.get("state/0").decode()
+            store.set(f"noticed/{self.mine}", "yes")
 
     def _check_heartbeats_of(self, rank: int, store: Any, heard: dict[int, tuple[int, float]]) -> None:
         before, since = heard[rank]
@@ -147,29 +151,41 @@ class Ranks:
     def _end_if_stuck(self, over: threading.Event) -> None:
         """Say where this rank is if it is not in the collective in which another one has waited in vain, and end it."""
         try:
-            store = _connection(SILENT_S)
+            store = stores.another(self.store, SILENT_S)
             while not store.check(["somebody waits"]):
                 if over.wait(HEARTBEAT_S):
                     return
             if over.wait(ANSWER_S / 2):  # a collective of its own has failed at about the same time
                 return
             store.set(f"place/{self.mine}", place := stacks.place())
-        except dist.DistError:  # the store is gone with rank 0, and this rank's next collective fails
+        except UNREACHABLE:  # the store is gone with rank 0, and this rank's next collective fails
             return
         if place and self.stacks:
             stacks.write(self.stacks, self.mine)
-        if not over.wait(2 * ANSWER_S):  # the others end by themselves
-            where = f"at {place}" if place else "in a collective"
-            print(f"octet: rank {self.mine} on {host()} is ended {where}: the others have ended", file=sys.stderr)
-            sys.stderr.flush()
-            os._exit(LostRank.status)
+        while not self._has_one_ended(store, over):
+            if over.is_set():
+                return
+        where = f"at {place}" if place else "in a collective"
+        print(f"octet: rank {self.mine} on {host()} is ended {where}: the others have ended", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(LostRank.status)
+
+    def _has_one_ended(self, store: Any, over: threading.Event) -> bool:
+        """Return True if a rank that has waited sends no more heartbeats. Its word alone is not enough: whoever can
+        reach a TCPStore can write it."""
+        try:
+            keys = {rank: f"state/{rank}" for rank in self._all()}
+            waiting = [one for one, key in keys.items() if store.check([key]) and store.get(key).decode() == WAITING]
+            before = [store.add(f"heartbeats/{rank}", 0) for rank in waiting]
+            is_over = over.wait(2 * ANSWER_S)
+            now = [store.add(f"heartbeats/{rank}", 0) for rank in waiting]
+            return not is_over and any(map(operator.eq, before, now))
+        except UNREACHABLE:  # rank 0 has ended, and the store with it
+            return not over.wait(2 * ANSWER_S)
 
     def _report_silent(self, rank: int) -> None:
         what = "its process died, was stopped, or cannot be reached. The others may wait for it until they are ended."
         print(f"octet: {self._name(rank)}: {what}", file=sys.stderr, flush=True)
-
-    def _waits(self, rank: int) -> bool:
-        return self.store.check([f"state/{rank}"]) and self._get(f"state/{rank}") == WAITING
 
     def _get(self, key: str) -> str:
         return str(self.store.get(key).decode())
@@ -178,19 +194,19 @@ class Ranks:
         return f"rank {rank} on {self.hosts[rank]}"
 
     def _publish(self, key: str, value: str) -> None:
-        with suppress(dist.DistError):  # the store is gone with rank 0, so nobody can read it
+        with suppress(*UNREACHABLE):  # the store is gone with rank 0, so nobody can read it
             self.store.set(f"{key}/{self.mine}", value)
 
     def _diagnose(self, waited: str, error: BaseException) -> tuple[str, bool]:
         """Return why a collective has failed, and whether a rank is lost. All ranks that are alive fail, and so write
         their state, at about the same time; one that is stuck writes where it is."""
-        try:
-            self.store.set("somebody waits", "yes")
-            silent = absent(self.store, [f"state/{rank}" for rank in self._all()], ANSWER_S)
-            states = {rank: self._get(f"state/{rank}") for rank in self._all() if rank not in silent}
-            places = {rank: self._get(f"place/{rank}") for rank in silent if self.store.check([f"place/{rank}"])}
-        except dist.DistError:
-            return self._diagnose_without_store()
+        self._publish("state", WAITING)
+        self.store.set("somebody waits", "yes")
+        silent = absent(self.store, [f"state/{rank}" for rank in self._all()], ANSWER_S)
+        states = {rank: self._get(f"state/{rank}") for rank in self._all() if rank not in silent}
+        places = {rank: self._get(f"place/{rank}") for rank in silent if self.store.check([f"place/{rank}"])}
+        self._publish("diagnosed", "yes")
+        self._keep_store_for([f"diagnosed/{rank}" for rank, state in states.items() if state == WAITING])
         ended = [f"{self._name(rank)}: {state}" for rank, state in states.items() if state != WAITING]
         gone = [rank for rank in silent if rank not in places]
         lost = [f"{self._name(rank)}: it died, or did not answer within {waited}" for rank in gone]
@@ -219,19 +235,12 @@ class Ranks:
 
 def meet(rank: int, world_size: int, seconds: float) -> Ranks:
     """Connect to the store and exchange hosts. Raise ClusterError that names the ranks that did not come in time."""
-    where = f"MASTER_ADDR={os.environ['MASTER_ADDR']}, MASTER_PORT={os.environ['MASTER_PORT']}"
     try:
-        is_server = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # torchrun has one already
-        store = _connection(seconds, is_server)
-        store.set(f"host/{rank}", host())
-        if rank == 0:
-            store.set("hosts", _roll_call(store, world_size, seconds))
-        store.wait(["hosts"], timedelta(seconds=seconds + ANSWER_S))
-        found = json.loads(store.get("hosts"))
-        store.set(f"read/{rank}", "yes")
-        if rank == 0 and isinstance(found, str):  # this process ends now, and the store with it
-            absent(store, [f"read/{reader}" for reader in range(world_size)], 1.0)
-    except (dist.DistError, OSError) as error:
+        store, found = stores.within(seconds + 2 * ANSWER_S, partial(_exchange_hosts, rank, world_size, seconds))
+    except PermissionError as error:
+        raise ClusterError(f"{error.filename}: {error.strerror}. Set TMPDIR to a folder of your own.") from None
+    except UNREACHABLE as error:
+        where = f"MASTER_ADDR={os.environ['MASTER_ADDR']}, MASTER_PORT={os.environ['MASTER_PORT']}"
         raise ClusterError(
             f"rank {rank} on {host()}: rank 0 did not answer within {seconds:g} s at {where} ({_short(error)}). "
             f"Is it running, and is its port free? {interfaces()}"
@@ -241,12 +250,27 @@ def meet(rank: int, world_size: int, seconds: float) -> Ranks:
     return Ranks(store, rank, found)
 
 
-def smoke_test(ranks: Ranks, device: torch.device, seconds: float) -> None:
+def _exchange_hosts(rank: int, world_size: int, seconds: float) -> tuple[Any, list[str] | str]:
+    """Return the store, and the hosts of all ranks or a message that names those that are missing."""
+    store = stores.connect(rank, seconds)
+    store.set(f"host/{rank}", host())
+    if rank == 0:
+        store.set("hosts", _roll_call(store, world_size, seconds))
+    if absent(store, ["hosts"], seconds + ANSWER_S):
+        raise dist.DistNetworkError("it has not said who is there")
+    found = json.loads(store.get("hosts"))
+    store.set(f"read/{rank}", "yes")
+    if rank == 0 and isinstance(found, str):  # this process ends now, and the store with it
+        absent(store, [f"read/{reader}" for reader in range(world_size)], 1.0)
+        stores.close(store)
+    return store, found
+
+
+def smoke_test(device: torch.device, seconds: float) -> None:
     """Check that an all-reduce works over the network that training will use."""
     count = torch.ones(1, device=device)
-    with ranks.naming_the_missing(f"{seconds:g} s (engine.connect_s), in the first all-reduce"):
-        dist.all_reduce(count, async_op=True).wait(timedelta(seconds=seconds))
-    assert count.item() == len(ranks.hosts), f"{count.item()} of {len(ranks.hosts)} ranks were added up"
+    dist.all_reduce(count, async_op=True).wait(timedelta(seconds=seconds))
+    assert count.item() == dist.get_world_size(), f"{count.item()} of {dist.get_world_size()} ranks were added up"
 
 
 def absent(store: Any, keys: Sequence[str], seconds: float) -> list[int]:
@@ -269,22 +293,12 @@ def interfaces() -> str:
     )
 
 
-def _connection(seconds: float, is_server: bool = False) -> Any:
-    """Connect to the store of rank 0, or create it."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    options: dict[str, Any] = {"timeout": timedelta(seconds=seconds), "wait_for_workers": False}
-    if is_server and address in LOOPBACK:
-        with suppress(OSError):  # TCPStore says what is wrong with the port
-            options["master_listen_fd"] = socket.create_server(("127.0.0.1", port)).detach()
-    store = dist.TCPStore(address, port, is_master=is_server, **options)
-    return dist.PrefixStore(f"octet-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-
 def _roll_call(store: Any, world_size: int, seconds: float) -> str:
     """Return the hosts as a JSON list, or, as a JSON string, a message that says which ranks are missing."""
     keys = [f"host/{rank}" for rank in range(world_size)]
     missing = absent(store, keys, seconds)
     hosts = {rank: store.get(key).decode() for rank, key in enumerate(keys) if rank not in missing}
+    heard = ", ".join(f"rank {rank} on {name}" for rank, name in hosts.items())
     if not missing:
         return json.dumps(list(hosts.values()))
     silent: list[str] = []
@@ -293,24 +307,20 @@ def _roll_call(store: Any, world_size: int, seconds: float) -> str:
     nodes = f" Nothing was heard from {', '.join(silent)}." if silent else ""
     return json.dumps(
         f"rank {', '.join(map(str, missing))} of {world_size} did not answer within {seconds:g} s "
-        f"(engine.connect_s).{nodes} Those that did: {_listed(hosts)}. If they are only slow to start, use a larger "
+        f"(engine.connect_s).{nodes} Those that did: {heard}. If they are only slow to start, use a larger "
         f"engine.connect_s. {interfaces()}"
     )
-
-
-def _listed(hosts: dict[int, str]) -> str:
-    return ", ".join(f"rank {rank} on {name}" for rank, name in hosts.items())
 
 
 def _is_of_a_collective(error: BaseException) -> bool:
     """Return True for an error that another rank or the network may have caused, and False for one of this rank.
 
     NCCL and the store raise a DistError, NCCL also where it only reports a failure of this rank's card. Gloo raises a
-    RuntimeError that begins with its source file."""
+    RuntimeError that begins with its source file, or says in three words that the given time is over."""
     text = str(error)
     if isinstance(error, dist.DistError):
         return not OF_THIS_CARD.search(text)
-    return isinstance(error, RuntimeError) and "gloo/" in text
+    return isinstance(error, RuntimeError) and ("gloo/" in text or text == "Operation timed out!")
 
 
 def _short(error: BaseException) -> str:

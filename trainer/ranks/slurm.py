@@ -17,6 +17,7 @@ from types import FrameType
 from trainer.errors import ClusterError, Interrupted
 from trainer.machine.visible import visible, without_keys
 
+FOLDER = "OCTET_RANKS"  # a folder of the launcher for what the ranks of a machine tell each other
 PORTS = range(10_000, 30_000)  # below the ephemeral ports of Linux
 TIMEOUT_S = 30.0  # for a command of Slurm
 

@@ -28,7 +28,9 @@ def write(folder: Path, rank: int, error: BaseException | None = None) -> None:
     """Write the stacks of all threads into a file of this rank, after the traceback of its error."""
     with suppress(OSError):  # a disk that is full must not hide the error
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"rank_{rank}.txt").open("w") as file:
+        path = folder / f"rank_{rank}.txt"
+        path.unlink(missing_ok=True)  # a link would lead elsewhere
+        with path.open("x") as file:
             if error:
                 traceback.print_exception(error, file=file)
                 file.flush()

@@ -1,0 +1,157 @@
+"""Where the ranks leave words for each other: files on one machine, else torch's TCPStore at rank 0.
+
+The files are in a folder that only this user can enter, and reading them needs no other process. A call to the TCPStore
+does not return while rank 0 is stopped, or cannot be reached, so all calls are made `within` a time limit.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import torch.distributed as dist
+
+from trainer.machine import disk
+from trainer.ranks.slurm import FOLDER
+
+T = TypeVar("T")
+UNREACHABLE = (dist.DistError, OSError)  # what a call to a store raises
+LOOPBACK = ("127.0.0.1", "localhost")
+
+
+class FolderStore:
+    """A store with a file for each key."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def set(self, key: str, value: str) -> None:
+        partial = self._file(uuid4().hex)
+        partial.write_text(value)
+        partial.replace(self._file(key))
+
+    def get(self, key: str) -> bytes:
+        return self._file(key).read_bytes()
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(self._file(key).exists() for key in keys)
+
+    def add(self, key: str, number: int) -> int:
+        """Add to a number, which only one rank changes, and return it."""
+        count = number + (int(self.get(key)) if self.check([key]) else 0)
+        if number:
+            self.set(key, str(count))
+        return count
+
+    def _file(self, key: str) -> Path:
+        return self.folder / key.replace("/", ".")
+
+
+def connect(rank: int, seconds: float) -> Any:
+    """Return the store of this start of the run. Rank 0 creates it."""
+    if not is_one_machine():
+        return connect_tcp(seconds, rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
+    own = Path(tempfile.gettempdir()) / f"octet-ranks-{os.geteuid()}"
+    folder = disk.private_folder(Path(os.environ.get(FOLDER, own))) / f"{os.environ['MASTER_PORT']}-{_restarts()}"
+    if rank == 0:
+        return FolderStore(_create(folder))
+    until = time.monotonic() + seconds
+    while not _is_in_use(folder):  # an earlier start may have left one
+        if time.monotonic() > until:
+            raise dist.DistNetworkError(f"it has not created {folder}")
+        time.sleep(0.05)
+    return FolderStore(folder)
+
+
+def is_one_machine() -> bool:
+    """Return True if all ranks are on this machine, as the launcher says, or else the address of rank 0."""
+    here, ranks = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+    return ranks in ("1", here) or (here is None and os.environ["MASTER_ADDR"] in LOOPBACK)
+
+
+def another(store: Any, seconds: float) -> Any:
+    """Return a connection to the same store for another thread, because the first one may be waiting in a call."""
+    return store if isinstance(store, FolderStore) else connect_tcp(seconds)
+
+
+def for_group(store: Any, ranks: int) -> Any:
+    """Return the store through which torch connects the process group."""
+    if isinstance(store, FolderStore):
+        return dist.FileStore(str(store.folder / "group"), ranks)
+    return dist.PrefixStore("group", store)
+
+
+def close(store: Any) -> None:
+    """Delete the files on rank 0."""
+    if isinstance(store, FolderStore):
+        shutil.rmtree(store.folder, ignore_errors=True)
+
+
+def _create(folder: Path) -> Path:
+    """Create a folder that is locked until this process ends, and delete those of killed runs."""
+    one_at_a_time = os.open(folder.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
+        if _is_in_use(folder):
+            raise OSError(errno.EADDRINUSE, "another run uses this MASTER_PORT", str(folder))
+        for other in {folder, *(lock.parent for lock in folder.parent.glob("*/lock"))}:
+            if not _is_in_use(other):
+                shutil.rmtree(other, ignore_errors=True)
+        new = Path(tempfile.mkdtemp(dir=folder.parent))
+        fcntl.flock(os.open(new / "lock", os.O_WRONLY | os.O_CREAT, 0o600), fcntl.LOCK_EX)
+        return new.rename(folder)
+    finally:
+        os.close(one_at_a_time)
+
+
+def _is_in_use(folder: Path) -> bool:
+    """Return True while the rank 0 that has created the folder is running."""
+    try:
+        with (folder / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def connect_tcp(seconds: float, is_server: bool = False) -> Any:
+    """Connect to the TCPStore at rank 0, or create it."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    timeout = timedelta(seconds=seconds)
+    store = dist.TCPStore(address, port, is_master=is_server, timeout=timeout, wait_for_workers=False)
+    return dist.PrefixStore(f"octet-{_restarts()}", store)
+
+
+def _restarts() -> str:
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """Return what a function returns, or raise DistNetworkError after so many seconds. Its thread then waits on,
+    because nothing can end a call into torch."""
+    answer: futures.Future[T] = futures.Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - it is raised below, in the thread that waits
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    done, _ = futures.wait([answer], seconds)
+    if not done:
+        raise dist.DistNetworkError(f"no answer within {seconds:g} s")
+    return answer.result()
