@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from dataclasses import replace
 import pytest
 
 from tests.conftest import ROOT
+from tests.forks import forked
 from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, RewardError
+from trainer.machine import user_code
 from trainer.problem.task import make_task
 from trainer.records import Prompt
 from trainer.reward.make import rehearse_functions, worked
@@ -204,7 +207,9 @@ def test_exceptions_of_every_kind(mine, exits):
 @pytest.mark.parametrize("ends", ["os._exit(0)", "os._exit(3)"])
 def test_a_function_cannot_end_the_process(mine, ends):
     """A process that ends with status 0 would look like success."""
-    with pytest.raises(RewardError, match=re.escape(f"it raised SystemExit: {ends} (my_rewards.py, line 3: `{ends}`)")):
+    with pytest.raises(
+        RewardError, match=re.escape(f"it called os._exit, which a reward may not (my_rewards.py, line 3: `{ends}`)")
+    ):
         grades(mine(f"import os\ndef score(completions):\n    {ends}"), "a")
 
 
@@ -231,6 +236,104 @@ def test_a_limit_that_a_function_sets_is_its_own(mine):
         1
     ]
     assert sys.getrecursionlimit() == limit
+
+
+IMPORTS = "import os, signal, sys, threading, time, warnings, torch\n"
+NAMED = {
+    "torch.set_default_dtype(torch.float64)": r"torch\.get_default_dtype\(\) was torch\.float32, .* torch\.float64 for",
+    "torch.set_default_dtype(torch.bfloat16); raise ValueError": r"get_default_dtype\(\) was torch\.float32",
+    "torch.set_num_threads(torch.get_num_threads() + 1)": r"torch\.get_num_threads\(\) was \d+",
+    "torch.set_float32_matmul_precision('medium')": r"torch\.get_float32_matmul_precision\(\) was highest",
+    "os.closerange(3, 64)": r"it called os\.closerange, which a reward may not \(my_rewards\.py, line 3",
+    "os.abort()": r"it called os\.abort, which",
+    "signal.alarm(1); time.sleep(3)": r"it called signal\.alarm, which",
+    "signal.setitimer(signal.ITIMER_REAL, 0.01); time.sleep(1)": r"it called signal\.setitimer, which",
+    "signal.setitimer(signal.ITIMER_PROF, 0.01, 0.01)": r"it called signal\.setitimer, which",
+    "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))": r"it called resource\.setrlimit, which",
+    "import resource; resource.prlimit(0, resource.RLIMIT_NOFILE, (16, 16))": r"it called resource\.prlimit, which",
+    "torch.use_deterministic_algorithms(True)": r"torch\.get_deterministic_debug_mode\(\) was 0, .* it is 2 for",
+    "return [1e300]": r"`score` is 1e\+300, and a reward is at most 1e\+15",
+    "return [-1e200]": r"`score` is -1e\+200, and a reward",
+    "return [10**400]": "is no number",
+    "return [-(10**309)]": "is no number",
+    "return [1j]": "is no number",
+}
+
+
+@pytest.mark.parametrize("change", NAMED)
+def test_a_change_of_the_whole_process_is_named_with_the_function(mine, change):
+    scorer = mine(f"{IMPORTS}def score(completions):\n    {change}\n    return [1.0]")
+    with pytest.raises(RewardError, match=NAMED[change]) as error:
+        grades(scorer, "a")
+    assert "`score`" in str(error.value) or "my_rewards.py:score: it " in str(error.value)
+    assert "works with completions in TRL" not in str(error.value)
+
+
+def test_a_function_that_imports_torch_and_changes_it_is_not_told_to_take_another_form(tmp_path):
+    """The first call imports torch, and the second would find it as the first has left it."""
+    body = "def score(completions):\n    import torch\n    torch.set_default_dtype(torch.float64)\n    return [1.0]\n"
+    (tmp_path / "mine.py").write_text(body)
+    code = f"from tests.rewarding import *; scores_of(scorer_of('reward.custom={tmp_path}/mine.py:score'), 'a')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert "after the call it is torch.float64 for the whole process. Sample: problem" in done.stderr
+
+
+def test_a_setting_of_torch_that_a_file_changes_while_torch_is_imported_is_named(tmp_path):
+    (tmp_path / "mine.py").write_text("import torch\ntorch.set_default_dtype(torch.float64)\ndef score(): pass")
+    code = f"from tests.rewarding import scorer_of; scorer_of('reward.custom={tmp_path}/mine.py:score')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert "mine.py:score: the file cannot be imported: RuntimeError: torch.get_default_dtype() was" in done.stderr
+
+
+RESTORED = ["os.environ.clear()", "os.environ['PATH'] = ''", "del os.environ['PATH']", "os.environ = {}"]
+RESTORED += ["os.close(0)", "os.close(1)", "os.close(2)", "os.dup2(os.open(os.devnull, os.O_WRONLY), 1)"]
+RESTORED += ["sys.stderr.close()", "sys.stderr = None", "sys.stdout = None", "sys.__stdout__.close()"]
+RESTORED += ["warnings.simplefilter('error')", "warnings.filterwarnings('error', category=FutureWarning)"]
+RESTORED += [
+    "os.fork()",
+    "os.fork(); os.fork()",
+    "os.fork() or time.sleep(0.2)",
+    "os.environ.clear(); raise ValueError",
+]
+STATE = """
+import os, sys, warnings
+from tests.rewarding import scorer_of, scores_of
+from trainer.errors import RewardError
+
+def state():
+    files = [(os.fstat(n).st_dev, os.fstat(n).st_ino) for n in range(3)]
+    strict = [one for one in warnings.filters if one[0] == "error"]
+    return dict(os.environ), os.popen("echo $PATH").read(), files, strict
+
+scorer = scorer_of("reward.custom=mine.py:score")
+before = state()
+try:
+    scores_of(scorer, "a")
+except RewardError:
+    pass
+assert state() == before, (state(), before)
+warnings.warn("a warning", FutureWarning)
+print("as it was", flush=True)
+print("said", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("change", RESTORED)
+def test_a_change_of_the_process_is_put_back(tmp_path, change):
+    """The program goes on with what it had, and no process that was forked goes on beside it."""
+    (tmp_path / "mine.py").write_text(f"{IMPORTS[:-8]}\ndef score(completions):\n    {change}\n    return [1.0]")
+    command = [*forked(), "-c", STATE]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert (done.returncode, done.stdout) == (0, "as it was\n"), done.stderr
+    assert "said" in done.stderr
+
+
+def test_what_is_new_in_the_environment_stays(mine, monkeypatch):
+    monkeypatch.delenv("OCTET_OF_A_REWARD", raising=False)
+    scorer = mine("import os\nos.environ['OCTET_OF_A_REWARD'] = '1'\ndef score(completions): return [1.0]")
+    assert grades(scorer, "a") == [1.0]
+    assert os.environ["OCTET_OF_A_REWARD"] == "1"
 
 
 def test_an_exception_whose_text_raises(mine):
@@ -389,3 +492,41 @@ def test_a_file_that_is_not_there_is_known_before_torch_is_imported():
 def test_settings_that_cannot_work(setting, message):
     with pytest.raises(ConfigError, match=message):
         resolve(None, None, [f"reward.custom={setting}"])
+
+
+HELPERS = {  # what a file imports, and the helpers in its folder and in that of another file
+    "a module": ("import levels", "levels.py", "levels.py"),
+    "inside a function": ("def f():\n    from levels import x", "levels.py", "levels.py"),
+    "a package": ("import levels", "levels/one.py", "levels.py"),
+    "in a list": ("import re, levels as own", "levels/__init__.py", "levels/__init__.py"),
+    "the other file": ("import rew_of_two", "rew_of_two.py", "rew_of_two.py"),
+}
+
+
+@pytest.mark.parametrize("name", HELPERS)
+@pytest.mark.parametrize("importer", ["m1", "m2"])
+def test_helpers_of_one_name_in_two_folders_are_refused(tmp_path, name, importer, monkeypatch):
+    statement, *helpers = HELPERS[name]
+    first, second = helped(tmp_path, monkeypatch, helpers)
+    (tmp_path / importer / "game.py").write_text(f"{statement}\ndef score(completions): return [1.0]\n")
+    user_code.load("reward.custom", first)
+    with pytest.raises(ConfigError, match=r"m1/\w+(\.py)? and .*m2/\w+(\.py)? have one name.* Rename one\."):
+        user_code.load("reward.custom", second)
+
+
+def test_files_of_one_name_that_import_no_namesake_are_both_loaded(tmp_path, monkeypatch):
+    functions = [user_code.load("reward.custom", one) for one in helped(tmp_path, monkeypatch, ["setup.py"] * 2)]
+    assert len({one.__module__ for one in functions}) == 2
+    assert [sys.modules[one.__module__].__file__ for one in functions] == [f"{tmp_path}/m{n}/game.py" for n in (1, 2)]
+
+
+def helped(folder, monkeypatch, helpers):
+    """Write two files of one name, each beside a helper, and return the settings that name them."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in {"levels", "rew_of_two", *filter(lambda name: name.startswith(user_code.MODULE), sys.modules)}:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name, helper in zip(("m1", "m2"), helpers, strict=True):
+        (folder / name / helper).parent.mkdir(parents=True)
+        (folder / name / helper).write_text("x = 1\n")
+        (folder / name / "game.py").write_text("def score(completions): return [1.0]\n")
+    return [f"{folder}/{name}/game.py:score" for name in ("m1", "m2")]

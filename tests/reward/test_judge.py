@@ -430,7 +430,7 @@ def test_the_key_is_in_the_header_and_nowhere_else(server, tmp_path, monkeypatch
     with pytest.raises(RewardError) as raised:
         scorer.rehearse(PROMPT, worked(PROBLEM))
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
-    assert "HTTP 401 Incorrect API key provided: ***" in str(raised.value)
+    assert "HTTP 401 Incorrect API key provided: $MY_KEY" in str(raised.value)
     assert "does MY_KEY hold the right key" in str(raised.value)
     server.replies = [chat(GOOD)]
     grades(scorer, "a")
@@ -441,6 +441,19 @@ def test_the_key_is_in_the_header_and_nowhere_else(server, tmp_path, monkeypatch
         [config, kept, said, str(raised.value), repr(scorer.measured()), json.dumps(server.requests)]
     )
     assert kept
+
+
+@pytest.mark.parametrize("name", ["OCTET_JUDGE_KEY", "MY_JUDGE"])
+@pytest.mark.parametrize("before", [0, 150, 160, 190, 250, 290, 960, 990, 9_990])
+@pytest.mark.parametrize("status", [200, 401])
+def test_a_key_is_masked_before_a_reply_that_quotes_it_is_cut(server, monkeypatch, name, before, status):
+    monkeypatch.setenv(name, KEY)
+    text = f"{'x' * before}{KEY} is your key"
+    server.replies = [chat(text) if status == 200 else (status, {}, text.encode())]
+    scorer = judge(server.url, f"reward.judge.key_env={name}", "reward.judge.retries=0")
+    with pytest.raises(RewardError) as raised:
+        scorer.rehearse(PROMPT, worked(PROBLEM))
+    assert not any(KEY[:length] in str(raised.value) for length in range(8, len(KEY) + 1))
 
 
 @pytest.mark.parametrize("key", ["two\nlines", "ümlaut", "a\x7fb"])

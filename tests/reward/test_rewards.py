@@ -18,8 +18,8 @@ from trainer.answers import compare, symbolic
 from trainer.config.command_line import resolve
 from trainer.config.settings import REWARDS
 from trainer.errors import ConfigError
-from trainer.records import Prompt, Sampling
-from trainer.reward.built_in import COMPONENTS
+from trainer.records import Completion, Prompt, Sampling
+from trainer.reward.built_in import COMPONENTS, Rules, read
 from trainer.reward.scorer import Meter, Scorer
 from trainer.rollout.collect import collect
 
@@ -115,6 +115,12 @@ def test_overlong_with_a_buffer_of_its_own():
     assert value("overlong", "x", *settings, tokens=75) == pytest.approx(-0.5)
     with pytest.raises(ConfigError, match=r"reward.overlong_buffer=101: it is longer than .*=100. Try 20"):
         value("overlong", "x", "rollout.max_new_tokens=100", "reward.overlong_buffer=101")
+
+
+def test_overlong_counts_what_an_environment_said_as_the_limit_does():
+    rules = Rules(resolve("nano").reward, "gsm8k", 100)
+    told = Completion((1,) * 100, (0.0,) * 100, "x", True, written=(True,) * 50 + (False,) * 49 + (True,))
+    assert COMPONENTS["overlong"](read(PROMPT, told, rules), rules) == -1.0
 
 
 def test_overlong_knows_nothing_of_a_text_without_tokens():

@@ -12,6 +12,9 @@ import platform
 PAIRS = {  # of system calls that libc has no function for: x86-64, 64-bit Arm
     "ADD_KEY": (248, 217),
     "BPF": (321, 280),
+    "CLOCK_GETRES": (229, 114),
+    "CLOCK_GETTIME": (228, 113),
+    "CLOCK_NANOSLEEP": (230, 115),
     "CLONE3": (435, 435),
     "IO_URING_SETUP": (425, 425),
     "MEMFD_CREATE": (319, 279),
@@ -125,6 +128,12 @@ PROCESSES = {
         "import fcntl; reading, writing = os.pipe(); fcntl.fcntl(reading, fcntl.F_SETOWN, $VICTIM)\n"
         "fcntl.fcntl(reading, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK); os.write(writing, b'x'); escaped()"
     ),
+    "find a process by its group": "os.getpgid($VICTIM); escaped()",
+    "find a process by its session": "os.getsid($VICTIM); escaped()",
+    "find a process by its processors": "os.sched_getaffinity($VICTIM); escaped()",
+    "read the CPU time of a process": "call($CLOCK_GETTIME, (~$VICTIM << 3) | 2, ctypes.create_string_buffer(16)); escaped()",
+    "find a process by its clock": "call($CLOCK_GETRES, (~$VICTIM << 3) | 2, None); escaped()",
+    "wait for the CPU time of a process": "call($CLOCK_NANOSLEEP, (~$VICTIM << 3) | 2, 1, struct.pack('qq', 0, 0), None); escaped()",
     "kill the process that started it": "os.kill(os.getppid(), 0); escaped()",
     "trace a process": "called(libc.ptrace(0x4206, $VICTIM, 0, 0)); escaped()",
     "read the memory of a process": (

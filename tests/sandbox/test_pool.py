@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.sandbox.lacking import python_without
@@ -168,6 +169,27 @@ def test_the_process_that_starts_programs_is_started_again(sandbox):
     assert sandbox.judge("def f(): return 1", "assert f() == 1", "f") == Verdict(1, 1)
 
 
+def test_every_process_of_a_command_ends_with_the_process_that_starts_commands():
+    with Sandbox(LIMITS, "sh program") as sandbox:
+        if not (sandbox.held.namespaces and sandbox.held.counted):
+            pytest.skip(f"this machine cannot hold a command in: {sandbox.held}")
+        source = "sleep 60 & setsid sleep 60 & (sleep 60 & exec sleep 60) & sleep 60"
+        running = threading.Thread(target=lambda: sandbox.run(source, b"", 60), daemon=True)
+        running.start()
+        started = psutil.Process(sandbox._process.pid)
+        while len(sleeps := [one for one in started.children(recursive=True) if one.name() == "sleep"]) < 4:
+            time.sleep(0.05)
+        sandbox._starting.acquire()  # or it is started again, and runs the command once more
+        started.kill()
+        assert_ended([str(one.pid) for one in sleeps])
+
+
+def test_a_program_cannot_write_to_its_input(sandbox, namespaces):
+    write = "import os; file = os.open('/dev/fd/0', os.O_RDWR); print(os.pread(file, 9, 0)); os.write(file, b'x')"
+    ran = sandbox.run(write, b"41")
+    assert (ran.output, ran.status) == (b"b'41'\n", 1)
+
+
 def test_everything_ends_with_the_trainer():
     code = (
         "from trainer.sandbox.pool import *; import os, threading, time\n"
@@ -215,7 +237,7 @@ def test_what_a_machine_lacks_is_known(call, part, tmp_path, monkeypatch):
     [
         ("return x + 1", "assert f(1) == 2\nassert f(2) == 3", 2, 2),
         ("return x + 1", "assert f(1) == 2\nassert f(2) == 4", 1, 2),
-        ("return x", "for one in (1, 'a', b'b', 2.5, None, True, 1j, float('inf')): assert f(one) == one", 8, 8),
+        ("return x", "for one in (1, 'a', b'b', 2.5, None, True, 1j, float('inf')): assert f(one) == one", 1, 1),
         ("return x", "assert f([1, (2, {3}), {4: set()}, (5,), ()]) == [1, (2, {3}), {4: set()}, (5,), ()]", 1, 1),
         ("return x[::-1]", "def check(one):\n    assert one('ab') == 'ba'\ncheck(f)", 1, 1),
         ("import collections; return collections.Counter(x)", "assert f('aab') == {'a': 2, 'b': 1}", 1, 1),
@@ -228,12 +250,65 @@ def test_what_a_machine_lacks_is_known(call, part, tmp_path, monkeypatch):
         ("return 'x' * (2 << 20)", "assert f(1)", 0, 1),
         ("x.append(1); return x", "given = []\nassert f(given) == [1]\nassert given == []", 2, 2),
         ("print(x); return x", "assert f(1) == 1", 1, 1),
+        ("return [1] * 9", "r = f(3)\nassert r == [1, 2, 3]\nfor i in r: assert i", 1, 2),
         ("x = []; [x := [x] for _ in range(99999)]; return x", "assert f(1)", 0, 1),
     ],
 )
 def test_assertions_are_counted(sandbox, function, tests, passed, total):
     verdict = sandbox.judge(f"def f(x): {function}", tests, "f")
     assert (verdict.passed, verdict.total, verdict.fault) == (passed, total, "")
+
+
+SQUARES = "for i in range(50):\n    r = f(i)\n    assert r == i * i"
+SENDS_ELLIPSIS = "import os; os.write(5, b'=...\\n') if x == 2 else None; return 0 if x == 0 else 16"
+EARNED_WITHOUT_SOLVING = {
+    "wrong from the fifth call on": ("return x * x if x < 4 else 0", SQUARES),
+    "raises from the fifth call on": ("return x * x if x < 4 else 1 / 0", SQUARES),
+    "ends its process at the fifth call": ("import os; return x * x if x < 4 else os._exit(0)", SQUARES),
+    "returns an object at the fifth call": ("return x * x if x < 4 else object()", SQUARES),
+    "raises in a helper of the tests": (
+        "return 1 / x",
+        "def check(i):\n    assert f(1) == 1\n    return f(i)\ncheck(0)\nassert f(2) == 3",
+    ),
+    "ends a map": ("raise StopIteration", "assert all(map(lambda c: f(c[0]) == c[1], [(1, 2), (2, 3)]))"),
+    "ends a map under another name": (
+        "raise type('StopIteration', (Exception,), {})",
+        "assert not any(map(lambda c: f(c[0]) != c[1], [(1, 2)]))",
+    ),
+    "ends an iterator": ("raise StopIteration", "assert [r for r in iter(lambda: f(1), None)] == []"),
+    "ends a loop of assertions": ("raise StopIteration", "assert True\nfor r in map(f, [1, 2]): assert r == 3"),
+    "ends an asynchronous iterator": (
+        "raise StopAsyncIteration",
+        "import asyncio\nclass A:\n    def __aiter__(self): return self\n    async def __anext__(self): return f(1)\n"
+        "async def main(): return [r async for r in A()]\nassert asyncio.run(main()) == [] or True",
+    ),
+    "sends an ellipsis": (SENDS_ELLIPSIS, "assert f(0) == 0\ny = f(2)\nassert f(y) == 16"),
+    "sends a list of ellipses": (SENDS_ELLIPSIS.replace("...", "[...]"), "assert f(0) == 0\ny = f(2)\nz = f(y)"),
+    "has the tests pass nan": ("return 0", "assert f(1) == 0\nx = f(2) * float('inf')\ny = f(x)\nassert y == 4"),
+    "meets a call that cannot be made": ("return 0", "assert f(1) == 0\ny = f(lambda: 1)\nassert y == 1"),
+}
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("name", EARNED_WITHOUT_SOLVING)
+def test_no_share_is_earned_by_what_ends_the_tests_early(sandbox, name, first):
+    function, tests = EARNED_WITHOUT_SOLVING[name]
+    verdict = sandbox.judge(f"def f(x): {function}", tests, "f", first=first)
+    assert verdict.passed == 0 < verdict.total
+
+
+DRAWS = ["random.random()", "random.SystemRandom().random()", "secrets.randbelow(1000)", "numpy.random.random()"]
+DRAWS += ["numpy.random.default_rng().random()", "random.sample(range(99), 3)", "uuid.uuid4().hex", "os.urandom(4)"]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_tests_and_programs_draw_the_same_numbers_each_time(sandbox, draw):
+    """A function that returns what the tests have drawn the first time is right the second time."""
+    imports = "import numpy, os, random, secrets, uuid\n"
+    drawn = sandbox.run(f"{imports}print({draw})", b"").output.decode().strip()
+    for _ in range(2):
+        verdict = sandbox.judge("def f(x): return x", f"{imports}assert str(f({draw})) == {drawn!r}", "f")
+        assert verdict == Verdict(1, 1)
 
 
 def test_one_assertion_that_does_not_hold_is_enough_where_all_have_to(sandbox):
@@ -285,7 +360,9 @@ def test_the_filter_allows_what_is_listed_and_nothing_else(machine):
     code = syscalls.of_process(syscalls.assemble(machine, threads=True, commands=False), 77)
     plain = {pair[column] for pair in syscalls.ALLOWED.values()} - {None}
     checked = {pair[column] for pair in (syscalls.OPENAT, syscalls.IOCTL, syscalls.FCNTL, syscalls.TGKILL)}
-    checked |= {pair[column] for pair in (syscalls.PRLIMIT, syscalls.CLONE, syscalls.CLONE3)}
+    checked |= {pair[column] for pair in (syscalls.PRLIMIT, syscalls.CLONE, syscalls.CLONE3, syscalls.GETPGID)}
+    checked |= {pair[column] for pair in (syscalls.GETSID, syscalls.GETAFFINITY, syscalls.CLOCK_GETTIME)}
+    checked |= {pair[column] for pair in (syscalls.CLOCK_GETRES, syscalls.CLOCK_NANOSLEEP)}
     for number in {*range(600), 1 << 30} - checked:
         assert (verdict_of(code, machine, number) == syscalls.ALLOW) is (number in plain)
     allowed = {
@@ -298,6 +375,10 @@ def test_the_filter_allows_what_is_listed_and_nothing_else(machine):
         (syscalls.TGKILL, (76, 76)): False,
         (syscalls.PRLIMIT, (0,)): True,
         (syscalls.PRLIMIT, (76,)): False,
+        **{(pair, (0,)): True for pair in (syscalls.GETPGID, syscalls.GETSID, syscalls.GETAFFINITY)},
+        **{(pair, (76,)): False for pair in (syscalls.GETPGID, syscalls.GETSID, syscalls.GETAFFINITY)},
+        (syscalls.CLOCK_GETTIME, (3,)): True,
+        (syscalls.CLOCK_GETTIME, ((~76 << 3 | 2) & 0xFFFFFFFF,)): False,
         (syscalls.CLONE, (syscalls.CLONE_THREAD,)): True,
         (syscalls.CLONE, (17,)): False,
         (syscalls.CLONE, (syscalls.CLONE_THREAD | 0x10000000,)): False,
@@ -314,7 +395,10 @@ def test_the_numbers_are_those_of_the_kernel(machine, header):
     text = found[0].read_text()
     numbers = {name: int(number) for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)}
     names = [*syscalls.ALLOWED.items(), *syscalls.ALLOWED_FOR_COMMANDS.items(), ("prlimit64", syscalls.PRLIMIT)]
-    names += [(name.lower(), getattr(syscalls, name)) for name in ("CLONE", "OPENAT", "IOCTL", "FCNTL", "TGKILL")]
+    checked = ("CLONE", "OPENAT", "IOCTL", "FCNTL", "TGKILL", "GETPGID", "GETSID")
+    checked += ("CLOCK_GETTIME", "CLOCK_GETRES", "CLOCK_NANOSLEEP")
+    names += [(name.lower(), getattr(syscalls, name)) for name in checked]
+    names += [("sched_getaffinity", syscalls.GETAFFINITY)]
     column = list(syscalls.ARCHITECTURES).index(machine)
     listed = {{"newfstatat": "fstatat"}.get(name, name) if column else name: pair[column] for name, pair in names}
     known = {name: number for name, number in listed.items() if name in numbers and number is not None}

@@ -7,18 +7,33 @@ import importlib.util
 import inspect
 import io
 import os
+import re
+import resource
+import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from trainer.errors import ConfigError, OctetError
+from trainer.machine.visible import without_keys
 
 GRACE_S = 5.0
+
+# What ends the process, or harms it later, is refused while user code runs.
+REFUSED: list[tuple[Any, str]] = [(os, "_exit"), (os, "abort"), (os, "closerange"), (signal, "alarm")]
+REFUSED += [(signal, "setitimer"), (resource, "setrlimit"), (resource, "prlimit")]
+# Settings of torch that change results, and what they are when it has been imported. "set" for "get" sets them.
+OF_TORCH: dict[str, str | int] = {"get_default_dtype": "torch.float32", "get_float32_matmul_precision": "highest"}
+OF_TORCH |= {"get_num_threads": "", "get_deterministic_debug_mode": 0}
+MODULE = "octet_custom_"  # what the names of the user's modules begin with
 
 given: dict[str, Callable[..., Any]] = {}  # functions of a session in Python, by the setting that names their copy
 
@@ -34,7 +49,7 @@ class Call(threading.Thread):
 
     def run(self) -> None:
         limit = sys.getrecursionlimit()
-        with self:
+        with self, _unchanged():
             self.result = self.work()
         sys.setrecursionlimit(limit)  # in this thread: another one may be too deep for the limit that the call has set
 
@@ -54,6 +69,34 @@ class Call(threading.Thread):
         return not self.is_alive()
 
 
+@contextmanager
+def _unchanged() -> Iterator[None]:
+    """Put back the standard descriptors and the settings of torch. If a setting was changed, which other threads may
+    have used meanwhile, or if descriptors of others were closed, raise RuntimeError."""
+    own, files = os.getpid(), dict[int, int]()
+    for number in range(3):
+        with suppress(OSError):  # the shell has closed it
+            files[number] = os.dup(number)
+    before = {name: getattr(torch, name)() for name in OF_TORCH} if (torch := sys.modules.get("torch")) else {}
+    try:
+        yield
+    finally:
+        if os.getpid() != own:
+            os._exit(0)  # a process that the call has forked and not ended would go on as this one
+        try:
+            for number, file in files.items():
+                os.dup2(file, number)
+                os.close(file)
+        except OSError:
+            raise RuntimeError("it has closed descriptors that it had not opened") from None
+        for name, first in OF_TORCH.items() if (torch := sys.modules.get("torch")) else ():
+            now, known = getattr(torch, name)(), before.get(name, first)
+            if known != "" and str(now) != str(known):
+                value = getattr(torch, str(known).removeprefix("torch."), known)  # "torch.float32" is a dtype
+                getattr(torch, name.replace("get", "set"))(value)
+                raise RuntimeError(f"torch.{name}() was {known}, and after the call it is {now} for the whole process")
+
+
 class Prints(io.TextIOBase):
     """Standard output for user code, which prints to standard error: results stand on standard output. To close it has
     no effect."""
@@ -65,39 +108,51 @@ class Prints(io.TextIOBase):
 
 
 class Containment:
-    """Lets user code neither end the process, which would look like success, nor print between results.
+    """Lets user code neither end the process, which would look like success, nor print between results, nor change the
+    variables, descriptors and warnings of all.
 
     Several threads may be inside at once. The last one that leaves puts everything back.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._inside = 0
-        self._exit: Callable[[int], NoReturn] = os._exit
-        self._stdout = sys.stdout
+        self._inside: list[threading.Thread] = []
+        self._back = ExitStack()
 
     def __enter__(self) -> None:
         with self._lock:
             if not self._inside:
-                self._exit, self._stdout = os._exit, sys.stdout
-                os._exit, sys.stdout = self._refuse(os.getpid()), Prints()  # type: ignore[assignment]
-            self._inside += 1
+                self._back.enter_context(self._put_back())
+            self._inside.append(threading.current_thread())
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._inside -= 1
+            self._inside.remove(threading.current_thread())
             if not self._inside:
-                os._exit, sys.stdout = self._exit, self._stdout  # type: ignore[assignment]
+                self._back.close()
 
-    def _refuse(self, own: int) -> Callable[[int], NoReturn]:
-        real = self._exit
+    @contextmanager
+    def _put_back(self) -> Iterator[None]:
+        real = [(module, name, getattr(module, name)) for module, name in REFUSED]
+        streams, filters = ((1, sys.stdout), (2, sys.stderr)), [*warnings.filters]
+        environment, variables = os.environ, os.environ._data.copy()  # type: ignore[attr-defined]  # decodes nothing
+        for module, name, function in real:
+            setattr(module, name, partial(self._refuse, os.getpid(), f"{module.__name__}.{name}", function))
+        sys.stdout = Prints()
+        yield
+        for module, name, function in real:
+            setattr(module, name, function)
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) if one.closed else one for n, one in streams)
+        os.environ = environment  # noqa: B003
+        if environment._data != variables:  # type: ignore[attr-defined]
+            os.environb.update(variables)
+        warnings.filters[:] = [one for one in warnings.filters if one[0] != "error" or one in filters]  # type: ignore[index]
 
-        def refuse(status: int) -> NoReturn:
-            if os.getpid() != own:  # a process that the user code has forked
-                real(status)
-            raise SystemExit(f"os._exit({status})")
-
-        return refuse
+    def _refuse(self, own: int, name: str, real: Callable[..., Any], *arguments: Any) -> Any:
+        main = threading.main_thread()  # which does the work of the trainer if it is not inside
+        if os.getpid() != own or (threading.current_thread() is main and main not in self._inside):
+            return real(*arguments)
+        raise SystemExit(f"it called {name}, which a reward may not")
 
 
 CONTAINMENT = Containment()
@@ -123,7 +178,8 @@ def load(key: str, setting: str, kind: type[OctetError] = ConfigError) -> Callab
     if setting in given:
         return given[setting]
     path, name = find(key, setting), setting.rpartition(":")[2]
-    spec = importlib.util.spec_from_file_location(f"octet_custom_{path.stem}", path)
+    _refuse_namesakes(f"{key}={setting}", path.parent)
+    spec = importlib.util.spec_from_file_location(f"{MODULE}{path.stem}_{zlib.crc32(os.fsencode(path)):08x}", path)
     assert spec is not None, "the settings require a .py file"
     assert spec.loader is not None, "a .py file has one"
     module = importlib.util.module_from_spec(spec)
@@ -138,6 +194,26 @@ def load(key: str, setting: str, kind: type[OctetError] = ConfigError) -> Callab
     return function
 
 
+def _refuse_namesakes(setting: str, folder: Path) -> None:
+    """Refuse a file if its folder, and that of a file loaded before, have modules of one name that may be imported:
+    Python would import one of them for both."""
+    loaded = [str(module.__file__) for name, module in sys.modules.items() if name.startswith(MODULE)]
+    here = _modules(folder)
+    for there in map(_modules, {Path(file).parent for file in loaded} - {folder}):
+        files = [file for file in (*here.values(), *there.values()) if here.keys() & there.keys() and file.is_file()]
+        text = "\n".join(file.read_text(errors="replace") for file in files if os.access(file, os.R_OK))
+        for name in here.keys() & there.keys():
+            if re.search(rf"\bfrom {name}\b|import.*\b{name}\b", text):
+                both = f"{there[name]} and {here[name]} have one name, and Python would import one of them for both"
+                raise ConfigError(f"{setting}: {both}. Rename one.")
+
+
+def _modules(folder: Path) -> dict[str, Path]:
+    """Return the modules and packages in a folder by their names."""
+    packages = {file.parent.name: file.parent for file in folder.glob("*/*.py")}
+    return packages | {file.stem: file for file in folder.glob("*.py")}
+
+
 def call(what: str, path: Path, work: Callable[[], Any], kind: type[OctetError] = ConfigError) -> Any:
     """Return what a call returns. Raise an error that begins with `what` and names the line, if it raises."""
     calling = Call(work)
@@ -150,7 +226,7 @@ def call(what: str, path: Path, work: Callable[[], Any], kind: type[OctetError] 
 
 def where(error: BaseException, path: Path) -> str:
     """Describe an exception and the last line of the user's file that was running."""
-    what = f"{type(error).__name__}: {_text(error)[:500]}".rstrip(": ")
+    what = f"{type(error).__name__}: {without_keys(_text(error), 500)}".rstrip(": ")
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"SyntaxError: {error.msg} ({path.name}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)

@@ -88,12 +88,13 @@ def read(
         return float(own_score(problem, answer) if own_score else equal(answer, gold))
 
     if own_read:
-        strict = lenient = own_read(problem, completion.text)
+        strict = own_read(problem, completion.text)
     else:
         opened = opens_thought(prompt) or (rules.opened and not problem.messages)
         strict = find.strict(completion.text, style, gold, opened)
-        lenient = find.lenient(completion.text, gold)
     strict_score = score(strict)
+    # What the strict reading pays, the lenient one pays, although it would look elsewhere.
+    lenient = strict if own_read or strict_score >= 1.0 else find.lenient(completion.text, gold)
     lenient_score = strict_score if lenient == strict else score(lenient)
     return Reading(prompt, completion, strict, lenient, strict_score, lenient_score)
 
@@ -113,7 +114,7 @@ def length(reading: Reading, rules: Rules) -> float:
 
 def overlong(reading: Reading, rules: Rules) -> float | None:
     """Return DAPO's soft penalty (Yu et al. 2025, equation 13), or None if the number of tokens is unknown."""
-    tokens = reading.completion.length
+    tokens = len(reading.completion.tokens)  # those of an environment count, because the limit is on all of them
     if not tokens and reading.completion.text:
         return None
     return max(-1.0, min(0.0, (rules.max_new_tokens - tokens) / rules.overlong_buffer - 1))

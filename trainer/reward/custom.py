@@ -29,6 +29,7 @@ from typing import Any
 from trainer.config.settings import Reward, function_name
 from trainer.errors import RewardError
 from trainer.machine.user_code import Call, contained, find, load, where
+from trainer.machine.visible import without_keys
 from trainer.records import Problem
 from trainer.reward.built_in import Reading
 from trainer.reward.scorer import Meter
@@ -60,7 +61,9 @@ class Custom:
         with _ONE_AT_A_TIME:
             call = self._run(readings)
             if call.error is not None and not isinstance(call.error, RewardError):
-                raise self._raised(call.error, self._culprit(readings))
+                culprit = self._culprit(readings)
+                what = f"it raised {where(call.error, self.path)}".replace("raised SystemExit: it called", "called")
+                raise self._error(f"{what}.{self._other_format(culprit)}", culprit)
         if call.error is not None:
             raise call.error
         return list(call.result)
@@ -102,9 +105,10 @@ class Custom:
     def _number(self, grade: Any, reading: Reading) -> float | None:
         if grade is None:
             return None
-        if isinstance(grade, str | bytes) or not hasattr(grade, "__float__") or not math.isfinite(float(grade)):
-            raise self._error(f"it returned {shown(grade)}, which is no number. Return a number, or None.", [reading])
-        return float(grade)
+        with suppress(TypeError, OverflowError):  # no number, or a whole one with hundreds of digits
+            if not isinstance(grade, str | bytes) and math.isfinite(float(grade)):
+                return float(grade)
+        raise self._error(f"it returned {shown(grade)}, which is no number. Return a number, or None.", [reading])
 
     def _arguments(self, readings: Sequence[Reading]) -> dict[str, Any]:
         """Return the arguments as TRL passes them, but only those that the function accepts."""
@@ -141,9 +145,6 @@ class Custom:
         if len(readings) == 1:
             return readings
         return next(([one] for one in readings if self._run([one]).error is not None), readings)
-
-    def _raised(self, error: BaseException, readings: Sequence[Reading]) -> RewardError:
-        return self._error(f"it raised {where(error, self.path)}.{self._other_format(readings)}", readings)
 
     def _other_format(self, readings: Sequence[Reading]) -> str:
         """Return a sentence that names the other form of completions, if the function works with it."""
@@ -185,5 +186,5 @@ def described(readings: Sequence[Reading]) -> str:
 
 
 def shown(value: Any) -> str:
-    text = repr(value)
+    text = without_keys(repr(value))
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

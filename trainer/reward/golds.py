@@ -34,7 +34,8 @@ def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
     if len(problems) > MOST:
         problems = random.Random(config.run.seed).sample(problems, SAMPLE)
     rules = rules_of(config, task)
-    known = [problem for problem in problems if problem.gold and not _is_read_otherwise(problem, rules)]
+    # A gold answer need not be one that is read where the task itself finds or scores answers.
+    known = [one for one in problems if one.gold and not (rules.own("read", one) or rules.own("score", one))]
     lost = [problem for problem in known if not is_earned(problem, rules)]
     cut = [stop for stop in config.rollout.stop if known and not lost and not is_earned(known[0], rules, stop)]
     if cut:
@@ -43,16 +44,12 @@ def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
             f"like {written(known[0], rules).text!r}. Leave it out."
         )
     if lost:
-        shown = "; ".join(f"{problem.id}: {_shortened(problem.gold)}" for problem in lost[:SHOWN])
+        golds = [one.gold if len(one.gold) <= 60 else f"{one.gold[:60]}..." for one in lost[:SHOWN]]
+        shown = "; ".join(f"{one.id}: {gold!r}" for one, gold in zip(lost, golds))
         raise DataError(
             f"task.name={task.name}: {len(lost)} of {len(problems)} gold answers cannot be earned. Written as "
-            f"{_form(rules.style)!r}, they are not read as themselves: {shown}. {_remedy(lost, rules)}"
+            f"{MARKS[rules.style].format('...')!r}, they are not read as themselves: {shown}. {_remedy(lost, rules)}"
         )
-
-
-def _is_read_otherwise(problem: Problem, rules: Rules) -> bool:
-    """Return True if the task itself finds or scores answers, so that the gold answer need not be one."""
-    return any(rules.own(method, problem) for method in ("read", "score"))
 
 
 def is_earned(problem: Problem, rules: Rules, stop: str = "") -> bool:
@@ -78,11 +75,3 @@ def _remedy(lost: Sequence[Problem], rules: Rules) -> str:
         "Write each on one line, in at most 400 characters. For texts that only a judge or a function of yours can "
         "grade: reward.weights.correct=0 and eval.problems=0, or task.answer=none."
     )
-
-
-def _form(style: str) -> str:
-    return MARKS[style].format("...")
-
-
-def _shortened(gold: str) -> str:
-    return repr(gold if len(gold) <= 60 else f"{gold[:60]}...")

@@ -23,6 +23,7 @@ from trainer.config.settings import Judge as JudgeSettings
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine import disk
 from trainer.machine.http_client import NoReply, exchange, read_key
+from trainer.machine.visible import without_keys
 from trainer.reward.scorer import Meter
 
 T = TypeVar("T")
@@ -52,8 +53,8 @@ class Client:
     ) -> T | None:
         """Return the parsed reply. `parse` returns None for an invalid one; `fresh` asks even if one is cached."""
         name = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
-        cached = None if fresh else self._cached(name, parse)
-        if cached is not None:
+        text = self.cache.get(name) if self.cache and not fresh else None
+        if text is not None and (cached := parse(text)) is not None:
             meter.add("judge/from_cache", 1)
             return cached
         for attempt in range(self.settings.retries + 1):
@@ -64,21 +65,17 @@ class Client:
             try:
                 return self._try(name, body, parse, meter)
             except NoReply as failure:
-                self.last_failure = self._without_key(str(failure))
+                self.last_failure = without_keys(str(failure))
                 if not failure.again:
                     return None
                 self._not_before = max(self._not_before, time.monotonic() + failure.wait_s)
         return None
 
-    def _cached(self, name: str, parse: Callable[[str], T | None]) -> T | None:
-        text = self.cache.get(name) if self.cache else None
-        return None if text is None else parse(text)
-
     def _try(self, name: str, body: Mapping[str, Any], parse: Callable[[str], T | None], meter: Meter) -> T:
         text = self._reply(body, meter)
         parsed = parse(text)
         if parsed is None:
-            raise NoReply(f"the reply is not what was asked for: {text[:200]!r}")
+            raise NoReply(f"the reply is not what was asked for: {without_keys(text, 200)!r}")
         if self.cache:
             self.cache.put(name, text)
         return parsed
@@ -90,8 +87,9 @@ class Client:
 
     def _reply(self, body: Mapping[str, Any], meter: Meter) -> str:
         meter.add("judge/requests", 1)
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         try:
-            reply = json.loads(self._post(body))
+            reply = json.loads(exchange(self.url, body, self.settings.timeout_s, LARGEST_REPLY, headers))
             text = reply["choices"][0]["message"]["content"]
             tokens = (reply.get("usage") or {}).get("total_tokens")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -103,14 +101,6 @@ class Client:
         self.budget.spend(tokens)
         meter.add("judge/tokens", tokens)
         return text
-
-    def _post(self, body: Mapping[str, Any]) -> bytes:
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        return exchange(self.url, body, self.settings.timeout_s, LARGEST_REPLY, headers)
-
-    def _without_key(self, text: str) -> str:
-        """Return the text with the key masked: an endpoint may quote it in its error."""
-        return text.replace(self._key, "***") if self._key else text
 
 
 class Budget:

@@ -69,6 +69,7 @@ class Programs:
         work = [lambda one=one: self._verdict(one, tests[id(one.problem)]) for one in readings]
         verdicts = dict(threads.each(work, self.at_once))
         meter.add("code/timeouts", sum(verdict.timed_out for verdict in verdicts.values()), len(verdicts))
+        meter.add("code/faults", sum(bool(verdict.fault) for verdict in verdicts.values()), len(verdicts))
         return [self._worth(verdicts[index]) for index in range(len(readings))]
 
     def rehearse(self, reading: Reading) -> None:

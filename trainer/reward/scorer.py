@@ -11,10 +11,12 @@ from typing import Protocol
 from trainer.answers import compare
 from trainer.answers.program import fenced
 from trainer.answers.symbolic import SymbolicPool
+from trainer.errors import RewardError
 from trainer.records import Completion, Prompt, Score, ScoredGroup
 from trainer.reward.built_in import COMPONENTS, Reading, Rules, read
 from trainer.watch.tally import Sums, Tally
 
+LARGEST = 1e15  # of a reward, so that its square is a number in 32 bits
 TESTS = "code"  # the reward that runs tests
 
 
@@ -138,6 +140,11 @@ class Scorer:
 
 def total(values: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
     """The weighted sum; None where a value that counts is missing."""
+    for name, value in values.items():
+        if value is not None and abs(value * max(1.0, weights.get(name, 0.0))) > LARGEST:
+            raise RewardError(
+                f"`{name}` is {value:g}, and a reward is at most {LARGEST:g}: advantages have its square."
+            )
     counting = [(weights[name], value) for name, value in values.items() if weights.get(name)]
     if any(value is None for _, value in counting):
         return None

@@ -10,6 +10,7 @@ import fcntl
 import os
 import platform
 import resource
+import select
 import signal
 import struct
 import sysconfig
@@ -23,7 +24,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF, MOUNT_SETATTR = 444, 445, 446, 442
-CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNET = 0x00020000, 0x10000000, 0x40000000
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x10000000, 0x20000000, 0x40000000
 MS_NOSUID_NODEV = 2 | 4
 AT_RECURSIVE, MOUNT_ATTR_RDONLY_NOSUID = 0x8000, 1 | 2
 SECCOMP_MODE_FILTER, LANDLOCK_RULE_PATH_BENEATH = 2, 1
@@ -93,8 +94,10 @@ class Walls:
             _write("/proc/self/oom_score_adj", "1000")  # if memory runs out, programs go first
         is_known = platform.machine() in syscalls.ARCHITECTURES
         has_namespaces = _tries(lambda: _own_users(CLONE_NEWNET)) and _tries(lambda: _own_folder(limits.file_mb))
+        self.has_own_processes = False
         if has_namespaces:
             _own_users(CLONE_NEWNET)
+            self.has_own_processes = is_command and _tries(lambda: _own_users(CLONE_NEWPID))
         self.held = Held(
             landlock=max(0, libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), 1)),
             seccomp=is_known and _tries(lambda: _filter(syscalls.assemble(platform.machine(), False, False))),
@@ -137,9 +140,20 @@ class Walls:
 
 
 def die_with_parent(parent: int) -> None:
+    """Have this process end with its parent, of which `parent` is a pidfd."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
+    if select.select([parent], [], [], 0)[0]:  # it has ended already
         os._exit(1)
+
+
+def in_own_processes() -> None:
+    """Go on as the first process of a new PID namespace, with which all others in it end. This process waits for
+    it."""
+    _own_users(CLONE_NEWPID)
+    waiting = os.pidfd_open(os.getpid())
+    if first := os.fork():
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) & 0xFF)
+    die_with_parent(waiting)
 
 
 def _tries(step: Callable[[], object]) -> bool:

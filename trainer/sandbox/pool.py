@@ -9,6 +9,7 @@ Sandbox may be called from several threads; the processes run side by side.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -187,11 +188,12 @@ def _verdict(text: bytes, timed_out: bool) -> Verdict:
 
 def _file(content: bytes) -> int:
     """Return a descriptor of a file in memory that can only be read."""
-    writing = os.memfd_create("octet")
-    with open(writing, "wb") as file:
-        file.write(content)
-        file.flush()
-        return os.open(f"/proc/self/fd/{writing}", os.O_RDONLY)
+    file = os.memfd_create("octet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(file, "wb", closefd=False) as writing:
+        writing.write(content)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
 
 
 def _read(file: Any, most: int) -> bytes:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from trainer.sandbox import inside
-from trainer.sandbox.kernel import FOLDER, Limits, Walls, die_with_parent
+from trainer.sandbox.kernel import FOLDER, Limits, Walls, die_with_parent, in_own_processes
 
 # What most programs import, imported once.
 COMMON = ["bisect", "cmath", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "io"]
@@ -93,10 +93,10 @@ class Server:
             os._exit(0)
         order = json.loads(message)
         control = socket.socket(fileno=files[0])
-        parent, pid = os.getpid(), os.fork()
+        parent, pid = os.pidfd_open(os.getpid()), os.fork()
         if pid == 0:
             self._become(parent, order, files[1:])
-        for file in files[1:]:
+        for file in (parent, *files[1:]):
             os.close(file)
         child = Child(pid, control, time.monotonic() + order["seconds"])
         watched = os.pidfd_open(pid)
@@ -125,6 +125,8 @@ class Server:
         with suppress(BaseException):
             os.setsid()
             die_with_parent(parent)
+            if self.walls.has_own_processes:
+                in_own_processes()
             first_free = _arrange(order["kind"], files)
             self.walls.enter()
             os.closerange(first_free, 1 << 16)

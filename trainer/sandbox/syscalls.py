@@ -30,18 +30,16 @@ ALLOWED: dict[str, tuple[int, int | None]] = {
     "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sigaltstack": (131, 132),
     "rt_sigtimedwait": (128, 137), "pause": (34, None), "restart_syscall": (219, 128), "futex": (202, 98),
     "set_robust_list": (273, 99), "set_tid_address": (218, 96), "rseq": (334, 293), "arch_prctl": (158, None),
-    "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "getcpu": (309, 168), "poll": (7, None),
+    "sched_yield": (24, 124), "getcpu": (309, 168), "poll": (7, None),
     "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create1": (291, 20),
     "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22), "eventfd2": (290, 19),
     "exit": (60, 93), "exit_group": (231, 94),
     # clocks, and what a process may know of itself
-    "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "clock_gettime": (228, 113), "clock_getres": (229, 114),
-    "gettimeofday": (96, 169), "time": (201, None), "getitimer": (36, 102), "setitimer": (38, 103),
-    "alarm": (37, None), "times": (100, 153), "getrusage": (98, 165), "getrandom": (318, 278), "uname": (63, 160),
-    "sysinfo": (99, 179), "getpid": (39, 172), "gettid": (186, 178), "getppid": (110, 173), "getuid": (102, 174),
-    "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177), "getgroups": (115, 158),
-    "getpgrp": (111, None), "getpgid": (121, 155), "getsid": (124, 156), "getrlimit": (97, 163),
-    "setrlimit": (160, 164),
+    "nanosleep": (35, 101), "gettimeofday": (96, 169), "time": (201, None), "getitimer": (36, 102),
+    "setitimer": (38, 103), "alarm": (37, None), "times": (100, 153), "getrusage": (98, 165), "getrandom": (318, 278),
+    "uname": (63, 160), "sysinfo": (99, 179), "getpid": (39, 172), "gettid": (186, 178), "getppid": (110, 173),
+    "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177), "getgroups": (115, 158),
+    "getpgrp": (111, None), "getrlimit": (97, 163), "setrlimit": (160, 164),
 }  # fmt: skip
 # For reward.code.command: programs that start others, and compilers. What they may not change is mounted read-only.
 ALLOWED_FOR_COMMANDS: dict[str, tuple[int, int | None]] = {
@@ -50,10 +48,12 @@ ALLOWED_FOR_COMMANDS: dict[str, tuple[int, int | None]] = {
 }  # fmt: skip
 # Calls of which some arguments are allowed.
 CLONE, CLONE3, OPENAT, IOCTL, FCNTL = (56, 220), (435, 435), (257, 56), (16, 29), (72, 25)
-TGKILL, PRLIMIT = (234, 131), (302, 261)
+TGKILL, PRLIMIT, GETPGID, GETSID, GETAFFINITY = (234, 131), (302, 261), (121, 155), (124, 156), (204, 123)
+CLOCK_GETTIME, CLOCK_GETRES, CLOCK_NANOSLEEP = (228, 113), (229, 114), (230, 115)
 
 CLONE_THREAD = 0x00010000
 CLONE_NEW = 0x7E020080  # every kind of namespace
+OF_A_PROCESS = 0x80000000  # the sign of a clock that counts the CPU time of a process or thread, by its number
 O_ACCMODE, O_TRUNC = 3, 0o1000
 TERMINAL_AND_CLOSE_ON_EXEC = (0x5401, 0x5413, 0x5450, 0x5451, 0x541B, 0x5421)  # isatty, window size, FIONREAD, FIONBIO
 # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ; not F_SETOWN, which sends signals
@@ -103,7 +103,8 @@ def assemble(machine: str, threads: bool, commands: bool) -> bytes:
         IOCTL: one_of(1, TERMINAL_AND_CLOSE_ON_EXEC),
         FCNTL: one_of(1, DESCRIPTORS),
         TGKILL: one_of(0, [OWN]),
-        PRLIMIT: one_of(0, [0, OWN]),
+        **dict.fromkeys((PRLIMIT, GETPGID, GETSID, GETAFFINITY), one_of(0, [0, OWN])),
+        **dict.fromkeys((CLOCK_GETTIME, CLOCK_GETRES, CLOCK_NANOSLEEP), masked(0, OF_A_PROCESS, 0)),
         CLONE3: [(RETURN, 0, 0, FAIL | errno.ENOSYS)],  # its flags are behind a pointer; libc goes on with clone
     }
     if commands:
