@@ -7,11 +7,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.conftest import group, row
+from tests.run_on_ranks import on_two_ranks
 from trainer.batch.pack import GroupRows, Packer, minibatches
 from trainer.batch.room import Room
 from trainer.config.command_line import resolve
 from trainer.errors import TrainingError
-from trainer.loss.before_update import threshold
 from trainer.loss.kl import Coefficient
 from trainer.loss.logprobs import LogProbs
 from trainer.step.update import Updater, backward
@@ -130,11 +130,18 @@ def test_only_the_most_uncertain_tokens_of_the_step_are_trained_on(tiny_model):
     assert policy.passes.count("train") == len(prepared.batches)
 
 
-def test_the_threshold_is_that_of_all_ranks(monkeypatch):
-    monkeypatch.setattr("trainer.loss.before_update.distributed.gather", lambda mine: [mine, torch.tensor([9.0, 8.0])])
-    assert threshold(torch.tensor([1.0, 2.0, 3.0, 7.0]), share=0.5) == 7.0
-    monkeypatch.setattr("trainer.loss.before_update.distributed.gather", lambda mine: [mine])
-    assert threshold(torch.empty(0), share=0.5) == 0.0
+THRESHOLD = """
+import torch
+from trainer.loss.before_update import threshold
+from trainer.ranks import distributed
+distributed.connect(60)
+mine = [[1.0, 2.0, 3.0, 7.0], [9.0, 8.0]][distributed.rank()]
+print(threshold(torch.tensor(mine), share=0.5), threshold(torch.empty(0), share=0.5))
+"""
+
+
+def test_the_threshold_is_that_of_all_ranks():
+    assert on_two_ranks(THRESHOLD) == ["7.0 0.0"] * 2
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])

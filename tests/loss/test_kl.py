@@ -43,6 +43,7 @@ def test_the_gradient_of_k2_is_that_of_the_kl_and_that_of_k1_is_none():
     (policy * (policy.log() - REFERENCE.log())).sum().backward()
     torch.testing.assert_close(gradient_of_mean("k2"), logits.grad)
     torch.testing.assert_close(gradient_of_mean("k1"), torch.zeros(3).double())
+    torch.testing.assert_close(gradient_of_mean("k3"), POLICY - REFERENCE)  # of the KL from the reference
 
 
 def test_a_fixed_coefficient_stays():

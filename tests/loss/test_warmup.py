@@ -1,6 +1,7 @@
 """The loss of a warm-up is the cross-entropy of the answers: against torch's, a closed form, and TRL's SFT trainer."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,13 +12,17 @@ from trainer.batch.pack import Packer
 from trainer.config.command_line import resolve
 from trainer.loss.logprobs import LogProbs
 from trainer.loss.objectives import objective, total
+from trainer.warmup import Lessons
 
 # TRL itself sets it by its old name
 pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")
 
 SETTINGS = resolve("nano", None, ["warmup.only=true", "warmup.steps=1", "rollout.temperature=0.7"])
 ROWS = [row(3 + i % 3, 2 + 3 * (i % 4), advantage=1.0, first=20 + 5 * i) for i in range(6)]
-TOKENS = sum(len(one.completion) for one in ROWS)
+# in two of them an environment has said some tokens
+ROWS[1] = replace(ROWS[1], written=[True, False, False, True, True])
+ROWS[3] = replace(ROWS[3], written=[True] * 4 + [False] * 6 + [True])
+TOKENS = sum(sum(one.mask) for one in ROWS)
 
 
 @pytest.fixture
@@ -49,7 +54,8 @@ def padded(rows=ROWS) -> tuple[torch.Tensor, torch.Tensor]:
     inputs, labels = torch.zeros(len(rows), width, dtype=torch.long), torch.full((len(rows), width), -100)
     for index, one in enumerate(rows):
         inputs[index, : one.length] = torch.tensor([*one.prompt, *one.completion])
-        labels[index, len(one.prompt) : one.length] = torch.tensor(one.completion)
+        answer = torch.tensor(one.completion)
+        labels[index, len(one.prompt) : one.length] = answer.where(torch.tensor(one.mask), -100)
     return inputs, labels
 
 
@@ -76,7 +82,9 @@ def test_the_gradient_of_the_output_layer_has_its_closed_form(model):
         for one in ROWS:
             tokens = torch.tensor([[*one.prompt, *one.completion]])
             hidden_TH = model.model(tokens).last_hidden_state[0]
-            for place, token in enumerate(one.completion, len(one.prompt) - 1):
+            for place, (token, is_own) in enumerate(zip(one.completion, one.mask), len(one.prompt) - 1):
+                if not is_own:
+                    continue
                 apart_V = (model.lm_head.weight @ hidden_TH[place]).softmax(-1)
                 apart_V[token] -= 1
                 expected += torch.outer(apart_V, hidden_TH[place]) / TOKENS
@@ -84,12 +92,22 @@ def test_the_gradient_of_the_output_layer_has_its_closed_form(model):
     torch.testing.assert_close(model.lm_head.weight.grad, expected, atol=1e-6, rtol=1e-4)
 
 
+def test_the_loss_of_held_out_solutions_is_that_of_the_tokens_that_the_model_writes(model):
+    measured = SimpleNamespace(measure=LogProbs(model, 1.0, flat=False))
+    updater = SimpleNamespace(policy=measured, packer=Packer(30, 0, flat=False), device="cpu")
+    inputs, labels = padded()
+    with torch.no_grad():
+        expected = cross_entropy(model(inputs).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    assert Lessons(SETTINGS, [], ROWS).held_out_loss(updater) == pytest.approx(expected.item(), rel=1e-6)
+
+
 def test_trls_sft_trainer_has_the_same_loss_and_gradient(model, tmp_path):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     columns = {"input_ids": [], "labels": []}
     for one in ROWS:
         columns["input_ids"].append([*one.prompt, *one.completion])
-        columns["labels"].append([-100] * len(one.prompt) + [*one.completion])
+        labels = [token if is_own else -100 for token, is_own in zip(one.completion, one.mask, strict=True)]
+        columns["labels"].append([-100] * len(one.prompt) + labels)
     settings = trl.SFTConfig(
         output_dir=str(tmp_path),
         per_device_train_batch_size=len(ROWS),

@@ -1,6 +1,8 @@
 """The model on a disk of the node: copied once, whole or not at all, and its name stays what it is."""
 
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +29,7 @@ def model(tiny_model, tmp_path):
 
 def test_it_is_copied_and_read_from_there(scratch, model):
     staging.stage(model)
-    (copy,) = scratch.glob("octet-models/model-*")
+    (copy,) = scratch.glob("octet-models-*/model-*")
     assert location(model) == str(copy)
     assert sorted(file.name for file in copy.iterdir()) == sorted(
         file.name for file in staging._source(model).iterdir()
@@ -58,7 +60,41 @@ def test_a_changed_model_is_another_copy(scratch, model, tmp_path):
     (tmp_path / "model/config.json").write_text("{}")
     assert location(model) == model.name
     staging.stage(model)
-    assert len(list(scratch.glob("octet-models/*"))) == 2
+    assert len(list(scratch.glob("octet-models-*/*"))) == 2
+
+
+def test_a_model_is_not_copied_where_the_place_is_taken(scratch, model, monkeypatch, capsys):
+    staging.stage(model)
+    staging.staged_copy(model).chmod(0o770)
+    monkeypatch.setattr(shutil, "copytree", lambda *_: pytest.fail("it was copied"))
+    staging.stage(model)
+    assert capsys.readouterr().err.count("or can enter it). It is read from where it is.") == 1
+
+
+def link(folder: Path) -> None:
+    folder.symlink_to(folder.rename(folder.with_name("elsewhere")))
+
+
+UNSAFE = {
+    "others may write to it": lambda folder: folder.chmod(0o770),
+    "a link": link,
+    "another user's": lambda folder: os.chown(folder, 65534, 65534),
+}
+
+
+@pytest.mark.parametrize("what", UNSAFE)
+@pytest.mark.parametrize("is_parent", [True, False])
+def test_a_copy_that_another_user_can_have_made_is_not_used(scratch, model, capsys, what, is_parent):
+    if what == "another user's" and os.geteuid():
+        pytest.skip("only root can give a folder away")
+    staging.stage(model)
+    copy = staging.staged_copy(model)
+    UNSAFE[what](copy.parent if is_parent else copy)
+    assert location(model) == model.name
+    staging.stage(model)
+    assert location(model) == model.name
+    if is_parent:
+        assert "It is read from where it is" in capsys.readouterr().err
 
 
 def test_a_disk_that_cannot_be_written_is_no_error(model, tmp_path, monkeypatch, capsys):

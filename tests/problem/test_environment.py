@@ -158,7 +158,7 @@ def test_a_mixture_has_the_environments_of_its_parts(guessing):
     task = make_task(settings)
     environments = environments_of(task, settings)
     begun = {problem.part: environments.begin(problem)[0] is not None for problem in task.train()}
-    assert begun == {"guessing": True, "nano": False}
+    assert begun == {guessing.name: True, "nano": False}
 
 
 def test_what_does_not_go_together_is_refused(guessing, tokenizer):

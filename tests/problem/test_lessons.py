@@ -6,13 +6,17 @@ import pytest
 
 from tests.problem.test_prompts import WithoutTemplate
 from trainer.batch.pack import to_tensors
-from trainer.config.settings import PromptSettings, TaskSettings
+from trainer.config.command_line import resolve
+from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
 from trainer.problem import lessons
-from trainer.problem.lessons import LessonWriter, taught
+from trainer.problem.environment import environments_of
+from trainer.problem.lessons import taught
 from trainer.problem.prompts import Prompter
 from trainer.problem.task import make_task
 from trainer.records import Problem
+from trainer.reward.make import make_verifier
+from trainer.run.teaching import LessonWriter, rows_of
 
 PROBLEM = Problem("p/1", "What is 2 + 1?", "3", "2 + 1 = 3\n#### 3")
 IM_END = "<|im_end|>"
@@ -42,11 +46,17 @@ def test_what_has_no_gold_answer_is_taught_as_it_is():
     assert taught(Problem("p", "q", "", "Good morning!"), "gsm8k") == "Good morning!"
 
 
-def written(tokenizer, problem=PROBLEM, stops=(), **settings):
-    task = make_task(TaskSettings(name="nano"))
-    prompter = Prompter(tokenizer, PromptSettings(**settings), task)
-    prompt = prompter.prompt(problem)
-    return prompt, LessonWriter(prompter, stops, prompter.stop_strings).row(prompt)
+def all_written(tokenizer, problems, *settings, stops=()):
+    config = resolve("nano", None, settings)
+    task = make_task(config.task)
+    prompter = Prompter(tokenizer, config.prompt, task, environments_of(task, config.task))
+    writer = LessonWriter(config, prompter, stops, (*prompter.stop_strings, *config.rollout.stop))
+    return prompter, rows_of(problems, writer, make_verifier(config, task).rules)
+
+
+def written(tokenizer, problem=PROBLEM, *settings, stops=()):
+    prompter, (row,) = all_written(tokenizer, [problem], *settings, stops=stops)
+    return prompter.prompt(problem), row
 
 
 def test_a_row_is_the_prompt_and_the_answer_up_to_the_token_that_ends_a_turn(tokenizer):
@@ -70,14 +80,61 @@ def test_the_tokens_are_those_that_a_model_would_write_after_the_prompt(tokenize
     class Plain(WithoutTemplate):
         eos_token_id = 2
 
+        def decode(self, tokens, skip_special_tokens):
+            return "".join(chr(token) for token in tokens if token > 2)
+
     prompt, row = written(Plain(), stops=[2])
     assert prompt.text.endswith("Answer:")
     assert row.completion == (*map(ord, " 2 + 1 = 3\n#### 3"), 2)
 
 
 def test_an_answer_that_a_string_ends_has_no_stop_token(tokenizer):
-    _, row = written(tokenizer, stops=[tokenizer.eos_token_id], style="r1_zero")
+    _, row = written(tokenizer, PROBLEM, "prompt.style=r1_zero", stops=[tokenizer.eos_token_id])
     assert tokenizer.decode(row.completion) == " 2 + 1 = 3\n</think>\n<answer>3</answer>"
+
+
+INLINE = ["task.tools=calculator", "task.calls=inline"]
+
+
+@pytest.mark.parametrize(
+    ("solution", "settings", "written_by_model", "told"),
+    [
+        ("2 + 1 = 3\n#### 3", INLINE, ["2 + 1 =", "\n#### 3" + IM_END], [" 3"]),
+        ("2 + 1=$3.00 each.\n1,000 * 2 = 2,000, so", INLINE,
+         ["2 + 1=", " each.\n1,000 * 2 =", ", so\n#### 3" + IM_END], [" 3", " 2000"]),
+        ("6 / 4 = 1.5 * 2 =3", INLINE, ["6 / 4 =", " * 2 =", "\n#### 3" + IM_END], [" 1.5", " 3"]),
+        ("It is x = 3.", INLINE, ["It is x = 3.\n#### 3" + IM_END], []),
+        ("2 + 1 = 3", [*INLINE, "prompt.style=boxed"], ["2 + 1 =", "\n\\boxed{3}" + IM_END], [" 3"]),
+        ("So \\boxed{3}\nas 2 + 1 = 3.", ["prompt.style=boxed", 'rollout.stop=["\\n"]'], ["So \\boxed{3}\n"], []),
+    ],
+)  # fmt: skip
+def test_an_inline_calculator_replies_in_a_lesson(tokenizer, solution, settings, written_by_model, told):
+    problem = Problem("p/1", "What is 2 + 1?", "3", solution)
+    _, row = written(tokenizer, problem, *settings, stops=[tokenizer.convert_tokens_to_ids(IM_END)])
+    parts = {True: "", False: ""}
+    for token, is_own in zip(row.completion, row.mask, strict=True):
+        parts[is_own] += tokenizer.decode([token])
+    assert (parts[True], parts[False]) == ("".join(written_by_model), "".join(told))
+    batch = to_tensors([row], tokenizer.pad_token_id)
+    own = [token for token, is_own in zip(row.completion, row.mask, strict=True) if is_own]
+    assert batch.targets_BT[batch.mask_BT].tolist() == own
+
+
+@pytest.mark.parametrize(
+    ("solution", "gold", "settings"),
+    [
+        ("2 + 1 = 3\n#### 3", "3", ['rollout.stop=["\\n"]']),
+        ("2 + 1 = 3\n#### 3", "3", ['rollout.stop=["="]']),
+        ("Hello.\nWho is there?", "", ['rollout.stop=["\\n"]']),
+        ("1 / 3 = 0.33\n#### 3", "3", INLINE),
+        ("2 + 1 = three\n#### 3", "3", INLINE),
+        ("2 + 1 = 4\n#### 4", "3", INLINE),
+        ("It is \\boxed{2 + 1 = 3}", "3", [*INLINE, "prompt.style=boxed"]),
+        ("1 + 1 = 2\n2 + 1 = 3\n#### 3", "3", [*INLINE, "rollout.turns.most=2"]),
+    ],
+)
+def test_what_would_be_taught_without_its_answer_is_left_out(tokenizer, solution, gold, settings):
+    assert all_written(tokenizer, [Problem("p/1", "What is 2 + 1?", gold, solution)], *settings)[1] == []
 
 
 def test_no_solution_at_all_is_an_error_that_names_the_setting():

@@ -11,6 +11,8 @@ from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, DataError
 from trainer.problem import generators
 from trainer.problem.dataset import normalised
+from trainer.problem.environment import environments_of
+from trainer.problem.prompts import MARKS, answer_style
 from trainer.problem.task import evaluation_problems, make_task, training_problems
 from trainer.records import Completion, Prompt
 from trainer.reward.make import make_verifier
@@ -141,7 +143,7 @@ def test_an_answer_may_be_any_kind_of_number(written, answer):
     assert float(problem.gold) == problem.extra["n"] + 1
 
 
-@pytest.mark.parametrize("result", ["2.0", "-0.5", "None", "'1'", "float('nan')"])
+@pytest.mark.parametrize("result", ["2.0", "-0.5", "None", "'1'", "float('nan')", "10**400"])
 def test_what_a_score_cannot_be_is_said(written, result):
     config = configured(written(READS.replace('{"right": 1.0, "nearly": 0.4}.get(answer, 0.0)', result)))
     with pytest.raises(DataError, match=r"score\(\) of 'x', an answer to mine/train/0, returned .* from 0 to 1"):
@@ -289,6 +291,80 @@ def test_a_mixture_has_its_parts_in_proportion_and_scores_each_in_its_own_way():
     for problem in one_of_each:
         assert [one[0] for one in graded(config, problem, f"<answer>{problem.gold}</answer>", "x")] == [1.0, 0.0]
     assert config == configured(f"task.mix={json.dumps(config.task.mix)}", "task.name=mix", "task.gym.size=60")
+
+
+FILE = """
+class Task:
+    def __init__(self, worth):
+        self.worth = worth
+
+    def train(self):
+        return [{"question": f"What is {self.worth} + {n}?", "answer": str(n)} for n in range(20)]
+
+    def score(self, problem, answer):
+        return self.worth
+
+    def environment(self, problem):
+        return Game(self.worth)
+
+
+class Game:
+    def __init__(self, worth):
+        self.worth = worth
+
+    def reset(self, problem):
+        return None
+
+    def step(self, text):
+        return "", True, self.worth
+
+
+def easy(settings):
+    return Task(0.75)
+
+
+def hard(settings):
+    return Task(0.25)
+"""
+RECORDS = [{"question": f"Name {n}.", "answer": str(n)} for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ["a/games.py:easy", "a/games.py:hard"],
+        ["a/games.py:easy", "b/games.py:hard"],
+        ["b/games.py:hard", "a/games.py:easy", "nano", "records"],
+        ["a/games.py:easy", "./b/games.py:hard", "reasoning_gym:gcd", "reasoning_gym:lcm"],
+        ["addition", "records", "train/games.py:hard", "test/games.py:easy"],
+    ],
+)
+def test_every_part_of_a_mixture_judges_its_own_problems(tmp_path, monkeypatch, parts):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.jsonl").write_text("".join(map("{}\n".format, map(json.dumps, RECORDS))))
+    for part in parts:
+        if ".py:" in part:
+            path = tmp_path / part.partition(":")[0]
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(FILE)
+    reads = ["task.path=data.jsonl"] if "records" in parts else []
+    gym = ["task.gym.size=20"] if any(part.startswith("reasoning_gym") for part in parts) else []
+    config = configured(f"task.mix={json.dumps(dict.fromkeys(parts, 1))}", *reads, *gym)
+    task = make_task(config.task)
+    problems = [*task.train(), *task.test()]
+    assert len({problem.id for problem in problems}) == len(problems)
+    environments = environments_of(task, config.task)
+    worths = {"easy": 0.75, "hard": 0.25}
+    for part in parts:
+        of_part = [problem for problem in problems if problem.part == part]
+        assert of_part
+        assert all(problem.id.startswith(f"{part}/") for problem in of_part)
+        worth = worths.get(part.rpartition(":")[2])
+        score = graded(config, of_part[0], MARKS[answer_style(config.prompt, task)].format(of_part[0].gold))[0]
+        assert score[0] == (worth or 1.0)
+        if environments:
+            environment, _ = environments.begin(of_part[0])
+            assert (environment and environment.worth) == worth
 
 
 def test_rewards_and_accuracy_are_counted_by_part():

@@ -17,7 +17,7 @@ from trainer.errors import ConfigError, DataError
 from trainer.problem.dataset import normalised
 from trainer.problem.multiple_choice import shuffled
 from trainer.problem.prompts import solved
-from trainer.problem.sources import HubSet
+from trainer.problem.sources import LARGE, File, HubSet
 from trainer.problem.task import evaluation_problems, hub_sets, make_task, notes, training_problems
 from trainer.records import Problem
 
@@ -200,6 +200,15 @@ def test_a_long_value_of_a_csv_file_is_one_value(tmp_path):
     (tmp_path / "a.csv").write_text(f'question,answer\n"{question}",8\n')
     (problem,) = read(tmp_path / "a.csv", on_bad_record="skip")
     assert (problem.question, problem.gold) == (question.strip(), "8")
+
+
+@pytest.mark.parametrize("digits", [15, 309, 399])
+def test_an_answer_may_be_a_whole_number_of_any_size(tmp_path, digits):
+    (tmp_path / "a.jsonl").write_text(
+        f'{{"question": "How large?", "answer": {"7" * digits}, "level": 1{"0" * 400}}}\n'
+    )
+    (problem,) = read(tmp_path / "a.jsonl")
+    assert (problem.gold, problem.extra["level"]) == ("7" * digits, 10**400)
 
 
 def test_a_worked_answer_gives_gold_and_solution(tmp_path):
@@ -507,3 +516,13 @@ def test_a_tenth_of_the_sums_is_held_out_and_all_are_right():
 def test_an_answer_that_stands_alone_is_written_without_a_mark():
     problem = Problem("", "What is 22 + 40?", "62", "22 + 40 = 62")
     assert solved(problem, "alone") == "62"
+
+
+@pytest.mark.parametrize("size", [LARGE, LARGE + 1])
+def test_a_large_file_is_named_once_while_it_is_read(tmp_path, capsys, size):
+    path = tmp_path / "rows.jsonl"
+    with path.open("wb") as file:
+        file.write(b'{"question": "1 + 1?"}'.ljust(size - 1) + b"\n")
+    for _ in range(2):
+        assert next(File(path).records()).values == {"question": "1 + 1?"}
+    assert capsys.readouterr().err == (f"octet: reading {path} (50.0 MB)\n" if size > LARGE else "")

@@ -30,6 +30,16 @@ from trainer.problem.tools import ToolCalls, calculated, continued, tools_of
         ("3 x 4 + 2", "14"),
         ("$1,200 / 3", "400"),
         (r"2 \times 3 \cdot 4", "24"),
+        ("2**31", "2147483648"),
+        ("2**99", "633825300114114700748351602688"),
+        ("(-2)**31 + 1", "-2147483647"),
+        ("1.05**25", "3.386354941"),
+        ("1000*1.07**20", "3869.684462"),
+        ("10**9 * 1.07**50", "29457025063"),
+        ("1000 / 1.07**-20 // 1", "3869"),
+        ("1.0001**36500", "38.46764553"),
+        ("1/7/11/13/17/19/23/29/31/37/41/43*10**12", "0.002293093884"),
+        ("0 * -(1.07**20)", "0"),
     ],
 )
 def test_the_calculator_is_exact(expression, value):
@@ -39,7 +49,8 @@ def test_the_calculator_is_exact(expression, value):
 @pytest.mark.parametrize(
     "hostile",
     [
-        "9 ** 9 ** 9", "2 ** 99999", "1 / 0", "0 ** -1", "2 ** 0.5", "", "()", "x + 1", "__import__('os')", "1e999",
+        "9 ** 9 ** 9", "2 ** 99999", "10 ** 30", "1.1 ** 999999999", "10.5 ** 30",
+        "1 / 0", "0 ** -1", "2 ** 0.5", "", "()", "x + 1", "__import__('os')", "1e999",
         "(" * 150 + ")" * 150, "9" * 199, "1" * 5000, "1 +", "a.b", "3 if 1 else 2", "1 << 99", "[1]", "٣ + ٤", "1.2.3",
         "1 + 1 = 2", "1,5 * 2", "-" * 199 + "1",
     ],
@@ -80,6 +91,22 @@ def test_what_is_no_arithmetic_is_an_error_and_at_once(hostile):
 def test_an_inline_calculator_goes_on_behind_an_expression(text, goes_on):
     assert continued(text) == goes_on
     assert ToolCalls(tools_of(["calculator"]), "inline").step(text) == (goes_on, False, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("turns", "told"),
+    [
+        (["3*4=", "-5+2="], [" 12", " 9"]),
+        (["3*4=", "0+5="], [" 12", " 125"]),
+        (["2 - 5 =", " + 7 =", "\n7 + 1 ="], [" -3", " 4", " 8"]),
+        (["12 / 4 =", " * 7 =", " apples, 2 * 2 ="], [" 3", " 21", " 4"]),
+        (["3*4=", "="], [" 12", ""]),
+        (["x =", " 3 * 4 ="], ["", " 12"]),
+    ],
+)
+def test_an_inline_calculator_reads_the_line_with_the_numbers_that_it_wrote_itself(turns, told):
+    environment = ToolCalls(tools_of(["calculator"]), "inline")
+    assert [environment.step(turn)[0] for turn in turns] == told
 
 
 def test_a_turn_without_a_call_ends_the_answer():

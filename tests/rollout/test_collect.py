@@ -62,22 +62,22 @@ def test_a_failing_reward_stops_the_sampling():
 def test_dead_groups_are_refilled_until_as_many_are_live():
     asked, rounds = [], iter([[group([1, 1]), group([1, 0])], [group([0, 1])]])
 
-    def more(number, count):
-        asked.append((number, count))
+    def more(number, count, before):
+        asked.append((number, count, before))
         return next(rounds)
 
     groups = refill([group([1, 0]), group([0, 0]), group([1, 1])], more, rounds=5)
-    assert asked == [(1, 2), (2, 1)]
+    assert asked == [(1, 2, 3), (2, 1, 5)]
     assert sum(not one.is_dead for one in groups) == 3
     assert len(groups) == 6  # the dead ones are still seen by the log
 
 
 def test_refilling_has_a_bound():
     asked = []
-    groups = refill([group([0, 0])], lambda number, count: asked.append(number) or [group([1, 1])], rounds=3)
+    groups = refill([group([0, 0])], lambda number, *_: asked.append(number) or [group([1, 1])], rounds=3)
     assert asked == [1, 2, 3]
     assert all(one.is_dead for one in groups)
 
 
 def test_nothing_is_refilled_where_all_are_live():
-    assert refill([group([1, 0])], lambda number, count: pytest.fail("not asked"), rounds=3) == [group([1, 0])]
+    assert refill([group([1, 0])], lambda *_: pytest.fail("not asked"), rounds=3) == [group([1, 0])]

@@ -6,7 +6,7 @@ import pytest
 
 from trainer.config.command_line import resolve
 from trainer.errors import CheckpointError
-from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup
+from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup, TrainingRow
 from trainer.rollout import star
 from trainer.warmup import Lessons
 
@@ -22,13 +22,17 @@ def answers(*found: tuple[str, int, bool]) -> ScoredGroup:
 
 def test_the_shortest_right_answers_that_differ_are_kept():
     group = answers(("a", 5, True), ("b", 2, False), ("c", 4, True), ("c ", 4, True), ("d", 3, True), ("e", 10, True))
-    kept = star.kept(group, CONFIG.model_copy(update={"warmup": CONFIG.warmup.model_copy(update={"keep": 2})}))
-    assert [len(row.completion) for row in kept] == [3, 4]
-    assert [len(row.completion) for row in star.kept(group, CONFIG)] == [3, 4, 5]
+    found = [*star.distinct(group, CONFIG)]
+    assert [len(row.completion) for row in star.kept(found, 2)] == [3, 4]
+    assert [len(row.completion) for row in star.kept(found * 2, 4)] == [3, 4, 5]
+
+
+def kept(group: ScoredGroup) -> list[TrainingRow]:
+    return star.kept(star.distinct(group, CONFIG), CONFIG.warmup.keep)
 
 
 def test_a_row_has_an_advantage_of_1_and_no_probability_of_a_sampler():
-    (row,) = star.kept(answers(("a", 2, True)), CONFIG)
+    (row,) = kept(answers(("a", 2, True)))
     assert (row.prompt, row.completion, row.logprobs, row.advantage, row.weight) == (
         (5, 6),
         (0, 1),
@@ -41,7 +45,7 @@ def test_a_row_has_an_advantage_of_1_and_no_probability_of_a_sampler():
 def test_what_an_environment_said_is_not_taught():
     group = answers(("a", 3, True))
     written = (True, False, True)
-    (row,) = star.kept(replace(group, completions=(replace(group.completions[0], written=written),)), CONFIG)
+    (row,) = kept(replace(group, completions=(replace(group.completions[0], written=written),)))
     assert row.mask == written
     assert {group.size for group in Lessons(CONFIG, [row], []).of(0)} == {2.0}  # what the loss is divided by
 
@@ -51,7 +55,7 @@ def test_the_steps_are_divided_among_the_rounds():
 
 
 def test_the_answers_of_a_round_are_read_back_as_they_were_written(tmp_path):
-    rows = [*star.kept(answers(("a", 2, True), ("b", 3, True)), CONFIG)]
+    rows = kept(answers(("a", 2, True), ("b", 3, True)))
     star.write(tmp_path, 0, rows)
     assert [(*row.prompt, *row.completion) for row in star.read(tmp_path, 0)] == [(5, 6, 0, 1), (5, 6, 0, 1, 2)]
     with pytest.raises(CheckpointError, match=r"round_002\.jsonl: the answers of this round cannot be read"):

@@ -209,6 +209,24 @@ def test_memory_that_runs_out_changes_no_answer_of_several_turns(tokenizer):
 
 
 @BOTH
+def test_memory_that_runs_out_leaves_no_environment_open(kind, tokenizer):
+    model, begun, closed = family(), [], []
+
+    class Closes(Counts):
+        def __init__(self):
+            super().__init__(wait_s=0.002 * (len(begun) % 3))
+            begun.append(self)
+
+        def close(self):
+            closed.append(self)
+
+    turns = turns_of(tokenizer, environments(lambda problem: Closes()))
+    Card(model, rows=6)
+    sample(kind, model, turns)
+    assert sorted(map(id, closed)) == sorted(map(id, begun))
+
+
+@BOTH
 def test_the_limits_of_an_answer(kind, tokenizer):
     model, every = family(), set(range(0, 480, 2))
     endless = environments(lambda problem: Counts(99))

@@ -170,6 +170,31 @@ def test_every_route_of_a_started_server_asks_for_the_key(monkeypatch, given, st
     assert sent[0]["status"] == status
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "told"),
+    [
+        ("websocket", b"Bearer the-key", "the server"),
+        ("websocket", b"Bearer another", "websocket.close"),
+        ("websocket", None, "websocket.close"),
+        ("webtransport", None, "webtransport.close"),
+        ("lifespan", None, "the server"),
+    ],
+)
+def test_every_other_connection_needs_the_key(monkeypatch, kind, given, told):
+    monkeypatch.setenv("VLLM_API_KEY", "the-key")
+    sent = []
+
+    async def app(scope, receive, send):
+        await send({"type": "the server"})
+
+    async def send(message):
+        sent.append(message["type"])
+
+    headers = [(b"authorization", given)] if given else []
+    asyncio.run(Door(app)({"type": kind, "path": "/", "headers": headers}, None, send))
+    assert sent == [told]
+
+
 def test_a_run_makes_a_key_for_its_servers_which_only_their_environment_has(tmp_path, monkeypatch):
     """A stand-in for vLLM writes its environment and its command line down."""
     monkeypatch.setattr(server, "VllmServerSampler", lambda context, servers: Connected(servers))

@@ -171,7 +171,7 @@ def serving(double: Double) -> Iterator[Double]:
 
 
 def around(folder: Path, policy: Any, *urls: str, settings: tuple[str, ...] = ()) -> VllmContext:
-    named = [f"rollout.vllm.urls={','.join(urls)}", "rollout.vllm.wait_s=5", "rollout.vllm.timeout_s=5", *settings]
+    named = [f"rollout.vllm.urls=[{','.join(urls)}]", "rollout.vllm.wait_s=5", "rollout.vllm.timeout_s=5", *settings]
     said: list[str] = []
     return VllmContext(
         resolve("nano", None, named), policy, "nano", "fp32", 64, Tokenizer(), [STOP], folder, said.append

@@ -57,7 +57,10 @@ def _with_uncertain_tokens(policy: Policy, batches: Sequence[TrainingBatch], sha
 
 def threshold(entropies_N: Tensor, share: float) -> float:
     """Return the smallest entropy among the uppermost share of the tokens of all ranks."""
-    everywhere_N = torch.cat(distributed.gather(entropies_N))
+    counts = distributed.gather(len(entropies_N))
+    everywhere_N = torch.cat([torch.zeros(count) for count in counts])
+    everywhere_N.split(counts)[distributed.rank()].copy_(entropies_N)
+    distributed.sum_in_place(everywhere_N)
     if not len(everywhere_N):
         return 0.0
     return float(everywhere_N.topk(ceil(share * len(everywhere_N))).values[-1])

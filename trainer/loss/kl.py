@@ -4,7 +4,7 @@ With d = log pi - log pi_ref of a sampled token:
 
     k1   d                   unbiased, can be negative; for the reward: in a loss its gradient is zero on average
     k2   d^2 / 2             its gradient is that of the true KL, on policy
-    k3   exp(-d) + d - 1     unbiased, never negative, little noise
+    k3   exp(-d) + d - 1     unbiased, never negative, little noise; its gradient is that of the KL from pi_ref to pi
 
 `objectives.py` adds it to the loss, or `step/update.py` takes it off the rewards.
 """

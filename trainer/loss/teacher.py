@@ -3,8 +3,8 @@
 The reverse KL of the policy to the teacher, estimated from the sampled token, is log pi - log pi_teacher. It enters
 
     advantage   A_t = reward x A - weight x (log pi_sampler - log pi_teacher)        (Lu and Thinking Machines 2025)
-    loss        kl.coef x an estimator of it, with the teacher as the reference; with k2 the gradient is an estimate of
-                that of GKD with beta = 1 (Agarwal et al. 2024), from one token instead of the whole vocabulary
+    loss        kl.coef x its estimator k2, with the teacher as the reference: the gradient is an estimate of that of
+                GKD with beta = 1 (Agarwal et al. 2024), from one token instead of the whole vocabulary
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def taught(batches: Sequence[TrainingBatch], ask: Ask, settings: Teacher) -> lis
     """Return the batches with what the teacher says about them."""
     found = []
     for batch, theirs_BT in zip(batches, ask(batches), strict=True):
-        weighed = replace(batch, advantages_B=settings.reward * batch.advantages_B)
+        share = settings.reward
+        weighed = replace(batch, advantages_B=share * batch.advantages_B, rewards_B=share * batch.rewards_B)
         if settings.form == "loss":
             found.append(replace(weighed, reference_logprobs_BT=theirs_BT))
             continue

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -22,9 +23,10 @@ from urllib.parse import quote
 
 from huggingface_hub import constants
 
+from trainer.config.read_yaml import read_yaml
 from trainer.config.settings import RUNS, Model
 from trainer.errors import ModelError
-from trainer.machine import threads
+from trainer.machine import manifest, threads
 
 CONNECT_S = 3.0
 DEADLINE_S = 10.0  # for the whole answer, including the DNS look-up, which no timeout of a socket covers
@@ -164,7 +166,9 @@ def _shards(index: Path) -> set[str]:
 
 
 def _must_be_whole(name: str, folder: Path) -> None:
-    """Raise ModelError if a folder has no weights, or lacks a file that an index of its weights names."""
+    """Raise ModelError if a folder has no weights, or lacks a file that an index of its weights names, and
+    CheckpointError if it is not as Octet wrote it."""
+    manifest.must_be_whole(folder)
     sizes = _sizes(folder)
     if not any(map(_is_weights, sizes)):
         raise ModelError(f"model.name={name}: there are no weights (*.safetensors) in this folder. Download it again.")
@@ -223,9 +227,10 @@ def _refuse_adapter(name: str, folder: Path) -> None:
     if adapter:
         config = read_json(f"model.name={name}", adapter / "adapter_config.json")
         base = str(config.get("base_model_name_or_path"))[:200]
+        named = shlex.quote(str(adapter))
         raise ModelError(
             f"model.name={name}: that is {'an adapter' if adapter == folder else 'a run folder'}, not a model. Its "
-            f"base is {base}. Write octet eval --adapter {adapter}, or octet merge --adapter {adapter} --out FOLDER."
+            f"base is {base}. Write octet eval --adapter {named}, or octet merge --adapter {named} --out FOLDER."
         )
 
 
@@ -265,18 +270,17 @@ def licence(model: Model) -> str | None:
         return "apache-2.0"
     folder = local_folder(model.name) or snapshot(model)
     card = folder / "README.md" if folder else None
-    if card and card.is_file():
-        from huggingface_hub import ModelCard  # slow to import
-
-        found = ModelCard.load(card).data.get("license")
-    elif Path(model.name).is_dir():
-        return None
-    else:
-        try:
-            found = _get(f"/api/models/{model.name}/revision/{_quoted(model.revision)}")["cardData"]["license"]
-        except (Unreachable, Refused, LookupError, TypeError):
+    try:
+        if card and card.is_file():
+            _, head, _ = card.read_text(encoding="utf-8").split("---\n", 2)
+            found = read_yaml(head)["license"]
+        elif Path(model.name).is_dir():
             return None
-    return str(found) if found else None
+        else:
+            found = _get(f"/api/models/{model.name}/revision/{_quoted(model.revision)}")["cardData"]["license"]
+    except (Unreachable, Refused, LookupError, TypeError, ValueError):  # the last of a card without YAML
+        return None
+    return found if isinstance(found, str) and re.fullmatch(r"[\w.-]+", found) else None
 
 
 def _quoted(revision: str | None) -> str:

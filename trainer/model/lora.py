@@ -17,13 +17,13 @@ from typing import Any
 
 import peft
 import torch
-from peft.tuners.lora import LoraLayer
+from peft.tuners.lora import LoraLayer, ParamWrapper
 from safetensors import SafetensorError
 from torch import Tensor
 
 from trainer.config.settings import Lora
 from trainer.errors import CheckpointError, ConfigError, MergeError, ModelError
-from trainer.machine import disk
+from trainer.machine import disk, manifest
 from trainer.machine.out_of_memory import is_out_of_memory
 from trainer.machine.visible import visible
 from trainer.model.hub import read_json
@@ -37,6 +37,8 @@ TARGETS: dict[str, Any] = {"attention": ["q_proj", "k_proj", "v_proj", "o_proj"]
 def add_adapter(model: Any, settings: Lora) -> Any:
     """Return the model with new LoRA layers, which do not change what it computes yet."""
     wanted = list(settings.targets) if isinstance(settings.targets, tuple) else TARGETS[settings.targets]
+    if settings.targets == "all" and any(value.dim() == 3 for value in model.parameters()):  # of all experts of a layer
+        wanted = sorted(_beside_experts(model))
     options = peft.LoraConfig(
         r=settings.r,
         lora_alpha=settings.alpha,
@@ -47,13 +49,27 @@ def add_adapter(model: Any, settings: Lora) -> Any:
         task_type="CAUSAL_LM",
     )
     _refuse_unknown_targets(model, settings)
-    with _without_tying_warnings():
-        adapted = peft.get_peft_model(model, options)
+    try:
+        with _without_tying_warnings():
+            adapted = peft.get_peft_model(model, options)
+        if any(isinstance(layer, ParamWrapper) for _, layer in layers(adapted)):
+            raise ValueError("an adapter of experts cannot be read again")
+    except ValueError as error:
+        named = settings.targets if isinstance(settings.targets, str) else ",".join(settings.targets)
+        raise ConfigError(f"lora.targets={named}: {_reason(error)}. Write lora.targets=all or attention.") from None
     if settings.init != "zero":
         _init_pissa(adapted, settings)
     if settings.start is not None:
         take_values(adapted, settings)
     return adapted
+
+
+def _beside_experts(model: Any) -> Iterator[str]:
+    """Yield the linear layers of a mixture of experts, but for those whose names PEFT takes for the experts'."""
+    for name, part in model.named_modules():
+        is_expert = name.rpartition(".")[2] in ("gate_proj", "up_proj", "down_proj")
+        if isinstance(part, torch.nn.Linear) and part is not model.get_output_embeddings() and not is_expert:
+            yield name
 
 
 def _refuse_unknown_targets(model: Any, settings: Lora) -> None:
@@ -216,6 +232,7 @@ def _shape(values: Mapping[str, Tensor], name: str) -> str:
 def _must_be_lora(folder: Path) -> dict[str, Any]:
     """Return the configuration of a LoRA adapter. Raise CheckpointError for a folder without one: PEFT would ask the
     hub, or load another method."""
+    manifest.must_be_whole(folder)
     try:
         kind = read_json(f"adapter {folder}", folder / "adapter_config.json")
     except ModelError as error:
@@ -258,7 +275,7 @@ def load_untied(model: Any, folder: Path) -> Any:
     """
     adapted = load_adapter(model, folder)
     tied = _tied_weight(model)
-    if any(layer.get_base_layer().weight is tied for _, layer in layers(model)):
+    if tied is not None and any(getattr(layer.get_base_layer(), "weight", None) is tied for _, layer in layers(model)):
         output = model.get_output_embeddings()
         getattr(output, "base_layer", output).weight = torch.nn.Parameter(tied.detach())
         model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False

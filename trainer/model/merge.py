@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ def merge(settings: Model, adapter: Path | None, out: Path, dtype: str | None) -
 
     With a dtype of None each weight keeps the precision in which the base stores it.
     """
-    whole = f"octet merge --adapter {adapter}" if adapter else f"octet export {settings.name} --to safetensors"
-    remedy = f"Make room, or {whole} --out FOLDER, on another disk."
+    whole = ["merge", "--adapter", str(adapter)] if adapter else ["export", settings.name, "--to", "safetensors"]
+    remedy = f"Make room, or {shlex.join(['octet', *whole])} --out FOLDER, on another disk."
     weights = stored_weights(settings.clean, adapter, DTYPES[dtype] if dtype else None)
     if weights is None:
         model = load_model(settings.clean, dtype or "bf16", torch.device("cpu"))

@@ -20,10 +20,7 @@ def options(kind: str, dtype: torch.dtype, device: torch.device) -> dict[str, An
         how = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     else:
         how = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=dtype,
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
         )
     return {"quantization_config": how, "device_map": {"": device}}
 

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from trainer.config.settings import Model
+from trainer.machine import disk
 from trainer.ranks import distributed
 
 
@@ -21,7 +22,7 @@ def stage(settings: Model) -> None:
     if os.environ.get("OCTET_SCRATCH") and distributed.is_first_here():
         try:
             place, source = _place(settings), _source(settings)
-            if place and source and not place.is_dir():
+            if place and source and not staged_copy(settings):
                 _copy(source, place)
         except OSError as error:
             reason = f"{settings.name} cannot be copied there ({error.strerror or error})"
@@ -30,20 +31,24 @@ def stage(settings: Model) -> None:
 
 
 def staged_copy(settings: Model) -> Path | None:
-    """Return the copy on this node, if there is a complete one."""
+    """Return the copy on this node, if there is a complete one that nobody but this user can have made."""
     try:
         place = _place(settings)
     except OSError:  # a file cannot be read, of which `stage` has warned
         return None
-    return place if place and place.is_dir() else None
+    is_ours = place and place.is_dir() and disk.is_private(place.parent) and disk.is_private(place)
+    return place if is_ours else None
 
 
 def _copy(source: Path, place: Path) -> None:
     """Copy under a temporary name, and rename it when it is complete: other jobs on this node may read or copy it."""
     partial = place.with_name(f"{place.name}.{os.getpid()}")
-    place.parent.mkdir(parents=True, exist_ok=True)
+    disk.private_folder(place.parent)
+    if os.path.lexists(place):
+        disk.private_folder(place)
     try:
         shutil.copytree(source, partial)
+        partial.chmod(0o700)
         if not place.is_dir():
             partial.rename(place)
     finally:
@@ -58,7 +63,7 @@ def _place(settings: Model) -> Path | None:
         return None
     files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.iterdir())
     key = hashlib.sha256(repr((str(source.resolve()), files)).encode()).hexdigest()[:12]
-    return Path(scratch) / "octet-models" / f"{Path(settings.name).name}-{key}"
+    return Path(scratch) / f"octet-models-{os.geteuid()}" / f"{Path(settings.name).name}-{key}"
 
 
 def _source(settings: Model) -> Path | None:

@@ -140,11 +140,7 @@ class BySolveRate(Curriculum):
         self.rates = dict(state["solve_rates"])
 
 
-CURRICULA: dict[str, type[Curriculum]] = {
-    "none": Curriculum,
-    "difficulty": EasyFirst,
-    "solve_rate": BySolveRate,
-}
+CURRICULA: dict[str, type[Curriculum]] = {"none": Curriculum, "difficulty": EasyFirst, "solve_rate": BySolveRate}
 
 
 def outcomes(groups: Iterable[ScoredGroup], worth: str) -> list[Outcomes]:
@@ -174,7 +170,8 @@ def difficulties(problems: Sequence[Problem]) -> list[float]:
     """Return the difficulties from a column, else from the lines of the worked solutions; unknown ones are infinite."""
     column = next((name for name in MEASURES if any(problem.extra.get(name) is not None for problem in problems)), None)
     if column:
-        measured = [_number(problem.extra.get(column)) for problem in problems]
+        numbers = (re.search(r"-?\d+(\.\d+)?", str(problem.extra.get(column))) for problem in problems)
+        measured = [float(number[0]) if number else inf for number in numbers]
     else:
         measured = [float(problem.solution.count("\n")) if problem.solution else inf for problem in problems]
     if len(set(measured)) < 2:
@@ -183,8 +180,3 @@ def difficulties(problems: Sequence[Problem]) -> list[float]:
             "`level` or `steps` with numbers, or worked solutions. Write task.curriculum=solve_rate, which measures it."
         )
     return measured
-
-
-def _number(value: Any) -> float:
-    digits = re.search(r"-?\d+(\.\d+)?", str(value))
-    return float(digits[0]) if digits else inf

@@ -88,7 +88,9 @@ class DataTask(ABC):
         skipped_before = len(self.skipped)
         for index, record in enumerate(source.records()):
             try:
-                problem = self._usable(f"{self.name}/{split}/{index}", record)
+                if record.flaw:
+                    raise DataError(f"{record.where}: {record.flaw}.")
+                problem = self.problem(f"{self.name}/{split}/{index}", record)
                 where = seen.setdefault(normalised(problem.question), record.where)
                 if where != record.where:
                     self._repeated(source, record, where)
@@ -104,11 +106,6 @@ class DataTask(ABC):
             bad = self.skipped[skipped_before:]
             raise DataError(f"{source}: " + (f"no record can be used: {bad[0]}" if bad else "it is empty."))
         return problems
-
-    def _usable(self, name: str, record: Record) -> Problem:
-        if record.flaw:
-            raise DataError(f"{record.where}: {record.flaw}.")
-        return self.problem(name, record)
 
     def _repeated(self, source: Source, record: Record, first: str) -> None:
         """Raise an error for a repeated question; in a published set, which the user cannot mend, only count it."""

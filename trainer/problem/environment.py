@@ -125,7 +125,8 @@ def environments_of(
         return part.environment(problem) if hasattr(part, "environment") else None
 
     setting = own[0].settings.name
-    return Environments(f"task.name={setting}", user_code.find("task.name", setting), make, seconds, may_ask=True)
+    named = "task.mix" if hasattr(task, "part") else f"task.name={setting}"
+    return Environments(named, user_code.find("task.name", setting), make, seconds, may_ask=True)
 
 
 def _with_tools(settings: TaskSettings, chat_template: str | None) -> Environments:

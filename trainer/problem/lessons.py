@@ -5,7 +5,7 @@ The answer is the solution, with its result where a strict answer has to stand, 
     3 * 4 = 12            gsm8k       boxed       tags                       r1_zero
     12 - 5 = 7            #### 7      \\boxed{7}   <answer>7</answer>         </think>, then <answer>7</answer>
 
-Only the tokens of the answer are trained on.
+`run/teaching.py` makes the rows. Only the tokens of the answer are trained on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainer.answers import find
 from trainer.errors import DataError
 from trainer.problem.prompts import MARKS, Prompter
 from trainer.problem.task import Task
-from trainer.records import Problem, Prompt, TrainingRow
+from trainer.records import Problem
 
 _MARKED = re.compile(r"\n?[ \t]*####[^\n]*|</?answer>")
 
@@ -41,26 +41,6 @@ def check(task: Task, problems: Sequence[Problem]) -> None:
             f"task.name={task.name}: none of its {len(problems)} training problems has a worked solution, which a "
             "warm-up teaches. Name their column: task.solution=COLUMN. Without one, write warmup.steps=0."
         )
-
-
-class LessonWriter:
-    """Writes rows for a model whose answers end at some tokens, or at some strings."""
-
-    def __init__(self, prompter: Prompter, stop_tokens: Sequence[int], stop_strings: Sequence[str]) -> None:
-        self.prompter = prompter
-        self.stop_strings = stop_strings
-        self.end = end_token(prompter, stop_tokens)
-
-    def text(self, prompt: Prompt) -> str:
-        """Return the answer that is taught."""
-        return taught(prompt.problem, self.prompter.answer_style, prompt.text.rstrip().endswith(find.THOUGHT))
-
-    def row(self, prompt: Prompt) -> TrainingRow:
-        text = self.text(prompt)
-        ends = [text.index(string) + len(string) for string in self.stop_strings if string in text]
-        tokens = self.prompter.answer_tokens(prompt, text[: min(ends, default=None)])
-        completion = tokens if ends else (*tokens, self.end)
-        return TrainingRow(prompt.tokens, completion, (0.0,) * len(completion), advantage=1.0, reward=1.0)
 
 
 def end_token(prompter: Prompter, stop_tokens: Sequence[int]) -> int:

@@ -2,7 +2,8 @@
 
 A pass over the training set has the problems of the parts in the proportion of their shares, each once; of a part that
 has more than that, each pass takes others. The held-out problems are in the same proportion. All parts are asked and
-answered in one style: that of the parts if they agree, else `tags`, or what `prompt.style` says.
+answered in one style: that of the parts if they agree, else `tags`, or what `prompt.style` says. The name of a part is
+its key in `task.mix`, so two functions of one file are two parts, and the ids of its problems begin with that name.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class MixedTask:
 
     def part(self, problem: Problem) -> Task:
         """Return the part that a problem is of."""
-        return next(part for part in self.parts if part.name == problem.part)
+        return self.parts[[*self.shares].index(problem.part)]
 
     def _mixed(self, of_parts: Sequence[Sequence[Problem]], passes: int) -> list[Problem]:
         """Take problems of each part in proportion, as many as the part that has too few allows."""
@@ -60,8 +61,8 @@ class MixedTask:
         unit = min(len(problems) / share for problems, share in zip(of_parts, shares, strict=True))
         counts = [max(1, round(unit * share)) for share in shares]
         return [
-            replace(problem, part=part.name)
-            for part, problems, count in zip(self.parts, of_parts, counts, strict=True)
+            replace(problem, id=name + problem.id.removeprefix(part.name), part=name)
+            for name, part, problems, count in zip(self.shares, self.parts, of_parts, counts, strict=True)
             for problem in random.Random(passes).sample(problems, count)
         ]
 

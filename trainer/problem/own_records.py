@@ -141,7 +141,7 @@ class OwnTask(RecordsTask):
 
 RESULTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "read": (lambda found: found is None or isinstance(found, str), "text, or None"),
-    "score": (lambda worth: hasattr(worth, "__float__") and 0 <= float(worth) <= 1, "a number from 0 to 1"),
+    "score": (lambda worth: hasattr(worth, "__float__") and 0 <= worth <= 1, "a number from 0 to 1"),
 }
 
 

@@ -54,8 +54,7 @@ STYLES: dict[str, Style] = {
     ),
     "boxed": Style("{question}\n\nWork it out step by step. Then write the answer within \\boxed{}.", "boxed"),
     "tags": Style(
-        "{question}\n\nThink step by step. Then write the answer alone between <answer> and </answer>.",
-        "tags",
+        "{question}\n\nThink step by step. Then write the answer alone between <answer> and </answer>.", "tags"
     ),
     "letter": Style(
         "{question}\n\nThink step by step. Then write the letter of the right choice on a last line, like this:\n"
@@ -188,10 +187,6 @@ class Prompter:
         answered = {"role": self.environments.role, "content": reply}
         return [*messages, {"role": "assistant", "content": turn}, answered]
 
-    @property
-    def _schemas(self) -> Sequence[Mapping[str, Any]]:
-        return self.environments.schemas if self.environments else ()
-
     def _must_keep_turns(self, environments: Environments) -> None:
         """Raise ConfigError if a turn would be written in another way once there are later ones: the model would not
         see the tokens that it wrote."""
@@ -248,6 +243,7 @@ class Prompter:
         from jinja2 import TemplateError
 
         continues = messages[-1]["role"] == "assistant"  # the data set has begun the answer
+        schemas = self.environments.schemas if self.environments else ()
         try:
             with deadline(TEMPLATE_S):
                 text: str = self.tokenizer.apply_chat_template(
@@ -255,7 +251,7 @@ class Prompter:
                     tokenize=False,
                     add_generation_prompt=not continues,
                     continue_final_message=continues,
-                    **({"tools": list(tools)} if (tools := self._schemas) else {}),
+                    **({"tools": list(schemas)} if schemas else {}),
                     **self.settings.template,
                 )
         except (TemplateError, *OF_A_TEMPLATE) as error:

@@ -29,7 +29,7 @@ from functools import cached_property
 from itertools import combinations_with_replacement, pairwise
 from math import ceil, floor
 
-from trainer.answers.number import SPOKEN
+from trainer.answers.words import SPOKEN
 from trainer.errors import DataError
 from trainer.problem.gsm8k import Gsm8kTask
 from trainer.problem.sources import Record

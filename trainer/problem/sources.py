@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cache
 from math import isfinite
 from numbers import Real
 from pathlib import Path
@@ -16,7 +19,10 @@ from typing import Any, Protocol
 
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
+from trainer.machine import disk
+from trainer.machine.visible import print
 
+LARGE = 50_000_000  # bytes of a file that takes seconds to read
 LONGEST_LIST = 1000  # characters of the names of columns
 LARGEST_FIELD = 1 << 30  # characters of a CSV value; at the end of a smaller limit the rest would be read as rows
 USUAL = {"question": ("problem", "query", "input", "prompt"), "answer": ("solution", "output", "target", "label")}
@@ -49,7 +55,8 @@ class Record:
     def answer(self, column: str, setting: str) -> str:
         """Return the text of a column that may hold a number."""
         value = self._value(column, setting)
-        if isinstance(value, Real | Decimal) and not isinstance(value, bool) and isfinite(value):
+        is_number = isinstance(value, Real | Decimal) and not isinstance(value, bool)
+        if is_number and (isinstance(value, int) or isfinite(value)):
             return str(value)
         return self.text(column, setting)
 
@@ -101,9 +108,17 @@ class File:
 
     def records(self) -> Iterator[Record]:
         try:
+            if (size := self.path.stat().st_size) > LARGE:
+                _say_what_is_read(self.path, size)
             yield from READERS[self.path.suffix](self.path)
         except OSError as error:
             raise DataError(f"{self.path}: it cannot be read ({error.strerror}).") from None
+
+
+@cache
+def _say_what_is_read(path: Path, size: int) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(f"octet: reading {path} ({disk.amount(size)})", file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
+from math import log10
 from typing import Any
 
 from trainer.answers.said import after_thinking
@@ -32,7 +33,8 @@ from trainer.sandbox.pool import Sandbox
 
 LONGEST_EXPRESSION = 200  # characters
 MOST_CALLS = 8  # in a turn
-MOST_DIGITS = 30  # of a number that the calculator works with
+MOST_DIGITS = 30  # before the point; a fraction of longer numbers goes on as a float
+LARGEST_POWER = 100_000  # beyond it, a float has fewer than ten right digits
 PYTHON_S, PYTHON_MB = 5.0, 512
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FENCED = re.compile(r"```(\w+)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -70,13 +72,17 @@ class ToolCalls:
     def __init__(self, tools: Sequence[Tool], calls: str) -> None:
         self.tools = {tool.name: tool for tool in tools}
         self.calls = calls
+        self.line = ""  # of the answer so far, with what was told inline
 
     def reset(self, problem: Problem) -> None:
         return
 
     def step(self, text: str) -> tuple[str, bool, float]:
         if self.calls == "inline":
-            return continued(text), not text.endswith("="), 0.0
+            self.line = (self.line + text).rpartition("\n")[2]
+            told = continued(self.line)
+            self.line += told
+            return told, not text.endswith("="), 0.0
         _, said, is_thinking = after_thinking(text)
         read = {"template": self._in_template, "fenced": self._in_fences}[self.calls]
         calls = [] if is_thinking else read(said)
@@ -129,15 +135,6 @@ def continued(text: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------- the calculator
 
-_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-}
 _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**", "$": ""})
 _TIMES = re.compile(r"\\times|\\cdot|(?<=[\d)])\s+x\s+(?=[\d($])", re.ASCII)
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))", re.ASCII)
@@ -161,28 +158,51 @@ def _plain(text: str) -> str:
     return _THOUSANDS.sub("", _TIMES.sub("*", text)).translate(_SIGNS)
 
 
-def _value(node: ast.expr) -> Fraction:
+def _value(node: ast.expr) -> Fraction | float:
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
         return _bounded(Fraction(str(node.value)))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
         value = _value(node.operand)
         return -value if isinstance(node.op, ast.USub) else value
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, right = _value(node.left), _value(node.right)
-        if isinstance(node.op, ast.Pow) and (right.denominator > 1 or abs(right) > MOST_DIGITS):
-            raise ValueError("the power is no small whole number")
-        return _bounded(Fraction(_OPERATORS[type(node.op)](left, right)))
+        return _bounded(_OPERATORS[type(node.op)](_value(node.left), _value(node.right)))
     raise ValueError("it has something else than arithmetic")
 
 
-def _bounded(value: Fraction) -> Fraction:
-    if max(abs(value.numerator), value.denominator) >= 10**MOST_DIGITS:
+def _power(base: Fraction | float, exponent: Fraction | float) -> Fraction | float:
+    times = int(exponent)
+    if times != exponent or abs(times) > LARGEST_POWER:
+        raise ValueError("the power is no whole number, or too large")
+    is_long = isinstance(base, float) or abs(times) * log10(max(abs(base.numerator), base.denominator)) > MOST_DIGITS
+    return float(base) ** times if is_long else base**times
+
+
+_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: _power,
+}
+
+
+def _bounded(value: Fraction | float) -> Fraction | float:
+    """Return a fraction, or a float in place of one of long numbers."""
+    if abs(value) >= 10**MOST_DIGITS:
         raise ValueError("a number is too long")
-    return value
+    if isinstance(value, float):
+        return value
+    is_long = max(abs(value.numerator), value.denominator) >= 10**MOST_DIGITS
+    return float(value) if is_long else Fraction(value)
 
 
-def _shown(value: Fraction) -> str:
-    return str(value.numerator) if value.denominator == 1 else f"{float(value):.10g}"
+def _shown(value: Fraction | float) -> str:
+    if isinstance(value, Fraction) and value.denominator == 1:
+        return str(value.numerator)
+    number = float(value) or 0.0  # not -0.0
+    return format(number, ".0f" if 1e10 <= abs(number) < 1e15 else ".10g")
 
 
 # --------------------------------------------------------------------------------------------------------------- Python

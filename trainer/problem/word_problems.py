@@ -29,31 +29,16 @@ from trainer.records import Problem
 
 TEMPLATES = {
     # one step
-    "find": (
-        "{who} has {m} {item} and finds {k} more. How many {item} does {who} have now?",
-        "m + k = x",
-    ),
-    "lose": (
-        "{who} had {m} {item} and lost {n}. How many {item} are left?",
-        "m - n = x",
-    ),
-    "boxes": (
-        "There are {a} boxes with {k} {item} in each box. How many {item} are there?",
-        "a * k = x",
-    ),
-    "share": (
-        "{who} shares {m} {item} equally among {a} friends. How many {item} does each friend get?",
-        "m / a = x",
-    ),
+    "find": ("{who} has {m} {item} and finds {k} more. How many {item} does {who} have now?", "m + k = x"),
+    "lose": ("{who} had {m} {item} and lost {n}. How many {item} are left?", "m - n = x"),
+    "boxes": ("There are {a} boxes with {k} {item} in each box. How many {item} are there?", "a * k = x"),
+    "share": ("{who} shares {m} {item} equally among {a} friends. How many {item} does each friend get?", "m / a = x"),
     "compare": (
         "{who} has {m} {item} and {other} has {n}. How many more {item} does {who} have than {other}?",
         "m - n = x",
     ),
     # two steps
-    "bags": (
-        "{who} buys {a} bags of {b} {item} and gives {c} away. How many {item} are left?",
-        "a * b = x; x - c = y",
-    ),
+    "bags": ("{who} buys {a} bags of {b} {item} and gives {c} away. How many {item} are left?", "a * b = x; x - c = y"),
     "market": (
         "{who} had {m} {item}, sold {n} and then bought {k} more. How many {item} does {who} have now?",
         "m - n = x; x + k = y",

@@ -65,7 +65,7 @@ class Rollouts:
 
     def prompts_of(self, step: int) -> list[Prompt]:
         """Return this rank's share of the prompts of a step."""
-        return self._prompts(self.curriculum.draw(step))
+        return self.prompts(self.curriculum.draw(step))
 
     def of(self, prompts: Sequence[Prompt], step: int, tally: Tally, samples_ahead: bool) -> list[ScoredGroup]:
         """Return the scored groups of a step; with `samples_ahead`, start sampling those of the next step."""
@@ -94,32 +94,37 @@ class Rollouts:
         self.scorer.measured()  # forget what was measured in an evaluation
         groups = self._collected(sampler, prompts, self.sampling_of(step))
         if rollout.dead_groups == "refill":
-            groups = refill(groups, partial(self._fresh, sampler, step), rollout.refills)
+            # ranks cannot meet in the thread that samples ahead, so each of them then fills its own gaps
+            everywhere = list if rollout.ahead else distributed.dealt
+            groups = refill(groups, partial(self._fresh, sampler, step), rollout.refills, everywhere)
         return groups, self.scorer.measured()
 
-    def _fresh(self, sampler: Sampler, step: int, number: int, count: int) -> list[ScoredGroup]:
-        prompts = self._prompts(self.curriculum.spare(step, number))[:count]
-        return self._collected(sampler, prompts, self.sampling_of(step, number))
+    def _fresh(self, sampler: Sampler, step: int, number: int, missing: int, before: int) -> list[ScoredGroup]:
+        problems = self.curriculum.spare(step, number)
+        alone = self.config.rollout.ahead
+        shared = self.prompts(problems)[:missing] if alone else self.prompts(problems[:missing], before)
+        return self._collected(sampler, shared, self.sampling_of(step, number)) if shared else []
 
     def _collected(self, sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:
         groups = collect(sampler, self.scorer, prompts, sampling)
         return [control.group(group, self.config.reward.control, sampling.seed) for group in groups]
 
-    def _prompts(self, problems: Sequence[Problem]) -> list[Prompt]:
-        """Return this rank's share of the prompts. A problem that comes again among them is a repeat of the first."""
+    def prompts(self, problems: Sequence[Problem], before: int = 0) -> list[Prompt]:
+        """Return this rank's share of the prompts, which go on in turn behind those dealt before. A problem that comes
+        again among them is a repeat of the first."""
         seen: Counter[str] = Counter()
         repeats = []
         for problem in problems:
             repeats.append(seen[problem.id])
             seen[problem.id] += 1
-        shared = distributed.mine(list(zip(problems, repeats, strict=True)))
-        return [replace(self.prompter.prompt(problem), repeat=repeat) for problem, repeat in shared]
+        shared = distributed.mine([None] * before + list(zip(problems, repeats, strict=True)))
+        return [replace(self.prompter.prompt(one[0]), repeat=one[1]) for one in shared if one]
 
     def _observe(self, groups: Sequence[ScoredGroup]) -> None:
         """Tell the curriculum how every rank did, so that all of them go on drawing the same problems."""
         has_golds = self.config.task.answer != "none"
         worth = f"correct_{self.config.reward.answer}" if has_golds else "reward"
-        seen = [one for of_rank in distributed.gather(outcomes(groups, worth)) for one in of_rank]
+        seen = distributed.dealt(outcomes(groups, worth))
         self.curriculum.observe(solve_rates(seen, scales=not has_golds))
 
 
@@ -139,18 +144,23 @@ def collect(sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], samplin
 
 
 def refill(
-    groups: Sequence[ScoredGroup], more: Callable[[int, int], list[ScoredGroup]], rounds: int
+    groups: Sequence[ScoredGroup],
+    more: Callable[[int, int, int], list[ScoredGroup]],
+    rounds: int,
+    everywhere: Callable[[list[bool]], list[bool]] = list,
 ) -> list[ScoredGroup]:
     """Return the groups with fresh ones added, until as many groups are live as there were at first.
 
-    `more` takes the number of the round, from 1, and how many groups are missing.
+    `more` takes the number of the round, from 1, how many groups are missing, and how many there are. `everywhere`
+    returns what the ranks say of their groups.
     """
-    wanted, collected = len(groups), list(groups)
+    collected, wanted = list(groups), 0
     for number in range(1, rounds + 1):
-        missing = wanted - sum(not group.is_dead for group in collected)
-        if not missing:
+        live = everywhere([not group.is_dead for group in collected])
+        wanted = wanted or len(live)
+        if sum(live) == wanted:
             break
-        collected += more(number, missing)
+        collected += more(number, wanted - sum(live), len(live))
     return collected
 
 

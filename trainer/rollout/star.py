@@ -8,10 +8,11 @@ They are kept because the policy that sampled them moves on: a run that is resum
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from trainer.config.settings import Config
 from trainer.errors import CheckpointError, DataError
@@ -20,6 +21,8 @@ from trainer.problem.task import draw
 from trainer.ranks import distributed
 from trainer.records import Completion, ScoredGroup, TrainingRow
 from trainer.rollout.collect import Rollouts, collect
+
+TAG = -1  # of the random numbers, which are not those of a step or a refill
 
 
 def round_of(config: Config, step: int) -> tuple[int, int]:
@@ -33,12 +36,11 @@ def sample(rollouts: Rollouts, step: int, number: int) -> tuple[list[TrainingRow
     """Return what is kept of a round, the same on every rank, and what is logged of it. Every rank calls it."""
     config = rollouts.config
     problems = draw(rollouts.curriculum.problems, number, config.warmup.asked, config.run.seed)
-    prompts = [rollouts.prompter.prompt(problem) for problem in distributed.mine(problems)]
-    groups = collect(rollouts.sampler, rollouts.scorer, prompts, rollouts.sampling_of(step))
-    found = [(_facts(group, config), [*kept(group, config)]) for group in groups]
-    everywhere = [one for of_rank in distributed.gather(found) for one in of_rank]
-    rows = [row for _, of_group in everywhere for row in of_group]
-    right, answers = (sum(facts[index] for facts, _ in everywhere) for index in (0, 1))
+    groups = collect(rollouts.sampler, rollouts.scorer, rollouts.prompts(problems), rollouts.sampling_of(step, TAG))
+    found = [(len(_right(one, config)), len(one.completions), [*distinct(one, config)]) for one in groups]
+    everywhere = distributed.dealt(found)
+    rows = kept((row for *_, of_group in everywhere for row in of_group), config.warmup.keep)
+    right, answers = (sum(facts[index] for facts in everywhere) for index in (0, 1))
     if not rows:
         raise DataError(
             f"warmup.from=samples: none of {answers} answers to {len(everywhere)} problems is right in round "
@@ -46,35 +48,34 @@ def sample(rollouts: Rollouts, step: int, number: int) -> tuple[list[TrainingRow
         ).of_all()
     return rows, {
         "samples/right": right / answers,
-        "samples/solved": fmean(facts[0] > 0 for facts, _ in everywhere),
+        "samples/solved": fmean(right > 0 for right, *_ in everywhere),
         "samples/kept": float(len(rows)),
-        "samples/length": fmean(len(row.completion) for row in rows),
+        "samples/length": fmean(sum(row.mask) for row in rows),
     }
 
 
-def kept(group: ScoredGroup, config: Config) -> Iterator[TrainingRow]:
-    """Yield the shortest right answers that differ, and were not cut off."""
+def distinct(group: ScoredGroup, config: Config) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the right answers that differ, and were not cut off, as rows: with their problem and their text."""
     right = [completion for completion in _right(group, config) if not completion.truncated]
-    distinct = {completion.text.strip(): completion for completion in reversed(right)}
-    for completion in sorted(distinct.values(), key=lambda one: one.length)[: config.warmup.keep]:
-        yield TrainingRow(
-            group.prompt.tokens,
-            completion.tokens,
-            (0.0,) * len(completion.tokens),
-            advantage=1.0,
-            reward=1.0,
-            written=completion.written,
-        )
+    for text, answer in {answer.text.strip(): answer for answer in reversed(right)}.items():
+        zeros = (0.0,) * len(answer.tokens)
+        row = TrainingRow(group.prompt.tokens, answer.tokens, zeros, advantage=1.0, reward=1.0, written=answer.written)
+        yield group.prompt.problem.id, text, asdict(row)
+
+
+def kept(found: Iterable[tuple[str, str, dict[str, Any]]], most: int) -> list[TrainingRow]:
+    """Return the shortest answers to each problem. It may have been asked several times, and answered alike."""
+    of_problems: dict[str, dict[str, TrainingRow]] = {}
+    for problem, text, row in found:
+        of_problems.setdefault(problem, {}).setdefault(text, TrainingRow(**row))
+    shortest = (sorted(rows.values(), key=lambda row: sum(row.mask))[:most] for rows in of_problems.values())
+    return [row for rows in shortest for row in rows]
 
 
 def _right(group: ScoredGroup, config: Config) -> list[Completion]:
     pays = f"correct_{config.reward.answer}"
     pairs = zip(group.completions, group.scores, strict=True)
     return [completion for completion, score in pairs if getattr(score, pays)]
-
-
-def _facts(group: ScoredGroup, config: Config) -> tuple[int, int]:
-    return len(_right(group, config)), len(group.completions)
 
 
 def write(folder: Path, number: int, rows: Sequence[TrainingRow]) -> None:

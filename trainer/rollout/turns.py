@@ -160,9 +160,21 @@ class Turns:
         return self.environments.step(dialogue.environment, problem, text)
 
     def _ended(self, dialogue: Dialogue, truncated: bool) -> Completion:
-        assert self.environments is not None, "who else replies"
-        self.environments.close(dialogue.environment)
+        self._close(dialogue)
         return dialogue.completion(truncated)
+
+    def abandon(self, dialogues: Sequence[Dialogue]) -> None:
+        """Close the environments of answers that are begun again. One that is about to reply is closed behind that."""
+        for dialogue in dialogues:
+            if dialogue.reply:
+                dialogue.reply.add_done_callback(partial(self._close, dialogue))
+            else:
+                self._close(dialogue)
+
+    def _close(self, dialogue: Dialogue, *_: object) -> None:
+        if self.environments:
+            self.environments.close(dialogue.environment)
+        dialogue.environment = None
 
     def _cut(self, text: str) -> str:
         """Return a text of at most so many tokens, without special tokens, that says if it was cut."""

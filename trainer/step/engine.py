@@ -75,10 +75,7 @@ class DeepSpeedPolicy:
             model, config.rollout.temperature, bool(algorithm.entropy_bonus), flat, config.model.activation_offload
         )
         self.engine, *_ = deepspeed.initialize(
-            model=scoring,
-            optimizer=optimizer,
-            config=settings,
-            dist_init_required=False,
+            model=scoring, optimizer=optimizer, config=settings, dist_init_required=False
         )
         distributed.before_disconnect(_leave_group)
         self.engine.checkpoint_engine.load = _load_without_code  # DeepSpeed's own runs what a pickle says

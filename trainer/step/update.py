@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from trainer.batch.pack import GroupRows, Packer, idle_row, minibatches, row_of
@@ -16,7 +17,7 @@ from trainer.loss.objectives import objective, total
 from trainer.loss.teacher import Ask, taught
 from trainer.machine.out_of_memory import until_it_fits
 from trainer.policy import Policy
-from trainer.records import MiniBatch, ScoredGroup, TrainingBatch, TrainingRow, Update
+from trainer.records import MiniBatch, ScoredGroup, TrainingBatch, Update
 from trainer.step.gradient_regularisation import strength_at
 from trainer.watch.tally import Tally
 
@@ -43,18 +44,16 @@ class Updater:
         def make_room() -> None:
             self.room.shrink(self.packer.pack(rows))  # they are packed again with the smaller budget
 
+        estimator = self.config.algorithm.kl.estimator
+        measure = partial(before_update.divergences, self.policy, rows, self.packer, self.device, estimator)
         with self.policy.gathered():  # the ranks have different numbers of rows
-            found = iter(until_it_fits(lambda: self._divergences(rows), make_room))
+            found = iter(until_it_fits(measure, make_room))
         penalised = {}
         for index, group in groups.items():
             kl_G = [next(found) for _ in group.completions]
             tally.add("kl", sum(kl_G), sum(completion.length for completion in group.completions))
             penalised[index] = before_update.without_kl(group, [coef * kl for kl in kl_G])
         return penalised
-
-    def _divergences(self, rows: Sequence[TrainingRow]) -> list[float]:
-        estimator = self.config.algorithm.kl.estimator
-        return before_update.divergences(self.policy, rows, self.packer, self.device, estimator)
 
     def pack(self, rows: Sequence[GroupRows], groups: Sequence[ScoredGroup]) -> list[MiniBatch]:
         """Return the mini-batches of a pass. A rank without rows takes part with a row without weight."""

@@ -75,6 +75,7 @@ class DecodeSampler(Sampler):
                         raise
                 if not scheduler.is_finished:  # not in the handler, where the traceback keeps the tensors alive
                     scheduler.restart_unfinished()
+                    self.turns.abandon(self.batch.dialogues if self.batch else [])
                     self._make_room(rows)
         self._release_memory()
 

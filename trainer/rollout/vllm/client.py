@@ -105,7 +105,8 @@ class Server:
             if self.process is not None:
                 self.process.check()
             remedy = f" (set {KEY} to the key of this server)" if failure.status in (401, 403) else ""
-            raise failure.with_reason(f"{self.url}: {failure}{remedy}") from None
+            reason = f"{self.url}: {failure}{remedy}"
+            raise NoReply(reason, failure.again, failure.wait_s, failure.status) from None
 
 
 def _explained(failure: NoReply, url: str, adapter: Published) -> Exception:
@@ -163,7 +164,7 @@ class Retry:
                 failure = error
             except OctetError:
                 raise
-            except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
+            except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, StopIteration) as error:
                 failure = InvalidReply(f"{url}: the reply is not from vLLM ({type(error).__name__}: {error})")
             self.wait(failure)
 

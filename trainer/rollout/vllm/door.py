@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Door:
-    """A middleware that answers requests without the key with status 401."""
+    """A middleware that answers requests without the key with status 401, and refuses any other connection."""
 
     def __init__(self, app: Callable[..., Any]) -> None:
         self.app = app
@@ -21,8 +21,10 @@ class Door:
 
     async def __call__(self, scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
         given = dict(scope.get("headers", ())).get(b"authorization", b"")
-        if scope["type"] == "http" and not secrets.compare_digest(given, self._expected):
+        if scope["type"] == "lifespan" or secrets.compare_digest(given, self._expected):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
             await send({"type": "http.response.start", "status": 401, "headers": []})
             await send({"type": "http.response.body", "body": b"this server asks for the key of its run"})
         else:
-            await self.app(scope, receive, send)
+            await send({"type": f"{scope['type']}.close", "code": 1008})

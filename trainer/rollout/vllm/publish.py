@@ -96,7 +96,8 @@ class Publisher:
 
     def __init__(self, folder: Path) -> None:
         run = f"octet-{secrets.token_hex(4)}"  # a restarted run must not reuse the names of the first start
-        self.run, self.folder = distributed.gather((run, folder.resolve()))[0]
+        self.run, place = distributed.gather((run, str(folder.resolve())))[0]
+        self.folder = Path(place)
         self._kept: list[Published] = []
         self._count = 0
         if distributed.is_main() and claim.is_ours(folder.parent):
