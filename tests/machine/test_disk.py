@@ -1,12 +1,15 @@
 """Files of a run have the permissions of the umask, whichever library has written them."""
 
+import errno
 import os
 import stat
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from trainer.errors import CheckpointError
 from trainer.machine import disk
 from trainer.reward.judge_client import Cache
 
@@ -26,3 +29,16 @@ def test_weights_and_the_cache_of_a_judge_follow_the_umask(tmp_path, permissions
     cache.put("abc", "a reply")
     files = [weights, tmp_path / "cache/ab/abc.json"]
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [permissions] * 2
+
+
+def test_a_disk_without_inodes_is_named(tmp_path, monkeypatch):
+    """It has room, and takes no more files."""
+    full = SimpleNamespace(f_files=9, f_favail=0, f_frsize=1, f_bavail=9, f_blocks=9, f_bfree=9)
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "file"))
+    assert disk.failure(error).startswith("the disk has no inode left (No space left on device). Make room")
+    with (
+        pytest.raises(CheckpointError, match="the disk has no inode left: the result needs"),
+        disk.writing(tmp_path / "partial", "the result", "Make room."),
+    ):
+        raise error

@@ -5,7 +5,8 @@ from statistics import fmean, variance
 
 import pytest
 
-from trainer.reports.effects import corrected, effect, quantile, share_reached, two_sided
+from trainer.estimates import corrected, quantile, two_sided
+from trainer.reports.effects import effect, is_enough, share_reached
 
 TABLE = [[1, 0, 1, 0, 1, 1], [1, 0, 0, 0, 1, 0], [1, 1, 1, 0, 1, 1]]
 
@@ -48,6 +49,11 @@ def test_arms_that_answer_alike_differ_by_less_than_some_problems_and_by_no_more
     found = effect([[0.0] * 100] * 3)
     assert (found.value, found.p) == (0.0, 1.0)
     assert found.interval == (pytest.approx(-0.0198, abs=1e-3), pytest.approx(0.0198, abs=1e-3))
+
+
+def test_few_seeds_or_a_single_problem_are_not_judged():
+    tables = [[[1.0, 0.0]] * 3, [[1.0, 0.0]] * 2, [[1.0]] * 5]
+    assert [is_enough(table) for table in tables] == [True, False, False]
 
 
 def test_holms_correction():

@@ -58,7 +58,7 @@ def test_what_was_shown_is_sent_in_one_commit(capsys, hub, finished, monkeypatch
     stored, pushed = (json.loads(files["adapter_config.json"]) for files in (adapter, sent))
     assert pushed == stored | {"base_model_name_or_path": "nano"}
     assert sent["adapter_model.safetensors"] == adapter["adapter_model.safetensors"]
-    assert {*sent} == {*adapter, "README.md", "curves.png"}
+    assert {*sent} == {*adapter, "README.md", "curves.svg"} - {"manifest.json"}
     assert b"hf_secret" not in b"".join(sent.values())
 
 
@@ -77,7 +77,7 @@ def test_the_card_says_what_the_run_measured(capsys, finished):
         line.strip("| ").split(" | ") for line in text.partition("## Training\n")[2].splitlines() if "|" in line
     )
     assert recipe == RECIPE
-    assert "- `rollout.problems=4`" in text
+    assert "\n    rollout.problems=4\n" in text
     assert "octet train --preset nano" in text
 
 
@@ -98,6 +98,7 @@ def test_the_card_of_an_adapter_loads_it_over_the_embedded_model(capsys, copied)
     folder = copied("demo")
     described = folder / "adapter/adapter_config.json"
     described.write_bytes(push._without_path(described))  # as it is sent
+    (folder / "adapter/manifest.json").unlink()
     code = usage(octet(capsys, "push", folder, "--to", "me/demo")[1])
     found = {}
     exec(code.replace("me/demo", str(folder / "adapter")), found)  # noqa: S102
@@ -134,6 +135,7 @@ def test_the_card_of_the_best_has_its_own_evaluation(what, capsys, finished, cop
     shutil.copytree(finished / "best", folder / "best")
     kept = json.loads((folder / "best/best.json").read_text()) | {"step": 3, "accuracy": 0.75, "lenient": 0.875}
     (folder / "best/best.json").write_text(json.dumps(kept))
+    (folder / "best/manifest.json").unlink()
     if what != "best":  # as octet export writes it
         shutil.copytree(folder / "best", folder / what)
         (folder / what / "export.json").write_text(json.dumps({"source": "../best", "step": 3, "not_checked": "why"}))
@@ -141,7 +143,7 @@ def test_the_card_of_the_best_has_its_own_evaluation(what, capsys, finished, cop
     assert status == 0, err
     base, _ = json.loads((folder / "eval.json").read_text())["evaluations"]
     before = f"{base['accuracy']:.1%} ({100 * base['interval'][0]:.1f}-{100 * base['interval'][1]:.1f})"
-    assert "This is the model after step 3 of 6, the best of the run by\n`eval.metric=accuracy`" in out
+    assert "This is the model after step 3 of 6, the first with the best\n`eval.metric=accuracy` of the run." in out
     assert f"| | base | step 3 |\n| --- | --- | --- |\n| correct | {before} | 75.0% (57.9-86.7) |\n" in out
     assert "Verdict" not in out
     assert "trained |" not in out
@@ -283,3 +285,89 @@ def test_a_file_that_failed_its_check_is_refused(ending, capsys, copied):
     status, _, err = octet(capsys, "push", folder, "--to", "me/demo", "--what", "export-gguf")
     assert status != 0
     assert "did not pass its check" in err
+
+
+LEFT_OUT = (
+    "notes.txt",
+    ".env",
+    ".secret.gguf",
+    "id_rsa",
+    "wandb_key.json",
+    "model.safetensors.bak",
+    "run.py",
+    "x.jinja",
+)
+LEFT_OUT += ("additional_chat_templates/.x.jinja", "additional_chat_templates/notes.txt")
+
+
+def test_files_that_belong_to_no_model_are_left_out(capsys, copied):
+    folder = copied("demo")
+    (folder / "adapter/additional_chat_templates").mkdir()
+    for name in LEFT_OUT:
+        (folder / "adapter" / name).write_text("secret")
+    status, out, err = octet(capsys, "push", folder, "--to", "me/demo")
+    assert (status, [name for name in LEFT_OUT if f"  {name}\n" in out]) == (0, [])
+    assert all(name in err for name in LEFT_OUT)
+
+
+@pytest.mark.parametrize("name", ["Modelfile", "x.gguf", "adapter_config.json", "additional_chat_templates"])
+def test_a_link_is_not_followed(name, capsys, copied, tmp_path):
+    folder, secret = copied("demo"), tmp_path / "secret"
+    if name == "additional_chat_templates":
+        secret.mkdir()
+        (secret / "x.jinja").write_text("secret")
+    else:
+        secret.write_text((folder / "adapter/adapter_config.json").read_text())
+    (folder / "adapter" / name).unlink(missing_ok=True)
+    (folder / "adapter" / name).symlink_to(secret)
+    status, out, err = octet(capsys, "push", folder, "--to", "me/demo", "--yes")
+    assert (status, out) == (2, "")
+    assert f"{name}" in err
+    assert f"to {secret}" in err
+
+
+CARDS = [
+    "license: [mit",
+    "license: {a: b}",
+    "license: '<script>'",
+    "license: 'a\n\n\n# b'",
+    "license: 5",
+    "license:",
+    "- a",
+    "",
+]
+CARDS += [
+    "license: !!python/object/apply:os.system [x]",
+    "a: &a [x,x]\nb: &b [*a,*a]\nlicense: [*b,*b]",
+    "license: \x1b[2J",
+]
+
+
+@pytest.mark.parametrize("head", CARDS)
+def test_a_licence_that_is_no_name_is_not_shown(head, capsys, copied, tmp_path):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text("{}")
+    (tmp_path / "base/README.md").write_text(f"---\n{head}\n---\n")
+    folder = copied("demo")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["model"]["name"] = str(tmp_path / "base")
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    status, out, err = octet(capsys, "push", folder, "--to", "me/demo")
+    assert status == 0, err
+    assert "The base: see its page." in out
+
+
+def test_a_damaged_adapter_is_not_sent(capsys, copied):
+    folder = copied("demo")
+    path = folder / "adapter/adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    status, _, err = octet(capsys, "push", folder, "--to", "me/demo")
+    assert status == 2
+    assert "adapter: it is damaged: adapter_model.safetensors is not what was saved. Restore it" in err
+
+
+def test_an_evaluation_of_an_earlier_end_is_not_that_of_a_run_that_goes_on(capsys, copied):
+    folder = copied("demo")
+    (folder / "verdict.json").unlink()  # as it is when a run begins to go on
+    text = octet(capsys, "push", folder, "--to", "me/demo")[1]
+    assert "is not recorded, so no evaluation is shown" in text

@@ -1,6 +1,7 @@
 """The page about a run: what is on it, and that nothing a model wrote is more than text there."""
 
 import json
+import re
 import shlex
 from html.parser import HTMLParser
 
@@ -11,7 +12,7 @@ from trainer.commands import main
 from trainer.config.command_line import flat, resolve
 from trainer.errors import DataError
 from trainer.reports import repeat
-from trainer.reports.alarms import holding, looked_at, seen_by
+from trainer.reports.alarms import Run, holding, looked_at
 from trainer.reports.panels import groups_of, main_charts
 from trainer.reports.report import report
 from trainer.reports.run_files import facts_of, read_run, read_runs
@@ -215,9 +216,9 @@ def test_a_long_run_is_looked_at_every_few_steps():
 
 def test_the_rules_see_the_first_and_the_last_steps_and_evaluations():
     records = [{"step": step} | ({"eval/accuracy": 0.5} if step % 50 == 0 else {}) for step in range(301)]
-    seen = [record["step"] for record in seen_by(records, 250)]
-    assert seen == [*range(20), 50, 100, 150, *range(191, 251)]
-    assert seen_by(records, 30) == records[:31]
+    run = Run(History(resolve("nano", None, []), records))
+    seen = {step: run.seen_after(step).column("step", lambda one: one["step"], ends=False) for step in (30, 250)}
+    assert seen == {30: [*range(31)], 250: [*range(20), 50, 100, 150, *range(191, 251)]}
 
 
 def test_the_command_on_the_page_makes_the_same_settings(finished):
@@ -234,6 +235,8 @@ def test_what_repeats_a_run_is_complete(finished):
     lines = repeat.commands(read_run(finished).settings, ["octet-grpo 0.1.0, torch 2.13.0, git revision 163e3f3-dirty"])
     assert lines[0] == "git checkout 163e3f3   # in a clone of Octet, and changes that were not committed"
     assert repeat.commands(read_run(finished).settings, ["peft 0.21.2, no git revision"]) == lines[1:]
+    for evil in ("abc;touch${IFS}x", "`id`", "$(id)", "a|b", "--orphan", "a\tb", "a'b", "<b>", "a&b", ""):
+        assert repeat.commands(read_run(finished).settings, [f"octet 0, git revision {evil}"]) == lines[1:]
     own = {"task.path": "owner/name", "prompt.template": "asked.jinja", "reward.custom": "mine.py:score"}
     assert repeat.own_files(dict.fromkeys(repeat.FILES) | own) == [
         "prompt.template=asked.jinja",
@@ -268,3 +271,18 @@ def test_a_page_that_cannot_be_written_is_an_error(finished, tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         main.main(["report", str(finished), "--out", str(tmp_path / "missing" / "page.html")])
     assert "page.html: it cannot be written (No such file or directory). Name another place." in capsys.readouterr().err
+
+
+LARGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl", "verdict.json", "machine.json"])
+@pytest.mark.parametrize("command", ["report", "plot", "compare", "watch"])
+def test_whole_numbers_that_no_float_can_hold_are_infinite(copied, capsys, name, command):
+    folder = copied("large")
+    text = re.sub(r"(?<=: )-?\d+(\.\d+)?(e-?\d+)?(?=[,}\n])", LARGE, (folder / name).read_text())
+    (folder / name).write_text(re.sub(rf'"step": {LARGE}', '"step": 1', text))
+    options = {"compare": [str(copied("another"))], "watch": ["--once"]}.get(command, [])
+    with pytest.raises(SystemExit) as ended:
+        main.main([command, str(folder), *options])
+    assert ended.value.code in (0, None, 2), capsys.readouterr().err

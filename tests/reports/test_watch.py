@@ -7,12 +7,12 @@ import sys
 import time
 
 import pytest
-from rich.console import Console
 
 from tests.conftest import ROOT
 from tests.reports.conftest import going_on, lines_of, write_lines
 from tests.terminal import on_a_terminal, read
 from trainer.commands import main
+from trainer.machine.console import Console
 from trainer.reports import state
 from trainer.reports.run_files import read_run
 from trainer.reports.state import stopped

@@ -3,10 +3,10 @@
 import io
 
 import pytest
-from rich.console import Console
 from rich.panel import Panel
 
 from tests.terminal import Terminal
+from trainer.machine.console import Console
 from trainer.watch.footer import Footer
 from trainer.watch.progress import Progress
 from trainer.watch.screen import Screen

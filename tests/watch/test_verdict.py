@@ -4,8 +4,11 @@ import random
 
 import pytest
 
+from trainer.config.command_line import resolve
 from trainer.errors import NotLearned
-from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, Verdict, verdict_of
+from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, Verdict, rise, verdict_of
+
+STRICT = resolve("nano", None, ["reward.answer=strict"])
 
 
 def evaluation(gained: int, lost: int, p: float, problems: int = 200, lenient=None) -> dict:
@@ -29,15 +32,15 @@ def evaluation(gained: int, lost: int, p: float, problems: int = 200, lenient=No
     ],
 )
 def test_the_verdict_of_an_evaluation(asked, kind, said):
-    verdict = verdict_of(asked, [], "strict")
+    verdict = verdict_of(asked, [], STRICT)
     assert verdict.kind == kind
     assert said in verdict.evidence
 
 
 def test_the_answers_that_are_paid_decide():
     asked = evaluation(0, 0, 1.0, lenient={"gained": 40, "lost": 5, "p": 1e-7})
-    assert verdict_of(asked, [], "strict").kind == NOT_LEARNED
-    verdict = verdict_of(asked, [], "lenient")
+    assert verdict_of(asked, [], STRICT).kind == NOT_LEARNED
+    verdict = verdict_of(asked, [], resolve("nano", None, ["reward.answer=lenient"]))
     assert verdict.kind == LEARNED
     assert verdict.evidence.startswith("60.0% -> 60.0% of 200 held-out problems, +17.5 points")
 
@@ -67,9 +70,26 @@ def steps(rise: float, count: int = 60, right: float = 0.0) -> list[dict]:
     ],
 )
 def test_the_verdict_of_the_rewards(records, kind, said):
-    verdict = verdict_of({}, records, "strict")
+    verdict = verdict_of({}, records, STRICT)
     assert verdict.kind == kind
     assert said in verdict.evidence
+
+
+@pytest.mark.parametrize("curriculum", ["difficulty", "solve_rate"])
+@pytest.mark.parametrize("gain", [0.3, -0.3])
+def test_rewards_of_other_problems_say_nothing(curriculum, gain):
+    config = resolve("nano", None, [f"task.curriculum={curriculum}"])
+    verdict = verdict_of({}, steps(gain, right=gain), config)
+    assert verdict.kind == CANNOT_TELL
+    assert f"task.curriculum={curriculum}" in verdict.evidence
+    assert verdict_of(evaluation(30, 10, 0.002), [], config).kind == LEARNED
+
+
+def test_rewards_that_stay_rise_in_one_run_of_forty():
+    draw = random.Random(0)
+    risen = sum(rise([draw.gauss(0, 1) for _ in range(30)], 10).low > 0 for _ in range(8000))
+    assert risen / 8000 == pytest.approx(0.025, abs=0.005)
+    assert rise([1.0] * 30, 10) == (0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(("kind", "status"), [(NOT_LEARNED, 3), (CANNOT_TELL, 4)])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from trainer.errors import CheckpointError, MergeError
 
@@ -24,10 +27,13 @@ PROBE_BYTES = 1 << 20
 def failure(error: OSError) -> str:
     """Return what has failed and what to do, or "" if the error is not one of a disk or of a path."""
     if error.errno in FULL:
-        return f"the disk is full ({error.strerror}). Make room and try again."
+        folder = Path(error.filename or ".").parent
+        return f"{full(folder)} ({error.strerror}). Make room and try again."
     if error.errno in BROKEN:
         return f"{error.strerror}. Check the disk, or the server that it is on, and try again."
-    return f"{error.strerror}." if error.errno in OF_THE_PATH else ""
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"{error.strerror}. `chmod u+rwX` gives its owner access."
+    return f"{error.strerror}. See what is at this path." if error.errno in OF_THE_PATH else ""
 
 
 @contextmanager
@@ -50,7 +56,7 @@ def writing(folder: Path, what: str, remedy: str, needed: int = 0) -> Iterator[N
         number = _error_of_disk(error, folder)
         if number is None:
             raise
-        written = size(folder)
+        written, state = size(folder), full(folder.parent)
         room = written + shutil.disk_usage(folder.parent).free if folder.parent.is_dir() else 0
         shutil.rmtree(folder, ignore_errors=True)
         if number not in FULL:
@@ -59,10 +65,16 @@ def writing(folder: Path, what: str, remedy: str, needed: int = 0) -> Iterator[N
                 "that it is on; the same command then goes on."
             ) from error
         wanted = amount(needed) if needed > written else f"more than {amount(written)}"
-        state = "the disk is full" if number == errno.ENOSPC else "the quota of the disk is used up"
+        state = state if number == errno.ENOSPC else "the quota of the disk is used up"
         raise CheckpointError(
             f"{folder.parent}: {state}: {what} needs {wanted}, and {amount(room)} were free. {remedy}"
         ) from error
+
+
+def full(folder: Path) -> str:
+    """Return what a disk has run out of. A file system may have room, and no inode for another file."""
+    found = os.statvfs(folder) if folder.is_dir() else None
+    return "the disk has no inode left" if found and found.f_files and not found.f_favail else "the disk is full"
 
 
 def _error_of_disk(error: BaseException, folder: Path) -> int | None:
@@ -81,6 +93,11 @@ def _error_of_disk(error: BaseException, folder: Path) -> int | None:
     return errno.EIO if any(text in str(error) for text in OF_TORCH) else None
 
 
+def parsed(text: str | bytes) -> Any:
+    """Parse JSON. A whole number that is too large for a float becomes infinity, as `1e400` does."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else float(digits))
+
+
 def follow_umask(*paths: Path) -> None:
     """Give files the permissions of the umask, where a library has made them with others. The umask is read from /proc,
     because os.umask() would change it for other threads."""
@@ -88,6 +105,21 @@ def follow_umask(*paths: Path) -> None:
     if found:
         for path in paths:
             path.chmod(0o666 & ~int(found[1], 8))
+
+
+def private_folder(path: Path) -> Path:
+    """Create a folder that only this user can enter, and return it. Raise if somebody else has created it."""
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700, parents=True)
+    if not is_private(path):
+        raise PermissionError(errno.EPERM, "another user has created this folder, or can enter it", str(path))
+    return path
+
+
+def is_private(path: Path) -> bool:
+    """Return True for a folder of this user, and no link, which only this user can enter."""
+    found = path.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def keep(path: Path) -> None:
@@ -102,12 +134,22 @@ def keep(path: Path) -> None:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replace a file as a whole, so that a crash leaves the old one or the new one."""
+    """Replace a file, or a link, as a whole, so that a crash leaves the old one or the new one."""
     partial = path.with_name(f"{path.name}.partial")
     with naming(path):
-        partial.write_bytes(content)
+        partial.unlink(missing_ok=True)
+        with partial.open("xb") as file:
+            file.write(content)
         keep(partial)
         partial.replace(path)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, a link or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

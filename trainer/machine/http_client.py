@@ -23,9 +23,11 @@ from functools import partial
 from typing import Any
 
 from trainer.errors import ConfigError
+from trainer.machine.visible import named_as_keys, without_keys
 
 LONGEST_WAIT_S = 120.0  # a request is given up if the server asks for a longer wait
 LONGEST_REASON = 300  # characters of an error that may quote a reply
+LONGEST_BODY = 10_000  # bytes of a refusal that are read
 WORTH_RETRYING = (408, 409, 425, 429)  # and everything from 500 on
 
 
@@ -37,10 +39,6 @@ class NoReply(Exception):
         self.again = again and wait_s <= LONGEST_WAIT_S
         self.wait_s = wait_s
         self.status = status
-
-    def with_reason(self, reason: str) -> NoReply:
-        """Return the same failure with another reason."""
-        return NoReply(reason, self.again, self.wait_s, self.status)
 
 
 def exchange(
@@ -67,7 +65,7 @@ def exchange(
         except (OSError, http.client.HTTPException) as error:
             deadline.check()
             reason = getattr(error, "reason", None) or error
-            raise NoReply(f"{type(reason).__name__}: {str(reason)[:LONGEST_REASON]}") from None
+            raise NoReply(f"{type(reason).__name__}: {without_keys(str(reason), LONGEST_REASON)}") from None
         deadline.check()
         return reply
 
@@ -146,7 +144,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def _refusal(error: urllib.error.HTTPError) -> NoReply:
     try:
-        text = " ".join(error.read(1000).decode("utf-8", "replace").split())
+        text = without_keys(" ".join(error.read(LONGEST_BODY).decode("utf-8", "replace").split()), 1000)
     except (OSError, http.client.HTTPException):
         text = ""
     again = error.code in WORTH_RETRYING or error.code >= 500
@@ -181,6 +179,7 @@ def _seconds_until(date: str) -> float:
 def read_key(variable: str) -> str:
     """Return the key in an environment variable. No message shows it: http.client would quote a bad one."""
     key = os.environ.get(variable, "").strip()
+    named_as_keys.add(variable)
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(f"{variable}: the key has characters that cannot stand in a header. Set the variable again.")
     return key

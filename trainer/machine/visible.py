@@ -1,26 +1,50 @@
-"""Text that a model wrote, made harmless to look at: nothing in it acts on a page or on a terminal."""
+"""Text of others (a model, a data set, a run folder) made harmless to look at: it acts on no page and no terminal."""
 
 from __future__ import annotations
 
+import builtins
+import json
 import os
+import re
 import unicodedata
+from itertools import chain
+from typing import Any
 
 LONGEST = 4000  # characters of an answer that are shown
 SHORTEST_KEY = 8  # characters; a shorter value may be a word
+SECRET = re.compile(
+    r"(KEY|TOKEN|JWT|SECRET|(?<!COM)(?<!BY)PASS(WORD|WD|PHRASE)?|CREDENTIAL|_PAT|_PWD)S?\d*(_|$)"
+    r"|AUTH(?!OR(?!I[SZ]))|BEARER|COOKIE|CREDS",  # not AUTHOR
+    re.IGNORECASE,
+)
+LOGIN = re.compile(r"://([^/\s:@]*:([^/\s@]+))@")  # in a URL: user and password, and the password
+named_as_keys: set[str] = set()  # the variables that settings name, whatever they are called
 HIDDEN = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")  # control, format (right-to-left marks), private, surrogate, separators
 
 
 def visible(text: str) -> str:
     """Return the text with every character that has an effect and no shape replaced by its name."""
-    return "".join(map(_shown, text))
+    return text if text.isprintable() else "".join(map(_shown, text))
 
 
-def without_keys(text: str) -> str:
-    """Return the text without the keys in the environment, which an error of a user's code may quote."""
+def print(*texts: object, **options: Any) -> None:
+    """Print texts, made visible. What the program says goes through here, or through `machine/console.py`."""
+    builtins.print(*(visible(str(text)) for text in texts), **options)
+
+
+def without_keys(text: str, most: int | None = None) -> str:
+    """Return the first characters of the text without the keys in the environment, which an error may quote. To cut the
+    text before would leave a part of a key in it."""
+    found: dict[str, str] = {}
     for name, value in os.environ.items():
-        if name.endswith(("_KEY", "_TOKEN")) and len(value) >= SHORTEST_KEY:
-            text = text.replace(value, f"${name}")
-    return text
+        shortest = 1 if name in named_as_keys else SHORTEST_KEY
+        whole = [value.strip()] if name in named_as_keys or SECRET.search(name) else []
+        for key in [*whole, *chain(*LOGIN.findall(value))]:
+            if len(key) >= shortest:  # errors and replies may quote it with escapes
+                found |= dict.fromkeys((key, repr(key)[1:-1], json.dumps(key)[1:-1]), name)
+    for key in sorted(found, key=len, reverse=True):  # one may be a part of another
+        text = text.replace(key, f"${found[key]}")
+    return text[:most]
 
 
 def _shown(character: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from huggingface_hub import ModelCardData
 
 from trainer.config.command_line import flat
 from trainer.estimates import wilson
+from trainer.machine.visible import visible
 from trainer.reports import repeat
 from trainer.reports.alarms import alarms_of
 from trainer.reports.evaluation_table import percent, rows
@@ -48,7 +51,7 @@ USE_ADAPTER_OF_NANO = """\
 USE_ADAPTER_OF_A_FOLDER = """\
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
-    base = "{base}"  # is not on the hub: write the path of a copy of it
+    base = {base}  # is not on the hub: write the path of a copy of it
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), "{name}")"""
 USE_MODEL = """\
     from transformers import AutoModelForCausalLM
@@ -61,10 +64,18 @@ def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str |
     """Return the card as Markdown with the hub's metadata. `kind` is adapter, gguf or model, and `licence` that of the
     base if it is known. `curves` names a picture beside the card. `made` has the step of the model, and what octet
     export recorded."""
-    text = "\n".join([*_metadata(run, kind, licence), *_text(run, name, kind, licence, curves, made)])
+    parts = [*_metadata(run, kind, licence), *_text(run, name, kind, licence, curves, made)]
     for value in sorted(filter(_is_path, _strings(run.settings.values())), key=len, reverse=True):
-        text = text.replace(value, Path(value.rstrip("/")).name)  # a folder of this machine is nobody's business
-    return text
+        own = Path(value.rstrip("/")).name  # a folder of this machine is nobody's business
+        parts = [part.replace(value, own) for part in parts]
+    return "\n".join(map(_without_html, parts))
+
+
+def _without_html(part: str) -> str:
+    """Return a part of the card with which no HTML begins. Code is indented, and so is every line of it."""
+    if part.startswith("    "):
+        return re.sub("\n(?! {4})", "\n    ", visible(part))
+    return visible(part).replace("<", "&lt;")
 
 
 def _strings(values: Iterable[Any]) -> Iterator[str]:
@@ -117,7 +128,9 @@ def _text(
     yield f"{what}, trained by {how} on the task `{settings['task.name']}` with Octet.\n"
     of_folder = USE_ADAPTER_OF_NANO if base == "nano" else USE_ADAPTER_OF_A_FOLDER
     of_base = USE_ADAPTER if _is_on_the_hub(base) else of_folder
-    yield {"adapter": of_base, "model": USE_MODEL, "gguf": USE_GGUF}[kind].format(name=name, base=base)
+    yield {"adapter": of_base, "model": USE_MODEL, "gguf": USE_GGUF}[kind].format(
+        name=name, base=json.dumps(base, ensure_ascii=False)
+    )
     yield f"\n## Licence\n\nThe base: {licence or 'see its page'}. The data: {_data(run)}."
     yield "\n## Evaluation\n"
     yield from _evaluation_of(run, made["step"])
@@ -149,7 +162,7 @@ def _data(run: RunFiles) -> str:
 
 def _evaluation_of(run: RunFiles, step: int | None) -> Iterator[str]:
     """Return the evaluation of the model after this step, and of no other one."""
-    if step == run.steps:
+    if step == run.steps and run.has_ended:  # else eval.json is of an earlier end
         yield from _evaluation(run)
     elif step is None:
         yield "The step of the run that this model is from is not recorded, so no evaluation is shown."
@@ -192,10 +205,10 @@ def _evaluation(run: RunFiles) -> Iterator[str]:
 
 def _evaluation_of_the_best(run: RunFiles, kept: Mapping[str, Any]) -> Iterator[str]:
     problems = kept["problems"]
-    yield f"This is the model after step {kept['step']} of {run.steps}, the best of the run by"
-    yield f"`eval.metric={run.settings['eval.metric']}`. It was chosen by its answers to these problems, so part of its"
-    yield f"lead is luck. Greedy answers to {problems} held-out problems, with 95 % intervals. `correct` asks for the"
-    yield "requested format, `in any format` does not.\n"
+    yield f"This is the model after step {kept['step']} of {run.steps}, the first with the best"
+    yield f"`eval.metric={run.settings['eval.metric']}` of the run. It was chosen by its answers to these problems, so"
+    yield f"part of its lead is luck. Greedy answers to {problems} held-out problems, with 95 % intervals. `correct`"
+    yield "asks for the requested format, `in any format` does not.\n"
     base = [one for one in run.evaluation.get("evaluations", [])[:1] if one["problems"] == problems]
     yield f"| |{' base |' * len(base)} step {kept['step']} |\n| --- |{' --- |' * len(base)} --- |"
     for name, key, of_base in (("correct", "accuracy", ""), ("in any format", "lenient", "lenient_")):
@@ -213,7 +226,7 @@ def _training(run: RunFiles, curves: str | None) -> Iterator[str]:
         yield f"\n![Curves of the run]({curves})"
     preset, changes = repeat.nearest_preset(flat(run.config.model_dump(mode="json")))
     yield f"\nThe settings are those of the preset `{preset}`{', but:' if changes else '.'}\n"
-    yield from (f"- `{change.key}={change.run}`" for change in changes)
+    yield from (f"    {line}" for line in repeat.written(changes))
 
 
 def _limits(run: RunFiles, kind: str, made: Mapping[str, Any]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from trainer.config.study import BASE
-from trainer.reports.effects import LEAST_SEEDS, effect
+from trainer.reports.effects import effect, is_enough
 from trainer.reports.run_files import RunFiles
 
 FOLDER = "renumbered"  # of a run: its answers to the problems with new numbers
@@ -23,7 +23,7 @@ def gaps(arms: Mapping[str, Iterable[RunFiles]], lenient: bool) -> list[dict[str
         table = [[float(old) - float(new) for old, new in both.values()] for both in pairs]
         old, new = (fmean(one[place] for both in pairs for one in both.values()) for place in (0, 1))
         gap = {"arm": arm, "seeds": len(pairs), "problems": len(table[0]), "old": old, "new": new}
-        if len(table) >= LEAST_SEEDS:
+        if is_enough(table):
             gap |= dict(zip(("low", "high"), effect(table).interval, strict=True))
         found.append(gap)
     return found

@@ -1,22 +1,15 @@
-"""A drawing of lines, areas, dots and labels, and two ways to write it: SVG and PNG.
-
-PNG is drawn with Pillow, which TensorBoard needs anyway and which has a font of its own. So a plot needs no other
-package, and none of the fonts of the machine.
-"""
+"""Draw lines, areas, dots and labels as SVG."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from trainer.reports.markup import Html, tag
 
 Point = tuple[float, float]
 COLOURS = ("#3b82c4", "#e07b39", "#3a9d5d", "#c2508b", "#8a6fc9", "#a08420")  # seen on white and on black
 INK = "#222222"
-DENSITY = 2  # pixels of a PNG for one of the drawing
-SMOOTH = 2  # times as many pixels are drawn in each direction, and averaged
 
 
 class Line(NamedTuple):
@@ -47,7 +40,7 @@ class Label(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """A place that says something when the pointer is over it. A PNG has none."""
+    """A place that shows a text when the pointer is over it."""
 
     x: float
     y: float
@@ -87,38 +80,3 @@ def _element(mark: Mark) -> Html:
 
 def _short(number: float) -> str:
     return f"{number:.1f}".removesuffix(".0")
-
-
-def write_png(path: Path, marks: Sequence[Mark], width: float, height: float) -> None:
-    from PIL import Image, ImageDraw
-
-    scale = DENSITY * SMOOTH
-    image = Image.new("RGB", (round(width * scale), round(height * scale)), "white")
-    pen = ImageDraw.Draw(image, "RGBA")
-    for mark in marks:
-        _paint(pen, mark, scale)
-    image.resize((round(width * DENSITY), round(height * DENSITY)), Image.Resampling.BOX).save(path, optimize=True)
-
-
-def _paint(pen: Any, mark: Mark, scale: int) -> None:
-    if isinstance(mark, Label):
-        _write(pen, mark, scale)
-    elif isinstance(mark, Dot):
-        pen.circle((mark.x * scale, mark.y * scale), 3 * scale, fill=mark.colour)
-    elif isinstance(mark, Area):
-        pen.polygon(_scaled(mark.points, scale), fill=f"{mark.colour}2e")
-    elif isinstance(mark, Line):
-        colour = f"{mark.colour or INK}{round(255 * mark.opacity):02x}"
-        pen.line(_scaled(mark.points, scale), fill=colour, width=round(mark.width * scale), joint="curve")
-
-
-def _write(pen: Any, label: Label, scale: int) -> None:
-    from PIL import ImageFont
-
-    font = ImageFont.load_default(label.size * scale)
-    anchor = {"start": "ls", "middle": "ms", "end": "rs"}[label.anchor]
-    pen.text((label.x * scale, label.y * scale), label.text, fill=label.colour or INK, font=font, anchor=anchor)
-
-
-def _scaled(points: Sequence[Point], scale: int) -> list[Point]:
-    return [(x * scale, y * scale) for x, y in points]

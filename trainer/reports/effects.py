@@ -11,12 +11,11 @@ by simulation how often the intervals contain the truth.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import fsum, sqrt
 from statistics import fmean, stdev, variance
 from typing import NamedTuple
 
-from trainer.estimates import CONFIDENCE
+from trainer.estimates import CONFIDENCE, quantile, two_sided
 
 Table = Sequence[Sequence[float]]  # a row for each seed, with a number for each problem
 LEAST_SEEDS = 3  # the spread over fewer seeds says too little about other seeds
@@ -75,6 +74,11 @@ def effect(differences_SP: Table) -> Effect:
     return Effect(mean, error, freedom, max(stdev(of_seeds) / sqrt(seeds), 1e-12), seeds)
 
 
+def is_enough(differences_SP: Table) -> bool:
+    """Return True for enough seeds and problems to say how much others differ."""
+    return len(differences_SP) >= LEAST_SEEDS and len(differences_SP[0]) > 1
+
+
 def share_reached(of_control: Table, of_arm: Table) -> tuple[float, float, float] | None:
     """Return which share of the gain of an arm its control reaches, with an interval; None if it has no end.
 
@@ -97,30 +101,3 @@ def share_reached(of_control: Table, of_arm: Table) -> tuple[float, float, float
     if is_inside(value - WIDEST) or is_inside(value + WIDEST):
         return None
     return value, edge(value - WIDEST), edge(value + WIDEST)
-
-
-def corrected(ps: Sequence[float]) -> list[float]:
-    """Return the p-values of several tests after Holm's correction, in their order."""
-    order = sorted(range(len(ps)), key=lambda index: ps[index])
-    found, largest = [0.0] * len(ps), 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, ps[index] * (len(ps) - rank)))
-        found[index] = largest
-    return found
-
-
-def two_sided(t: float, freedom: float) -> float:
-    """Return the probability of a value of Student's t as far from 0."""
-    from mpmath import betainc
-
-    return float(betainc(freedom / 2, 0.5, 0, freedom / (freedom + t * t), regularized=True))
-
-
-@lru_cache(maxsize=1024)
-def quantile(probability: float, freedom: float) -> float:
-    """Return the value below which Student's t is with a probability of more than a half."""
-    low, high = 0.0, 1e3
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        low, high = (middle, high) if 1 - two_sided(middle, freedom) / 2 < probability else (low, middle)
-    return high

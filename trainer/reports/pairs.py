@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trainer.estimates import Share, mcnemar, paired_difference
+from trainer.estimates import Share, corrected, mcnemar, paired_difference
 from trainer.reports.run_files import RunFiles, facts_of
 
 OF_TRAINING = {"task.limit", "task.curriculum"}  # they leave the held-out problems as they are
 
 
 class Pair(NamedTuple):
-    """What the trained model of one run gains and loses against that of another."""
+    """What the trained model of one run gains and loses against that of another. `p` is corrected for several runs."""
 
     problems: int
     gained: int
@@ -32,6 +32,13 @@ def paired(before: RunFiles, after: RunFiles) -> Pair | None:
         return None
     gained, lost, p = mcnemar([before.solved[one] for one in both], [after.solved[one] for one in both])
     return Pair(len(both), gained, lost, p, paired_difference(gained, lost, len(both)))
+
+
+def against_best(runs: Sequence[RunFiles]) -> list[Pair | None]:
+    """Compare each run with the first. Holm's correction of p is over all that have common problems with it."""
+    pairs = [None, *(paired(runs[0], run) for run in runs[1:])]
+    ps = iter(corrected([pair.p for pair in pairs if pair]))
+    return [pair and pair._replace(p=next(ps)) for pair in pairs]
 
 
 def by_task(runs: Sequence[RunFiles]) -> list[list[RunFiles]]:

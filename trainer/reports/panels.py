@@ -142,5 +142,7 @@ def _values(group: Group, source: Source) -> list[Value]:
 
 
 def _together(seen: Sequence[Range]) -> Range:
+    if len(seen) == 1:  # as in most groups
+        return seen[0]
     middles, lows, highs = zip(*seen, strict=True)
     return fmean(middles), min(lows), max(highs)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from trainer.config.arguments import PRESETS, names_in
 from trainer.config.command_line import flat, resolve
+from trainer.config.read_yaml import written as yaml_of
 
 NOT_REPEATED = {"run.dir"}
+REVISION = r"[0-9A-Za-z][0-9A-Za-z._/-]*"  # as `git describe` writes it: nothing of it means anything to a shell
 FILES = ("task.path", "task.test_path", "task.data_dir", "prompt.template", "reward.custom", "reward.judge.rubric")
 
 
@@ -35,7 +36,7 @@ def commands(settings: Mapping[str, Any], made_with: Sequence[str]) -> list[str]
     revision = made_with[0].rpartition(", ")[2].removeprefix("git revision ") if made_with else ""
     changed = ", and changes that were not committed" if revision.endswith("-dirty") else ""
     checkout = f"git checkout {revision.removesuffix('-dirty')}   # in a clone of Octet{changed}"
-    return [*([checkout] if revision and " " not in revision else []), command(*nearest_preset(settings))]
+    return [*([checkout] if re.fullmatch(REVISION, revision) else []), command(*nearest_preset(settings))]
 
 
 def own_files(settings: Mapping[str, Any]) -> list[str]:
@@ -51,7 +52,7 @@ def command(preset: str, changes: list[Change]) -> str:
 
 def written(changes: Sequence[Change]) -> list[str]:
     """Return settings as they stand on a command line."""
-    return [f"{change.key}={_written(change.run)}" for change in changes]
+    return [f"{change.key}={yaml_of(change.run)}" for change in changes]
 
 
 @cache
@@ -67,7 +68,3 @@ def changes(settings: Mapping[str, Any], preset: str, parts: tuple[str, ...] = (
         for key, value in settings.items()
         if value != usual[key] and key not in NOT_REPEATED and key.startswith(parts)
     ]
-
-
-def _written(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()

@@ -13,7 +13,7 @@ from trainer.reports.chart import HEIGHT, WIDTH
 from trainer.reports.drawing import COLOURS, Line, svg
 from trainer.reports.evaluation_table import percent
 from trainer.reports.markup import Html, joined, page, table, tag
-from trainer.reports.pairs import by_task, paired
+from trainer.reports.pairs import against_best, by_task
 from trainer.reports.panels import Group, groups_of, main_charts, more_charts
 from trainer.reports.run_files import RunFiles, differing, facts_of, phases
 from trainer.reports.state import stopped
@@ -192,7 +192,8 @@ def results(runs: Sequence[RunFiles]) -> Iterator[Html]:
     for these in tasks:
         if len(tasks) > 1:
             yield tag("h3", f"Task {these[0].settings['task.name']}")
-        rows = [[run.name, *_result(run), _against(these[0], run)] for run in these]
+        pairs = ["", *(str(pair or "no common problems") for pair in against_best(these)[1:])]
+        rows = [[run.name, *_result(run), pair] for run, pair in zip(these, pairs, strict=True)]
         head = ["run", "base", "trained", "gained", "lost", "steps", "training", f"against {these[0].name}, points"]
         yield table(head, rows, "numbers")
     if len(tasks) > 1:
@@ -206,10 +207,6 @@ def _result(run: RunFiles) -> list[object]:
     shares = [percent(model[f"{kind}accuracy"], model[f"{kind}interval"]) for model in models[:2]]
     shares += ["none yet"] * (2 - len(shares))
     return [*shares, paid.get("gained", ""), paid.get("lost", ""), run.steps, f"{facts['training_s']:.0f} s"]
-
-
-def _against(best: RunFiles, run: RunFiles) -> str:
-    return str(paired(best, run) or "no common problems") if run is not best else ""
 
 
 def different_settings(runs: Sequence[RunFiles]) -> Html:

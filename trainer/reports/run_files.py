@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,9 @@ from trainer.config.read_yaml import BadYaml, read_yaml
 from trainer.config.settings import Config, fields
 from trainer.errors import ConfigError, DataError
 from trainer.estimates import Share, wilson
+from trainer.machine import disk
+from trainer.machine.visible import print
+from trainer.reports.evaluation_table import rows
 from trainer.run_folder.journal import VERDICT, read_records
 from trainer.watch.diagnosis import History
 from trainer.watch.verdict import Verdict, verdict_of
@@ -70,7 +72,23 @@ class RunFiles:
 
     @cached_property
     def evaluation(self) -> dict[str, Any]:
-        return self._json("eval.json")
+        """The content of eval.json. Raise DataError if it lacks what the reports read, or has another kind of value."""
+        found = self._json("eval.json")
+        if not (models := found.get("evaluations")):
+            return {}
+        try:
+            pairs = found.setdefault("comparisons", [])
+            rows(models, pairs)
+            " ".join(one["name"] for one in models)  # which must be texts
+            for pair in pairs:
+                " ".join([pair["before"], pair["after"]])
+                verdict_of({"evaluations": models, "comparisons": [pair]}, [], self.config)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise DataError(
+                f"{self.folder / 'eval.json'}: it is not as Octet writes it ({type(error).__name__}: {error}). Delete "
+                "it, or write it again with `octet eval`."
+            ) from None
+        return found
 
     @cached_property
     def best(self) -> dict[str, Any]:
@@ -123,7 +141,7 @@ class RunFiles:
 
     @property
     def verdict(self) -> Verdict:
-        return verdict_of(self.evaluation, self.metrics, self.config.reward.answer)
+        return verdict_of(self.evaluation, self.metrics, self.config)
 
     @property
     def steps(self) -> int:
@@ -136,7 +154,7 @@ class RunFiles:
         if place == own / "best":
             return self.best.get("step")
         if place.parent == own and place.name in ("adapter", "model", "merged"):
-            return self.steps
+            return self.steps if self.has_ended else None  # one that goes on has the result of an earlier end
         if saved := re.fullmatch(r"step_(\d+)", place.parent.name):  # place is the adapter of a checkpoint
             return int(saved[1])
         return exported(place).get("step")
@@ -189,7 +207,7 @@ def exported(folder: Path) -> dict[str, Any]:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes()) if path.is_file() else {}
+        found = disk.parsed(path.read_bytes()) if path.is_file() else {}
     except ValueError as error:
         raise DataError(f"{path}: it is not JSON ({error}). Repair or delete it.") from None
     return found if isinstance(found, dict) else {}
@@ -219,7 +237,7 @@ def names_of(runs: Sequence[RunFiles]) -> list[str]:
 
 def facts_of(run: RunFiles) -> dict[str, Any]:
     """Return the last and the best accuracy, the number of steps and the seconds of training of a run."""
-    lines = run.metrics
+    lines, names = run.metrics, phases(run.metrics)
     seen = [(share, line) for line in lines if line["step"] and (share := run.held_out(line))]
     (value, *interval), last = seen[-1] if seen else ((None, None), {})
     return {
@@ -228,13 +246,15 @@ def facts_of(run: RunFiles) -> dict[str, Any]:
         "interval": interval if seen else None,
         "best": max((share.value for share, _ in seen), default=None),
         "problems": last.get("eval/problems"),
-        "training_s": sum(line.get(f"time/{name}", 0.0) for line in lines for name in phases(lines)),
+        "training_s": sum(line.get(f"time/{name}", 0.0) for line in lines for name in names),
     }
 
 
 def phases(records: Sequence[Record], kind: str = "time") -> list[str]:
     """Return the phases of a step that have a time (or memory), without parts of a phase (`time/reward/answers`)."""
-    names = dict.fromkeys(name.removeprefix(f"{kind}/") for line in records for name in line if name.startswith(kind))
+    names = dict.fromkeys(
+        name.removeprefix(f"{kind}/") for name in dict.fromkeys(chain.from_iterable(records)) if name.startswith(kind)
+    )
     return [name for name in names if not re.search("/|_reserved$", name) and name not in ("evaluation", "held")]
 
 
@@ -279,7 +299,7 @@ def _lines(path: Path, at_most: int | None = None) -> Iterator[dict[str, Any]]:
             file.readline()
         for line in file:
             try:
-                record = json.loads(line)
+                record = disk.parsed(line)
             except ValueError:
                 continue
             if isinstance(record, dict):

@@ -1,13 +1,14 @@
-"""Write the charts of runs on two sheets, each as SVG and as PNG."""
+"""Write the charts of runs on two sheets, as SVG."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from trainer.machine import disk
 from trainer.machine.visible import visible
 from trainer.reports.chart import HEIGHT, WIDTH, Chart
-from trainer.reports.drawing import COLOURS, Label, Mark, svg, write_png
+from trainer.reports.drawing import COLOURS, Label, Mark, svg
 from trainer.reports.panels import Group, groups_of, main_charts, more_charts
 from trainer.reports.run_files import RunFiles
 
@@ -16,14 +17,18 @@ GAP, LINE = 14.0, 16.0
 
 
 def write(runs: Sequence[RunFiles], folder: Path) -> Iterator[Path]:
-    """Write the two sheets, and yield their paths. Several runs are told apart by a key at the top."""
+    """Write the two sheets, and yield their paths."""
     folder.mkdir(parents=True, exist_ok=True)
+    for name, content in sheets(runs).items():
+        disk.replace(folder / name, content)
+        yield folder / name
+
+
+def sheets(runs: Sequence[RunFiles]) -> dict[str, bytes]:
+    """Return the two sheets by the names of their files. Several runs are told apart by a key at the top."""
     groups = groups_of(runs)
-    for name, charts in (("curves", main_charts(groups)), ("details", more_charts(groups))):
-        marks, width, height = arranged(groups, charts)
-        (folder / f"{name}.svg").write_text(svg(marks, width, height, name, alone=True), encoding="utf-8")
-        write_png(folder / f"{name}.png", marks, width, height)
-        yield from (folder / f"{name}.{kind}" for kind in ("svg", "png"))
+    charts = {"curves": main_charts(groups), "details": more_charts(groups)}
+    return {f"{name}.svg": svg(*arranged(groups, found), name, alone=True).encode() for name, found in charts.items()}
 
 
 def arranged(groups: Sequence[Group], charts: Sequence[Chart]) -> tuple[list[Mark], float, float]:

@@ -15,9 +15,9 @@ from typing import Any
 
 from trainer.config.study import BASE, SUPERVISED, Study, StudyRun
 from trainer.errors import DataError
-from trainer.estimates import SIGNIFICANT
+from trainer.estimates import SIGNIFICANT, corrected
 from trainer.reports.contamination import gaps
-from trainer.reports.effects import LEAST_SEEDS, Effect, Table, corrected, effect, share_reached
+from trainer.reports.effects import Effect, Table, effect, is_enough, share_reached
 from trainer.reports.run_files import RunFiles, phases, read_run
 from trainer.run_folder import earlier
 
@@ -148,7 +148,7 @@ def comparisons(collected: Collected) -> list[dict[str, Any]]:
     pairs = [(arm, BASE) for arm in collected.runs]
     pairs += [(arm, first) for arm in collected.runs if arm != first]
     tables = {pair: collected.differences(*pair, paid) for pair in pairs}
-    judged = {pair: effect(table) for pair, table in tables.items() if len(table) >= LEAST_SEEDS}
+    judged = {pair: effect(table) for pair, table in tables.items() if is_enough(table)}
     ps = dict(zip(judged, corrected([one.p for one in judged.values()]), strict=True))
     return [
         {

@@ -83,7 +83,8 @@ def _spread(values: Sequence[float]) -> str:
 def _comparison(one: Found) -> list[str]:
     points = f"{100 * one['difference']:+.1f}"
     if "verdict" not in one:
-        return [one["arm"], points, "", "", "", f"not judged: {one['seeds']} of at least {LEAST_SEEDS} seeds"]
+        few = f"{one['seeds']} of at least {LEAST_SEEDS} seeds" if one["seeds"] < LEAST_SEEDS else "a single problem"
+        return [one["arm"], points, "", "", "", f"not judged: {few}"]
     interval = f"{100 * one['low']:+.1f} to {100 * one['high']:+.1f}"
     return [one["arm"], points, interval, f"{one['p']:.2g}", f"{one['p_holm']:.2g}", one["verdict"]]
 

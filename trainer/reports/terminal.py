@@ -13,10 +13,10 @@ from statistics import fmean
 from typing import Any
 
 from rich.columns import Columns
-from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from trainer.machine.console import Console
 from trainer.machine.visible import around, visible
 from trainer.reports.alarms import holding
 from trainer.reports.answers import told
@@ -146,5 +146,4 @@ def _answer(name: str, sample: Mapping[str, Any]) -> Text:
 
 def console() -> Console:
     """Return a console that prints plain text where standard output is not a terminal."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=WIDE)
+    return Console(wide=WIDE)

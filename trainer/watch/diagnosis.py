@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import sqrt
 from statistics import fmean, median
 from typing import NamedTuple
@@ -20,8 +21,10 @@ from trainer.errors import EndedByAlarm
 from trainer.watch.verdict import RISE, rise
 
 Looks = Callable[["History"], "str | None"]
+Value = Callable[[Mapping[str, float]], "float | None"]  # of a record
 
 RECENT = 5  # steps that most rules look at
+MOST = 3 * RECENT  # steps at the beginning or at the end that a rule looks at, and half of those that it asks for
 QUIET = 10  # steps without a finding, after which it is said again
 LONG = 30  # steps before times are compared
 EARLY, LATE = 20, 60  # steps that are kept for the rules, and every evaluation
@@ -38,13 +41,27 @@ class History:
     records: Sequence[Mapping[str, float]]
     problems: int = 0  # in the training set, if known
 
-    @property
+    @cached_property
     def steps(self) -> list[Mapping[str, float]]:
         return [record for record in self.records if record["step"]]
 
+    @cached_property
+    def _columns(self) -> dict[str, list[float]]:
+        return {}
+
+    def column(self, name: str, value: Value, ends: bool = True) -> list[float]:
+        """Return the values of the records that have one, and remember them under a name for the next rule. With
+        `ends` the first and the last `MOST` are enough."""
+        if name not in self._columns:
+            self._columns[name] = self._read(name, value, ends)
+        return self._columns[name]
+
+    def _read(self, name: str, value: Value, ends: bool) -> list[float]:
+        return [found for record in self.records if (found := value(record)) is not None]
+
     def of(self, name: str) -> list[float]:
         """Return a metric of all steps that have it."""
-        return [record[name] for record in self.steps if name in record]
+        return self.column(name, lambda record: record.get(name) if record["step"] else None)
 
     def recent(self, name: str) -> list[float]:
         """Return a metric of the last steps, or nothing if there are fewer than `RECENT` that have it."""
@@ -69,6 +86,21 @@ class History:
     @property
     def solve_rate(self) -> float:
         return self.now(f"accuracy/{self.config.reward.answer}")
+
+    @cached_property
+    def moved(self) -> float:
+        """The median relative change of an update, as if the learning rate were at its peak; 0 if not measured. A
+        single update counts if it alone, at the rate that it had, changes the adapter by `ANOTHER` of its size."""
+        peak, sizes = self.config.algorithm.lr, self.column("sizes", _update_size, ends=False)
+        if len(sizes) < 2 and not any(size > ANOTHER for size in sizes):
+            return 0.0
+        return median(
+            self.column(
+                "moved",
+                lambda one: one["update_size"] * peak / one["lr"] if _update_size(one) is not None else None,
+                ends=False,
+            )
+        )
 
 
 class Finding(NamedTuple):
@@ -146,11 +178,7 @@ class Alarms:
 # what the model writes
 
 
-@rule(
-    "cut off",
-    "A cut-off answer has no mark, so it counts as wrong.",
-    "Raise rollout.max_new_tokens.",
-)
+@rule("cut off", "A cut-off answer has no mark, so it counts as wrong.", "Raise rollout.max_new_tokens.")
 def cut_off(history: History) -> str | None:
     share = history.now("truncated")
     if share > 0.3 and not thinking_too_long(history):
@@ -168,11 +196,7 @@ def thinking_too_long(history: History) -> str | None:
     return f"{share:.0%} of the answers are still thinking when they are cut off" if share > 0.3 else None
 
 
-@rule(
-    "answers alike",
-    "Equal answers earn equal rewards, and teach nothing.",
-    "Raise rollout.temperature towards 1.",
-)
+@rule("answers alike", "Equal answers earn equal rewards, and teach nothing.", "Raise rollout.temperature towards 1.")
 def answers_alike(history: History) -> str | None:
     share, heat = history.now("distinct", 1.0), history.config.rollout.temperature
     if share < 0.3 and heat < 0.9 and history.now("dead_groups") > 0.6 and history.solve_rate < 0.9:
@@ -240,11 +264,7 @@ def all_wrong(history: History) -> str | None:
     return None
 
 
-@rule(
-    "all right",
-    "A problem that is always solved gives no gradient.",
-    "Take harder problems, or task.curriculum.",
-)
+@rule("all right", "A problem that is always solved gives no gradient.", "Take harder problems, or task.curriculum.")
 def all_right(history: History) -> str | None:
     share = history.now("dead_groups/right")
     return f"in {share:.0%} of the groups every answer is right" if share > 0.95 else None
@@ -299,11 +319,7 @@ def wrong_form(history: History) -> str | None:
     return None
 
 
-@rule(
-    "form alone",
-    "The reward rises because of the form; nothing else is learned.",
-    "Lower reward.weights.format.",
-)
+@rule("form alone", "The reward rises because of the form; nothing else is learned.", "Lower reward.weights.format.")
 def only_the_form(history: History) -> str | None:
     form, right = history.grown("reward/format"), history.grown("accuracy/lenient")
     if form > 0.3 and right < 0.02 and history.grown("accuracy/strict") < 0.1:
@@ -339,11 +355,7 @@ def no_reward(history: History) -> str | None:
     return None
 
 
-@rule(
-    "constant reward",
-    "A part that never differs teaches nothing.",
-    "Leave it out, or mend it: `octet reward test`.",
-)
+@rule("constant reward", "A part that never differs teaches nothing.", "Leave it out, or mend it: `octet reward test`.")
 def constant_part(history: History) -> str | None:
     for name, weight in history.config.reward.weights.items():
         values = history.of(f"reward/{name}")[-2 * RECENT :]
@@ -352,11 +364,7 @@ def constant_part(history: History) -> str | None:
     return None
 
 
-@rule(
-    "a part dominates",
-    "What pays most is learned first.",
-    "Lower its weight in reward.weights.",
-)
+@rule("a part dominates", "What pays most is learned first.", "Lower its weight in reward.weights.")
 def dominant_part(history: History) -> str | None:
     weights = history.config.reward.weights
     earned = {name: abs(weight * history.now(f"reward/{name}")) for name, weight in weights.items()}
@@ -379,11 +387,7 @@ def reward_against_accuracy(history: History) -> str | None:
     return None
 
 
-@rule(
-    "accuracy falls",
-    "The model forgets what it could do.",
-    "Lower algorithm.lr by 3 to 10, or raise optim.warmup.",
-)
+@rule("accuracy falls", "The model forgets what it could do.", "Lower algorithm.lr by 3 to 10, or raise optim.warmup.")
 def worse(history: History) -> str | None:
     right = history.grown("accuracy/lenient")
     first = history.first("accuracy/lenient") or 0.0
@@ -398,7 +402,7 @@ def worse(history: History) -> str | None:
     "Take the adapter in best/, and stop earlier: eval.patience.",
 )
 def overfitted(history: History) -> str | None:
-    evaluated = [record[EVALUATED] for record in history.records if EVALUATED in record]
+    evaluated = history.column("evaluated", lambda record: record.get(EVALUATED), ends=False)
     if len(evaluated) < 3 or history.grown("reward/mean") <= 0:
         return None
     best, last = max(evaluated), evaluated[-1]
@@ -420,12 +424,14 @@ def plateau(history: History) -> str | None:
     total = history.config.total_steps(history.problems) if run.steps or history.problems else 0
     if len(steps) < LATE or done <= EARLY + LATE or total - done < LATE:
         return None
-    since, risen = steps[0]["step"], rise([one["reward/mean"] for one in steps], LATE // 2)
+    risen = rise([one["reward/mean"] for one in steps], LATE // 2)
     of_a_reward = fmean(one["reward/std"] for one in steps)
-    evaluated = [one[EVALUATED] for one in history.records if EVALUATED in one and one["step"] >= since]
-    earlier = [one[EVALUATED] for one in history.records if EVALUATED in one and one["step"] < since]
-    is_level = -RISE * of_a_reward < risen.low and 0 <= risen.high < RISE * of_a_reward
-    if not is_level or (evaluated and earlier and max(evaluated) > max(earlier)):
+    if not (-RISE * of_a_reward < risen.low and 0 <= risen.high < RISE * of_a_reward):
+        return None
+    evaluated = [one[EVALUATED] for one in steps if EVALUATED in one]
+    all_evaluated = history.column("evaluated", lambda record: record.get(EVALUATED), ends=False)
+    earlier = all_evaluated[: len(all_evaluated) - len(evaluated)]
+    if evaluated and earlier and max(evaluated) > max(earlier):
         return None
     held_out = ", nor has the held-out accuracy risen" if evaluated and earlier else ""
     return (
@@ -451,11 +457,7 @@ def entropy_gone(history: History) -> str | None:
     return None
 
 
-@rule(
-    "entropy explosion",
-    "The model drifts into noise.",
-    "Lower algorithm.lr by 3 to 10, or raise optim.warmup.",
-)
+@rule("entropy explosion", "The model drifts into noise.", "Lower algorithm.lr by 3 to 10, or raise optim.warmup.")
 def entropy_rises(history: History) -> str | None:
     first, now = history.first("entropy"), history.now("entropy")
     return f"the entropy has risen from {first:.2f} to {now:.2f}" if first and now > 1.5 * first + 0.2 else None
@@ -511,31 +513,16 @@ def no_gradient(history: History) -> str | None:
     "Lower algorithm.lr by 3 to 10, or raise optim.warmup.",
 )
 def rate_too_large(history: History) -> str | None:
-    moved = _moved(history)
+    moved = history.moved
     return f"an update at the full rate changes the adapter by {moved:.0%} of its size" if moved > 0.2 else None
 
 
-@rule(
-    "learning rate too small",
-    "The adapter hardly moves.",
-    "Raise algorithm.lr: adapters want 1e-5 to 1e-3.",
-)
+@rule("learning rate too small", "The adapter hardly moves.", "Raise algorithm.lr: adapters want 1e-5 to 1e-3.")
 def rate_too_small(history: History) -> str | None:
-    moved = _moved(history)
+    moved = history.moved
     if 0 < moved < 2e-4:
         return f"an update at the full rate changes the adapter by {moved:.1e} of its size"
     return None
-
-
-def _moved(history: History) -> float:
-    """Return the median relative change of an update, as if the learning rate were at its peak; 0 if not measured.
-
-    A single update counts if it alone, at the rate that it had, changes the adapter by `ANOTHER` of its size.
-    """
-    peak = history.config.algorithm.lr
-    measured = [one for one in history.steps if one.get("lr") and "update_size" in one]
-    found = [one["update_size"] * peak / one["lr"] for one in measured]
-    return median(found) if len(found) >= 2 or any(one["update_size"] > ANOTHER for one in measured) else 0.0
 
 
 @rule(
@@ -559,8 +546,16 @@ def sampler_apart(history: History) -> str | None:
     "Look at nvidia-smi and top; memory/* and time/* are in metrics.jsonl.",
 )
 def slower(history: History) -> str | None:
-    timed = [one for one in history.steps if one.get("time/rollout") and one.keys() >= {"length", "groups"}]
-    speeds = [one["length"] * one["groups"] / one["time/rollout"] for one in timed]
+    speeds = history.column("speed", _speed)
     if len(speeds) >= LONG and median(speeds[-2 * RECENT :]) < median(speeds[RECENT : 3 * RECENT]) / 3:
         return "sampling is three times slower than at the start"
     return None
+
+
+def _update_size(record: Mapping[str, float]) -> float | None:
+    return record.get("update_size") if record["step"] and record.get("lr") else None
+
+
+def _speed(record: Mapping[str, float]) -> float | None:
+    is_timed = record["step"] and record.get("time/rollout") and record.keys() >= {"length", "groups"}
+    return record["length"] * record["groups"] / record["time/rollout"] if is_timed else None

@@ -5,7 +5,9 @@ from __future__ import annotations
 from threading import RLock
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
+
+from trainer.machine.console import Console
 
 
 class Footer:
@@ -25,7 +27,7 @@ class Footer:
     def print(self, content: RenderableType) -> None:
         with self._lock:
             self._erase()
-            self.console.print(content, markup=False, highlight=False)
+            self.console.print(content)
             self._draw()
 
     def show(self, name: str, content: RenderableType) -> None:
@@ -33,7 +35,7 @@ class Footer:
         if self.is_shown:
             with self._lock:
                 with self.console.capture() as captured:
-                    self.console.print(content, markup=False, highlight=False, soft_wrap=False)
+                    self.console.print(content, soft_wrap=False)
                 self._erase()
                 self._parts[name] = captured.get()
                 self._draw()

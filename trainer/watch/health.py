@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import TrainingError
+from trainer.machine import disk
 from trainer.policy import Policy
 from trainer.ranks import distributed
 from trainer.records import TrainingRow
@@ -57,7 +58,8 @@ class Health:
         for update in updates:
             self.bad_updates = self.bad_updates + 1 if update.skipped else 0
         if any(update.skipped for update in updates):
-            self._keep_rows(step, rows)
+            path = self.folder / f"bad_update_step_{step:06d}_rank_{distributed.rank()}.json"
+            disk.replace(path, json.dumps([asdict(row) for row in rows]).encode())
         if self.dead_steps >= DEAD_STEPS_IN_A_ROW:
             raise TrainingError(
                 f"step {step}: no problem of the last {self.dead_steps} steps had answers to learn from. "
@@ -84,11 +86,6 @@ class Health:
                 f"step {step}: the log-probs of sampler and trainer differ by {apart:.2f} in the mean of its tokens, "
                 f"more than {setting}{self.max_difference:g}. {why}"
             ).of_all()
-
-    def _keep_rows(self, step: int, rows: Sequence[TrainingRow]) -> None:
-        """Write down what this rank trained on when the gradient was not finite."""
-        path = self.folder / f"bad_update_step_{step:06d}_rank_{distributed.rank()}.json"
-        path.write_text(json.dumps([asdict(row) for row in rows]))
 
     def _check_that_it_moved(self, step: int) -> None:
         """Raise if the first update has changed nothing."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from rich.console import Console
 from rich.text import Text
 
+from trainer.machine.console import Console
 from trainer.watch.footer import Footer
 
 BAR = 20  # characters
@@ -23,7 +23,7 @@ class Progress:
         self.task = task
         self.total = max(1, total)
         self.done = 0
-        self.footer = footer or Footer(Console(stderr=True, soft_wrap=True, highlight=False))
+        self.footer = footer or Footer(Console(stderr=True, soft_wrap=True))
         self._began = perf_counter()
         self._next_drawing = self._began + patience * (not self.footer.is_shown)
 
@@ -56,6 +56,6 @@ class Progress:
 
 
 def clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, rest = divmod(round(min(1e9, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

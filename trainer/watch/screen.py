@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from textwrap import fill
 from time import perf_counter
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 
-from trainer.machine.visible import visible
+from trainer.machine.console import Console
+from trainer.machine.visible import print
 from trainer.ranks import distributed
 from trainer.watch.footer import Footer
 from trainer.watch.progress import Progress, clock
@@ -35,7 +36,7 @@ class Screen:
         stderr: bool = False,
         view: View | None = None,
     ) -> None:
-        self.footer = Footer(Console(quiet=quiet, stderr=stderr, highlight=False, soft_wrap=True))
+        self.footer = Footer(Console(quiet=quiet, stderr=stderr, soft_wrap=True))
         self.total_steps = total_steps
         self._answer = answer
         self._every = max(1, total_steps // PERMANENT_LINES)
@@ -50,18 +51,19 @@ class Screen:
         self._next_drawing = 0.0  # the first drawing took longer than later ones will
 
     def say(self, text: str) -> None:
-        self.footer.print(visible(text))
+        self.footer.print(text)
 
     def warn(self, text: str) -> None:
         """Print a warning, from any rank."""
         if self.footer.console.quiet:
-            print(f"rank {distributed.rank()}: {visible(text)}", file=sys.stderr)
+            print(f"rank {distributed.rank()}: {text}", file=sys.stderr)
         else:
             self.say(text)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         if step in (1, self.total_steps) or step % self._every == 0:
-            line = progress_line(step, self.total_steps, metrics, self._remaining(step), self._answer)
+            each = (perf_counter() - self._began) / max(1, step - self._first_step)
+            line = progress_line(step, self.total_steps, metrics, each * (self.total_steps - step), self._answer)
             self.say(wrapped(line, self.footer.console.width) if self.footer.console.is_terminal else line)
         self.draw()
 
@@ -90,10 +92,6 @@ class Screen:
 
     def show(self, table: Table) -> None:
         self.footer.print(table)
-
-    def _remaining(self, step: int) -> float:
-        each = (perf_counter() - self._began) / max(1, step - self._first_step)
-        return each * (self.total_steps - step)
 
 
 def progress_line(

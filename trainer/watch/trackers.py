@@ -10,6 +10,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from trainer.machine.visible import without_keys
+
 ID = "tracked_run"  # the file in a run folder with the identity of the run, by which a resumed run is found
 LOGIN_S, FINISH_S = 60.0, 60.0  # how long wandb may wait for a login, and for its uploads at the end
 
@@ -71,7 +73,7 @@ class Tracker:
                 yield
         except Exception as error:  # noqa: BLE001  whatever it is, the run matters more
             self._module = None
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            said = f"{type(error).__name__}: {without_keys(' '.join(str(error).split()), 200)}"
             remedy = f" pip install {self._library} installs it." if isinstance(error, ImportError) else ""
             self._warn(
                 f"warning: run.track={self._library} failed ({said}), so the run goes on without it.{remedy} "

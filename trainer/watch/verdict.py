@@ -10,8 +10,9 @@ from math import sqrt
 from statistics import fmean, variance
 from typing import Any, NamedTuple
 
+from trainer.config.settings import Config
 from trainer.errors import NotLearned, counted
-from trainer.estimates import SIGNIFICANT, Share, Z, paired_difference
+from trainer.estimates import CONFIDENCE, SIGNIFICANT, Share, paired_difference, quantile
 
 LEARNED, NOT_LEARNED, CANNOT_TELL = "learned", "did not learn", "cannot tell"
 STATUS = {NOT_LEARNED: 3, CANNOT_TELL: 4}  # of the command, with run.strict_verdict=true
@@ -35,9 +36,14 @@ class Verdict(NamedTuple):
             raise NotLearned(f"run.strict_verdict=true: exit status {status}, for `{self.kind}`.", status)
 
 
-def verdict_of(evaluation: Mapping[str, Any], records: Sequence[Mapping[str, float]], answer: str) -> Verdict:
-    """Return the verdict on a run from its eval.json and metrics.jsonl. `answer` is its reward.answer."""
-    return _of_evaluation(evaluation, answer) if evaluation.get("comparisons") else _of_rewards(records, answer)
+def verdict_of(evaluation: Mapping[str, Any], records: Sequence[Mapping[str, float]], config: Config) -> Verdict:
+    """Return the verdict on a run from its eval.json, its metrics.jsonl and its settings."""
+    if evaluation.get("comparisons"):
+        return _of_evaluation(evaluation, config.reward.answer)
+    if config.task.curriculum != "none":
+        chosen = f"task.curriculum={config.task.curriculum} chooses what is asked"
+        return Verdict(CANNOT_TELL, f"no evaluation, and {chosen}, so rewards of different steps say little.")
+    return _of_rewards(records, config.reward.answer)
 
 
 def _of_evaluation(evaluation: Mapping[str, Any], answer: str) -> Verdict:
@@ -87,7 +93,10 @@ def _of_rewards(records: Sequence[Mapping[str, float]], answer: str) -> Verdict:
 
 
 def rise(values: Sequence[float], part: int) -> Share:
-    """Return by how much the mean of the last values is above that of the first."""
+    """Return by how much the mean of the last values is above that of the first, with Welch's interval."""
     first, last = values[:part], values[-part:]
-    change, half = fmean(last) - fmean(first), Z * sqrt((variance(first) + variance(last)) / part)
+    one, other = variance(first), variance(last)
+    freedom = (part - 1) * (one + other) ** 2 / (one**2 + other**2) if one or other else part - 1
+    half = quantile((1 + CONFIDENCE) / 2, int(freedom)) * sqrt((one + other) / part)
+    change = fmean(last) - fmean(first)
     return Share(change, change - half, change + half)

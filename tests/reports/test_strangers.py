@@ -1,0 +1,135 @@
+"""Runs and data sets of strangers: what a command prints of them acts on no terminal, and is no markup."""
+
+import io
+import json
+import shutil
+
+import pytest
+import yaml
+
+from trainer.commands.main import main
+from trainer.errors import DataError
+from trainer.machine.visible import visible
+from trainer.reports import card, report
+from trainer.reports.run_files import read_run
+
+EVIL = "[/INST] [bold]b[/bold] :smile: \x1b]0;title\x07\x1b[2J\x9b31m\r\u202etxet\u2066\u200b\x7f <script>x</script>"
+
+
+@pytest.fixture
+def strange(copied):
+    """A run in whose every file a text is out to take over the screen."""
+    folder = copied(f"strange{EVIL}".replace("/", "")[:60])
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["model"]["name"] = config["prompt"]["system"] = EVIL
+    config["task"] |= {"name": "records", "path": f"{EVIL}.jsonl"}
+    config["rollout"]["stop"] = ["[/INST]", EVIL]
+    head = "# octet 0\u202e [bold] <script>, git revision abc;touch${IFS}x"  # YAML refuses control characters here
+    (folder / "config.yaml").write_text(f"{head}\n{yaml.safe_dump(config)}")
+    for name in ("eval.json", "machine.json", "verdict.json"):
+        found = json.loads((folder / name).read_text()) if (folder / name).is_file() else {}
+        (folder / name).write_text(json.dumps(_poisoned(found)))
+    (folder / "adapter/export.json").write_text(json.dumps({"source": ".", "format": EVIL, "not_checked": EVIL}))
+    return folder
+
+
+def _poisoned(value):
+    """The value with the text at the end of each text in it, but for the keys of mappings."""
+    if isinstance(value, dict):
+        return {key: _poisoned(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_poisoned(one) for one in value]
+    return value + EVIL if isinstance(value, str) else value
+
+
+@pytest.fixture
+def records(tmp_path):
+    rows = [{"question": f"{EVIL} {number}?", "answer": f"{EVIL} #### {number}", "id": EVIL} for number in range(3)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path / "rows.jsonl"
+
+
+def octet(capsys, *arguments: object) -> tuple[object, str]:
+    with pytest.raises(SystemExit) as end:
+        main([*map(str, arguments)])
+    said = capsys.readouterr()
+    return end.value.code or 0, said.out + said.err
+
+
+COMMANDS = {
+    "compare": lambda run: ("compare", run.parent / "usual", run),
+    "push": lambda run: ("push", run, "--to", "me/demo"),
+    "report": lambda run: ("report", run),
+    "plot": lambda run: ("plot", run),
+    "watch": lambda run: ("watch", run, "--once"),
+    "repro": lambda run: ("repro", run),
+    "chat": lambda run: ("chat", run),
+    "eval": lambda run: ("eval", "--adapter", run / "adapter"),
+    "resume": lambda run: ("train", "--resume", run, "--dry-run"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_run_of_a_stranger_is_text_on_the_screen(command, strange, capsys):
+    usual = shutil.copytree(strange, strange.parent / "usual")
+    config = yaml.safe_load((usual / "config.yaml").read_text())
+    config["model"]["name"], config["rollout"]["stop"] = "nano", ["[/yes]"]
+    (usual / "config.yaml").write_text(yaml.safe_dump(config))
+    status, said = octet(capsys, *COMMANDS[command](strange))
+    assert visible(said) == said
+    assert status == (0 if command in ("compare", "push", "report", "plot", "watch", "resume") else 2), said
+    if command in ("compare", "push"):
+        assert "[bold]b[/bold] :smile: ␛]0;title" in said
+    if command == "push":
+        assert all(line.startswith("    ") for line in said.splitlines() if "<script" in line)  # in code, as text
+
+
+@pytest.mark.parametrize("command", [("play", "--task", "records"), ("task", "show", "records")])
+def test_a_data_set_of_a_stranger_is_text_on_the_screen(command, records, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{EVIL}\n\n"))
+    status, said = octet(capsys, *command, f"task.path={records}")
+    assert visible(said) == said
+    assert (status, "[bold]b[/bold] :smile: ␛]0;title" in said) == (0, True), said
+
+
+def _leaves(value, path=()):
+    """Yield the path to each value in JSON, and to each list and mapping in it."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in items:
+        yield (*path, key)
+        yield from _leaves(one, (*path, key))
+
+
+def test_an_evaluation_in_another_form_is_refused_by_name(copied):
+    """Each value of eval.json in turn is another one, or left out. A page is then made, or the file is named."""
+    folder = copied("other")
+    whole = json.loads((folder / "eval.json").read_text())
+    refused = []
+    for *path, last in _leaves(whole):
+        for other in (None, "text", float("inf"), [], {}, "left out"):
+            found = inside = json.loads(json.dumps(whole))
+            for key in path:
+                inside = inside[key]
+            if other == "left out":
+                del inside[last]
+            else:
+                inside[last] = other
+            (folder / "eval.json").write_text(json.dumps(found))
+            run = read_run(folder)
+            try:
+                assert [report.evaluation(run), report._result(run), *card._evaluation(run), run.verdict, run.flips()]
+            except DataError as error:
+                refused.append(str(error))
+    assert len(refused) > 100
+    assert all(f"{folder}/eval.json: it is not as Octet writes it" in said for said in refused)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [("report", "report.html"), ("plot", "curves.svg"), ("plot", "details.svg")]
+)
+def test_a_folder_where_a_file_belongs_is_named(command, name, copied, capsys):
+    folder = copied("usual")
+    (folder / name / "inside").mkdir(parents=True)
+    status, said = octet(capsys, command, folder)
+    assert (status, "Traceback" in said) == (2, False)
+    assert f"{name}: it cannot be written (Is a directory). Name another place." in said
