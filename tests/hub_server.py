@@ -24,7 +24,7 @@ FILE = re.compile(r"/(?:(datasets)/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 PUSH = re.compile(
     r"/(?:api/models/([^/]+/[^/]+)|([^/]+/[^/]+)\.git/info/lfs)/(preupload/main|commit/main|objects/batch)"
 )
-LARGE = (".safetensors", ".gguf", ".png")  # what is sent beside the commit
+LARGE = (".safetensors", ".gguf")  # what is sent beside the commit
 
 
 class Hub(ThreadingHTTPServer):

@@ -84,10 +84,10 @@ def test_a_group_is_dead_when_its_rewards_have_no_range(rewards, dead):
 @pytest.mark.parametrize(
     ("weights", "texts", "by_reward", "by_correctness"),
     [
-        ({"correct": 1.0, "overlong": 0.5}, ["#### 1", "#### 2", "####  3 " + "and so on " * 9], False, True),
+        ({"correct": 1.0, "overlong": 0.5}, ["#### 1", "#### 2", "and so on " * 9 + "#### 3"], False, True),
         ({"correct": 1.0, "format": 0.1}, ["#### 1", "#### 2", "three"], False, True),
         ({"correct": 1.0, "format": 0.1}, ["#### 18", "#### 2", "three"], False, False),
-        ({"correct": 1.0, "overlong": 0.5}, ["#### 18", "#### 18", "####  18 " + "and so on " * 9], False, True),
+        ({"correct": 1.0, "overlong": 0.5}, ["#### 18", "#### 18", "and so on " * 9 + "#### 18"], False, True),
         ({"correct": 0.0, "format": 0.1}, ["#### 18", "#### 2", "#### 3"], True, True),
     ],
 )

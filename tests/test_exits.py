@@ -1,11 +1,18 @@
 """How a process ends that is told to stop."""
 
+import json
+import os
+import re
 import subprocess
 import sys
+
+import pytest
 
 from tests.conftest import ROOT
 from trainer.errors import RewardError
 from trainer.exits import answering_errors
+from trainer.machine import user_code
+from trainer.machine.visible import without_keys
 from trainer.ranks import slurm
 
 DELETED = """
@@ -65,6 +72,21 @@ def test_a_folder_that_is_gone_is_named(tmp_path):
     assert "the folder in which you are has been deleted" in done.stderr
 
 
+NO_ROOM = """
+import resource, threading
+from trainer.exits import answering_errors
+
+resource.setrlimit(resource.RLIMIT_AS, (1 << 24, 1 << 24))
+raise SystemExit(answering_errors(threading.Thread(target=print).start))
+"""
+
+
+def test_too_little_memory_for_a_thread_is_explained():
+    done = subprocess.run([sys.executable, "-c", NO_ROOM], cwd=ROOT, capture_output=True, text=True, check=False)
+    said = "octet: no thread can be started. Raise the limits of `ulimit -v` and `ulimit -u`.\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
 def test_an_error_quotes_no_key(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_TOKEN", "canary-of-a-token")
     monkeypatch.setenv("OCTET_FAILED", str(tmp_path / "failed"))
@@ -76,3 +98,106 @@ def test_an_error_quotes_no_key(tmp_path, monkeypatch, capsys):
     assert answering_errors(command) == RewardError.status
     assert capsys.readouterr().err == "octet: it said $HF_TOKEN\n"
     assert (tmp_path / "failed").read_text() == "it said $HF_TOKEN\n"
+
+
+SECRETS = [
+    "OPENAI_API_KEY",
+    "HF_TOKEN",
+    "SLURM_JWT",
+    "AWS_SECRET_ACCESS_KEY",
+    "CLIENT_SECRET",
+    "DB_PASSWORD",
+    "PGPASSWORD",
+]
+SECRETS += [
+    "MYSQL_PWD",
+    "SSH_PASSPHRASE",
+    "GITHUB_PAT",
+    "GOOGLE_CREDENTIALS",
+    "api_token",
+    "HF_TOKEN_2",
+    "DEPLOY_KEYS",
+]
+
+
+SECRETS += ["BASIC_AUTH", "AUTHORIZATION", "BEARER", "SESSION_COOKIE", "API_CREDS", "API_KEY_PROD", "TOKEN_A", "DBPASS"]
+
+
+@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("before", [0, 470, 490])
+def test_an_error_of_a_users_code_quotes_no_secret_and_no_part_of_one(monkeypatch, capsys, tmp_path, name, before):
+    secret = "hunter2-hunter2-hunter2"
+    monkeypatch.setenv(name, f"{secret}\n")
+    monkeypatch.setenv("OCTET_KEY", secret[:12])  # a part of the other
+    (tmp_path / "mine.py").write_text(f"raise ValueError('x' * {before} + '{secret} is refused')")
+
+    def command() -> None:
+        user_code.load("task.name", f"{tmp_path}/mine.py:build")
+
+    assert answering_errors(command) == 2
+    said = capsys.readouterr().err.partition("(mine.py, line")[0]  # the line itself is the user's own text
+    assert "ValueError" in said
+    assert f"${name}"[: 500 - before] in said
+    assert "hunter2" not in said
+
+
+ORDINARY = ["COMPASS", "KEYBOARD_LAYOUT", "TOKENIZERS_PARALLELISM", "GIT_AUTHOR_NAME", "XAUTHORITY", "PWD", "HOMEPAGE"]
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_other_variables_are_quoted(monkeypatch, name):
+    monkeypatch.setenv(name, "https://host:8000/ordinary")
+    assert without_keys("at https://host:8000/ordinary") == "at https://host:8000/ordinary"
+
+
+def test_the_password_of_an_address_and_an_escaped_key_are_not_quoted(monkeypatch):
+    monkeypatch.setenv("DATABASE_URL", "postgres://me:hunter2-hunter2@host/db")
+    monkeypatch.setenv("REDIS_URL", "redis://:short12@host")
+    monkeypatch.setenv("API_KEY", "a\"b\\c'd\u00e9-hunter3")
+    said = [os.environ["DATABASE_URL"], "hunter2-hunter2", os.environ["REDIS_URL"], repr(os.environ["API_KEY"])]
+    said += [json.dumps(os.environ["API_KEY"]), repr(os.environ["API_KEY"].encode().decode())]
+    shown = without_keys(" ".join(said))
+    assert not re.search("hunter|short12", shown)
+    assert "postgres://$DATABASE_URL@host/db" in shown
+
+
+EARLY = """
+import os, signal
+from trainer.exits import naming_missing_packages
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
+with naming_missing_packages():
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+DOCTOR = "from trainer.commands.main import main; main(['doctor', '--preset', 'nano'])"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [(["-c", EARLY], 130, "octet: stopped."), (["-OO", "-c", DOCTOR], 2, "octet: PYTHONOPTIMIZE=2 removes")],
+)
+def test_a_start_that_ends_early_says_so_in_a_line(arguments, status, said):
+    answer = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (answer.returncode, answer.stderr.count("\n")) == (status, 1)
+    assert answer.stderr.startswith(said)
+
+
+def test_a_run_whose_output_nobody_reads_says_that_it_stops(tmp_path):
+    """As in `octet train | head -9`."""
+    command = [sys.executable, "train.py", "--preset", "nano", "run.steps=9", "eval.problems=0", f"run.dir={tmp_path}"]
+    alone = os.environ | {"RANK": "0"}
+    process = subprocess.Popen(command, cwd=ROOT, env=alone, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert "octet: stopped, because nothing reads what it prints." in process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait() == 141
+
+
+@pytest.mark.parametrize("arguments", ["train --preset nano", "plan --preset nano", "train --preset nano nope=1"])
+def test_a_command_whose_messages_nobody_reads_either_has_the_status_of_a_closed_pipe(arguments):
+    """As in `octet train 2>&1 | head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "trainer.commands.main", *arguments.split()]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=writing, stderr=writing)
+    os.close(writing)
+    assert process.wait() == 141

@@ -43,19 +43,27 @@ def make_environment(folder: Path, *wheels: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> Path:
-    """The `bin` of an environment with a wheel that was built from the files that git knows."""
-    folder = tmp_path_factory.mktemp("installed")
+def source(tmp_path_factory) -> Path:
+    """A copy of the files that git knows: a build leaves others in a checkout, which say that Octet is installed."""
+    folder = tmp_path_factory.mktemp("source")
     listed = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     files = subprocess.run(listed, capture_output=True, text=True, check=False).stdout.split("\0")
     if not any(files):
         pytest.skip("this is no git checkout, so a build could not be told from its sources")
     for file in files:
         if (ROOT / file).is_file():
-            (folder / "source" / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / file, folder / "source" / file)
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, folder / file)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(source, tmp_path_factory) -> Path:
+    """The `bin` of an environment with a wheel."""
+    folder = tmp_path_factory.mktemp("installed")
+    source = shutil.copytree(source, folder / "source")  # a build leaves a mark in it that Octet is installed
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*build, "--wheel-dir", str(folder), str(folder / "source")], check=True)
+    subprocess.run([*build, "--wheel-dir", str(folder), str(source)], check=True)
     return make_environment(folder / "environment", *folder.glob("*.whl"))
 
 
@@ -185,9 +193,9 @@ def test_a_wheel_trains(installed, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_checkout_trains_without_an_installation_and_without_git(uninstalled, tmp_path):
+def test_a_checkout_trains_without_an_installation_and_without_git(uninstalled, source, tmp_path):
     """A container may have only the dependencies: the checkout is on PYTHONPATH, and no git on the PATH."""
-    surroundings = {"PATH": str(uninstalled), "PYTHONPATH": str(ROOT)}
+    surroundings = {"PATH": str(uninstalled), "PYTHONPATH": str(source)}
     installed = "from importlib.metadata import version; version('octet-grpo')"
     with pytest.raises(AssertionError, match="PackageNotFoundError"):
         run(uninstalled / "python", "-c", installed, folder=tmp_path, path=uninstalled, **surroundings)

@@ -40,7 +40,14 @@ LIGHT = [
     "memory",
 ]
 LIGHT += ["advantage", "policy", "checks", "commands", "reports", "estimates", "model.hub", "model.shapes"]
-NEEDS_TORCH = ["machine.out_of_memory", "ranks.distributed", "ranks.rendezvous", "ranks.stopping", "checks.torch_probe"]
+NEEDS_TORCH = [
+    "machine.out_of_memory",
+    "ranks.distributed",
+    "ranks.rendezvous",
+    "ranks.stopping",
+    "ranks.stores",
+    "checks.torch_probe",
+]
 ONLY_IN = {
     "deepspeed": ("trainer.step", "trainer.checks.torch_probe"),
     "peft": ("trainer.model",),
@@ -104,6 +111,25 @@ def test_the_light_modules_import_nothing_heavy():
     code = f"import sys, {modules}; print([name for name in {HEAVY!r} if name in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert answer.stdout.strip() == "[]"
+
+
+PROTOCOLS = ("answers.children", "checks.torch_probe")  # lines that another process of Octet reads
+PLAIN = ("machine.", "ranks.", "model.", "rollout.", "run_folder.", "sandbox.")  # what they print is no text of others
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if not name_of(path)[8:].startswith((*PROTOCOLS, *PLAIN))], ids=name_of
+)
+def test_what_is_printed_is_made_visible_first(path):
+    """A module prints through machine/visible.py and machine/console.py, so no text acts on a terminal."""
+    names = [
+        node.func.id
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+    imports = {*imported_by(path)}
+    assert "print" not in names or "trainer.machine.visible.print" in imports
+    assert "Console" not in names or "trainer.machine.console.Console" in imports
 
 
 @pytest.mark.parametrize("library", ONLY_IN)

@@ -15,7 +15,7 @@ from types import FrameType
 
 from trainer.errors import Interrupted, OctetError
 from trainer.machine import disk
-from trainer.machine.visible import visible, without_keys
+from trainer.machine.visible import print, without_keys
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SOON_S = 0.05
@@ -27,8 +27,25 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
     for name in ("stdout", "stderr"):  # None if the shell has closed it
         setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))  # noqa: SIM115
     try:
+        return _status(command, debug)
+    except BrokenPipeError:  # `octet plan | head` has read enough
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        try:
+            sys.stderr.flush()
+            if "RANK" in os.environ:  # of a run
+                said = "octet: stopped, because nothing reads what it prints. The same command goes on."
+                print(said, file=sys.stderr)
+        except BrokenPipeError:  # `2>&1 | head`
+            os.dup2(nowhere, sys.stderr.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _status(command: Callable[[], None], debug: bool) -> int:
+    try:
         try:
             command()
+            sys.stdout.flush()
         finally:
             _ignore_signals()
     except OctetError as error:
@@ -36,19 +53,27 @@ def answering_errors(command: Callable[[], None], debug: bool = False) -> int:
             raise
         _report(error)
         return error.status
-    except OSError as error:
-        if error.errno == errno.ENOENT and error.filename is None:
-            print("octet: the folder in which you are has been deleted. Change to another one.", file=sys.stderr)
-            return 2
-        if debug or not (what := disk.failure(error)):
+    except (OSError, RuntimeError) as error:
+        if debug or not (what := _explained(error)):
             raise
-        print(f"octet: {visible(str(error.filename or 'while writing'))[-200:]}: {what}", file=sys.stderr)
+        print(f"octet: {what}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interrupt:  # with what a run knows about going on
         if os.environ.get("RANK", "0") == "0":
             print(f"octet: stopped. {interrupt}".rstrip(), file=sys.stderr)
         return 130
     return 0
+
+
+def _explained(error: OSError | RuntimeError) -> str:
+    """Return what has failed and what to do, or "" if that is not known."""
+    if isinstance(error, RuntimeError):
+        no_thread = "no thread can be started. Raise the limits of `ulimit -v` and `ulimit -u`."
+        return no_thread if "can't start new thread" in str(error) else ""
+    if error.errno == errno.ENOENT and error.filename is None:
+        return "the folder in which you are has been deleted. Change to another one."
+    what = disk.failure(error)
+    return what and f"{str(error.filename or 'while writing')[-200:]}: {what}"
 
 
 def listen() -> None:
@@ -105,7 +130,10 @@ def finishing() -> Iterator[None]:
 
 @contextmanager
 def naming_missing_packages() -> Iterator[None]:
-    """Exit with one line if an import finds no package, because this is the Python of the system."""
+    """Exit with one line if an import finds no package, because this is the Python of the system, and at Ctrl-C."""
+    if sys.flags.optimize > 1:
+        print("octet: PYTHONOPTIMIZE=2 removes texts that transformers needs. Start without it.", file=sys.stderr)
+        sys.exit(2)
     try:
         yield
     except ModuleNotFoundError as error:
@@ -115,6 +143,9 @@ def naming_missing_packages() -> Iterator[None]:
             file=sys.stderr,
         )
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("octet: stopped.", file=sys.stderr)
+        sys.exit(130)
 
 
 def leave(status: int) -> None:
@@ -133,7 +164,7 @@ def leave(status: int) -> None:
 
 def _report(error: OctetError) -> None:
     """Print an error, on every rank because it may concern one node only, unless it is known to concern all ranks."""
-    rank, text = os.environ.get("RANK", "0"), visible(without_keys(str(error)))
+    rank, text = os.environ.get("RANK", "0"), without_keys(str(error))
     if rank == "0":
         print(f"octet: {text}", file=sys.stderr)
     elif not error.is_of_all and not isinstance(error, Interrupted):  # all ranks stop together

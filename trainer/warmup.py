@@ -71,7 +71,7 @@ class Lessons:
             updater.room.shrink(updater.packer.pack(rows))  # they are packed again with the smaller budget
 
         found = until_it_fits(lambda: _log_likelihood(updater, rows), make_room)
-        sums = distributed.gather((found, sum(len(row.completion) for row in rows)))
+        sums = distributed.gather((found, sum(sum(row.mask) for row in rows)))
         loss, tokens = (sum(parts) for parts in zip(*sums, strict=True))
         return -loss / tokens if tokens else None
 

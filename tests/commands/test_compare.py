@@ -114,6 +114,20 @@ def test_runs_on_the_same_problems_are_tested_problem_by_problem(runs, capsys):
     assert "-63.6 (-100.0 to -7.1), p = 0.039" in said
 
 
+def test_p_is_corrected_for_as_many_runs_as_are_compared(runs, tmp_path, capsys):
+    """Holm: the smaller p twice, the larger once, and never below the smaller."""
+    third, apart = (run_in(tmp_path / name, {}, f"algorithm.lr={rate}") for name, rate in (("c", 3e-3), ("d", 4e-3)))
+    answered(runs[1], "yyyyyyyyyyyy")
+    answered(runs[0], "nnnnnnnnyyyy")
+    answered(third, "nnnnnnyyyyyy")
+    answered(apart, "yy", start=50)
+    compare.compare([*runs, third, apart], as_json=True)
+    against = [row["against"] for row in json.loads(capsys.readouterr().out)]
+    assert [one and one["p"] for one in against] == [None, 4 / 256, 2 / 64, None]
+    compare.compare([*runs, third, apart], as_json=False)
+    assert "95 % intervals, p corrected for 2 runs (Holm)" in capsys.readouterr().out
+
+
 def test_runs_on_other_problems_or_tasks_are_not_compared(runs, tmp_path, capsys):
     answered(runs[0], "yn")
     answered(runs[1], "yn", start=2)

@@ -115,6 +115,7 @@ def test_what_was_exported_is_recorded_and_another_format_has_its_own_folder(run
     folder = shutil.copytree(run, tmp_path / "one")
     shutil.copytree(run / "adapter", folder / "checkpoints/step_000051/adapter")
     (folder / "metrics.jsonl").write_text('{"step": 60}\n')
+    (folder / "verdict.json").write_text("{}")  # the run has ended
     for fmt in ("q8_0", "f16"):
         assert octet("export", folder, "--to", "gguf", "--format", fmt, "--no-check") == 0
         made = json.loads((folder / f"export-gguf-{fmt}/export.json").read_text())

@@ -109,6 +109,17 @@ if os.fork() == 0:
 """
 
 
+def test_little_is_waited_for_after_a_run_that_has_ended_well():
+    """It is said for what: a process that is deaf to SIGTERM, which is then ended."""
+    launch = "import os, sys; from trainer.commands import launch; launch.LEAVE_S, launch.LEFT_S = 600, 2; "
+    launch += "sys.exit(launch.run_to_its_end(sys.argv[1:], os.environ))"
+    well = f"{FORKING}else: open(os.environ['OCTET_END'], 'w').close()"
+    command = [sys.executable, "-c", launch, sys.executable, "-c", well]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert done.stderr == "octet: waiting 2 s at most for processes that the run has started\n"
+
+
 def test_a_process_that_a_reward_has_forked_is_ended_with_the_run():
     """It has inherited standard output, on which whoever started the run may wait."""
     launch = "import sys; from trainer.commands import launch; launch.LEAVE_S = 1; sys.exit(launch.run(sys.argv[1:]))"

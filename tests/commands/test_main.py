@@ -13,7 +13,6 @@ from tests.forks import forked
 from tests.run.test_job import FEW, run, train
 from trainer import __version__
 from trainer.commands.main import COMMANDS, main
-from trainer.config.sections.task import BUILT_IN
 
 
 @pytest.fixture(scope="module")
@@ -121,41 +120,6 @@ def test_an_unknown_option_names_the_setting(capsys, typed, meant):
 
 def test_the_version(capsys):
     assert answered(capsys, "--version") == (0, f"octet {__version__}\n", "")
-
-
-@pytest.mark.parametrize(
-    ("typed", "completed"),
-    [
-        (["re"], ["report", "reward", "repro"]),
-        (["repro", "runs", "--st"], ["--steps"]),
-        (["train", "--preset", "8"], ["8gb-7b", "8gb", "80gb"]),
-        (["train", "rollout.group"], ["rollout.group_size="]),
-        (["completion", "z"], ["zsh"]),
-        (["chat", "ru"], []),  # then the shell completes names of files
-        (["chat", "runs/demo", "run.dir"], ["run.dir="]),
-        (["eval", "--adapter", "r"], []),
-        (["export", "runs/demo", "--to", "g"], ["gguf"]),
-        (["export", "runs/demo", "--format", "q8"], ["q8_0"]),
-        (["train", "run.dir", "=", "ru"], []),
-        (["train", "task.name", "=", "mult"], ["multiple_choice"]),
-        (["train", "task.name", "="], [*BUILT_IN]),
-        (["train", "rollout.engine=h"], ["rollout.engine=hf"]),  # in zsh
-        (["train", "run.merge", "=", "t"], ["true"]),
-        (["no-such-command", "a"], []),
-    ],
-)
-def test_a_shell_completes(capsys, typed, completed):
-    script = answered(capsys, "completion", "bash")[1].replace("complete -o", ": complete -o")
-    words = f"COMP_WORDS=(octet {' '.join(typed)}) COMP_CWORD={len(typed)}"
-    command = ["bash", "-uc", f'{script}\ncompopt() {{ :; }}; {words}; _octet; printf "%s\\n" "${{COMPREPLY[@]}}"']
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert sorted(found) == sorted(completed)
-
-
-def test_the_script_for_zsh_begins_with_what_zsh_needs(capsys):
-    bash, zsh = (answered(capsys, "completion", shell)[1] for shell in ("bash", "zsh"))
-    assert zsh.endswith(bash)
-    assert zsh.startswith("autoload ")
 
 
 def test_train_prints_the_settings_as_the_launcher_does(tmp_path):

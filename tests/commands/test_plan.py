@@ -321,3 +321,16 @@ def test_an_earlier_run_says_nothing_of_a_card_if_it_had_none(capsys, tmp_path):
     assert planned(capsys, *asked)["time"]["basis"].startswith("corrected by the steps")
     other = planned(capsys, *asked[:-1], "rtx4060")["time"]["basis"]
     assert other.startswith("computed for rtx4060, on which nothing was measured, and corrected by the steps")
+
+
+def test_the_hours_hold_refills_and_a_warm_up_and_say_what_they_leave_out(capsys):
+    card = ["--preset", "8gb", "--vram", "8", "--card", "RTX 4060", "run.steps=100"]
+    plain, refilled, taught = (
+        planned(capsys, *card, *more)["time"]
+        for more in ([], ["rollout.dead_groups=refill"], ["warmup.steps=50", "warmup.from=samples"])
+    )
+    least, most = plain["seconds"]["rollout"]
+    assert refilled["seconds"]["rollout"] == pytest.approx([least, 4 * most])
+    assert taught["hours"][0] > plain["hours"][0]
+    _, out, _ = octet_plan(capsys, *card, "teacher.name=not/here", "algorithm.loss=reinforce_baseline")
+    assert "not counted: loading, the teacher, judges, tools and environments" in out

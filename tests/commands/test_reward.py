@@ -13,6 +13,9 @@ from trainer.commands.main import main
 from trainer.reward import exploits
 
 FILE = ROOT / "tests/data/exploitable.py"
+SWAYED = "depends on earlier calls, or on the rest of a group:"
+RISES = "pays for repetition:"
+KEEPS = "pays a wrong text"
 FOUND = {
     "contains": "`contains` pays 4 of 4: every answer, listed",
     "ends_with": "`ends_with` pays 4 of 4: the gold answer, pasted behind a wrong one",
@@ -25,8 +28,8 @@ FOUND = {
     "resembles": "`resembles` does not pay 4 of 4: a right answer, space around it",
     "counts": "`counts` pays",
     "long": "`long` is not bounded",
-    "tagged": "`tagged` pays for repetition: with format marks 0, 25 and 50 times it is 0, 10 and 20 in the mean",
-    "waiting": "`waiting` pays for repetition: with `Wait, wait,` 0, 25 and 50 times it is 0, 0.5 and 1 in the mean",
+    "tagged": "`tagged` pays for repetition: a wrong answer with format marks 0, 25 and 50 times earns 0, 10 and 20 in",
+    "waiting": "`waiting` pays for repetition: a wrong answer with `Wait, wait,` 0, 25 and 50 times earns 0, 0.5",
     "formatted": "no reward tells right from wrong",
     "useless": "`useless` is 0.5 for every text, so nothing can be learned from it",
     "inverted": "`inverted` pays wrong answers more than right ones: 1 and 0 in the mean",
@@ -38,6 +41,30 @@ FOUND = {
     "slow": "it is slow",
     "truncating": "`truncating` pays 4 of 4: a decimal that is cut off to the answer",
     "evaluating": "`evaluating` pays 4 of 4: working that nobody has worked out",
+    "previous": f"`previous` {SWAYED}",
+    "earlier_problem": f"`earlier_problem` {SWAYED}",
+    "by_row": "`by_row` is not deterministic",
+    "every_other_call": "`every_other_call` is not deterministic",
+    "record": "`record` is not deterministic",
+    "agreement": f"`agreement` {SWAYED}",
+    "with_the_majority": f"`with_the_majority` {SWAYED}",
+    "unanimous": f"`unanimous` {SWAYED}",
+    "new_in_group": f"`new_in_group` {SWAYED}",
+    "ranked": f"`ranked` {SWAYED}",
+    "best_of_call": f"`best_of_call` {SWAYED}",
+    "steps": f"`steps` {RISES} a wrong answer with steps",
+    "lines": f"`lines` {RISES} a wrong answer with steps",
+    "logarithm": f"`logarithm` {RISES} a wrong answer with steps",
+    "equations": f"`equations` {RISES} a wrong answer with steps",
+    "numbered": f"`numbered` {RISES} a wrong answer with steps",
+    "right_steps": f"`right_steps` {RISES} a right answer with steps 0, 25 and 50 times earns 1, 1.25 and 1.5",
+    "generous": f"`generous` {KEEPS} 60% of what a right answer earns: a wrong answer, as it is",
+    "close": f"`close` {KEEPS} 49%",
+    "same_digits": f"`same_digits` {KEEPS} 50% of what a right answer earns: an answer that is nearly right",
+    "parity": f"`parity` {KEEPS} 45%",
+    "effort": f"`effort` {KEEPS} 45%",
+    "mentions": f"`mentions` {KEEPS} 33%",
+    "no_steps": "`no_steps` does not pay 4 of 4: a right answer, steps, 25 times",
 }
 
 
@@ -65,8 +92,8 @@ def octet_on(capsys, sums: list[str], name: str) -> tuple[int, str, str]:
 
 
 def test_every_exploitable_function_is_listed():
-    there = {name for name, value in vars(exploitable).items() if inspect.isfunction(value)}
-    assert there == {*FOUND, "sound", "partial"}
+    there = {name for name, value in vars(exploitable).items() if inspect.isfunction(value) and name[0] != "_"}
+    assert there == {*FOUND, "sound", "partial", "brief"}
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -132,6 +159,14 @@ def test_the_shipped_rewards_come_out_clean_on_letters_and_texts(capsys, tmp_pat
 @pytest.mark.parametrize("task", ["nano", "addition"])
 def test_a_task_of_octet_comes_out_clean(capsys, task):
     assert octet(capsys, "--task", task)[0] == 0
+
+
+def test_a_right_text_that_the_weighted_sum_does_not_pay_is_found(capsys, sums):
+    status, out, _ = octet(capsys, "-n", "4", *sums, f"reward.custom={FILE}:brief", "reward.weights={correct: 1.0}")
+    assert status == 1, out
+    assert "ten times as long                             right        4 of 4        0 of 4\n" in out
+    assert "found: `reward` does not pay 4 of 4: a right answer, ten times as long, such as" in out
+    assert "nothing found" not in out
 
 
 def test_a_missing_value_is_no_constant_reward(capsys, sums):

@@ -4,13 +4,14 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.conftest import ROOT
-from tests.e2e.recipes import small
-from tests.forks import forked
+from tests.e2e.recipes import resolved, small
+from tests.e2e.short_job import train
 from trainer.config.arguments import PRESETS, RECIPES, names_in
 from trainer.config.command_line import resolve
 from trainer.config.settings import fields
@@ -49,6 +50,8 @@ def test_a_recipe_goes_over_every_preset(recipe, preset, tmp_path):
             assert resolved[name].items() >= value.items()
         else:
             assert resolved[name] == value
+    shaped = any(config.reward.weights.get(name) for name in SHAPED)
+    assert not shaped or config.rollout.dead_by == "correct"  # it gives way to some objectives
     written = tmp_path / "config.yaml"
     written.write_text(config.to_yaml())
     assert resolve(str(written)) == config
@@ -58,6 +61,31 @@ def test_a_recipe_goes_over_every_preset(recipe, preset, tmp_path):
 def test_a_recipe_leaves_the_hardware_to_the_preset(recipe):
     assert {*fields()} >= HARDWARE
     assert not HARDWARE & layer(recipe).keys()
+
+
+SHAPED = ("format", "length", "overlong", "repetition", "think_tags", "judge")
+LAYERS = {path: yaml.safe_load(path.read_text()) for path in [*PRESETS.rglob("*.yaml"), *ROOT.glob("bench/**/*.yaml")]}
+
+
+@pytest.mark.parametrize("path", LAYERS, ids=lambda path: path.stem)
+def test_rewards_beside_right_answers_never_decide_alone(path):
+    weights = LAYERS[path].get("reward", {}).get("weights", {})
+    if any(weights.get(name) for name in SHAPED):
+        assert LAYERS[path]["rollout"]["dead_by"] == "correct"
+
+
+IDLE = ["", "rollout.dead_groups=keep", "algorithm.loss=reinforce", "teacher.name=x", "reward.weights.correct=0"]
+IDLE += ["task.name=records task.path=x task.answer=none", "rollout.dead_by=reward"]
+
+
+@pytest.mark.parametrize("settings", IDLE)
+def test_what_a_preset_says_of_dead_groups_gives_way_where_it_can_do_nothing(settings):
+    assert resolve("8gb", None, settings.split()).rollout.dead_by == ("reward" if settings else "correct")
+
+
+def test_a_program_that_passes_its_tests_is_right_without_a_gold_answer():
+    settings = ["task.name=records", "task.path=x", "task.answer=none", "reward.weights={code: 1}"]
+    assert resolve("8gb", None, settings).rollout.dead_by == "correct"
 
 
 @pytest.mark.parametrize("recipe", NAMES)
@@ -83,33 +111,39 @@ def test_the_command_line_takes_a_recipe_and_still_wins():
     assert settings["reward"]["weights"] == {"correct": 1.0, "format": 0.1, "length": 0.05, "overlong": 0.5}
 
 
-SOME = ("dapo", "full_finetune", "gradreg")
-TRAINED = [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+SOME = ("dapo", "full_finetune", "star")
+STARTED = [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, tiers):
-    """Two steps of each: the run folders, and how far each adapter went."""
+def started(tmp_path_factory):
+    """Two steps of a recipe, by its name, from the first line of the command to its last: each is made once."""
     folder = tmp_path_factory.mktemp("recipes")
-    recipes = [name for name in NAMES if ("quick" if name in SOME else "slow") in tiers]
-    subprocess.run([*forked(), "-m", "tests.e2e.recipes", folder, *recipes], cwd=ROOT, check=True, timeout=580)
-    return folder
+
+    def start(recipe: str) -> Path:
+        if not (folder / recipe).exists():
+            train(folder, "--preset", "nano", "--recipe", recipe, *small(recipe), f"run.dir={recipe}")
+        return folder / recipe
+
+    return start
 
 
-@pytest.mark.parametrize("recipe", TRAINED)
-def test_a_recipe_trains_the_embedded_model(recipe, trained):
-    steps = [json.loads(line) for line in (trained / recipe / "metrics.jsonl").read_text().splitlines()]
-    assert [step["step"] for step in steps] == [1, 2]
+@pytest.mark.parametrize("recipe", STARTED)
+def test_a_recipe_trains_the_embedded_model(recipe, started):
+    folder = started(recipe)
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [0, 1, 2]
     assert all(math.isfinite(value) for step in steps for value in step.values())
-    assert all(step["grad_norm"] > 0 and step["skipped"] == 0 for step in steps)
-    assert json.loads((trained / "moved.json").read_text())[recipe] > 0
+    assert all(step["grad_norm"] > 0 and step["skipped"] == 0 for step in steps[1:])
+    assert (folder / "warmup/verdict.json").is_file() == (resolved(recipe).warmup.steps > 0)
+    assert (folder / "verdict.json").is_file()
 
 
-@pytest.mark.parametrize("recipe", TRAINED)
-def test_what_a_recipe_asks_for_is_measured(recipe, trained):
+@pytest.mark.parametrize("recipe", STARTED)
+def test_what_a_recipe_asks_for_is_measured(recipe, started):
     """A setting without an effect on a run is not in its log either."""
-    algorithm = small(recipe).algorithm
-    step = json.loads((trained / recipe / "metrics.jsonl").read_text().splitlines()[-1])
+    algorithm = resolved(recipe).algorithm
+    step = json.loads((started(recipe) / "metrics.jsonl").read_text().splitlines()[-1])
     assert ("kl" in step) == ("kl_coef" in step) == (algorithm.kl.coef > 0)
     assert ("gradreg/first_norm" in step) == (algorithm.gradreg.strength > 0)
     assert (step["ratio/max"] > 1 + 1e-4) == (algorithm.minibatches * algorithm.epochs > 1)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -84,6 +85,32 @@ def test_a_text_that_yaml_reads_as_something_else_has_to_be_quoted(override, rea
     with pytest.raises(ConfigError) as refused:
         resolve("nano", None, [override])
     assert str(refused.value) == told
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ('run.dir="e/x" y', r"""'run.dir="\"e/x\" y"'"""),
+        ("prompt.system=[/INST] hi", """'prompt.system="[/INST] hi"'"""),
+        ('prompt.system= "it\'s" #2', """'prompt.system="\\"it'"'"'s\\" #2"'"""),
+    ],
+)
+def test_what_is_said_about_quotes_can_be_typed(override, says):
+    with pytest.raises(ConfigError) as refused:
+        resolve("nano", None, [override])
+    assert str(refused.value).endswith(f"Put quotes around it: {says}.")
+    (argument,) = shlex.split(says)
+    key, _, value = override.partition("=")
+    found = resolve("nano", None, [argument])
+    assert str(found.run.dir if key == "run.dir" else found.prompt.system) == value.strip()
+
+
+def test_spaces_around_a_value_are_left_out_unless_it_is_quoted():
+    typed = ["algorithm.loss= gspo", " algorithm.lr = 1e-3 ", "run.dir= e/x ", "prompt.system=' a b '"]
+    config = resolve("nano", None, typed)
+    assert (config.algorithm.loss, config.algorithm.lr, str(config.run.dir)) == ("gspo", 1e-3, "e/x")
+    assert config.prompt.system == " a b "
+    assert resolve("8gb", None, [" reward.weights.format= 0"]).reward.weights["format"] == 0
 
 
 def test_epochs_become_steps():
@@ -288,6 +315,30 @@ def test_what_makes_a_group_dead_has_no_effect_if_dead_groups_are_trained_on(kee
     with pytest.raises(ConfigError, match=rf"^rollout.dead_by=correct: {keeps} .* Write rollout.dead_by=reward"):
         resolve("nano", "dapo", settings)
     assert resolve("nano", "dapo", [*settings, "rollout.dead_by=reward"]).rollout.dead_by == "reward"
+
+
+WARMUPS = ["", "warmup.from=samples warmup.rounds=2", "warmup.then=merged", "warmup.every=2 warmup.patience=1"]
+BESIDE = ["", "algorithm.loss=reinforce", "algorithm.loss=gspo", "algorithm.dual_clip=3", "algorithm.kl.coef=1"]
+BESIDE += ["algorithm.kl.coef=1 algorithm.kl.where=reward", "algorithm.minibatches=4", "rollout.dead_groups=refill"]
+BESIDE += ["rollout.dead_by=correct", "rollout.temperature=0.7", "teacher.name=nano", "teacher.adapter=x"]
+BESIDE += ["rollout.vllm.urls=http://a rollout.ahead=1", "eval.problems=0", "eval.every=2 eval.patience=2", "lora.r=7"]
+BESIDE += ["eval.metric=lenient", "run.merge=false", "run.epochs=1", "reward.control=random", "task.tools=calculator"]
+BESIDE += ["lora.enabled=false", "lora.init=pissa", "lora.start=x", "lora.dora=true", "model.quantize=nf4"]
+
+
+@pytest.mark.parametrize("warmup", WARMUPS)
+def test_settings_with_a_warm_up_are_refused_at_once_or_hold_for_both_runs(warmup):
+    taken = 0
+    for beside in BESIDE:
+        try:
+            config = resolve("nano", None, ["warmup.steps=4", *warmup.split(), *beside.split()])
+        except ConfigError:
+            continue
+        assert config.warmed_up_in(Path("warmup")).is_warmup
+        after, taken = config.after_warmup(Path("warmup")), taken + 1
+        assert after.warmup.steps == 0
+        assert after.lora.start != config.lora.start or config.lora.start is None
+    assert taken > len(BESIDE) / 2
 
 
 def test_raw_rewards_know_no_dead_groups():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import example, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.conftest import ROOT
+from trainer.config import command_line
 from trainer.config.command_line import resolve
 from trainer.config.read_yaml import BadYaml, read_yaml
 from trainer.config.settings import fields
@@ -48,6 +50,101 @@ def test_any_value_of_any_setting_is_taken_or_refused(key, value):
         resolve("nano", None, [f"{key}={value}"]).to_yaml().encode()
     except ConfigError as error:
         must_be_short(error)
+
+
+TEXTS = ("run.dir", "model.name", "model.revision", "task.path", "prompt.system", "reward.judge.rubric", "lora.start")
+LISTS = ("rollout.stop", "reward.custom", "task.incorrect", "rollout.vllm.arguments")
+SHORTENED = [
+    "runs/run #2",
+    "&a",
+    "&a b",
+    "!tag",
+    "!!str x",
+    "a:",
+    "a: b",
+    "- a",
+    "new\nline",
+    " a ",
+    "# a",
+    "|\n a",
+    ">-\n a",
+]
+SHORTENED += [
+    "'a' # b",
+    '"a" # "',
+    "[a] # ]",
+    "[a\n b]",
+    "[&x a]",
+    "[!!str a]",
+    "{a: b} #}",
+    "null # a",
+    "~ # a",
+    "--- a",
+]
+SHORTENED += [
+    "''",
+    "'it''s'",
+    "%a",
+    "? a",
+    "a\u2028b",
+    "a\x85b",
+    "1:30",
+    "1_0",
+    "yes",
+    "2024-01-01",
+    "=",
+    "<<",
+    "",
+    " ",
+    "\t",
+    "!!binary YQ==",
+]
+
+
+def arrived(key: str, value: str) -> object:
+    """The value of a setting that was typed as this, before it is judged; ConfigError if it is refused."""
+    section, _, name = key.partition(".")
+    nested = command_line._layer_of([f"{key}={value}"])[section]
+    for part in name.split("."):
+        nested = nested[part]
+    return nested
+
+
+@seed(18)
+@settings(max_examples=300, database=None)
+@given(
+    st.sampled_from(TEXTS),
+    st.sampled_from(SHORTENED) | st.text(alphabet="&*!?:-[]{}|>'\"#%@`,= \n\tab0.~<é\u2028", max_size=12),
+)
+@example("run.dir", "runs/run #2")
+def test_a_text_arrives_as_it_was_typed_or_is_refused(key, value):
+    try:
+        found = arrived(key, value)
+    except ConfigError:
+        return
+    if value[0] in ("'", '"'):
+        assert (value.rstrip()[-1], yaml.safe_load(value), len(value.splitlines())) == (value[0], found, 1)
+    elif isinstance(found, str | None):
+        assert found == (os.path.expanduser(value) if value[0] == "~" else value) or value in ("null", "~")
+    else:
+        with pytest.raises(ConfigError):
+            resolve("nano", None, [f"{key}={value}"])
+
+
+@pytest.mark.parametrize("key", LISTS)
+@pytest.mark.parametrize("value", [value for value in SHORTENED if value[:1] in ("[", "{")])
+def test_a_list_arrives_whole_or_is_refused(key, value):
+    with pytest.raises(ConfigError, match=r"a part of it .* would be left out. Put quotes around it"):
+        arrived(key, value)
+
+
+@seed(18)
+@settings(max_examples=200, database=None)
+@given(st.text(max_size=30) | st.sampled_from(SHORTENED) | st.lists(st.text(max_size=9), max_size=3))
+def test_a_value_that_a_command_writes_arrives(value):
+    (written,) = command_line.overrides_of({"rollout.stop": value})
+    assert len(written.splitlines()) == 1
+    assert arrived(*written.split("=", 1)) == (os.path.expanduser(value) if value[:1] == "~" else value)
 
 
 @seed(18)

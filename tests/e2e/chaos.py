@@ -22,7 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,12 +141,12 @@ def result(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = str(path.relative_to(folder))
-        if name == "metrics.jsonl":
+        if name.endswith("metrics.jsonl"):
             lines = [json.loads(line) for line in path.read_text().splitlines()]
             found[name] = [{key: value for key, value in line.items() if _is_learned(key)} for line in lines]
         elif name.endswith((".safetensors", "samples.jsonl", "answers.jsonl", "best.json", "data.json")):
             found[name] = path.read_bytes()
-        elif not name.startswith("tensorboard/"):
+        elif "tensorboard/" not in name:
             found[name] = ""
     return found
 
@@ -164,17 +164,15 @@ def survivors() -> list[str]:
     """Return the processes that a run has left behind. Helpers of a killed run may take a moment to notice."""
     until = time.monotonic() + 10
     while (left := list(_other_children())) and time.monotonic() < until:
-        for child in left:
-            if child.status() == psutil.STATUS_ZOMBIE:
-                os.waitpid(child.pid, os.WNOHANG)
         time.sleep(0.05)
-    return [" ".join(child.cmdline()) for child in left]
+    return left
 
 
-def _other_children() -> Iterator[psutil.Process]:
+def _other_children() -> Iterator[str]:
     for child in psutil.Process().children(recursive=True):
-        if SERVER not in child.cmdline():
-            yield child
+        with suppress(psutil.NoSuchProcess):  # it has just ended; `_wait` collects what is left of it
+            if SERVER not in (words := child.cmdline()):
+                yield " ".join(words)
 
 
 def killed_run(folder: Path, name: str, usual: Ended, rng: random.Random, kills: int) -> Iterator[tuple[str, str]]:

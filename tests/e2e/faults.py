@@ -23,7 +23,7 @@ from tests.e2e import chaos
 from trainer.machine import quiet
 from trainer.problem.word_problems import NanoTask
 from trainer.run import job
-from trainer.run_folder import checkpoints, manifest
+from trainer.run_folder import earlier, manifest
 from trainer.run_folder.record import Record
 
 
@@ -61,7 +61,7 @@ FAULTS = {  # -> a part of the message
     Fault("/best", "w", EIO): "the best of the run cannot be written (Input/output error). Check the disk",
     Fault("/step_000004", "w", EIO): "the checkpoint of step 4 cannot be written (Input/output error)",
     Fault("/", "owr", EROFS, 60): "Read-only file system",
-    Fault("/run/adapter/", "w", ENOSPC): "the disk is full: the result needs more than",
+    Fault("/run/adapter", "w", ENOSPC): "the disk is full: the result needs more than",
     Fault("/verdict.json", "w", EIO): "run/verdict.json: Input/output error. Check the disk",
     Fault("/eval.json", "w", EIO): "run/eval.json: Input/output error. Check the disk",
     Fault("/eval_answers.jsonl", "w", ENOSPC): "run/eval_answers.jsonl: the disk is full (No space left on device)",
@@ -95,7 +95,7 @@ def start_and_delete(folder: Path) -> chaos.Ended:
 
 def wrong(ended: chaos.Ended, status: int, told: str, folder: Path) -> str:
     """Return what is wrong with a start, or "" if it has ended with this status and this message."""
-    if damaged := [path.name for path in checkpoints._saved(folder / "checkpoints") if manifest.damage(path)]:
+    if damaged := [path.name for path in earlier.checkpoints(folder) if manifest.damage(path)]:
         return f"damaged: {damaged}"
     if ended.statuses == [status] and told in ended.said and "Traceback" not in ended.said:
         return ""

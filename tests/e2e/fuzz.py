@@ -58,6 +58,7 @@ from trainer.rollout.vllm.server import VllmServerSampler
 from trainer.run_folder import checkpoints, earlier, manifest
 from trainer.run_folder.journal import Journal, read_records
 from trainer.run_folder.origin import Origin
+from trainer.run_folder.record import Logs
 
 LARGE = 100_000
 LONGEST_S = 10.0
@@ -185,13 +186,13 @@ METRICS = {"step": 1, "reward": 0.5, "eval/accuracy": 0.25, "eval/lenient": 0.5,
 PROBLEMS = make_task(nano().task).train()[:8]
 
 
-ORIGIN, SETTINGS = Origin(nano().model), nano().to_yaml().encode()
+ORIGIN, SETTINGS = Origin(nano(), Path("no-folder"), PROBLEMS, [], accepts=False), nano().to_yaml().encode()
 
 
 def learned() -> dict[str, Any]:
     config = nano("task.curriculum=solve_rate", "algorithm.kl.coef=0.1")
     curriculum = CURRICULA[config.task.curriculum](PROBLEMS, 2, 0, 10)
-    return {"origin": ORIGIN, "curriculum": curriculum, "kl": Coefficient(config.algorithm.kl)}
+    return {"origin": ORIGIN, "curriculum": curriculum, "kl": Coefficient(config.algorithm.kl), "logs": Logs(ROOT)}
 
 
 def of_states(rng: random.Random, folder: Path) -> None:
@@ -202,6 +203,7 @@ def of_states(rng: random.Random, folder: Path) -> None:
     good = {"step": 1, **{name: part.state() for name, part in parts.items()}}
     (saved / "state.json").write_bytes(other_json(rng, good))
     manifest.seal(saved)
+    earlier.refuse_other_settings(folder, nano())
     checkpoints.resume(SimpleNamespace(load=lambda _: None), folder, 2, parts)  # type: ignore[arg-type]
     parts["curriculum"].draw(2)
 

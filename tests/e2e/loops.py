@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch.distributed
+
 import train
 from trainer import loop
 from trainer.config import ds_config
@@ -102,6 +104,7 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 def main(folder: str, *cases: str) -> None:
     quiet.quiet()
+    torch.distributed.distributed_c10d._object_to_tensor = None  # a rank that sends another one a pickle ends
     distributed.connect(timeout_s=580)
     results = {case: run(Path(folder), case) for case in cases}
     if distributed.is_main():

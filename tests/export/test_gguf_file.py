@@ -3,7 +3,9 @@
 import gguf
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from tests.conftest import NANO
 from tests.llama.families import FAMILIES, LLAMA3, SHAPE, YARN, make
 from trainer.config.settings import Model
 from trainer.errors import MergeError, ModelError
@@ -24,6 +26,20 @@ def test_each_number_is_within_half_a_step(fmt, nano, tokenizer, tmp_path):
     assert {name for name, kind in read.kinds.items() if kind == gguf_file.Kind.F32} >= norms
     for name, value in read.model.named_parameters():
         torch.testing.assert_close(value, nano[name], rtol=0, atol=float(nano[name].abs().max()) / 7)
+
+
+@pytest.mark.parametrize(("fmt", "fits"), [("f16", False), ("q4_1", False), ("bf16", True), ("q8_0", True)])
+def test_a_number_that_a_format_does_not_hold_is_refused_by_name(fmt, fits, tokenizer, tmp_path):
+    model, name = AutoModelForCausalLM.from_pretrained(NANO), "model.layers.0.mlp.down_proj.weight"
+    model.get_parameter(name).data[0, :2] = torch.tensor([-1e5, 1e6])
+    model.save_pretrained(tmp_path / "large")
+    weights = merge.stored_weights(Model(name=str(tmp_path / "large")), None, None)
+    if fits:
+        names = gguf_file.write(tmp_path / fmt, weights, tokenizer, fmt, 2)
+        llama_cpp.FileModel(tmp_path / fmt, weights, names)
+    else:
+        with pytest.raises(MergeError, match=f"--format {fmt}: {name} has a number .* Take --format bf16 or q8_0"):
+            gguf_file.write(tmp_path / fmt, weights, tokenizer, fmt, 2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

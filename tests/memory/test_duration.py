@@ -56,10 +56,57 @@ def test_an_update_goes_forward_and_back_over_prompts_and_answers():
     whole = duration("engine.ds_config=zero2", "lora.enabled=false", speed=only_flops)
     assert whole.update == pytest.approx((3 * layers + 4 * head) / 1e6)
     scored = duration("engine.ds_config=zero2", "algorithm.kl.coef=0.1", speed=only_flops)
-    assert scored.update - plain.update == pytest.approx(2 * (layers + head) / 1e6)
+    assert scored.update - plain.update == pytest.approx((layers + head) / 1e6)
     twice = duration("engine.ds_config=zero2", "algorithm.epochs=2", speed=only_flops)
     assert twice.update == pytest.approx(2 * plain.update)
     assert replace(plain, live=0.5).update == pytest.approx(plain.update / 2, rel=1e-6)
+    twice_each = duration("engine.ds_config=zero2", "algorithm.gradreg.strength=0.01", speed=only_flops)
+    assert twice_each.update == pytest.approx(2 * plain.update)
+
+
+KL, K2 = "algorithm.kl.coef=0.1", "algorithm.kl.estimator=k2"
+TAUGHT = ["teacher.adapter=x", "algorithm.loss=reinforce_baseline"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [
+        ([KL], 1),
+        ([KL, "algorithm.kl.where=reward"], 2),
+        (["algorithm.minibatches=2"], 0.5),
+        ([KL, "algorithm.minibatches=2"], 1.5),
+        (["algorithm.epochs=2"], 0),
+        (["algorithm.top_entropy=0.5", "algorithm.minibatches=2"], 1),
+        (TAUGHT, 1),
+        ([*TAUGHT, KL, K2, "teacher.form=loss"], 1),
+        ([*TAUGHT, KL], 2),
+    ],
+)
+def test_passes_before_an_update_are_those_that_a_run_makes(settings, passes, monkeypatch):
+    monkeypatch.setattr(Planner, "_taught", {})
+    found = duration(*settings)
+    assert found._scored + found._teacher / found._pass == pytest.approx(passes)
+
+
+def test_a_teacher_beside_the_policy_takes_the_pass_of_its_own_shape():
+    """The shape of the embedded model is not that of this policy."""
+    found = duration("teacher.name=nano", "teacher.quantize=int8", "algorithm.loss=reinforce_baseline")
+    assert found._teacher == pytest.approx(
+        Duration(Planner(shape_of("nano"), found.planner.config, 1, 0), SLOW, 8.0)._pass
+    )
+
+
+def test_a_warm_up_is_part_of_the_run():
+    alone, both = duration("warmup.steps=7", "warmup.only=true"), duration("warmup.steps=7")
+    rows = replace(alone, planner=replace(alone.planner, config=alone.planner.config.warmed_up_in(None)))
+    assert alone.run(10) == pytest.approx(7 * rows.update + 2 * alone.evaluation)
+    assert both.run(10) == pytest.approx(alone.run(0) + duration().run(10))
+    sampled = duration("warmup.steps=7", "warmup.only=true", "warmup.from=samples", "warmup.asked=6", "warmup.rounds=2")
+    assert sampled.run(0) - alone.run(0) == pytest.approx(2 * alone._sampling(24, 4))
+
+
+def test_a_refill_samples_again():
+    assert replace(duration(), rounds=4).rollout == pytest.approx(4 * duration().rollout)
 
 
 def test_what_is_between_layers_and_the_optimizer_states_move_through_memory():
@@ -102,6 +149,7 @@ def test_the_steps_of_a_run_correct_what_is_computed():
 def test_a_card_is_known_by_its_names():
     assert card_speed("NVIDIA H100 80GB HBM3") == Speed(989e12, 3350e9, LATENCY, 700)
     assert card_speed("NVIDIA A100-SXM4-80GB") == card_speed("a100")
+    assert card_speed("NVIDIA A100 80GB PCIe") == Speed(312e12, 1935e9, LATENCY, 300)
     assert card_speed("RTX 4060") == card_speed("NVIDIA GeForce RTX 4060")
     assert card_speed("NVIDIA L40S") != card_speed("NVIDIA L4")
     assert card_speed("rtx4060ti") == card_speed("NVIDIA GeForce RTX 4060 Ti") != card_speed("rtx4060")
@@ -109,6 +157,29 @@ def test_a_card_is_known_by_its_names():
     assert card_speed("NVIDIA GeForce RTX 4070 Ti") is None
     assert card_speed("NVIDIA GeForce RTX 2070 with Max-Q Design") is None
     assert card_speed("AMD Instinct") is None
+    assert card_speed("NVIDIA GeForce RTX 4090 D") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "like", "share", "memory"),
+    [
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "A100", 1 / 7, 1 / 8),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "A100", 3 / 7, 1 / 2),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", "H100", 1 / 7, 1 / 8),
+        ("NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", "H100", 1 / 7, 1 / 2),
+        ("NVIDIA H100 80GB HBM3 MIG 4g.40gb", "H100", 4 / 7, 1 / 2),
+        ("NVIDIA H200 MIG 7g.141gb", "H200", 1, 1),
+        ("NVIDIA H100 PCIe", "H100 pcie", 1, 1),
+        ("NVIDIA H100 PCIe MIG 2g.20gb", "H100 PCIe", 2 / 7, 2 / 8),
+        ("NVIDIA H100 NVL", "H100 NVL", 1, 1),
+        ("Tesla V100-PCIE-16GB", "V100 PCIe", 1, 1),
+    ],
+)
+def test_a_slice_of_a_card_is_its_fraction_and_other_boards_are_others(name, like, share, memory):
+    found, whole = card_speed(name), card_speed(like)
+    assert found[:2] == pytest.approx((share * whole.flops, memory * whole.bandwidth))
+    assert found.watts == pytest.approx(share * whole.watts)
+    assert card_speed("H100 PCIe") != card_speed("H100") != card_speed("H100 NVL")
 
 
 def test_a_gaming_card_has_the_peak_of_sums_in_fp32():

@@ -62,7 +62,7 @@ def test_over_the_same_base_it_says_what_it_says_loaded_apart(job, tmp_path, mon
     train(tmp_path, *TAUGHT, f"teacher.name={tmp_path / 'copy'}", f"teacher.adapter={job.parent / 'teacher'}")
     assert learned(tmp_path / "it") == learned(job)
     assert (tmp_path / "it" / ADAPTER).read_bytes() == (job / ADAPTER).read_bytes()
-    assert len([*(tmp_path / "scratch/octet-models").glob("copy-*")]) == 1
+    assert len([*(tmp_path / "scratch").glob("octet-models-*/copy-*")]) == 1
 
 
 def test_over_the_same_base_it_is_not_saved(job):
@@ -70,6 +70,7 @@ def test_over_the_same_base_it_is_not_saved(job):
         "README.md",
         "adapter_config.json",
         "adapter_model.safetensors",
+        "manifest.json",
     }
     (state,) = (job / "checkpoints/step_000002/engine").glob("*model_states.pt")
     saved = torch.load(state, weights_only=True)["module"]

@@ -1,6 +1,7 @@
 """Every shipped script, by four readers: bash, shellcheck, sbatch, and `octet slurm`, which makes more of them."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -38,7 +39,10 @@ def test_bash_and_shellcheck_find_nothing(script):
 
 STAND_INS = {
     "srun": """
-case "$*" in *vllm_server.sh*) exec sleep 3 >/dev/null 2>&1 ;; esac
+case "$*" in *vllm_server.sh*)
+    printf '%s\n' "${@: -3}" >"$0.server" && echo "$VLLM_API_KEY" >"$0.key" && exec sleep 3 >/dev/null 2>&1 ;;
+esac
+[ "${VLLM_API_KEY:-}" != "$(cat "$0.key" 2>/dev/null)" ] || echo "the ranks have the key of the servers"
 echo "MASTER_ADDR=${MASTER_ADDR:-}"
 for argument in "$@"; do
     echo "$argument"
@@ -156,6 +160,30 @@ def test_vllm_servers_of_neighbouring_jobs_have_ports_of_their_own(job):
         (line,) = [line for line in answer.stdout.splitlines() if line.startswith("rollout.vllm.urls=")]
         urls += line.removeprefix("rollout.vllm.urls=").split(",")
     assert len(set(urls)) == 4, urls
+
+
+@pytest.mark.parametrize("given", ["", "of the user"])
+def test_vllm_servers_ask_for_a_key_on_every_route(job, tmp_path, given):
+    """It is made for a job that has none, and stands in the environment alone."""
+    answer, server = job("vllm.sbatch", "run.dir=it", SLURM_GPUS_ON_NODE="2", VLLM_API_KEY=given), tmp_path / "python"
+    key = (tmp_path / "srun.key").read_text().strip()
+    assert "the ranks have the key of the servers" in answer.stdout.splitlines()
+    assert given == key or re.fullmatch("[0-9a-f]{48}", key)
+    assert key not in answer.stdout + answer.stderr + (tmp_path / "srun.server").read_text()
+    server.write_text(f"#!/bin/sh\n{sys.executable} -c 'import vllm_door; print(vllm_door.__file__)'; echo $*\n")
+    server.chmod(0o755)
+    node = {"PATH": os.environ["PATH"], "SLURM_LOCALID": "0", "SLURMD_NODENAME": "here"}
+    command = [ROOT / "slurm/vllm_server.sh", *(tmp_path / "srun.server").read_text().splitlines()]
+    own = node | {"OCTET_VLLM_PYTHON": str(server)}
+    door, options = subprocess.run(
+        command, env=own | {"VLLM_API_KEY": key}, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert door == str(tmp_path / "it/vllm_modules/vllm_door.py")
+    assert "--middleware vllm_door.Door" in options
+    assert key not in options
+    without = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+    assert without.returncode
+    assert "VLLM_API_KEY: vllm.sbatch makes it" in without.stderr
 
 
 def test_lines_of_a_grid_are_counted_as_octet_slurm_does(job, tmp_path):
@@ -281,9 +309,9 @@ def test_a_vllm_server_outlives_the_signal_that_the_run_is_told_to_stop_with(tmp
     server = tmp_path / "python"
     server.write_text("#!/bin/sh\necho up\nsleep 1\necho still up\n")
     server.chmod(0o755)
-    node = {"PATH": os.environ["PATH"], "SLURM_LOCALID": "0", "SLURMD_NODENAME": "here"}
+    node = {"PATH": os.environ["PATH"], "SLURM_LOCALID": "0", "SLURMD_NODENAME": "here", "VLLM_API_KEY": "k"}
     with subprocess.Popen(
-        [ROOT / "slurm/vllm_server.sh", "model", "30000"],
+        [ROOT / "slurm/vllm_server.sh", "model", "30000", "modules"],
         env=node | {"OCTET_VLLM_PYTHON": str(server)},
         stdout=subprocess.PIPE,
         text=True,
@@ -319,9 +347,10 @@ def test_a_vllm_server_has_the_model_of_the_settings(tmp_path, settings, told):
         "PATH": os.environ["PATH"],
         "SLURM_LOCALID": "1",
         "SLURMD_NODENAME": "here",
+        "VLLM_API_KEY": "k",
         "OCTET_VLLM_PYTHON": str(server),
     }
-    started = [ROOT / "slurm/vllm_server.sh", name, "30000", *options]
+    started = [ROOT / "slurm/vllm_server.sh", name, "30000", "modules", *options]
     words = subprocess.run(started, env=node, capture_output=True, text=True, check=True).stdout.splitlines()
     assert words[words.index("--model") + 1] == name
     assert words[words.index("--port") + 1] == "30001"

@@ -10,17 +10,7 @@ from huggingface_hub import constants
 
 from trainer.config.settings import Config, TaskSettings
 from trainer.errors import DataError, ModelError
-from trainer.model.hub import (
-    FETCH,
-    NOTHING,
-    Found,
-    Refused,
-    Unreachable,
-    find_model,
-    listing,
-    naming,
-    stay_offline,
-)
+from trainer.model.hub import FETCH, NOTHING, Found, Refused, Unreachable, find_model, listing, naming, stay_offline
 from trainer.problem.sources import HubSet
 from trainer.problem.task import hub_sets, make_task
 

@@ -10,6 +10,7 @@ from trainer.checks import preflight
 from trainer.config.settings import Config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
+from trainer.machine.visible import print
 from trainer.memory.planner import GB, PROCESS, SLEEPING, TIGHT, Planner
 from trainer.memory.search import Placement, changed, difference, planned_shape, value_of
 from trainer.model.shapes import Shape

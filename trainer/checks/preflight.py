@@ -19,6 +19,7 @@ from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.machine.disk import amount
 from trainer.machine.disk import size as size_of
+from trainer.machine.visible import print
 from trainer.model import hub
 from trainer.problem import lessons
 from trainer.problem.dataset import DataTask

@@ -10,11 +10,12 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
-from rich.console import Console
 from rich.table import Table
 
+from trainer.machine.console import Console
+from trainer.machine.visible import print
 from trainer.reports.evaluation_table import percent
-from trainer.reports.pairs import by_task, paired
+from trainer.reports.pairs import Pair, against_best, by_task
 from trainer.reports.report import shown
 from trainer.reports.run_files import RunFiles, differing, facts_of, names_of, read_runs
 from trainer.watch.progress import clock
@@ -37,12 +38,14 @@ def run(options: Namespace) -> None:
 def compare(runs: Sequence[Path], as_json: bool) -> None:
     read = read_runs(runs)
     keys = differing([run.settings for run in read])
-    tasks = [[_row(run, these[0], keys) for run in these] for these in by_task(read)]
+    tasks = [
+        [_row(run, these[0], pair, keys) for run, pair in zip(these, against_best(these), strict=True)]
+        for these in by_task(read)
+    ]
     if as_json:
         print(json.dumps([row for rows in tasks for row in rows], indent=2))
         return
-    screen = Console(highlight=False)
-    console = screen if screen.is_terminal else Console(highlight=False, width=WIDTH)
+    console = Console(wide=WIDTH)
     names = dict(zip((str(run.folder) for run in read), names_of(read), strict=True))
     for rows in tasks:
         for table in tables(rows, names, console.width):
@@ -51,8 +54,7 @@ def compare(runs: Sequence[Path], as_json: bool) -> None:
         console.print("Runs on different tasks are not compared with each other.")
 
 
-def _row(run: RunFiles, best: RunFiles, keys: Sequence[str]) -> dict[str, Any]:
-    pair = paired(best, run) if run is not best else None
+def _row(run: RunFiles, best: RunFiles, pair: Pair | None, keys: Sequence[str]) -> dict[str, Any]:
     against = {"run": str(best.folder), **pair._asdict(), "said": str(pair)} if pair else None
     settings = {key: run.settings[key] for key in keys}
     evaluates = run.settings["eval.problems"] != 0
@@ -102,7 +104,9 @@ def _columns(rows: Sequence[dict[str, Any]], names: Mapping[str, str]) -> list[l
 
 def _title(rows: Sequence[dict[str, Any]]) -> str:
     problems = sorted({row["problems"] for row in rows if row["problems"]})
-    return f"Held-out problems: {', '.join(map(str, problems)) or 'none yet'}; 95 % intervals"
+    compared = sum(row["against"] is not None for row in rows)
+    corrected = f", p corrected for {compared} runs (Holm)" if compared > 1 else ""
+    return f"Held-out problems: {', '.join(map(str, problems)) or 'none yet'}; 95 % intervals{corrected}"
 
 
 def _accuracy(row: dict[str, Any]) -> str:

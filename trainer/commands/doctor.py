@@ -32,6 +32,7 @@ from trainer.errors import OctetError
 from trainer.machine import hardware
 from trainer.machine.disk import amount
 from trainer.machine.shipped import ROOT
+from trainer.machine.visible import print
 from trainer.memory import search
 from trainer.model import hub
 from trainer.problem.task import hub_sets, make_task

@@ -15,11 +15,11 @@ from typing import Any
 
 from trainer.checks import downloads, preflight
 from trainer.commands.options import TASKS, add_overrides
-from trainer.config.command_line import resolve
+from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import Config, Model
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine import quiet
-from trainer.machine.visible import visible
+from trainer.machine.visible import print, visible
 from trainer.model import hub
 from trainer.problem.task import evaluation_problems, make_task
 from trainer.records import Draws
@@ -99,9 +99,8 @@ def settings_for(options: Namespace) -> Config:
     of_another_trainer = options.adapter and preset is None and not names_a_model(options)  # and no run beside it
     model = _base_of(options.adapter) if of_another_trainer else options.model
     named = {"model.name": model, "task.name": options.task, "eval.problems": options.problems}
-    overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
     local = NO_SERVERS if preset and resolve(preset).rollout.uses_servers else ()
-    config = resolve(preset, None, [*clean, *local, *overrides, *options.overrides])
+    config = resolve(preset, None, [*clean, *local, *overrides_of(named), *options.overrides])
     is_unchecked = getattr(options, "no_check", False)  # of octet export
     if not config.eval.problems and not is_unchecked:
         or_not = ", or --no-check" if "no_check" in options else ""

@@ -36,6 +36,7 @@ from trainer.errors import ConfigError, DataError, ModelError
 from trainer.machine import hardware
 from trainer.machine.disk import amount
 from trainer.machine.shipped import IS_INSTALLED, ROOT, TRAIN
+from trainer.machine.visible import print
 from trainer.model import hub
 from trainer.problem.task import hub_sets, make_task
 from trainer.watch.progress import PATIENCE_S, Progress
@@ -218,7 +219,7 @@ def conclude(folder: Path, summary: Sequence[str], arguments: str, wheels: bool)
     made |= {"arguments": arguments, "run": run}
     (folder / "manifest.json").write_text(json.dumps({**made, "files": listed}, indent=1) + "\n")
     size = amount(sum(file.stat().st_size for file in set(map(Path.resolve, files.values()))))
-    text = README.format(what="\n".join(summary), **made, folder=folder, size=size, count=len(listed))
+    text = README.format(what="\n".join(summary), **made, folder=shlex.quote(str(folder)), size=size, count=len(listed))
     (folder / "README.txt").write_text(text)
     print(f"\nCopy {folder} ({size}) with its links, then, in the folder of Octet or of its wheel over there:\n  {run}")
     print(f"More in {folder / 'README.txt'}")

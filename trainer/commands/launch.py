@@ -29,6 +29,7 @@ from trainer.config.command_line import Request, parse_command_line
 from trainer.exits import END, STOPPING, answering_errors
 from trainer.machine import hardware
 from trainer.machine.shipped import ROOT
+from trainer.machine.visible import print
 from trainer.ranks import slurm
 
 TRAIN = ROOT / "train.py"
@@ -39,6 +40,7 @@ OF_A_KILL = (
     "used up: `dmesg` says so. The same command goes on from the last checkpoint."
 )
 LEAVE_S = 60.0  # for ranks that were told to end; DeepSpeed's launcher gives them 30
+LEFT_S = 5.0  # for processes that are left when train.py has ended well, and were told to end
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -103,7 +105,7 @@ def run_to_its_end(launch: Sequence[str], environment: Mapping[str, str]) -> int
     not ended well: DeepSpeed's runner exits with 0 when a signal has ended the process between it and the ranks."""
     with tempfile.TemporaryDirectory() as folder:
         end = Path(folder) / "end"
-        status = run(launch, {**environment, END: str(end)})
+        status = run(launch, {**environment, END: str(end), slurm.FOLDER: folder})
         if status == KILLED:
             print(f"octet: {OF_A_KILL}", file=sys.stderr)
         if status or end.exists():
@@ -145,15 +147,18 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
     status = child.wait()
     with suppress(ProcessLookupError):  # the ranks of a launcher that was killed go on
         os.killpg(child.pid, signal.SIGTERM)
-        _wait_for_group(child.pid)
+        _wait_for_group(child.pid, LEFT_S if Path((environment or {}).get(END, "")).is_file() else LEAVE_S)
         os.killpg(child.pid, signal.SIGKILL)
     return 128 + received[0] if received and status == -signal.SIGTERM else shell_status(status)
 
 
-def _wait_for_group(group: int) -> None:
-    """Wait until the processes of a group have ended, which may be saving a checkpoint, for at most `LEAVE_S`."""
-    until = time.monotonic() + LEAVE_S
-    while time.monotonic() < until and any(_is_running_in(group, process) for process in psutil.process_iter()):
+def _wait_for_group(group: int, seconds: float) -> None:
+    """Wait until the processes of a group have ended, which may be saving a checkpoint. Say so after a second."""
+    for tenth in range(int(10 * seconds)):
+        if not any(_is_running_in(group, process) for process in psutil.process_iter()):
+            return
+        if tenth == 10:
+            print(f"octet: waiting {seconds:g} s at most for processes that the run has started", file=sys.stderr)
         time.sleep(0.1)
 
 

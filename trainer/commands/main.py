@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 
 import trainer
@@ -18,6 +17,7 @@ from trainer.config.arguments import Parser, argument_parser
 from trainer.errors import did_you_mean
 from trainer.exits import answering_errors, leave, naming_missing_packages
 from trainer.machine import hardware
+from trainer.machine.visible import print
 from trainer.ranks import slurm
 
 GROUPS = {
@@ -32,7 +32,7 @@ GROUPS = {
         "compare": "Show runs side by side: where they differ, and what came of it.",
         "watch": "Show runs on the screen while they go on, or afterwards.",
         "report": "Write a page about a run: result, curves, answers, alarms, settings; or about several.",
-        "plot": "Draw the curves of runs, as PNG and SVG.",
+        "plot": "Draw the curves of runs, as SVG.",
         "repro": "Train the first steps of a run again, and say whether they are the same to the bit.",
         "score": "Score the completions in a JSON lines file; see docs/rewards.md.",
         "chat": "Ask the base and the trained model of a run the same question.",
@@ -44,7 +44,6 @@ GROUPS = {
         "plan": "Show the memory that a run needs, phase by phase; see docs/memory.md.",
         "task": "Print the exact text and tokens that a model sees of a task.",
         "fetch": "Bring the model, data and packages of a run to a machine without internet.",
-        "completion": "Print a script that completes commands and settings in bash or zsh.",
     },
     "share": {
         "export": "Write the model for llama.cpp, Ollama, vLLM or the hub, and compare its answers.",
@@ -96,7 +95,7 @@ def _run(name: str, arguments: Sequence[str]) -> None:
     options = parser_of(name).parse_intermixed_args(arguments)
     hardware.prepare_cuda()
     slurm.adopt_ranks()
-    status = _status(lambda: module.run(options), options.debug)
+    status = answering_errors(lambda: module.run(options), options.debug)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         leave(status)
     sys.exit(status)
@@ -110,16 +109,6 @@ def parser_of(name: str) -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     import_module(f"trainer.commands.{name}").add_arguments(parser)
     return parser
-
-
-def _status(command: Callable[[], None], debug: bool) -> int:
-    try:
-        status = answering_errors(command, debug)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `octet plan | head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    return status
 
 
 if __name__ == "__main__":

@@ -31,4 +31,5 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"--out {path}: it cannot be written ({error.strerror}). Name another place.") from None
+        place = error.filename2 or error.filename or path  # the file in the folder, and not its temporary name
+        raise ConfigError(f"--out {place}: it cannot be written ({error.strerror}). Name another place.") from None

@@ -65,7 +65,8 @@ def outlook(options: Namespace, planner: Planner, machine: hardware.Hardware | N
         device = like.machine.get("device", "")
         on = options.card or device
         least, basis = _followed(options, planner, like)
-        most = least
+        refills = 0 if like.config.rollout.dead_groups == "refill" else _refills(planner.config)
+        most = replace(least, rounds=1 + refills)
         if not options.card or least.speed == card_speed(device):
             drawn = watts(like.metrics)
     else:
@@ -75,11 +76,11 @@ def outlook(options: Namespace, planner: Planner, machine: hardware.Hardware | N
             return None
         longest = float(planner.config.rollout.max_new_tokens)
         least = Duration(planner, speed, min(longest, options.length or longest))
-        most = replace(least, ratio=H100)
+        most = replace(least, ratio=H100, rounds=1 + _refills(planner.config))
         basis = (
             f"computed from the published numbers of {on}: the first at these, the second with the losses of an H100"
         )
-    limit = hardware.power_limit() if here and here == on else 0.0
+    limit = hardware.power_limit() if here and here == on and " MIG " not in here else 0.0
     known = drawn or limit or least.speed.watts
     return Outlook(least, most, _steps(planner.config, like), basis, known, bool(drawn))
 
@@ -137,9 +138,16 @@ def _measured(like: RunFiles) -> Duration:
     return measured(Duration(planner, speed, config.rollout.max_new_tokens), like.metrics)
 
 
+def _refills(config: Config) -> int:
+    """Return how often a step may sample again, which nobody knows before its answers are there."""
+    return config.rollout.refills if config.rollout.dead_groups == "refill" and not config.is_warmup else 0
+
+
 def _steps(config: Config, like: RunFiles | None) -> int | None:
     """Return the steps of the run; None if they follow from the number of problems, and that is not known here."""
     task = config.task
+    if config.is_warmup:
+        return config.warmup.steps
     if config.run.steps is not None:
         return config.run.steps
     if like and task == like.config.task and like.history.problems:
@@ -155,15 +163,26 @@ def lines(found: Outlook | None, price: float | None) -> Iterator[str]:
         return
     of_run = "the steps follow from the number of problems, which is not known: write run.steps"
     if found.seconds:
-        of_run = f"{_span(*found.seconds)} for {counted(found.steps or 0, 'step')} and the evaluations"
+        config = found.most.planner.config
+        taught = ", those of the warm-up" if config.warmup.steps and not config.is_warmup else ""
+        of_run = f"{_span(*found.seconds)} for {counted(found.steps or 0, 'step')}{taught} and the evaluations"
     parts = {name: _span(getattr(found.least, name), getattr(found.most, name)) for name in PARTS}
     yield f"time: {of_run}, {found.basis}\n  {', '.join(f'{name} {span}' for name, span in parts.items())}"
+    yield f"  not counted: {', '.join(_left_out(found.most.planner))}"
     if found.kwh is not None:
         how = "about" if found.is_measured else "at most"
         yield f"energy: {how} {found.kwh:.2g} kWh, with {found.ranks} x {found.watts:.0f} W"
     if price is not None and found.seconds:
         least, most = (seconds / 3600 * found.ranks * price for seconds in found.seconds)
         yield f"price: {least:.2f}" + (f" to {most:.2f}" if most > least else "") + f" at {price:g} an hour of a card"
+
+
+def _left_out(planner: Planner) -> Iterator[str]:
+    config = planner.config
+    yield "loading"
+    if config.teacher.is_there and not (planner.teacher or config.shares_base):
+        yield "the teacher"
+    yield "judges, tools and environments"
 
 
 def _span(least: float, most: float) -> str:

@@ -16,8 +16,8 @@ from math import inf
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from trainer.checks import memory
 from trainer.commands import outlook
@@ -25,17 +25,19 @@ from trainer.commands.options import add_settings_of_a_run
 from trainer.config import command_line, ds_config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
+from trainer.machine.console import Console
 from trainer.machine.shipped import TRAIN
+from trainer.machine.visible import print
 from trainer.memory import search
 from trainer.memory.planner import GB, ROOMY, Plan
 from trainer.memory.search import Placement
 from trainer.model.shapes import shape_of
 
 VERDICTS = {
-    "fits": "[bold green]it fits[/]",
-    "tight": "[bold yellow]it may not fit[/]",
-    "too large": "[bold red]it does not fit[/]",
-    "no ram": "[bold red]it fits the card, and not the RAM of this machine[/]",
+    "fits": ("it fits", "bold green"),
+    "tight": ("it may not fit", "bold yellow"),
+    "too large": ("it does not fit", "bold red"),
+    "no ram": ("it fits the card, and not the RAM of this machine", "bold red"),
 }
 LARGEST = {"rows": "rows", "group_size": "answers in a group", "max_new_tokens": "new tokens"}
 LARGEST |= {"tokens_per_micro_batch": "tokens in a micro-batch"}
@@ -85,7 +87,7 @@ def run(options: Namespace) -> None:
     if options.json:
         print(json.dumps(document(question), indent=2))
     else:
-        console = Console(highlight=False, soft_wrap=True)
+        console = Console(soft_wrap=True)
         for part in (title(question), table(question.placement.plan), *answer(question)):
             console.print(part)
     plan = question.placement.plan
@@ -99,7 +101,7 @@ def ask(options: Namespace) -> Question:
     preset = options.preset or ("nano" if options.model == "nano" else command_line.preset_for(vram) or "8gb")
     named = {"model.name": options.model, "rollout.group_size": options.group, "prompt.max_tokens": options.prompt}
     named |= {"rollout.max_new_tokens": options.completion}
-    overrides = [f"{key}={value}" for key, value in named.items() if value is not None] + options.overrides
+    overrides = command_line.overrides_of(named) + options.overrides
     config = command_line.resolve(preset, options.recipe, overrides)
     ranks, local = hardware.ranks(machine) if options.gpus is None else (options.gpus, options.gpus)
     if ranks < 1:
@@ -163,20 +165,21 @@ def searched(question: Question) -> Question:
 # for people
 
 
-def title(question: Question) -> str:
+def title(question: Question) -> Text:
     placement, config = question.placement, question.placement.config
     lora, rollout, ranks = config.lora, config.rollout, placement.world_size
     how = f"LoRA r={lora.r}" if lora.enabled else "the whole model"
     precision = config.model.quantize if config.model.quantize != "none" else config.model.dtype.replace("auto", "bf16")
     checkpoints = "with" if config.model.gradient_checkpointing else "without"
     by_vllm = " by vLLM in this process" if config.rollout.engine == "vllm_colocate" else ""
-    return (
-        f"[bold]{config.model.name}[/] on {question.card}{f', one of {ranks}' if ranks > 1 else ''}\n"
+    return Text.assemble(
+        (config.model.name, "bold"),
+        f" on {question.card}{f', one of {ranks}' if ranks > 1 else ''}\n"
         f"{_count(placement.shape.parameters)} parameters in {precision}, {_count(placement.trained)} trained ({how}), "
         f"engine {config.engine.ds_config}, {checkpoints} gradient checkpointing\n"
         f"a step: {rollout.problems} x {rollout.group_size} answers of up to {rollout.max_new_tokens:,} tokens to "
         f"prompts of up to {placement.prompt:,}\n"
-        f"at a time: {placement.rows} sampled{by_vllm}, {config.optim.tokens_per_micro_batch:,} tokens trained on\n"
+        f"at a time: {placement.rows} sampled{by_vllm}, {config.optim.tokens_per_micro_batch:,} tokens trained on\n",
     )
 
 
@@ -187,10 +190,9 @@ def _count(number: float) -> str:
 def table(plan: Plan) -> Table:
     """Return phases in columns, and purposes in rows: in the order in which they come up, overheads last."""
     made = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, show_footer=True)
-    made.add_column("GB", footer="[bold]peak[/]", no_wrap=True)
+    made.add_column("GB", footer=Text("peak", "bold"), no_wrap=True)
     for phase in plan.phases:
-        highest = "bold reverse" if phase == plan.peak_phase else "bold"
-        peak = f"[{highest}]{plan.peak_of(phase) / GB:.2f}[/]"
+        peak = Text(f"{plan.peak_of(phase) / GB:.2f}", "bold reverse" if phase == plan.peak_phase else "bold")
         made.add_column(phase, footer=peak, justify="right", min_width=9, no_wrap=True)
     last = ("allocator slack", "CUDA context")
     names = dict.fromkeys(name for terms in plan.phases.values() for name in terms)
@@ -199,24 +201,27 @@ def table(plan: Plan) -> Table:
     return made
 
 
-def _cell(size: int) -> str:
+def _cell(size: int) -> Text:
     if not size:
-        return "[dim]-[/]"
-    return f"{size / GB:.2f}" if size >= GB / 200 else "[dim]<0.01[/]"
+        return Text("-", "dim")
+    return Text(f"{size / GB:.2f}") if size >= GB / 200 else Text("<0.01", "dim")
 
 
-def answer(question: Question) -> Iterator[str]:
+def answer(question: Question) -> Iterator[str | Text]:
     """Yield the lines below the table."""
     placement, plan = question.placement, question.placement.plan
     most = plan.phases[plan.peak_phase][plan.dominant]
-    yield (
-        f"\n{VERDICTS['no ram' if plan.fits and not question.ram_fits else plan.verdict]}: {plan.peak / GB:.1f} of "
-        f"{plan.vram / GB:.1f} GB ({plan.peak / plan.vram:.0%}) in {plan.peak_phase}; most of it is {plan.dominant}, "
-        f"{most / GB:.2f} GB"
+    yield Text.assemble(
+        "\n",
+        VERDICTS["no ram" if plan.fits and not question.ram_fits else plan.verdict],
+        f": {plan.peak / GB:.1f} of {plan.vram / GB:.1f} GB ({plan.peak / plan.vram:.0%}) in "
+        f"{plan.peak_phase}; most of it is {plan.dominant}, {most / GB:.2f} GB",
     )
     parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in plan.ram_terms.items())
-    short = "" if question.ram_fits else ", [bold red]more than this machine has[/]"
-    yield f"RAM: {plan.ram_peak / GB:.1f} GB ({parts}) of {question.free_ram / GB:.1f} that are free here{short}"
+    yield Text.assemble(
+        f"RAM: {plan.ram_peak / GB:.1f} GB ({parts}) of {question.free_ram / GB:.1f} that are free here",
+        "" if question.ram_fits else Text.assemble(", ", ("more than this machine has", "bold red")),
+    )
     little = ", because LoRA trains little" if placement.config.lora.enabled else " of the card"
     yield f"optimizer offload saves {placement.state / GB:.2f} GB{little}"
     yield from _limits(placement)
@@ -227,9 +232,11 @@ def answer(question: Question) -> Iterator[str]:
         else:
             question = searched(question)
     if question.proposal is not None:
-        yield f"proposed: [bold]{shlex.join(question.proposal) or 'nothing to change'}[/]"
+        yield Text.assemble("proposed: ", (shlex.join(question.proposal) or "nothing to change", "bold"))
         yield f"  {shlex.join(question.command)}"
-    yield f"[dim]An estimate for the longest prompts and answers; below {ROOMY:.0%} of a card counts as fitting.[/]"
+    yield Text(
+        f"An estimate for the longest prompts and answers; below {ROOMY:.0%} of a card counts as fitting.", "dim"
+    )
 
 
 def _limits(placement: Placement) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from trainer.checks import downloads
 from trainer.commands.score import add_reward_arguments, settings_for, with_every_component
 from trainer.config.settings import Config
+from trainer.machine.visible import print
 from trainer.problem.environment import Environments, environments_of
 from trainer.problem.task import make_task
 from trainer.records import Completion, Problem, Prompt, Score

@@ -1,4 +1,4 @@
-"""`octet plot`: the curves of runs as PNG and SVG, from the files in their folders."""
+"""`octet plot`: the curves of runs as SVG, from the files in their folders."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainer.commands.options import writing
 from trainer.errors import DataError
+from trainer.machine.visible import print
 from trainer.reports import sheet
 from trainer.reports.run_files import read_runs
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import tempfile
+import sys
 from argparse import ArgumentParser, Namespace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,19 @@ from huggingface_hub import CommitOperationAdd, HfApi, errors
 from huggingface_hub.utils import validate_repo_id
 
 from trainer.errors import CheckpointError, ConfigError
+from trainer.machine import manifest
 from trainer.machine.disk import amount
+from trainer.machine.visible import print
 from trainer.model import hub
 from trainer.reports import card, sheet
 from trainer.reports.run_files import RunFiles, exported, read_run
 
-ADAPTER, CURVES, EXPORT = "adapter_config.json", "curves.png", "export.json"
+ADAPTER, CURVES, EXPORT = "adapter_config.json", "curves.svg", "export.json"
+SENT = ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "model*.safetensors", "*.gguf"]
+SENT += ["config.json", "generation_config.json", "model.safetensors.index.json", "Modelfile", "merges.txt"]
+SENT += ["tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"]
+SENT += ["vocab.json", "vocab.txt", "spiece.model", "processor_config.json", "preprocessor_config.json"]
+SENT += ["chat_template.jinja", "additional_chat_templates/*.jinja"]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -34,18 +42,16 @@ def run(options: Namespace) -> None:
     _must_be_a_name(options.to)
     run = read_run(options.run)
     folder = options.run / (options.what or run.config.lora.product)
+    manifest.must_be_whole(folder)
     files, made = _files(folder), _made(run, folder)
-    with tempfile.TemporaryDirectory() as scratch:
-        curves = _curves(run, Path(scratch))
-        text = card.card(
-            run, options.to, _kind(folder), hub.licence(run.config.model), CURVES if curves else None, made
-        )
-        contents: dict[str, Any] = {**files, "README.md": text.encode(), **({CURVES: curves} if curves else {})}
-        if ADAPTER in files:
-            contents[ADAPTER] = _without_path(files[ADAPTER])
-        if options.yes:
-            print(_send(options.to, contents, private=not options.public))
-            return
+    curves = {CURVES: sheet.sheets([run])[CURVES]} if run.steps else {}
+    text = card.card(run, options.to, _kind(folder), hub.licence(run.config.model), CURVES if curves else None, made)
+    contents: dict[str, Any] = {**files, "README.md": text.encode(), **curves}
+    if ADAPTER in files:
+        contents[ADAPTER] = _without_path(files[ADAPTER])
+    if options.yes:
+        print(_send(options.to, contents, private=not options.public))
+        return
     print(text)
     for name, content in contents.items():
         print(f"{amount(content.stat().st_size if isinstance(content, Path) else len(content)):>9}  {name}")
@@ -74,14 +80,20 @@ def _made(run: RunFiles, folder: Path) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Return the files of a model. An export that lies in its folder is another model."""
+    """Return the files of a model, and name the others on standard error. An export that lies in its folder is another
+    model, and the card takes the place of README.md and export.json."""
     inside = [*folder.glob("*"), *folder.glob("additional_chat_templates/*")]
     found = {str(path.relative_to(folder)): path for path in sorted(inside) if path.is_file()}
-    for name in ("README.md", EXPORT):  # the card takes their place
-        found.pop(name, None)
     if refused := [name for name in (folder.name, *found) if name.endswith((".refused", ".unchecked"))]:
         raise CheckpointError(f"{folder}: {refused[0]} did not pass its check. Export it anew, in another format.")
-    return found
+    seen = {name: path for name, path in found.items() if not path.name.startswith(".")}
+    sent = {name: path for name, path in seen.items() if any(fnmatch(name, known) for known in SENT)}
+    if others := [name for name in found if name not in (*sent, "README.md", EXPORT, manifest.NAME)]:
+        print(f"octet: left out, because no model has such a file: {', '.join(others)}", file=sys.stderr)
+    for name, path in sent.items():
+        if path.resolve() != folder.resolve() / name:
+            raise CheckpointError(f"{folder}: {name} is a link, or lies in one, to {path.resolve()}. Copy it there.")
+    return sent
 
 
 def _without_path(file: Path) -> bytes:
@@ -101,13 +113,6 @@ def _kind(folder: Path) -> str:
     if any(folder.glob("*.gguf")):
         return "gguf"
     raise CheckpointError(f"{folder}: there is no adapter and no model in it. Name a folder that has one with --what.")
-
-
-def _curves(run: RunFiles, folder: Path) -> bytes | None:
-    if not run.steps:
-        return None
-    list(sheet.write([run], folder))
-    return (folder / CURVES).read_bytes()
 
 
 def _send(to: str, contents: dict[str, Any], private: bool) -> str:

@@ -6,6 +6,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from trainer.commands.options import writing
+from trainer.machine import disk
+from trainer.machine.visible import print
 from trainer.reports.report import report
 from trainer.reports.run_files import read_runs
 
@@ -20,5 +22,8 @@ def run(options: Namespace) -> None:
     text = report(read_runs(options.runs))
     path = options.out or (options.runs[0] / "report.html" if len(options.runs) == 1 else Path("report.html"))
     with writing(path):
-        path.write_text(text, encoding="utf-8")
+        if options.out:
+            path.write_text(text, encoding="utf-8")
+        else:
+            disk.replace(path, text.encode())
     print(path)

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from trainer.checks import preflight, start
 from trainer.commands.options import add_overrides
-from trainer.config.command_line import resolve
+from trainer.config.command_line import overrides_of, resolve
 from trainer.errors import ConfigError
 from trainer.machine import hardware, quiet
 
@@ -33,7 +33,7 @@ def run(options: Namespace) -> None:
     if options.steps < 1:
         raise ConfigError(f"--steps {options.steps}: it must be at least 1. Leave it out for {STEPS}.")
     with TemporaryDirectory(prefix="octet-repro-") as scratch:
-        here = [f"run.dir={scratch}", "run.track=null"]
+        here = [*overrides_of({"run.dir": scratch}), "run.track=null"]
         config = resolve(str(stored), None, [*options.overrides, *here])
         machine = hardware.detect()
         start.check(config, replace(machine, gpus=machine.gpus[:1]))

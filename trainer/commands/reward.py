@@ -1,8 +1,8 @@
 """`octet reward test`: try the rewards of a run, or your own function, on texts whose worth is known.
 
 It writes right and wrong completions of the task's problems, or takes labelled ones, and changes them as a model might
-to be paid. The exit status is 1 if a wrong text is paid, a right one is not, or a reward is not deterministic, bounded
-and quick.
+to be paid. The exit status is 1 if a wrong text is paid or keeps much of what a right one earns, if a right one is not
+paid, or if a reward is not deterministic, bounded and quick.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from trainer.checks import downloads
 from trainer.commands import score
 from trainer.errors import ConfigError, DataError
+from trainer.machine.visible import print
 from trainer.problem.task import make_task
 from trainer.reward import golds
 from trainer.reward.built_in import Rules

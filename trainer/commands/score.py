@@ -25,10 +25,10 @@ from typing import IO, Any
 
 from trainer.answers import find
 from trainer.commands.options import TASKS, add_overrides
-from trainer.config.command_line import resolve
+from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import Config
 from trainer.errors import DataError
-from trainer.machine.visible import visible
+from trainer.machine.visible import print
 from trainer.problem.task import make_task
 from trainer.records import Completion, Problem, Prompt, Score
 from trainer.reward.built_in import COMPONENTS
@@ -57,7 +57,7 @@ def add_reward_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     if options.task == "records":  # these completions are the records
-        options.overrides.insert(0, f"task.path={options.file}")
+        options.overrides[:0] = overrides_of({"task.path": options.file})
     options.preset = options.preset or _settings_beside(options.file)
     score_file(settings_for(options), options.file)
 
@@ -67,15 +67,14 @@ def _settings_beside(file: str) -> str | None:
     settings = Path(file).parent / "config.yaml"
     if file == "-" or not settings.is_file():
         return None
-    print(f"octet: with the settings of {visible(str(settings))}; --preset names others", file=sys.stderr)
+    print(f"octet: with the settings of {settings}; --preset names others", file=sys.stderr)
     return str(settings)
 
 
 def settings_for(options: Namespace, data_dir: Path | None = None) -> Config:
     """Return the settings with the embedded model, which is always there: none is loaded."""
-    named = {"task.name": options.task, "task.data_dir": data_dir, "model.name": "nano"}
-    overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
-    return resolve(options.preset, None, [*overrides, *options.overrides])
+    named = {"task.name": options.task, "task.data_dir": data_dir and str(data_dir), "model.name": "nano"}
+    return resolve(options.preset, None, [*overrides_of(named), *options.overrides])
 
 
 def score_file(config: Config, path: str) -> None:
@@ -208,7 +207,7 @@ def _report_missing(scorer: Scorer) -> None:
     measured = scorer.measured()
     missing, total = measured.get("judge/missing", (0, 0))
     if missing:
-        why = visible("; ".join(failure for grader in scorer.graders if (failure := grader.last_failure)))
+        why = "; ".join(failure for grader in scorer.graders if (failure := grader.last_failure))
         print(
             f"octet: the judge gave no grade for {missing:.0f} of {total:.0f} completions: {why}.",
             file=sys.stderr,

@@ -23,8 +23,9 @@ from trainer.config import ds_config
 from trainer.config.command_line import resolve
 from trainer.config.settings import RUNS, Config
 from trainer.errors import ClusterError, ConfigError
+from trainer.machine import disk
 from trainer.machine.shipped import IS_INSTALLED, ROOT
-from trainer.machine.visible import visible
+from trainer.machine.visible import print, visible
 from trainer.memory.planner import Planner
 from trainer.model.shapes import shape_of
 
@@ -127,9 +128,9 @@ def write(config: Config, folder: Path, request: JobRequest) -> Path:
     for mark in (*folder.glob("finished"), *folder.glob("*/finished")):  # of a shorter run; a chain would stop there
         mark.unlink()
     settings = config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
-    (folder / "job.yaml").write_text(settings.to_yaml())
+    disk.replace(folder / "job.yaml", settings.to_yaml().encode())
     script = folder / "job.sbatch"
-    script.write_text(text)
+    disk.replace(script, text.encode())
     script.chmod(script.stat().st_mode | (script.stat().st_mode & 0o444) >> 2)  # whoever may read it may run it
     return script
 
@@ -149,7 +150,7 @@ def _script(folder: Path, request: JobRequest) -> Iterator[str]:
         yield f"export OCTET_PYTHON={shlex.quote(sys.executable)}"
     if request.chain > 1:
         yield "export OCTET_CHAIN=1"
-    yield f"set -- {shlex.join([*([str(request.grid.absolute())] if request.grid else []), *arguments])}"
+    yield f'set -- {shlex.join([*([str(request.grid.absolute())] if request.grid else []), *arguments])} "$@"'
     body = next(index for index, line in enumerate(shipped) if line.startswith("set -"))
     yield from [*shipped[body:], ""]
 

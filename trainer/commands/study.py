@@ -7,30 +7,33 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from rich.console import Console
-
 from trainer.commands.options import add_overrides
 from trainer.commands.slurm import JobRequest, slurm
-from trainer.config.command_line import resolve
+from trainer.config.command_line import overrides_of, resolve
 from trainer.config.study import SUPERVISED, Study, StudyRun, read_study
 from trainer.errors import ConfigError, DataError, OctetError, counted
 from trainer.exits import listen
 from trainer.machine import disk
+from trainer.machine.console import Console
+from trainer.machine.visible import print
 from trainer.problem.lessons import check, taught
 from trainer.problem.prompts import answer_style
 from trainer.problem.task import make_task, training_problems
 from trainer.reports import contamination, study_page
 from trainer.reports.run_files import facts_of, read_run
 from trainer.reports.study import collect, ended, summary, totals
+from trainer.sandbox.kernel import PR_SET_PDEATHSIG, libc
 from trainer.watch.progress import clock
 
 WIDTH = 160  # characters of a line where there is no screen
@@ -156,7 +159,13 @@ class Runner:
         log = self.study.folder / f"{one.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with disk.naming(log), log.open("a") as output:
-            child = subprocess.Popen([sys.executable, "-m", *program], stdout=output, stderr=subprocess.STDOUT)
+            child = subprocess.Popen(
+                [sys.executable, "-m", *program],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # the run saves and ends even if this process is killed
+                preexec_fn=partial(libc.prctl, PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0),  # noqa: PLW1509
+            )
             self.children.add(child)
             status = child.wait()
             self.children.remove(child)
@@ -194,7 +203,7 @@ def _submit(study: Study, options: Namespace) -> None:
     study.folder.mkdir(parents=True, exist_ok=True)
     grid = study.folder / f"grid-{1 + len([*study.folder.glob('grid-*')])}"  # the tasks of an earlier array read theirs
     disk.replace(grid, "".join(f"{shlex.join(_as_long(study, one).overrides)}\n" for one in ready).encode())
-    config = resolve(study.file.preset, study.file.recipe, [f"run.dir={study.folder}"])
+    config = resolve(study.file.preset, study.file.recipe, overrides_of({"run.dir": str(study.folder)}))
     slurm(config, study.file.preset, JobRequest(1, options.gpus, options.time, grid), dry_run=False)
     if len(ready) < len(pending):
         print("supervised  needs the tokens of the first arm: give this command again when those runs have ended")
@@ -212,8 +221,7 @@ def _judge(study: Study) -> None:
     found = summary(collected)
     disk.replace(study.folder / "study.json", (json.dumps(found, indent=1) + "\n").encode())
     disk.replace(study.folder / "study.html", study_page.study_page(found, collected).encode())
-    screen = Console(highlight=False)
-    console = screen if screen.is_terminal else Console(highlight=False, width=WIDTH)
+    console = Console(wide=WIDTH)
     for table in study_page.screen(found):
         console.print(table)
     print("\n".join(study_page.sentences(found)))

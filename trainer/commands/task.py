@@ -12,8 +12,9 @@ from typing import Any
 
 from trainer.checks import downloads
 from trainer.commands.options import TASKS, add_overrides
-from trainer.config.command_line import resolve
+from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import Config
+from trainer.machine.visible import print
 from trainer.problem.environment import environments_of
 from trainer.problem.prompts import Prompter
 from trainer.problem.task import Task, evaluation_problems, make_task, notes, training_problems
@@ -40,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     named = {"model.name": options.model, "task.name": options.task}
     named |= {"prompt.style": options.style, "task.data_dir": options.data_dir}
-    overrides = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
+    overrides = overrides_of(named)
     config = resolve(options.preset, None, [*overrides, *options.overrides])
     downloads.check(config)
     show(config, options.split, options.n, as_json=options.json)
@@ -66,7 +67,7 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
     facts["stop_strings"] = [*prompter.stop_strings, *config.rollout.stop]
     facts["prompt_tokens"] = _lengths(prompts, config.prompt.max_tokens)
     facts["problems"] = [_facts_of(prompt) for prompt in prompts[:count]]
-    print(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else _as_text(facts, split))
+    print(json.dumps(facts, indent=2) if as_json else _as_text(facts, split))
 
 
 def _problems(task: Task, config: Config, split: str) -> list[Problem]:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rich.console import Console
 from rich.live import Live
 
 from trainer.errors import DataError
+from trainer.machine.console import Console
 from trainer.reports import terminal
 from trainer.reports.run_files import read_run, read_runs
 from trainer.reports.state import stopped

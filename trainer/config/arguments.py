@@ -56,6 +56,9 @@ def argument_parser(command: str = "train") -> argparse.ArgumentParser:
         "--resume", nargs="?", const="", metavar="DIR", help="resume the run in DIR, by default the latest run"
     )
     parser.add_argument(
+        "--accept-changes", action="store_true", help="go on although code of a reward or task has changed since"
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print the result as JSON on standard output, progress on standard error"
     )
     parser.add_argument("--strict-health", action="store_true", help="the same as run.strict_health=true")

@@ -8,8 +8,10 @@ A later layer wins. The result is validated and frozen.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -20,7 +22,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainer.config.arguments import PRESETS, RECIPES, argument_parser, names_in
-from trainer.config.read_yaml import BadYaml, read_yaml
+from trainer.config.read_yaml import BadYaml, read_setting, read_yaml, written
 from trainer.config.settings import RUNS, Config, Reward, fields, sections
 from trainer.errors import ConfigError, did_you_mean
 from trainer.machine import hardware
@@ -48,6 +50,7 @@ class Request:
     json: bool = False
     debug: bool = False
     resumes: Path | None = None  # the folder of the run to resume
+    accepts_changes: bool = False  # of the user's files, where a run goes on
     is_python: bool = False  # there was no command line: train() was called
 
 
@@ -60,15 +63,20 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         raise ConfigError(
             f"overrides: {_shown(overrides)!r} is one text. Write a list of them: [{_shown(overrides)!r}]."
         )
-    overrides = list(overrides)
+    overrides = ["".join(map(str.strip, text.partition("="))) for text in overrides]
     if any(text.startswith("reward.weights.") for text in overrides):  # one weight goes beside the others
         layers = [*layers, _default_weights(layers)]
     merged: dict[str, Any] = {}
-    for layer in [*layers, _layer_of(overrides)]:
+    layers.append(_layer_of(overrides))
+    for layer in layers:
         _refuse_unknown_keys(layer)
         _refuse_impossible_values(layer)
         merged = _merge(_without_other_length(merged, layer), layer)
-    config = validated(merged, dict(text.partition("=")[::2] for text in overrides))
+    typed = dict(text.partition("=")[::2] for text in overrides)
+    if not any("dead_by" in layer.get("rollout", {}) for layer in layers[1:]):  # a preset's is one for its own rewards
+        plain = _merge(merged, {"rollout": {"dead_by": "reward"}})
+        merged = merged if validated(plain, typed).can_drop_by_correct else plain
+    config = validated(merged, typed)
     return config.warmed_up_in(config.run.dir) if config.is_warmup else config
 
 
@@ -112,7 +120,8 @@ def parse_command_line(arguments: Sequence[str]) -> Request:
     preset, why = (options.preset, "") if options.preset else choose_preset(hardware.detect())
     reason = f"preset {preset} ({why})" if why else ""
     config = resolve(preset, options.recipe, options.overrides)
-    return Request(config, preset, reason, options.dry_run, options.json, options.debug)
+    shown = (options.dry_run, options.json, options.debug)
+    return Request(config, preset, reason, *shown, accepts_changes=options.accept_changes)
 
 
 def _separate_resume(arguments: Sequence[str]) -> list[str]:
@@ -132,9 +141,9 @@ def _resumed(options: argparse.Namespace) -> Request:
         raise ConfigError(f"--resume {folder}: there is no config.yaml in it, so it is not the folder of a run.")
     if options.preset or options.recipe:
         raise ConfigError("--resume: the run's own config.yaml is the preset. Leave --preset and --recipe out.")
-    config = resolve(str(stored), None, [*options.overrides, f"run.dir={folder}"])
-    reason = f"resuming {folder}"
-    return Request(config, folder.name, reason, options.dry_run, options.json, options.debug, resumes=folder)
+    config = resolve(str(stored), None, [*options.overrides, *overrides_of({"run.dir": str(folder)})])
+    reason, shown = f"resuming {folder}", (options.dry_run, options.json, options.debug)
+    return Request(config, folder.name, reason, *shown, resumes=folder, accepts_changes=options.accept_changes)
 
 
 def _latest_run() -> Path:
@@ -160,6 +169,11 @@ def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
     return layer
 
 
+def overrides_of(named: Mapping[str, Any]) -> list[str]:
+    """Return settings as they stand on a command line, without those that are None."""
+    return [f"{key}={written(value)}" for key, value in named.items() if value is not None]
+
+
 def _layer_of(overrides: Iterable[str]) -> dict[str, Any]:
     layer: dict[str, Any] = {}
     for override in map(_parse_override, overrides):
@@ -169,14 +183,17 @@ def _layer_of(overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def _parse_override(text: str) -> dict[str, Any]:
-    """Return `rollout.group_size=16` as a nested dictionary. The value is read as YAML."""
+    """Return `rollout.group_size=16` as a nested dictionary. `read_setting` reads the value."""
     key, equals, value = text.partition("=")
-    if not equals or not key.strip("."):
+    if not equals or not key.strip(".") or not value.strip():
         raise ConfigError(f"{_shown(text)}: expected key=value, such as rollout.group_size=16.")
     try:
-        nested: Any = read_yaml(value)
+        nested: Any = read_setting(value)
     except BadYaml as error:
-        raise ConfigError(f"{_shown(text)}: the value is not valid YAML: {error}. Put quotes around it.") from None
+        quoted = _shown(shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}"))
+        raise ConfigError(
+            f"{_shown(text)}: the value is not valid YAML: {error}. Put quotes around it: {quoted}."
+        ) from None
     if isinstance(nested, str) and nested.startswith("~"):  # the shell expands no ~ after an equals sign
         nested = os.path.expanduser(nested)
     for part in reversed(key.split(".")):
@@ -255,6 +272,9 @@ def _explain(errors: Sequence[Any], typed: Mapping[str, str]) -> str:
             lines[key] = (
                 f"{key}={text}: YAML reads {text} as {kind}, and a text is needed. Quote it: '{key}=\"{text}\"'."
             )
+        elif detail["input"] is None and (names := [part for part in detail["loc"] if ":" in str(part)]):
+            name = _shown(names[0])
+            lines[key] = f"{key}: {name} is read as one name. Write a space after the colon."
         elif key in lines:
             lines[key] = f"{lines[key][:-1]}, or {_remedy(detail).removeprefix('Write ')}."
         else:

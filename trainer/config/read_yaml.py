@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+from math import inf
 from typing import Any
 
 import yaml
@@ -11,6 +13,7 @@ from trainer.machine.visible import visible
 DEEPEST = 32  # of lists and mappings inside of each other; settings have four
 LONGEST = 1 << 20
 NAME = 80  # characters of a key that are shown
+NULL = ("null", "Null", "NULL", "~")
 
 
 class BadYaml(ValueError):
@@ -48,6 +51,38 @@ def read_yaml(content: bytes | str) -> Any:
     except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:  # `!!int x`, 2024-13-45
         why = f" ({str(error)[:100]})" if isinstance(error, ValueError) else ""
         raise BadYaml(f"a value in it is not of its kind{why}") from None
+
+
+def read_setting(text: str) -> Any:
+    """Return the value of a setting on a command line: in quotes or brackets what YAML reads, else a number, a truth
+    value, a date or null, and else the text as it was typed. YAML alone would leave out ` #2`, `&a` and line breaks."""
+    found = read_yaml(text)
+    if text[:1] not in tuple("\"'[{"):
+        return found if isinstance(found, int | float | date) or text in NULL else text
+    *events, _, _ = yaml.parse(text, Loader=yaml.SafeLoader)
+    end = events[-1].end_mark
+    is_whole = end is not None and end.index == len(text.rstrip()) and len(text.splitlines()) == 1
+    if not is_whole or any(getattr(event, "tag", None) or getattr(event, "anchor", None) for event in events):
+        raise BadYaml("a part of it (a comment, a line break, an anchor or a tag) would be left out")
+    return found
+
+
+class _OneLine(yaml.SafeDumper):
+    """Writes line breaks and control characters as escapes."""
+
+
+_OneLine.add_representer(
+    str, lambda own, text: own.represent_scalar("tag:yaml.org,2002:str", text, None if text.isprintable() else '"')
+)
+
+
+def written(value: Any) -> str:
+    """Return a value as it stands on a command line."""
+    return (
+        yaml.dump(value, None, _OneLine, default_flow_style=True, width=inf, allow_unicode=True)
+        .removesuffix("...\n")
+        .strip()
+    )
 
 
 def _refuse_depth_and_aliases(text: str) -> None:

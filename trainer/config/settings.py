@@ -107,12 +107,14 @@ class Config(Section):
 
     def after_warmup(self, folder: Path) -> Config:
         """Return the settings of the run that goes on with the warm-up in a folder, which left a link `start`."""
+        done = {"steps": 0, "rounds": 1}
         if self.lora.enabled and self.warmup.then == "same":
-            return self._with(warmup={"steps": 0}, lora={"start": folder / "start"})
+            return self._with(warmup=done, lora={"start": folder / "start"})
         weights = folder / ("merged" if self.lora.enabled else "start")
         base = {key: getattr(self.model, key) for key in ("name", "revision", "quantize")}
         teacher = base if self.shares_base else {}  # whose adapter is one of the model before the warm-up
-        return self._with(warmup={"steps": 0}, model={"name": str(weights), "revision": None}, teacher=teacher)
+        model = {"name": str(weights), "revision": None}
+        return self._with(warmup=done, model=model, lora={"start": None}, teacher=teacher)
 
     def _with(self, **sections: dict[str, Any]) -> Config:
         """Return validated settings with other values in some sections."""
@@ -159,10 +161,11 @@ class Config(Section):
                 f"rollout.temperature={self.rollout.temperature:g}: the server at teacher.url gives log-probs at a "
                 "temperature of 1 only. Write rollout.temperature=1, or teacher.name=MODEL without teacher.url"
             )
-        if teacher.form == "loss" and (kl.coef == 0 or kl.where != "loss" or kl.refresh):
+        if teacher.form == "loss" and (kl.coef == 0 or kl.where != "loss" or kl.refresh or kl.estimator != "k2"):
             raise ValueError(
-                "teacher.form=loss: the teacher is the reference of the KL in the loss. Write algorithm.kl.coef=1 "
-                "algorithm.kl.estimator=k2, and leave algorithm.kl.where and algorithm.kl.refresh out"
+                "teacher.form=loss: the teacher is the reference of the reverse KL in the loss, whose gradient k2 has. "
+                "Write algorithm.kl.coef=1 algorithm.kl.estimator=k2, and leave algorithm.kl.where and "
+                "algorithm.kl.refresh out"
             )
         if teacher.form == "advantage" and self.algorithm.loss in ("reinforce", "gspo"):
             raise ValueError(
@@ -191,10 +194,10 @@ class Config(Section):
                 f"warmup.rounds={warmup.rounds}: worked solutions stay the same from round to round. Write "
                 "warmup.from=samples, or warmup.rounds=1"
             )
-        if warmup.patience is not None and warmup.every is None:
+        if warmup.patience is not None and (warmup.every is None or not self.eval.problems):
             raise ValueError(
                 f"warmup.patience={warmup.patience} counts evaluations during the warm-up, and there are none. Write "
-                "warmup.every=20"
+                "warmup.every=20, and eval.problems above 0"
             )
         if self.eval.metric == "loss" and not warmup.only:
             raise ValueError(
@@ -250,7 +253,7 @@ class Config(Section):
                 "rollout.dead_groups=refill: algorithm.loss=reinforce learns from the raw reward, so a group of equal "
                 "rewards is not dead. Write rollout.dead_groups=keep"
             )
-        if self.rollout.dead_by == "correct" and self.task.answer == "none":
+        if self.rollout.dead_by == "correct" and self.task.answer == "none" and "code" not in self.reward.weights:
             raise ValueError(
                 "rollout.dead_by=correct: with task.answer=none no answer is right, so every group is dead. Write "
                 "rollout.dead_by=reward"
@@ -324,6 +327,12 @@ class Config(Section):
         teacher, who has something to say about every answer."""
         learns = self.algorithm.loss == "reinforce" or self.teacher.is_there
         return self.rollout.dead_groups != "keep" and not learns
+
+    @property
+    def can_drop_by_correct(self) -> bool:
+        """Return True if `rollout.dead_by=correct` has an effect: dead groups are left out, and being right is paid."""
+        paid = self.reward.weights
+        return self.drops_dead_groups and ("code" in paid or (self.task.answer != "none" and bool(paid.get("correct"))))
 
     @property
     def constant_divisor(self) -> float:

@@ -11,7 +11,6 @@ controls: [format, random, shuffled_gold, shuffled_advantages, supervised]
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 
 from trainer.config.command_line import resolve
-from trainer.config.read_yaml import BadYaml, read_yaml
+from trainer.config.read_yaml import BadYaml, read_yaml, written
 from trainer.config.sections.base import RUNS, Section
 from trainer.config.settings import Config, fields
 from trainer.errors import ConfigError, did_you_mean
@@ -148,14 +147,10 @@ class Study:
         for seed in self.seeds:
             for arm, settings in self.arms.items():
                 values = settings_of(self.file.settings) | settings
-                written = (f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
-                own = (
-                    *self.overrides,
-                    f"run.seed={seed}",
-                    f"run.dir={self.folder / f'{arm}-{seed}'}",
-                    "run.merge=false",
-                )
-                yield StudyRun(arm, seed, (*written, *own))
+                own = (f"{key}={written(value)}" for key, value in values.items())
+                folder = written(str(self.folder / f"{arm}-{seed}"))
+                of_run = (f"run.seed={seed}", f"run.dir={folder}", "run.merge=false")
+                yield StudyRun(arm, seed, (*own, *self.overrides, *of_run))
 
     def config(self, run: StudyRun) -> Config:
         """Return the settings of a run. Raise ConfigError if they are wrong."""

@@ -17,7 +17,7 @@ from huggingface_hub import constants
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from trainer.errors import ModelError
+from trainer.errors import MergeError, ModelError
 from trainer.export import vocabulary
 from trainer.model.merge import Weights
 
@@ -133,7 +133,7 @@ def write(
         if "/" in about.base and not Path(about.base).is_dir():
             writer.add_base_model_repo_url(0, f"{constants.ENDPOINT}/{about.base}")
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32 if fmt == "f32" else _mostly(fmt))
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if fmt == "f32" else f"MOSTLY_{fmt.upper()}"])
     _write_shape(writer, config, family)
     vocabulary.write(writer, tokenizer, weights.shapes[weights.embedding][0], end_of_turn)
     kinds = {name: _kind(name, weights.shapes[own], fmt) for name, own in names.items()}
@@ -150,15 +150,18 @@ def write(
         writer.write_tensor_data(value)
     for name, own in names.items():
         rows = stored(weights[own], own, config).split(ROWS)
-        writer.write_tensor_data(
-            np.concatenate([quantize(some.float().numpy(), kinds[name]).view(np.uint8) for some in rows])
-        )
+        try:
+            with np.errstate(over="raise"):
+                parts = [quantize(some.float().numpy(), kinds[name]).view(np.uint8) for some in rows]
+        except FloatingPointError:
+            writer.close()
+            raise MergeError(
+                f"--format {fmt}: {own} has a number beyond 65,504, which its 16 bits do not hold. Take --format bf16 "
+                "or q8_0."
+            ) from None
+        writer.write_tensor_data(np.concatenate(parts))
     writer.close()
     return names
-
-
-def _mostly(fmt: str) -> int:
-    return int(gguf.LlamaFileType[f"MOSTLY_{fmt.upper()}"])
 
 
 def _names(weights: Weights, arch: str) -> Iterator[tuple[str, str]]:

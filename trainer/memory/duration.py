@@ -62,13 +62,20 @@ CARDS = {
     "RTX 5090": (209.5, 1792, 575),
     "T4": (65, 320, 70),
     "V100": (125, 900, 300),
+    "V100 PCIe": (112, 900, 250),
     "A100": (312, 1555, 400),
+    "A100 80GB PCIe": (312, 1935, 300),
     "L40S": (362, 864, 350),
     "L4": (121, 300, 72),
     "H100": (989, 3350, 700),
+    "H100 PCIe": (756, 2000, 350),
+    "H100 NVL": (835, 3938, 400),
     "H200": (989, 4800, 700),
+    "H200 NVL": (835, 4800, 600),
 }
-OTHERS = ("TI", "SUPER", "LAPTOP", "MAX", "WITH")  # words behind the name of another card
+OTHERS = {"TI", "SUPER", "LAPTOP", "MAX", "WITH", "D"}  # words in the name of another card
+SLICES = 7  # of a card in MIG mode
+EIGHTHS = {"1": 1, "2": 2, "3": 4, "4": 4, "7": 8}  # of its memory, by the number before the `g`
 # Computed seconds times these are those that an H100 took for 32 answers of 256 to 512 tokens with 1.5 B parameters.
 # A slower card loses a smaller share, so its seconds lie between the computed ones and these.
 H100 = Ratio(rollout=1.4, update=7.0)
@@ -76,37 +83,57 @@ H100 = Ratio(rollout=1.4, update=7.0)
 
 def card_speed(name: str) -> Speed | None:
     """Return the published numbers of a card from its name, as nvidia-smi or a person writes it; None if unknown."""
-    words = f" {re.sub('(?<=RTX)(?=[0-9])|(?<=[0-9])(?=TI)', ' ', name.upper().replace('-', ' '))} "
-    for known, (teraflops, gigabytes, watts) in CARDS.items():
-        _, found, after = words.partition(f" {known.upper()} ")
-        if found and not after.startswith(OTHERS):
-            return Speed(teraflops * 1e12, gigabytes * 1e9, LATENCY, watts)
+    words = {*re.sub("(?<=RTX)(?=[0-9])|(?<=[0-9])(?=TI)", " ", name.upper().replace("-", " ")).split()}
+    part = re.search(r"\bMIG (?:(\d)C\.)?(\d)G", name.upper())  # 1c.3g.40gb computes with one of the three
+    share = int(part[1] or part[2]) / SLICES if part else 1.0
+    memory = EIGHTHS[part[2]] / 8 if part else 1.0
+    for known in sorted(CARDS, key=lambda one: -len(one.split())):
+        own, (teraflops, gigabytes, watts) = {*known.upper().split()}, CARDS[known]
+        if own <= words and not (words - own) & OTHERS:
+            return Speed(share * teraflops * 1e12, memory * gigabytes * 1e9, LATENCY, share * watts)
     return None
 
 
 @dataclass(frozen=True)
 class Duration:
-    """The seconds of a run on one rank. Answers have `length` tokens in the mean, and a share of the groups is live."""
+    """The seconds of a run on one rank. Answers have `length` tokens in the mean, and a share of the groups is live.
+    A step samples in so many `rounds`, the first and those of `rollout.refills`."""
 
     planner: Planner
     speed: Speed
     length: float
     live: float = 1.0
     ratio: Ratio = AS_COMPUTED
+    rounds: int = 1
 
     @property
     def step(self) -> float:
         return self.rollout + self.update
 
     def run(self, steps: int) -> float:
-        """Return the seconds of all steps and evaluations: of the base, of the trained model, and those between."""
+        """Return the seconds of all steps and evaluations, with those of a warm-up, which may be all of the run."""
+        config = self.planner.config
+        own = 0.0 if config.is_warmup else self._own(steps)
+        if not config.warmup.steps:
+            return own
+        warmup = replace(self.planner, config=config.warmed_up_in(None))
+        return own + replace(self, planner=warmup, live=1.0)._own(config.warmup.steps)
+
+    def _own(self, steps: int) -> float:
+        """Return the seconds of steps and evaluations: of the base, of the trained model, and those between."""
         every = self.planner.config.eval.every
         return steps * self.step + (2 + ((steps - 1) // every if every else 0)) * self.evaluation
 
     @cached_property
     def rollout(self) -> float:
-        planner = self.planner
-        return self.ratio.rollout * self._sampling(planner.all_rows, planner.config.rollout.group_size)
+        """Seconds of sampling in a step; in a warm-up those of its rounds, shared by its steps."""
+        planner, group, warmup = self.planner, self.planner.config.rollout.group_size, self.planner.config.warmup
+        if not planner.config.is_warmup:
+            return self.ratio.rollout * self.rounds * self._sampling(planner.all_rows, group)
+        if warmup.source == "solutions":
+            return 0.0
+        asked = ceil(warmup.asked / planner.world_size) * group
+        return self.ratio.rollout * self._sampling(asked, group) * warmup.rounds / warmup.steps
 
     @cached_property
     def evaluation(self) -> float:
@@ -116,20 +143,45 @@ class Duration:
 
     @property
     def update(self) -> float:
-        config, optim = self.planner.config, self.planner.config.optim
-        algorithm, shape, lora = config.algorithm, self.planner.shape, config.lora.enabled
-        scored = 2 * bool(algorithm.kl.coef) or int(algorithm.top_entropy < 1 or algorithm.minibatches > 1)
-        layers = (1 if lora else 2) + config.model.gradient_checkpointing  # beside the first pass, with base or without
-        forward, head = self._forward, 2 * shape.embedding * self._edges
-        adapters = (6 + 2 * config.model.gradient_checkpointing) * self.planner.trained * self._tokens * lora
-        trained = forward * (1 + layers) + head * (2 if lora else 4) + adapters
-        flops = scored * (forward + head) + algorithm.epochs * trained
-        passes = shape.layers * ceil(self._tokens / optim.tokens_per_micro_batch)
-        passed = self._tokens * self._passed / self.speed.bandwidth
-        beside = (passed + passes * self.speed.latency) * (scored + algorithm.epochs * (1 + layers))
+        config, algorithm = self.planner.config, self.planner.config.algorithm
+        lora, checkpointing = config.lora.enabled, config.model.gradient_checkpointing
+        layers = (1 if lora else 2) + checkpointing  # beside the first pass, with base or without
+        adapters = (6 + 2 * checkpointing) * self.planner.trained * self._tokens * lora
+        trained = self._forward * (1 + layers) + self._head * (2 if lora else 4) + adapters
+        gradients = algorithm.epochs * (2 if algorithm.gradreg.strength else 1)
         moved = STATES * self.planner.shard / (PCIE if self.planner.offloads else self.speed.bandwidth)
         states = algorithm.epochs * algorithm.minibatches * moved
-        return self.ratio.update * (flops / self.speed.flops + beside + states)
+        gradient = trained / self.speed.flops + self._beside * (1 + layers)
+        return self.ratio.update * (self._scored * self._pass + self._teacher + gradients * gradient + states)
+
+    @property
+    def _scored(self) -> float:
+        """Return how many passes over all answers are made before the first update; see `loss/before_update.py`."""
+        algorithm, teacher = self.planner.config.algorithm, self.planner.config.teacher
+        is_taught = teacher.is_there and teacher.form == "loss"
+        reference = {"loss": not is_taught, "reward": 2}[algorithm.kl.where] if algorithm.kl.coef else 0
+        return reference + (1 if algorithm.top_entropy < 1 else 1 - 1 / algorithm.minibatches)
+
+    @property
+    def _teacher(self) -> float:
+        """Return the seconds of the pass of a teacher on this device."""
+        if self.planner.teacher:
+            return replace(self, planner=self.planner.teacher)._pass
+        return self._pass if self.planner.config.shares_base else 0.0
+
+    @property
+    def _pass(self) -> float:
+        return (self._forward + self._head) / self.speed.flops + self._beside
+
+    @property
+    def _head(self) -> float:
+        return 2 * self.planner.shape.embedding * self._edges
+
+    @property
+    def _beside(self) -> float:
+        """Seconds beside the arithmetic of a pass: what moves between the layers, and their latency."""
+        passes = self.planner.shape.layers * ceil(self._tokens / self.planner.config.optim.tokens_per_micro_batch)
+        return self._tokens * self._passed / self.speed.bandwidth + passes * self.speed.latency
 
     @property
     def _edges(self) -> float:

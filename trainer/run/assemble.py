@@ -8,7 +8,6 @@ import json
 import os
 import shlex
 import sys
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -54,8 +53,8 @@ from trainer.rollout.vllm.publish import Exportable, VllmContext
 from trainer.rollout.vllm.teacher import ServedTeacher
 from trainer.run_folder import checkpoints, claim
 from trainer.run_folder.journal import Journal, read_records
-from trainer.run_folder.origin import Origin
-from trainer.run_folder.record import Record
+from trainer.run_folder.origin import Origin, checksums
+from trainer.run_folder.record import Logs, Record
 from trainer.step.schedule import schedule
 from trainer.step.update import Updater
 from trainer.watch.diagnosis import Alarms, History
@@ -101,8 +100,9 @@ def build(request: Request) -> Run:
     check_vocabulary(tokenizer, policy.model)
     check_context(policy.model, [longest], config.rollout.max_new_tokens)
     kl = Coefficient(config.algorithm.kl)
-    origin = Origin(config.model)
+    origin = Origin(config, folder, problems, task.test(), request.accepts_changes)
     learned: dict[str, checkpoints.Stateful] = {"origin": origin, "curriculum": curriculum, "kl": kl}
+    learned["logs"] = Logs(folder)
     first_step = checkpoints.resume(policy, folder, config.run.keep, learned)
     if first_step > total_steps:
         raise ConfigError(
@@ -121,7 +121,9 @@ def build(request: Request) -> Run:
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
     room = Room(policy, (sampler.give_back, evaluating.give_back), packer, record.screen.warn)
     progress = record.screen.progress
-    history = EvaluationHistory(folder, config.eval, len(evaluated), first_step, total_steps)
+    history = EvaluationHistory(folder, config.eval, len(evaluated), first_step, total_steps, origin.run)
+    if history.lost:
+        record.screen.say(f"octet: warning: {history.lost}, so the best that was kept is lost")
     return Run(
         Rollouts(config, curriculum, prompter, sampler, scorer, longest),
         Updater(policy, config, distributed.device(), packer, room, kl, teacher),
@@ -331,12 +333,6 @@ def report_data(
             "notes": said,
         }
         disk.replace(folder / "data.json", (json.dumps(facts, indent=2) + "\n").encode())
-
-
-def checksums(problems: Sequence[Problem]) -> str:
-    """Return eight hexadecimal digits for each problem, in the order of the run."""
-    parts = ([one.question, one.gold, one.solution, dict(one.extra)] for one in problems)
-    return "".join(f"{zlib.crc32(json.dumps(part, default=str).encode()):08x}" for part in parts)
 
 
 def held_out_prompts(config: Config, task: Task, prompter: Prompter) -> list[Prompt]:

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.text import Text
 
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
+from trainer.machine.console import Console
 from trainer.machine.quiet import no_progress_bars
-from trainer.machine.visible import visible
+from trainer.machine.visible import print
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.model.lora import load_adapter
 from trainer.problem.prompts import Prompter
@@ -58,7 +57,7 @@ def chat(folder: Path, config: Config, temperature: float) -> None:
         try:
             _answer(problem, voices, prompter, another, scorer, console)
         except ConfigError as error:  # a question that is too long for the model, or for the memory
-            console.print(Text(visible(str(error))))
+            print(error)
 
 
 def _voices(folder: Path, config: Config, prompter: Prompter) -> Iterator[Voice]:
@@ -103,7 +102,7 @@ def _questions(held_out: Iterator[Problem], console: Console) -> Iterator[Proble
             yield Problem("chat", text, "")
         else:
             problem = next(held_out)
-            console.print(Text(visible(problem.question)))
+            print(problem.question)
             yield problem
 
 
@@ -112,11 +111,16 @@ def _answer(
 ) -> None:
     """Show the answers of all models while they are written, and what the verifier reads in each."""
     prompt = prompter.prompt(problem)
-    _must_fit(len(prompt.tokens), sampling.max_new_tokens, voices[0].context)
+    length, longest, context = len(prompt.tokens), sampling.max_new_tokens, voices[0].context
+    if context is not None and length + longest > context:
+        raise ConfigError(
+            f"rollout.max_new_tokens={longest}: with such an answer a prompt of {length} tokens exceeds the context of "
+            f"this model, {context}. Ask a shorter question, or start again with a smaller rollout.max_new_tokens."
+        )
     for voice in voices:
         console.rule(voice.name, align="left")
         completion = _ask(voice, prompt, sampling)
-        print(visible(_reading(prompt, completion, scorer)))
+        print(_reading(prompt, completion, scorer))
     print(flush=True)
 
 
@@ -127,7 +131,7 @@ def _ask(voice: Voice, prompt: Prompt, sampling: Sampling) -> Completion:
     def show(text: str) -> None:
         nonlocal printed
         if text.startswith(printed):
-            print(visible(text[len(printed) :]), end="", flush=True)
+            print(text[len(printed) :], end="", flush=True)
             printed = text
 
     if isinstance(voice.sampler, DecodeSampler):
@@ -140,16 +144,8 @@ def _ask(voice: Voice, prompt: Prompt, sampling: Sampling) -> Completion:
         ((_, (completion,)),) = voice.sampler.sample([prompt], sampling)
     show(completion.text)
     if printed != completion.text:  # the model began again, with less memory or after the answer of a tool
-        print(f"\n{visible(completion.text)}", end="")
+        print(f"\n{completion.text}", end="")
     return completion
-
-
-def _must_fit(length: int, longest: int, context: int | None) -> None:
-    if context is not None and length + longest > context:
-        raise ConfigError(
-            f"rollout.max_new_tokens={longest}: with such an answer a prompt of {length} tokens exceeds the context of "
-            f"this model, {context}. Ask a shorter question, or start again with a smaller rollout.max_new_tokens."
-        )
 
 
 def _reading(prompt: Prompt, completion: Completion, scorer: Scorer) -> str:

@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from transformers import AutoConfig
 
 from trainer.batch.pack import Packer
@@ -23,7 +22,9 @@ from trainer.evaluation.evaluate import Evaluation
 from trainer.evaluation.results import flip_lines
 from trainer.loss.logprobs import LogProbs
 from trainer.machine import disk, hardware
+from trainer.machine.console import Console
 from trainer.machine.quiet import no_progress_bars
+from trainer.machine.visible import print
 from trainer.model import merge as export
 from trainer.model.load import load_model, load_tokenizer, resolve_dtype
 from trainer.model.lora import load_adapter

@@ -19,10 +19,11 @@ from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
 from trainer.evaluation.comparison import agreement
 from trainer.evaluation.evaluate import Evaluation
 from trainer.loop import train
-from trainer.machine import disk
+from trainer.machine import disk, manifest
 from trainer.machine.out_of_memory import explained
 from trainer.machine.quiet import no_progress_bars
 from trainer.machine.shipped import TRAIN
+from trainer.machine.visible import print
 from trainer.model import merge as export
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.ranks import distributed, slurm
@@ -102,7 +103,7 @@ def _warmed_up(request: Request) -> Request:
     asked = request.config.model_copy(update={"run": request.config.run.model_copy(update={"dir": folder})})
     warmup, config = folder / "warmup", asked.warmed_up_in(folder / "warmup")
     earlier.refuse_other_settings(warmup, config)
-    if not teaching.is_done(warmup):
+    if not distributed.gather((warmup / teaching.START).exists())[0]:
         folder.mkdir(parents=True, exist_ok=True)
         claim.describe(folder, asked)  # for --resume
         stage = replace(request, config=config)
@@ -158,8 +159,9 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[
     policy, product = run.updater.policy, record.folder / config.lora.product
     with record.stopping.exporting(), policy.gathered():
         if distributed.is_main():
-            with disk.writing(product, "the result", "Make room; the same command then goes on to its end."):
-                policy.export(product)
+            remedy = "Make room; the same command then goes on to its end."
+            with manifest.replacing(product, "the result", remedy) as folder:
+                policy.export(folder)
         distributed.barrier()
     policy.release()  # so that the merged model fits where it was
     return record.folder, record.screen, record.stopping, evaluations
@@ -174,7 +176,8 @@ def _what_is_saved(config: Config, record: Record) -> str:
             f"Nothing is saved yet: the first checkpoint comes after step {first}, and earlier with a smaller "
             "run.save_every. The same command begins anew."
         )
-    return f"--resume {record.folder} goes on after step {int(saved.name.removeprefix('step_'))}, which is saved."
+    step, where = int(saved.name.removeprefix("step_")), shlex.quote(str(record.folder))
+    return f"--resume {where} goes on after step {step}, which is saved."
 
 
 def _rehearse_and_check(config: Config, run: Run) -> None:
@@ -185,7 +188,7 @@ def _rehearse_and_check(config: Config, run: Run) -> None:
         if distributed.on_gpu() and (plan := planned(config, longest, total(), outside)):
             run.record.screen.say(report(plan, peaks, total()))
             if distributed.is_main():
-                (run.record.folder / "memory_plan.json").write_text(json.dumps(plan) + "\n")
+                disk.replace(run.record.folder / "memory_plan.json", (json.dumps(plan) + "\n").encode())
     if outside:
         sampler_check.check(run)
 
@@ -203,19 +206,24 @@ def _evaluate_base(run: Run) -> Evaluation:
 
 def _best_step(config: Config, history: EvaluationHistory, total_steps: int) -> Iterator[str]:
     """Say which step was the best, if it was not the last, and why the run ended early."""
-    kept = history.kept
-    if not history.milestones or kept is None:
+    kept, best = history.kept, history.best
+    if best is None or not (kept or history.lost):
         return
     last, metric, patience = history.milestones[-1], config.eval.metric, config.eval.patience
     if patience and history.has_stopped_rising and last.step < total_steps:
         key = "warmup.patience" if config.is_warmup else "eval.patience"
         yield f"stopped after step {last.step}: {counted(patience, 'evaluation')} without a new best ({key}={patience})"
-    if kept["step"] != last.step:
-        yield (
-            f"step {kept['step']} was best: {_shown(metric, kept[metric])}, against {_shown(metric, last.value)} after "
-            f"step {last.step}. Its {config.lora.product} is in {history.folder}/best; "
-            f"of {len(history.milestones)} evaluations on the same problems the highest is partly luck"
-        )
+    if best.step == last.step:
+        return
+    is_there = kept and (kept["step"], kept["problems"]) == (best.step, history.problems)
+    why = history.lost or f"{history.folder}/best is of step {kept and kept['step']}"
+    where = f"Its {config.lora.product} is in {history.folder}/best" if is_there else f"It is not kept: {why}"
+    shown = f"{_shown(metric, best.value)}, against {_shown(metric, last.value)} after step {last.step}"
+    many = f"of {len(history.milestones)} evaluations on the same problems the highest is partly luck"
+    if best.value > last.value:
+        yield f"step {best.step} was best: {shown}. {where}; {many}"
+    else:
+        yield f"step {best.step} was as good as the last one: {shown}. {where}"
 
 
 def _shown(metric: str, value: float) -> str:
@@ -271,7 +279,9 @@ def _example(run: Run) -> str:
     outside = [grader.name for grader in rollouts.scorer.graders if grader not in scorer.graders]
     outside += ["environment"] if scorer.weights.get("environment") else []
     gold = replace(golds.written(prompt.problem, scorer.rules), reward=0.0)
-    right, empty = scorer.scores([(prompt, gold), (prompt, replace(gold, text=""))])
+    tokens = rollouts.prompter.answer_tokens(prompt, gold.text)  # `overlong` counts them
+    answers = [replace(gold, tokens=tokens), replace(gold, text="")]
+    right, empty = scorer.scores([(prompt, answer) for answer in answers])
     beside = f"; {', '.join(outside)} not counted" if outside else ""
     return (
         f"a prompt ends with {prompt.text[-SHOWN:]!r}\n"
@@ -295,7 +305,7 @@ def _summarise(
 ) -> tuple[Verdict, dict[str, Any], list[str]]:
     """Print the table and the verdict. Return the verdict, the table for programs, and the lines."""
     document = results.document(results.settings_of(request.config), evaluations)
-    verdict = verdict_of(document, read_records(folder / "metrics.jsonl"), request.config.reward.answer)
+    verdict = verdict_of(document, read_records(folder / "metrics.jsonl"), request.config)
     if evaluations:
         results.write(folder, results.settings_of(request.config), evaluations)
         screen.show(results.evaluation_table(evaluations))

@@ -25,6 +25,7 @@ from trainer.config.command_line import Request, validated
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
 from trainer.machine import disk, hardware, quiet, user_code
+from trainer.machine.visible import print
 from trainer.run import function_source
 from trainer.run_folder import earlier
 
@@ -70,6 +71,7 @@ def train(
 
         folder = claim.folder_of(Request(config, "python", ""))
         functions: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
+        config = config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
         config = _with_rows(_with_functions(config, folder, functions), folder, functions, data, test)
         start.check(config, machine)
         result = job.run(Request(config, "python", "", is_python=True))

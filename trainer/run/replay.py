@@ -13,14 +13,13 @@ from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
 from trainer.errors import DataError, counted
 from trainer.machine.quiet import no_progress_bars
-from trainer.machine.visible import visible
+from trainer.machine.visible import print, visible
 from trainer.run import assemble, job
 from trainer.run.rehearsal import rehearse
-from trainer.run_folder import claim, earlier
+from trainer.run_folder import claim, earlier, origin
 from trainer.run_folder.journal import read_records
 
 MEASURED = ("time/", "memory/", "energy/", "eval/")  # metrics that differ from machine to machine, or are not of a step
-DIGITS = 8  # of the checksum of a problem
 ADAPTER = "checkpoints/step_{:06d}/adapter/adapter_model.safetensors"
 UNKNOWN = (
     "not known: settings, data, base weights, versions, device and threads are what they were. A judge, a vLLM server "
@@ -143,18 +142,6 @@ def _surroundings(folder: Path, scratch: Path) -> Iterator[str]:
 
 def _data(folder: Path, scratch: Path, problems: Sequence[str]) -> Iterator[str]:
     """Yield how the training problems differ: the first that is another, their order or their number."""
-    before, now = (_checksums(place) for place in (folder, scratch))
-    if before == now or not before:
-        return
-    if sorted(before) == sorted(now):
-        yield "the order of the training problems, which follows from run.seed"
-    elif len(before) != len(now):
-        yield f"the data: {len(now)} training problems; the run had {len(before)}"
-    else:
-        others = [name for name, old, new in zip(problems, before, now, strict=True) if old != new]
-        yield f"the data: {others[0]} is not what it was ({len(others)} of {len(now)} training problems)"
-
-
-def _checksums(folder: Path) -> list[str]:
-    text = json.loads((folder / "data.json").read_text()).get("checksums", "")
-    return [text[start : start + DIGITS] for start in range(0, len(text), DIGITS)]
+    before = origin.recorded(folder)
+    if before and (what := origin.apart(before, origin.recorded(scratch), problems)):
+        yield what if what.startswith("the ") else f"the data: {what}"

@@ -2,38 +2,84 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from trainer.answers import find
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
 from trainer.model import merge
 from trainer.model.load import resolve_dtype
-from trainer.problem.lessons import LessonWriter
+from trainer.problem.lessons import end_token, taught
+from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
-from trainer.records import Completion, Problem, TrainingRow
+from trainer.records import Completion, Problem, Prompt, TrainingRow
 from trainer.reward.built_in import Rules, read
+from trainer.rollout.stop import Stops
+from trainer.rollout.turns import Dialogue, Turns
 from trainer.run.assemble import Run, ends
 from trainer.run_folder.record import Record
 from trainer.warmup import Lessons
 
+_NUMBER = re.compile(r"\s*[$£€]?\s*(-?[\d,]*\.?\d+)")
 START = "start"  # a link in the folder of a warm-up, to what the run that follows begins with
+
+
+class LessonWriter:
+    """Writes solutions as answers of the run: they end at its stops, and an inline calculator replies in them."""
+
+    def __init__(self, config: Config, prompter: Prompter, stop_tokens: Sequence[int], stop_strings: Sequence[str]):
+        self.prompter = prompter
+        self.end = end_token(prompter, stop_tokens)
+        self.stops = Stops(prompter.tokenizer, [*stop_tokens, self.end], stop_strings)
+        is_inline = prompter.environments is not None and prompter.environments.is_inline
+        self.turns = Turns(self.stops, prompter if is_inline else None, config.rollout.turns)
+
+    def answer(self, prompt: Prompt) -> Completion | None:
+        """Return the answer that a solution teaches. None if it has another number than the calculator, or if a stop
+        cuts it and there is no gold answer to judge what is left."""
+        is_thinking = prompt.text.rstrip().endswith(find.THOUGHT)
+        rest = taught(prompt.problem, self.prompter.answer_style, is_thinking)
+        dialogue, answer = Dialogue(prompt, 0, sys.maxsize, sys.maxsize), None
+        while answer is None:
+            ends = [rest.index(string) + len(string) for string in self.stops.strings if string in rest]
+            turn, rest = rest[: min(ends, default=None)], rest[min(ends, default=len(rest)) :]
+            tokens = (*self._tokens(dialogue, turn), *([] if ends else [self.end]))
+            answer = self.turns.add(dialogue, tokens, [0.0] * len(tokens)) or self.turns.hear(dialogue)
+            if answer is None and (told := dialogue.turns[-1].text):
+                own = _NUMBER.match(rest)
+                if own is None or float(own[1].replace(",", "")) != float(told):
+                    return None
+                rest = rest[own.end() :]
+        return answer if prompt.problem.gold or not rest.strip() else None
+
+    def _tokens(self, dialogue: Dialogue, text: str) -> Sequence[int]:
+        """Return the tokens of a turn as they follow what stands before it."""
+        begun = "".join(turn.text for turn in dialogue.turns)
+        whole, count = self.prompter.answer_tokens(dialogue.prompt, begun + text), len(dialogue.tokens)
+        if [*whole[:count]] == dialogue.tokens:
+            return whole[count:]
+        tokens: list[int] = self.stops.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return tokens
 
 
 def lessons_of(config: Config, run: Run) -> tuple[Lessons, Run]:
     """Return what is taught, and the run with an evaluator that also measures the loss of held-out solutions."""
     rollouts, model = run.rollouts, run.updater.policy.model  # type: ignore[attr-defined]
     prompter, rules, problems = rollouts.prompter, rollouts.scorer.rules, rollouts.curriculum.problems
-    writer = LessonWriter(prompter, *ends(config, prompter, model))
+    writer = LessonWriter(config, prompter, *ends(config, prompter, model))
     rows: list[TrainingRow] = []  # own answers are sampled as the run goes on
     if config.warmup.source == "solutions":
-        right = _right(problems, writer, rules)
+        right = rows_of(problems, writer, rules)
         rows = [row for row in right if len(row.completion) <= config.rollout.max_new_tokens]
-        _report(config, run.record, len(problems), right, rows)
-    held_out = _right([prompt.problem for prompt in run.evaluator.held_out], writer, rules)
+        _report(config, run.record, len(problems), right, rows, writer.stops.strings)
+    held_out = rows_of([prompt.problem for prompt in run.evaluator.held_out], writer, rules)
     if config.eval.metric == "loss" and not held_out:
         raise ConfigError(
             "warmup.metric=loss: no held-out problem has a worked solution. Write warmup.metric=accuracy, or leave "
@@ -44,27 +90,34 @@ def lessons_of(config: Config, run: Run) -> tuple[Lessons, Run]:
     return lessons, run._replace(evaluator=evaluator)
 
 
-def _right(problems: Sequence[Problem], writer: LessonWriter, rules: Rules) -> list[TrainingRow]:
+def rows_of(problems: Sequence[Problem], writer: LessonWriter, rules: Rules) -> list[TrainingRow]:
     """Return the rows of the problems whose solution, as it is taught, has the gold answer."""
     rows = []
     for problem in problems:
-        if problem.solution:
-            prompt = writer.prompter.prompt(problem)
-            answer = Completion((), (), writer.text(prompt), truncated=False)
-            if not problem.gold or read(prompt, answer, rules).strict_score == 1.0:
-                rows.append(writer.row(prompt))
+        prompt = writer.prompter.prompt(problem)
+        answer = writer.answer(prompt) if problem.solution else None
+        if answer is None or answer.truncated:
+            continue
+        if not problem.gold or read(prompt, answer, rules).strict_score == 1.0:
+            rows.append(TrainingRow(prompt.tokens, answer.tokens, answer.logprobs, 1.0, 1.0, written=answer.written))
     return rows
 
 
 def _report(
-    config: Config, record: Record, problems: int, right: Sequence[TrainingRow], rows: Sequence[TrainingRow]
+    config: Config,
+    record: Record,
+    problems: int,
+    right: Sequence[TrainingRow],
+    rows: Sequence[TrainingRow],
+    stops: Sequence[str],
 ) -> None:
     """Say what is left out. Raise DataError if nothing is left."""
     limit, shortest = config.rollout.max_new_tokens, min((len(row.completion) for row in right), default=0)
     if not right:
+        ended = f", and look for {json.dumps(stops)} in the solutions: an answer ends there" if stops else ""
         raise DataError(
-            f"task.name={config.task.name}: none of the worked solutions of {problems} problems comes to the gold "
-            "answer. Compare the two columns: task.solution and task.answer."
+            f"task.name={config.task.name}: none of the worked solutions of {problems} problems, as it is taught, "
+            f"comes to the gold answer. Compare the two columns, task.solution and task.answer{ended}."
         ).of_all()
     if not rows:
         raise ConfigError(
@@ -73,7 +126,8 @@ def _report(
         ).of_all()
     if len(right) < problems:
         record.screen.say(
-            f"data: {problems - len(right)} of {problems} problems have no worked solution that comes to their answer"
+            f"data: {problems - len(right)} of {problems} problems have no worked solution that, as it is taught, "
+            "comes to their answer"
         )
     if len(rows) < len(right):
         record.screen.say(
@@ -96,8 +150,3 @@ def leave_start(config: Config, then: str, folder: Path) -> None:
         partial_link.symlink_to(best)
         os.replace(partial_link, folder / START)
     distributed.barrier()
-
-
-def is_done(folder: Path) -> bool:
-    """Return True, on all ranks, if the warm-up in a folder is done."""
-    return distributed.gather((folder / START).exists())[0]

@@ -27,6 +27,11 @@ class Kl(Section):
         if self.coef == 0 and (self.target or self.refresh):
             name = "target" if self.target else "refresh"
             raise ValueError(f"{name} has no effect while coef is 0. Write algorithm.kl.coef=0.04 as well")
+        if self.coef and self.where == "loss" and self.estimator == "k1":
+            raise ValueError(
+                "estimator=k1: in a loss its gradient is zero on average, so nothing holds the policy. Write "
+                "algorithm.kl.estimator=k2, or algorithm.kl.where=reward"
+            )
         return self
 
 

@@ -128,7 +128,8 @@ class Rollout(Section):
     in that mean. `refill` samples new problems in their place (dynamic sampling)."""
     dead_by: Literal["reward", "correct"] = "reward"
     """`correct`: a group is also dead if all its answers are right or all are wrong, whatever else is rewarded, as in
-    DAPO. With `reward`, wrong answers can still teach the format."""
+    DAPO. With `reward`, wrong answers can still teach the format, and shaping can outvote right answers: see
+    docs/rewards.md."""
     refills: int = Field(3, ge=1)
     """Most rounds of new problems that `refill` samples in a step."""
     rows: int = Field(128, ge=1)
