@@ -22,8 +22,8 @@ import numpy as np
 from numpy.random import Generator as Random
 
 from machine import describe
-from trainer.estimates import SIGNIFICANT
-from trainer.reports.effects import Effect, corrected, effect
+from trainer.estimates import SIGNIFICANT, corrected
+from trainer.reports.effects import Effect, effect
 
 Answers = np.ndarray[Any, np.dtype[np.float64]]
 RESULTS = Path(__file__).parent / "results/coverage.json"

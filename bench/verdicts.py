@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.study import BASE
-from trainer.estimates import SIGNIFICANT
-from trainer.reports.effects import corrected, effect
+from trainer.estimates import SIGNIFICANT, corrected
+from trainer.reports.effects import effect
 from trainer.reports.study import BETTER, CANNOT_TELL, WORSE
 
 RESULTS = Path(__file__).parent / "results"

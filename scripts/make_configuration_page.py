@@ -29,6 +29,11 @@ preset, with `--recipe NAME` or your own file:
 (in `trainer/config/presets/recipes/`; see [objectives.md](objectives.md)). Memory and precision of the engine are set
 in `ds_configs/`.
 
+On the command line a value in quotes or brackets is read as YAML (`rollout.stop='["\\n\\n"]'`).
+A number, `true`, `null` or a date is what it says, and anything else is the text that was typed,
+without the spaces around it: `run.dir="runs/run #2"` is a folder of that name. A value in quotes or brackets of
+which YAML would leave a part out is refused.
+
 An editor that reads JSON schemas completes and checks a YAML file of your own with this first line:
 
     # yaml-language-server: $schema=docs/config.schema.json

@@ -98,11 +98,13 @@ model_of() {
         /^  revision: null/d; s/^  revision: '\{0,1\}\([^']*\)'\{0,1\}$/--revision=\1/p
         s/^  trust_remote_code: true/--trust-remote-code/p
     }")" || return
-    if [ "${model%%$'\n'*}" = nano ]; then
-        model="$root/trainer/model/nano"
-        [ -d "$model" ] || model="$(dirname "$root")/model/nano" # of an installed Octet
-    fi
+    [ "${model%%$'\n'*}" != nano ] || model="$(package)/model/nano"
     echo "$model"
+}
+
+# Print the folder of the package, in a checkout or of an installed Octet.
+package() {
+    if [ -d "$root/trainer/model" ]; then echo "$root/trainer"; else dirname "$root"; fi
 }
 
 # train_in FOLDER SETTING...: train with one rank per GPU of each node, or as step_options say. After a restart it
