@@ -10,6 +10,7 @@ uninterrupted one would.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -144,11 +145,14 @@ def _kept(folder: Path, run: str) -> tuple[dict[str, Any] | None, str]:
     if not best.exists():
         return None, ""
     wrong = manifest.damage(best)
-    # Without a manifest it is whole, unless the run was interrupted while it moved its files there.
-    if not wrong or not ((best / manifest.NAME).exists() or (folder / "best.partial").exists()):
+    # If the run was not interrupted while it moved its files there, only the manifest was lost.
+    was_whole = not os.path.lexists(best / manifest.NAME) and not (folder / "best.partial").exists()
+    if not wrong or was_whole:
         with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
             kept = dict(disk.parsed((best / "best.json").read_bytes()))
             if kept["run"] == run and kept.keys() >= NOTED:
+                if was_whole:
+                    manifest.seal(best)
                 return kept, ""
     names = chain(["best.damaged"], (f"best.damaged-{number}" for number in count(2)))
     aside = next(path for path in (folder / name for name in names) if not path.exists())

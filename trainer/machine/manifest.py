@@ -28,15 +28,20 @@ def replacing(folder: Path, what: str, remedy: str) -> Iterator[Path]:
     disk.remove(partial)
     with disk.writing(partial, what, remedy):
         yield partial
-        sums = {name: checksum(partial / name) for name in files(partial)}
-        for name in sums:
-            disk.keep(partial / name)
-        write(partial, sums)
+        seal(partial)
     folder.mkdir(exist_ok=True)
     for path in sorted(partial.iterdir(), key=lambda path: path.name == NAME):
         disk.remove(folder / path.name)
         path.rename(folder / path.name)
     partial.rmdir()
+
+
+def seal(folder: Path) -> None:
+    """Write the manifest of a folder as it is now, and have the disk keep everything in it."""
+    sums = {name: checksum(folder / name) for name in sorted(files(folder))}
+    for name in sums:
+        disk.keep(folder / name)
+    write(folder, sums)
 
 
 def write(folder: Path, sums: Mapping[str, int | None]) -> None:
