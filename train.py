@@ -7,12 +7,12 @@ import gc
 import os
 import sys
 
-from trainer.exits import answering_errors, leave, listen, naming_missing_packages
+from trainer.machine.exits import answering_errors, leave, listen, naming_missing_packages
 
 with naming_missing_packages():
-    from trainer.checks import cards, preflight, start
     from trainer.config.command_line import parse_command_line
     from trainer.machine import hardware, quiet
+    from trainer.plan import cards, preflight, start
     from trainer.ranks import slurm
 
 

@@ -151,8 +151,8 @@ def octet(folder: Path, cap: int, more: list[str]) -> dict[str, Any]:
 
 def planned(more: list[str], cap: int) -> dict[str, float]:
     """GB of each phase: what the allocator will say, and with context and slack."""
-    from trainer.memory import planner
     from trainer.model.shapes import shape_of
+    from trainer.plan import planner
 
     config = vs_trl.settings(STEPS, 0, Path("none"), *more)
     plan = planner.plan(shape_of(config.model.name), config, vram=cap)
@@ -195,7 +195,7 @@ def run(side: str, cap: int, more: list[str]) -> dict[str, Any]:
 
 def be_small(cap: int) -> None:
     """Let this process see a larger card as one of so many bytes, context included."""
-    from trainer.memory.planner import CONTEXT
+    from trainer.plan.planner import CONTEXT
 
     total = torch.cuda.mem_get_info()[1]
     if cap < total:

@@ -5,7 +5,7 @@ python bench/hours.py [--steps 6] [--rounds 2]
 Random weights of small shapes with the embedded tokenizer. Seconds are those of the processor (`time.process_time`),
 which other programs disturb less than a clock. The cases take turns; medians over all steps but the first of each run.
 What is foretold is for the mean length of the answers that a case had, and for nothing else that was measured in it.
-The constants of `memory/duration.py` were fitted to the calibration and five cases that are not here.
+The constants of `plan/duration.py` were fitted to the calibration and five cases that are not here.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from machine import describe, python_path
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config, Model
-from trainer.memory.duration import CPU, Duration, measured
-from trainer.memory.planner import Planner
 from trainer.model.load import load_tokenizer
 from trainer.model.shapes import shape_of
-from trainer.reports.run_files import read_run
+from trainer.plan.duration import CPU, Duration, measured
+from trainer.plan.planner import Planner
+from trainer.run_folder.reader import read_run
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results/hours.json"

@@ -65,8 +65,8 @@ def rehearsed(case: Case) -> dict[str, Any]:
     from gpu_memory import be_small
 
     from trainer.config.command_line import Request, resolve
-    from trainer.memory import planner
     from trainer.model.shapes import shape_of
+    from trainer.plan import planner
     from trainer.run import assemble
     from trainer.run.rehearsal import PLANNED, rehearse
 

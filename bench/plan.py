@@ -30,10 +30,10 @@ from trainer.batch.pack import minibatches as deal
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.machine import quiet
-from trainer.memory import planner
 from trainer.model.load import DTYPES, load_tokenizer
 from trainer.model.lora import add_adapter
 from trainer.model.shapes import from_config
+from trainer.plan import planner
 from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling, Score, ScoredGroup
 from trainer.rollout.make import make_sampler

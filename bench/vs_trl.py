@@ -87,10 +87,10 @@ def settings(steps: int, seed: int, folder: Path, *more: str) -> Any:
 
 
 def octet(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None:
-    from trainer.checks import preflight
     from trainer.config.command_line import Request
     from trainer.loop import train
     from trainer.machine import hardware, quiet
+    from trainer.plan import preflight
     from trainer.run import assemble
     from trainer.watch.screen import Screen
 

@@ -13,10 +13,11 @@ from tests.conftest import ROOT
 FLOORS = [
     ["errors", "records"],
     ["machine", "answers", "policy", "estimates", "sandbox"],
-    ["config", "ranks", "exits"],
+    ["config", "ranks"],
     ["model", "problem", "watch", "advantage"],
-    ["memory", "reward", "batch", "run_folder"],
-    ["checks", "rollout", "loss", "reports"],
+    ["reward", "batch", "run_folder"],
+    ["plan", "loss", "reports"],
+    ["rollout"],
     ["step", "evaluation"],
     ["loop", "export"],
     ["warmup"],
@@ -34,22 +35,21 @@ LIGHT = [
     "sandbox",
     "config",
     "ranks",
-    "exits",
     "problem",
     "reward",
-    "memory",
+    "plan",
 ]
-LIGHT += ["advantage", "policy", "checks", "commands", "reports", "estimates", "model.hub", "model.shapes"]
+LIGHT += ["advantage", "policy", "commands", "reports", "estimates", "model.hub", "model.shapes"]
 NEEDS_TORCH = [
     "machine.out_of_memory",
     "ranks.distributed",
     "ranks.rendezvous",
     "ranks.stopping",
     "ranks.stores",
-    "checks.torch_probe",
+    "plan.torch_probe",
 ]
 ONLY_IN = {
-    "deepspeed": ("trainer.step", "trainer.checks.torch_probe"),
+    "deepspeed": ("trainer.step", "trainer.plan.torch_probe"),
     "peft": ("trainer.model",),
     "vllm": ("trainer.rollout.vllm",),
     "gguf": ("trainer.export",),
@@ -113,7 +113,7 @@ def test_the_light_modules_import_nothing_heavy():
     assert answer.stdout.strip() == "[]"
 
 
-PROTOCOLS = ("answers.children", "checks.torch_probe")  # lines that another process of Octet reads
+PROTOCOLS = ("answers.children", "plan.torch_probe")  # lines that another process of Octet reads
 PLAIN = ("machine.", "ranks.", "model.", "rollout.", "run_folder.", "sandbox.")  # what they print is no text of others
 
 

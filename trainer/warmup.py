@@ -20,7 +20,7 @@ from trainer.machine.out_of_memory import until_it_fits
 from trainer.problem.task import draw
 from trainer.ranks import distributed
 from trainer.records import TrainingRow
-from trainer.rollout import star
+from trainer.rollout import self_training
 from trainer.rollout.collect import Rollouts
 from trainer.run_folder.record import Record
 from trainer.step.update import Updater
@@ -44,13 +44,13 @@ class Lessons:
         what is logged of them. Every rank calls it."""
         if self.config.warmup.source == "solutions":
             return {}
-        number, place = star.round_of(self.config, step)
+        number, place = self_training.round_of(self.config, step)
         if place:
-            self.rows = self.rows or star.read(record.folder, number)
+            self.rows = self.rows or self_training.read(record.folder, number)
             return {}
         with updater.policy.gathered():
-            self.rows, measured = star.sample(rollouts, step, number)
-        star.write(record.folder, number, self.rows)
+            self.rows, measured = self_training.sample(rollouts, step, number)
+        self_training.write(record.folder, number, self.rows)
         record.screen.say(
             f"round {number + 1} of {self.config.warmup.rounds}: {measured['samples/right']:.1%} of the answers are "
             f"right, {measured['samples/solved']:.1%} of the problems are solved, {len(self.rows)} answers of "

@@ -19,13 +19,13 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainer.answers import choice, compare, equation, find, notation, phrase, said, symbolic, words
+from trainer.answers import choice, compare, equation, find, notation, phrase, strip_thinking, symbolic, words
 from trainer.answers import number as number_module
 from trainer.answers.compare import equal
 from trainer.answers.find import STYLES, lenient, strict
 from trainer.answers.notation import LONGEST_ANSWER
 from trainer.answers.number import LARGEST_EXPONENT, number
-from trainer.answers.said import LONGEST_TEXT
+from trainer.answers.strip_thinking import LONGEST_TEXT
 from trainer.config.sections.reward import Reward
 from trainer.records import Completion, Problem, Prompt
 from trainer.reward.built_in import Rules, read
@@ -439,7 +439,7 @@ def test_hostile_answers_are_compared_in_time(name: str) -> None:
     assert time.process_time() - start < MOST_SECONDS
 
 
-MODULES = (choice, compare, equation, find, notation, number_module, phrase, said, symbolic, words)
+MODULES = (choice, compare, equation, find, notation, number_module, phrase, strip_thinking, symbolic, words)
 PATTERNS = {
     f"{module.__name__}.{name}": pattern
     for module in MODULES

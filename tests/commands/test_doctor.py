@@ -17,14 +17,15 @@ from tests.conftest import ROOT
 from tests.forks import forked
 from tests.hub_server import use_hub
 from tests.sandbox.lacking import python_without
-from trainer.checks import disk_and_ram, downloads, preflight
-from trainer.commands import doctor, launch
+from trainer.commands import doctor
+from trainer.commands import train as train_command
 from trainer.commands.doctor import Finding
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.errors import CheckpointError, ConfigError, DataError, ModelError
 from trainer.machine import disk, hardware
 from trainer.model import hub
+from trainer.plan import disk_and_ram, downloads, preflight
 
 MEGABYTE = 1 << 20
 NANO = resolve("nano")
@@ -389,7 +390,7 @@ def test_a_run_of_the_embedded_model_hears_nothing(capsys):
 def test_what_the_launcher_has_asked_is_not_asked_again(monkeypatch, nobody):
     monkeypatch.setenv(preflight.CHECKED, "1")
     preflight.check(resolve("8gb"), ONE_CARD)
-    assert "preflight.CHECKED" in Path(launch.__file__).read_text()
+    assert "preflight.CHECKED" in Path(train_command.__file__).read_text()
 
 
 def test_octet_doctor_finds_nothing_wrong_with_the_embedded_model(tmp_path):

@@ -16,12 +16,12 @@ from huggingface_hub import constants
 from tests.commands.test_doctor import NO_CARDS, python
 from tests.conftest import NANO, ROOT
 from tests.hub_server import Hub, serving, use_hub
-from trainer.checks import disk_and_ram, downloads, preflight
 from trainer.commands import fetch
 from trainer.config.command_line import resolve
 from trainer.config.settings import Model
 from trainer.errors import ConfigError, DataError, ModelError
 from trainer.model import hub
+from trainer.plan import disk_and_ram, downloads, preflight
 from trainer.problem.sources import HubSet
 
 NANO_HERE = hub.find_model(Model(name="nano"))

@@ -126,7 +126,7 @@ def test_train_prints_the_settings_as_the_launcher_does(tmp_path):
     arguments = ["--preset", "nano", "--dry-run", "run.steps=3"]
     printed = [
         run(sys.executable, "-m", *command, *arguments, folder=tmp_path, PYTHONPATH=str(ROOT)).stdout
-        for command in (["trainer.commands.main", "train"], ["trainer.commands.launch"])
+        for command in (["trainer.commands.main", "train"], ["trainer.commands.train"])
     ]
     assert printed[0] == printed[1]
     assert "steps: 3" in printed[0]
@@ -135,7 +135,7 @@ def test_train_prints_the_settings_as_the_launcher_does(tmp_path):
 def test_the_help_of_train_imports_no_settings():
     """It answers at once: neither the launcher nor pydantic is imported for it."""
     code = "import sys; from trainer.commands.main import main\ntry: main(['train', '--help'])\n"
-    code += "finally: sys.stderr.write(str([name for name in ('pydantic', 'trainer.checks') if name in sys.modules]))"
+    code += "finally: sys.stderr.write(str([name for name in ('pydantic', 'trainer.plan') if name in sys.modules]))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert answer.stderr == "[]"
     assert "octet train" in answer.stdout

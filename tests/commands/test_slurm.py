@@ -13,9 +13,9 @@ from tests.conftest import ROOT
 from trainer.commands import main, slurm
 from trainer.config.command_line import resolve
 from trainer.errors import ClusterError, ConfigError
-from trainer.memory.duration import H100, Duration, card_speed
-from trainer.memory.planner import Planner
 from trainer.model.shapes import shape_of
+from trainer.plan.duration import H100, Duration, card_speed
+from trainer.plan.planner import Planner
 
 
 @pytest.fixture

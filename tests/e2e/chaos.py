@@ -31,8 +31,8 @@ import psutil
 
 import train
 from bench.machine import describe
-from trainer.exits import answering_errors
 from trainer.machine import hardware, quiet
+from trainer.machine.exits import answering_errors
 from trainer.run import job
 
 SETTINGS = ["--preset", "nano", "rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=24"]

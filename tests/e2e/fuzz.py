@@ -55,9 +55,9 @@ from trainer.reward.scorer import Meter
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.publish import StaticPolicy, VllmContext
 from trainer.rollout.vllm.server import VllmServerSampler
-from trainer.run_folder import checkpoints, earlier, manifest
+from trainer.run_folder import checkpoints, manifest, previous_run
 from trainer.run_folder.journal import Journal, read_records
-from trainer.run_folder.origin import Origin
+from trainer.run_folder.provenance import Origin
 from trainer.run_folder.record import Logs
 
 LARGE = 100_000
@@ -203,7 +203,7 @@ def of_states(rng: random.Random, folder: Path) -> None:
     good = {"step": 1, **{name: part.state() for name, part in parts.items()}}
     (saved / "state.json").write_bytes(other_json(rng, good))
     manifest.seal(saved)
-    earlier.refuse_other_settings(folder, nano())
+    previous_run.refuse_other_settings(folder, nano())
     checkpoints.resume(SimpleNamespace(load=lambda _: None), folder, 2, parts)  # type: ignore[arg-type]
     parts["curriculum"].draw(2)
 
@@ -223,7 +223,7 @@ def of_logs(rng: random.Random, folder: Path) -> None:
     lines[rng.randrange(4)] = other_json(rng, METRICS)
     (folder / "metrics.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     (folder / "samples.jsonl").write_bytes(other_bytes(rng, b"\n".join(lines)))
-    earlier.lost_steps(folder)
+    previous_run.lost_steps(folder)
     journal = Journal(folder, 3)
     with contextlib.closing(journal):
         journal.add(3, {"eval/accuracy": 0.5})
@@ -244,7 +244,7 @@ def of_best(rng: random.Random, folder: Path) -> None:
 def of_run_settings(rng: random.Random, folder: Path) -> None:
     (folder / "checkpoints/step_000001").mkdir(parents=True)
     (folder / "config.yaml").write_bytes(other_bytes(rng, SETTINGS))
-    earlier.refuse_other_settings(folder, nano())
+    previous_run.refuse_other_settings(folder, nano())
 
 
 def of_judge_budgets(rng: random.Random, folder: Path) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 import train
 from trainer.evaluation import best, evaluator
-from trainer.exits import answering_errors
 from trainer.machine import quiet
+from trainer.machine.exits import answering_errors
 from trainer.model import merge as export
 from trainer.ranks import stopping
 from trainer.run import job

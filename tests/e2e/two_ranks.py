@@ -1,4 +1,4 @@
-"""train.py under the launcher of DeepSpeed with two ranks, started as `trainer.commands.launch` does it on two cards.
+"""train.py under the launcher of DeepSpeed with two ranks, started as `trainer.commands.train` does it on two cards.
 
 python -m tests.e2e.two_ranks SETTINGS
 """
@@ -6,10 +6,10 @@ python -m tests.e2e.two_ranks SETTINGS
 import os
 import sys
 
-from trainer.commands import launch
+from trainer.commands import train
 from trainer.machine import hardware
 
 if __name__ == "__main__":
     options = ["--log_level=critical", f"--master_port={hardware.free_port()}", "--num_gpus=2", "--no_local_rank"]
-    command = [f"{sys.prefix}/bin/deepspeed", *options, str(launch.TRAIN), *sys.argv[1:]]
-    sys.exit(launch.run_to_its_end(command, os.environ))
+    command = [f"{sys.prefix}/bin/deepspeed", *options, str(train.TRAIN), *sys.argv[1:]]
+    sys.exit(train.run_to_its_end(command, os.environ))

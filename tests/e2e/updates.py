@@ -20,7 +20,7 @@ import train
 from tests.conftest import row
 from trainer.batch.aggregation import AGGREGATIONS
 from trainer.batch.pack import GroupRows, Packer, minibatches
-from trainer.batch.room import Room
+from trainer.batch.shrinker import Room
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.loss.kl import Coefficient

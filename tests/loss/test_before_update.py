@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from tests.conftest import group, row
 from tests.run_on_ranks import on_two_ranks
 from trainer.batch.pack import GroupRows, Packer, minibatches
-from trainer.batch.room import Room
+from trainer.batch.shrinker import Room
 from trainer.config.command_line import resolve
 from trainer.errors import TrainingError
 from trainer.loss.kl import Coefficient

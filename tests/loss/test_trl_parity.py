@@ -21,7 +21,7 @@ import torch
 from tests.conftest import group
 from trainer import advantage
 from trainer.batch.pack import Packer, idle_row, minibatches, rows_of
-from trainer.batch.room import Room
+from trainer.batch.shrinker import Room
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.loss.kl import Coefficient

@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT
-from trainer.checks import preflight
-from trainer.commands import launch
+from trainer.commands import train
 from trainer.config.command_line import parse_command_line, resolve
 from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
+from trainer.plan import preflight
 
 TWO_CARDS = "0, GPU-aa11, NVIDIA GeForce RTX 3070, 8192\n1, GPU-bb22, NVIDIA GeForce RTX 3090, 24576"
 
@@ -111,7 +111,7 @@ def test_a_part_of_a_card_is_a_card_and_cuda_uses_one(nvidia_smi, monkeypatch, v
 def test_a_part_of_a_card_is_named_to_the_rank(nvidia_smi, monkeypatch):
     nvidia_smi(IN_PARTS, listed=PARTS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-cba663e8")
-    assert launch.alone(hardware.detect())["CUDA_VISIBLE_DEVICES"] == "MIG-cba663e8"
+    assert train.alone(hardware.detect())["CUDA_VISIBLE_DEVICES"] == "MIG-cba663e8"
 
 
 def test_a_card_without_memory_of_its_own_has_that_of_the_machine(nvidia_smi):
@@ -146,22 +146,22 @@ def test_the_ranks_take_the_answers_of_nvidia_smi_from_the_launcher(nvidia_smi, 
 def test_the_launcher_starts_one_process_for_each_card(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     two = Hardware(gpus=(card(0), card(1)), cores=4)
-    assert "--num_gpus=2" in launch.command(two, [])
+    assert "--num_gpus=2" in train.command(two, [])
 
 
 def test_the_cards_that_a_user_has_chosen_are_kept(monkeypatch):
     """deepspeed ignores CUDA_VISIBLE_DEVICES beside --num_gpus, and would take the first cards."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
-    command = launch.command(Hardware(gpus=(card(1), card(2)), cores=4), ["run.steps=3"])
+    command = train.command(Hardware(gpus=(card(1), card(2)), cores=4), ["run.steps=3"])
     assert "--include=localhost:1,2" in command
     assert not [part for part in command if part.startswith("--num_gpus")]
     assert command[-1] == "run.steps=3"
 
 
 def test_one_card_or_none_needs_no_launcher():
-    found = launch.alone(Hardware(gpus=(card(1),), cores=4))
+    found = train.alone(Hardware(gpus=(card(1),), cores=4))
     assert (found["CUDA_VISIBLE_DEVICES"], found["RANK"], found["WORLD_SIZE"]) == ("1", "0", "1")
-    assert launch.alone(Hardware(gpus=(), cores=4))["DS_ACCELERATOR"] == "cpu"
+    assert train.alone(Hardware(gpus=(), cores=4))["DS_ACCELERATOR"] == "cpu"
 
 
 def test_what_the_launcher_has_chosen_is_what_train_py_reads(tmp_path, monkeypatch):
@@ -178,7 +178,7 @@ def test_what_the_launcher_has_chosen_is_what_train_py_reads(tmp_path, monkeypat
     )
     for start in (list(start) for start in starts):
         chosen = parse_command_line(start)
-        again = parse_command_line(launch.with_choices(chosen, start))
+        again = parse_command_line(train.with_choices(chosen, start))
         assert (again.config, again.resumes) == (chosen.config, chosen.resumes)
     assert parse_command_line(["--resume", "run.steps=9"]).config.run.steps == 9
 

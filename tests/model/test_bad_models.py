@@ -12,13 +12,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trainer.checks import downloads, memory
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora
 from trainer.errors import CheckpointError, ConfigError, ModelError, OctetError
 from trainer.machine import hardware
 from trainer.model import lora
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, stop_tokens
+from trainer.plan import downloads, memory_check
 from trainer.problem.prompts import Prompter
 from trainer.problem.task import make_task
 
@@ -56,7 +56,7 @@ def change_weights(folder: Path, change) -> None:
 def start(folder: Path, *overrides: str):
     """Do what a run does with its model before it samples, and return the tokenizer and the model."""
     config = resolve("nano", None, [f"model.name={folder}", *overrides])
-    memory.check(config, hardware.Hardware(gpus=(), cores=2))
+    memory_check.check(config, hardware.Hardware(gpus=(), cores=2))
     downloads.check(config)
     tokenizer = load_tokenizer(config.model)
     Prompter(tokenizer, config.prompt, make_task(config.task))

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.e2e import short_job
-from tests.memory.test_levers import KINDS, base
 from tests.model.test_variants import advance, assert_close, logits, make_policy, read
+from tests.plan.test_levers import KINDS, base
 from tests.rollout.test_decoder import SOME, assert_greedy_is_generate, move_adapter, prompts, sample
 from trainer.batch.pack import to_tensors
 from trainer.commands import main as cli

@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from tests.e2e.updates import IDLE, ROWS, Case, groups_of, make_model, settings
 from tests.forks import forked
 from trainer.batch.pack import Packer, minibatches
-from trainer.batch.room import Room
+from trainer.batch.shrinker import Room
 from trainer.commands import main as cli
 from trainer.config import ds_config
 from trainer.config.command_line import resolve

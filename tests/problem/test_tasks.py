@@ -10,10 +10,10 @@ import pytest
 
 from tests.conftest import ROOT
 from trainer.answers import compare, find, number
-from trainer.checks import downloads
 from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError
+from trainer.plan import downloads
 from trainer.problem.dataset import normalised
 from trainer.problem.multiple_choice import shuffled
 from trainer.problem.prompts import solved

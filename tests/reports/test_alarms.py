@@ -7,7 +7,7 @@ import pytest
 
 from trainer.config.command_line import resolve
 from trainer.reports.alarms import Alarm, Run, alarms_of, holding, looked_at
-from trainer.reports.run_files import facts_of, read_run
+from trainer.run_folder.reader import facts_of, read_run
 from trainer.watch.diagnosis import EARLY, EVALUATED, LATE, History, diagnose
 
 METRICS = [

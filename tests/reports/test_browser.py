@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from trainer.reports.report import report
-from trainer.reports.run_files import read_run
+from trainer.run_folder.reader import read_run
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]

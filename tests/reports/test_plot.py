@@ -11,7 +11,7 @@ from trainer.commands import main
 from trainer.reports.chart import MOST_POINTS, Chart, Curve, Value, thinned, ticks
 from trainer.reports.drawing import COLOURS, Area, Hit, Label
 from trainer.reports.panels import groups_of, main_charts, more_charts
-from trainer.reports.run_files import read_run
+from trainer.run_folder.reader import read_run
 
 
 @pytest.fixture

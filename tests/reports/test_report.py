@@ -15,7 +15,7 @@ from trainer.reports import repeat
 from trainer.reports.alarms import Run, holding, looked_at
 from trainer.reports.panels import groups_of, main_charts
 from trainer.reports.report import report
-from trainer.reports.run_files import facts_of, read_run, read_runs
+from trainer.run_folder.reader import facts_of, read_run, read_runs
 from trainer.watch.diagnosis import History
 
 SECTIONS = ["Curves", "Evaluation", "Alarms", "Answers won and lost", "First and last answers", "Settings"]

@@ -11,7 +11,7 @@ from trainer.commands.main import main
 from trainer.errors import DataError
 from trainer.machine.visible import visible
 from trainer.reports import card, report
-from trainer.reports.run_files import read_run
+from trainer.run_folder.reader import read_run
 
 EVIL = "[/INST] [bold]b[/bold] :smile: \x1b]0;title\x07\x1b[2J\x9b31m\r\u202etxet\u2066\u200b\x7f <script>x</script>"
 

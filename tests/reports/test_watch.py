@@ -14,9 +14,9 @@ from tests.terminal import on_a_terminal, read
 from trainer.commands import main
 from trainer.machine.console import Console
 from trainer.reports import state
-from trainer.reports.run_files import read_run
 from trainer.reports.state import stopped
 from trainer.reports.terminal import blocks, clock, of_folder
+from trainer.run_folder.reader import read_run
 
 
 def watch(*arguments: str, capsys) -> str:

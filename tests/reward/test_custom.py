@@ -459,12 +459,12 @@ NOWHERE = ["--preset", "nano", "reward.custom=nowhere.py:score"]
 
 
 def test_a_file_that_is_not_there_is_known_before_anything_is_launched(monkeypatch):
-    from trainer.commands import launch
+    from trainer.commands import train
 
     monkeypatch.setattr(sys, "argv", ["launch", *NOWHERE])
-    monkeypatch.setattr(launch.os, "execvp", lambda *arguments: pytest.fail("deepspeed was launched"))
+    monkeypatch.setattr(train.os, "execvp", lambda *arguments: pytest.fail("deepspeed was launched"))
     with pytest.raises(ConfigError, match=r"reward.custom=nowhere.py:score: there is no file"):
-        launch.main()
+        train.main()
 
 
 def test_a_file_that_is_not_there_is_known_before_torch_is_imported():

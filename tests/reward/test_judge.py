@@ -27,7 +27,7 @@ from trainer.reward import judge_client
 from trainer.reward.judge import load_rubric, user_message
 from trainer.reward.make import check, worked
 from trainer.reward.scorer import Scorer
-from trainer.run_folder.earlier import refuse_other_settings
+from trainer.run_folder.previous_run import refuse_other_settings
 
 GOOD = {"factual_accuracy": 1.0, "conciseness": 0.5, "formatting": 0}
 GOOD_REWARD = 0.5 * 1.0 + 0.35 * 0.5 + 0.15 * 0

@@ -17,7 +17,7 @@ from trainer.config.settings import Code
 from trainer.errors import ConfigError, DataError
 from trainer.problem.task import make_task
 from trainer.records import Problem, Prompt, Score
-from trainer.reward import golds, make
+from trainer.reward import gold_check, make
 from trainer.reward.programs import Programs, read_tests, same_text
 from trainer.reward.scorer import Scorer
 
@@ -220,7 +220,7 @@ def test_tests_of_all_problems_are_read_before_a_run(tmp_path):
     config = resolve("nano", None, [*overrides, "reward.weights={code: 1.0}"])
     task = make_task(config.task)
     with pytest.raises(DataError, match="records/held-out/1: there is no column `tests`; there are: none"):
-        golds.check(config, task, task.test())
+        gold_check.check(config, task, task.test())
 
 
 def test_a_fault_of_the_tests_is_found_before_a_run(scorer):

@@ -14,7 +14,7 @@ from trainer.problem.task import make_task
 from trainer.ranks import distributed
 from trainer.records import Completion
 from trainer.reward.make import make_verifier
-from trainer.rollout import draw, star
+from trainer.rollout import draw, self_training
 from trainer.rollout.collect import Rollouts, Sampler
 from trainer.watch.tally import Tally
 
@@ -46,7 +46,7 @@ def rollouts_of(problems: int) -> Rollouts:
 def seen() -> str:
     """Return what is kept of own answers, the groups of three steps, and what a curriculum has learned from them."""
     rollouts, steps = rollouts_of(7), []
-    rows, measured = star.sample(rollouts, 0, 0)
+    rows, measured = self_training.sample(rollouts, 0, 0)
     for step in range(3):
         groups = rollouts.of(rollouts.prompts_of(step), step, Tally(), samples_ahead=False)
         answers = [[group.prompt.problem.id, *(answer.text for answer in group.completions)] for group in groups]
@@ -72,7 +72,7 @@ def test_ranks_ask_and_keep_what_one_does(count):
 
 def test_a_problem_that_is_asked_again_gets_other_answers_and_is_kept_as_one():
     rollouts = rollouts_of(2)
-    rows, measured = star.sample(rollouts, 0, 0)
+    rows, measured = self_training.sample(rollouts, 0, 0)
     assert measured["samples/kept"] == len(rows) == 8  # of two problems, `warmup.keep` each
     prompts = rollouts.prompts(rollouts.curriculum.problems * 10)
     assert sorted({prompt.repeat for prompt in prompts}) == [*range(10)]
@@ -81,4 +81,4 @@ def test_a_problem_that_is_asked_again_gets_other_answers_and_is_kept_as_one():
 def test_own_answers_have_other_random_numbers_than_those_of_the_steps():
     rollouts = rollouts_of(7)
     seeds = {rollouts.sampling_of(step, number).seed for step in range(50) for number in range(4)}
-    assert not seeds & {rollouts.sampling_of(step, star.TAG).seed for step in range(50)}
+    assert not seeds & {rollouts.sampling_of(step, self_training.TAG).seed for step in range(50)}

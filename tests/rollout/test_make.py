@@ -5,13 +5,12 @@ from math import inf
 
 import pytest
 
-from trainer.checks import memory
 from trainer.commands import main as cli
 from trainer.config.command_line import resolve
-from trainer.memory import search
-from trainer.memory.planner import ASLEEP, GB
-from trainer.memory.search import Placement
 from trainer.model.shapes import shape_of
+from trainer.plan import memory_check, search
+from trainer.plan.planner import ASLEEP, GB
+from trainer.plan.search import Placement
 from trainer.rollout import make
 from trainer.rollout.vllm import check
 
@@ -93,7 +92,7 @@ def test_a_plan_counts_the_vllm_that_auto_will_take(installed, capsys):
 
 def test_a_share_that_does_not_hold_the_base_is_refused_with_what_it_needs(capsys):
     colocated = "rollout.engine=vllm_colocate"
-    assert memory.too_little_for_vllm(placed(24, colocated, "rollout.vllm.memory=0.2")) is None
+    assert memory_check.too_little_for_vllm(placed(24, colocated, "rollout.vllm.memory=0.2")) is None
     with pytest.raises(SystemExit, match="2"):
         cli.main(["plan", "--model", MODEL, "--vram", "24", colocated, "rollout.vllm.memory=0.1"])
     assert "rollout.vllm.memory=0.1: that is 2.4 GB of the card, and vLLM needs 3.2 GB" in capsys.readouterr().err

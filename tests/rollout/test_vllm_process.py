@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.run_on_ranks import on_two_ranks
-from trainer.checks.cards import must_leave_our_cards, training_cards
 from trainer.commands import eval as eval_command
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, TrainingError
 from trainer.machine.hardware import Gpu, Hardware
-from trainer.memory import planner, search
 from trainer.model import shapes
+from trainer.plan import planner, search
+from trainer.plan.cards import must_leave_our_cards, training_cards
 from trainer.rollout import make
 from trainer.rollout.vllm import check, process, server
-from trainer.rollout.vllm.door import Door
+from trainer.rollout.vllm.key_check import Door
 from trainer.rollout.vllm.publish import StaticPolicy, VllmContext
 from trainer.rollout.vllm.supervisor import GRACE_S
 

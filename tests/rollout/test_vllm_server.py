@@ -38,7 +38,7 @@ from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.publish import Publisher, StaticPolicy, VllmContext
 from trainer.rollout.vllm.server import VllmServerSampler, connect
 from trainer.run import sampler_check
-from trainer.run_folder import claim
+from trainer.run_folder import lock
 
 STOP = 2
 SAMPLING = Sampling(group=3, temperature=1.0, max_new_tokens=8, seed=1)
@@ -272,14 +272,14 @@ def test_a_folder_is_deleted_one_version_late(sampler, policy, double, tmp_path)
 def test_what_a_killed_start_of_the_run_left_is_deleted_and_nobody_elses(policy, tmp_path):
     """`octet eval` may write into the folder of a run that is alive."""
     claimed, others = tmp_path / "claimed", tmp_path / "others"
-    claim.claim(Request(resolve("nano", None, [f"run.dir={claimed}"]), "nano", ""))
+    lock.claim(Request(resolve("nano", None, [f"run.dir={claimed}"]), "nano", ""))
     for folder in (claimed, others):
         policy.export(folder / "published/octet-12345678-1-v1")
         published = Publisher(folder / "published").publish(policy, 0)
         assert published.path.is_dir()
     assert len(list((claimed / "published").iterdir())) == 1
     assert len(list((others / "published").iterdir())) == 2
-    claim._held.popitem()[1].close()
+    lock._held.popitem()[1].close()
 
 
 class Large(Policy):
@@ -671,7 +671,7 @@ TWO_RANKS = """
 import sys
 from tests.rollout.test_vllm_server import *
 from trainer.ranks import distributed
-from trainer.exits import answering_errors
+from trainer.machine.exits import answering_errors
 from trainer.rollout.vllm import process
 
 sys.stderr = sys.stdout

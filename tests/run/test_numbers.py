@@ -15,7 +15,7 @@ from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.collect import Sampler
 from trainer.run import assemble
 from trainer.run.assemble import Run
-from trainer.run_folder import claim
+from trainer.run_folder import lock
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
@@ -90,6 +90,6 @@ def test_what_is_not_finite_is_never_trained_on(name, tmp_path: Path, alone):
     finally:
         run.record.close()
         run.rollouts.close()
-        claim._release(tmp_path / "run")
+        lock._release(tmp_path / "run")
     assert len(list((tmp_path / "run").glob("bad_update_*.json"))) == skipped
     assert not message or not (tmp_path / "run/checkpoints").exists()

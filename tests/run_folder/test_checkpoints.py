@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trainer.errors import CheckpointError
-from trainer.run_folder import checkpoints, earlier
+from trainer.run_folder import checkpoints, previous_run
 
 
 class FilePolicy:
@@ -226,7 +226,7 @@ def test_a_damaged_one_never_counts_for_those_that_are_kept(tmp_path, at, keep):
     assert checkpoints.resume(FilePolicy("fresh"), tmp_path, keep, {"curriculum": Learned(), "kl": Learned()}) == 4
     assert {"step_000002", "step_000004"} <= {path.name for path in folder.iterdir()}
     save(FilePolicy("after 6"), tmp_path, 6, keep=keep)
-    whole = [path.name for path in earlier.checkpoints(tmp_path) if not checkpoints._damage(path)]
+    whole = [path.name for path in previous_run.checkpoints(tmp_path) if not checkpoints._damage(path)]
     assert whole == ["step_000002", "step_000004", "step_000006"][-keep:]
 
 

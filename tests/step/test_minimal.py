@@ -11,7 +11,7 @@ from tests.conftest import NANO, group
 from trainer import advantage
 from trainer.batch import pack
 from trainer.batch.pack import Packer
-from trainer.batch.room import Room
+from trainer.batch.shrinker import Room
 from trainer.config.command_line import resolve
 from trainer.loss.kl import Coefficient
 from trainer.step.update import Updater

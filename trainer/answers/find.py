@@ -27,7 +27,7 @@ from trainer.answers.compare import equal
 from trainer.answers.notation import LONGEST_ANSWER
 from trainer.answers.number import is_plain, number
 from trainer.answers.phrase import CORRECTION, DIGIT, last_number, offered, tidy
-from trainer.answers.said import after_thinking
+from trainer.answers.strip_thinking import after_thinking
 
 MOST_TRIES = 8  # earlier marks looked at when the last one holds nothing
 NEAR = 40  # characters before a mark in which a word denies it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainer.answers.said import after_thinking
+from trainer.answers.strip_thinking import after_thinking
 
 _FENCED = re.compile(r"```[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
 

@@ -111,7 +111,7 @@ class Packer:
     If the model works on a line of tokens (`loss/shared_prefix.py`), answers to the same prompt stay together and the
     prompt counts once. Inside the attention, though, each answer has the keys and values of its whole row, which take
     an eighth of the memory of a token in all layers. Otherwise rows of similar length go together, and padding counts.
-    `token_budget` shrinks when memory runs out (`batch/room.py`).
+    `token_budget` shrinks when memory runs out (`batch/shrinker.py`).
     """
 
     token_budget: int

@@ -6,12 +6,12 @@ from argparse import ArgumentParser, Namespace
 from math import inf
 from pathlib import Path
 
-from trainer.checks import downloads, preflight
 from trainer.commands.eval import NO_SERVERS
 from trainer.commands.options import add_overrides
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
 from trainer.machine import quiet
+from trainer.plan import downloads, preflight
 
 
 def add_arguments(parser: ArgumentParser) -> None:

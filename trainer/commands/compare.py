@@ -14,10 +14,10 @@ from rich.table import Table
 
 from trainer.machine.console import Console
 from trainer.machine.visible import print
-from trainer.reports.evaluation_table import percent
 from trainer.reports.pairs import Pair, against_best, by_task
 from trainer.reports.report import shown
-from trainer.reports.run_files import RunFiles, differing, facts_of, names_of, read_runs
+from trainer.run_folder.evaluation_table import percent
+from trainer.run_folder.reader import RunFiles, differing, facts_of, names_of, read_runs
 from trainer.watch.progress import clock
 
 WIDTH = 500  # characters of a line where there is no screen

@@ -1,6 +1,6 @@
 """`octet doctor`: check whether this machine can run these settings, and say what to do where it cannot.
 
-The light checks are those that every run makes at its start (checks/preflight.py). Meanwhile another process tries
+The light checks are those that every run makes at its start (plan/preflight.py). Meanwhile another process tries
 torch. Exit status: 0 when nothing stands in the way, 1 when something does.
 """
 
@@ -22,8 +22,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from trainer.checks import cards, disk_and_ram, downloads, memory, preflight
-from trainer.checks.preflight import Finding
 from trainer.commands.options import add_settings_of_a_run
 from trainer.config import ds_config
 from trainer.config.command_line import choose_preset, resolve
@@ -33,8 +31,9 @@ from trainer.machine import hardware
 from trainer.machine.disk import amount
 from trainer.machine.shipped import ROOT
 from trainer.machine.visible import print
-from trainer.memory import search
 from trainer.model import hub
+from trainer.plan import cards, disk_and_ram, downloads, memory_check, preflight, search
+from trainer.plan.preflight import Finding
 from trainer.problem.task import hub_sets, make_task
 from trainer.reward import make
 from trainer.sandbox.kernel import Limits
@@ -102,7 +101,7 @@ def _verdict(count: Mapping[str, int]) -> str:
 
 
 def everything(config: Config) -> Iterator[Finding]:
-    command = [sys.executable, "-m", "trainer.checks.torch_probe"]
+    command = [sys.executable, "-m", "trainer.plan.torch_probe"]
     # importing a compiler that compiles nothing here would take two seconds
     environment = os.environ | {"TORCHDYNAMO_DISABLE": "1"}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -209,9 +208,9 @@ def plan(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
     shape = search.planned_shape(config)
     if shape is None:
         return
-    if reason := memory.problem(config, machine, shape):
+    if reason := memory_check.problem(config, machine, shape):
         yield Finding("problem", "plan", *_and_remedy(reason))
-    elif short := memory.warning(config, machine, shape):
+    elif short := memory_check.warning(config, machine, shape):
         yield Finding("warning", "plan", *_and_remedy(short))
     else:
         yield Finding("ok", "plan", "it fits; `octet plan` says what takes the memory")

@@ -13,7 +13,6 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from trainer.checks import downloads, preflight
 from trainer.commands.options import TASKS, add_overrides
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import Config, Model
@@ -21,10 +20,11 @@ from trainer.errors import CheckpointError, ConfigError
 from trainer.machine import quiet
 from trainer.machine.visible import print, visible
 from trainer.model import hub
+from trainer.plan import downloads, preflight
 from trainer.problem.task import evaluation_problems, make_task
 from trainer.records import Draws
-from trainer.reports.run_files import read_run
-from trainer.reward import golds
+from trainer.reward import gold_check
+from trainer.run_folder.reader import read_run
 
 SAMPLE_TEMPERATURE = 0.7
 LONGEST_NAME = 500  # characters of the name of a model
@@ -60,7 +60,7 @@ def run(options: Namespace) -> None:
         raise CheckpointError(f"--merged {options.merged}: there is no config.json in it. Name a folder with a model.")
     config = settings_for(options)
     task = make_task(config.task)
-    golds.check(config, task, evaluation_problems(task, config.eval.problems))
+    gold_check.check(config, task, evaluation_problems(task, config.eval.problems))
     draws, out = _draws(options, config.run.seed), options.out or _default_out(options, config)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: it is a file. Name a folder.")

@@ -28,7 +28,6 @@ from typing import Any
 from huggingface_hub import constants
 
 import trainer
-from trainer.checks import disk_and_ram, downloads
 from trainer.commands.options import add_settings_of_a_run
 from trainer.config.command_line import choose_preset, resolve
 from trainer.config.settings import Config, Model
@@ -38,6 +37,7 @@ from trainer.machine.disk import amount
 from trainer.machine.shipped import IS_INSTALLED, ROOT, TRAIN
 from trainer.machine.visible import print
 from trainer.model import hub
+from trainer.plan import disk_and_ram, downloads
 from trainer.problem.task import hub_sets, make_task
 from trainer.watch.progress import PATIENCE_S, Progress
 

@@ -15,8 +15,8 @@ from importlib import import_module
 import trainer
 from trainer.config.arguments import Parser, argument_parser
 from trainer.errors import did_you_mean
-from trainer.exits import answering_errors, leave, naming_missing_packages
 from trainer.machine import hardware
+from trainer.machine.exits import answering_errors, leave, naming_missing_packages
 from trainer.machine.visible import print
 from trainer.ranks import slurm
 
@@ -83,10 +83,10 @@ def help_page() -> str:
 def _train(name: str, arguments: Sequence[str]) -> None:
     parser_of(name).parse_intermixed_args(arguments)  # answers --help before the imports below, which take a while
     with naming_missing_packages():
-        from trainer.commands import launch
+        from trainer.commands import train
 
     chosen = ["warmup.only=true", *arguments] if name == "warmup" else arguments
-    sys.exit(answering_errors(lambda: launch.main(chosen), debug="--debug" in arguments))
+    sys.exit(answering_errors(lambda: train.main(chosen), debug="--debug" in arguments))
 
 
 def _run(name: str, arguments: Sequence[str]) -> None:

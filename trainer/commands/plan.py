@@ -1,5 +1,5 @@
-"""`octet plan`: will it fit, and how long will it take? The plan of `memory/planner.py` as a table, what could be
-larger or must be smaller, and the hours, energy and price of `memory/duration.py`.
+"""`octet plan`: will it fit, and how long will it take? The plan of `plan/planner.py` as a table, what could be
+larger or must be smaller, and the hours, energy and price of `plan/duration.py`.
 
 Exit status: 0 when it fits or may fit, 1 when it does not.
 """
@@ -19,8 +19,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from trainer.checks import memory
-from trainer.commands import outlook
 from trainer.commands.options import add_settings_of_a_run
 from trainer.config import command_line, ds_config
 from trainer.errors import ConfigError
@@ -28,10 +26,10 @@ from trainer.machine import hardware
 from trainer.machine.console import Console
 from trainer.machine.shipped import TRAIN
 from trainer.machine.visible import print
-from trainer.memory import search
-from trainer.memory.planner import GB, ROOMY, Plan
-from trainer.memory.search import Placement
 from trainer.model.shapes import shape_of
+from trainer.plan import estimate, memory_check, search
+from trainer.plan.planner import GB, ROOMY, Plan
+from trainer.plan.search import Placement
 
 VERDICTS = {
     "fits": ("it fits", "bold green"),
@@ -56,8 +54,8 @@ class Question:
     proposal: Sequence[str] | None = None  # settings that the search has changed
 
     @property
-    def outlook(self) -> outlook.Outlook | None:
-        return outlook.outlook(self.options, self.placement, None if self.options.vram else self.machine)
+    def outlook(self) -> estimate.Outlook | None:
+        return estimate.outlook(self.options, self.placement, None if self.options.vram else self.machine)
 
     @property
     def ram_fits(self) -> bool:
@@ -74,7 +72,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--completion", type=int, metavar="N", help="the same as rollout.max_new_tokens=N")
     parser.add_argument("--prompt", type=int, metavar="N", help="the same as prompt.max_tokens=N")
     parser.add_argument("--search", action="store_true", help="propose settings that fit, and use the card")
-    outlook.add_arguments(parser)
+    estimate.add_arguments(parser)
     parser.add_argument("--price", type=float, metavar="P", help="of an hour of a card: say what the run costs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -132,7 +130,7 @@ def _refuse_what_a_run_refuses(placement: Placement) -> None:
     config, new_tokens = placement.config, placement.completion
     ds_config.check(config, has_gpu=True)
     config.refuse_idle(placement.world_size)
-    if reason := memory.no_layer_to_adapt(config, placement.shape) or memory.too_little_for_vllm(placement):
+    if reason := memory_check.no_layer_to_adapt(config, placement.shape) or memory_check.too_little_for_vllm(placement):
         raise ConfigError(reason)
     if new_tokens > placement.longest_answer:
         raise ConfigError(
@@ -225,7 +223,7 @@ def answer(question: Question) -> Iterator[str | Text]:
     little = ", because LoRA trains little" if placement.config.lora.enabled else " of the card"
     yield f"optimizer offload saves {placement.state / GB:.2f} GB{little}"
     yield from _limits(placement)
-    yield from outlook.lines(question.outlook, question.options.price)
+    yield from estimate.lines(question.outlook, question.options.price)
     if question.proposal is None and not placement.fits(placement.config):
         if placement.search() is None:
             yield placement.nearest()
@@ -274,7 +272,7 @@ def document(question: Question) -> dict[str, Any]:
         "verdict": plan.verdict,
         "largest": placement.limits(),
         "optimizer_offload_saves": round(placement.state),
-        "time": outlook.document(question.outlook, question.options.price),
+        "time": estimate.document(question.outlook, question.options.price),
         "proposal": question.proposal,
         "command": shlex.join(question.command),
     }

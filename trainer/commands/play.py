@@ -8,14 +8,14 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from trainer.checks import downloads
 from trainer.commands.score import add_reward_arguments, settings_for, with_every_component
 from trainer.config.settings import Config
 from trainer.machine.visible import print
+from trainer.plan import downloads
 from trainer.problem.environment import Environments, environments_of
 from trainer.problem.task import make_task
 from trainer.records import Completion, Problem, Prompt, Score
-from trainer.reward import golds
+from trainer.reward import gold_check
 from trainer.reward.make import make_scorer
 
 
@@ -36,7 +36,7 @@ def play(config: Config) -> None:
     task = make_task(config.task)
     scorer = make_scorer(config, task)
     problems = list(task.train())
-    golds.check(config, task, problems)
+    gold_check.check(config, task, problems)
     random.Random(config.run.seed).shuffle(problems)
     completions = typed(sys.stdin)
     print("Write what the model would write; an empty line ends it, and Ctrl-D ends the game.")

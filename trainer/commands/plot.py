@@ -9,7 +9,7 @@ from trainer.commands.options import writing
 from trainer.errors import DataError
 from trainer.machine.visible import print
 from trainer.reports import sheet
-from trainer.reports.run_files import read_runs
+from trainer.run_folder.reader import read_runs
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -19,7 +19,7 @@ from trainer.machine.disk import amount
 from trainer.machine.visible import print
 from trainer.model import hub
 from trainer.reports import card, sheet
-from trainer.reports.run_files import RunFiles, exported, read_run
+from trainer.run_folder.reader import RunFiles, exported, read_run
 
 ADAPTER, CURVES, EXPORT = "adapter_config.json", "curves.svg", "export.json"
 SENT = ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "model*.safetensors", "*.gguf"]

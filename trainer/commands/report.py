@@ -9,7 +9,7 @@ from trainer.commands.options import writing
 from trainer.machine import disk
 from trainer.machine.visible import print
 from trainer.reports.report import report
-from trainer.reports.run_files import read_runs
+from trainer.run_folder.reader import read_runs
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from trainer.checks import preflight, start
 from trainer.commands.options import add_overrides
 from trainer.config.command_line import overrides_of, resolve
 from trainer.errors import ConfigError
 from trainer.machine import hardware, quiet
+from trainer.plan import preflight, start
 
 STEPS = 5
 

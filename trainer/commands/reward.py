@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from trainer.checks import downloads
 from trainer.commands import score
 from trainer.errors import ConfigError, DataError
 from trainer.machine.visible import print
+from trainer.plan import downloads
 from trainer.problem.task import make_task
-from trainer.reward import golds
+from trainer.reward import gold_check
 from trainer.reward.built_in import Rules
 from trainer.reward.exploits import Report, Sample, examine, possible_answers, samples_of, start_of
 from trainer.reward.make import make_scorer, rules_of
@@ -49,7 +49,7 @@ def run(options: Namespace) -> None:
         samples = labelled(options.labelled, rules, needs_answer="code" not in config.reward.weights)
     else:
         problems = list(task.train())
-        golds.check(config, task, problems)
+        gold_check.check(config, task, problems)
         random.Random(config.run.seed).shuffle(problems)
         samples = samples_of(problems[: options.n], rules.style, rules.opened)
     report = examine(make_scorer(config, task), samples)

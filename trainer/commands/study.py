@@ -23,16 +23,16 @@ from trainer.commands.slurm import JobRequest, slurm
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.study import SUPERVISED, Study, StudyRun, read_study
 from trainer.errors import ConfigError, DataError, OctetError, counted
-from trainer.exits import listen
 from trainer.machine import disk
 from trainer.machine.console import Console
+from trainer.machine.exits import listen
 from trainer.machine.visible import print
 from trainer.problem.lessons import check, taught
 from trainer.problem.prompts import answer_style
 from trainer.problem.task import make_task, training_problems
 from trainer.reports import contamination, study_page
-from trainer.reports.run_files import facts_of, read_run
 from trainer.reports.study import collect, ended, summary, totals
+from trainer.run_folder.reader import facts_of, read_run
 from trainer.sandbox.kernel import PR_SET_PDEATHSIG, libc
 from trainer.watch.progress import clock
 
@@ -133,7 +133,7 @@ class Runner:
     def train(self, one: StudyRun) -> str:
         """Make a run, and return its name if it fails."""
         has_ended = (0, 3, 4)  # with 3 and 4, its own verdict is not "learned"
-        if self._run(one, ["trainer.commands.launch", *_arguments(self.study, one)], has_ended):
+        if self._run(one, ["trainer.commands.train", *_arguments(self.study, one)], has_ended):
             return one.name
         facts = facts_of(read_run(self.study.folder / one.name))
         took = f"{facts['steps']} steps, {clock(facts['training_s'])}"

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from trainer.checks import downloads
 from trainer.commands.options import TASKS, add_overrides
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import Config
 from trainer.machine.visible import print
+from trainer.plan import downloads
 from trainer.problem.environment import environments_of
 from trainer.problem.prompts import Prompter
 from trainer.problem.task import Task, evaluation_problems, make_task, notes, training_problems
 from trainer.records import Problem, Prompt
-from trainer.reward import golds
+from trainer.reward import gold_check
 
 MEASURED = 10_000  # prompts whose length is measured: enough for the distribution of any data set
 
@@ -50,7 +50,7 @@ def run(options: Namespace) -> None:
 def show(config: Config, split: str, count: int, as_json: bool) -> None:
     task = make_task(config.task)
     problems = _problems(task, config, split)  # raises an error for bad data before a tokenizer loads
-    golds.check(config, task, problems)
+    gold_check.check(config, task, problems)
     facts: dict[str, Any] = {"task": task.name, **_sizes(task, config, split, len(problems)), "notes": notes(task)}
 
     print(f"octet: loading the tokenizer of {config.model.name}", file=sys.stderr, flush=True)

@@ -13,8 +13,8 @@ from rich.live import Live
 from trainer.errors import DataError
 from trainer.machine.console import Console
 from trainer.reports import terminal
-from trainer.reports.run_files import read_run, read_runs
 from trainer.reports.state import stopped
+from trainer.run_folder.reader import read_run, read_runs
 
 SECONDS = 2.0  # between two looks
 

@@ -23,7 +23,7 @@ from trainer.evaluation.evaluate import Evaluation
 from trainer.machine import disk, manifest
 from trainer.machine.visible import visible
 from trainer.ranks import distributed
-from trainer.reports.evaluation_table import percent
+from trainer.run_folder.evaluation_table import percent
 from trainer.run_folder.journal import read_records
 
 NOTED = {"step", "accuracy", "lenient", "problems"}  # in every best.json

@@ -15,7 +15,7 @@ from trainer.config.settings import Config
 from trainer.evaluation.comparison import Comparison, Flip, all_pairs
 from trainer.evaluation.evaluate import Evaluation
 from trainer.machine import disk
-from trainer.reports.evaluation_table import rows as numbers
+from trainer.run_folder.evaluation_table import rows as numbers
 
 SHOWN_FLIPS = 3  # of each direction; all of them are in eval_flips.jsonl
 FILES = "eval.json, eval.md, eval_answers.jsonl, eval_flips.jsonl"

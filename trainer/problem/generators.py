@@ -22,7 +22,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from trainer.answers.children import ChildPool
-from trainer.answers.said import after_thinking
+from trainer.answers.strip_thinking import after_thinking
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, did_you_mean
 from trainer.problem.dataset import normalised

@@ -25,7 +25,7 @@ from functools import cache, partial
 from math import log10
 from typing import Any
 
-from trainer.answers.said import after_thinking
+from trainer.answers.strip_thinking import after_thinking
 from trainer.errors import ConfigError
 from trainer.records import Problem
 from trainer.sandbox.kernel import Limits

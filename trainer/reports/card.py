@@ -15,8 +15,8 @@ from trainer.estimates import wilson
 from trainer.machine.visible import visible
 from trainer.reports import repeat
 from trainer.reports.alarms import alarms_of
-from trainer.reports.evaluation_table import percent, rows
-from trainer.reports.run_files import RunFiles, facts_of
+from trainer.run_folder.evaluation_table import percent, rows
+from trainer.run_folder.reader import RunFiles, facts_of
 
 HUB_NAMES = {
     "gsm8k": "openai/gsm8k",

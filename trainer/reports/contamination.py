@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.config.study import BASE
 from trainer.reports.effects import effect, is_enough
-from trainer.reports.run_files import RunFiles
+from trainer.run_folder.reader import RunFiles
 
 FOLDER = "renumbered"  # of a run: its answers to the problems with new numbers
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainer.estimates import Share, corrected, mcnemar, paired_difference
-from trainer.reports.run_files import RunFiles, facts_of
+from trainer.run_folder.reader import RunFiles, facts_of
 
 OF_TRAINING = {"task.limit", "task.curriculum"}  # they leave the held-out problems as they are
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from trainer.config.settings import fields
 from trainer.reports.chart import Chart, Curve, Value, thinned
-from trainer.reports.run_files import NOT_COMPARED, RunFiles, differing, names_of, phases
+from trainer.run_folder.reader import NOT_COMPARED, RunFiles, differing, names_of, phases
 
 Range = tuple[float, float, float]  # a value, and the lowest and highest around it
 Looks = Callable[[Mapping[str, float]], "Range | None"]

@@ -10,7 +10,7 @@ from trainer.machine.visible import visible
 from trainer.reports.chart import HEIGHT, WIDTH, Chart
 from trainer.reports.drawing import COLOURS, Label, Mark, svg
 from trainer.reports.panels import Group, groups_of, main_charts, more_charts
-from trainer.reports.run_files import RunFiles
+from trainer.run_folder.reader import RunFiles
 
 COLUMNS = 2
 GAP, LINE = 14.0, 16.0

@@ -6,7 +6,7 @@ import fcntl
 import time
 from pathlib import Path
 
-from trainer.reports.run_files import RunFiles, phases
+from trainer.run_folder.reader import RunFiles, phases
 
 # File systems whose locks are those of this machine alone, so that one that is free is held by no run.
 LOCAL = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}

@@ -18,8 +18,8 @@ from trainer.errors import DataError
 from trainer.estimates import SIGNIFICANT, corrected
 from trainer.reports.contamination import gaps
 from trainer.reports.effects import Effect, Table, effect, is_enough, share_reached
-from trainer.reports.run_files import RunFiles, phases, read_run
-from trainer.run_folder import earlier
+from trainer.run_folder import previous_run
+from trainer.run_folder.reader import RunFiles, phases, read_run
 
 COSTS = ("samples", "tokens", "seconds")
 EQUAL = 0.01  # costs that differ by less are equal
@@ -98,11 +98,11 @@ def ended(study: Study, run: StudyRun) -> RunFiles | None:
         return None
     own = {"run.steps", "warmup.steps"} if run.arm == SUPERVISED else set()  # they follow from the first arm
     config, warmup = study.config(run), folder / "warmup"
-    found = earlier.differences(folder, config)
+    found = previous_run.differences(folder, config)
     if found and (warmup / "config.yaml").is_file() and config.warmup.steps:  # the run goes on with other settings
-        found = earlier.differences(warmup, config.warmed_up_in(warmup))
-        found += earlier.differences(folder, config.after_warmup(warmup))
-    if changes := [str(one) for one in found if one.key not in earlier.NO_EFFECT | own]:
+        found = previous_run.differences(warmup, config.warmed_up_in(warmup))
+        found += previous_run.differences(folder, config.after_warmup(warmup))
+    if changes := [str(one) for one in found if one.key not in previous_run.NO_EFFECT | own]:
         raise DataError(
             f"{folder}: it was made with other settings than the study has now: {', '.join(changes)}. Write those of "
             f"before, rename the arm or {study.path.name}, or delete this folder."

@@ -20,8 +20,8 @@ from trainer.machine.console import Console
 from trainer.machine.visible import around, visible
 from trainer.reports.alarms import holding
 from trainer.reports.answers import told
-from trainer.reports.run_files import RunFiles, phases, read_run
 from trainer.reports.state import stopped
+from trainer.run_folder.reader import RunFiles, phases, read_run
 from trainer.watch.diagnosis import EVALUATED
 from trainer.watch.progress import clock
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.answers import compare, find
-from trainer.answers.said import THOUGHTS
+from trainer.answers.strip_thinking import THOUGHTS
 from trainer.config.settings import Reward
 from trainer.errors import ConfigError
 from trainer.records import Completion, DeadBy, Problem, Prompt

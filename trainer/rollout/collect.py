@@ -16,7 +16,7 @@ from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling, ScoredGroup
 from trainer.reward import control
 from trainer.reward.scorer import Scorer
-from trainer.rollout.ahead import Ahead, Rollout
+from trainer.rollout.prefetch import Ahead, Rollout
 from trainer.watch.tally import Tally
 
 

@@ -12,8 +12,8 @@ import torch
 from trainer.config.settings import Rollout
 from trainer.errors import ConfigError
 from trainer.machine import hardware
-from trainer.memory import search
-from trainer.memory.planner import CONTEXT, GB, SLEEPING, Plan
+from trainer.plan import search
+from trainer.plan.planner import CONTEXT, GB, SLEEPING, Plan
 from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
 from trainer.rollout import limits

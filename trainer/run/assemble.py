@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trainer.batch.pack import Packer
-from trainer.batch.room import Room
+from trainer.batch.shrinker import Room
 from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError, ModelError
@@ -43,7 +43,7 @@ from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
 from trainer.records import Draws, Problem, Prompt, TrainingBatch
 from trainer.reports import terminal
-from trainer.reward import control, golds
+from trainer.reward import control, gold_check
 from trainer.reward.make import make_scorer, make_verifier, worked
 from trainer.rollout.collect import Rollouts, Sampler
 from trainer.rollout.hf import HfSampler
@@ -51,9 +51,9 @@ from trainer.rollout.limits import Say, check_context, context_of, within_contex
 from trainer.rollout.make import make_sampler, make_vllm_sampler
 from trainer.rollout.vllm.publish import Exportable, VllmContext
 from trainer.rollout.vllm.teacher import ServedTeacher
-from trainer.run_folder import checkpoints, claim
+from trainer.run_folder import checkpoints, lock
 from trainer.run_folder.journal import Journal, read_records
-from trainer.run_folder.origin import Origin, checksums
+from trainer.run_folder.provenance import Origin, checksums
 from trainer.run_folder.record import Logs, Record
 from trainer.step.schedule import schedule
 from trainer.step.update import Updater
@@ -77,7 +77,7 @@ def build(request: Request) -> Run:
     config.refuse_idle(distributed.world_size())
     task = make_task(config.task)
     training = control.training(training_problems(task, config.task, config.run.seed), config)  # bad data fails early
-    golds.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
+    gold_check.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
     if config.is_warmup and config.warmup.source == "solutions":
         lessons.check(task, training)
     for model in filter(None, (config.model, config.teacher_model)):
@@ -91,7 +91,7 @@ def build(request: Request) -> Run:
     kind, per_step = CURRICULA[config.task.curriculum], config.rollout.problems
     curriculum = kind(problems, per_step, config.run.seed, total_steps, None if config.task.limit else later)
     held_out = held_out_prompts(config, task, prompter)
-    folder = claim.claim(request)  # not before: bad data leaves no folder that refuses the mended settings
+    folder = lock.claim(request)  # not before: bad data leaves no folder that refuses the mended settings
     scorer = make_scorer(config, task, folder)
     scorer.rehearse(prompter.prompt(problems[0]), worked(problems[0]))
     ask = make_teacher(config, tokenizer, len(longest.tokens))
@@ -136,10 +136,10 @@ def open_record(
     request: Request, folder: Path, origin: Origin, first_step: int, total_steps: int, problems: int
 ) -> Record:
     """Write the configuration down, and open the log and the screen."""
-    steps = claim.steps_before(folder) if distributed.is_main() else None
-    claim.describe(folder, request.config)
+    steps = lock.steps_before(folder) if distributed.is_main() else None
+    lock.describe(folder, request.config)
     if not first_step:
-        claim.describe_machine(folder, request.config)
+        lock.describe_machine(folder, request.config)
     config, is_main = request.config, distributed.is_main()
     view = partial(terminal.of_folder, folder)
     screen = Screen(total_steps, first_step, config.reward.answer, quiet=not is_main, stderr=request.json, view=view)

@@ -14,7 +14,6 @@ from typing import Any
 from transformers import AutoConfig
 
 from trainer.batch.pack import Packer
-from trainer.checks import cards
 from trainer.config.settings import Config
 from trainer.evaluation import results
 from trainer.evaluation.comparison import Agreement, Comparison, agreement
@@ -28,6 +27,7 @@ from trainer.machine.visible import print
 from trainer.model import merge as export
 from trainer.model.load import load_model, load_tokenizer, resolve_dtype
 from trainer.model.lora import load_adapter
+from trainer.plan import cards
 from trainer.problem.task import make_task
 from trainer.ranks import distributed
 from trainer.records import Draws, Prompt, Sampling

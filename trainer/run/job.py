@@ -29,12 +29,12 @@ from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
 from trainer.ranks import distributed, slurm
 from trainer.ranks.stopping import Stopping
 from trainer.reports import repeat
-from trainer.reward import golds
+from trainer.reward import gold_check
 from trainer.rollout.make import uses_vllm
 from trainer.run import assemble, sampler_check, teaching
 from trainer.run.assemble import Run
 from trainer.run.rehearsal import planned, rehearse, report
-from trainer.run_folder import checkpoints, claim, earlier
+from trainer.run_folder import checkpoints, lock, previous_run
 from trainer.run_folder.journal import VERDICT, read_records
 from trainer.run_folder.record import Record
 from trainer.warmup import warm_up
@@ -99,13 +99,13 @@ def run(request: Request) -> Result | None:
 
 def _warmed_up(request: Request) -> Request:
     """Make the warm-up in a folder of its own unless it is done, and return the request for the run that follows."""
-    folder = claim.folder_of(request)
+    folder = lock.folder_of(request)
     asked = request.config.model_copy(update={"run": request.config.run.model_copy(update={"dir": folder})})
     warmup, config = folder / "warmup", asked.warmed_up_in(folder / "warmup")
-    earlier.refuse_other_settings(warmup, config)
+    previous_run.refuse_other_settings(warmup, config)
     if not distributed.gather((warmup / teaching.START).exists())[0]:
         folder.mkdir(parents=True, exist_ok=True)
-        claim.describe(folder, asked)  # for --resume
+        lock.describe(folder, asked)  # for --resume
         stage = replace(request, config=config)
         _, screen, stopping, evaluations = _train_and_evaluate(stage)
         gc.collect()
@@ -278,7 +278,7 @@ def _example(run: Run) -> str:
     scorer = rollouts.scorer.verifier()
     outside = [grader.name for grader in rollouts.scorer.graders if grader not in scorer.graders]
     outside += ["environment"] if scorer.weights.get("environment") else []
-    gold = replace(golds.written(prompt.problem, scorer.rules), reward=0.0)
+    gold = replace(gold_check.written(prompt.problem, scorer.rules), reward=0.0)
     tokens = rollouts.prompter.answer_tokens(prompt, gold.text)  # `overlong` counts them
     answers = [replace(gold, tokens=tokens), replace(gold, text="")]
     right, empty = scorer.scores([(prompt, answer) for answer in answers])

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import constants
 
-from trainer.checks import start
 from trainer.config.command_line import Request, validated
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
 from trainer.machine import disk, hardware, quiet, user_code
 from trainer.machine.visible import print
+from trainer.plan import start
 from trainer.run import function_source
-from trainer.run_folder import earlier
+from trainer.run_folder import previous_run
 
 if TYPE_CHECKING:
     from trainer.run.job import Result
@@ -67,9 +67,9 @@ def train(
     with _put_back(config.rollout.engine):
         quiet.quiet()
         from trainer.run import job  # torch, deepspeed, transformers
-        from trainer.run_folder import claim
+        from trainer.run_folder import lock
 
-        folder = claim.folder_of(Request(config, "python", ""))
+        folder = lock.folder_of(Request(config, "python", ""))
         functions: list[Any] = list(reward) if isinstance(reward, list | tuple) else [reward]
         config = config.model_copy(update={"run": config.run.model_copy(update={"dir": folder})})
         config = _with_rows(_with_functions(config, folder, functions), folder, functions, data, test)
@@ -157,7 +157,7 @@ def _changed(config: Config, folder: Path, section: str, **values: Any) -> Confi
 def _write(path: Path, text: str) -> None:
     """Write a file of what was handed over. Raise ConfigError if a run that has saved something was made with
     another."""
-    if path.is_file() and path.read_text() != text and earlier.has_saved(path.parents[1]):
+    if path.is_file() and path.read_text() != text and previous_run.has_saved(path.parents[1]):
         raise ConfigError(
             f"run.dir={path.parents[1]}: it holds a run with another {path.name}. Hand over what it had, or choose "
             "another folder."

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from trainer.config.settings import Config
 from trainer.errors import ModelError
-from trainer.memory import planner
-from trainer.memory.search import changed
 from trainer.model.shapes import shape_of
+from trainer.plan import planner
+from trainer.plan.search import changed
 from trainer.ranks import distributed
 from trainer.records import MiniBatch, TrainingRow
 from trainer.rollout.collect import Rollouts

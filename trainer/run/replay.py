@@ -16,7 +16,7 @@ from trainer.machine.quiet import no_progress_bars
 from trainer.machine.visible import print, visible
 from trainer.run import assemble, job
 from trainer.run.rehearsal import rehearse
-from trainer.run_folder import claim, earlier, origin
+from trainer.run_folder import lock, previous_run, provenance
 from trainer.run_folder.journal import read_records
 
 MEASURED = ("time/", "memory/", "energy/", "eval/")  # metrics that differ from machine to machine, or are not of a step
@@ -26,7 +26,7 @@ UNKNOWN = (
     "and tools with a time limit are not repeatable to the bit"
 )
 NOT_RECORDED = (
-    f"not known: settings and data are what they were. The run has no {claim.MACHINE}, because an earlier version of "
+    f"not known: settings and data are what they were. The run has no {lock.MACHINE}, because an earlier version of "
     "Octet made it or the file was deleted, so base weights, versions, device, threads and the code of rewards and "
     "tasks cannot be compared"
 )
@@ -46,7 +46,7 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
     differences = _differences(folder, scratch, steps)
     if first := next(differences, None):
         print(f"differs: {first}")
-        unknown = UNKNOWN if (folder / claim.MACHINE).is_file() else NOT_RECORDED
+        unknown = UNKNOWN if (folder / lock.MACHINE).is_file() else NOT_RECORDED
         print("\n".join(f"likely cause: {cause}" for cause in causes or [unknown]))
         return False
     answers = counted(len(read_records(scratch / "samples.jsonl")), "answer")
@@ -122,7 +122,7 @@ def _tensors(before: Path, now: Path, step: int) -> Iterator[str]:
 
 
 def _settings(folder: Path, config: Config) -> Iterator[str]:
-    stored = earlier.settings_of(folder)
+    stored = previous_run.settings_of(folder)
     assert stored is not None, "the command has read it"
     before, now = flat(stored.model_dump(mode="json")), flat(config.model_dump(mode="json"))
     for key, value in now.items():
@@ -132,9 +132,9 @@ def _settings(folder: Path, config: Config) -> Iterator[str]:
 
 def _surroundings(folder: Path, scratch: Path) -> Iterator[str]:
     """Yield what is not what it was: base weights, versions, threads and others that the run has recorded."""
-    if not (folder / claim.MACHINE).is_file():
+    if not (folder / lock.MACHINE).is_file():
         return
-    before, now = (json.loads((place / claim.MACHINE).read_text()) for place in (folder, scratch))
+    before, now = (json.loads((place / lock.MACHINE).read_text()) for place in (folder, scratch))
     for name, value in before.items():
         if value != now.get(name):
             yield f"{name}: {now.get(name, 'none')}; the run had {value}"
@@ -142,6 +142,6 @@ def _surroundings(folder: Path, scratch: Path) -> Iterator[str]:
 
 def _data(folder: Path, scratch: Path, problems: Sequence[str]) -> Iterator[str]:
     """Yield how the training problems differ: the first that is another, their order or their number."""
-    before = origin.recorded(folder)
-    if before and (what := origin.apart(before, origin.recorded(scratch), problems)):
+    before = provenance.recorded(folder)
+    if before and (what := provenance.apart(before, provenance.recorded(scratch), problems)):
         yield what if what.startswith("the ") else f"the data: {what}"

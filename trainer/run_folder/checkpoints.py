@@ -27,7 +27,7 @@ from trainer.machine.manifest import OTHER
 from trainer.machine.visible import visible
 from trainer.policy import Policy
 from trainer.ranks import distributed
-from trainer.run_folder import earlier, manifest
+from trainer.run_folder import manifest, previous_run
 
 _whole: dict[Path, bool] = {}  # whether a checkpoint is whole, of those that this process has written or read
 
@@ -43,7 +43,7 @@ class Stateful(Protocol):
 def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Mapping[str, Stateful]) -> None:
     """Save a checkpoint after `step` updates. Every rank calls it."""
     final = run_folder / "checkpoints" / f"step_{step:06d}"
-    partial, before = final.with_name(f"{final.name}.partial"), earlier.checkpoints(run_folder)[-1:]
+    partial, before = final.with_name(f"{final.name}.partial"), previous_run.checkpoints(run_folder)[-1:]
     goes_on = f"goes on from {before[0].name}" if before else "begins anew"
     remedy = f"Make room, or write run.keep=1; the same command then {goes_on}."
     with disk.writing(partial, f"the checkpoint of step {step}", remedy, sum(map(disk.size, before))):
@@ -57,7 +57,7 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Mappin
         ).of_all()
     _whole[final] = True
     if distributed.is_main():
-        for later in [path for path in earlier.checkpoints(run_folder) if _step(path) > step]:  # damaged ones
+        for later in [path for path in previous_run.checkpoints(run_folder) if _step(path) > step]:  # damaged ones
             shutil.rmtree(later)
     _delete_earlier(run_folder, step, keep)
 
@@ -79,7 +79,7 @@ def _write(policy: Policy, partial: Path, step: int, learned: Mapping[str, State
 def latest(run_folder: Path) -> Path | None:
     """Return the newest checkpoint, which may be damaged. Raise if there were some and none is left."""
     folder = run_folder / "checkpoints"
-    if saved := earlier.checkpoints(run_folder):
+    if saved := previous_run.checkpoints(run_folder):
         return saved[-1]
     if (folder / "latest").is_symlink() or any((run_folder / product).exists() for product in ("adapter", "model")):
         raise CheckpointError(
@@ -93,7 +93,7 @@ def resume(policy: Policy, run_folder: Path, keep: int, learned: Mapping[str, St
     """Load the newest checkpoint that is not damaged, and return the number of updates that are done; 0 without one."""
     if distributed.gather(latest(run_folder) is None)[0]:
         return 0
-    for path in distributed.gather([str(path) for path in earlier.checkpoints(run_folder)[::-1]])[0]:
+    for path in distributed.gather([str(path) for path in previous_run.checkpoints(run_folder)[::-1]])[0]:
         folder = Path(path)
         wrong = _damage(folder)
         _whole[folder] = not wrong
@@ -165,7 +165,7 @@ def _publish(partial: Path, final: Path) -> None:
 def _delete_earlier(run_folder: Path, step: int, keep: int) -> None:
     """Delete what is older than the newest `keep` whole checkpoints, on all ranks. A run that was killed meanwhile goes
     on with it when it resumes."""
-    saved = [str(path) for path in earlier.checkpoints(run_folder) if _step(path) <= step]
+    saved = [str(path) for path in previous_run.checkpoints(run_folder) if _step(path) <= step]
     found = [Path(path) for path in distributed.gather(saved)[0]]
     if len(found) <= keep:
         return

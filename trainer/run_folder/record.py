@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.settings import Config
-from trainer.exits import finishing
+from trainer.machine.exits import finishing
 from trainer.policy import Policy
 from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
@@ -17,7 +17,7 @@ from trainer.records import ScoredGroup, Update
 from trainer.run_folder import checkpoints, journal
 from trainer.run_folder.checkpoints import Stateful
 from trainer.run_folder.journal import Journal
-from trainer.run_folder.origin import Origin
+from trainer.run_folder.provenance import Origin
 from trainer.watch.diagnosis import Alarms
 from trainer.watch.phases import Phases
 from trainer.watch.screen import Screen

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from trainer.batch.pack import GroupRows, Packer, idle_row, minibatches, row_of
-from trainer.batch.room import Room
+from trainer.batch.shrinker import Room
 from trainer.config.settings import Config
 from trainer.loss import before_update
 from trainer.loss.kl import Coefficient

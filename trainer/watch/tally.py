@@ -7,7 +7,7 @@ from itertools import compress
 from math import sqrt
 from statistics import fmean
 
-from trainer.answers.said import after_thinking
+from trainer.answers.strip_thinking import after_thinking
 from trainer.records import Completion, ScoredGroup, Update
 
 Sums = dict[str, tuple[float, float]]  # name -> (sum, weight)

@@ -17,8 +17,8 @@ import torch
 
 from trainer.config.settings import SERVED_RANKS
 from trainer.errors import ConfigError
-from trainer.memory import search
-from trainer.memory.planner import Planner
+from trainer.plan import search
+from trainer.plan.planner import Planner
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.collect import Sampler

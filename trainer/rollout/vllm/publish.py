@@ -17,13 +17,13 @@ from typing import Any, Protocol
 
 from trainer.config.settings import Config
 from trainer.machine import disk
-from trainer.memory.planner import ADAPTERS
+from trainer.plan.planner import ADAPTERS
 from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
 from trainer.rollout.limits import Say
 from trainer.rollout.stop import Stops
 from trainer.rollout.turns import Turns
-from trainer.run_folder import claim
+from trainer.run_folder import lock
 
 MODE = "processed_logprobs"  # log-probs of the distribution that is sampled from, temperature included
 # A new adapter is loaded before the old one is removed. With a single slot it would replace the old one, which is right
@@ -100,7 +100,7 @@ class Publisher:
         self.folder = Path(place)
         self._kept: list[Published] = []
         self._count = 0
-        if distributed.is_main() and claim.is_ours(folder.parent):
+        if distributed.is_main() and lock.is_ours(folder.parent):
             shutil.rmtree(self.folder, ignore_errors=True)  # left by an earlier start of this run that was killed
 
     def publish(self, policy: Exportable, version: int | None) -> Published:

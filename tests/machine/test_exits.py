@@ -10,14 +10,14 @@ import pytest
 
 from tests.conftest import ROOT
 from trainer.errors import RewardError
-from trainer.exits import answering_errors
 from trainer.machine import user_code
+from trainer.machine.exits import answering_errors
 from trainer.machine.visible import without_keys
 from trainer.ranks import slurm
 
 DELETED = """
 import os, signal, time
-from trainer.exits import answering_errors, listen
+from trainer.machine.exits import answering_errors, listen
 
 class Slow:
     def __del__(self):
@@ -41,7 +41,7 @@ def test_a_signal_is_not_lost_while_an_object_is_deleted():
 FAILS = """
 import os, signal
 from trainer.errors import OctetError
-from trainer.exits import answering_errors, leave, listen
+from trainer.machine.exits import answering_errors, leave, listen
 
 class Late(OctetError):
     def __str__(self):
@@ -74,7 +74,7 @@ def test_a_folder_that_is_gone_is_named(tmp_path):
 
 NO_ROOM = """
 import resource, threading
-from trainer.exits import answering_errors
+from trainer.machine.exits import answering_errors
 
 resource.setrlimit(resource.RLIMIT_AS, (1 << 24, 1 << 24))
 raise SystemExit(answering_errors(threading.Thread(target=print).start))
@@ -163,7 +163,7 @@ def test_the_password_of_an_address_and_an_escaped_key_are_not_quoted(monkeypatc
 
 EARLY = """
 import os, signal
-from trainer.exits import naming_missing_packages
+from trainer.machine.exits import naming_missing_packages
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
 with naming_missing_packages():
     os.kill(os.getpid(), signal.SIGINT)

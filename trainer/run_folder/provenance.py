@@ -21,7 +21,7 @@ from trainer.machine.visible import visible
 from trainer.model import hub
 from trainer.ranks import distributed
 from trainer.records import Problem
-from trainer.run_folder import earlier
+from trainer.run_folder import previous_run
 
 PACKAGES = ("torch", "deepspeed", "transformers", "peft")
 DIGITS = 8  # of the checksum of a problem
@@ -44,7 +44,7 @@ class Origin:
     def run(self) -> str:
         """What tells the result of this run from that of another one: all that its steps depend on."""
         settings = flat(self.config.model_dump(mode="json"))
-        kept = {key: value for key, value in settings.items() if earlier.Change(key, None, None).is_refused}
+        kept = {key: value for key, value in settings.items() if previous_run.Change(key, None, None).is_refused}
         return _digest(json.dumps([kept, self.data["training"], self.weights]))[:16]
 
     def state(self) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from trainer.machine import disk, hardware
 from trainer.machine.shipped import CHECKOUT
 from trainer.model import hub
 from trainer.ranks import distributed, slurm
-from trainer.run_folder import earlier
-from trainer.run_folder.origin import files_of, versions
+from trainer.run_folder import previous_run
+from trainer.run_folder.provenance import files_of, versions
 
 MACHINE = "machine.json"
 LEFTOVER_S = 120.0  # how long a requeued job waits for the processes of its last start to end
@@ -41,16 +41,16 @@ def claim(request: Request) -> Path:
     settings that has saved something, or one that is still running."""
     folder = folder_of(request)
     distributed.keep_stacks_in(folder / "stacks")
-    earlier.refuse_what_is_not_its_own(folder)
-    earlier.refuse_other_settings(folder, request.config)
+    previous_run.refuse_what_is_not_its_own(folder)
+    previous_run.refuse_other_settings(folder, request.config)
     if distributed.is_main():
         _lock(folder)
-        if edited := earlier.edited(folder):
+        if edited := previous_run.edited(folder):
             print(f"octet: warning: {folder}/config.yaml is not as the run left it: {edited}", file=sys.stderr)
-        if others := earlier.meaning(earlier.changes(folder, request.config)):
+        if others := previous_run.meaning(previous_run.changes(folder, request.config)):
             said = "\n".join([f"octet: run.dir={folder}: it goes on with other settings:", *others])
             print(said, file=sys.stderr if request.json else sys.stdout, flush=True)
-        if lost := earlier.lost_steps(folder):
+        if lost := previous_run.lost_steps(folder):
             lost_all = f"nothing of its {counted(lost, 'step')} was saved"
             print(f"octet: run.dir={folder}: {lost_all}; it begins anew", file=sys.stderr)
     distributed.barrier()
@@ -110,7 +110,7 @@ def surroundings(config: Config) -> dict[str, Any]:
 
 def steps_before(folder: Path) -> int | None:
     """Return run.steps of the run that the folder holds."""
-    stored = earlier.settings_of(folder)
+    stored = previous_run.settings_of(folder)
     return stored.run.steps if stored else None
 
 

@@ -13,7 +13,7 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import Config, Model
 from trainer.errors import CheckpointError, ConfigError, DataError
 from trainer.records import Problem
-from trainer.run_folder.origin import Origin, checksums
+from trainer.run_folder.provenance import Origin, checksums
 
 
 def origin(model: Model) -> Origin:

@@ -6,9 +6,9 @@ import pytest
 
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
-from trainer.memory.duration import BETWEEN, CARDS, H100, LATENCY, Duration, Ratio, Speed, card_speed, measured
-from trainer.memory.planner import DRAW, Planner
 from trainer.model.shapes import Shape, shape_of
+from trainer.plan.duration import BETWEEN, CARDS, H100, LATENCY, Duration, Ratio, Speed, card_speed, measured
+from trainer.plan.planner import DRAW, Planner
 
 # 1,000 weights in each of 2 layers: q and o 10 x 10, k and v 10 x 10, three of the feed-forward part 10 x 20
 SHAPE = Shape("llama", 10, 2, 2, 2, 5, 20, 50, True, 512)

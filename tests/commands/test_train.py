@@ -9,11 +9,11 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT
-from trainer import exits
-from trainer.commands import launch
-from trainer.commands.launch import shell_status
+from trainer.commands import train
+from trainer.commands.train import shell_status
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
+from trainer.machine import exits
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
 FEW += ["run.steps=500", "eval.problems=0", "run.merge=false"]
@@ -25,46 +25,46 @@ def test_sigusr1_reaches_the_ranks_and_not_the_launcher(tmp_path):
     command = [sys.executable, "-m", "tests.e2e.two_ranks", *FEW, "run.dir=it"]
     own = {"PYTHONPATH": str(ROOT), "VIRTUAL_ENV": sys.prefix, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=tmp_path, env=os.environ | own, **pipes) as launch:
+    with subprocess.Popen(command, cwd=tmp_path, env=os.environ | own, **pipes) as train:
         started = ""
         while "  1/500" not in started:
-            line = launch.stdout.readline()
-            assert line, launch.stderr.read()
+            line = train.stdout.readline()
+            assert line, train.stderr.read()
             started += line
-        launch.send_signal(signal.SIGUSR1)
-        launch.send_signal(signal.SIGUSR1)
-        complained = launch.communicate(timeout=60)[1]
+        train.send_signal(signal.SIGUSR1)
+        train.send_signal(signal.SIGUSR1)
+        complained = train.communicate(timeout=60)[1]
     assert "on 2 x cpu" in started
-    assert launch.returncode == 75, complained
+    assert train.returncode == 75, complained
     assert "which is saved: SIGUSR1 was received" in complained
     assert (tmp_path / "it/checkpoints/latest").exists()
 
 
 EARLY = """
 import sys
-from trainer.commands import launch
+from trainer.commands import train
 rank = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: exit(75)); " + (
     "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1}); time.sleep(8)"
 )
 launcher = 'echo up; sleep 1; bash "$@"; exit $?'
 inner = '"$0" -c "$1" "$2"; exit $?'
-sys.exit(launch.run(["bash", "-c", launcher, "bash", "-c", inner, sys.executable, rank, str(launch.TRAIN)]))
+sys.exit(train.run(["bash", "-c", launcher, "bash", "-c", inner, sys.executable, rank, str(train.TRAIN)]))
 """
 
 
 def test_a_signal_that_comes_before_there_is_a_rank_is_not_lost():
     """The stand-in for the launcher starts its rank a second later."""
     command = [sys.executable, "-c", EARLY]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launch:
-        assert launch.stdout.readline() == "up\n"
-        launch.send_signal(signal.SIGUSR1)
-        assert launch.wait(timeout=20) == 75
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as train:
+        assert train.stdout.readline() == "up\n"
+        train.send_signal(signal.SIGUSR1)
+        assert train.wait(timeout=20) == 75
 
 
 SAVING = """
 import signal, sys, time
 sys.path.insert(0, sys.argv[1])
-from trainer import exits
+from trainer.machine import exits
 exits.listen()
 try:
     with exits.finishing():
@@ -88,9 +88,9 @@ except KeyboardInterrupt:
 )
 def test_a_signal_lets_the_ranks_save_before_the_command_ends(before, number, said, status):
     """The stand-in for the launcher ends at once. A terminal that closes sends SIGHUP, which nohup ignores."""
-    launch = "import sys; from trainer.commands import launch; sys.exit(launch.run(sys.argv[1:]))"
+    train = "import sys; from trainer.commands import train; sys.exit(train.run(sys.argv[1:]))"
     launcher = ["bash", "-c", '"$@"; exit $?', "bash", sys.executable, "-c", SAVING, str(ROOT)]
-    command = [*before, sys.executable, "-c", launch, *launcher]
+    command = [*before, sys.executable, "-c", train, *launcher]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"up\n"
         for _ in range(2):
@@ -111,10 +111,10 @@ if os.fork() == 0:
 
 def test_little_is_waited_for_after_a_run_that_has_ended_well():
     """It is said for what: a process that is deaf to SIGTERM, which is then ended."""
-    launch = "import os, sys; from trainer.commands import launch; launch.LEAVE_S, launch.LEFT_S = 600, 2; "
-    launch += "sys.exit(launch.run_to_its_end(sys.argv[1:], os.environ))"
+    train = "import os, sys; from trainer.commands import train; train.LEAVE_S, train.LEFT_S = 600, 2; "
+    train += "sys.exit(train.run_to_its_end(sys.argv[1:], os.environ))"
     well = f"{FORKING}else: open(os.environ['OCTET_END'], 'w').close()"
-    command = [sys.executable, "-c", launch, sys.executable, "-c", well]
+    command = [sys.executable, "-c", train, sys.executable, "-c", well]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0
     assert done.stderr == "octet: waiting 2 s at most for processes that the run has started\n"
@@ -122,8 +122,8 @@ def test_little_is_waited_for_after_a_run_that_has_ended_well():
 
 def test_a_process_that_a_reward_has_forked_is_ended_with_the_run():
     """It has inherited standard output, on which whoever started the run may wait."""
-    launch = "import sys; from trainer.commands import launch; launch.LEAVE_S = 1; sys.exit(launch.run(sys.argv[1:]))"
-    command = [sys.executable, "-c", launch, sys.executable, "-c", FORKING]
+    train = "import sys; from trainer.commands import train; train.LEAVE_S = 1; sys.exit(train.run(sys.argv[1:]))"
+    command = [sys.executable, "-c", train, sys.executable, "-c", FORKING]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=30, check=False)
     assert done.returncode == 0
 
@@ -134,7 +134,7 @@ def test_statuses_are_those_of_a_shell(status, said):
     assert shell_status(status) == said
 
 
-RUN = "import os, sys; from trainer.commands import launch; sys.exit(launch.run_to_its_end(sys.argv[1:], os.environ))"
+RUN = "import os, sys; from trainer.commands import train; sys.exit(train.run_to_its_end(sys.argv[1:], os.environ))"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path):
     with subprocess.Popen(command, cwd=tmp_path, env=own, stdout=subprocess.PIPE, text=True) as started:
         while "  1/500" not in started.stdout.readline():
             assert started.poll() is None
-        ranks = launch._ranks_below(psutil.Process(started.pid).children()[0].pid)
+        ranks = train._ranks_below(psutil.Process(started.pid).children()[0].pid)
         assert len(ranks) == 2
         ranks[0].parent().kill()
         assert started.wait(timeout=60) == 137
@@ -165,7 +165,7 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path):
 
 def test_a_rank_that_ends_after_its_launcher_ends_quietly(tmp_path):
     own = os.environ | {exits.END: str(tmp_path / "gone" / "end"), "PYTHONPATH": str(ROOT)}
-    ending = [sys.executable, "-c", "from trainer import exits; exits.leave(0)"]
+    ending = [sys.executable, "-c", "from trainer.machine import exits; exits.leave(0)"]
     done = subprocess.run(ending, env=own, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
@@ -184,4 +184,4 @@ def test_other_settings_in_a_used_folder_are_refused_before_anything_starts(tmp_
     (tmp_path / "config.yaml").write_text(resolve("nano").to_yaml())
     (tmp_path / "checkpoints/step_000002").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"it holds a run with other settings: algorithm\.lr=0\.5"):
-        launch.main(["--preset", "nano", "algorithm.lr=0.5", f"run.dir={tmp_path}"])
+        train.main(["--preset", "nano", "algorithm.lr=0.5", f"run.dir={tmp_path}"])

@@ -6,8 +6,8 @@ import torch
 from tests.conftest import ROOT
 from tests.e2e import short_job
 from tests.e2e.updates import IDLE, ROWS, groups_of
-from tests.memory.test_levers import FULL, one_update
 from tests.model.test_variants import advance, assert_close, logits, make_policy, read
+from tests.plan.test_levers import FULL, one_update
 from tests.rollout.test_decoder import SOME, assert_greedy_is_generate, prompts, sample
 from trainer.batch.pack import Packer, minibatches, to_tensors
 from trainer.config.settings import Lora

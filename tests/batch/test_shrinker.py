@@ -10,7 +10,7 @@ import torch
 from tests.conftest import row
 from tests.e2e.updates import limit
 from trainer.batch.pack import Packer, halves, rows_in, to_tensors
-from trainer.batch.room import Room
+from trainer.batch.shrinker import Room
 from trainer.config.command_line import Request, resolve
 from trainer.errors import TrainingError
 from trainer.loss.logprobs import LogProbs
@@ -115,7 +115,7 @@ def test_what_sampling_keeps_is_given_back_before_a_batch_is_halved():
 def run(tiny_model, tmp_path, alone):
     """A run of a tiny model, before its first step."""
     from trainer.run import assemble
-    from trainer.run_folder import claim
+    from trainer.run_folder import lock
 
     overrides = [f"model.name={tiny_model}", f"run.dir={tmp_path / 'run'}", "rollout.problems=2", "run.merge=false"]
     overrides += ["rollout.group_size=4", "rollout.max_new_tokens=12", "optim.warmup=0", "eval.problems=0"]
@@ -123,7 +123,7 @@ def run(tiny_model, tmp_path, alone):
     made = assemble.build(Request(config, "nano", ""))
     yield made
     made.record.close()
-    claim._held.popitem()[1].close()
+    lock._held.popitem()[1].close()
 
 
 def test_the_rehearsal_is_of_the_worst_step_and_changes_nothing(run):

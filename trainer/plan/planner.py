@@ -18,8 +18,8 @@ from math import ceil, inf, prod
 from trainer.config import ds_config
 from trainer.config.settings import Config, Teacher
 from trainer.errors import ModelError
-from trainer.memory.activations import FLOAT, Work, forward_bytes, head_bytes, kept_bytes, layer_bytes, saved_bytes
 from trainer.model.shapes import Linear, Shape, adapter_shapes, shape_of
+from trainer.plan.activations import FLOAT, Work, forward_bytes, head_bytes, kept_bytes, layer_bytes, saved_bytes
 
 GB = 10**9
 CONTEXT = GB // 2  # of CUDA with the kernels of torch and cuBLAS, in every process; not measured

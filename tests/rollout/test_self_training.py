@@ -7,7 +7,7 @@ import pytest
 from trainer.config.command_line import resolve
 from trainer.errors import CheckpointError
 from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup, TrainingRow
-from trainer.rollout import star
+from trainer.rollout import self_training
 from trainer.warmup import Lessons
 
 CONFIG = resolve("nano", None, ["warmup.only=true", "warmup.from=samples", "warmup.steps=5", "warmup.rounds=2"])
@@ -22,13 +22,13 @@ def answers(*found: tuple[str, int, bool]) -> ScoredGroup:
 
 def test_the_shortest_right_answers_that_differ_are_kept():
     group = answers(("a", 5, True), ("b", 2, False), ("c", 4, True), ("c ", 4, True), ("d", 3, True), ("e", 10, True))
-    found = [*star.distinct(group, CONFIG)]
-    assert [len(row.completion) for row in star.kept(found, 2)] == [3, 4]
-    assert [len(row.completion) for row in star.kept(found * 2, 4)] == [3, 4, 5]
+    found = [*self_training.distinct(group, CONFIG)]
+    assert [len(row.completion) for row in self_training.kept(found, 2)] == [3, 4]
+    assert [len(row.completion) for row in self_training.kept(found * 2, 4)] == [3, 4, 5]
 
 
 def kept(group: ScoredGroup) -> list[TrainingRow]:
-    return star.kept(star.distinct(group, CONFIG), CONFIG.warmup.keep)
+    return self_training.kept(self_training.distinct(group, CONFIG), CONFIG.warmup.keep)
 
 
 def test_a_row_has_an_advantage_of_1_and_no_probability_of_a_sampler():
@@ -51,12 +51,16 @@ def test_what_an_environment_said_is_not_taught():
 
 
 def test_the_steps_are_divided_among_the_rounds():
-    assert [star.round_of(CONFIG, step) for step in range(5)] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    assert [self_training.round_of(CONFIG, step) for step in range(5)] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
 
 
 def test_the_answers_of_a_round_are_read_back_as_they_were_written(tmp_path):
     rows = kept(answers(("a", 2, True), ("b", 3, True)))
-    star.write(tmp_path, 0, rows)
-    assert [(*row.prompt, *row.completion) for row in star.read(tmp_path, 0)] == [(5, 6, 0, 1), (5, 6, 0, 1, 2)]
+    self_training.write(tmp_path, 0, rows)
+    found = self_training.read(tmp_path, 0)
+    assert [(*row.prompt, *row.completion) for row in found] == [
+        (5, 6, 0, 1),
+        (5, 6, 0, 1, 2),
+    ]
     with pytest.raises(CheckpointError, match=r"round_002\.jsonl: the answers of this round cannot be read"):
-        star.read(tmp_path, 1)
+        self_training.read(tmp_path, 1)

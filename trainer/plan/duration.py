@@ -16,7 +16,7 @@ from statistics import median
 from typing import NamedTuple
 
 from trainer.errors import ConfigError
-from trainer.memory.planner import DRAW, Planner
+from trainer.plan.planner import DRAW, Planner
 
 BETWEEN = 8  # times that what a linear layer reads and writes is moved, by it and around it; fitted with `CPU`
 STATES = 28  # bytes that an optimizer step reads and writes for each number trained: fp32 weights, sums, gradient

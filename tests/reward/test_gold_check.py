@@ -9,12 +9,12 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from trainer.checks import preflight
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, DataError
 from trainer.machine.hardware import Hardware
+from trainer.plan import preflight
 from trainer.problem.task import make_task
-from trainer.reward import golds
+from trainer.reward import gold_check
 
 PARAGRAPH = "It is a long story. " * 40
 
@@ -24,7 +24,7 @@ def check(folder, answers: list[str], *overrides: str) -> None:
     (folder / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     config = resolve("nano", None, ["task.name=records", f"task.path={folder}/a.jsonl", "task.holdout=1.0", *overrides])
     task = make_task(config.task)
-    golds.check(config, task, task.test())
+    gold_check.check(config, task, task.test())
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_nothing_is_refused_where_nothing_is_compared(tmp_path):
 
 def test_of_many_a_sample_is_checked(monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr(golds, "MOST", 20)
-    monkeypatch.setattr(golds, "SAMPLE", 10)
-    monkeypatch.setattr(golds, "is_earned", lambda problem, rules: seen.append(problem.id) or True)
+    monkeypatch.setattr(gold_check, "MOST", 20)
+    monkeypatch.setattr(gold_check, "SAMPLE", 10)
+    monkeypatch.setattr(gold_check, "is_earned", lambda problem, rules: seen.append(problem.id) or True)
     check(tmp_path, [str(index) for index in range(30)], "run.seed=1")
     check(tmp_path, [str(index) for index in range(30)], "run.seed=1")
     assert len(set(seen)) == 10
@@ -105,5 +105,5 @@ def test_all_of_gsm8k_can_be_earned(gsm8k_folder):
     config = resolve("nano", None, ["task.name=gsm8k", f"task.data_dir={gsm8k_folder}"])
     task = make_task(config.task)
     problems = [*task.train(), *task.test()]
-    assert len(problems) < golds.MOST
-    golds.check(config, task, problems)
+    assert len(problems) < gold_check.MOST
+    gold_check.check(config, task, problems)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainer.checks import disk_and_ram, downloads
 from trainer.config.settings import RUNS, Config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
@@ -21,12 +20,13 @@ from trainer.machine.disk import amount
 from trainer.machine.disk import size as size_of
 from trainer.machine.visible import print
 from trainer.model import hub
+from trainer.plan import disk_and_ram, downloads
 from trainer.problem import lessons
 from trainer.problem.dataset import DataTask
 from trainer.problem.task import evaluation_problems, make_task, training_problems
-from trainer.reward import golds
+from trainer.reward import gold_check
 from trainer.reward.make import compares_as_mathematics, rehearse_functions
-from trainer.run_folder import earlier
+from trainer.run_folder import previous_run
 
 Mark = Literal["ok", "warning", "problem"]
 CHECKED = "OCTET_CHECKED"  # environment variable of what the launcher starts: it has made these checks already
@@ -54,7 +54,7 @@ def check(config: Config, machine: hardware.Hardware) -> None:
         must_be_folder(config.run.dir)
         warmup = config.run.dir / "warmup"
         chained = config.warmup.steps and not config.is_warmup
-        earlier.refuse_other_settings(config.run.dir, config.after_warmup(warmup) if chained else config)
+        previous_run.refuse_other_settings(config.run.dir, config.after_warmup(warmup) if chained else config)
     found = downloads.check(config)  # on every rank: it may decide that this process leaves the hub alone
     downloads.find_adapters(config)
     teacher = downloads.find_teacher(config)
@@ -89,7 +89,7 @@ def read_files(config: Config) -> None:
     task = make_task(config.task)
     if isinstance(task, DataTask) and not task.hub_sets():
         training = training_problems(task, config.task, config.run.seed)
-        golds.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
+        gold_check.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
         if config.warmup.steps and config.warmup.source == "solutions":
             lessons.check(task, training)
         rehearse_functions(config, task, training[0])

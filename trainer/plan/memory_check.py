@@ -6,14 +6,14 @@ import os
 import sys
 from dataclasses import replace
 
-from trainer.checks import preflight
 from trainer.config.settings import Config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.machine.visible import print
-from trainer.memory.planner import GB, PROCESS, SLEEPING, TIGHT, Planner
-from trainer.memory.search import Placement, changed, difference, planned_shape, value_of
 from trainer.model.shapes import Shape
+from trainer.plan import preflight
+from trainer.plan.planner import GB, PROCESS, SLEEPING, TIGHT, Planner
+from trainer.plan.search import Placement, changed, difference, planned_shape, value_of
 
 LARGEST_ON_A_CPU = GB // 2  # parameters; with more a step takes many minutes
 # What takes RAM, and the setting that decides about it.

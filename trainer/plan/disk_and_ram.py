@@ -13,9 +13,9 @@ from pathlib import Path
 from trainer.config import ds_config
 from trainer.config.settings import Config
 from trainer.machine.hardware import Hardware, ranks
-from trainer.memory.planner import PROCESS, Planner
 from trainer.model.hub import NOTHING, Found
 from trainer.model.shapes import UnknownFamily, known_shape
+from trainer.plan.planner import PROCESS, Planner
 
 # For each trained number: its fp32 copy and two moments, in a checkpoint, and in CPU memory if they are offloaded.
 STATE_BYTES = {"adamw": 12, "adamw_8bit": 6}

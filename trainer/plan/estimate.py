@@ -12,11 +12,11 @@ from typing import Any
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, counted
 from trainer.machine import hardware
-from trainer.memory.duration import CARDS, CPU, H100, Duration, Speed, card_speed, measured, watts
-from trainer.memory.planner import Planner
 from trainer.model.shapes import shape_of
+from trainer.plan.duration import CARDS, CPU, H100, Duration, Speed, card_speed, measured, watts
+from trainer.plan.planner import Planner
 from trainer.problem.gsm8k import TRAINING_PROBLEMS
-from trainer.reports.run_files import RunFiles, read_run
+from trainer.run_folder.reader import RunFiles, read_run
 
 KNOWN = ", ".join(CARDS)
 PARTS = ("rollout", "update", "evaluation")

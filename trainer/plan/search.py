@@ -12,9 +12,9 @@ from typing import Any
 from trainer.config import ds_config
 from trainer.config.settings import SERVED_RANKS, Config
 from trainer.errors import ConfigError
-from trainer.memory.planner import GB, Planner
 from trainer.model import hub
 from trainer.model.shapes import SHIPPED, Shape, UnknownFamily, from_config, known_shape
+from trainer.plan.planner import GB, Planner
 
 # What the search may change, in the order in which needless changes are taken back: activation offload
 # needs checkpointing, and optimizer offload needs 32-bit states.

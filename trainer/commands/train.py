@@ -23,13 +23,13 @@ from types import FrameType
 
 import psutil
 
-from trainer.checks import preflight, start
-from trainer.checks.cards import training_cards
 from trainer.config.command_line import Request, parse_command_line
-from trainer.exits import END, STOPPING, answering_errors
 from trainer.machine import hardware
+from trainer.machine.exits import END, STOPPING, answering_errors
 from trainer.machine.shipped import ROOT
 from trainer.machine.visible import print
+from trainer.plan import preflight, start
+from trainer.plan.cards import training_cards
 from trainer.ranks import slurm
 
 TRAIN = ROOT / "train.py"

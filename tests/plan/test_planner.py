@@ -16,18 +16,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.conftest import NANO, ROOT
 from tests.forks import forked
 from tests.hub_server import serving, use_hub
-from trainer.checks import memory
-from trainer.checks.memory import problem
-from trainer.commands import launch
+from trainer.commands import train
 from trainer.config.command_line import GPU_PRESETS, PRESETS, names_in, resolve
 from trainer.config.settings import Lora
 from trainer.errors import ConfigError, ModelError
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
-from trainer.memory import planner, search
-from trainer.memory.planner import GB
-from trainer.memory.search import Placement, changed
 from trainer.model import lora, shapes
+from trainer.plan import memory_check, planner, search
+from trainer.plan.memory_check import problem
+from trainer.plan.planner import GB
+from trainer.plan.search import Placement, changed
 from trainer.rollout.decoder.forward import FAMILIES
 from trainer.rollout.decoder.sampler import PLACES, PREFILL_TOKENS
 from trainer.rollout.decoder.weights import SPARE
@@ -140,7 +139,7 @@ def test_a_broken_configuration_is_answered_by_the_plan_and_by_a_run(tmp_path, w
     with pytest.raises(ModelError, match=told):
         shapes.shape_of(str(tmp_path))
     with pytest.raises(ModelError, match=told):
-        memory.check(resolve("8gb", None, [f"model.name={tmp_path}"]), machine(24))
+        memory_check.check(resolve("8gb", None, [f"model.name={tmp_path}"]), machine(24))
 
 
 def test_a_snapshot_of_another_revision_is_not_taken(tmp_path, monkeypatch):
@@ -193,7 +192,7 @@ def test_the_cache_to_the_byte():
 
 def test_constants_are_those_of_the_files_that_import_torch():
     from trainer.loss import logprobs
-    from trainer.memory import activations
+    from trainer.plan import activations
 
     assert (planner.PLACES, planner.PREFILL_TOKENS, planner.SPARE) == (PLACES, PREFILL_TOKENS, SPARE)
     assert activations.CHUNK == logprobs.CHUNK_BYTES
@@ -472,16 +471,16 @@ WHOLE_3B = ["model.name=Qwen/Qwen2.5-3B-Instruct", "lora.enabled=false"]
 def test_a_model_that_cannot_fit_is_refused_with_what_does(monkeypatch, gigabytes, overrides, told):
     monkeypatch.setattr(hardware, "free_ram", lambda: 64 * GB)
     with pytest.raises(ConfigError, match=told):
-        memory.check(resolve("8gb", None, overrides), machine(gigabytes))
+        memory_check.check(resolve("8gb", None, overrides), machine(gigabytes))
 
 
 def test_a_model_that_may_fit_is_tried_with_a_warning(monkeypatch, capsys):
     monkeypatch.setattr(hardware, "free_ram", lambda: 64 * GB)
     config = resolve("8gb", None, ["rollout.max_new_tokens=1024", "rollout.rows=64"])
-    memory.check(config, machine(8.6))
+    memory_check.check(config, machine(8.6))
     assert "memory will be short: " in (told := capsys.readouterr().err)
     assert "What fits: rollout.rows=" in told
-    memory.check(resolve("8gb"), machine(8.6))
+    memory_check.check(resolve("8gb"), machine(8.6))
     assert capsys.readouterr().err == ""
 
 
@@ -533,8 +532,8 @@ def test_a_model_that_only_the_hub_describes_is_refused_before_its_download(tmp_
     with serving({"models/some/body": tmp_path}) as hub:
         use_hub(monkeypatch, hub.url, tmp_path)
         with pytest.raises(ConfigError, match="some/body: even one answer at a time takes 32"):
-            memory.check(resolve("8gb", None, ["model.name=some/body"]), machine(8.6))
-        memory.check(resolve("8gb", None, ["model.name=no/body"]), machine(8.6))
+            memory_check.check(resolve("8gb", None, ["model.name=some/body"]), machine(8.6))
+        memory_check.check(resolve("8gb", None, ["model.name=no/body"]), machine(8.6))
 
 
 def test_what_a_setting_takes_is_planned():
@@ -565,13 +564,13 @@ def test_without_a_gpu_a_large_model_is_refused_unless_it_is_meant(monkeypatch, 
     with pytest.raises(
         ConfigError, match=r"no GPU was found, and with 1.5 B parameters on 4 CPU cores .*--preset nano"
     ):
-        memory.check(resolve("8gb"), machine(None))
-    memory.check(resolve("8gb", None, ["model.dtype=bf16"]), machine(None))
-    memory.check(resolve("8gb", None, [f"model.name={tiny_model}"]), machine(None))
-    memory.check(resolve("8gb", None, ["model.name=somebody/else"]), machine(None))
-    memory.check(resolve("24gb", None, ["model.dtype=bf16", "model.quantize=nf4"]), machine(None))
+        memory_check.check(resolve("8gb"), machine(None))
+    memory_check.check(resolve("8gb", None, ["model.dtype=bf16"]), machine(None))
+    memory_check.check(resolve("8gb", None, [f"model.name={tiny_model}"]), machine(None))
+    memory_check.check(resolve("8gb", None, ["model.name=somebody/else"]), machine(None))
+    memory_check.check(resolve("24gb", None, ["model.dtype=bf16", "model.quantize=nf4"]), machine(None))
     with pytest.raises(ConfigError, match=r"on the CPU the weights take .* of which 16.0 GB are free"):
-        memory.check(resolve("24gb", None, ["model.dtype=fp32"]), machine(None))
+        memory_check.check(resolve("24gb", None, ["model.dtype=fp32"]), machine(None))
 
 
 def test_the_launcher_refuses_before_it_asks_the_hub(monkeypatch):
@@ -579,7 +578,7 @@ def test_the_launcher_refuses_before_it_asks_the_hub(monkeypatch):
     monkeypatch.setattr(hardware, "detect", lambda: machine(8.6))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="even one answer at a time"):
-        launch.main()
+        train.main()
 
 
 def test_free_memory_is_that_of_this_machine():

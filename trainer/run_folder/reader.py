@@ -18,7 +18,7 @@ from trainer.errors import ConfigError, DataError
 from trainer.estimates import Share, wilson
 from trainer.machine import disk
 from trainer.machine.visible import print
-from trainer.reports.evaluation_table import rows
+from trainer.run_folder.evaluation_table import rows
 from trainer.run_folder.journal import VERDICT, read_records
 from trainer.watch.diagnosis import History
 from trainer.watch.verdict import Verdict, verdict_of

@@ -19,12 +19,12 @@ from trainer.config.settings import fields
 from trainer.errors import CheckpointError, ConfigError
 from trainer.machine import disk, manifest
 from trainer.ranks import distributed
-from trainer.run_folder import checkpoints, claim, earlier
+from trainer.run_folder import checkpoints, lock, previous_run
 from trainer.run_folder.journal import Journal
 
 
 @pytest.fixture
-def lock(tmp_path):
+def lock_file(tmp_path):
     with (tmp_path / ".lock").open("w") as file:
         yield file
 
@@ -39,27 +39,27 @@ def refusing(number: int):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
-def test_where_there_are_no_locks_it_is_free_with_a_warning(lock, monkeypatch, capsys, number):
+def test_where_there_are_no_locks_it_is_free_with_a_warning(lock_file, monkeypatch, capsys, number):
     monkeypatch.setattr(fcntl, "flock", refusing(number))
-    assert claim._is_free(lock)
+    assert lock._is_free(lock_file)
     assert "its file system has no locks" in capsys.readouterr().err
 
 
-def test_another_error_is_one(lock, monkeypatch):
+def test_another_error_is_one(lock_file, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", refusing(errno.EIO))
     with pytest.raises(OSError, match="Input/output"):
-        claim._is_free(lock)
+        lock._is_free(lock_file)
 
 
-def test_what_another_one_has_is_not_free(lock):
-    with open(lock.name, "w") as other:
+def test_what_another_one_has_is_not_free(lock_file):
+    with open(lock_file.name, "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert not claim._is_free(lock)
+        assert not lock._is_free(lock_file)
 
 
 def test_a_process_that_a_reward_has_forked_does_not_keep_the_folder(tmp_path, alone):
-    claim._lock(tmp_path)
-    child = subprocess.Popen(["sleep", "60"], pass_fds=[claim._held[tmp_path].fileno()])
+    lock._lock(tmp_path)
+    child = subprocess.Popen(["sleep", "60"], pass_fds=[lock._held[tmp_path].fileno()])
     try:
         distributed.disconnect()
         with (tmp_path / ".lock").open() as other:
@@ -79,8 +79,8 @@ def version(name):
 metadata.version = version
 import trainer
 from tests.conftest import ROOT
-from trainer.run_folder import claim
-print(claim.provenance())
+from trainer.run_folder import lock
+print(lock.provenance())
 """
 
 
@@ -99,13 +99,13 @@ def failed(tmp_path):
     (tmp_path / "config.yaml").write_text(resolve("nano", None, ["reward.custom=wrong.py:score"]).to_yaml())
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "eval/accuracy": 0.5}\n')
     yield tmp_path
-    if lock := claim._held.pop(tmp_path.resolve(), None):
-        lock.close()
+    if held := lock._held.pop(tmp_path.resolve(), None):
+        held.close()
 
 
 def test_a_run_without_a_step_does_not_refuse_the_corrected_command(failed):
     request = Request(resolve("nano", None, [f"run.dir={failed}", "reward.custom=right.py:score"]), "nano", "")
-    assert claim.claim(request) == failed
+    assert lock.claim(request) == failed
     journal = Journal(failed, 0)
     journal.close()
     assert (failed / "metrics.jsonl").read_text() == ""  # else the new evaluation would be a second step 0
@@ -116,7 +116,7 @@ def test_a_run_that_has_saved_something_refuses_other_settings(failed, saved):
     (failed / saved).mkdir(parents=True)
     request = Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", "")
     with pytest.raises(ConfigError, match=r"it holds a run with other settings: reward\.custom"):
-        claim.claim(request)
+        lock.claim(request)
 
 
 RESUMED = [
@@ -134,16 +134,16 @@ REFUSED = ["algorithm.lr=0.5", "lora.r=3", "run.seed=8", "task.limit=50", "rollo
 def test_a_run_that_goes_on_says_what_a_change_means(failed, capsys, change, told):
     (failed / "config.yaml").write_text(resolve("nano").to_yaml())
     (failed / "checkpoints/step_000002").mkdir(parents=True)
-    claim.claim(Request(resolve("nano", None, [f"run.dir={failed}", change]), "nano", ""))
+    lock.claim(Request(resolve("nano", None, [f"run.dir={failed}", change]), "nano", ""))
     said = capsys.readouterr().out
     assert said.startswith(f"octet: run.dir={failed}: it goes on with other settings:\n")
     assert re.search(told, said)
 
 
 def test_the_lock_is_no_program(tmp_path):
-    claim._lock(tmp_path / "run")
+    lock._lock(tmp_path / "run")
     assert (tmp_path / "run/.lock").stat().st_mode & 0o111 == 0
-    claim._release((tmp_path / "run").resolve())
+    lock._release((tmp_path / "run").resolve())
 
 
 @pytest.mark.parametrize("change", REFUSED)
@@ -152,7 +152,7 @@ def test_what_the_steps_depend_on_is_refused_beside_what_may_change(failed, chan
     (failed / "checkpoints/step_000002").mkdir(parents=True)
     config = resolve("nano", None, [f"run.dir={failed}", change, "run.keep=7", "run.steps=9"])
     with pytest.raises(ConfigError) as refused:
-        claim.claim(Request(config, "nano", ""))
+        lock.claim(Request(config, "nano", ""))
     first, *others = str(refused.value).splitlines()
     assert f"other settings: {change} (it has " in first
     assert "The steps that it has made depend on them. Write what it has, or choose another folder." in first
@@ -163,12 +163,12 @@ def test_what_the_steps_depend_on_is_refused_beside_what_may_change(failed, chan
 def test_nothing_is_said_of_a_run_that_goes_on_as_it_was(failed, capsys):
     (failed / "config.yaml").write_text(resolve("nano").to_yaml())
     (failed / "checkpoints/step_000002").mkdir(parents=True)
-    claim.claim(Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", ""))
+    lock.claim(Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", ""))
     assert capsys.readouterr().err == ""
 
 
 def test_every_setting_of_the_table_is_a_setting():
-    assert {*earlier.FROM_HERE_ON, *earlier.NO_EFFECT} <= {*fields()}
+    assert {*previous_run.FROM_HERE_ON, *previous_run.NO_EFFECT} <= {*fields()}
 
 
 def test_a_run_that_has_lost_its_steps_takes_other_settings_and_says_so(failed, capsys):
@@ -176,7 +176,7 @@ def test_a_run_that_has_lost_its_steps_takes_other_settings_and_says_so(failed, 
     (failed / "metrics.jsonl").write_text(
         '{"step": 0, "eval/accuracy": 0.5}\n{"step": 1, "loss": 0.5}\n{"step": 2, "loss": 0.5}\n'
     )
-    assert claim.claim(Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", "")) == failed
+    assert lock.claim(Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", "")) == failed
     said = capsys.readouterr().err
     assert said == f"octet: run.dir={failed}: nothing of its 2 steps was saved; it begins anew\n"
 
@@ -187,7 +187,7 @@ def test_a_run_of_a_version_without_a_setting_goes_on(failed):
     text = config.to_yaml()
     assert "  ignore_accents: false\n" in text
     (failed / "config.yaml").write_text(text.replace("  ignore_accents: false\n", ""))
-    assert claim.claim(Request(config, "nano", "")) == failed
+    assert lock.claim(Request(config, "nano", "")) == failed
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"model:\n name: [", b"[1]", b"model: 3"])
@@ -196,18 +196,18 @@ def test_settings_that_cannot_be_read_are_named(failed, content):
     (failed / "config.yaml").write_bytes(content)
     request = Request(resolve("nano", None, [f"run.dir={failed}"]), "nano", "")
     with pytest.raises(ConfigError, match=r"config\.yaml: the settings of this run cannot be read|other settings"):
-        claim.claim(request)
+        lock.claim(request)
 
 
 def test_a_run_folder_that_is_a_link_is_the_folder_behind_it(tmp_path):
     """A second run that names the folder itself must not write into it, too."""
     (tmp_path / "behind").mkdir()
     (tmp_path / "link").symlink_to("behind")
-    claim._lock(tmp_path / "link")
-    assert claim.is_ours(tmp_path / "behind")
-    with (tmp_path / "behind/.lock").open("w") as lock:
-        assert not claim._is_free(lock)
-    claim._held.pop((tmp_path / "behind").resolve()).close()
+    lock._lock(tmp_path / "link")
+    assert lock.is_ours(tmp_path / "behind")
+    with (tmp_path / "behind/.lock").open("w") as lock_file:
+        assert not lock._is_free(lock_file)
+    lock._held.pop((tmp_path / "behind").resolve()).close()
 
 
 # ---------------------------------------------------------------- the settings in a checkpoint
@@ -231,12 +231,12 @@ def test_one_changed_digit_in_the_settings_is_named(saved, capsys):
     wrong, right = (resolve("nano", None, [f"run.dir={saved}", f"algorithm.lr={lr}"]) for lr in (0.001, 0.003))
     named = "algorithm.lr: 0.001 in config.yaml, 0.003 in the checkpoint"
     with pytest.raises(ConfigError, match=rf"algorithm\.lr=0\.001 \(it has 0\.003\)(.|\n)*{re.escape(named)}"):
-        claim.claim(Request(wrong, "nano", ""))
+        lock.claim(Request(wrong, "nano", ""))
     with pytest.raises(ConfigError, match=r"Put algorithm\.lr: 0\.003 back in config\.yaml, or choose another folder"):
-        claim.claim(Request(wrong, "nano", ""))
+        lock.claim(Request(wrong, "nano", ""))
     with pytest.raises(ConfigError, match="Write what it has, or choose another folder"):
-        claim.claim(Request(resolve("nano", None, [f"run.dir={saved}", "algorithm.lr=0.002"]), "nano", ""))
-    claim.claim(Request(right, "nano", ""))
+        lock.claim(Request(resolve("nano", None, [f"run.dir={saved}", "algorithm.lr=0.002"]), "nano", ""))
+    lock.claim(Request(right, "nano", ""))
     assert named in capsys.readouterr().err
 
 
@@ -244,16 +244,16 @@ def test_one_changed_digit_in_the_settings_is_named(saved, capsys):
 def test_without_its_settings_a_run_is_compared_with_its_checkpoint(saved, capsys, take):
     take(saved / "config.yaml")
     with pytest.raises(ConfigError, match=r"algorithm\.lr=0\.5 \(it has 0\.003\)|cannot be read"):
-        claim.claim(Request(resolve("nano", None, [f"run.dir={saved}", "algorithm.lr=0.5"]), "nano", ""))
+        lock.claim(Request(resolve("nano", None, [f"run.dir={saved}", "algorithm.lr=0.5"]), "nano", ""))
     if not (saved / "config.yaml").exists():
-        claim.claim(Request(resolve("nano", None, [f"run.dir={saved}", "algorithm.lr=0.003"]), "nano", ""))
+        lock.claim(Request(resolve("nano", None, [f"run.dir={saved}", "algorithm.lr=0.003"]), "nano", ""))
         assert "config.yaml is not as the run left it: there is none" in capsys.readouterr().err
 
 
 def test_a_damaged_state_says_nothing_about_the_settings(saved):
     state = saved / "checkpoints/step_000002/state.json"
     state.write_text(state.read_text().replace("0.003", "0.007"))
-    assert earlier.settings_of(saved).algorithm.lr == 0.003
+    assert previous_run.settings_of(saved).algorithm.lr == 0.003
 
 
 # ---------------------------------------------------------------- what is in the way
@@ -287,7 +287,7 @@ def test_what_is_not_the_own_file_or_folder_of_a_run_is_refused(tmp_path, name, 
     found = way.removeprefix("dangling ")
     told = rf"own where {folder / name} is a {found}\. Move it away, or choose"
     with pytest.raises(ConfigError, match=told):
-        claim.claim(Request(resolve("nano", None, [f"run.dir={folder}"]), "nano", ""))
+        lock.claim(Request(resolve("nano", None, [f"run.dir={folder}"]), "nano", ""))
     assert is_folder or other.read_text() == "mine"
 
 
@@ -298,7 +298,7 @@ def test_a_link_never_leads_a_write_elsewhere(tmp_path, link):
     (tmp_path / link).symlink_to("other")
     if link == ".lock":
         with pytest.raises(ConfigError, match="it cannot be written"):
-            claim._lock(tmp_path)
+            lock._lock(tmp_path)
     else:
         disk.replace(tmp_path / "config.yaml", b"settings")
         assert (tmp_path / "config.yaml").read_text() == "settings"
@@ -308,7 +308,7 @@ def test_a_link_never_leads_a_write_elsewhere(tmp_path, link):
 def test_two_runs_without_a_name_in_one_second_have_a_folder_each(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     request = Request(resolve("nano"), "nano", "")
-    names = [claim.folder_of(request) for _ in range(20)]
+    names = [lock.folder_of(request) for _ in range(20)]
     assert len(set(names)) == 20
     assert all(name.is_dir() for name in names)
     assert {len(name.name) for name in names} <= {20, 22, 23}  # nano-20260101-000000, and some with -2 or -12
@@ -327,7 +327,7 @@ def test_checkpoints_that_cannot_be_read_are_no_reason_to_delete_a_run():
             os.seteuid(before or 65534)
             for mode in (0, 0o300):
                 (folder / "checkpoints").chmod(mode)
-                for look in (lambda: claim.claim(request), lambda: checkpoints.latest(folder)):
+                for look in (lambda: lock.claim(request), lambda: checkpoints.latest(folder)):
                     with pytest.raises(CheckpointError, match=r"it cannot be read \(Permission denied\).*chmod u\+rwx"):
                         look()
             (folder / "checkpoints").chmod(0o700)
