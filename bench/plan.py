@@ -38,7 +38,7 @@ from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling, Score, ScoredGroup
 from trainer.rollout.make import make_sampler
 from trainer.step.engine import DeepSpeedPolicy
-from trainer.step.update import backward, update
+from trainer.step.update import backward, optimizer_step
 from trainer.watch.tally import Tally
 
 RESULTS = Path(__file__).parent / "results/plan.json"
@@ -218,7 +218,7 @@ def train(policy: Any, config: Config, groups: list[ScoredGroup], packer: Packer
         backward(policy, minibatch, config, 0.0, Tally())
         found.end("backward")
 
-    update(policy, collected, step, config)
+    optimizer_step(policy, collected, step, config)
     found.end("step")
 
 

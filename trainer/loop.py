@@ -21,7 +21,6 @@ from trainer.evaluation.best import describe, metrics_of
 from trainer.evaluation.evaluator import Evaluator
 from trainer.ranks import distributed
 from trainer.rollout.collect import Rollouts
-from trainer.rollout.make import uses_vllm
 from trainer.run_folder import record as run_record
 from trainer.run_folder.record import Record
 from trainer.step.update import Updater
@@ -32,7 +31,7 @@ from trainer.watch.tally import Tally
 
 def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evaluator, record: Record) -> None:
     algorithm, policy, history = config.algorithm, updater.policy, evaluator.history
-    limit, served = config.rollout.vllm.max_difference, uses_vllm(rollouts.sampler)
+    limit, served = config.rollout.vllm.max_difference, rollouts.sampler.owns_copy
     health = Health(record.folder, policy, record.screen.warn, record.first_step == 0, limit, served)
     record.screen.start()
     if history.was_interrupted_at(record.first_step):
@@ -46,7 +45,8 @@ def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evalu
         with phases("rollout"), policy.gathered():  # a group is scored while the next ones are sampled
             # A resumed run starts from the saved policy, so no run samples ahead of a save.
             is_saved = record.is_checkpoint(done) or history.is_due(done)
-            groups = rollouts.of(prompts, step, tally, samples_ahead=bool(config.rollout.ahead) and not is_saved)
+            samples_ahead = bool(config.rollout.ahead) and not is_saved
+            groups = rollouts.scored_groups(prompts, step, tally, samples_ahead)
         with phases("reward"):  # what has to be known of a whole group: is it live, and its KL to the reference
             policy.refresh_reference(step)
             live = updater.penalise(advantage.live_groups(groups, config.drops_dead_groups), tally)

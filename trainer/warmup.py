@@ -68,7 +68,7 @@ class Lessons:
         rows = distributed.mine(self.held_out)
 
         def make_room() -> None:
-            updater.room.shrink(updater.packer.pack(rows))  # they are packed again with the smaller budget
+            updater.shrinker.shrink(updater.packer.pack(rows))  # they are packed again with the smaller budget
 
         found = until_it_fits(lambda: _log_likelihood(updater, rows), make_room)
         sums = distributed.gather((found, sum(sum(row.mask) for row in rows)))

@@ -10,7 +10,7 @@ import torch
 from tests.conftest import row
 from tests.e2e.updates import limit
 from trainer.batch.pack import Packer, halves, rows_in, to_tensors
-from trainer.batch.shrinker import Room
+from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import Request, resolve
 from trainer.errors import TrainingError
 from trainer.loss.logprobs import LogProbs
@@ -96,18 +96,18 @@ class Kept:
 def test_what_sampling_keeps_is_given_back_before_a_batch_is_halved():
     packer, said, forgotten = Packer(1000, 0), [], []
     policy = SimpleNamespace(start_over=lambda: forgotten.append(1))
-    room, batches = Room(policy, (Kept().give_back, Kept().give_back), packer, said.append), packer.pack(ROWS)
+    shrinker, batches = Shrinker(policy, (Kept().give_back, Kept().give_back), packer, said.append), packer.pack(ROWS)
     cost = packer.cost_of(batches[0])
-    assert room.shrink(batches) == batches
+    assert shrinker.shrink(batches) == batches
     assert packer.token_budget == 1000
-    batches = room.shrink(batches)
+    batches = shrinker.shrink(batches)
     assert len(batches) == 2
     assert packer.token_budget == cost // 2
     assert f"Write optim.tokens_per_micro_batch={cost // 2}" in said[1]
     while any(len(batch.weights_B) > 1 for batch in batches):
-        batches = room.shrink(batches)
+        batches = shrinker.shrink(batches)
     with pytest.raises(TrainingError, match=r"not even one answer fits.*rollout.max_new_tokens"):
-        room.shrink(batches)
+        shrinker.shrink(batches)
     assert len(forgotten) == len(said) + 1
 
 

@@ -20,7 +20,7 @@ import train
 from tests.conftest import row
 from trainer.batch.aggregation import AGGREGATIONS
 from trainer.batch.pack import GroupRows, Packer, minibatches
-from trainer.batch.shrinker import Room
+from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.loss.kl import Coefficient
@@ -108,8 +108,8 @@ def run(config: Config, mine: list[GroupRows], memory: int | None, breaks: str, 
     policy = DeepSpeedPolicy(model, config, "fp32", total_steps=UPDATES)
     packer = Packer(config.optim.tokens_per_micro_batch, 0, policy.is_flat)
     told: list[str] = []
-    room = Room(policy, (), packer, told.append)
-    updater = Updater(policy, config, torch.device("cpu"), packer, room, Coefficient(config.algorithm.kl))
+    shrinker = Shrinker(policy, (), packer, told.append)
+    updater = Updater(policy, config, torch.device("cpu"), packer, shrinker, Coefficient(config.algorithm.kl))
     steps, measured, rates = [], [], []
     for step in range(UPDATES):
         policy.refresh_reference(step)

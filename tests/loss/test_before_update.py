@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from tests.conftest import group, row
 from tests.run_on_ranks import on_two_ranks
 from trainer.batch.pack import GroupRows, Packer, minibatches
-from trainer.batch.shrinker import Room
+from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import resolve
 from trainer.errors import TrainingError
 from trainer.loss.kl import Coefficient
@@ -61,8 +61,8 @@ class Policy:
 
 
 def updater_of(policy, config, packer):
-    room = Room(policy, (), packer, print)
-    return Updater(policy, config, torch.device("cpu"), packer, room, Coefficient(config.algorithm.kl))
+    shrinker = Shrinker(policy, (), packer, print)
+    return Updater(policy, config, torch.device("cpu"), packer, shrinker, Coefficient(config.algorithm.kl))
 
 
 def setting(tiny_model, *overrides):

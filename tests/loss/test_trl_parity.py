@@ -21,7 +21,7 @@ import torch
 from tests.conftest import group
 from trainer import advantage
 from trainer.batch.pack import Packer, idle_row, minibatches, rows_of
-from trainer.batch.shrinker import Room
+from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.loss.kl import Coefficient
@@ -157,8 +157,8 @@ def ours(policies: Policies, groups, config: Config) -> Outcome:
         config,
         packer,
     )
-    room, kl_coef = Room(policy, (), packer, print), Coefficient(config.algorithm.kl)
-    (minibatch,) = Updater(policy, config, "cpu", packer, room, kl_coef).prepare(dealt)
+    shrinker, kl_coef = Shrinker(policy, (), packer, print), Coefficient(config.algorithm.kl)
+    (minibatch,) = Updater(policy, config, "cpu", packer, shrinker, kl_coef).prepare(dealt)
     with torch.no_grad():
         old = [replace(batch, old_logprobs_BT=policy.old(batch).logprobs_BT) for batch in minibatch.batches]
     policies.now.zero_grad()

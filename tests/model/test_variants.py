@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from tests.e2e.updates import IDLE, ROWS, Case, groups_of, make_model, settings
 from tests.forks import forked
 from trainer.batch.pack import Packer, minibatches
-from trainer.batch.shrinker import Room
+from trainer.batch.shrinker import Shrinker
 from trainer.commands import main as cli
 from trainer.config import ds_config
 from trainer.config.command_line import resolve
@@ -22,7 +22,7 @@ from trainer.loss.kl import Coefficient
 from trainer.model import lora
 from trainer.model import merge as export
 from trainer.model.load import load_model
-from trainer.step.update import Updater, backward, update
+from trainer.step.update import Updater, backward, optimizer_step
 from trainer.watch.tally import Tally
 
 TOKENS = torch.tensor([[5, 6, 7, 30, 31, 32]])
@@ -60,7 +60,9 @@ def advance(policy, *steps: int):
     for step in steps:
         packer = Packer(10_000, 0, policy.is_flat)
         (batch,) = minibatches(groups_of(ROWS, policy.config.algorithm.aggregation), IDLE, policy.config, packer)
-        update(policy, lambda batch=batch: backward(policy, batch, policy.config, 0.0, Tally()), step, policy.config)
+        optimizer_step(
+            policy, lambda batch=batch: backward(policy, batch, policy.config, 0.0, Tally()), step, policy.config
+        )
     return policy
 
 
@@ -140,7 +142,7 @@ def test_gradient_regularisation_over_a_4_bit_base(tiny_model):
     policy = DeepSpeedPolicy(lora.add_adapter(base, config.lora), config, "fp32", total_steps=UPDATES)
     before, bytes_before = lora.fingerprint(policy.model), quantised.detach().clone()
     (batch,) = minibatches(groups_of(ROWS, "dapo"), IDLE, config, Packer(10_000, 0, policy.is_flat))
-    done = update(policy, lambda: backward(policy, batch, config, 0.0, Tally()), 0, config)
+    done = optimizer_step(policy, lambda: backward(policy, batch, config, 0.0, Tally()), 0, config)
     assert quantised.dtype == torch.uint8
     assert torch.equal(quantised, bytes_before)
     assert lora.fingerprint(policy.model) != before
@@ -162,8 +164,8 @@ def test_what_is_scored_before_an_update_has_the_precision_of_the_update(tiny_mo
 
 
 def advance_prepared(policy, config, packer, tally):
-    room = Room(policy, (), packer, print)
-    updater = Updater(policy, config, torch.device("cpu"), packer, room, Coefficient(config.algorithm.kl))
+    shrinker = Shrinker(policy, (), packer, print)
+    updater = Updater(policy, config, torch.device("cpu"), packer, shrinker, Coefficient(config.algorithm.kl))
     for step in range(2):  # at first B is zero, and so is what rounding could change
         updater.update(updater.prepare(minibatches(groups_of(ROWS, "dapo"), IDLE, config, packer)), step, tally)
 

@@ -21,7 +21,7 @@ from trainer.errors import ConfigError, ModelError
 from trainer.loss import logprobs
 from trainer.model import lora
 from trainer.model.load import load_model
-from trainer.step.update import backward, update
+from trainer.step.update import backward, optimizer_step
 from trainer.watch.tally import Tally
 
 KINDS = ("nf4", "int8")
@@ -240,7 +240,7 @@ def test_fp16_scales_its_loss_and_survives_a_scale_that_is_too_high(tiny_model, 
 def one_update(policy):
     algorithm, packer = policy.config.algorithm, Packer(10_000, 0, policy.is_flat)
     (batch,) = minibatches(groups_of(ROWS, algorithm.aggregation), IDLE, policy.config, packer)
-    return update(policy, lambda: backward(policy, batch, policy.config, 0.0, Tally()), 0, policy.config)
+    return optimizer_step(policy, lambda: backward(policy, batch, policy.config, 0.0, Tally()), 0, policy.config)
 
 
 # Bad input.

@@ -186,7 +186,7 @@ def test_the_cache_to_the_byte():
     decoder.layers, decoder.kv_heads, decoder.head_size = range(shape.layers), shape.kv_heads, shape.head_size
     decoder.dtype, decoder.device = torch.bfloat16, torch.device("meta")
     assert planned.places == 160
-    assert planned._cache(32) == bytes_of([decoder.cache(32, 160)])
+    assert planned._cache(32) == bytes_of([decoder.allocate_cache(32, 160)])
     assert planned._cache(1) == row_bytes(config, 160, 2) - 12 * shape.vocabulary
 
 

@@ -141,7 +141,7 @@ def test_a_weight_and_several_functions(tmp_path):
     (tmp_path / "a.py").write_text("def one(completions, **c): return [1.0]\ndef two(completions, **c): return [10]")
     scorer = scorer_of(f"reward.custom=[{tmp_path}/a.py:one,{tmp_path}/a.py:two]", "reward.weights={two: 0.5}")
     assert scores_of(scorer, "x")[0].reward == pytest.approx(6.0)
-    assert {"time/reward/one", "time/reward/two"} <= set(scorer.measured())
+    assert {"time/reward/one", "time/reward/two"} <= set(scorer.drain())
 
 
 @pytest.mark.parametrize("returned, grade", [

@@ -129,7 +129,7 @@ def grades(scorer: Scorer, *texts: str) -> list[float | None]:
 def test_a_grade_is_the_weighted_mean_of_the_criteria(server):
     scorer = judge(server.url)
     assert grades(scorer, "12 it is") == [pytest.approx(GOOD_REWARD)]
-    measured = scorer.measured()
+    measured = scorer.drain()
     assert measured["judge/requests"] == (1, 1)
     assert measured["judge/tokens"] == (100, 1)
     assert measured["judge/missing"] == (0, 1)
@@ -206,7 +206,7 @@ def test_a_grader_that_stays_bad_gives_none_and_is_counted(server, name):
     scorer = judge(server.url, "reward.judge.retries=2")
     assert grades(scorer, "a", "b") == [None, None]
     assert len(server.requests) == 6
-    assert scorer.measured()["judge/missing"] == (2, 2)
+    assert scorer.drain()["judge/missing"] == (2, 2)
 
 
 def test_one_missing_grade_does_not_touch_the_others(server):
@@ -335,7 +335,7 @@ def test_the_cache_outlives_the_process(server, tmp_path):
     scorer = judge(server.url, cached)
     assert grades(scorer, "a") == [pytest.approx(GOOD_REWARD)]
     assert len(server.requests) == 1
-    assert scorer.measured()["judge/from_cache"] == (1, 1)
+    assert scorer.drain()["judge/from_cache"] == (1, 1)
     grades(judge(server.url, cached, "reward.judge.model=other"), "a")
     assert len(server.requests) == 2
 
@@ -369,7 +369,7 @@ def test_the_budget_in_requests_counts_retries(server):
     given = grades(scorer, *"abcde")
     assert [grade is None for grade in given] == [False, False, True, True, True]
     assert len(server.requests) == 3
-    assert scorer.measured()["judge/missing"] == (3, 5)
+    assert scorer.drain()["judge/missing"] == (3, 5)
 
 
 def test_the_budget_in_tokens(server):
@@ -438,7 +438,7 @@ def test_the_key_is_in_the_header_and_nowhere_else(server, tmp_path, monkeypatch
     kept = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
     said = "".join(capfd.readouterr()) + caplog.text
     assert KEY not in "".join(
-        [config, kept, said, str(raised.value), repr(scorer.measured()), json.dumps(server.requests)]
+        [config, kept, said, str(raised.value), repr(scorer.drain()), json.dumps(server.requests)]
     )
     assert kept
 

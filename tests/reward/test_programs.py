@@ -122,14 +122,14 @@ def test_tests_say_what_is_correct(scorer):
 def test_a_program_that_hangs_is_counted():
     scorer = scorer_of("reward.weights={code: 1.0}", "reward.code.seconds=0.5")
     assert score(scorer, "```\nwhile True: pass\n```", PAIRS).reward == 0.0
-    assert scorer.measured()["code/timeouts"] == (1.0, 1.0)
+    assert scorer.drain()["code/timeouts"] == (1.0, 1.0)
     close(scorer)
 
 
 def test_the_time_is_for_all_tests_of_an_answer():
     scorer = scorer_of("reward.weights={code: 1.0}", "reward.code.seconds=2", "reward.code.score=share")
     assert score(scorer, "```\nimport time; time.sleep(1.2); print(2 * int(input()))\n```", PAIRS).reward <= 0.5
-    assert scorer.measured()["code/timeouts"] == (1.0, 1.0)
+    assert scorer.drain()["code/timeouts"] == (1.0, 1.0)
     close(scorer)
 
 

@@ -204,8 +204,8 @@ def test_a_task_can_ask_for_a_second_opinion():
 def test_a_hang_scores_nothing_and_is_counted():
     scorer = scorer_of("reward.symbolic_s=0.5", task=MATHS)
     assert algebra(scorer, r"\boxed{9^{9^{9^9}}}", "1") == 0.0
-    assert scorer.measured()["symbolic/hangs"] == (1, 1.0)
-    assert scorer.measured()["symbolic/hangs"] == (0, 1.0)
+    assert scorer.drain()["symbolic/hangs"] == (1, 1.0)
+    assert scorer.drain()["symbolic/hangs"] == (0, 1.0)
 
 
 def test_symbolic_without_math_verify_says_what_to_install(monkeypatch):
@@ -220,10 +220,10 @@ def test_symbolic_without_math_verify_says_what_to_install(monkeypatch):
 def test_seconds_of_each_reward_are_measured_and_then_forgotten():
     scorer = scorer_of("reward.weights={correct: 1, format: 1}")
     scores_of(scorer, "#### 12")
-    measured = scorer.measured()
+    measured = scorer.drain()
     assert {"time/reward/answers", "time/reward/correct", "time/reward/format"} == set(measured)
     assert all(0 < seconds < 1 and weight == 1 for seconds, weight in measured.values())
-    assert scorer.measured() == {}
+    assert scorer.drain() == {}
 
 
 def test_a_meter_keeps_totals_and_shares_apart():
@@ -231,7 +231,7 @@ def test_a_meter_keeps_totals_and_shares_apart():
     for missing in (True, False, False, False):
         meter.add("missing", missing, 1)
         meter.add("requests", 1)
-    assert meter.read() == {"missing": (1, 4), "requests": (4, 1)}
+    assert meter.drain() == {"missing": (1, 4), "requests": (4, 1)}
 
 
 class Meeting:
@@ -307,7 +307,7 @@ def test_the_metrics_of_a_step_are_of_its_own_answers():
     for step in range(steps):
         scorer.meter.add("counting/graded", 100)  # of an evaluation
         tally = Tally()
-        rollouts.of(rollouts.prompts_of(step), step, tally, samples_ahead=step < steps - 1)
+        rollouts.scored_groups(rollouts.prompts_of(step), step, tally, samples_ahead=step < steps - 1)
         if step < steps - 1:
             wait([rollouts.under_way._under_way[1]])
         assert tally.sums["counting/graded"] == (2 * (step + 1), 1.0)

@@ -48,7 +48,7 @@ def seen() -> str:
     rollouts, steps = rollouts_of(7), []
     rows, measured = self_training.sample(rollouts, 0, 0)
     for step in range(3):
-        groups = rollouts.of(rollouts.prompts_of(step), step, Tally(), samples_ahead=False)
+        groups = rollouts.scored_groups(rollouts.prompts_of(step), step, Tally(), samples_ahead=False)
         answers = [[group.prompt.problem.id, *(answer.text for answer in group.completions)] for group in groups]
         steps.append(distributed.dealt(answers))
     return json.dumps([[row.prompt for row in rows], measured, steps, rollouts.curriculum.state()])

@@ -23,7 +23,7 @@ from trainer.model.snapshot import Snapshot
 from trainer.records import Completion, Problem, Prompt, Sampling, TrainingRow
 from trainer.rollout.decoder import weights
 from trainer.rollout.decoder.cuda_graphs import rounded
-from trainer.rollout.decoder.sampler import STEPS_PER_CHECK, Answer, DecodeSampler, Scheduler
+from trainer.rollout.decoder.sampler import STEPS_PER_CHECK, AnswerId, DecodeSampler, Scheduler
 from trainer.rollout.draw import draw
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.make import make_sampler
@@ -461,13 +461,13 @@ def test_what_memory_interrupted_is_sampled_again_and_what_was_finished_is_kept(
     scheduler = Scheduler(prompts(5, 4), group=2)
     done, other = (Completion((n,), (-0.1,), "", truncated=False) for n in (2, 3))
     assert counts(scheduler.schedule(4, 4)) == [(0, 2), (1, 2)]
-    assert scheduler.finish(Answer(0, 1), done) is None
-    assert scheduler.finish(Answer(1, 1), done) is None
-    assert scheduler.finish(Answer(1, 0), other) == [other, done], "in the order of the numbers"
+    assert scheduler.finish(AnswerId(0, 1), done) is None
+    assert scheduler.finish(AnswerId(1, 1), done) is None
+    assert scheduler.finish(AnswerId(1, 0), other) == [other, done], "in the order of the numbers"
     scheduler.restart_unfinished()
     (again,) = scheduler.schedule(4, 4)
     assert (again.prompt_index, list(again.numbers)) == (0, [0])
-    assert scheduler.finish(Answer(0, 0), other) == [other, done]
+    assert scheduler.finish(AnswerId(0, 0), other) == [other, done]
     assert scheduler.is_finished
 
 

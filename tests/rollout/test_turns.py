@@ -17,8 +17,7 @@ from tests.e2e.vllm_double import VllmDouble
 from tests.rollout.test_decoder import SOME, Card, adapted, family, prompts, sampling
 from trainer.batch.pack import Packer, halves, row_of, rows_in, rows_of, to_tensors
 from trainer.config.command_line import resolve
-from trainer.config.settings import Algorithm, PromptSettings
-from trainer.config.settings import Turns as Limits
+from trainer.config.settings import Algorithm, PromptSettings, Turns
 from trainer.errors import DataError, TrainingError
 from trainer.loss.logprobs import LogProbs
 from trainer.loss.objectives import LOSSES, objective, total
@@ -29,11 +28,11 @@ from trainer.records import Completion, Score, ScoredGroup, Turn
 from trainer.reward.built_in import Rules, read
 from trainer.reward.custom import Custom
 from trainer.reward.scorer import Meter
+from trainer.rollout.context import SamplingContext, StaticPolicy
 from trainer.rollout.decoder.sampler import STEPS_PER_CHECK, DecodeSampler
 from trainer.rollout.hf import HfSampler
-from trainer.rollout.turns import Turns
+from trainer.rollout.turns import TurnTaking
 from trainer.rollout.vllm.client import Server
-from trainer.rollout.vllm.publish import StaticPolicy, VllmContext
 from trainer.rollout.vllm.server import VllmServerSampler
 from trainer.watch.tally import Tally, tally_groups
 
@@ -62,7 +61,7 @@ def environments(make=lambda problem: Counts(), **changed):
 
 def turns_of(tokenizer, found, **limits):
     prompter = Prompter(tokenizer, PromptSettings(), NanoTask(), found)
-    return partial(Turns, prompter=prompter, limits=Limits(**limits))
+    return partial(TurnTaking, prompter=prompter, limits=Turns(**limits))
 
 
 def sample(kind, model, turns, asked=None, rows=64, stops=STOPS, strings=(), tokenizer=None, **changed):
@@ -84,7 +83,7 @@ def tokens_of(groups):
 @BOTH
 def test_an_environment_of_one_turn_is_as_if_there_were_none(kind, tokenizer):
     model = adapted(family())
-    plain = sample(kind, model, Turns, tokenizer=tokenizer, rows=6)
+    plain = sample(kind, model, TurnTaking, tokenizer=tokenizer, rows=6)
     turned = sample(kind, model, turns_of(tokenizer, environments(lambda problem: Counts(1))), rows=6)
     assert any(one.truncated for one in answers_in(plain)) is any(one.truncated for one in answers_in(turned))
     for one, other in zip(answers_in(plain), answers_in(turned), strict=True):
@@ -425,7 +424,7 @@ def served(tmp_path, tokenizer):
         def sampler(found):
             config = resolve("nano", None, [f"rollout.vllm.urls={url}"])
             prompter = turns_of(tokenizer, found).keywords["prompter"]
-            run = VllmContext(
+            run = SamplingContext(
                 config, StaticPolicy(), "nano", "fp32", 256, tokenizer, [2], tmp_path, print, (), prompter
             )
             return VllmServerSampler(run, [Server(url)])

@@ -21,9 +21,9 @@ from trainer.model import shapes
 from trainer.plan import planner, search
 from trainer.plan.cards import must_leave_our_cards, training_cards
 from trainer.rollout import make
+from trainer.rollout.context import SamplingContext, StaticPolicy
 from trainer.rollout.vllm import check, process, server
-from trainer.rollout.vllm.key_check import Door
-from trainer.rollout.vllm.publish import StaticPolicy, VllmContext
+from trainer.rollout.vllm.key_check import KeyCheck
 from trainer.rollout.vllm.supervisor import GRACE_S
 
 REFUSED = {
@@ -147,7 +147,7 @@ def test_a_server_imports_the_packages_of_its_own_environment(tmp_path, monkeypa
     first, *words = server.log.read_text().rstrip("\n").split(" ")
     modules = tmp_path / "vllm_modules"
     assert [Path(folder) for folder in first.split(os.pathsep) if folder] == [modules]
-    assert sorted(file.name for file in modules.iterdir()) == ["vllm_door.py", "vllm_worker.py"]
+    assert sorted(file.name for file in modules.iterdir()) == ["vllm_key_check.py", "vllm_worker.py"]
     assert ("vllm_worker.WholeModel" in words) == whole
 
 
@@ -166,7 +166,7 @@ def test_every_route_of_a_started_server_asks_for_the_key(monkeypatch, given, st
         sent.append(message)
 
     headers = [(b"host", b"x"), *([(b"authorization", given)] if given else [])]
-    asyncio.run(Door(app)({"type": "http", "path": path, "headers": headers}, None, send))
+    asyncio.run(KeyCheck(app)({"type": "http", "path": path, "headers": headers}, None, send))
     assert sent[0]["status"] == status
 
 
@@ -191,7 +191,7 @@ def test_every_other_connection_needs_the_key(monkeypatch, kind, given, told):
         sent.append(message["type"])
 
     headers = [(b"authorization", given)] if given else []
-    asyncio.run(Door(app)({"type": kind, "path": "/", "headers": headers}, None, send))
+    asyncio.run(KeyCheck(app)({"type": kind, "path": "/", "headers": headers}, None, send))
     assert sent == [told]
 
 
@@ -229,9 +229,9 @@ class Connected:
         pass
 
 
-def outside(folder: Path, *overrides: str) -> VllmContext:
+def outside(folder: Path, *overrides: str) -> SamplingContext:
     config = resolve("nano", None, overrides)
-    return VllmContext(config, StaticPolicy(), "nano", "fp32", 64, None, [2], folder, lambda text: None)
+    return SamplingContext(config, StaticPolicy(), "nano", "fp32", 64, None, [2], folder, lambda text: None)
 
 
 def test_an_environment_without_vllm_is_named(tmp_path):

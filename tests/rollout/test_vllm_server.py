@@ -32,10 +32,11 @@ from trainer.config.settings import Lora
 from trainer.errors import CheckpointError, ConfigError, TrainingError
 from trainer.machine import hardware
 from trainer.records import Problem, Prompt, Sampling, Scores, TrainingBatch
+from trainer.rollout.context import SamplingContext, StaticPolicy
 from trainer.rollout.vllm import check
 from trainer.rollout.vllm.check import check_server
 from trainer.rollout.vllm.client import Server
-from trainer.rollout.vllm.publish import Publisher, StaticPolicy, VllmContext
+from trainer.rollout.vllm.publish import Publisher
 from trainer.rollout.vllm.server import VllmServerSampler, connect
 from trainer.run import sampler_check
 from trainer.run_folder import lock
@@ -170,10 +171,10 @@ def serving(double: Double) -> Iterator[Double]:
         thread.join()
 
 
-def around(folder: Path, policy: Any, *urls: str, settings: tuple[str, ...] = ()) -> VllmContext:
+def around(folder: Path, policy: Any, *urls: str, settings: tuple[str, ...] = ()) -> SamplingContext:
     named = [f"rollout.vllm.urls=[{','.join(urls)}]", "rollout.vllm.wait_s=5", "rollout.vllm.timeout_s=5", *settings]
     said: list[str] = []
-    return VllmContext(
+    return SamplingContext(
         resolve("nano", None, named), policy, "nano", "fp32", 64, Tokenizer(), [STOP], folder, said.append
     )
 

@@ -10,8 +10,8 @@ from trainer.config.command_line import parse_command_line, resolve
 from trainer.errors import ConfigError
 from trainer.model.load import load_model
 from trainer.problem.task import make_task
-from trainer.rollout.vllm.publish import StaticPolicy
-from trainer.run.assemble import make_samplers, prompter_of, stretched, vllm_context
+from trainer.rollout.context import StaticPolicy
+from trainer.run.assemble import make_samplers, prompter_of, sampling_context, stretched
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def prompter(config, tokenizer):
 def test_a_stop_string_that_is_a_special_token_ends_answers_at_that_token(tmp_path, tokenizer, model, engine):
     """Its text is never in an answer, which is decoded without special tokens."""
     config = resolve("nano", None, [f"rollout.engine={engine}", "rollout.stop=[<|im_start|>, so]"])
-    context = vllm_context(
+    context = sampling_context(
         config, StaticPolicy(), model, prompter_of(config, make_task(config.task), tokenizer), [], tmp_path, print
     )
     start = tokenizer.convert_tokens_to_ids("<|im_start|>")
@@ -43,7 +43,7 @@ def test_a_stop_string_that_is_a_special_token_ends_answers_at_that_token(tmp_pa
 def test_a_stop_string_with_a_special_token_in_it_is_refused(tmp_path, tokenizer, model):
     config = resolve("nano", None, ["rollout.stop=<|im_end|> so"])
     with pytest.raises(ConfigError, match=r"^rollout.stop='<\|im_end\|> so': no answer has <\|im_end\|> in its text"):
-        vllm_context(
+        sampling_context(
             config, StaticPolicy(), model, prompter_of(config, make_task(config.task), tokenizer), [], tmp_path, print
         )
 

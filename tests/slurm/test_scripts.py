@@ -170,7 +170,9 @@ def test_vllm_servers_ask_for_a_key_on_every_route(job, tmp_path, given):
     assert "the ranks have the key of the servers" in answer.stdout.splitlines()
     assert given == key or re.fullmatch("[0-9a-f]{48}", key)
     assert key not in answer.stdout + answer.stderr + (tmp_path / "srun.server").read_text()
-    server.write_text(f"#!/bin/sh\n{sys.executable} -c 'import vllm_door; print(vllm_door.__file__)'; echo $*\n")
+    server.write_text(
+        f"#!/bin/sh\n{sys.executable} -c 'import vllm_key_check; print(vllm_key_check.__file__)'; echo $*\n"
+    )
     server.chmod(0o755)
     node = {"PATH": os.environ["PATH"], "SLURM_LOCALID": "0", "SLURMD_NODENAME": "here"}
     command = [ROOT / "slurm/vllm_server.sh", *(tmp_path / "srun.server").read_text().splitlines()]
@@ -178,8 +180,8 @@ def test_vllm_servers_ask_for_a_key_on_every_route(job, tmp_path, given):
     door, options = subprocess.run(
         command, env=own | {"VLLM_API_KEY": key}, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert door == str(tmp_path / "it/vllm_modules/vllm_door.py")
-    assert "--middleware vllm_door.Door" in options
+    assert door == str(tmp_path / "it/vllm_modules/vllm_key_check.py")
+    assert "--middleware vllm_key_check.KeyCheck" in options
     assert key not in options
     without = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
     assert without.returncode

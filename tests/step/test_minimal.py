@@ -11,7 +11,7 @@ from tests.conftest import NANO, group
 from trainer import advantage
 from trainer.batch import pack
 from trainer.batch.pack import Packer
-from trainer.batch.shrinker import Room
+from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import resolve
 from trainer.loss.kl import Coefficient
 from trainer.step.update import Updater
@@ -49,7 +49,7 @@ def test_the_engine_makes_the_update_of_the_minimal_example():
     policy = DeepSpeedPolicy(trained, config, "fp32", total_steps=10)
     packer, algorithm, tally = Packer(20, 0, policy.is_flat), config.algorithm, Tally()
     updater = Updater(
-        policy, config, torch.device("cpu"), packer, Room(policy, (), packer, print), Coefficient(algorithm.kl)
+        policy, config, torch.device("cpu"), packer, Shrinker(policy, (), packer, print), Coefficient(algorithm.kl)
     )
     live = advantage.live_groups(GROUPS, config.drops_dead_groups)
     advantages = [advantage.of(one.rewards_G, algorithm) for one in live.values()]

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from trainer.ranks import distributed
 from trainer.errors import ConfigError
-from trainer.rollout.vllm.publish import StaticPolicy, VllmContext
+from trainer.rollout.context import SamplingContext, StaticPolicy
 from trainer.rollout.vllm.colocate import VllmColocateSampler
 from trainer.model.load import load_tokenizer
 from trainer.config.command_line import resolve
@@ -39,7 +39,7 @@ for seed in (random.seed, numpy.random.seed, torch.manual_seed):
     seed(7)
 before = dict(os.environ), torch.get_num_threads()
 said = []
-run = VllmContext(config, StaticPolicy(), NANO, "fp32", 128, tokenizer, [2], Path("."), said.append)
+run = SamplingContext(config, StaticPolicy(), NANO, "fp32", 128, tokenizer, [2], Path("."), said.append)
 try:
     VllmColocateSampler(replace(run, location="/nowhere"))
 except ConfigError as error:

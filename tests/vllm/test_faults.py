@@ -32,10 +32,11 @@ from trainer.errors import ConfigError, TrainingError
 from trainer.machine.http_client import exchange
 from trainer.model.load import load_tokenizer
 from trainer.records import Sampling
+from trainer.rollout.context import SamplingContext, StaticPolicy
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.vllm.check import check_server, probed_mode
 from trainer.rollout.vllm.client import Server
-from trainer.rollout.vllm.publish import Published, StaticPolicy, VllmContext
+from trainer.rollout.vllm.publish import Published
 from trainer.rollout.vllm.server import connect
 
 PROMPT = list(range(20, 60))
@@ -129,7 +130,7 @@ def test_a_context_that_the_whole_cache_does_not_hold_is_the_end_of_the_log(tmp_
     started = ["rollout.vllm.start=true", f"rollout.vllm.python={PYTHON}"]
     started += ["rollout.vllm.arguments=--block-size,32,--num-gpu-blocks-override,3"]
     config, said = resolve("nano", None, started), []
-    run = VllmContext(
+    run = SamplingContext(
         config, StaticPolicy(), str(NANO), "fp32", 128, load_tokenizer(config.model), [2], tmp_path, said.append
     )
     with pytest.raises(TrainingError, match=r"vLLM has ended \(status 1\).*\nValueError: To serve .* KV cache"):

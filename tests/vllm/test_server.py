@@ -197,7 +197,7 @@ def test_a_server_that_says_nothing_is_asked_for_its_logprobs(tmp_path):
         with pytest.raises(ConfigError, match=r"its log-probs are raw_logprobs.* --logprobs-mode processed_logprobs"):
             check_server(server, "base", prompt, Lora(), print)
         with pytest.raises(ConfigError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
-            server.load(Published("octet-x-v1", adapter, 1))
+            server.load_adapter(Published("octet-x-v1", adapter, 1))
     finally:
         plain.end()
 

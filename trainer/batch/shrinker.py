@@ -16,7 +16,7 @@ from trainer.records import TrainingBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Shrinker:
     """Frees the memory that samplers keep between rollouts first, then halves micro-batches."""
 
     policy: Policy

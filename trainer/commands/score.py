@@ -204,7 +204,7 @@ def _environment(record: dict[str, Any], where: str) -> float | None:
 
 
 def _report_missing(scorer: Scorer) -> None:
-    measured = scorer.measured()
+    measured = scorer.drain()
     missing, total = measured.get("judge/missing", (0, 0))
     if missing:
         why = "; ".join(failure for grader in scorer.graders if (failure := grader.last_failure))

@@ -38,7 +38,7 @@ class Meter:
         yield
         self.add(f"time/reward/{name}", perf_counter() - began)
 
-    def read(self) -> Sums:
+    def drain(self) -> Sums:
         with self._writing:
             sums, self._tally = self._tally.sums, Tally()
         return {name: (amount, weight or 1.0) for name, (amount, weight) in sums.items()}
@@ -112,12 +112,12 @@ class Scorer:
         """The same without graders, but for tests: what evaluation needs, at no cost."""
         return Scorer(self.rules, tuple(grader for grader in self.graders if grader.name == TESTS), self.symbolic)
 
-    def measured(self) -> Sums:
+    def drain(self) -> Sums:
         """Since the last call: seconds of each reward, requests, missing grades, hangs."""
         if self.symbolic is not None:
             hangs, self._hangs = self.symbolic.hangs - self._hangs, self.symbolic.hangs
             self.meter.add("symbolic/hangs", hangs)
-        return self.meter.read()
+        return self.meter.drain()
 
     @property
     def _equal(self) -> Callable[[str, str], bool]:

@@ -16,12 +16,15 @@ from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling, ScoredGroup
 from trainer.reward import control
 from trainer.reward.scorer import Scorer
-from trainer.rollout.prefetch import Ahead, Rollout
+from trainer.rollout.prefetch import Ahead, ScoredRollout
 from trainer.watch.tally import Tally
 
 
 class Sampler(Protocol):
     """Samples a group for each prompt and yields (index of the prompt, its completions) as groups are finished."""
+
+    owns_copy: bool = False
+    """True if it samples from a copy of the model, which may differ from the one that is trained."""
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]: ...
 
@@ -33,7 +36,7 @@ class Sampler(Protocol):
         """Free what is kept from one rollout to the next, now and from now on. False if there was nothing to free."""
         return False
 
-    def room(self) -> int | None:
+    def context_limit(self) -> int | None:
         """Return how many tokens a prompt and its answer may have; None if only the model limits them."""
         return None
 
@@ -67,7 +70,9 @@ class Rollouts:
         """Return this rank's share of the prompts of a step."""
         return self.prompts(self.curriculum.draw(step))
 
-    def of(self, prompts: Sequence[Prompt], step: int, tally: Tally, samples_ahead: bool) -> list[ScoredGroup]:
+    def scored_groups(
+        self, prompts: Sequence[Prompt], step: int, tally: Tally, samples_ahead: bool
+    ) -> list[ScoredGroup]:
         """Return the scored groups of a step; with `samples_ahead`, start sampling those of the next step."""
         groups, measured = self.under_way.take(step) or self._sampled(self.sampler, prompts, step)
         tally.merge(measured)
@@ -80,6 +85,8 @@ class Rollouts:
     def sampling_of(self, step: int, number: int = 0) -> Sampling:
         """Return how to sample. The seed follows from run, step and round, so a resumed run samples what it would have
         without the interruption, and every rank has the same."""
+        # No two of these are equal: a run has fewer than 1,000,003 steps, and a seed below a million keeps what is
+        # before the rounds below 2**40.
         seed = self.config.run.seed * 1_000_003 + step + number * 2**40
         rollout = self.config.rollout
         return Sampling(rollout.group_size, rollout.temperature, rollout.max_new_tokens, seed)
@@ -88,16 +95,16 @@ class Rollouts:
         self.under_way.close()
         self.sampler.close()
 
-    def _sampled(self, sampler: Sampler, prompts: Sequence[Prompt], step: int) -> Rollout:
+    def _sampled(self, sampler: Sampler, prompts: Sequence[Prompt], step: int) -> ScoredRollout:
         """Return groups and what the scorer measured, which is of these groups: one step is sampled at a time."""
         rollout = self.config.rollout
-        self.scorer.measured()  # forget what was measured in an evaluation
+        self.scorer.drain()  # forget what was measured in an evaluation
         groups = self._collected(sampler, prompts, self.sampling_of(step))
         if rollout.dead_groups == "refill":
             # ranks cannot meet in the thread that samples ahead, so each of them then fills its own gaps
             everywhere = list if rollout.ahead else distributed.dealt
             groups = refill(groups, partial(self._fresh, sampler, step), rollout.refills, everywhere)
-        return groups, self.scorer.measured()
+        return groups, self.scorer.drain()
 
     def _fresh(self, sampler: Sampler, step: int, number: int, missing: int, before: int) -> list[ScoredGroup]:
         problems = self.curriculum.spare(step, number)

@@ -18,7 +18,7 @@ from trainer.rollout import limits
 from trainer.rollout.collect import Sampler
 from trainer.rollout.draw import draw, uniforms
 from trainer.rollout.stop import Stops
-from trainer.rollout.turns import Dialogue, Turns
+from trainer.rollout.turns import OpenAnswer, TurnTaking
 
 
 class HfSampler(Sampler):
@@ -32,7 +32,7 @@ class HfSampler(Sampler):
         rows: int,
         say: limits.Say = limits.on_stderr,
         stop_strings: Sequence[str] = (),
-        turns: Callable[[Stops], Turns] = Turns,
+        turns: Callable[[Stops], TurnTaking] = TurnTaking,
     ) -> None:
         # an adapter that was saved without its task type would not pass our settings on to the model
         self.model = causal_lm_of(model)
@@ -74,7 +74,7 @@ class HfSampler(Sampler):
 
     @torch.no_grad()
     def _generate(
-        self, dialogues: Sequence[Dialogue], sampling: Sampling
+        self, dialogues: Sequence[OpenAnswer], sampling: Sampling
     ) -> list[tuple[list[int], list[float]]] | None:
         """Return what the model writes next in each answer, or None if memory runs out."""
         if not dialogues:

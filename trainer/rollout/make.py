@@ -18,12 +18,12 @@ from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
 from trainer.rollout import limits
 from trainer.rollout.collect import Sampler
+from trainer.rollout.context import SamplingContext
 from trainer.rollout.decoder.forward import why_unsupported
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
-from trainer.rollout.turns import Turns
+from trainer.rollout.turns import TurnTaking
 from trainer.rollout.vllm import check
-from trainer.rollout.vllm.publish import VllmContext
 
 
 def make_sampler(
@@ -48,7 +48,7 @@ def make_sampler(
         )
     if reason:
         say(f"rollout: sampling with model.generate, which takes three times as long or more, because {reason}")
-    turns = partial(Turns, prompter=prompter, limits=settings.turns)
+    turns = partial(TurnTaking, prompter=prompter, limits=settings.turns)
     if reason or settings.engine == "hf":
         return HfSampler(model, tokenizer, stop_tokens, settings.rows, say, stop_strings, turns)
     return DecodeSampler(model, tokenizer, stop_tokens, settings.rows, say, copies, stop_strings, turns)
@@ -60,7 +60,7 @@ def may_colocate(settings: Rollout) -> bool:
     return settings.engine == "vllm_colocate" or (found and not settings.uses_servers)
 
 
-def make_vllm_sampler(context: VllmContext) -> Sampler | None:
+def make_vllm_sampler(context: SamplingContext) -> Sampler | None:
     """Return a sampler that uses vLLM, or None if the settings ask for another engine. Every rank calls it."""
     if context.config.rollout.uses_servers:
         from trainer.rollout.vllm import server
@@ -75,7 +75,7 @@ def make_vllm_sampler(context: VllmContext) -> Sampler | None:
     return VllmColocateSampler(context)
 
 
-def why_auto_colocates(context: VllmContext) -> str | None:
+def why_auto_colocates(context: SamplingContext) -> str | None:
     """Return why `auto` uses the vLLM of this environment, or None if it does not. vLLM is not imported to find out.
 
     Every rank calls it, and all of them decide alike: vLLM is used only if the card of every rank has room for it."""
@@ -92,7 +92,7 @@ def why_auto_colocates(context: VllmContext) -> str | None:
     return f"vLLM {check.installed()} is installed, and the card has room for it"
 
 
-def _why_not_colocated(context: VllmContext) -> str | None:
+def _why_not_colocated(context: SamplingContext) -> str | None:
     """Compare the plan of the run with vLLM with the memory that other programs leave free."""
     if not distributed.on_gpu():
         return "there is no GPU"
@@ -115,8 +115,3 @@ def why_no_room(planned: Plan, room: int, free_ram: int) -> str | None:
     if (sleeping := planned.ram["run"].get(SLEEPING, 0)) > free_ram:
         return f"while it sleeps it takes {sleeping / GB:.1f} GB of RAM, and {free_ram / GB:.1f} GB are free"
     return None
-
-
-def uses_vllm(sampler: Sampler) -> bool:
-    """Return True if the sampler has its own copy of the model, which may differ from the one that is trained."""
-    return not isinstance(sampler, DecodeSampler | HfSampler)

@@ -9,7 +9,7 @@ from trainer.machine import threads
 from trainer.records import ScoredGroup
 from trainer.watch.tally import Sums
 
-Rollout = tuple[list[ScoredGroup], Sums]  # groups, and what was measured while they were scored
+ScoredRollout = tuple[list[ScoredGroup], Sums]  # groups, and what was measured while they were scored
 
 
 class Ahead:
@@ -20,13 +20,13 @@ class Ahead:
     """
 
     def __init__(self) -> None:
-        self._under_way: tuple[int, Future[Rollout]] | None = None
+        self._under_way: tuple[int, Future[ScoredRollout]] | None = None
 
-    def begin(self, step: int, roll_out: Callable[[], Rollout]) -> None:
+    def begin(self, step: int, roll_out: Callable[[], ScoredRollout]) -> None:
         assert self._under_way is None, "one step ahead, not two"
         self._under_way = step, threads.begin(roll_out)
 
-    def take(self, step: int) -> Rollout | None:
+    def take(self, step: int) -> ScoredRollout | None:
         """Wait for the groups of this step and return them; None if they were not begun."""
         if self._under_way is None:
             return None

@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import Any
 
-from trainer.config.settings import Turns as Limits
+from trainer.config.settings import Turns
 from trainer.errors import DataError, TrainingError
 from trainer.machine import threads
 from trainer.problem.environment import Environment, Reply
@@ -27,7 +27,7 @@ PATIENCE_S = 0.2
 BYTES_PER_TOKEN = 16  # at most; of an observation, more than this many are not looked at
 
 
-class Dialogue:
+class OpenAnswer:
     """An answer that is being written, and its environment."""
 
     def __init__(self, prompt: Prompt, number: int, most: int, end: int) -> None:
@@ -70,28 +70,28 @@ class Dialogue:
         return Completion(tokens, logprobs, text, truncated, self.version, written, tuple(self.turns), self.reward)
 
 
-class Turns:
+class TurnTaking:
     """Ends an answer with its first turn, or lets an environment reply to it."""
 
-    def __init__(self, stops: Stops, prompter: Prompter | None = None, limits: Limits | None = None) -> None:
+    def __init__(self, stops: Stops, prompter: Prompter | None = None, limits: Turns | None = None) -> None:
         self.stops = stops
-        self.limits = limits or Limits()
+        self.limits = limits or Turns()
         self.prompter = prompter
         self.environments = prompter.environments if prompter else None
         self._patience_s = PATIENCE_S
 
-    def begin(self, prompt: Prompt, number: int, sampling: Sampling) -> Dialogue:
+    def begin(self, prompt: Prompt, number: int, sampling: Sampling) -> OpenAnswer:
         """Return an answer without tokens."""
-        return Dialogue(prompt, number, sampling.max_new_tokens, self.end(0, sampling.max_new_tokens))
+        return OpenAnswer(prompt, number, sampling.max_new_tokens, self.token_limit(0, sampling.max_new_tokens))
 
-    def end(self, begun: int, most: int) -> int:
+    def token_limit(self, begun: int, most: int) -> int:
         """Return how many tokens an answer may have after a turn that begins behind `begun` tokens."""
         if self.environments is None or self.limits.tokens is None:
             return most
         return min(most, begun + self.limits.tokens)
 
     def add(
-        self, dialogue: Dialogue, tokens: Sequence[int], logprobs: Sequence[float], version: int | None = None
+        self, dialogue: OpenAnswer, tokens: Sequence[int], logprobs: Sequence[float], version: int | None = None
     ) -> Completion | None:
         """Add a turn. Return the whole answer if it ends here; None if its environment was asked for a reply."""
         turn = self.stops.completion(tokens, logprobs, version)
@@ -105,7 +105,7 @@ class Turns:
         dialogue.reply = threads.begin(partial(self._reply, dialogue, turn.text))
         return None
 
-    def hear(self, dialogue: Dialogue) -> Completion | None:
+    def hear(self, dialogue: OpenAnswer) -> Completion | None:
         """Wait for the reply. Return the whole answer if it ends here; None if it goes on behind the reply."""
         assert self.environments is not None, "who else replies"
         assert dialogue.reply is not None, "it was asked"
@@ -127,10 +127,10 @@ class Turns:
         if turns == self.limits.most or len(dialogue.tokens) + len(tokens) >= dialogue.most:
             return self._ended(dialogue, truncated=True)
         dialogue.listen(tokens, told)
-        dialogue.end = self.end(len(dialogue.tokens), dialogue.most)
+        dialogue.end = self.token_limit(len(dialogue.tokens), dialogue.most)
         return None
 
-    def answered(self, waiting: Sequence[Dialogue], others_go_on: bool) -> list[Dialogue]:
+    def answered(self, waiting: Sequence[OpenAnswer], others_go_on: bool) -> list[OpenAnswer]:
         """Return those whose reply is there. Quick replies are waited for, so that rows go on in the same order in
         every run; slow ones only if there is nothing else to do."""
         replies = [dialogue.reply for dialogue in waiting if dialogue.reply]
@@ -142,7 +142,7 @@ class Turns:
         now = time.monotonic()
         return [one for one in waiting if one.deadline <= now or (one.reply is not None and one.reply.done())]
 
-    def _reply(self, dialogue: Dialogue, text: str) -> Reply:
+    def _reply(self, dialogue: OpenAnswer, text: str) -> Reply:
         """Return what the environment of an answer says to a turn. It begins with the first turn."""
         assert self.environments is not None, "who else replies"
         prompt = dialogue.prompt
@@ -159,11 +159,11 @@ class Turns:
             return "", True, 0.0
         return self.environments.step(dialogue.environment, problem, text)
 
-    def _ended(self, dialogue: Dialogue, truncated: bool) -> Completion:
+    def _ended(self, dialogue: OpenAnswer, truncated: bool) -> Completion:
         self._close(dialogue)
         return dialogue.completion(truncated)
 
-    def abandon(self, dialogues: Sequence[Dialogue]) -> None:
+    def abandon(self, dialogues: Sequence[OpenAnswer]) -> None:
         """Close the environments of answers that are begun again. One that is about to reply is closed behind that."""
         for dialogue in dialogues:
             if dialogue.reply:
@@ -171,7 +171,7 @@ class Turns:
             else:
                 self._close(dialogue)
 
-    def _close(self, dialogue: Dialogue, *_: object) -> None:
+    def _close(self, dialogue: OpenAnswer, *_: object) -> None:
         if self.environments:
             self.environments.close(dialogue.environment)
         dialogue.environment = None
@@ -191,7 +191,7 @@ class Turns:
         kept: str = tokenizer.decode(tokens[:most])
         return f"{kept} [cut: {len(kept)} of {len(text)} characters]"
 
-    def _tokens(self, dialogue: Dialogue, text: str) -> list[int]:
+    def _tokens(self, dialogue: OpenAnswer, text: str) -> list[int]:
         """Return the tokens of a reply with the marks of the chat template around it. The model may have written the
         first of them, which ended its turn."""
         assert self.prompter is not None, "it wrote the prompt"

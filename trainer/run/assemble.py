@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trainer.batch.pack import Packer
-from trainer.batch.shrinker import Room
+from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError, ModelError
@@ -46,10 +46,10 @@ from trainer.reports import terminal
 from trainer.reward import control, gold_check
 from trainer.reward.make import make_scorer, make_verifier, worked
 from trainer.rollout.collect import Rollouts, Sampler
+from trainer.rollout.context import Exportable, SamplingContext
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.limits import Say, check_context, context_of, within_context
 from trainer.rollout.make import make_sampler, make_vllm_sampler
-from trainer.rollout.vllm.publish import Exportable, VllmContext
 from trainer.rollout.vllm.teacher import ServedTeacher
 from trainer.run_folder import checkpoints, lock
 from trainer.run_folder.journal import Journal, read_records
@@ -112,21 +112,21 @@ def build(request: Request) -> Run:
     if config.optim.layout == "flat" and not policy.is_flat:
         record.screen.say("training: with padded rows, which is slower, because of this model's kind of attention")
     with policy.gathered():
-        outside = vllm_context(config, policy, policy.model, prompter, held_out, folder, record.screen.say)
+        outside = sampling_context(config, policy, policy.model, prompter, held_out, folder, record.screen.say)
         copies = not policy.splits_weights
         sampler, evaluating = make_samplers(outside, policy.model, record.screen.warn, copies)
     evaluated = within_context(held_out, room_of(evaluating, policy.model), config.rollout.max_new_tokens)
     too_long, left_out = len(training) - len(problems), len(held_out) - len(evaluated)
     report_data(folder, record.screen, task, problems, too_long, len(evaluated), left_out)
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
-    room = Room(policy, (sampler.give_back, evaluating.give_back), packer, record.screen.warn)
+    shrinker = Shrinker(policy, (sampler.give_back, evaluating.give_back), packer, record.screen.warn)
     progress = record.screen.progress
     history = EvaluationHistory(folder, config.eval, len(evaluated), first_step, total_steps, origin.run)
     if history.lost:
         record.screen.say(f"octet: warning: {history.lost}, so the best that was kept is lost")
     return Run(
         Rollouts(config, curriculum, prompter, sampler, scorer, longest),
-        Updater(policy, config, distributed.device(), packer, room, kl, teacher),
+        Updater(policy, config, distributed.device(), packer, shrinker, kl, teacher),
         Evaluator(policy, evaluating, scorer, evaluated, config.rollout.max_new_tokens, history, progress, left_out),
         record,
     )
@@ -196,7 +196,7 @@ def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> Ask | N
     return lambda batches: [score(batch).logprobs_BT for batch in batches]
 
 
-def vllm_context(
+def sampling_context(
     config: Config,
     policy: Exportable,
     model: Any,
@@ -204,7 +204,7 @@ def vllm_context(
     held_out: Sequence[Prompt],
     folder: Path,
     say: Say,
-) -> VllmContext:
+) -> SamplingContext:
     """Return what an engine outside needs to know about this model.
 
     Held-out prompts may be longer than those of the training, up to the memory that is planned for all its rows.
@@ -213,7 +213,7 @@ def vllm_context(
     longest = max((len(prompt.tokens) for prompt in held_out), default=0) + config.rollout.max_new_tokens
     wanted = min(max(trained, longest), trained * config.rollout.rows)
     stops, strings = ends(config, prompter, model)
-    return VllmContext(
+    return SamplingContext(
         config,
         policy,
         location(config.model),
@@ -258,7 +258,7 @@ def ends(config: Config, prompter: Prompter, model: Any) -> tuple[list[int], tup
     return sorted(tokens), tuple(string for string in strings if string not in special)
 
 
-def make_samplers(run: VllmContext, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
+def make_samplers(run: SamplingContext, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
     """Return the samplers for training and for evaluation, which is the same without shortcuts.
 
     Copies of weights that are split over the ranks would be as large as what splitting saves.
@@ -344,7 +344,7 @@ def held_out_prompts(config: Config, task: Task, prompter: Prompter) -> list[Pro
 
 def room_of(sampler: Sampler, model: Any) -> int | None:
     """Return how many tokens a prompt and its answer may have, or None if there is no limit."""
-    return min((room for room in (sampler.room(), context_of(model)) if room), default=None)
+    return min((room for room in (sampler.context_limit(), context_of(model)) if room), default=None)
 
 
 def evaluate_model(

@@ -33,8 +33,8 @@ from trainer.ranks import distributed
 from trainer.records import Draws, Prompt, Sampling
 from trainer.rollout import limits
 from trainer.rollout.collect import Sampler
+from trainer.rollout.context import StaticPolicy
 from trainer.rollout.make import make_vllm_sampler, may_colocate
-from trainer.rollout.vllm.publish import StaticPolicy
 from trainer.run import assemble, sampler_check
 from trainer.watch.footer import Footer
 from trainer.watch.progress import Progress
@@ -107,7 +107,7 @@ def _outside(config: Config, model: Any, tokenizer: Any, out: Path) -> Iterator[
     shown = StaticPolicy()
     out.mkdir(parents=True, exist_ok=True)
     held_out, prompter = _held_out(config, tokenizer), assemble.prompter_of(config, make_task(config.task), tokenizer)
-    sampler = make_vllm_sampler(assemble.vllm_context(config, shown, model, prompter, held_out, out, say))
+    sampler = make_vllm_sampler(assemble.sampling_context(config, shown, model, prompter, held_out, out, say))
     try:
         if sampler:
             _must_be(model, tokenizer, config, sampler)

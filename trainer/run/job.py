@@ -30,7 +30,6 @@ from trainer.ranks import distributed, slurm
 from trainer.ranks.stopping import Stopping
 from trainer.reports import repeat
 from trainer.reward import gold_check
-from trainer.rollout.make import uses_vllm
 from trainer.run import assemble, sampler_check, teaching
 from trainer.run.assemble import Run
 from trainer.run.rehearsal import planned, rehearse, report
@@ -182,7 +181,7 @@ def _what_is_saved(config: Config, record: Record) -> str:
 
 def _rehearse_and_check(config: Config, run: Run) -> None:
     """Find now what would go wrong later: too little memory, or a sampler that has another model."""
-    outside = uses_vllm(run.rollouts.sampler)
+    outside = run.rollouts.sampler.owns_copy
     if run.record.first_step < run.record.total_steps:
         peaks, longest = rehearse(run.rollouts, run.updater), len(run.rollouts.longest.tokens)
         if distributed.on_gpu() and (plan := planned(config, longest, total(), outside)):

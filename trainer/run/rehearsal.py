@@ -12,7 +12,7 @@ from trainer.plan.search import changed
 from trainer.ranks import distributed
 from trainer.records import MiniBatch, TrainingRow
 from trainer.rollout.collect import Rollouts
-from trainer.step.update import Updater
+from trainer.step.update import BackwardPass, Updater
 from trainer.watch.memory_use import GB, Peak
 from trainer.watch.phases import Phases
 from trainer.watch.tally import Tally
@@ -67,7 +67,7 @@ def rehearse(rollouts: Rollouts, updater: Updater) -> dict[str, Peak]:
     with phases("loss"):
         (minibatch,) = updater.prepare([MiniBatch(updater.packer.pack(largest), tokens, tokens)])
     with phases("step"):
-        updater.policy.rehearse(updater.gradient(minibatch, Tally()))
+        updater.policy.rehearse(BackwardPass(updater, minibatch, Tally()))
     return dict(phases.peaks)
 
 

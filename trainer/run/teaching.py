@@ -22,7 +22,7 @@ from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, TrainingRow
 from trainer.reward.built_in import Rules, read
 from trainer.rollout.stop import Stops
-from trainer.rollout.turns import Dialogue, Turns
+from trainer.rollout.turns import OpenAnswer, TurnTaking
 from trainer.run.assemble import Run, ends
 from trainer.run_folder.record import Record
 from trainer.warmup import Lessons
@@ -39,14 +39,14 @@ class LessonWriter:
         self.end = end_token(prompter, stop_tokens)
         self.stops = Stops(prompter.tokenizer, [*stop_tokens, self.end], stop_strings)
         is_inline = prompter.environments is not None and prompter.environments.is_inline
-        self.turns = Turns(self.stops, prompter if is_inline else None, config.rollout.turns)
+        self.turns = TurnTaking(self.stops, prompter if is_inline else None, config.rollout.turns)
 
     def answer(self, prompt: Prompt) -> Completion | None:
         """Return the answer that a solution teaches. None if it has another number than the calculator, or if a stop
         cuts it and there is no gold answer to judge what is left."""
         is_thinking = prompt.text.rstrip().endswith(find.THOUGHT)
         rest = taught(prompt.problem, self.prompter.answer_style, is_thinking)
-        dialogue, answer = Dialogue(prompt, 0, sys.maxsize, sys.maxsize), None
+        dialogue, answer = OpenAnswer(prompt, 0, sys.maxsize, sys.maxsize), None
         while answer is None:
             ends = [rest.index(string) + len(string) for string in self.stops.strings if string in rest]
             turn, rest = rest[: min(ends, default=None)], rest[min(ends, default=len(rest)) :]
@@ -59,7 +59,7 @@ class LessonWriter:
                 rest = rest[own.end() :]
         return answer if prompt.problem.gold or not rest.strip() else None
 
-    def _tokens(self, dialogue: Dialogue, text: str) -> Sequence[int]:
+    def _tokens(self, dialogue: OpenAnswer, text: str) -> Sequence[int]:
         """Return the tokens of a turn as they follow what stands before it."""
         begun = "".join(turn.text for turn in dialogue.turns)
         whole, count = self.prompter.answer_tokens(dialogue.prompt, begun + text), len(dialogue.tokens)

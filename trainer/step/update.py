@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from trainer.batch.pack import GroupRows, Packer, idle_row, minibatches, row_of
-from trainer.batch.shrinker import Room
+from trainer.batch.shrinker import Shrinker
 from trainer.config.settings import Config
 from trainer.loss import before_update
 from trainer.loss.kl import Coefficient
@@ -30,7 +30,7 @@ class Updater:
     config: Config
     device: Any
     packer: Packer
-    room: Room
+    shrinker: Shrinker
     kl: Coefficient
     teacher: Ask | None = None
 
@@ -42,7 +42,7 @@ class Updater:
         rows = [row_of(group, completion) for group in groups.values() for completion in group.completions]
 
         def make_room() -> None:
-            self.room.shrink(self.packer.pack(rows))  # they are packed again with the smaller budget
+            self.shrinker.shrink(self.packer.pack(rows))  # they are packed again with the smaller budget
 
         estimator = self.config.algorithm.kl.estimator
         measure = partial(before_update.divergences, self.policy, rows, self.packer, self.device, estimator)
@@ -68,7 +68,7 @@ class Updater:
 
         def make_room() -> None:
             nonlocal batches
-            batches = self.room.shrink(batches)
+            batches = self.shrinker.shrink(batches)
 
         def score() -> list[TrainingBatch]:
             on_device = [batch.to(self.device) for batch in batches]
@@ -84,13 +84,10 @@ class Updater:
         updates = []
         for _ in range(self.config.algorithm.epochs):
             for index, minibatch in enumerate(waiting):
-                gradient = self.gradient(minibatch, tally)
-                updates.append(update(self.policy, gradient, step, self.config))
-                waiting[index] = gradient.minibatch
+                backward_pass = BackwardPass(self, minibatch, tally)
+                updates.append(optimizer_step(self.policy, backward_pass, step, self.config))
+                waiting[index] = backward_pass.minibatch
         return updates
-
-    def gradient(self, minibatch: MiniBatch, tally: Tally) -> Gradient:
-        return Gradient(self, minibatch, tally)
 
     def adapt_kl(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Steer the coefficient of the KL by what was measured; return the one that this step had, for the log."""
@@ -101,7 +98,7 @@ class Updater:
         return {"kl_coef": used}
 
 
-class Gradient:
+class BackwardPass:
     """Adds up the gradient of a mini-batch when it is called, in smaller pieces if memory runs out.
 
     Afterwards `minibatch` holds the log-probs of the policy that answered, which the first pass computes.
@@ -121,11 +118,11 @@ class Gradient:
         return backward(self.updater.policy, self.minibatch, self.updater.config, self.updater.kl.value, seen), seen
 
     def _make_room(self) -> None:
-        self.minibatch = replace(self.minibatch, batches=self.updater.room.shrink(self.minibatch.batches))
+        self.minibatch = replace(self.minibatch, batches=self.updater.shrinker.shrink(self.minibatch.batches))
 
 
-def update(policy: Policy, gradient: Callable[[], None], step: int, config: Config) -> Update:
-    """Make one optimizer step on what `gradient` adds up, which is reduced once over the ranks."""
+def optimizer_step(policy: Policy, gradient: Callable[[], None], step: int, config: Config) -> Update:
+    """Step the optimizer on what `gradient` adds up, which is reduced once over the ranks."""
     policy.set_learning_rate(step)
     measured: dict[str, float] = {}
     if strength := strength_at(config.algorithm.gradreg, step):

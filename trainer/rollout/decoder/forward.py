@@ -120,7 +120,7 @@ class Forward:
         """A hash of the addresses that captured steps read weights from. It changes while values are swapped in."""
         return hash(tuple(parameter.data_ptr() for parameter in self.model.parameters()))
 
-    def cache(self, rows: int, places: int) -> Tensor:
+    def allocate_cache(self, rows: int, places: int) -> Tensor:
         """Allocate keys and values for `rows` sequences of up to `places` tokens."""
         self._make_angles(places)
         shape = (len(self.layers), rows, 2 * self.kv_heads, places, self.head_size)

@@ -27,7 +27,7 @@ from trainer.rollout.decoder.weights import spare_bytes
 from trainer.rollout.draw import draw, uniforms
 from trainer.rollout.hf import evaluating
 from trainer.rollout.stop import Stops
-from trainer.rollout.turns import Dialogue, Turns
+from trainer.rollout.turns import OpenAnswer, TurnTaking
 
 PREFILL_TOKENS = 4096  # in one pass, padding included: the activations of a prompt are larger than its cache
 IDLE = 1 / 8  # of the rows have to be free before prompts are read, because reading one takes as long as a decode step
@@ -48,7 +48,7 @@ class DecodeSampler(Sampler):
         say: limits.Say = limits.on_stderr,
         copies: bool = True,
         stop_strings: Sequence[str] = (),
-        turns: Callable[[Stops], Turns] = Turns,
+        turns: Callable[[Stops], TurnTaking] = TurnTaking,
     ) -> None:
         self.model = model
         self.copies = copies
@@ -87,7 +87,7 @@ class DecodeSampler(Sampler):
             rows = min(self.rows.limit, len(prompts) * sampling.group)
             batch = self._prepare(rows, scheduler.longest_prompt, sampling)
             batch.shares = False  # at its largest, no two answers are the same
-            while requests := scheduler.schedule(batch.free, batch.room):
+            while requests := scheduler.schedule(batch.free, batch.usable_rows):
                 batch.add(requests)
             batch.decode()
 
@@ -131,8 +131,8 @@ class DecodeSampler(Sampler):
 
     def _decode(self, batch: Batch, scheduler: Scheduler) -> Iterator[tuple[int, list[Completion]]]:
         while not scheduler.is_finished:
-            begins = not batch.active or batch.free >= IDLE * batch.room
-            while begins and (requests := scheduler.schedule(batch.free, batch.room)):
+            begins = not batch.active or batch.free >= IDLE * batch.usable_rows
+            while begins and (requests := scheduler.schedule(batch.free, batch.usable_rows)):
                 batch.add(requests)
                 yield from self._finish(batch, scheduler)  # the first token may be a stop token
             batch.decode()
@@ -170,21 +170,21 @@ class Request(NamedTuple):
     numbers: Sequence[int]  # of the answers in their group
 
 
-class Answer(NamedTuple):
+class AnswerId(NamedTuple):
     prompt_index: int
     number: int  # in the group
 
 
-class Member(NamedTuple):
+class RowMember(NamedTuple):
     """An answer that is being decoded, with the random numbers of its tokens."""
 
-    answer: Answer
-    dialogue: Dialogue
+    answer: AnswerId
+    dialogue: OpenAnswer
     uniform_N: Sequence[float]
 
 
 class EndedTurn(NamedTuple):
-    dialogue: Dialogue
+    dialogue: OpenAnswer
     tokens: list[int]
     logprobs: list[float]
 
@@ -200,7 +200,7 @@ class Scheduler:
         self._group = group
         by_length = sorted(range(len(prompts)), key=lambda index: -len(prompts[index].tokens))
         self._waiting: deque[tuple[int, Sequence[int]]] = deque((index, range(group)) for index in by_length)
-        self._running: set[Answer] = set()
+        self._running: set[AnswerId] = set()
         self._completions: defaultdict[int, dict[int, Completion]] = defaultdict(dict)
 
     @property
@@ -229,11 +229,11 @@ class Scheduler:
             if missing[count:]:
                 self._waiting.appendleft((index, missing[count:]))
             requests.append(Request(index, prompt, missing[:count]))
-            self._running.update(Answer(index, number) for number in missing[:count])
+            self._running.update(AnswerId(index, number) for number in missing[:count])
             free -= count
         return requests
 
-    def finish(self, answer: Answer, completion: Completion) -> list[Completion] | None:
+    def finish(self, answer: AnswerId, completion: Completion) -> list[Completion] | None:
         """Add a completion to the group of its prompt. Return the group, in the order of its numbers, when complete."""
         self._running.remove(answer)
         group = self._completions[answer.prompt_index]
@@ -261,10 +261,10 @@ class Batch:
     reply. The tokens of a reply are forced: they take the place of those drawn.
     """
 
-    def __init__(self, forward: Forward, size: Size, turns: Turns, say: limits.Say) -> None:
+    def __init__(self, forward: Forward, size: Size, turns: TurnTaking, say: limits.Say) -> None:
         self.forward, self.size, self.turns, self.stops, device = forward, size, turns, turns.stops, forward.device
         rows, places, new_tokens = size
-        self.cache_LRKTD = forward.cache(rows, places)
+        self.cache_LRKTD = forward.allocate_cache(rows, places)
         self.mask_RT = torch.zeros(rows, places, dtype=forward.dtype, device=device)
         self.tokens_R, self.places_R, self.counts_R, self.ends_R = torch.zeros(4, rows, dtype=torch.long, device=device)
         self.hidden_RH = torch.zeros(rows, forward.config.hidden_size, dtype=forward.dtype, device=device)
@@ -289,10 +289,10 @@ class Batch:
 
     def reset(self, rows: int, sampling: Sampling) -> None:
         """Remove all sequences. From now on at most `rows` rows are used."""
-        self.room = rows
+        self.usable_rows = rows
         # the host sees each token then; an environment may reply to equal answers differently
         self.shares = self.forward.device.type == "cpu" and self.steps_per_check == 1 and not self.turns.environments
-        self.members: list[list[Member]] = []  # of each active row
+        self.members: list[list[RowMember]] = []  # of each active row
         self.sampling = sampling
         self.longest = 0  # tokens of the longest sequence
         self.temperature, self.limit = sampling.temperature, sampling.max_new_tokens
@@ -303,17 +303,17 @@ class Batch:
         return len(self.members)
 
     @property
-    def dialogues(self) -> list[Dialogue]:
+    def dialogues(self) -> list[OpenAnswer]:
         """Return the first dialogue of each row. The others are the same so far."""
         return [row[0].dialogue for row in self.members]
 
     @property
     def free(self) -> int:
         """Return how many answers can be added, so that each could have a row of its own."""
-        return self.room - sum(map(len, self.members))
+        return self.usable_rows - sum(map(len, self.members))
 
     @property
-    def waiting(self) -> list[Dialogue]:
+    def waiting(self) -> list[OpenAnswer]:
         """Return the answers that wait for a reply."""
         return [dialogue for dialogue in self.dialogues if dialogue.reply is not None]
 
@@ -350,10 +350,10 @@ class Batch:
         self._sample(logits_PV.repeat_interleave(counts_P, dim=0), rows, width)
         self.longest = max(self.longest, width)
 
-    def _members(self, request: Request) -> list[Member]:
+    def _members(self, request: Request) -> list[RowMember]:
         return [
-            Member(
-                Answer(request.prompt_index, number),
+            RowMember(
+                AnswerId(request.prompt_index, number),
                 self.turns.begin(request.prompt, number, self.sampling),
                 uniforms(self.sampling, request.prompt, number) if self.temperature else [0.0] * self.limit,
             )
@@ -475,7 +475,7 @@ class Batch:
         self.running_R[: self.active] &= ~torch.tensor(ended, device=counts_B.device)
 
     @torch.inference_mode()
-    def go_on(self, dialogue: Dialogue) -> None:
+    def go_on(self, dialogue: OpenAnswer) -> None:
         """Let a row read a reply, token by token, and write another turn. The last token of its turn is read first."""
         assert self.forced_RN is not None, "an environment has replied"
         row, end = self.dialogues.index(dialogue), len(dialogue.tokens)
@@ -491,7 +491,7 @@ class Batch:
         self.ends_R[row], self.running_R[row] = dialogue.end, True
 
     @torch.inference_mode()
-    def take(self, finished: Container[Dialogue]) -> list[tuple[Answer, Dialogue]]:
+    def take(self, finished: Container[OpenAnswer]) -> list[tuple[AnswerId, OpenAnswer]]:
         """Remove answers from the batch and return them, row by row."""
         rows = [row for row, dialogue in enumerate(self.dialogues) if dialogue in finished]
         taken = [(one.answer, one.dialogue) for row in rows for one in self.members[row]]

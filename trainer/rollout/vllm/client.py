@@ -72,7 +72,7 @@ class Server:
                 "and vLLM changes the model; name the server itself."
             )
 
-    def load(self, adapter: Published) -> None:
+    def load_adapter(self, adapter: Published) -> None:
         """Load an adapter. A server that has it already keeps it."""
         try:
             self._send("/v1/load_lora_adapter", {"lora_name": adapter.name, "lora_path": str(adapter.path)})
@@ -80,7 +80,7 @@ class Server:
             if "already been loaded" not in str(failure):
                 raise _explained(failure, self.url, adapter) from None
 
-    def unload(self, adapter: Published, timeout_s: float = TIMEOUT_S) -> None:
+    def unload_adapter(self, adapter: Published, timeout_s: float = TIMEOUT_S) -> None:
         """Remove an adapter. A server that has been restarted does not have it."""
         try:
             self._send("/v1/unload_lora_adapter", {"lora_name": adapter.name}, timeout_s)

@@ -22,11 +22,12 @@ from trainer.plan.planner import Planner
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.collect import Sampler
+from trainer.rollout.context import SamplingContext
 from trainer.rollout.draw import group_seed
-from trainer.rollout.turns import Dialogue
+from trainer.rollout.turns import OpenAnswer
 from trainer.rollout.vllm import check
 from trainer.rollout.vllm.process import DTYPES, ON_A_CPU, max_batched_tokens
-from trainer.rollout.vllm.publish import MODE, NEUTRAL, SLOTS, Publisher, VllmContext
+from trainer.rollout.vllm.publish import MODE, NEUTRAL, SLOTS, Publisher
 
 UNPLANNED = 0.3  # share of the card for a model whose memory cannot be planned
 CPU_CACHE_BYTES = 256 << 20  # the default is half of the machine
@@ -35,7 +36,9 @@ CPU_CACHE_BYTES = 256 << 20  # the default is half of the machine
 class VllmColocateSampler(Sampler):
     """Samples with an engine that may use the share `rollout.vllm.memory` of the card."""
 
-    def __init__(self, context: VllmContext) -> None:
+    owns_copy = True
+
+    def __init__(self, context: SamplingContext) -> None:
         if (found := check.installed()) is None:
             raise ConfigError(
                 "rollout.engine=vllm_colocate: vLLM is not in this environment. pip install octet-grpo[vllm], or write "
@@ -68,7 +71,7 @@ class VllmColocateSampler(Sampler):
         """Sample the first turns of each group together, and then one turn of every answer that goes on."""
         turns = self.context.turns
         dialogues = [[turns.begin(prompt, number, sampling) for number in range(sampling.group)] for prompt in prompts]
-        done: dict[Dialogue, Completion] = {}
+        done: dict[OpenAnswer, Completion] = {}
         first = [(group[0], sampling.group, group_seed(sampling, group[0].prompt)) for group in dialogues]
         asked, waiting = first, [one for group in dialogues for one in group]
         while asked:
@@ -82,7 +85,7 @@ class VllmColocateSampler(Sampler):
             yield index, [done[dialogue] for dialogue in group]
 
     def _generate(
-        self, asked: Sequence[tuple[Dialogue, int, int]], sampling: Sampling, version: int | None
+        self, asked: Sequence[tuple[OpenAnswer, int, int]], sampling: Sampling, version: int | None
     ) -> list[tuple[list[int], list[float]]]:
         """Return tokens and log-probs of so many next turns of each answer, by this seed."""
         from vllm import SamplingParams
@@ -114,7 +117,7 @@ class VllmColocateSampler(Sampler):
             for answer in output.outputs
         ]
 
-    def room(self) -> int | None:
+    def context_limit(self) -> int | None:
         return self.context.context_length
 
     def sync(self) -> int | None:
@@ -154,7 +157,7 @@ class VllmColocateSampler(Sampler):
             self.llm.sleep(level=1)
 
 
-def _engine(context: VllmContext) -> Any:
+def _engine(context: SamplingContext) -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the terminal shows the progress of the run
     on_a_card = distributed.on_gpu()
@@ -189,7 +192,7 @@ def _engine(context: VllmContext) -> Any:
     )
 
 
-def _share(context: VllmContext) -> float:
+def _share(context: SamplingContext) -> float:
     """Return the share of the card that the settings name, or the one that `octet plan` computes."""
     config = context.config
     if config.rollout.vllm.memory:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Door:
+class KeyCheck:
     """A middleware that answers requests without the key with status 401, and refuses any other connection."""
 
     def __init__(self, app: Callable[..., Any]) -> None:

@@ -17,10 +17,11 @@ from trainer.config.settings import SERVED_RANKS, Config
 from trainer.errors import ConfigError, TrainingError
 from trainer.machine import hardware
 from trainer.ranks import distributed
-from trainer.rollout.vllm.publish import MODE, SLOTS, VllmContext
+from trainer.rollout.context import SamplingContext
+from trainer.rollout.vllm.publish import MODE, SLOTS
 
 SUPERVISOR = Path(__file__).parent / "supervisor.py"
-OF_A_SERVER = ("door", "worker")  # modules that it imports
+OF_A_SERVER = ("key_check", "worker")  # modules that it imports
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # Variables that describe our ranks to each other. vLLM would take them for a description of its own.
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CROSS_RANK", "CROSS_SIZE", "LOCAL_SIZE"}
@@ -62,7 +63,7 @@ def error_lines(log: str) -> list[str]:
     return list(dict.fromkeys(raised))[-3:] or lines[-8:]
 
 
-def start(context: VllmContext) -> list[ServerProcess]:
+def start(context: SamplingContext) -> list[ServerProcess]:
     """Start the servers without waiting until they are ready. Every rank calls it; only rank 0 gets the processes."""
     if len(set(distributed.gather(socket.gethostname()))) > 1:
         raise ConfigError(
@@ -74,7 +75,7 @@ def start(context: VllmContext) -> list[ServerProcess]:
     return servers
 
 
-def _start_all(context: VllmContext) -> list[ServerProcess]:
+def _start_all(context: SamplingContext) -> list[ServerProcess]:
     settings = context.config.rollout.vllm
     python, size = str(settings.python or sys.executable), settings.tensor_parallel
     _must_have_vllm(python)
@@ -108,7 +109,7 @@ def arguments(config: Config, location: str, dtype: str, context_length: int) ->
         "tensor-parallel-size": settings.tensor_parallel,
         "logprobs-mode": MODE,
         "generation-config": "vllm",  # the model's own could set top-k
-        "middleware": "vllm_door.Door",
+        "middleware": "vllm_key_check.KeyCheck",
         "seed": config.run.seed % 2**32,  # vLLM seeds numpy with it
     }
     if config.model.revision:

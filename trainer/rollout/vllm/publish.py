@@ -1,4 +1,4 @@
-"""What both vLLM engines share: the context of the run, and the versions of the policy that they read from disk.
+"""The versions of the policy that vLLM engines read from disk.
 
 vLLM caches what it has computed by the name and path of an adapter, not by its content: if a name or a path is used
 again, it answers with status 200 and the tokens of the old policy. So every version gets a new folder and a new name,
@@ -9,20 +9,14 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
-from trainer.config.settings import Config
 from trainer.machine import disk
 from trainer.plan.planner import ADAPTERS
-from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
-from trainer.rollout.limits import Say
-from trainer.rollout.stop import Stops
-from trainer.rollout.turns import Turns
+from trainer.rollout.context import Exportable
 from trainer.run_folder import lock
 
 MODE = "processed_logprobs"  # log-probs of the distribution that is sampled from, temperature included
@@ -32,54 +26,6 @@ SLOTS = ADAPTERS
 # Sent with every request, so that the model's own generation config cannot change the distribution.
 NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "min_tokens": 0}
 NEUTRAL |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-
-
-class Exportable(Protocol):
-    """A policy that can be written to disk: the one that is trained, or a `StaticPolicy`."""
-
-    @property
-    def version(self) -> int | None:
-        """The number of updates behind what the model computes now, or None while it computes the base."""
-
-    def export(self, folder: Path) -> None:
-        """Write it in a format that other programs read. Only rank 0 calls it."""
-
-
-@dataclass(slots=True)
-class StaticPolicy:
-    """A policy that is not trained: the base model, or an adapter in a folder."""
-
-    adapter: Path | None = None
-
-    @property
-    def version(self) -> int | None:
-        return None if self.adapter is None else 0
-
-    def export(self, folder: Path) -> None:
-        assert self.adapter is not None, "a base is not published"
-        shutil.copytree(self.adapter, folder)
-
-
-@dataclass(frozen=True, slots=True)
-class VllmContext:
-    """What a vLLM engine needs to know of a run."""
-
-    config: Config
-    policy: Exportable
-    location: str  # of the base: a folder, or a name on the hub
-    dtype: str
-    context_length: int  # tokens that a prompt and its answer may have
-    tokenizer: Any
-    stop_tokens: Sequence[int]
-    folder: Path  # for published versions and logs
-    say: Say
-    stop_strings: Sequence[str] = ()
-    prompter: Prompter | None = None
-
-    @property
-    def turns(self) -> Turns:
-        stops = Stops(self.tokenizer, self.stop_tokens, self.stop_strings)
-        return Turns(stops, self.prompter, self.config.rollout.turns)
 
 
 @dataclass(frozen=True, slots=True)

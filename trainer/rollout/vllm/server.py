@@ -23,13 +23,14 @@ from trainer.machine.http_client import NoReply, read_key
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.collect import Sampler
+from trainer.rollout.context import SamplingContext
 from trainer.rollout.draw import group_seed
-from trainer.rollout.turns import Dialogue
+from trainer.rollout.turns import OpenAnswer
 from trainer.rollout.vllm import process
 from trainer.rollout.vllm.check import check_server
 from trainer.rollout.vllm.client import KEY, InvalidReply, Retry, Server, rate_limited
 from trainer.rollout.vllm.process import ServerProcess
-from trainer.rollout.vllm.publish import NEUTRAL, Published, Publisher, VllmContext
+from trainer.rollout.vllm.publish import NEUTRAL, Published, Publisher
 
 T = TypeVar("T")
 Body = dict[str, Any]  # of a request
@@ -44,7 +45,9 @@ WEIGHTS_S = 600.0  # timeout for the weights of a whole model
 class VllmServerSampler(Sampler):
     """Sends one request per group to the servers, which queue what does not fit into their memory."""
 
-    def __init__(self, context: VllmContext, servers: Sequence[Server]) -> None:
+    owns_copy = True
+
+    def __init__(self, context: SamplingContext, servers: Sequence[Server]) -> None:
         self.context, self.settings = context, context.config.rollout
         self.servers = servers
         self.turns = context.turns
@@ -63,7 +66,7 @@ class VllmServerSampler(Sampler):
         if error := _too_long(self.servers, prompts, sampling.max_new_tokens):
             raise error.of_all()
 
-    def room(self) -> int | None:
+    def context_limit(self) -> int | None:
         return min((server.max_model_len for server in self.servers if server.max_model_len), default=None)
 
     def frozen(self) -> Sampler:
@@ -85,9 +88,9 @@ class VllmServerSampler(Sampler):
 
     def _exchange(self, before: Published | None, adapter: Published) -> None:
         for server in self.servers:
-            self._retry(partial(server.load, adapter), server)
+            self._retry(partial(server.load_adapter, adapter), server)
             if before is not None:
-                self._retry(partial(server.unload, before), server)
+                self._retry(partial(server.unload_adapter, before), server)
 
     def check(self) -> None:
         """Raise if the settings of a server cannot work. Every rank calls it, and rank 0 asks."""
@@ -104,7 +107,7 @@ class VllmServerSampler(Sampler):
                 server.process.stop()
             elif self.adapter is not None:
                 with suppress(NoReply):  # a server that has ended has no adapter to remove
-                    server.unload(self.adapter, UNLOAD_S)
+                    server.unload_adapter(self.adapter, UNLOAD_S)
 
     def _retry(self, request: Callable[[], T], server: Server) -> T:
         return Retry(self.settings.vllm, self._say, self._stop).call(request, server.url)
@@ -127,7 +130,7 @@ class VllmServerSampler(Sampler):
         ask: Callable[[Body], list[Written]],
         sampling: Sampling,
         version: int | None,
-        answer: Dialogue,
+        answer: OpenAnswer,
         turn: Written,
     ) -> Completion:
         """Return a whole answer that begins with this turn."""
@@ -150,11 +153,11 @@ class VllmServerSampler(Sampler):
             except NoReply as failure:
                 tries += 1
                 if failure.status == 404 and adapter is not None:  # the server has been restarted
-                    retry.call(partial(server.load, adapter), server.url)
+                    retry.call(partial(server.load_adapter, adapter), server.url)
                     failure = InvalidReply(str(failure))  # counted, so that it does not go on for ever
                 retry.wait(failure)
 
-    def _body(self, answer: Dialogue, sampling: Sampling, count: int, seed: int) -> Body:
+    def _body(self, answer: OpenAnswer, sampling: Sampling, count: int, seed: int) -> Body:
         """Return a request for the next turn of an answer, or of several that have no turn yet."""
         return NEUTRAL | {
             "prompt": list(answer.context),
@@ -191,7 +194,7 @@ class VllmServerSampler(Sampler):
 class WholeModelSampler(VllmServerSampler):
     """Sends all weights after each update, to servers that the run has started with `worker.py`."""
 
-    def __init__(self, context: VllmContext, servers: Sequence[Server]) -> None:
+    def __init__(self, context: SamplingContext, servers: Sequence[Server]) -> None:
         super().__init__(context, servers)
         self._loaded: int | None = None  # a server starts with the base
 
@@ -233,7 +236,7 @@ class FrozenSampler(Sampler):
         return threads.each(requests, OPEN_REQUESTS * len(self.servers))
 
 
-def connect(context: VllmContext) -> VllmServerSampler:
+def connect(context: SamplingContext) -> VllmServerSampler:
     """Connect to the servers that the settings name, or start some. Every rank calls it."""
     settings = context.config.rollout.vllm
     if settings.start:  # servers and all ranks read the key from the environment: no file, log or command line has it
