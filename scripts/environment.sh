@@ -47,7 +47,7 @@ _install_once() {
     stamp="${VIRTUAL_ENV:-${CONDA_PREFIX:-}}/.octet-installed"
     wanted="$(cat "$root/setup.cfg" "$root/constraints.txt" | cksum)"
     [ "$(cat "$stamp${extra:+-$extra}" 2>/dev/null)" = "$wanted" ] && return
-    echo "octet: installing dependencies (a few minutes the first time)"
+    echo "octet: installing dependencies (a minute or two the first time)"
     # torch first: DeepSpeed looks for it while it is built, and in an isolated build it would be downloaded again
     _pip -c "$root/constraints.txt" torch numpy setuptools wheel ninja packaging
     _pip -c "$root/constraints.txt" --no-build-isolation deepspeed
@@ -55,15 +55,32 @@ _install_once() {
     echo "$wanted" | tee "$stamp" >"$stamp${extra:+-$extra}"
 }
 
-# OCTET_WHEELS is the `wheels` folder of `octet fetch`: with it nothing is asked of the internet.
+# OCTET_WHEELS is the `wheels` folder of `octet fetch`: with it nothing is asked of the internet. Python compiles what it
+# imports at the first start, which is a small part of what the installer would compile.
 _pip() {
-    local offline=() installer=(python -m pip install --quiet --disable-pip-version-check)
+    local offline=() installer=(python -m pip install --disable-pip-version-check --no-compile) log
     [ -z "${OCTET_WHEELS:-}" ] || offline=(--no-index --find-links "$OCTET_WHEELS")
-    ! _has_uv || installer=(uv pip install --quiet --compile-bytecode --python "$(command -v python)")
-    "${installer[@]}" ${offline[@]+"${offline[@]}"} "$@" || {
+    ! _has_uv || installer=(uv pip install --python "$(command -v python)")
+    log="$(mktemp)"
+    if ! (set -o pipefail && "${installer[@]}" ${offline[@]+"${offline[@]}"} "$@" 2>&1 | tee "$log" | _show_progress); then
+        grep -v '^WARNING' "$log" | tail -n 20 >&2
         echo "octet: pip could not install the dependencies; its message is above." >&2
         exit 2
-    }
+    fi
+    rm -f "$log"
+}
+
+# Shows what is downloaded and installed: in one line that changes on a terminal, elsewhere in a line for each file.
+_show_progress() {
+    local line
+    while read -r line; do
+        case "$line" in
+        Downloading* | Installing* | Building*)
+            if [ -t 1 ]; then printf '\r\033[K%.78s' "$line"; else printf '%.100s\n' "$line"; fi
+            ;;
+        esac
+    done
+    [ ! -t 1 ] || printf '\r\033[K'
 }
 
 # uv installs in a fraction of the time. It does not read pip's settings: where they name an index or a folder of

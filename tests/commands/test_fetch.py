@@ -400,7 +400,8 @@ def test_the_environment_is_made_from_them_without_an_index(wheels, tmp_path):
     script = f'source "{ROOT}/scripts/environment.sh"; _pip --target "{tmp_path}/it" "$@"'
     environment = os.environ | {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", "OCTET_WHEELS": str(wheels)}
     command = ["bash", "-c", script, "bash", "-c", str(fetch.CONSTRAINTS)]
-    subprocess.run([*command, "idna", "mdurl"], env=environment, check=True)
+    done = subprocess.run([*command, "idna", "mdurl"], env=environment, capture_output=True, text=True, check=True)
+    assert (done.stderr, done.stdout.split()[0]) == ("", "Installing")
     assert (tmp_path / "it/idna/__init__.py").is_file()
     answer = subprocess.run([*command, "sniffio"], env=environment, capture_output=True, text=True, check=False)
     assert answer.returncode == 2
