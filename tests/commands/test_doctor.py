@@ -19,10 +19,9 @@ from tests.hub_server import use_hub
 from tests.sandbox.lacking import python_without
 from trainer.commands import doctor
 from trainer.commands import train as train_command
-from trainer.commands.doctor import Finding
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
-from trainer.errors import CheckpointError, ConfigError, DataError, ModelError
+from trainer.errors import CheckpointError, ConfigError, DataError, Finding, ModelError
 from trainer.machine import disk, hardware
 from trainer.model import hub
 from trainer.plan import disk_and_ram, downloads, preflight
@@ -88,11 +87,11 @@ def test_download_and_run_folder_share_the_room_of_one_disk(small_disk, monkeypa
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache/hub"))
     each = disk_and_ram.Needs(download=6_000_000, run=6_000_000, ram=0)
     (finding,) = preflight.disk(each, folder / "runs/it")
-    assert finding.mark == "problem"
-    assert f"run.dir={folder}/runs/it, HF_HUB_CACHE={folder}/cache/hub: " in finding.text
-    assert "need 12.0 MB, and 10.5 MB are free" in finding.text
+    assert finding.severity == "end"
+    assert f"run.dir={folder}/runs/it, HF_HUB_CACHE={folder}/cache/hub: " in finding.seen
+    assert "need 12.0 MB, and 10.5 MB are free" in finding.seen
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(small_disk(10 * MEGABYTE)))
-    assert [finding.mark for finding in preflight.disk(each, folder / "runs/it")] == ["ok", "ok"]
+    assert [finding.severity for finding in preflight.disk(each, folder / "runs/it")] == ["note", "note"]
 
 
 def test_a_run_that_goes_on_has_its_room_already(small_disk):
@@ -100,7 +99,7 @@ def test_a_run_that_goes_on_has_its_room_already(small_disk):
     (folder / "run").mkdir()
     (folder / "run/merged.bin").write_bytes(b"\0" * 8_000_000)
     (finding,) = preflight.disk(disk_and_ram.Needs(download=0, run=9_600_000, ram=0), folder / "run")
-    assert finding.mark == "ok"
+    assert finding.severity == "note"
 
 
 @pytest.mark.slow
@@ -268,20 +267,20 @@ def card_findings(config: Config) -> list[Finding]:
 
 def test_a_card_that_another_program_uses_is_a_warning(nvidia_smi, capsys):
     nvidia_smi(used=5000, capability="8.6")
-    (busy,) = [one for one in card_findings(NANO) if one.mark == "warning"]
+    (busy,) = [one for one in card_findings(NANO) if one.severity == "warn"]
     preflight.complain([busy])
     assert capsys.readouterr().err == (
         "octet: warning: another program holds 5.2 GB of NVIDIA GeForce RTX 2070 0: 3.3 of 8.6 GB free. "
         "`nvidia-smi` shows which; the run may not fit beside it.\n"
     )
     nvidia_smi(used=400, capability="8.6")  # a desktop
-    assert [one.mark for one in card_findings(NANO)] == ["ok", "ok", "ok"]
+    assert [one.severity for one in card_findings(NANO)] == ["note", "note", "note"]
 
 
 def test_bf16_on_a_card_without_it_is_refused_only_where_it_is_asked_for(nvidia_smi):
     nvidia_smi(used=10, capability="7.5")
-    assert [one.mark for one in card_findings(NANO)] == ["ok", "ok", "ok"]
-    assert "compute capability 7.5, no bf16: model.dtype=auto takes fp16" in card_findings(NANO)[1].text
+    assert [one.severity for one in card_findings(NANO)] == ["note", "note", "note"]
+    assert "compute capability 7.5, no bf16: model.dtype=auto takes fp16" in card_findings(NANO)[1].seen
     asked = resolve("nano", None, ["model.dtype=bf16"])
     with pytest.raises(ConfigError, match=r"model.dtype=bf16: .*7\.5\) has no bf16. Write model.dtype=auto, or fp16\."):
         preflight.complain(card_findings(asked))
@@ -295,26 +294,26 @@ def test_a_card_that_torch_has_no_kernels_for_is_refused(nvidia_smi):
 
 def test_a_card_that_is_shared_out_in_parts_is_no_trouble(nvidia_smi):
     nvidia_smi(used=0, capability="[N/A]")
-    assert [one.mark for one in card_findings(NANO)] == ["ok"]
+    assert [one.severity for one in card_findings(NANO)] == ["note"]
 
 
 @pytest.mark.parametrize(
-    ("facts", "mark", "text"),
+    ("facts", "severity", "text"),
     [
-        ({}, "ok", "computes on the card"),
-        ({"cuda": "12.9"}, "ok", "computes on the card"),  # a driver runs all programs of its major version
-        ({"cuda": "13.0"}, "problem", "built for CUDA 13.0, and the driver runs CUDA 12.4"),
-        ({"cuda": None, "gpu": False}, "problem", "is built without CUDA"),
-        ({"trouble": "no kernel image"}, "problem", "does not compute on the card: no kernel image"),
-        ({"gpu": False}, "problem", "it sees none"),
+        ({}, "note", "computes on the card"),
+        ({"cuda": "12.9"}, "note", "computes on the card"),  # a driver runs all programs of its major version
+        ({"cuda": "13.0"}, "end", "built for CUDA 13.0, and the driver runs CUDA 12.4"),
+        ({"cuda": None, "gpu": False}, "end", "is built without CUDA"),
+        ({"trouble": "no kernel image"}, "end", "does not compute on the card: no kernel image"),
+        ({"gpu": False}, "end", "it sees none"),
     ],
 )
-def test_torch_has_to_fit_the_driver_and_the_card(nvidia_smi, facts, mark, text):
+def test_torch_has_to_fit_the_driver_and_the_card(nvidia_smi, facts, severity, text):
     nvidia_smi(used=10, capability="8.6", cuda="12.4")
     usual = {"torch": "2.13.0", "cuda": "12.4", "gpu": True, "bf16": True, "trouble": ""}
     finding = doctor.build(usual | facts, ONE_CARD, hardware.driver_cuda())
-    assert finding.mark == mark
-    assert text in finding.text
+    assert finding.severity == severity
+    assert text in finding.seen
 
 
 @pytest.mark.parametrize(
@@ -337,7 +336,7 @@ def test_a_package_is_missed_only_by_settings_that_need_it(monkeypatch, override
 
 def test_bitsandbytes_that_does_not_work_is_a_problem_only_where_it_is_needed():
     needed = resolve("nano", None, ["optim.name=adamw_8bit"])
-    assert [doctor.bitsandbytes("no kernel", config).mark for config in (NANO, needed)] == ["ok", "problem"]
+    assert [doctor.bitsandbytes("no kernel", config).severity for config in (NANO, needed)] == ["note", "end"]
 
 
 # ---------------------------------------------------------------- the hub
@@ -397,12 +396,12 @@ def test_octet_doctor_finds_nothing_wrong_with_the_embedded_model(tmp_path):
     answer = python("-m", "trainer.commands.main", "doctor", "--preset", "nano", "--json", folder=tmp_path)
     assert answer.returncode == 0, answer.stderr
     told = json.loads(answer.stdout)
-    assert (told["for"], told["problem"]) == ("preset nano", 0)
+    assert (told["for"], told["end"]) == ("preset nano", 0)
     names = [finding["name"] for finding in told["findings"]]
     assert {"packages", "card", "model", "data", "disk", "RAM", "vLLM", "Slurm", "torch"} < set(names)
     assert names[-1] == "bitsandbytes"
-    assert told["findings"][-1]["text"] == "4-bit weights and 8-bit optimizer work"
-    assert [finding["remedy"] for finding in told["findings"] if finding["mark"] == "ok"] == [""] * told["ok"]
+    assert told["findings"][-1]["seen"] == "4-bit weights and 8-bit optimizer work"
+    assert [finding["remedy"] for finding in told["findings"] if finding["severity"] == "note"] == [""] * told["note"]
 
 
 def test_octet_doctor_says_what_to_do_about_each_problem(tmp_path):
@@ -419,21 +418,21 @@ def test_octet_doctor_says_what_to_do_about_each_problem(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "mark", "text", "remedy"),
+    ("overrides", "severity", "text", "remedy"),
     [
-        (["model.name=Qwen/Qwen2.5-14B"], "problem", "model.name=Qwen/Qwen2.5-14B: even one", "What fits: model.name="),
-        (["rollout.rows=64", "rollout.max_new_tokens=1024"], "warning", "memory will be short", "Where it runs out"),
-        ([], "ok", "it fits", ""),
+        (["model.name=Qwen/Qwen2.5-14B"], "end", "model.name=Qwen/Qwen2.5-14B: even one", "What fits: model.name="),
+        (["rollout.rows=64", "rollout.max_new_tokens=1024"], "warn", "memory will be short", "Where it runs out"),
+        ([], "note", "it fits", ""),
     ],
 )
-def test_octet_doctor_knows_what_a_run_would_be_told(nvidia_smi, monkeypatch, overrides, mark, text, remedy):
+def test_octet_doctor_knows_what_a_run_would_be_told(nvidia_smi, monkeypatch, overrides, severity, text, remedy):
     nvidia_smi(used=10, capability="8.6")
     monkeypatch.setattr(hardware, "free_ram", lambda: 64 * 10**9)
     (finding,) = [
         one for one in doctor.settings(resolve("8gb", None, overrides), hardware.detect()) if one.name == "plan"
     ]
-    assert finding.mark == mark
-    assert finding.text.startswith(text)
+    assert finding.severity == severity
+    assert finding.seen.startswith(text)
     assert finding.remedy.startswith(remedy)
 
 
@@ -442,7 +441,7 @@ SERVED = ["rollout.engine=vllm_server", "rollout.vllm.start=true"]
 
 def test_octet_doctor_says_what_programs_are_held_in_with(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", python_without("LANDLOCK_CREATE_RULESET", tmp_path))
-    text = doctor.sandbox().text
+    text = doctor.sandbox().seen
     assert re.match("programs that a model writes cannot be held in: .*without Landlock", text)
 
 
@@ -453,16 +452,16 @@ def test_octet_doctor_counts_the_cards_that_are_left_to_train_on(monkeypatch):
     def ram(*overrides: str) -> str:
         settings = doctor.settings(resolve("nano", None, list(overrides)), cards)
         (finding,) = [one for one in settings if one.name == "RAM"]
-        return finding.text
+        return finding.seen
 
     assert ram(*SERVED, "rollout.vllm.devices=[2,3]") == ram().replace("4.0 GB or more", "2.0 GB or more")
     none_left = resolve("nano", None, [*SERVED, "rollout.vllm.devices=[0,1,2,3]"])
-    (problem,) = [one for one in doctor.settings(none_left, cards) if one.mark == "problem"]
-    assert "no card is left to train on, of 0,1,2,3" in problem.text
+    (problem,) = [one for one in doctor.settings(none_left, cards) if one.severity == "end"]
+    assert "no card is left to train on, of 0,1,2,3" in problem.seen
 
 
 def test_a_long_finding_is_wrapped_and_what_to_do_stands_below():
-    finding = Finding("problem", "model", "word " * 30, "Do this. " * 12)
+    finding = Finding("end", "model", "word " * 30, "Do this. " * 12)
     rows = doctor.line(finding).splitlines()
     assert rows[0].startswith("✗ model          word word")
     assert all(row.startswith(" " * 17) and len(row) <= 100 for row in rows[1:])

@@ -63,10 +63,10 @@ def test_alarms_are_those_of_a_run_that_is_read_anew_after_each_step(steps, ever
         now = diagnose(read_anew(history, step))
         assert diagnose(run.seen_after(step)) == now
         for finding in now:
-            first = found[finding.rule].first if finding.rule in found else step
-            found[finding.rule] = Alarm(finding, first, step, step == ends[-1])
-    assert sorted(alarms_of(history)) == sorted(found.values())
-    assert [text.partition(": ")[2] for text in holding(history)] == [finding.text for finding in diagnose(history)]
+            first = found[finding.name].first if finding.name in found else step
+            found[finding.name] = Alarm(finding, first, step, step == ends[-1])
+    assert sorted(alarms_of(history), key=str) == sorted(found.values(), key=str)
+    assert [text.partition(": ")[2] for text in holding(history)] == [str(finding) for finding in diagnose(history)]
 
 
 class Counted(dict):

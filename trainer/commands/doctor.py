@@ -26,14 +26,13 @@ from trainer.commands.options import add_settings_of_a_run
 from trainer.config import ds_config
 from trainer.config.command_line import choose_preset, resolve
 from trainer.config.settings import RUNS, Config
-from trainer.errors import OctetError
+from trainer.errors import Finding, OctetError, counted
 from trainer.machine import hardware
 from trainer.machine.disk import amount
 from trainer.machine.shipped import ROOT
 from trainer.machine.visible import print
 from trainer.model import hub
 from trainer.plan import cards, disk_and_ram, downloads, memory_check, preflight, search
-from trainer.plan.preflight import Finding
 from trainer.problem.task import hub_sets, make_task
 from trainer.reward import make
 from trainer.sandbox.kernel import Limits
@@ -42,8 +41,8 @@ from trainer.sandbox.pool import Sandbox
 CONSTRAINTS = ROOT / "constraints.txt"
 REQUIRED = ["torch", "deepspeed", "transformers", "peft", "accelerate", "datasets", "bitsandbytes", "tensorboard"]
 REQUIRED += ["safetensors", "pydantic", "PyYAML", "rich"]
-MARKS = {"ok": "✓", "warning": "!", "problem": "✗"}
-COLOURS = {"ok": "32", "warning": "33", "problem": "31"}
+MARKS = {"note": "✓", "warn": "!", "end": "✗"}
+COLOURS = {"note": "32", "warn": "33", "end": "31"}
 NAME, WIDTH = 14, 100
 
 
@@ -73,29 +72,29 @@ def examine(config: Config, title: str, as_json: bool) -> int:
         found.append(finding)
         if not as_json:
             print(line(finding), flush=True)
-    count = {mark: sum(finding.mark == mark for finding in found) for mark in MARKS}
+    count = {severity: sum(finding.severity == severity for finding in found) for severity in MARKS}
     if as_json:
         print(json.dumps({"for": title, **count, "findings": [asdict(finding) for finding in found]}, indent=2))
     else:
         print(f"\n{_verdict(count)}")
-    return count["problem"]
+    return count["end"]
 
 
 def line(finding: Finding) -> str:
     """Return a finding wrapped to 100 columns, with its remedy below."""
-    mark = MARKS[finding.mark]
+    mark = MARKS[finding.severity]
     if sys.stdout.isatty():
-        mark = f"\033[{COLOURS[finding.mark]}m{mark}\033[0m"
+        mark = f"\033[{COLOURS[finding.severity]}m{mark}\033[0m"
     indent = " " * (NAME + 3)
-    rows = textwrap.wrap(finding.text, WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
+    rows = textwrap.wrap(finding.seen, WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
     todo = textwrap.wrap(finding.remedy, WIDTH - len(indent) - 2, break_long_words=False, break_on_hyphens=False)
     rows += [f"{'> ' if index == 0 else '  '}{row}" for index, row in enumerate(todo)]
     return f"{mark} {finding.name:<{NAME}} " + f"\n{indent}".join(rows)
 
 
 def _verdict(count: Mapping[str, int]) -> str:
-    problems, warnings = (f"{count[mark]} {mark}{'s' * (count[mark] != 1)}" for mark in ("problem", "warning"))
-    if count["problem"]:
+    problems, warnings = counted(count["end"], "problem"), counted(count["warn"], "warning")
+    if count["end"]:
         return f"{problems}, {warnings}: such a run cannot start, or would not end well."
     return f"No problem, {warnings}: such a run can start."
 
@@ -122,13 +121,13 @@ def python_and_packages() -> Finding:
     missing = [name for name in REQUIRED if _version(name) is None]
     if missing:
         remedy = "./run_deepspeed.sh --dry-run installs them, or pip install -c constraints.txt -e ."
-        return Finding("problem", "packages", f"not installed: {', '.join(missing)}", remedy)
+        return Finding("end", "packages", f"not installed: {', '.join(missing)}", remedy)
     tried, python = pinned(CONSTRAINTS), f"Python {platform.python_version()}"
     others = [f"{name} {_version(name)} (tried: {tried[name]})" for name in REQUIRED if differs(name, tried[name])]
     if others:
         text = f"{python}; versions other than those that were tried together: {', '.join(others)}"
-        return Finding("warning", "packages", text, "If something fails: pip install -c constraints.txt -e .")
-    return Finding("ok", "packages", f"{python}, and {len(REQUIRED)} packages in the versions of constraints.txt")
+        return Finding("warn", "packages", text, "If something fails: pip install -c constraints.txt -e .")
+    return Finding("note", "packages", f"{python}, and {len(REQUIRED)} packages in the versions of constraints.txt")
 
 
 def _version(name: str) -> str | None:
@@ -154,16 +153,16 @@ def visible_cards(config: Config, machine: hardware.Hardware) -> Iterator[Findin
     if not machine.gpus:
         slow = config.model.name != "nano"
         remedy = "That takes days for a model of a billion parameters; --preset nano takes a minute." if slow else ""
-        yield Finding("warning" if slow else "ok", "card", f"no GPU: training on {machine.cores} CPU cores", remedy)
+        yield Finding("warn" if slow else "note", "card", f"no GPU: training on {machine.cores} CPU cores", remedy)
         return
     for gpu in machine.gpus:
         yield from preflight.card(config, gpu)
     for state in [gpu.state for gpu in machine.gpus if gpu.state][:1]:
         has_bf16 = state.capability >= preflight.BF16_CAPABILITY
         precision = "bf16" if has_bf16 else "no bf16: model.dtype=auto takes fp16, with loss scaling"
-        yield Finding("ok", "precision", f"compute capability {state.capability:g}, {precision}")
+        yield Finding("note", "precision", f"compute capability {state.capability:g}, {precision}")
         cuda = hardware.driver_cuda() or "(not known)"
-        yield Finding("ok", "driver", f"{state.driver}, which runs programs built for CUDA {cuda}")
+        yield Finding("note", "driver", f"{state.driver}, which runs programs built for CUDA {cuda}")
 
 
 def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
@@ -172,7 +171,7 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
     errors = list[tuple[str, OctetError]]()
     try:
         found = hub.find_model(config.model)
-        yield Finding("ok", "model", f"{config.model.name}: {_where(found)}")
+        yield Finding("note", "model", f"{config.model.name}: {_where(found)}")
     except OctetError as error:
         errors.append(("model", error))
     try:
@@ -182,12 +181,12 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
     try:
         teacher = downloads.find_teacher(config)
         if config.teacher_model:
-            yield Finding("ok", "teacher", f"{config.teacher.name}: {_where(teacher)}")
+            yield Finding("note", "teacher", f"{config.teacher.name}: {_where(teacher)}")
     except OctetError as error:
         errors.append(("teacher", error))
     try:
-        yield Finding("ok", "data", f"{config.task.name}: {_place(config)}")
-        yield from (one for one in preflight.packages(config) if one.mark == "problem")  # else they are tried below
+        yield Finding("note", "data", f"{config.task.name}: {_place(config)}")
+        yield from (one for one in preflight.packages(config) if one.severity == "end")  # else they are tried below
     except OctetError as error:
         errors.append(("data", error))
     try:
@@ -200,7 +199,7 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
     except OctetError as error:
         errors.append(("settings", error))
     for name, why in errors:
-        yield Finding("problem", name, *_and_remedy(str(why)))
+        yield Finding("end", name, *_and_remedy(str(why)))
 
 
 def plan(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
@@ -209,11 +208,11 @@ def plan(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
     if shape is None:
         return
     if reason := memory_check.problem(config, machine, shape):
-        yield Finding("problem", "plan", *_and_remedy(reason))
+        yield Finding("end", "plan", *_and_remedy(reason))
     elif short := memory_check.warning(config, machine, shape):
-        yield Finding("warning", "plan", *_and_remedy(short))
+        yield Finding("warn", "plan", *_and_remedy(short))
     else:
-        yield Finding("ok", "plan", "it fits; `octet plan` says what takes the memory")
+        yield Finding("note", "plan", "it fits; `octet plan` says what takes the memory")
 
 
 def _and_remedy(text: str) -> list[str]:
@@ -223,8 +222,8 @@ def _and_remedy(text: str) -> list[str]:
 def room(config: Config, found: hub.Found, machine: hardware.Hardware, teacher: hub.Found) -> Iterator[Finding]:
     folder, free = config.run.dir or RUNS, hardware.free_ram()
     if not found.sizes:  # the model was not found, so its size is not known
-        yield Finding("ok", "disk", f"{amount(disk_and_ram.free_disk(folder))} free for run.dir={folder}")
-        yield Finding("ok", "RAM", f"{amount(free)} free")
+        yield Finding("note", "disk", f"{amount(disk_and_ram.free_disk(folder))} free for run.dir={folder}")
+        yield Finding("note", "RAM", f"{amount(free)} free")
         return
     wanted = disk_and_ram.of(config, found, machine, teacher)
     yield from preflight.disk(wanted, folder)
@@ -247,8 +246,8 @@ def _place(config: Config) -> str:
 
 def optional_programs() -> Iterator[Finding]:
     has_vllm, slurm = importlib.util.find_spec("vllm") is not None, shutil.which("sbatch")
-    yield Finding("ok", "vLLM", "installed" if has_vllm else "not installed; optional")
-    yield Finding("ok", "Slurm", slurm or "not on this machine; optional")
+    yield Finding("note", "vLLM", "installed" if has_vllm else "not installed; optional")
+    yield Finding("note", "Slurm", slurm or "not on this machine; optional")
     yield sandbox()
 
 
@@ -258,10 +257,10 @@ def sandbox() -> Finding:
         with Sandbox(Limits()) as started:
             held = started.held
     except OctetError as error:
-        return Finding("warning", "sandbox", f"programs that a model writes cannot run here: {error}")
+        return Finding("warn", "sandbox", f"programs that a model writes cannot run here: {error}")
     if held.is_enough:
-        return Finding("ok", "sandbox", f"programs that a model writes are held in by {held}")
-    return Finding("ok", "sandbox", f"programs that a model writes cannot be held in: {held}; optional")
+        return Finding("note", "sandbox", f"programs that a model writes are held in by {held}")
+    return Finding("note", "sandbox", f"programs that a model writes cannot be held in: {held}; optional")
 
 
 # ---------------------------------------------------------------- torch, in a process of its own
@@ -280,7 +279,7 @@ def of_torch(config: Config, probe: subprocess.Popen[str], machine: hardware.Har
     if probe.wait() != 0:
         remedy = "pip install --force-reinstall -c constraints.txt torch bitsandbytes"
         yield Finding(
-            "problem", "torch", f"it ended with status {probe.returncode}: {errors[-1] if errors else ''}", remedy
+            "end", "torch", f"it ended with status {probe.returncode}: {errors[-1] if errors else ''}", remedy
         )
 
 
@@ -288,22 +287,22 @@ def build(facts: Mapping[str, Any], machine: hardware.Hardware, driver_cuda: str
     """Return whether this build of torch computes on these cards."""
     name, cuda = f"torch {facts['torch']}", facts["cuda"]
     if not machine.gpus:
-        return Finding("ok", "torch", f"{name}, on the CPU")
+        return Finding("note", "torch", f"{name}, on the CPU")
     if cuda is None:
-        return Finding("problem", "torch", f"{name} is built without CUDA", "pip install the build for CUDA.")
+        return Finding("end", "torch", f"{name} is built without CUDA", "pip install the build for CUDA.")
     if driver_cuda and int(cuda.partition(".")[0]) > int(driver_cuda.partition(".")[0]):
         text = f"{name} is built for CUDA {cuda}, and the driver runs CUDA {driver_cuda}"
-        return Finding("problem", "torch", text, f"Update the driver, or install a torch for CUDA {driver_cuda}.")
+        return Finding("end", "torch", text, f"Update the driver, or install a torch for CUDA {driver_cuda}.")
     if facts["trouble"] or not facts["gpu"]:
         text = f"{name}, built for CUDA {cuda}, does not compute on the card: {facts['trouble'] or 'it sees none'}"
-        return Finding("problem", "torch", text, "Update the driver, or install a torch that knows this card.")
-    return Finding("ok", "torch", f"{name}, built for CUDA {cuda}, computes on the card")
+        return Finding("end", "torch", text, "Update the driver, or install a torch that knows this card.")
+    return Finding("note", "torch", f"{name}, built for CUDA {cuda}, computes on the card")
 
 
 def bitsandbytes(trouble: str, config: Config) -> Finding:
     if not trouble:
-        return Finding("ok", "bitsandbytes", "4-bit weights and 8-bit optimizer work")
+        return Finding("note", "bitsandbytes", "4-bit weights and 8-bit optimizer work")
     for setting, other in preflight.needs_bitsandbytes(config):
         text = f"{setting}: bitsandbytes does not work here: {trouble}"
-        return Finding("problem", "bitsandbytes", text, f"Write {other}.")
-    return Finding("ok", "bitsandbytes", f"does not work here, and these settings do not need it: {trouble}")
+        return Finding("end", "bitsandbytes", text, f"Write {other}.")
+    return Finding("note", "bitsandbytes", f"does not work here, and these settings do not need it: {trouble}")

@@ -1,6 +1,6 @@
 """Checks before anything heavy is imported: disk, RAM, cards, packages, model and data.
 
-Every run makes them at its start and shows problems and warnings only; `octet doctor` shows every finding.
+Every run makes them at its start and prints what ends a run and what it warns of; `octet doctor` shows every finding.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from trainer.config.settings import RUNS, Config
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, Finding
 from trainer.machine import hardware
 from trainer.machine.disk import amount
 from trainer.machine.disk import size as size_of
@@ -28,21 +26,10 @@ from trainer.reward import gold_check
 from trainer.reward.make import compares_as_mathematics, rehearse_functions
 from trainer.run_folder import previous_run
 
-Mark = Literal["ok", "warning", "problem"]
 CHECKED = "OCTET_CHECKED"  # environment variable of what the launcher starts: it has made these checks already
 BUSY_GB = 1.0  # used by others, from which on there is a warning; a desktop takes less
 BF16_CAPABILITY = 8.0  # Ampere
 OLDEST_CAPABILITY = 7.5  # Turing, for which torch's builds of CUDA 13 have kernels
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What was checked, what was found, and what to do about it. The text of a problem names its setting."""
-
-    mark: Mark
-    name: str
-    text: str
-    remedy: str = ""
 
 
 def check(config: Config, machine: hardware.Hardware) -> None:
@@ -72,12 +59,12 @@ def must_be_folder(folder: Path) -> None:
 
 def complain(found: Sequence[Finding]) -> None:
     """Raise ConfigError if there is a problem, else print the warnings."""
-    problems = [f"{finding.text}. {finding.remedy}" for finding in found if finding.mark == "problem"]
+    problems = [f"{finding.seen}. {finding.remedy}" for finding in found if finding.severity == "end"]
     if problems:
         raise ConfigError("\n".join(problems))
     for finding in found:
-        if finding.mark == "warning":
-            print(f"octet: warning: {finding.text}. {finding.remedy}", file=sys.stderr, flush=True)
+        if finding.severity == "warn":
+            print(f"octet: warning: {finding.seen}. {finding.remedy}", file=sys.stderr, flush=True)
 
 
 def read_files(config: Config) -> None:
@@ -119,19 +106,17 @@ def disk(wanted: disk_and_ram.Needs, folder: Path) -> Iterator[Finding]:
         settings, what = (", ".join(demand[0] for demand in here), " and ".join(demand[3] for demand in here))
         if free < size:
             text = f"{settings}: {what} need {amount(size)}, and {amount(free)} are free on that disk"
-            yield Finding(
-                "problem", "disk", text, f"Make room, or write another {here[0][0].partition('=')[0]}=FOLDER."
-            )
+            yield Finding("end", "disk", text, f"Make room, or write another {here[0][0].partition('=')[0]}=FOLDER.")
         else:
-            yield Finding("ok", "disk", f"{amount(free)} free for {settings}; {what} need {amount(size)}")
+            yield Finding("note", "disk", f"{amount(free)} free for {settings}; {what} need {amount(size)}")
 
 
 def ram(config: Config, wanted: disk_and_ram.Needs, free: int) -> Finding:
     if free >= wanted.ram:
-        return Finding("ok", "RAM", f"{amount(free)} free; this run needs {amount(wanted.ram)} or more")
+        return Finding("note", "RAM", f"{amount(free)} free; this run needs {amount(wanted.ram)} or more")
     less = "take a smaller model.name" if config.lora.enabled else "train an adapter: lora.enabled=true"
     text = f"model.name={config.model.name}: it needs {amount(wanted.ram)} of RAM or more, and {amount(free)} are free"
-    return Finding("problem", "RAM", text, f"End other programs, or {less}.")
+    return Finding("end", "RAM", text, f"End other programs, or {less}.")
 
 
 def card(config: Config, gpu: hardware.Gpu) -> Iterator[Finding]:
@@ -139,14 +124,14 @@ def card(config: Config, gpu: hardware.Gpu) -> Iterator[Finding]:
     name, state = f"card {gpu.index}", gpu.state
     if state is None:
         shared = " of RAM, shared with the CPU" if gpu.shares_ram else ""
-        yield Finding("ok", name, f"{gpu.name}, {gpu.memory_gb:.1f} GB{shared}; how much is free is not known")
+        yield Finding("note", name, f"{gpu.name}, {gpu.memory_gb:.1f} GB{shared}; how much is free is not known")
         return
     if state.capability < OLDEST_CAPABILITY:
         text = f"{gpu.name} has compute capability {state.capability:g}, and torch has no kernels below 7.5"
-        yield Finding("problem", name, text, "Take a GTX 16, RTX 20 or newer card, or set CUDA_VISIBLE_DEVICES=''.")
+        yield Finding("end", name, text, "Take a GTX 16, RTX 20 or newer card, or set CUDA_VISIBLE_DEVICES=''.")
     if config.model.dtype == "bf16" and state.capability < BF16_CAPABILITY:
         yield Finding(
-            "problem",
+            "end",
             name,
             f"model.dtype=bf16: {gpu.name} (compute capability {state.capability:g}) has no bf16",
             "Write model.dtype=auto, or fp16.",
@@ -154,18 +139,18 @@ def card(config: Config, gpu: hardware.Gpu) -> Iterator[Finding]:
     free = f"{state.free_gb:.1f} of {gpu.memory_gb:.1f} GB free"
     if state.used_gb > BUSY_GB:
         text = f"another program holds {state.used_gb:.1f} GB of {gpu.name} {gpu.index}: {free}"
-        yield Finding("warning", name, text, "`nvidia-smi` shows which; the run may not fit beside it.")
+        yield Finding("warn", name, text, "`nvidia-smi` shows which; the run may not fit beside it.")
     else:
-        yield Finding("ok", name, f"{gpu.name}, {free}")
+        yield Finding("note", name, f"{gpu.name}, {free}")
 
 
 def packages(config: Config) -> Iterator[Finding]:
     """Look for the packages that only some settings need."""
     for setting, package, module, remedy in _optional(config):
         if importlib.util.find_spec(module) is None:
-            yield Finding("problem", package, f"{setting}: it needs {package}, which is not installed", remedy)
+            yield Finding("end", package, f"{setting}: it needs {package}, which is not installed", remedy)
         else:
-            yield Finding("ok", package, f"installed, for {setting}")
+            yield Finding("note", package, f"installed, for {setting}")
 
 
 def _optional(config: Config) -> Iterator[tuple[str, str, str, str]]:

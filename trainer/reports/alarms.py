@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from trainer.watch.diagnosis import EARLY, EVALUATED, LATE, MOST, Finding, History, diagnose
+from trainer.errors import Finding
+from trainer.watch.diagnosis import EARLY, EVALUATED, LATE, MOST, History, diagnose
 
 MOST_LOOKS = 500  # at a run; a longer one is looked at every few steps
 LOOKS_BACK = 50  # steps, for the beginning of an alarm that holds: it is looked for again after each step
@@ -85,8 +86,8 @@ def alarms_of(history: History) -> list[Alarm]:
     ends, run = looked_at([int(record["step"]) for record in history.steps]), Run(history)
     for step in ends:
         for finding in diagnose(run.seen_after(step)):
-            first = found[finding.rule].first if finding.rule in found else step
-            found[finding.rule] = Alarm(finding, first, step, step == ends[-1])
+            first = found[finding.name].first if finding.name in found else step
+            found[finding.name] = Alarm(finding, first, step, step == ends[-1])
     return sorted(found.values(), key=lambda alarm: (not alarm.lasts, alarm.first))
 
 
@@ -95,16 +96,16 @@ def holding(history: History) -> Iterator[str]:
     steps, late = [int(record["step"]) for record in history.steps], len(history.records) - LATE - LOOKS_BACK - 1
     kept = [one for place, one in enumerate(history.records) if place < EARLY or place >= late or EVALUATED in one]
     now, run = diagnose(history), Run(replace(history, records=kept))
-    since = dict.fromkeys((finding.rule for finding in now), steps[-1] if steps else 0)
+    since = dict.fromkeys((finding.name for finding in now), steps[-1] if steps else 0)
     lasting = {*since}
     for step in steps[-2 : -LOOKS_BACK - 2 : -1]:
-        lasting &= {finding.rule for finding in diagnose(run.seen_after(step))}
+        lasting &= {finding.name for finding in diagnose(run.seen_after(step))}
         since |= dict.fromkeys(lasting, step)
         if not lasting:
             break
     more = " or earlier" if len(steps) > LOOKS_BACK + 1 else ""
     for finding in now:
-        yield f"since step {since[finding.rule]}{more if finding.rule in lasting else ''}: {finding.text}"
+        yield f"since step {since[finding.name]}{more if finding.name in lasting else ''}: {finding}"
 
 
 def looked_at(steps: Sequence[int]) -> list[int]:

@@ -236,5 +236,5 @@ def _limits(run: RunFiles, kind: str, made: Mapping[str, Any]) -> Iterator[str]:
         yield "- The evaluation is that of the model before it was written to this file. What the format of the file"
         yield f"  costs is {'what its check found' if made.get('problems') else 'not known'}."
     yield "- One seed. Another seed can give another result."
-    if alarms := [alarm.finding.rule for alarm in alarms_of(run.history) if alarm.lasts]:
+    if alarms := [alarm.finding.name for alarm in alarms_of(run.history) if alarm.lasts]:
         yield f"- Alarms at the end of the run: {', '.join(alarms)}."

@@ -118,8 +118,8 @@ def _pair(run: RunFiles, pair: Mapping[str, Any], problems: int) -> list[object]
 
 def alarm(one: Alarm) -> Html:
     found = one.finding
-    title = tag("p", tag("strong", found.rule), f", {one.when}")
-    seen = tag("p", found.seen[:1].upper() + found.seen[1:])
+    title = tag("p", tag("strong", found.name), f", {one.when}")
+    seen = tag("p", f"{found.seen[:1].upper()}{found.seen[1:]}.")
     remedy = tag("p", f"{found.why} {found.remedy}")
     return tag("div", title, seen, remedy, class_="alarm" if one.lasts else "alarm over")
 

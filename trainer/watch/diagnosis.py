@@ -1,7 +1,7 @@
 """What the log of a run says about its health: one rule, one short function, in one table.
 
     >>> diagnose(History(config, metrics_of_each_step))
-    [Finding(rule='cut off', seen='62% of the answers of steps 4 to 8 were cut off at ...', ...)]
+    [Finding(severity='warn', name='cut off', seen='62% of the answers of steps 4 to 8 were cut off at ...', ...)]
 
 A rule looks at the metrics alone, so it says the same while a run goes on, and afterwards from its metrics.jsonl. It
 returns what it has seen, or None. Most look at the last `RECENT` steps, so one bad step raises no alarm.
@@ -17,7 +17,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from trainer.config.settings import Config
-from trainer.errors import EndedByAlarm
+from trainer.errors import EndedByAlarm, Finding
 from trainer.watch.verdict import RISE, rise
 
 Looks = Callable[["History"], "str | None"]
@@ -103,17 +103,6 @@ class History:
         )
 
 
-class Finding(NamedTuple):
-    rule: str
-    seen: str
-    why: str
-    remedy: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.rule}: {self.seen} {self.why} {self.remedy}"
-
-
 class Rule(NamedTuple):
     name: str
     why: str
@@ -139,7 +128,7 @@ def diagnose(history: History) -> list[Finding]:
     if not history.steps:
         return []
     found = ((rule, rule.looks(history)) for rule in RULES)
-    return [Finding(rule.name, f"{seen}.", rule.why, rule.remedy) for rule, seen in found if seen]
+    return [Finding("warn", rule.name, seen, rule.remedy, rule.why) for rule, seen in found if seen]
 
 
 class Alarms:
@@ -157,9 +146,9 @@ class Alarms:
         self._forget_the_middle()
         findings = diagnose(replace(self.history, records=self.records))
         for finding in findings:
-            if step - self.last_seen.get(finding.rule, -QUIET) >= QUIET:
-                self.say(f"step {step}: {finding.text}")
-            self.last_seen[finding.rule] = step
+            if step - self.last_seen.get(finding.name, -QUIET) >= QUIET:
+                self.say(f"step {step}: {finding}")
+            self.last_seen[finding.name] = step
         if findings and self.history.config.run.strict_health:
             raise EndedByAlarm(f"step {step}: run.strict_health=true ends the run at this alarm.")
 
