@@ -74,6 +74,10 @@ def model(hidden: int, layers: int, heads: int, kv: int, intermediate: int, voca
 SMALL = model(128, 4, 8, 2, 384, 1024)
 WIDE = model(256, 3, 4, 4, 512, 4096, model_type="llama", tie_word_embeddings=False)
 NORMED = model(192, 3, 6, 3, 512, 2048, model_type="qwen3", head_dim=64)
+JOINED = model(192, 3, 6, 3, 512, 2048, model_type="phi3", pad_token_id=0, tie_word_embeddings=False)
+NORMED_AFTER = model(192, 3, 6, 3, 512, 2048, model_type="olmo2", tie_word_embeddings=False)
+SCALED = model(192, 3, 6, 3, 512, 2048, model_type="granite", logits_scaling=8.0)
+GEMMA = model(192, 3, 6, 3, 512, 2048, model_type="gemma3_text", head_dim=32)
 DEEP = model(96, 12, 6, 2, 320, 512)
 CHECKPOINTED, ALL, FULL = "model.gradient_checkpointing=true", "lora.targets=all", "lora.enabled=false"
 CASES = [
@@ -90,6 +94,10 @@ CASES = [
     Case("wide, whole model", WIDE, 64, 64, (FULL, CHECKPOINTED)),
     Case("normed", NORMED, 96, 64, (ALL,)),
     Case("normed, checkpointed", NORMED, 96, 64, (CHECKPOINTED,)),
+    Case("joined", JOINED, 96, 64, (ALL,)),
+    Case("normed after", NORMED_AFTER, 96, 64, (ALL,)),
+    Case("scaled", SCALED, 96, 64, (ALL,)),
+    Case("gemma 3", GEMMA, 96, 64, (ALL,)),
     Case("deep", DEEP, 48, 128),
     Case("deep, checkpointed", DEEP, 48, 128, (CHECKPOINTED, ALL)),
     Case("deep, entropy", DEEP, 48, 128, ("algorithm.entropy_bonus=0.01",)),

@@ -39,7 +39,7 @@ LIGHT = [
     "reward",
     "plan",
 ]
-LIGHT += ["advantage", "policy", "commands", "reports", "estimates", "model.hub", "model.shapes"]
+LIGHT += ["advantage", "policy", "commands", "reports", "estimates", "model.hub", "model.shapes", "model.families"]
 NEEDS_TORCH = [
     "machine.out_of_memory",
     "ranks.distributed",

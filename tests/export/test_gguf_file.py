@@ -145,7 +145,7 @@ def test_the_context_ends_with_a_window_that_llama_cpp_does_not_have(family, con
 
 
 REFUSED = {
-    "OlmoForCausalLM: it is not one of LlamaForCausalLM": ("olmo", {}),
+    "OlmoForCausalLM: it is not one of Qwen2ForCausalLM": ("olmo", {}),
     "its rope_type is dynamic": (
         "llama",
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},

@@ -22,25 +22,22 @@ from trainer.config.settings import Lora
 from trainer.errors import ConfigError, ModelError
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
-from trainer.model import lora, shapes
+from trainer.model import families, lora, shapes
 from trainer.plan import memory_check, planner, search
 from trainer.plan.memory_check import problem
 from trainer.plan.planner import GB
 from trainer.plan.search import Placement, changed
-from trainer.rollout.decoder.forward import FAMILIES
-from trainer.rollout.decoder.sampler import PLACES, PREFILL_TOKENS
-from trainer.rollout.decoder.weights import SPARE
 from trainer.rollout.limits import row_bytes
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
 SMALL |= {"intermediate_size": 160, "vocab_size": 320, "head_dim": 16, "max_position_embeddings": 512}
+SMALL |= {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 2}
 
 
 def settings_of(shape: shapes.Shape) -> dict:
     """A config.json of this shape."""
-    names = {"qwen2": "qwen2", "llama": "llama"}
     return {
-        "model_type": names.get(shape.family, shape.family),
+        "model_type": shape.family.model_type,
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
@@ -100,14 +97,46 @@ def test_a_name_of_somebody_else_is_not_taken_for_a_shipped_one():
         shapes.shape_of("somebody/Qwen2.5-1.5B")
 
 
-@pytest.mark.parametrize("family", shapes.FAMILIES)
-def test_a_folder_is_read_with_all_that_its_family_has(tmp_path, family):
-    biases = {"attention_bias": True, "mlp_bias": True} if family in ("llama", "qwen3") else {}
-    model = without_weights({"model_type": family, "tie_word_embeddings": False, **SMALL, **biases})
+BIASES = {name: {"attention_bias": True, "mlp_bias": True} for name in ("llama", "smollm3", "granite", "seed_oss")}
+BIASES |= {name: {"attention_bias": True} for name in ("qwen3", "gemma", "gemma2", "gemma3_text", "olmo2", "olmo3")}
+WINDOWED = ("mistral", "ministral", "gemma2", "gemma3_text", "olmo3")
+
+
+@pytest.mark.parametrize("biases", [{}, BIASES], ids=["usual", "all biases"])
+@pytest.mark.parametrize("family", families.BY_TYPE)
+def test_a_folder_is_read_with_all_that_its_family_has(tmp_path, family, biases):
+    model = without_weights({"model_type": family, **SMALL, **biases.get(family, {})})
     model.config.save_pretrained(tmp_path)
     shape = shapes.shape_of(str(tmp_path))
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
-    assert shape.windowed == (family in ("mistral", "gemma2", "gemma3_text"))
+    linears = {name: part for name, part in model.model.layers[0].named_modules() if isinstance(part, torch.nn.Linear)}
+    assert {one.name: (one.inputs, one.outputs, one.bias) for one in shape.linears} == {
+        name.rpartition(".")[2]: (part.in_features, part.out_features, part.bias is not None)
+        for name, part in linears.items()
+    }
+    assert type(model).__name__ == shape.family.class_name
+    assert shape.windowed == (family in WINDOWED)
+
+
+LARGE = {"hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 40}
+LARGE |= {"intermediate_size": 13824, "vocab_size": 32000, "head_dim": 128, "max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize("family", families.BY_TYPE)
+def test_a_model_of_13_b_is_refused_on_8_gb_whatever_its_family(tmp_path, family):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family} | LARGE))
+    config = resolve("8gb", None, [f"model.name={tmp_path}"])
+    assert shapes.shape_of(str(tmp_path)).parameters > 12.8 * GB
+    with pytest.raises(ConfigError, match="even one answer at a time takes"):
+        memory_check.check(config, machine(8.6))
+
+
+def test_every_family_of_the_table_is_decoded_and_exported_in_a_test():
+    from tests.llama.families import FAMILIES as EXPORTED
+    from tests.rollout.test_decoder import FAMILIES as DECODED
+
+    assert {kind for kind, _ in DECODED.values()} == {row.model_type for row in families.ROWS if row.decodes}
+    assert {kind for kind, _ in EXPORTED.values()} == {row.model_type for row in families.ROWS if row.arch}
 
 
 def test_a_folder_that_cannot_be_read_is_answered(tmp_path):
@@ -188,16 +217,6 @@ def test_the_cache_to_the_byte():
     assert planned.places == 160
     assert planned._cache(32) == bytes_of([decoder.allocate_cache(32, 160)])
     assert planned._cache(1) == row_bytes(config, 160, 2) - 12 * shape.vocabulary
-
-
-def test_constants_are_those_of_the_files_that_import_torch():
-    from trainer.loss import logprobs
-    from trainer.plan import activations
-
-    assert (planner.PLACES, planner.PREFILL_TOKENS, planner.SPARE) == (PLACES, PREFILL_TOKENS, SPARE)
-    assert activations.CHUNK == logprobs.CHUNK_BYTES
-    decoded = {family for family in shapes.FAMILIES if family.removesuffix("_text") in map(str.lower, FAMILIES)}
-    assert set(planner.DECODES) == decoded
 
 
 def test_four_bits_are_what_bitsandbytes_makes_of_a_weight():

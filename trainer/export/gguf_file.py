@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from trainer.errors import MergeError, ModelError
 from trainer.export import vocabulary
+from trainer.model.families import BY_CLASS, Family
 from trainer.model.merge import Weights
 
 Kind = gguf.GGMLQuantizationType
@@ -35,36 +36,6 @@ QUANTISED = {  # by llama.cpp itself, from a file in f32, and its number for the
 AT_ENDS = Kind.Q8_0  # of embedding and output layer in formats of fewer bits: they are the most sensitive
 
 
-STRETCHES = ("default", "linear", "yarn")  # of the rotary angles, which llama.cpp knows in all families
-BY_FREQUENCY = ("llama3", "longrope")  # with a tensor of factors, which few families read
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    arch: str  # llama.cpp's name
-    ropes: Sequence[str] = STRETCHES
-    turns_pairs: bool = False  # rotary angles turn neighbouring numbers, not those of the two halves of a head
-    adds_one: bool = False  # to the weights of its norms
-
-
-FAMILIES = {
-    "LlamaForCausalLM": Family("llama", STRETCHES + BY_FREQUENCY, turns_pairs=True),
-    "MistralForCausalLM": Family("llama", STRETCHES + BY_FREQUENCY, turns_pairs=True),
-    "MinistralForCausalLM": Family("llama", STRETCHES + BY_FREQUENCY, turns_pairs=True),
-    "Ministral3ForCausalLM": Family("mistral3", ("yarn",), turns_pairs=True),
-    "SmolLM3ForCausalLM": Family("smollm3", turns_pairs=True),
-    "GraniteForCausalLM": Family("granite", turns_pairs=True),
-    "Qwen2ForCausalLM": Family("qwen2"),
-    "Qwen3ForCausalLM": Family("qwen3"),
-    "Phi3ForCausalLM": Family("phi3", ("default", "longrope")),
-    "Olmo2ForCausalLM": Family("olmo2"),
-    "Olmo3ForCausalLM": Family("olmo2"),
-    "SeedOssForCausalLM": Family("seed_oss"),
-    "GemmaForCausalLM": Family("gemma", adds_one=True),
-    "Gemma3ForCausalLM": Family("gemma3", adds_one=True),
-}
-
-
 def family_of(config: Any) -> Family:
     """Return how llama.cpp stores a model. Raise ModelError for one that it would compute otherwise."""
     kind = (config.architectures or ["?"])[0]
@@ -73,13 +44,14 @@ def family_of(config: Any) -> Family:
             f"--to gguf of a {kind}: {reason}. Export --to safetensors, which transformers and vLLM run; llama.cpp's "
             "convert_hf_to_gguf.py, which makes a GGUF file of that, may know more."
         )
-    return FAMILIES[kind]
+    return BY_CLASS[kind]
 
 
 def _reasons(config: Any, kind: str) -> Iterator[str]:
-    if kind not in FAMILIES:
-        yield f"it is not one of {', '.join(FAMILIES)}"
-    family, rope = FAMILIES[kind], _rope(config)
+    known = {name: family for name, family in BY_CLASS.items() if family.arch}
+    if kind not in known:
+        yield f"it is not one of {', '.join(known)}"
+    family, rope = known[kind], _rope(config)
     sliding = config.rope_parameters.get("sliding_attention") or {}
     if rope["rope_type"] not in family.ropes or sliding.get("rope_type", "default") != "default":
         yield f"its rope_type is {rope['rope_type']}, and llama.cpp knows {', '.join(family.ropes)} in this family"
@@ -187,7 +159,7 @@ def _kind(name: str, shape: torch.Size, fmt: str) -> Kind:
 
 def stored(value: Tensor, name: str, config: Any, back: bool = False) -> Tensor:
     """Return a weight as llama.cpp stores it; with `back`, return what is stored as the model has it."""
-    family = FAMILIES[config.architectures[0]]
+    family = BY_CLASS[config.architectures[0]]
     if family.adds_one and name.endswith("norm.weight"):
         return value.float() + (-1 if back else 1)
     found = re.search(r"\.([qk])_proj\.(weight|bias)$", name)

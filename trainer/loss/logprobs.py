@@ -22,9 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from trainer.errors import ModelError
 from trainer.loss.shared_prefix import last_hidden, make_flat
 from trainer.model.head import Head, causal_lm_of, head_of
+from trainer.model.shapes import CHUNK_BYTES
 from trainer.records import Scores, TrainingBatch
-
-CHUNK_BYTES = 64 * 2**20  # of fp32 logits at once; about three such tensors are alive
 
 
 class LogProbs(nn.Module):

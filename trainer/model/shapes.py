@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.config.settings import Model
 from trainer.errors import ModelError
 from trainer.model import hub
+from trainer.model.families import BY_TYPE, Family
 
 NANO = Path(__file__).parent / "nano"
+CHUNK_BYTES = 64 * 2**20  # of fp32 logits that loss/ computes at once; about three such tensors are alive
 
 
 class UnknownFamily(ModelError):
@@ -38,9 +40,9 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The numbers of a model's config.json, and what the code of its family adds to them."""
+    """The numbers of a model's config.json."""
 
-    family: str
+    family: Family
     hidden: int
     layers: int
     heads: int
@@ -53,10 +55,7 @@ class Shape:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    head_norms: bool = False  # norms of queries and keys
-    block_norms: int = 2
     windowed: bool = False  # some layers have sliding-window attention
-    capped: bool = False  # soft caps on the logits, and on attention, which sdpa cannot compute
 
     @property
     def queries(self) -> int:
@@ -71,15 +70,21 @@ class Shape:
     @property
     def linears(self) -> tuple[Linear, ...]:
         """The linear layers of one block."""
-        return (
-            Linear("q_proj", self.hidden, self.queries, self.qkv_bias),
-            Linear("k_proj", self.hidden, self.keys, self.qkv_bias),
-            Linear("v_proj", self.hidden, self.keys, self.qkv_bias),
-            Linear("o_proj", self.queries, self.hidden, self.out_bias),
-            Linear("gate_proj", self.hidden, self.intermediate, self.mlp_bias),
-            Linear("up_proj", self.hidden, self.intermediate, self.mlp_bias),
-            Linear("down_proj", self.intermediate, self.hidden, self.mlp_bias),
-        )
+        return tuple(linear for projection in self.projections for linear in projection)
+
+    @property
+    def projections(self) -> tuple[tuple[Linear, ...], ...]:
+        """The linear layers of one block by what they read: layers with the same input stand together."""
+        hidden, width = self.hidden, self.intermediate
+        if self.family.is_joined:
+            heads: tuple[Linear, ...] = (Linear("qkv_proj", hidden, self.queries + 2 * self.keys, self.qkv_bias),)
+            gates: tuple[Linear, ...] = (Linear("gate_up_proj", hidden, 2 * width, self.mlp_bias),)
+        else:
+            outputs = {"q_proj": self.queries, "k_proj": self.keys, "v_proj": self.keys}
+            heads = tuple(Linear(name, hidden, size, self.qkv_bias) for name, size in outputs.items())
+            gates = tuple(Linear(name, hidden, width, self.mlp_bias) for name in ("gate_proj", "up_proj"))
+        out = Linear("o_proj", self.queries, hidden, self.out_bias)
+        return heads, (out,), gates, (Linear("down_proj", width, hidden, self.mlp_bias),)
 
     @property
     def embedding(self) -> int:
@@ -92,24 +97,14 @@ class Shape:
 
     @property
     def norms(self) -> int:
-        of_block = self.block_norms * self.hidden + 2 * self.head_size * self.head_norms
-        return self.layers * of_block + self.hidden
+        of_heads = {"none": 0, "each": 2 * self.head_size, "all": self.queries + self.keys}[self.family.query_norms]
+        return self.layers * (self.family.block_norms * self.hidden + of_heads) + self.hidden
 
     @property
     def parameters(self) -> int:
         of_block = sum(linear.weights + linear.outputs * linear.bias for linear in self.linears)
         return self.embeddings + self.norms + self.layers * of_block
 
-
-# What config.json does not say, because the code of the family does.
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen2": {"qkv_bias": True},
-    "qwen3": {"head_norms": True},
-    "llama": {},
-    "mistral": {},
-    "gemma2": {"block_norms": 4, "windowed": True, "capped": True},
-    "gemma3_text": {"block_norms": 4, "head_norms": True, "windowed": True},
-}
 
 # family, hidden, layers, heads, key/value heads, size of a head, intermediate, vocabulary, tied, context
 _TABLE: dict[str, tuple[Any, ...]] = {
@@ -142,7 +137,14 @@ _TABLE: dict[str, tuple[Any, ...]] = {
     "google/gemma-2-9b": ("gemma2", 3584, 42, 16, 8, 256, 14336, 256000, True, 8192),
     "google/gemma-3-1b": ("gemma3_text", 1152, 26, 4, 1, 256, 6912, 262144, True, 32768),
 }
-SHIPPED = {name: Shape(*numbers, **FAMILIES[numbers[0]]) for name, numbers in _TABLE.items()}
+
+
+def _shipped(model_type: str, *numbers: Any) -> Shape:
+    family = BY_TYPE[model_type]
+    return replace(Shape(family, *numbers), qkv_bias=family.has_biases, windowed=family.windows == "some layers")
+
+
+SHIPPED = {name: _shipped(*numbers) for name, numbers in _TABLE.items()}
 NUMBERS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
 ENDINGS = ("-instruct", "-it", "-pt", "-base")  # variants that share their base's shape
@@ -193,16 +195,17 @@ def known_shape(name: str, revision: str | None = None) -> Shape | None:
 
 def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
     """Return the shape that a config.json describes. Raise ModelError if it is incomplete, or of a quantised model."""
-    family = str(settings.get("model_type"))
+    family = BY_TYPE.get(str(settings.get("model_type")))
     if quantised := settings.get("quantization_config"):
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else "unknown"
         raise ModelError(
             f"model.name={name}: it is quantised already ({method}), so an adapter could not be merged into its base. "
             "Name the model that it was made from, and write model.quantize=nf4 or int8."
         )
-    if family not in FAMILIES:
+    if family is None:
         raise UnknownFamily(
-            f"model.name={name}: its family is {family}, and memory is planned for {', '.join(FAMILIES)} only."
+            f"model.name={name}: its family is {settings.get('model_type')}, and memory is planned for "
+            f"{', '.join(BY_TYPE)} only."
         )
     given = [key for key in OPTIONAL if settings.get(key) is not None]
     for key in (*NUMBERS, *given):
@@ -214,9 +217,8 @@ def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
     return _described(family, settings)
 
 
-def _described(family: str, settings: Mapping[str, Any]) -> Shape:
-    heads, bias = settings["num_attention_heads"], bool(settings.get("attention_bias"))
-    of_family = {"qkv_bias": bias, "windowed": _has_window(settings), **FAMILIES[family]}
+def _described(family: Family, settings: Mapping[str, Any]) -> Shape:
+    heads, bias = settings["num_attention_heads"], bool(settings.get("attention_bias", family.has_biases))
     return Shape(
         family,
         hidden=settings["hidden_size"],
@@ -226,11 +228,12 @@ def _described(family: str, settings: Mapping[str, Any]) -> Shape:
         head_size=settings.get("head_dim") or settings["hidden_size"] // heads,
         intermediate=settings["intermediate_size"],
         vocabulary=settings["vocab_size"],
-        tied=settings.get("tie_word_embeddings", family.startswith("gemma")),
+        tied=settings.get("tie_word_embeddings", family.is_tied),
         context=settings.get("max_position_embeddings") or 2**17,
-        mlp_bias=family == "llama" and bool(settings.get("mlp_bias")),
-        out_bias=bias,
-        **of_family,
+        qkv_bias=bias,
+        out_bias=bool(settings.get("attention_out_bias", bias and not family.has_biases)),
+        mlp_bias=bool(settings.get("mlp_bias")),
+        windowed=family.windows == "some layers" or _has_window(settings),
     )
 
 

@@ -10,9 +10,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from math import ceil
 
-from trainer.model.shapes import Shape
+from trainer.model.shapes import CHUNK_BYTES, Shape
 
-CHUNK = 64 * 2**20  # bytes of fp32 logits at once, as in loss/logprobs.py, which imports torch
+GATES = ("gate_proj", "up_proj", "gate_up_proj")
 FLOAT = 4  # norms, logits and sums of attention are in fp32, whatever the precision of the model
 
 
@@ -64,15 +64,15 @@ def attention_saves(shape: Shape, work: Work, item: int) -> float:
 
 def saved_bytes(shape: Shape, work: Work, item: int, learning: Collection[str]) -> float:
     """Return what one layer keeps for the backward pass. Layers in `learning` keep their input."""
-    norms = shape.block_norms * FLOAT * shape.hidden
-    if shape.head_norms:
+    norms = shape.family.block_norms * FLOAT * shape.hidden
+    if shape.family.query_norms != "none":
         norms += FLOAT * (shape.queries + shape.keys)
     kept = {
-        ("q_proj", "k_proj", "v_proj"): shape.hidden,
+        ("q_proj", "k_proj", "v_proj", "qkv_proj"): shape.hidden,
         ("o_proj",): shape.queries,
-        ("gate_proj", "up_proj"): shape.hidden,
+        GATES: shape.hidden,
         ("down_proj",): shape.intermediate,
-        ("norms",): shape.block_norms * shape.hidden,
+        ("norms",): shape.family.block_norms * shape.hidden,
     }
     inputs = sum(width for names, width in kept.items() if any(name in learning for name in names))
     mlp = 3 * shape.intermediate
@@ -95,7 +95,7 @@ def kept_bytes(shape: Shape, work: Work, item: int) -> float:
 
 def forward_bytes(shape: Shape, work: Work, item: int, targets: Collection[str]) -> float:
     """Return the peak of a pass without gradients, inside one layer: its feed-forward part, or its attention."""
-    adapters = 2 * shape.intermediate if any(name in targets for name in ("gate_proj", "up_proj")) else 0
+    adapters = 2 * shape.intermediate if any(name in targets for name in GATES) else 0
     mlp = work.tokens * (3 * shape.intermediate + 3 * shape.hidden + adapters) * item
     attention = attention_saves(shape, work, item) + work.tokens * 2 * shape.hidden * item
     return max(mlp, attention)
@@ -104,6 +104,6 @@ def forward_bytes(shape: Shape, work: Work, item: int, targets: Collection[str])
 def head_bytes(shape: Shape, edges: float, item: int, learns: bool, wants_entropy: bool) -> float:
     """Return a chunk of logits with its probabilities and a product of the two, and the gradient of the output layer
     where it learns."""
-    logits = FLOAT * shape.vocabulary * min(edges, max(1, CHUNK // (FLOAT * shape.vocabulary)))
-    copies = 3 + shape.capped + wants_entropy
+    logits = FLOAT * shape.vocabulary * min(edges, max(1, CHUNK_BYTES // (FLOAT * shape.vocabulary)))
+    copies = 3 + shape.family.is_capped + wants_entropy
     return copies * logits + (shape.embedding * item + 2 * logits if learns else 0)

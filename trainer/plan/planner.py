@@ -32,14 +32,16 @@ PROCESS = 3 * GB // 2  # CPU memory of a rank for Python, torch and DeepSpeed
 ROOMY = 0.9  # of a card: a plan below is certain to fit
 TIGHT = 1.1  # a plan above is certain not to fit; between the two it is not known
 
-PREFILL_TOKENS, PLACES, SPARE = 4096, 16, 4  # as in rollout/decoder, whose files import torch
+# What rollout/decoder reads of this file.
+PREFILL_TOKENS = 4096  # in one pass, padding included: the activations of a prompt are larger than its cache
+PLACES = 16  # cache lengths are multiples of this: attention masks on a card want it, and batches are reused more often
+SPARE = 4  # copies may take 1/SPARE of the free memory: the training pass needs the rest
 INSIDE_A_DRAW = 8  # bytes that the kernel of a draw takes for each logit: sums in double
 DRAW = 14 + INSIDE_A_DRAW  # and all that a draw takes: fp32 logits, probabilities, and their sums in double
 ITEMS = {"auto": 2, "bf16": 2, "fp16": 2, "fp32": 4}
 NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # four bits, a byte for each 64, and a float for each 256 of these bytes
 ADAM = {"adamw": 8, "adamw_8bit": 2.04}  # bytes for each number trained
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-DECODES = ("qwen2", "qwen3", "llama", "mistral", "gemma3_text")
 
 Terms = dict[str, int]
 Sizes = dict[str, float]
@@ -149,7 +151,8 @@ class Planner:
             return ()
         if isinstance(lora.targets, tuple):
             return tuple(name.rpartition(".")[2] for name in lora.targets)  # PEFT compares the end of a name
-        return ATTENTION if lora.targets == "attention" else tuple(linear.name for linear in self.shape.linears)
+        names = tuple(linear.name for linear in self.shape.linears)
+        return tuple(name for name in names if name in ATTENTION) if lora.targets == "attention" else names
 
     @cached_property
     def adapted(self) -> list[Linear]:
@@ -319,9 +322,7 @@ class Planner:
         """True if Octet's own decoder samples, and not model.generate, a server or vLLM in this process."""
         engine = self.config.rollout.engine
         return (
-            self.shape.family in DECODES
-            and not self.config.rollout.uses_servers
-            and engine not in ("hf", "vllm_colocate")
+            self.shape.family.decodes and not self.config.rollout.uses_servers and engine not in ("hf", "vllm_colocate")
         )
 
     @property
@@ -347,8 +348,7 @@ class Planner:
         adapter first."""
         if not self.decodes or self.stage == 3 or self.config.model.quantize != "none" or self.config.lora.dora:
             return 0
-        linears, budget, found = self.shape.linears, self._free / SPARE, 0.0
-        parts = [linears[:3], linears[3:4], linears[4:6], linears[6:]]
+        parts, budget, found = self.shape.projections, self._free / SPARE, 0.0
         adapted = {part: any(one in self.adapted for one in part) for part in parts}
         for part in sorted(parts, key=lambda part: not adapted[part]):
             if adapted[part] or len(part) > 1:
@@ -448,7 +448,7 @@ class Planner:
         return self._padded(rows, self.completion)
 
     def _padded(self, rows: int, completion: int) -> Work:
-        keeps_scores = self.shape.capped or self.config.model.attention == "eager"
+        keeps_scores = self.shape.family.is_capped or self.config.model.attention == "eager"
         return Work.padded(rows, self.prompt, completion, keeps_scores)
 
     def _score(self) -> Sizes:

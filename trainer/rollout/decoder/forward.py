@@ -18,14 +18,18 @@ from torch.nn import functional as F
 from trainer.errors import ConfigError
 from trainer.model.attention import needs_repeated_keys
 from trainer.model.compact import HostEmbedding
+from trainer.model.families import BY_CLASS, Family
 from trainer.model.head import causal_lm_of, head_of
 from trainer.rollout.decoder.weights import Projection, copy_what_fits
 
-FAMILIES = ["Qwen2", "Qwen3", "Llama", "Mistral", "Ministral", "Ministral3", "Gemma", "Gemma3", "SmolLM3", "Phi3"]
-FAMILIES += ["Granite", "Olmo2", "Olmo3", "SeedOss"]
 ROPES = ("default", "linear", "llama3", "yarn", "longrope")  # other types change the angles with the length
-WINDOWED = ("mistral", "ministral3", "phi3")  # all layers have the window of the configuration
 ATTENTIONS = ("full_attention", "sliding_attention")
+# The names of the norms before and after attention, then before and after the feed-forward layers.
+NORMS = {
+    "before": ("input", "", "post_attention", ""),
+    "after": ("", "post_attention", "", "post_feedforward"),
+    "both": ("input", "post_attention", "pre_feedforward", "post_feedforward"),
+}
 
 Attention = Callable[[int, Tensor], Tensor]  # from the index of a layer and its q, k and v heads to the output
 
@@ -33,9 +37,8 @@ Attention = Callable[[int, Tensor], Tensor]  # from the index of a layer and its
 class Norm:
     """An RMS norm. Gemma stores its weight less 1; the sum is kept, at an address that captured steps may read."""
 
-    def __init__(self, norm: Any, epsilon: float) -> None:
-        self.norm, self.epsilon = norm, epsilon
-        self.adds_one = type(norm).__name__.startswith("Gemma")
+    def __init__(self, norm: Any, epsilon: float, adds_one: bool) -> None:
+        self.norm, self.epsilon, self.adds_one = norm, epsilon, adds_one
         self.weight = norm.weight.float() + 1 if self.adds_one else norm.weight
 
     def refresh(self) -> None:
@@ -52,40 +55,26 @@ class Norm:
 class Layer:
     """One decoder block with its projections and norms."""
 
-    def __init__(self, block: Any, config: Any, index: int) -> None:
+    def __init__(self, block: Any, config: Any, index: int, family: Family) -> None:
         attention, mlp = block.self_attn, block.mlp
-        self.qkv = Projection(_layers_of(attention, "qkv_proj", "q_proj", "k_proj", "v_proj"))
+        heads = ("qkv_proj",) if family.is_joined else ("q_proj", "k_proj", "v_proj")
+        gates = ("gate_up_proj",) if family.is_joined else ("gate_proj", "up_proj")
+        self.qkv = Projection([getattr(attention, name) for name in heads])
         self.out = Projection([attention.o_proj])
-        self.gate_up = Projection(_layers_of(mlp, "gate_up_proj", "gate_proj", "up_proj"))
+        self.gate_up = Projection([getattr(mlp, name) for name in gates])
         self.down = Projection([mlp.down_proj])
         self.projections = (self.qkv, self.out, self.gate_up, self.down)
         self.activation = mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn
-        of_all = config.sliding_window if config.model_type in WINDOWED else None
+        of_all = config.sliding_window if family.windows == "every layer" else None
         self.window = getattr(attention, "sliding_window", of_all)
         self.kind = config.layer_types[index] if _has_kinds_of_rope(config) else ""
         self.rotates = getattr(attention, "use_rope", True)  # SmolLM3 has layers without positions
-        norms = [Norm(norm, config.rms_norm_eps) if norm is not None else None for norm in _norms_of(block)]
+        made = [getattr(block, f"{name}_layernorm", None) for name in NORMS[family.norms]]
+        made += [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        norms = [norm if norm is None else Norm(norm, config.rms_norm_eps, family.adds_one) for norm in made]
         self.before_attention, self.after_attention, self.before_mlp, self.after_mlp = norms[:4]
         self.of_queries, self.of_keys = norms[4:]
         self.norms = [norm for norm in norms if norm]
-
-
-def _layers_of(part: Any, joined: str, *names: str) -> list[Any]:
-    """Return the linear layers of a part, which Phi joins into one."""
-    return [getattr(part, joined)] if hasattr(part, joined) else [getattr(part, name) for name in names]
-
-
-def _norms_of(block: Any) -> list[Any]:
-    """Return the norms before and after attention, before and after the feed-forward layers, of queries and of keys;
-    None for those that the family does not have."""
-    if hasattr(block, "pre_feedforward_layernorm"):  # Gemma 3
-        names = ["input", "post_attention", "pre_feedforward", "post_feedforward"]
-    elif hasattr(block, "post_feedforward_layernorm"):  # OLMo
-        names = ["", "post_attention", "", "post_feedforward"]
-    else:
-        names = ["input", "", "post_attention", ""]
-    found = [getattr(block, f"{name}_layernorm", None) for name in names]
-    return [*found, *(getattr(block.self_attn, name, None) for name in ("q_norm", "k_norm"))]
 
 
 def _has_kinds_of_rope(config: Any) -> bool:
@@ -104,8 +93,9 @@ class Forward:
         scale = getattr(embedding, "embed_scale", getattr(self.decoder, "embedding_multiplier", None))  # Gemma, Granite
         self.embedding_scale = scale.to(embedding.weight.dtype) if isinstance(scale, Tensor) else scale
         self.residual_scale = getattr(self.config, "residual_multiplier", 1.0)
-        self.layers = [Layer(block, self.config, index) for index, block in enumerate(self.decoder.layers)]
-        self.last_norm = Norm(self.decoder.norm, self.config.rms_norm_eps)
+        family = BY_CLASS[type(causal_lm).__name__]
+        self.layers = [Layer(block, self.config, index, family) for index, block in enumerate(self.decoder.layers)]
+        self.last_norm = Norm(self.decoder.norm, self.config.rms_norm_eps, family.adds_one)
         self.windows = {layer.window for layer in self.layers}
         self.head, self.finish = Projection([causal_lm.get_output_embeddings()]), head_of(causal_lm).finish
         self.embeds_on_host = isinstance(embedding, HostEmbedding)
@@ -282,7 +272,7 @@ def _reasons(model: Any) -> Iterator[str]:
     others = Counter(one for one in getattr(config, "layer_types", None) or () if one not in ATTENTIONS)
     if others:
         yield f"it has layers of another kind ({', '.join(f'{count} x {one}' for one, count in others.items())})"
-    known = [f"{family}ForCausalLM" for family in FAMILIES]
+    known = [name for name, family in BY_CLASS.items() if family.decodes]
     if kind not in known or not type(causal_lm).__module__.startswith("transformers."):
         yield f"{kind} is not one of {', '.join(known)}"
         return
@@ -293,7 +283,7 @@ def _reasons(model: Any) -> Iterator[str]:
         if rope["rope_type"] not in ROPES:
             yield f"its rope_type is {rope['rope_type']}, not one of {', '.join(ROPES)}"
     window, attention = getattr(config, "sliding_window", None), causal_lm.get_decoder().layers[0].self_attn
-    if window and config.model_type not in WINDOWED and not hasattr(attention, "sliding_window"):
+    if window and BY_CLASS[kind].windows != "every layer" and not hasattr(attention, "sliding_window"):
         yield f"its configuration names a sliding window of {window} tokens, which {kind} does not have"
     if getattr(config, "use_bidirectional_attention", None):
         yield "its attention also looks ahead"

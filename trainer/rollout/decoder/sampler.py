@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from trainer.machine.out_of_memory import is_out_of_memory, until_it_fits
+from trainer.plan.planner import PLACES, PREFILL_TOKENS
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout import limits
 from trainer.rollout.collect import Sampler
@@ -29,9 +30,7 @@ from trainer.rollout.hf import evaluating
 from trainer.rollout.stop import Stops
 from trainer.rollout.turns import OpenAnswer, TurnTaking
 
-PREFILL_TOKENS = 4096  # in one pass, padding included: the activations of a prompt are larger than its cache
 IDLE = 1 / 8  # of the rows have to be free before prompts are read, because reading one takes as long as a decode step
-PLACES = 16  # cache lengths are multiples of this: attention masks on a card want it, and batches are reused more often
 DRAWN = -1  # no token is forced
 STEPS_PER_CHECK = {"cuda": 8}  # elsewhere 1: on a CPU a check costs nothing
 

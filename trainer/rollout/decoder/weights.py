@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer.model.lora import ADAPTER
+from trainer.plan.planner import SPARE
 from trainer.rollout.limits import free_bytes
-
-SPARE = 4  # copies may take 1/SPARE of the free memory: the training pass needs the rest
 
 
 class Projection:

@@ -1,0 +1,85 @@
+"""The families of models that Octet plans for, decodes and exports: one row for each class of transformers.
+
+A row has what the code of the class does and its config.json does not say. `model/shapes.py` and `plan/` read the
+layers of a block, `rollout/decoder/` the forward pass, and `export/` how llama.cpp stores the weights. A new family is
+a row here; layers of a new kind also need their forward pass in `rollout/decoder/`, and their bytes in `plan/`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+STRETCHES = ("default", "linear", "yarn")  # of the rotary angles, which llama.cpp knows in all families
+ALL_STRETCHES = (*STRETCHES, "llama3", "longrope")  # these with a tensor of factors, which few families read
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    kind: str  # the name of the class, without "ForCausalLM"
+    model_type: str  # in config.json
+    decodes: bool = True  # rollout/decoder computes what the class computes
+
+    # the weights
+    is_joined: bool = False  # one linear layer makes queries, keys and values, and another one gate and up
+    has_biases: bool = False  # q, k and v have a bias where config.json says nothing of attention_bias, o has none
+    is_tied: bool = False  # the output layer is the embedding where config.json says nothing of tie_word_embeddings
+    norms: Literal["before", "after", "both"] = "before"  # where the norms of attention and feed-forward layers are
+    query_norms: Literal["none", "each", "all"] = "none"  # norms of queries and keys: of each head, or of all together
+    adds_one: bool = False  # norms are stored less 1
+
+    # the forward pass
+    windows: Literal["configured", "every layer", "some layers"] = "configured"  # which layers have a sliding window
+    is_capped: bool = False  # soft caps on the logits, and on attention, which sdpa cannot compute
+
+    # llama.cpp
+    arch: str = ""  # its name of the family; empty if export/ does not know it
+    ropes: tuple[str, ...] = STRETCHES
+    turns_pairs: bool = False  # rotary angles turn neighbouring numbers, not those of the two halves of a head
+
+    @property
+    def class_name(self) -> str:
+        return f"{self.kind}ForCausalLM"
+
+    @property
+    def block_norms(self) -> int:
+        return 4 if self.norms == "both" else 2
+
+
+ROWS = (
+    Family("Qwen2", "qwen2", has_biases=True, arch="qwen2"),
+    Family("Qwen3", "qwen3", query_norms="each", arch="qwen3"),
+    Family("Llama", "llama", arch="llama", ropes=ALL_STRETCHES, turns_pairs=True),
+    Family("Mistral", "mistral", windows="every layer", arch="llama", ropes=ALL_STRETCHES, turns_pairs=True),
+    Family("Ministral", "ministral", arch="llama", ropes=ALL_STRETCHES, turns_pairs=True),
+    Family("Ministral3", "ministral3", windows="every layer", arch="mistral3", ropes=("yarn",), turns_pairs=True),
+    Family("SmolLM3", "smollm3", is_tied=True, arch="smollm3", turns_pairs=True),
+    Family("Granite", "granite", arch="granite", turns_pairs=True),
+    Family("Phi3", "phi3", is_joined=True, windows="every layer", arch="phi3", ropes=("default", "longrope")),
+    Family("Olmo2", "olmo2", norms="after", query_norms="all", arch="olmo2"),
+    Family("Olmo3", "olmo3", norms="after", query_norms="all", arch="olmo2"),
+    Family("SeedOss", "seed_oss", has_biases=True, arch="seed_oss"),
+    Family("Gemma", "gemma", is_tied=True, adds_one=True, arch="gemma"),
+    Family(
+        "Gemma2",
+        "gemma2",
+        decodes=False,
+        is_tied=True,
+        norms="both",
+        adds_one=True,
+        windows="some layers",
+        is_capped=True,
+    ),
+    Family(
+        "Gemma3",
+        "gemma3_text",
+        is_tied=True,
+        norms="both",
+        query_norms="each",
+        adds_one=True,
+        windows="some layers",
+        arch="gemma3",
+    ),
+)
+BY_CLASS = {row.class_name: row for row in ROWS}
+BY_TYPE = {row.model_type: row for row in ROWS}
