@@ -21,16 +21,26 @@ Text written by a *model* never raises: it scores 0 and is counted.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 
 class OctetError(Exception):
-    """Base class; the message is meant for the person who started the run."""
+    """Base class; the message is meant for the person who started the run.
+
+    `named` is what is wrong as the user writes it: `rollout.group_size=1`, `--out FOLDER`, or a path. An error about
+    nothing that has a name is one text.
+    """
 
     status = 2  # exit status of the command
     is_of_all = False  # every rank raises it, so only rank 0 prints it
+
+    def __init__(self, named: object, reason: str = "", remedy: str = "") -> None:
+        found = re.fullmatch(r"([\w.]+|--[\w-]+)[= ](.*)", str(named), re.DOTALL) if reason else None
+        self.key, self.value = found.groups() if found else (str(named) if reason else "", "")
+        self.reason, self.remedy = reason, remedy
+        sentences = [part if part[-1] in ".?" else f"{part}." for part in (reason, remedy) if part]
+        super().__init__(f"{named}: {' '.join(sentences)}" if reason else named)
 
     def of_all(self) -> OctetError:
         """Mark the error as one that every rank raises, and return it."""
@@ -86,21 +96,6 @@ class LostRank(ClusterError):
 
 class Interrupted(OctetError):
     status = 75  # EX_TEMPFAIL of sysexits.h; job scripts requeue the job
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What a check of the machine, the settings or a run has found. A note asks for nothing, a warning names a remedy,
-    and `end` says that a run cannot start or go on."""
-
-    severity: Literal["note", "warn", "end"]
-    name: str
-    seen: str
-    remedy: str = ""
-    why: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.name}: {' '.join(part for part in (f'{self.seen}.', self.why, self.remedy) if part)}"
 
 
 ELSEWHERE = {  # what other programs call a setting

@@ -37,9 +37,10 @@ class Shrinker:
         smaller = tried // 2
         if all(self._stays_whole(batch, smaller) for batch in batches):
             raise TrainingError(
-                f"optim.tokens_per_micro_batch={self.packer.token_budget}: not even one answer fits into memory in a "
-                f"training pass (it counts as {tried} tokens). Write a smaller rollout.max_new_tokens or "
-                "prompt.max_tokens, model.gradient_checkpointing=true, or the name of a smaller model."
+                f"optim.tokens_per_micro_batch={self.packer.token_budget}",
+                f"not even one answer fits into memory in a training pass (it counts as {tried} tokens)",
+                "Write a smaller rollout.max_new_tokens or prompt.max_tokens, model.gradient_checkpointing=true, or "
+                "the name of a smaller model",
             )
         self.warn(
             f"optim.tokens_per_micro_batch={self.packer.token_budget}: out of memory with {tried} tokens; the same "

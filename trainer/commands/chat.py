@@ -24,9 +24,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     stored = options.run / "config.yaml"
     if not stored.is_file():
-        raise ConfigError(f"{options.run}: there is no config.yaml in it. Name the folder of a run.")
+        raise ConfigError(options.run, "there is no config.yaml in it", "Name the folder of a run")
     if not 0 <= options.temperature < inf:
-        raise ConfigError(f"--temperature {options.temperature:g}: it must be 0 or more. Leave it out for 0.")
+        raise ConfigError(f"--temperature {options.temperature:g}", "it must be 0 or more", "Leave it out for 0")
     servers = NO_SERVERS if resolve(str(stored)).rollout.uses_servers else ()
     config = resolve(str(stored), None, [*servers, *options.overrides])
     downloads.check(config)

@@ -57,13 +57,15 @@ def add_model_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     _take_from_run(options)
     if options.merged and not (options.merged / "config.json").is_file():
-        raise CheckpointError(f"--merged {options.merged}: there is no config.json in it. Name a folder with a model.")
+        raise CheckpointError(
+            f"--merged {options.merged}", "there is no config.json in it", "Name a folder with a model"
+        )
     config = settings_for(options)
     task = make_task(config.task)
     gold_check.check(config, task, evaluation_problems(task, config.eval.problems))
     draws, out = _draws(options, config.run.seed), options.out or _default_out(options, config)
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: it is a file. Name a folder.")
+        raise ConfigError(f"--out {out}", "it is a file", "Name a folder")
     from trainer.run import evaluate_models
 
     models = evaluate_models.Models(options.adapter, options.merged)
@@ -81,15 +83,16 @@ def _take_from_run(options: Namespace) -> None:
     elif (folder / "model").is_dir():
         options.model = str(folder / "model")
     else:
-        raise CheckpointError(f"{folder}: it has no adapter and no model yet. Wait for the end of the run.")
+        raise CheckpointError(folder, "it has no adapter and no model yet", "Wait for the end of the run")
 
 
 def settings_for(options: Namespace) -> Config:
     """Return the settings of the run that made the adapter or model, if there is one, changed by the command line."""
     if options.adapter and not (options.adapter / "adapter_config.json").is_file():
         raise CheckpointError(
-            f"--adapter {options.adapter}: there is no adapter_config.json in it. Name the `adapter` folder of a run, "
-            "or a whole model with --model."
+            f"--adapter {options.adapter}",
+            "there is no adapter_config.json in it",
+            "Name the `adapter` folder of a run, or a whole model with --model",
         )
     clean = [
         "model.quantize=none",
@@ -104,7 +107,7 @@ def settings_for(options: Namespace) -> Config:
     is_unchecked = getattr(options, "no_check", False)  # of octet export
     if not config.eval.problems and not is_unchecked:
         or_not = ", or --no-check" if "no_check" in options else ""
-        raise ConfigError(f"eval.problems=0: there is nothing to evaluate. Write --problems 1 or more{or_not}.")
+        raise ConfigError("eval.problems=0", "there is nothing to evaluate", f"Write --problems 1 or more{or_not}")
     downloads.check(config)
     _refuse_another_base(options, config)
     quiet.quiet()
@@ -125,8 +128,9 @@ def _refuse_another_base(options: Namespace, config: Config) -> None:
         print(f"octet: warning: --adapter {options.adapter}: {known}; is model.name={model} the same?", file=sys.stderr)
     elif not is_base:
         raise CheckpointError(
-            f"--adapter {options.adapter}: it was trained over {base or 'a model without a name'}, not over "
-            f"model.name={model}. Write --model {base or 'and its base'}, or leave --preset out."
+            f"--adapter {options.adapter}",
+            f"it was trained over {base or 'a model without a name'}, not over model.name={model}",
+            f"Write --model {base or 'and its base'}, or leave --preset out",
         )
 
 
@@ -159,7 +163,7 @@ def _base_of(adapter: Path) -> str:
             raise ValueError
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path}: it does not say what the adapter was trained over ({type(error).__name__}). Restore the file."
+            path, f"it does not say what the adapter was trained over ({type(error).__name__})", "Restore the file"
         ) from None
     if base.parts[:1] == ("unsloth",):  # it names its 4-bit copy, which is beside the model of 16 bits
         return str(base).removesuffix("-bnb-4bit").removesuffix("-unsloth")
@@ -180,11 +184,13 @@ def _draws(options: Namespace, seed: int) -> Draws | None:
     for name in ("samples", "trials"):
         value = getattr(options, name)
         if value is not None and value < 1:
-            raise ConfigError(f"--{name} {value}: it must be at least 1. Leave it out for greedy answers only.")
+            raise ConfigError(f"--{name} {value}", "it must be at least 1", "Leave it out for greedy answers only")
     temperature = SAMPLE_TEMPERATURE if options.temperature is None else options.temperature
     if not 0 < temperature < inf:
         raise ConfigError(
-            f"--temperature {temperature:g}: samples need one above 0. Greedy answers are always there: leave it out."
+            f"--temperature {temperature:g}",
+            "samples need one above 0",
+            "Greedy answers are always there: leave it out",
         )
     return Draws(options.samples or 1, temperature, options.trials or 1, seed)
 
@@ -202,10 +208,12 @@ def _preset_for(options: Namespace) -> str | None:
     if folder and (stored := _config_of_run(folder)):
         return str(stored)
     if folder and not options.model and not options.adapter:
-        raise ConfigError(f"--merged {folder}: it has no run's config.yaml beside it. Name its base: --model.")
+        raise ConfigError(f"--merged {folder}", "it has no run's config.yaml beside it", "Name its base: --model")
     base = _base_of(options.adapter) if options.adapter and not options.model else options.model
     if base == "" and not names_a_model(options):
-        raise CheckpointError(f"--adapter {folder}: it does not say what it was trained over. Name that with --model.")
+        raise CheckpointError(
+            f"--adapter {folder}", "it does not say what it was trained over", "Name that with --model"
+        )
     return "nano" if base in (None, "nano") else None
 
 

@@ -30,13 +30,14 @@ def run(options: Namespace) -> None:
     if options.adapter is None:
         if names_a_model(options):
             raise ConfigError(
-                f"--model: {model} is a whole model, and --model and model.name name the base of an adapter. Leave "
-                "them out, or name the folder of the other model in place of this one."
+                "--model",
+                f"{model} is a whole model, and --model and model.name name the base of an adapter",
+                "Leave them out, or name the folder of the other model in place of this one",
             )
         options.model = str(model)
     out = options.out or _default_out(options.run, model, _kind(options))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--out {out}: it exists and is not empty. Delete it, or name a new folder.")
+        raise ConfigError(f"--out {out}", "it exists and is not empty", "Delete it, or name a new folder")
     if not out.exists():
         with writing(out):  # so that a place that cannot be written is answered now
             out.mkdir(parents=True)
@@ -74,4 +75,4 @@ def _model(run: Path) -> Path:
     for folder in (run / "model", run):
         if (folder / "config.json").is_file():
             return folder
-    raise CheckpointError(f"{run}: there is neither an adapter nor a model in it. Name the folder of a run that ended.")
+    raise CheckpointError(run, "there is neither an adapter nor a model in it", "Name the folder of a run that ended")

@@ -77,7 +77,7 @@ def run(options: Namespace) -> None:
         verify(options.verify)
         return
     if options.to is None:
-        raise ConfigError("--to: it names the folder to fill. Write --to DIR.")
+        raise ConfigError("--to", "it names the folder to fill", "Write --to DIR")
     preset = options.preset or choose_preset(hardware.detect())[0]
     config = resolve(preset, options.recipe, options.overrides)
     chosen = ["--preset", preset, *(["--recipe", options.recipe] if options.recipe else []), *options.overrides]
@@ -86,7 +86,7 @@ def run(options: Namespace) -> None:
 
 def fetch(config: Config, arguments: Sequence[str], folder: Path, wheels: bool) -> None:
     if hub.is_offline():
-        raise ConfigError("HF_HUB_OFFLINE=1: nothing can be fetched with it. Unset it.")
+        raise ConfigError("HF_HUB_OFFLINE=1", "nothing can be fetched with it", "Unset it")
     folder = folder.expanduser().absolute()
     constants.HF_HUB_CACHE = str(folder / "hub")  # HF_HOME stays, because the login is there
     os.environ["HF_DATASETS_CACHE"] = str(folder / "datasets")  # read when `datasets` is imported
@@ -111,7 +111,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise ConfigError(f"--to {folder}: it cannot be made ({error.strerror}). Choose another folder.") from None
+        raise ConfigError(f"--to {folder}", f"it cannot be made ({error.strerror})", "Choose another folder") from None
 
 
 def fetch_model(model: Model, folder: Path) -> str:
@@ -131,8 +131,9 @@ def _download(model: Model, found: hub.Found, folder: Path) -> None:
     free = disk_and_ram.free_disk(folder)
     if free < found.download:
         raise ConfigError(
-            f"--to {folder}: {model.name} needs {amount(found.download)}, and {amount(free)} are free there. "
-            "Make room, or choose a folder on another disk."
+            f"--to {folder}",
+            f"{model.name} needs {amount(found.download)}, and {amount(free)} are free there",
+            "Make room, or choose a folder on another disk",
         )
     import huggingface_hub
 
@@ -140,7 +141,9 @@ def _download(model: Model, found: hub.Found, folder: Path) -> None:
         huggingface_hub.snapshot_download(model.name, revision=model.revision, allow_patterns=list(found.sizes))
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(
-            f"model.name={model.name}: the download broke off ({_first_line(error)}). The same command goes on with it."
+            f"model.name={model.name}",
+            f"the download broke off ({_first_line(error)})",
+            "The same command goes on with it",
         ) from None
 
 
@@ -150,8 +153,9 @@ def _compare(model: Model, found: hub.Found) -> None:
     wrong = [name for name, file in here.items() if not file.is_file() or file.stat().st_size != found.sizes[name]]
     if wrong or not here:
         raise ModelError(
-            f"model.name={model.name}: {', '.join(wrong) or 'its weights'} did not arrive whole. "
-            "The same command fetches what is missing."
+            f"model.name={model.name}",
+            f"{', '.join(wrong) or 'its weights'} did not arrive whole",
+            "The same command fetches what is missing",
         )
 
 
@@ -160,7 +164,7 @@ def fetch_data(config: Config) -> str:
     counts = [f"{data.split} {sum(1 for _ in data.records()):,}" for data in sets]
     for data in sets:
         if not downloads.is_prepared(data):
-            raise DataError(f"task.name={config.task.name}: {data} did not arrive. Run the same command again.")
+            raise DataError(f"task.name={config.task.name}", f"{data} did not arrive", "Run the same command again")
     if not counts:
         return f"data    {config.task.name}: made up by Octet, or files on this machine; copy those yourself"
     return f"data    {', '.join(dict.fromkeys(one.name for one in sets))}: {', '.join(counts)} problems"
@@ -202,8 +206,9 @@ def _pip_wheel(arguments: Sequence[str]) -> None:
     if answer.returncode != 0:
         last = (answer.stderr.strip() or answer.stdout.strip()).splitlines()[-1:]
         raise ConfigError(
-            f"--to: pip could not bring the packages ({''.join(last)}). The same command goes on; "
-            "--no-wheels leaves the packages out."
+            "--to",
+            f"pip could not bring the packages ({''.join(last)})",
+            "The same command goes on; --no-wheels leaves the packages out",
         )
 
 
@@ -262,17 +267,20 @@ def verify(folder: Path) -> None:
         listed = json.loads((folder / "manifest.json").read_text())["files"]
         expected = {name: str(entry["sha256"]) for name, entry in listed.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"--verify {folder}: there is no whole manifest.json in it ({_first_line(error)}).") from None
+        raise ConfigError(
+            f"--verify {folder}", f"there is no whole manifest.json in it ({_first_line(error)})"
+        ) from None
     if outside := [name for name in listed if Path(name).is_absolute() or ".." in Path(name).parts]:
-        raise DataError(f"--verify {folder}: manifest.json names {outside[0]!r}, which is outside. Fetch it again.")
+        raise DataError(f"--verify {folder}", f"manifest.json names {outside[0]!r}, which is outside", "Fetch it again")
     missing = [name for name in listed if not (folder / name).is_file()]
     sums = _sums(folder / name for name in listed if name not in missing)
     changed = [name for name in listed if name not in missing and sums[(folder / name).resolve()] != expected[name]]
     wrong = [*(f"{name} is missing" for name in missing), *(f"{name} has changed" for name in changed)]
     if wrong:
         raise DataError(
-            f"--verify {folder}: {len(wrong)} of {len(listed)} files are not as they were fetched: "
-            f"{', '.join(wrong[:3])}. Copy the folder again, with its links (rsync -a)."
+            f"--verify {folder}",
+            f"{len(wrong)} of {len(listed)} files are not as they were fetched: {', '.join(wrong[:3])}",
+            "Copy the folder again, with its links (rsync -a)",
         )
     print(f"{folder}: all {len(listed)} files are as they were fetched")
 

@@ -19,7 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
-        raise ConfigError(f"--out {options.out}: it exists and is not empty. Name a new folder.")
+        raise ConfigError(f"--out {options.out}", "it exists and is not empty", "Name a new folder")
     config = settings_for(options)
     from trainer.run import evaluate_models
 

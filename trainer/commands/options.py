@@ -32,4 +32,4 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         place = error.filename2 or error.filename or path  # the file in the folder, and not its temporary name
-        raise ConfigError(f"--out {place}: it cannot be written ({error.strerror}). Name another place.") from None
+        raise ConfigError(f"--out {place}", f"it cannot be written ({error.strerror})", "Name another place") from None

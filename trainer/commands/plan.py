@@ -103,7 +103,7 @@ def ask(options: Namespace) -> Question:
     config = command_line.resolve(preset, options.recipe, overrides)
     ranks, local = hardware.ranks(machine) if options.gpus is None else (options.gpus, options.gpus)
     if ranks < 1:
-        raise ConfigError(f"--gpus {ranks}: at least one card is needed. Write --gpus 1.")
+        raise ConfigError(f"--gpus {ranks}", "at least one card is needed", "Write --gpus 1")
     free = hardware.free_ram()
     ram = free if options.vram is None else inf  # a card that is named may be in another machine
     shape = shape_of(config.model.name, config.model.revision)
@@ -117,7 +117,7 @@ def _card(options: Namespace, machine: hardware.Hardware) -> tuple[float, str]:
     if options.vram is not None:
         if not 0 < options.vram < inf:
             raise ConfigError(
-                f"--vram {options.vram:g}: that is not the size of a card. Write its GB, such as --vram 8."
+                f"--vram {options.vram:g}", "that is not the size of a card", "Write its GB, such as --vram 8"
             )
         return options.vram, f"{options.vram:g} GB"
     if machine.gpus:
@@ -134,9 +134,10 @@ def _refuse_what_a_run_refuses(placement: Placement) -> None:
         raise ConfigError(reason)
     if new_tokens > placement.longest_answer:
         raise ConfigError(
-            f"rollout.max_new_tokens={new_tokens}: the context of this model is {placement.shape.context}, and "
-            f"prompts of up to {config.prompt.max_tokens} tokens have to be in it as well. Write --completion "
-            f"{placement.longest_answer} or less, or a smaller --prompt."
+            f"rollout.max_new_tokens={new_tokens}",
+            f"the context of this model is {placement.shape.context}, and prompts of up to {config.prompt.max_tokens} "
+            "tokens have to be in it as well",
+            f"Write --completion {placement.longest_answer} or less, or a smaller --prompt",
         )
 
 
@@ -147,10 +148,11 @@ def searched(question: Question) -> Question:
     if found is None:
         and_ram = "" if placement.ram == inf else f" and the {question.free_ram / GB:.1f} GB of RAM that are free"
         raise ConfigError(
-            f"--search: nothing makes {placement.config.model.name} fit {placement.vram / GB:g} GB{and_ram}: "
-            f"with prompts of {placement.config.prompt.max_tokens} and answers of "
-            f"{placement.config.rollout.max_new_tokens} tokens, one answer at a time and every other setting tried, it "
-            f"is still too large. Shorten them. {placement.nearest()}"
+            "--search",
+            f"nothing makes {placement.config.model.name} fit {placement.vram / GB:g} GB{and_ram}: with prompts of "
+            f"{placement.config.prompt.max_tokens} and answers of {placement.config.rollout.max_new_tokens} tokens, "
+            "one answer at a time and every other setting tried, it is still too large",
+            f"Shorten them. {placement.nearest()}",
         )
     found = placement.grown(found)
     changes = search.difference(placement.config, found)

@@ -22,7 +22,7 @@ def run(options: Namespace) -> None:
     runs = read_runs(options.runs)
     for one in runs:
         if not one.steps:
-            raise DataError(f"{one.folder}: no step is logged yet, so there is nothing to plot. Leave this run out.")
+            raise DataError(one.folder, "no step is logged yet, so there is nothing to plot", "Leave this run out")
     folder = options.out or (options.runs[0] if len(options.runs) == 1 else Path("plots"))
     with writing(folder):
         paths = list(sheet.write(runs, folder))

@@ -64,7 +64,7 @@ def _must_be_a_name(to: str) -> None:
         validate_repo_id(to)
         _owner, _name = to.split("/")
     except ValueError:
-        raise ConfigError(f"--to {to}: it is no name of a repository. Write OWNER/NAME.") from None
+        raise ConfigError(f"--to {to}", "it is no name of a repository", "Write OWNER/NAME") from None
 
 
 def _made(run: RunFiles, folder: Path) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _made(run: RunFiles, folder: Path) -> dict[str, Any]:
     source = (folder / made.get("source", "")).resolve()
     if not source.is_relative_to(own):
         of = f"it was exported from {source}" if made else "it lies elsewhere, and has no export.json"
-        raise CheckpointError(f"{folder}: it is not of the run {run.folder}: {of}. Name a folder of this run.")
+        raise CheckpointError(folder, f"it is not of the run {run.folder}: {of}", "Name a folder of this run")
     named = {path.name for path in folder.glob("*.gguf")}
     return {**({} if named - {made.get("file")} else made), "step": run.step_of(folder)}
 
@@ -85,14 +85,14 @@ def _files(folder: Path) -> dict[str, Path]:
     inside = [*folder.glob("*"), *folder.glob("additional_chat_templates/*")]
     found = {str(path.relative_to(folder)): path for path in sorted(inside) if path.is_file()}
     if refused := [name for name in (folder.name, *found) if name.endswith((".refused", ".unchecked"))]:
-        raise CheckpointError(f"{folder}: {refused[0]} did not pass its check. Export it anew, in another format.")
+        raise CheckpointError(folder, f"{refused[0]} did not pass its check", "Export it anew, in another format")
     seen = {name: path for name, path in found.items() if not path.name.startswith(".")}
     sent = {name: path for name, path in seen.items() if any(fnmatch(name, known) for known in SENT)}
     if others := [name for name in found if name not in (*sent, "README.md", EXPORT, manifest.NAME)]:
         print(f"octet: left out, because no model has such a file: {', '.join(others)}", file=sys.stderr)
     for name, path in sent.items():
         if path.resolve() != folder.resolve() / name:
-            raise CheckpointError(f"{folder}: {name} is a link, or lies in one, to {path.resolve()}. Copy it there.")
+            raise CheckpointError(folder, f"{name} is a link, or lies in one, to {path.resolve()}", "Copy it there")
     return sent
 
 
@@ -112,7 +112,7 @@ def _kind(folder: Path) -> str:
         return "model"
     if any(folder.glob("*.gguf")):
         return "gguf"
-    raise CheckpointError(f"{folder}: there is no adapter and no model in it. Name a folder that has one with --what.")
+    raise CheckpointError(folder, "there is no adapter and no model in it", "Name a folder that has one with --what")
 
 
 def _send(to: str, contents: dict[str, Any], private: bool) -> str:
@@ -123,9 +123,11 @@ def _send(to: str, contents: dict[str, Any], private: bool) -> str:
         added = [CommitOperationAdd(name, content) for name, content in contents.items()]
         return str(api.create_commit(to, added, commit_message="Add a model trained with Octet").commit_url)
     except errors.LocalTokenNotFoundError:
-        raise ConfigError(f"--to {to}: there is no login on this machine. `hf auth login`, or set HF_TOKEN.") from None
+        raise ConfigError(
+            f"--to {to}", "there is no login on this machine", "`hf auth login`, or set HF_TOKEN"
+        ) from None
     except (httpx2.HTTPError, OSError, RuntimeError) as error:  # the last of a large file
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise ConfigError(
-            f"--to {to}: the hub did not take it ({reason}). See that the login may write there."
+            f"--to {to}", f"the hub did not take it ({reason})", "See that the login may write there"
         ) from None

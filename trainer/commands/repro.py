@@ -29,9 +29,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     stored = options.run / "config.yaml"
     if not stored.is_file():
-        raise ConfigError(f"{options.run}: there is no config.yaml in it. Name the folder of a run.")
+        raise ConfigError(options.run, "there is no config.yaml in it", "Name the folder of a run")
     if options.steps < 1:
-        raise ConfigError(f"--steps {options.steps}: it must be at least 1. Leave it out for {STEPS}.")
+        raise ConfigError(f"--steps {options.steps}", "it must be at least 1", f"Leave it out for {STEPS}")
     with TemporaryDirectory(prefix="octet-repro-") as scratch:
         here = [*overrides_of({"run.dir": scratch}), "run.track=null"]
         config = resolve(str(stored), None, [*options.overrides, *here])

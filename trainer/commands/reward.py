@@ -68,7 +68,7 @@ def labelled(path: str, rules: Rules, needs_answer: bool) -> list[Sample]:
         is_right = prompt.problem.extra.get("right")
         if not isinstance(is_right, bool):
             raise DataError(
-                f"{prompt.problem.id}: `right` is {is_right!r:.60}. Write true or false beside the completion."
+                prompt.problem.id, f"`right` is {is_right!r:.60}", "Write true or false beside the completion"
             )
         listed = possible_answers(golds_there, prompt.problem.gold, rules.style)
         known = {"right" if is_right else "wrong": completion.text}

@@ -145,18 +145,18 @@ def open_lines(path: str) -> IO[bytes]:
     try:
         return Path(path).open("rb")
     except OSError as error:
-        raise DataError(f"{path}: it cannot be read: {error.strerror}. Name a file of JSON lines, or - .") from None
+        raise DataError(path, f"it cannot be read: {error.strerror}", "Name a file of JSON lines, or - ") from None
 
 
 def _record(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON: {error.msg} at character {error.pos + 1}.") from None
+        raise DataError(where, f"not JSON: {error.msg} at character {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON: {error}.") from None
+        raise DataError(where, f"not JSON: {error}") from None
     if not isinstance(record, dict):
-        raise DataError(f"{where}: expected an object with `completion` and `answer`, found {line[:60]!r}.")
+        raise DataError(where, f"expected an object with `completion` and `answer`, found {line[:60]!r}")
     return record
 
 
@@ -165,11 +165,11 @@ def _sample(record: dict[str, Any], where: str, needs_answer: bool) -> Sample:
     if answer is None and not needs_answer:
         answer = ""
     if not isinstance(completion, str):
-        raise DataError(f"{where}: `completion` is {completion!r:.60}. Write the text of the completion.")
+        raise DataError(where, f"`completion` is {completion!r:.60}", "Write the text of the completion")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
     if not isinstance(answer, str) or (not (gold := gold_of(answer)) and needs_answer):
-        raise DataError(f"{where}: `answer` is {answer!r:.60}. Write the gold answer, or a solution that ends with it.")
+        raise DataError(where, f"`answer` is {answer!r:.60}", "Write the gold answer, or a solution that ends with it")
     completed = Completion(_tokens(record, where), (), completion, truncated=False, reward=_environment(record, where))
     columns = {**record, "answer": answer}  # a function gets the column unchanged, as in training
     return _prompt(record, Problem(str(record.get("id", where)), "", gold, answer, columns)), completed
@@ -191,7 +191,7 @@ def _text(value: Any) -> str:
 def _tokens(record: dict[str, Any], where: str) -> tuple[int, ...]:
     tokens = record.get("tokens", [])
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
-        raise DataError(f"{where}: `tokens` is {tokens!r:.60}. Write a list of token ids, or leave it out.")
+        raise DataError(where, f"`tokens` is {tokens!r:.60}", "Write a list of token ids, or leave it out")
     return tuple(tokens)
 
 
@@ -199,7 +199,7 @@ def _environment(record: dict[str, Any], where: str) -> float | None:
     """Return what an environment gave for an answer, as the samples.jsonl of a run has it."""
     reward = record.get("reward/environment")
     if reward is not None and not isinstance(reward, int | float):
-        raise DataError(f"{where}: `reward/environment` is {reward!r:.60}. Write a number, or leave it out.")
+        raise DataError(where, f"`reward/environment` is {reward!r:.60}", "Write a number, or leave it out")
     return reward
 
 

@@ -93,7 +93,7 @@ def run(options: Namespace) -> None:
 def _limit(config: Config, request: JobRequest, options: Namespace) -> str:
     """Return the time limit of a job, with the fewest nodes that it may get."""
     if request.grid:
-        raise ConfigError("--time auto: the runs of a --sweep take different times. Write --time HH:MM:SS.")
+        raise ConfigError("--time auto", "the runs of a --sweep take different times", "Write --time HH:MM:SS")
     _check(config, request)
     ranks = request.gpus * (request.least or request.nodes)
     planner = Planner(shape_of(config.model.name, config.model.revision), config, ranks, 0)
@@ -104,7 +104,7 @@ def _nodes(text: str) -> tuple[int | None, int]:
     """Return the numbers in `2` or `1-4`, where there may be no first one."""
     numbers = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,5})", text)
     if not numbers:
-        raise ConfigError(f"--nodes {visible(text)[:100]}: write a number, or two with a hyphen, such as 1-4.")
+        raise ConfigError(f"--nodes {visible(text)[:100]}", "write a number, or two with a hyphen, such as 1-4")
     return int(numbers[1]) if numbers[1] else None, int(numbers[2])
 
 
@@ -170,7 +170,7 @@ def _options(folder: Path, request: JobRequest) -> dict[str, str]:
     for name, value in options.items():
         if not value.isprintable():  # what follows a line break would be a command of the script
             where = {"chdir": "the working folder", "output": "run.dir", "job-name": "run.dir"}.get(name, f"--{name}")
-            raise ConfigError(f"{where}={value!r}: it has a control character in it. Write it without.")
+            raise ConfigError(f"{where}={value!r}", "it has a control character in it", "Write it without")
     return options
 
 
@@ -179,8 +179,10 @@ def _refuse_unknown(site: dict[str, str]) -> None:
     for name, value in site.items():
         if name.startswith("SBATCH_") and name.removeprefix("SBATCH_") not in SITE and value:
             raise ConfigError(
-                f"{site_file()}: {name}={value}: octet slurm does not support this variable. It supports, after "
-                f"SBATCH_, {', '.join(SITE)}. Remove it, or submit a script of slurm/ with sbatch, which reads it."
+                site_file(),
+                f"{name}={value}: octet slurm does not support this variable. It supports, after SBATCH_, "
+                f"{', '.join(SITE)}",
+                "Remove it, or submit a script of slurm/ with sbatch, which reads it",
             )
 
 
@@ -196,10 +198,10 @@ def read_site(path: Path) -> dict[str, str]:
     try:
         answer = subprocess.run(command, env=_without_options(), capture_output=True, timeout=SITE_S, check=False)
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{path}: it has not ended after {SITE_S:g} seconds. It should only set variables.") from None
+        raise ConfigError(path, f"it has not ended after {SITE_S:g} seconds", "It should only set variables") from None
     if answer.returncode:
         why = visible(os.fsdecode(answer.stderr).strip())[:500] or f"it exits with status {answer.returncode}"
-        raise ConfigError(f"{path}: bash cannot read it: {why}. Correct that line.")
+        raise ConfigError(path, f"bash cannot read it: {why}", "Correct that line")
     return dict(entry.partition("=")[::2] for entry in os.fsdecode(answer.stdout).split("\0") if entry)
 
 
@@ -212,15 +214,15 @@ def _lines(grid: Path) -> list[str]:
     """Return the lines of a grid that are neither empty nor comments."""
     if not grid.is_file():
         raise ConfigError(
-            f"--sweep {grid}: there is no such file. Copy slurm/grid.example: each line has the settings of a run."
+            f"--sweep {grid}", "there is no such file", "Copy slurm/grid.example: each line has the settings of a run"
         )
     try:
         text = grid.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"--sweep {grid}: it is not UTF-8 text ({error.reason}). Save it as UTF-8.") from None
+        raise ConfigError(f"--sweep {grid}", f"it is not UTF-8 text ({error.reason})", "Save it as UTF-8") from None
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if not lines:
-        raise ConfigError(f"--sweep {grid}: it has no line of settings. Copy slurm/grid.example.")
+        raise ConfigError(f"--sweep {grid}", "it has no line of settings", "Copy slurm/grid.example")
     return lines
 
 
@@ -228,14 +230,16 @@ def _check(config: Config, request: JobRequest) -> None:
     ds_config.check(config, has_gpu=True)
     for name, number in (("nodes", request.nodes), ("gpus", request.gpus), ("chain", request.chain)):
         if number < 1:
-            raise ConfigError(f"--{name} {number}: it must be at least 1.")
+            raise ConfigError(f"--{name} {number}", "it must be at least 1")
     if request.least is not None and not 1 <= request.least <= request.nodes:
-        raise ConfigError(f"--nodes {request.range}: the first number is at least 1, and at most the second.")
+        raise ConfigError(f"--nodes {request.range}", "the first number is at least 1, and at most the second")
     engine = config.engine.ds_config
     if request.least is not None and ds_config.splits_weights(ds_config.read(engine).get("zero_optimization", {})):
         raise ConfigError(
-            f"--nodes {request.range}: engine.ds_config={engine} splits the weights over the ranks (ZeRO-3), and "
-            f"such a run resumes with the same number of ranks only. Write --nodes {request.nodes}."
+            f"--nodes {request.range}",
+            f"engine.ds_config={engine} splits the weights over the ranks (ZeRO-3), and such a run resumes with the "
+            "same number of ranks only",
+            f"Write --nodes {request.nodes}",
         )
     config.refuse_idle(request.nodes * request.gpus)
 

@@ -60,9 +60,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     if options.jobs < 1:
-        raise ConfigError(f"--jobs {options.jobs}: it must be at least 1.")
+        raise ConfigError(f"--jobs {options.jobs}", "it must be at least 1")
     if options.time == "auto":
-        raise ConfigError("--time auto: the runs of a study take different times. Write --time HH:MM:SS.")
+        raise ConfigError("--time auto", "the runs of a study take different times", "Write --time HH:MM:SS")
     if not options.slurm and (options.time or options.gpus != 1):
         raise ConfigError("--time and --gpus are for jobs. Write --slurm as well, or leave them out.")
     study = read_study(options.file, options.overrides)
@@ -94,7 +94,7 @@ def _must_have_solutions(study: Study) -> None:
                 check(task, training_problems(task, config.task, config.run.seed)[:SOLUTIONS])
             except DataError as error:
                 reason = str(error).partition(". ")[0]
-                raise ConfigError(f"{study.path}: controls: supervised: {reason}. Remove it from controls.") from None
+                raise ConfigError(study.path, f"controls: supervised: {reason}", "Remove it from controls") from None
             return
 
 

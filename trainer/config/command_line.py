@@ -61,7 +61,7 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         layers.append(_load_layer(recipe, RECIPES, "--recipe"))
     if isinstance(overrides, str):
         raise ConfigError(
-            f"overrides: {_shown(overrides)!r} is one text. Write a list of them: [{_shown(overrides)!r}]."
+            "overrides", f"{_shown(overrides)!r} is one text", f"Write a list of them: [{_shown(overrides)!r}]"
         )
     overrides = ["".join(map(str.strip, text.partition("="))) for text in overrides]
     if any(text.startswith("reward.weights.") for text in overrides):  # one weight goes beside the others
@@ -138,9 +138,9 @@ def _resumed(options: argparse.Namespace) -> Request:
     folder = Path(options.resume) if options.resume else _latest_run()
     stored = folder / "config.yaml"
     if not os.path.isfile(stored):
-        raise ConfigError(f"--resume {folder}: there is no config.yaml in it, so it is not the folder of a run.")
+        raise ConfigError(f"--resume {folder}", "there is no config.yaml in it, so it is not the folder of a run")
     if options.preset or options.recipe:
-        raise ConfigError("--resume: the run's own config.yaml is the preset. Leave --preset and --recipe out.")
+        raise ConfigError("--resume", "the run's own config.yaml is the preset", "Leave --preset and --recipe out")
     config = resolve(str(stored), None, [*options.overrides, *overrides_of({"run.dir": str(folder)})])
     reason, shown = f"resuming {folder}", (options.dry_run, options.json, options.debug)
     return Request(config, folder.name, reason, *shown, resumes=folder, accepts_changes=options.accept_changes)
@@ -149,7 +149,7 @@ def _resumed(options: argparse.Namespace) -> Request:
 def _latest_run() -> Path:
     runs = sorted(RUNS.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
     if not runs:
-        raise ConfigError(f"--resume: there is no run in {RUNS}/. Name the folder: --resume DIR.")
+        raise ConfigError("--resume", f"there is no run in {RUNS}/", "Name the folder: --resume DIR")
     return runs[-1].parent
 
 
@@ -158,14 +158,14 @@ def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
     if not os.path.isfile(path):  # unlike Path.is_file, it takes a name that is too long
         known = names_in(folder)
         raise ConfigError(
-            f"{flag} {name}: there is no such file or name.{did_you_mean(name, known)} Known: {', '.join(known)}."
+            f"{flag} {name}", f"there is no such file or name.{did_you_mean(name, known)} Known: {', '.join(known)}"
         )
     try:
         layer = read_yaml(path.read_bytes()) or {}
     except BadYaml as error:
-        raise ConfigError(f"{flag} {name}: not valid YAML: {error}.") from None
+        raise ConfigError(f"{flag} {name}", f"not valid YAML: {error}") from None
     if not isinstance(layer, dict):
-        raise ConfigError(f"{flag} {name}: expected sections such as `rollout:`, found a {type(layer).__name__}.")
+        raise ConfigError(f"{flag} {name}", f"expected sections such as `rollout:`, found a {type(layer).__name__}")
     return layer
 
 
@@ -186,13 +186,13 @@ def _parse_override(text: str) -> dict[str, Any]:
     """Return `rollout.group_size=16` as a nested dictionary. `read_setting` reads the value."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip(".") or not value.strip():
-        raise ConfigError(f"{_shown(text)}: expected key=value, such as rollout.group_size=16.")
+        raise ConfigError(_shown(text), "expected key=value, such as rollout.group_size=16")
     try:
         nested: Any = read_setting(value)
     except BadYaml as error:
         quoted = _shown(shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}"))
         raise ConfigError(
-            f"{_shown(text)}: the value is not valid YAML: {error}. Put quotes around it: {quoted}."
+            _shown(text), f"the value is not valid YAML: {error}", f"Put quotes around it: {quoted}"
         ) from None
     if isinstance(nested, str) and nested.startswith("~"):  # the shell expands no ~ after an equals sign
         nested = os.path.expanduser(nested)
@@ -216,13 +216,17 @@ def _refuse_impossible_values(settings: Mapping[str, Any], prefix: str = "") -> 
             _refuse_impossible_values(value, f"{prefix}{name}.")
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, int) and text.bit_length() > LARGEST_BITS:
-                raise ConfigError(f"{prefix}{name}={_shown(text)}: it is too large. Write a smaller number.")
+                raise ConfigError(f"{prefix}{name}={_shown(text)}", "it is too large", "Write a smaller number")
             if not isinstance(text, str):
                 continue
             if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-                raise ConfigError(f"{prefix}{name}={_shown(text)!r}: a text has no such character. Write it without.")
+                raise ConfigError(
+                    f"{prefix}{name}={_shown(text)!r}", "a text has no such character", "Write it without"
+                )
             if re.match(r"~[\w.-]+(/|$)", text) and os.path.expanduser(text) == text:
-                raise ConfigError(f"{prefix}{name}={_shown(text)}: there is no such user. Write the path of a folder.")
+                raise ConfigError(
+                    f"{prefix}{name}={_shown(text)}", "there is no such user", "Write the path of a folder"
+                )
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,12 +242,12 @@ def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
     for section, settings in layer.items():
         if section not in sections():
             nearest = did_you_mean(str(section), [*sections(), *known])
-            raise ConfigError(f"{_shown(section)}: there is no such section.{nearest}")
+            raise ConfigError(_shown(section), f"there is no such section.{nearest}")
         if not isinstance(settings, Mapping):
-            raise ConfigError(f"{section}={_shown(settings)}: {section} is a section. Write {section}.KEY=VALUE.")
+            raise ConfigError(f"{section}={_shown(settings)}", f"{section} is a section", f"Write {section}.KEY=VALUE")
         for key in _keys(settings, f"{section}.", known):
             if key not in known:
-                raise ConfigError(f"{_shown(key)}: there is no such setting.{did_you_mean(key, known)}")
+                raise ConfigError(_shown(key), f"there is no such setting.{did_you_mean(key, known)}")
 
 
 def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str]) -> Iterator[str]:

@@ -30,9 +30,10 @@ def check(config: Config, has_gpu: bool) -> None:
     zero = zero_settings(config)
     if config.optim.name == "adamw_8bit" and is_offloaded(zero, "optimizer"):
         raise ConfigError(
-            f"optim.name=adamw_8bit: engine.ds_config={config.engine.ds_config} keeps the optimizer state in CPU "
-            "memory, where 8 bits are 40 times slower than 32. Write engine.ds_config=zero2, which does not, or "
-            "optim.name=adamw."
+            "optim.name=adamw_8bit",
+            f"engine.ds_config={config.engine.ds_config} keeps the optimizer state in CPU memory, where 8 bits are 40 "
+            "times slower than 32",
+            "Write engine.ds_config=zero2, which does not, or optim.name=adamw",
         )
     _check_attention(config.model, has_gpu)
     if splits_weights(zero):
@@ -54,13 +55,15 @@ def _check_attention(model: Model, has_gpu: bool) -> None:
     if model.attention != "flash":
         return
     if not has_gpu:
-        raise ConfigError("model.attention=flash: it needs a card, and there is none. Write model.attention=auto.")
+        raise ConfigError("model.attention=flash", "it needs a card, and there is none", "Write model.attention=auto")
     if model.dtype == "fp32":
-        raise ConfigError("model.attention=flash: it computes in bf16 or fp16. Write model.dtype=auto.")
+        raise ConfigError("model.attention=flash", "it computes in bf16 or fp16", "Write model.dtype=auto")
     if importlib.util.find_spec("flash_attn") is None:
         raise ConfigError(
-            "model.attention=flash: the package flash_attn is not installed. Write model.attention=auto, or "
-            "install it with `pip install flash-attn --no-build-isolation`, which compiles for a long time."
+            "model.attention=flash",
+            "the package flash_attn is not installed",
+            "Write model.attention=auto, or install it with `pip install flash-attn --no-build-isolation`, which "
+            "compiles for a long time",
         )
 
 
@@ -105,14 +108,14 @@ def read(name: str) -> dict[str, Any]:
     path = Path(name) if name.endswith(".json") else FOLDER / f"{name}.json"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.json")))
-        raise ConfigError(f"engine.ds_config={name}: there is no {path}. Known: {known}.")
+        raise ConfigError(f"engine.ds_config={name}", f"there is no {path}", f"Known: {known}")
     try:
         settings = json.loads(path.read_text())
     except ValueError as error:
-        raise ConfigError(f"engine.ds_config={name}: {path} is not JSON: {error}.") from None
+        raise ConfigError(f"engine.ds_config={name}", f"{path} is not JSON: {error}") from None
     for key, home in ELSEWHERE.items():
         if key in settings:
-            raise ConfigError(f"engine.ds_config={name}: `{key}` must not stand in it. Write {home} instead.")
+            raise ConfigError(f"engine.ds_config={name}", f"`{key}` must not stand in it", f"Write {home} instead")
     return {key: value for key, value in settings.items() if not key.startswith("//")}
 
 

@@ -72,8 +72,9 @@ class Config(Section):
         problems = self.rollout.problems
         if problems < ranks:
             raise ConfigError(
-                f"rollout.problems={problems}: each of the {ranks} ranks needs one. Write rollout.problems={ranks} or "
-                f"more, or take {problems} GPUs or fewer."
+                f"rollout.problems={problems}",
+                f"each of the {ranks} ranks needs one",
+                f"Write rollout.problems={ranks} or more, or take {problems} GPUs or fewer",
             )
 
     @property

@@ -164,7 +164,7 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     """Read the file of a study, and check the settings of every run, with those of the command line last. Raise
     ConfigError if there is a mistake in them."""
     if not path.is_file():
-        raise ConfigError(f"{path}: there is no such file. docs/studies.md has an example.")
+        raise ConfigError(path, "there is no such file. docs/studies.md has an example")
     try:
         found = read_yaml(path.read_bytes())
         if not isinstance(found, dict):
@@ -172,24 +172,27 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         study = Study(path, StudyFile.model_validate(found), tuple(overrides))
         runs = [*study.runs()]
     except BadYaml as error:
-        raise ConfigError(f"{path}: {error}. docs/studies.md has an example.") from None
+        raise ConfigError(path, f"{error}. docs/studies.md has an example") from None
     except ValidationError as error:
         raise ConfigError("\n".join(dict.fromkeys(_explained(path, one) for one in error.errors()))) from None
     for run in runs:
         _must_be_free(study, run)
         config, where = study.config(run), f"{path}, arm {run.arm}"
         if not config.eval.problems:
-            raise ConfigError(f"{where}: eval.problems=0: a study compares held-out answers. Write 512.")
+            raise ConfigError(where, "eval.problems=0: a study compares held-out answers", "Write 512")
         is_merged = config.warmup.steps and config.warmup.then == "merged"
         if study.file.renumbered and (config.task.name != "gsm8k" or not config.lora.enabled or is_merged):
             raise ConfigError(
-                f"{where}: renumbered: only GSM8K can be asked with new numbers, of an adapter and its base. Write "
-                "task.name=gsm8k, lora.enabled=true and warmup.then=same, or renumbered: false."
+                where,
+                "renumbered: only GSM8K can be asked with new numbers, of an adapter and its base",
+                "Write task.name=gsm8k, lora.enabled=true and warmup.then=same, or renumbered: false",
             )
         if study.file.controls and run.arm == study.first and config.reward.control != "none":
             raise ConfigError(
-                f"{where}: reward.control={config.reward.control}: the controls belong to the first arm, which is a "
-                "control itself. Put another arm first, or remove controls."
+                where,
+                f"reward.control={config.reward.control}: the controls belong to the first arm, which is a control "
+                "itself",
+                "Put another arm first, or remove controls",
             )
     return study
 

@@ -41,8 +41,10 @@ def family_of(config: Any) -> Family:
     kind = (config.architectures or ["?"])[0]
     if reason := next(_reasons(config, kind), None):
         raise ModelError(
-            f"--to gguf of a {kind}: {reason}. Export --to safetensors, which transformers and vLLM run; llama.cpp's "
-            "convert_hf_to_gguf.py, which makes a GGUF file of that, may know more."
+            f"--to gguf of a {kind}",
+            reason,
+            "Export --to safetensors, which transformers and vLLM run; llama.cpp's convert_hf_to_gguf.py, which makes "
+            "a GGUF file of that, may know more",
         )
     return BY_CLASS[kind]
 
@@ -128,8 +130,9 @@ def write(
         except FloatingPointError:
             writer.close()
             raise MergeError(
-                f"--format {fmt}: {own} has a number beyond 65,504, which its 16 bits do not hold. Take --format bf16 "
-                "or q8_0."
+                f"--format {fmt}",
+                f"{own} has a number beyond 65,504, which its 16 bits do not hold",
+                "Take --format bf16 or q8_0",
             ) from None
         writer.write_tensor_data(np.concatenate(parts))
     writer.close()
@@ -143,7 +146,7 @@ def _names(weights: Weights, arch: str) -> Iterator[tuple[str, str]]:
     for own in weights.shapes:
         name = known.get_name(own, try_suffixes=(".weight", ".bias"))
         if name is None:
-            raise ModelError(f"--to gguf: llama.cpp has no place for {own} in a model of the kind {arch}.")
+            raise ModelError("--to gguf", f"llama.cpp has no place for {own} in a model of the kind {arch}")
         yield name, own
 
 

@@ -52,7 +52,7 @@ def quantise(source: Path, file: Path, fmt: str) -> None:
     options = llama_cpp.llama_model_quantize_default_params()
     options.ftype = int(QUANTISED[fmt])
     if llama_cpp.llama_model_quantize(str(source).encode(), str(file).encode(), options):
-        raise MergeError(f"{file}: llama.cpp cannot write --format {fmt}. Take q8_0 or q4_0, which need no llama.cpp.")
+        raise MergeError(file, f"llama.cpp cannot write --format {fmt}", "Take q8_0 or q4_0, which need no llama.cpp")
 
 
 class LlamaCppSampler(Sampler):
@@ -72,7 +72,7 @@ class LlamaCppSampler(Sampler):
         of_context.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self.model = llama_cpp.llama_model_load_from_file(str(file).encode(), of_model)
         if not self.model:
-            raise MergeError(f"{file}: llama.cpp cannot load it. Export it again, and report it if it stays.")
+            raise MergeError(file, "llama.cpp cannot load it", "Export it again, and report it if it stays")
         self.vocabulary = llama_cpp.llama_model_get_vocab(self.model)
         self.context = llama_cpp.llama_init_from_model(self.model, of_context)
         self.size = llama_cpp.llama_vocab_n_tokens(self.vocabulary)
@@ -170,7 +170,7 @@ class FileModel:
                 values[own] = stored(value, own, weights.config, back=True).contiguous()
                 self.kinds[own] = part.tensor_type
         if missing := sorted(set(names.values()) - values.keys()):
-            raise MergeError(f"{file}: {missing[0]} is missing in it, one of {len(missing)} weights. Export it again.")
+            raise MergeError(file, f"{missing[0]} is missing in it, one of {len(missing)} weights", "Export it again")
         self.model = AutoModelForCausalLM.from_config(weights.config, dtype=torch.float32).eval()
         self.model.load_state_dict(values, strict=False, assign=True)
         self.model.tie_weights()
@@ -207,8 +207,10 @@ def _must_be_within_a_step(file: Path, name: str, found: Tensor, wanted: Tensor,
     allowed = size * (STEP[kind] + (OF_SCALES if block > 1 else 0)) + SMALLEST
     if not bool(((found - wanted).abs() <= allowed).all()):
         raise MergeError(
-            f"{file}: {name} is further from the merged weight than {kind.name} explains: up to "
-            f"{float((found - wanted).abs().max()):.1e}. Export it again, and report it if it stays."
+            file,
+            f"{name} is further from the merged weight than {kind.name} explains: up to "
+            f"{float((found - wanted).abs().max()):.1e}",
+            "Export it again, and report it if it stays",
         )
 
 

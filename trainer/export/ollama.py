@@ -79,9 +79,10 @@ def _quoted(text: str) -> str:
     three quotation marks."""
     if re.search(r'"""\s*[\r\n]', text):
         raise ModelError(
-            f"--to ollama: a Modelfile cannot hold {visible(text)[:LONGEST_SHOWN]!r}, because a line in it ends with "
-            'three quotation marks (""") and is not the last. Write another prompt.system or rollout.stop, or export '
-            "--to gguf."
+            "--to ollama",
+            f"a Modelfile cannot hold {visible(text)[:LONGEST_SHOWN]!r}, because a line in it ends with three "
+            'quotation marks (""") and is not the last',
+            "Write another prompt.system or rollout.stop, or export --to gguf",
         )
     return f'"""{text}"""' if "\n" in text or '"' in text else f'"{text}"'
 
@@ -94,8 +95,10 @@ def _form_of(tokenizer: Any, variables: Mapping[str, Any]) -> tuple[Form, str]:
             if default is not None:
                 return form, default
     raise ModelError(
-        f"--to ollama: the chat template of this model is not one of {', '.join(FORMS)}, and a template for Ollama "
-        "would have to be guessed. Export --to gguf, and write a Modelfile by hand."
+        "--to ollama",
+        f"the chat template of this model is not one of {', '.join(FORMS)}, and a template for Ollama would have to "
+        "be guessed",
+        "Export --to gguf, and write a Modelfile by hand",
     )
 
 

@@ -81,8 +81,10 @@ def _scores(tokens: Sequence[str], merges: Sequence[Sequence[str]]) -> list[floa
 def _unknown(reason: str) -> ModelError:
     known = ", ".join(PRE.values())
     return ModelError(
-        f"--to gguf: this tokenizer cannot be written ({reason}). Known are those that llama.cpp calls {known}. "
-        "Export --to safetensors, and convert that with llama.cpp's convert_hf_to_gguf.py."
+        "--to gguf",
+        f"this tokenizer cannot be written ({reason})",
+        f"Known are those that llama.cpp calls {known}. Export --to safetensors, and convert that with llama.cpp's "
+        "convert_hf_to_gguf.py",
     )
 
 

@@ -204,9 +204,10 @@ def _refuse_noise(model: Any) -> None:
     backbone.train(was_training)
     if differs:
         raise ModelError(
-            f"model.name={model.name_or_path}: {model.config.model_type} computes something else while it is trained "
-            f"than while it is sampled from, first in {where}: a dropout or other noise that cannot be switched off. "
-            "Choose another model family."
+            f"model.name={model.name_or_path}",
+            f"{model.config.model_type} computes something else while it is trained than while it is sampled from, "
+            f"first in {where}: a dropout or other noise that cannot be switched off",
+            "Choose another model family",
         )
 
 
@@ -241,7 +242,9 @@ def _refuse_unknown_head(backbone: Any, head: Head, model: Any) -> None:
     expected_NV = model(tokens_1T, use_cache=False).logits[0].float()
     if (logits_NV - expected_NV).abs().max() > 0.02 * expected_NV.abs().max().clamp(min=1.0):  # bf16 rounds to 0.4 %
         raise ModelError(
-            f"model.name: {model.config.model_type} does more to its logits than Octet knows of, so their "
-            "probabilities would be wrong. Known are a factor (logit_scale, logits_scaling) and a soft cap "
-            "(final_logit_softcapping). Choose another model family."
+            "model.name",
+            f"{model.config.model_type} does more to its logits than Octet knows of, so their probabilities would be "
+            "wrong",
+            "Known are a factor (logit_scale, logits_scaling) and a soft cap (final_logit_softcapping). Choose "
+            "another model family",
         )

@@ -61,13 +61,14 @@ def writing(folder: Path, what: str, remedy: str, needed: int = 0) -> Iterator[N
         shutil.rmtree(folder, ignore_errors=True)
         if number not in FULL:
             raise CheckpointError(
-                f"{folder.parent}: {what} cannot be written ({os.strerror(number)}). Check the disk, or the server "
-                "that it is on; the same command then goes on."
+                folder.parent,
+                f"{what} cannot be written ({os.strerror(number)})",
+                "Check the disk, or the server that it is on; the same command then goes on",
             ) from error
         wanted = amount(needed) if needed > written else f"more than {amount(written)}"
         state = state if number == errno.ENOSPC else "the quota of the disk is used up"
         raise CheckpointError(
-            f"{folder.parent}: {state}: {what} needs {wanted}, and {amount(room)} were free. {remedy}"
+            folder.parent, f"{state}: {what} needs {wanted}, and {amount(room)} were free", remedy
         ) from error
 
 

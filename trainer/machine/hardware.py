@@ -189,7 +189,7 @@ def _visible(gpus: list[Gpu]) -> tuple[Gpu, ...]:
         visible.append(known[0])
     if gpus and not visible and chosen not in HIDE_ALL:
         here = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus)
-        raise ConfigError(f"CUDA_VISIBLE_DEVICES={chosen}: there is no such card. This machine has {here}.")
+        raise ConfigError(f"CUDA_VISIBLE_DEVICES={chosen}", "there is no such card", f"This machine has {here}")
     instances = [gpu for gpu in visible if gpu.uuid.startswith("MIG-")]
     return tuple(instances[:1] or visible)
 

@@ -181,5 +181,5 @@ def read_key(variable: str) -> str:
     key = os.environ.get(variable, "").strip()
     named_as_keys.add(variable)
     if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"{variable}: the key has characters that cannot stand in a header. Set the variable again.")
+        raise ConfigError(variable, "the key has characters that cannot stand in a header", "Set the variable again")
     return key

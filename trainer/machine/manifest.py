@@ -58,8 +58,10 @@ def must_be_whole(folder: Path) -> None:
     sealed = next((one for one in (folder, folder.parent) if (one / NAME).is_file()), None)
     if sealed and (wrong := damage(sealed, folder)):
         raise CheckpointError(
-            f"{folder}: it is damaged: {wrong}. Restore it from a copy; to resume a run writes its result anew. If you "
-            f"have changed it yourself, delete {sealed / NAME}."
+            folder,
+            f"it is damaged: {wrong}",
+            "Restore it from a copy; to resume a run writes its result anew. If you have changed it yourself, delete "
+            f"{sealed / NAME}",
         )
 
 

@@ -169,7 +169,7 @@ def find(key: str, setting: str) -> Path:
         return Path(getattr(getattr(given[setting], "__code__", None), "co_filename", "no file"))
     path = Path(setting.rpartition(":")[0]).expanduser().resolve()
     if not path.is_file():
-        raise ConfigError(f"{key}={setting}: there is no file {path}. Write the path as seen from here.")
+        raise ConfigError(f"{key}={setting}", f"there is no file {path}", "Write the path as seen from here")
     return path
 
 
@@ -205,7 +205,7 @@ def _refuse_namesakes(setting: str, folder: Path) -> None:
         for name in here.keys() & there.keys():
             if re.search(rf"\bfrom {name}\b|import.*\b{name}\b", text):
                 both = f"{there[name]} and {here[name]} have one name, and Python would import one of them for both"
-                raise ConfigError(f"{setting}: {both}. Rename one.")
+                raise ConfigError(setting, both, "Rename one")
 
 
 def _modules(folder: Path) -> dict[str, Path]:

@@ -27,8 +27,10 @@ def compact(model: Any, settings: Model) -> None:
         return
     if embedding.weight is head.weight or type(embedding) is not nn.Embedding or type(head) is not nn.Linear:
         raise ModelError(
-            f"{wanted[0]}: the embedding and the output layer of {settings.name} are one weight, or of a kind of their "
-            "own, so there is nothing to gain. Leave the setting out."
+            wanted[0],
+            f"the embedding and the output layer of {settings.name} are one weight, or of a kind of their own, so "
+            "there is nothing to gain",
+            "Leave the setting out",
         )
     if settings.embeddings == "cpu":
         model.set_input_embeddings(HostEmbedding(embedding.weight))

@@ -81,14 +81,17 @@ def find_model(model: Model) -> Found:
     except Refused as refusal:
         if not cached:
             raise ModelError(
-                f"model.name={model.name}: the hub does not give it ({refusal}). Check the spelling, and log in with "
-                "`hf auth login` if it is private or gated, or write the path of a local folder."
+                f"model.name={model.name}",
+                f"the hub does not give it ({refusal})",
+                "Check the spelling, and log in with `hf auth login` if it is private or gated, or write the path of "
+                "a local folder",
             ) from None
     except Unreachable as reason:
         if not cached:
             raise ModelError(
-                f"model.name={model.name}: it is neither a folder nor complete in the cache ({cache()}), and {reason}. "
-                f"Write the path of a local folder, or try --preset nano, which needs no download. {FETCH}"
+                f"model.name={model.name}",
+                f"it is neither a folder nor complete in the cache ({cache()}), and {reason}",
+                f"Write the path of a local folder, or try --preset nano, which needs no download. {FETCH}",
             ) from None
         stay_offline(reason)
     else:
@@ -158,10 +161,10 @@ def _shards(index: Path) -> set[str]:
     try:
         shards = set(json.loads(index.read_bytes())["weight_map"].values())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelError(f"{index}: it cannot be read ({type(error).__name__}). Download the model again.") from None
+        raise ModelError(index, f"it cannot be read ({type(error).__name__})", "Download the model again") from None
     if strange := [name for name in shards if not isinstance(name, str) or Path(name).name != name]:
         named = repr(strange[0])[:200]
-        raise ModelError(f"{index}: it names {named}, which is no file of this folder. Do not use this model.")
+        raise ModelError(index, f"it names {named}, which is no file of this folder", "Do not use this model")
     return shards
 
 
@@ -171,14 +174,17 @@ def _must_be_whole(name: str, folder: Path) -> None:
     manifest.must_be_whole(folder)
     sizes = _sizes(folder)
     if not any(map(_is_weights, sizes)):
-        raise ModelError(f"model.name={name}: there are no weights (*.safetensors) in this folder. Download it again.")
+        raise ModelError(
+            f"model.name={name}", "there are no weights (*.safetensors) in this folder", "Download it again"
+        )
     if (folder / "model.safetensors").is_file():  # transformers reads no index then
         return
     for index in sorted(folder.glob("*.safetensors.index.json")):
         if missing := sorted(_shards(index) - sizes.keys()):
             raise ModelError(
-                f"model.name={name}: {', '.join(missing)[:500]} is missing in this folder, and {index.name} names it. "
-                "Download the model again."
+                f"model.name={name}",
+                f"{', '.join(missing)[:500]} is missing in this folder, and {index.name} names it",
+                "Download the model again",
             )
 
 
@@ -209,8 +215,9 @@ def local_folder(name: str) -> Path | None:
     if not (folder / "config.json").is_file():
         _refuse_adapter(name, folder)
         raise ModelError(
-            f"model.name={name}: there is no config.json in this folder, so it is not a model. Name a folder that "
-            "save_pretrained has written, or a model of the hub."
+            f"model.name={name}",
+            "there is no config.json in this folder, so it is not a model",
+            "Name a folder that save_pretrained has written, or a model of the hub",
         )
     return folder
 
@@ -218,7 +225,7 @@ def local_folder(name: str) -> Path | None:
 def refuse_missing_folder(name: str) -> None:
     """Raise ModelError for a name that is plainly a path, where there is no folder: the hub need not be asked."""
     if name.startswith(("/", "./", "../", "~", f"{RUNS}/")) or name.count("/") > 1:  # of a hub id: one
-        raise ModelError(f"model.name={name}: there is no such folder. Check the path.")
+        raise ModelError(f"model.name={name}", "there is no such folder", "Check the path")
 
 
 def _refuse_adapter(name: str, folder: Path) -> None:
@@ -229,8 +236,9 @@ def _refuse_adapter(name: str, folder: Path) -> None:
         base = str(config.get("base_model_name_or_path"))[:200]
         named = shlex.quote(str(adapter))
         raise ModelError(
-            f"model.name={name}: that is {'an adapter' if adapter == folder else 'a run folder'}, not a model. Its "
-            f"base is {base}. Write octet eval --adapter {named}, or octet merge --adapter {named} --out FOLDER."
+            f"model.name={name}",
+            f"that is {('an adapter' if adapter == folder else 'a run folder')}, not a model. Its base is {base}",
+            f"Write octet eval --adapter {named}, or octet merge --adapter {named} --out FOLDER",
         )
 
 
@@ -239,10 +247,10 @@ def read_json(whose: str, path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{whose}: its {path.name} cannot be read ({error}). Restore that file.") from None
+        raise ModelError(whose, f"its {path.name} cannot be read ({error})", "Restore that file") from None
     if not isinstance(found, dict):
         kind = type(found).__name__
-        raise ModelError(f"{whose}: its {path.name} holds a {kind}, and not an object. Restore that file.")
+        raise ModelError(whose, f"its {path.name} holds a {kind}, and not an object", "Restore that file")
     return found
 
 

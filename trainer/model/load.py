@@ -39,7 +39,7 @@ def location(settings: Model) -> str:
 
 def resolve_dtype(dtype: str, device: torch.device) -> str:
     if dtype == "fp16" and device.type == "cpu":
-        raise ConfigError("model.dtype=fp16: a CPU cannot train in it. Write model.dtype=fp32, or bf16.")
+        raise ConfigError("model.dtype=fp16", "a CPU cannot train in it", "Write model.dtype=fp32, or bf16")
     if dtype != "auto":
         return dtype
     if device.type == "cpu":
@@ -50,7 +50,7 @@ def resolve_dtype(dtype: str, device: torch.device) -> str:
 def load_tokenizer(settings: Model) -> Any:
     tokenizer = _load(AutoTokenizer, settings)
     if not tokenizer("1")["input_ids"]:
-        raise ModelError(f"model.name={settings.name}: its tokenizer has no vocabulary. Is tokenizer.json missing?")
+        raise ModelError(f"model.name={settings.name}", "its tokenizer has no vocabulary", "Is tokenizer.json missing?")
     if tokenizer.pad_token_id is None:
         _choose_padding(tokenizer)
     return tokenizer
@@ -72,9 +72,10 @@ def check_vocabulary(tokenizer: Any, model: Any) -> None:
     )
     if largest >= rows:
         raise ModelError(
-            f"model.name={model.name_or_path}: its tokenizer has a token {largest}, and the model has embeddings for "
-            f"{rows} tokens, from 0 on. The tokenizer is that of another model, or was extended without the model: "
-            f"restore it, or save the model after model.resize_token_embeddings({len(tokenizer)})."
+            f"model.name={model.name_or_path}",
+            f"its tokenizer has a token {largest}, and the model has embeddings for {rows} tokens, from 0 on",
+            "The tokenizer is that of another model, or was extended without the model: restore it, or save the model "
+            f"after model.resize_token_embeddings({len(tokenizer)})",
         )
 
 
@@ -87,8 +88,10 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
     model, facts = _load(AutoModelForCausalLM, settings, **wants_facts, **options)
     if unlike := sorted([*facts["missing_keys"], *(name for name, *_ in facts["mismatched_keys"])]):
         raise ModelError(
-            f"model.name={settings.name}: {unlike[0]} is missing in its files or has another shape than config.json "
-            f"says, one of {len(unlike)} such weights; they would be random numbers. Download the model again."
+            f"model.name={settings.name}",
+            f"{unlike[0]} is missing in its files or has another shape than config.json says, one of {len(unlike)} "
+            "such weights; they would be random numbers",
+            "Download the model again",
         )
     if settings.gradient_checkpointing:
         # the second name is that of transformers before 5.21
@@ -108,14 +111,16 @@ def _check_kind(settings: Model) -> None:
     if found := getattr(config, "quantization_config", None):
         method = found.get("quant_method", "unknown") if isinstance(found, dict) else found.quant_method
         raise ModelError(
-            f"model.name={settings.name}: it is quantised already ({method}), so an adapter could not be merged into "
-            "its base. Name the model that it was made from, and write model.quantize=nf4 or int8."
+            f"model.name={settings.name}",
+            f"it is quantised already ({method}), so an adapter could not be merged into its base",
+            "Name the model that it was made from, and write model.quantize=nf4 or int8",
         )
     kinds = [str(kind) for kind in config.architectures or []]
     if kinds and not any(kind in CAUSAL or kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds):
         raise ModelError(
-            f"model.name={settings.name}: it is a {kinds[0]}, and Octet trains causal language models only, such as "
-            "Qwen2ForCausalLM. Name one, for example Qwen/Qwen2.5-0.5B-Instruct."
+            f"model.name={settings.name}",
+            f"it is a {kinds[0]}, and Octet trains causal language models only, such as Qwen2ForCausalLM",
+            "Name one, for example Qwen/Qwen2.5-0.5B-Instruct",
         )
 
 
@@ -149,8 +154,9 @@ def stop_tokens(tokenizer: Any, model: Any) -> list[int]:
     stops |= {tokenizer.get_vocab().get(END_OF_TEXT), end_of_turn(tokenizer)}
     if not all(type(stop) is int for stop in stops - {None}):
         raise ModelError(
-            f"model.name={model.name_or_path}: eos_token_id is {configured!r} in its generation_config.json, and it is "
-            "a number or a list of numbers. Correct it, or delete the file."
+            f"model.name={model.name_or_path}",
+            f"eos_token_id is {configured!r} in its generation_config.json, and it is a number or a list of numbers",
+            "Correct it, or delete the file",
         )
     return sorted(stops - {None})
 
@@ -183,7 +189,7 @@ def _load(loader: Any, settings: Model, **options: Any) -> Any:
     except Exception as error:  # for files that make no sense, the libraries raise errors of every class
         if is_out_of_memory(error):
             raise
-        raise ModelError(f"model.name={settings.name}: it cannot be loaded ({_reason(error)}). {REMEDY}") from error
+        raise ModelError(f"model.name={settings.name}", f"it cannot be loaded ({_reason(error)})", REMEDY) from error
 
 
 def _reason(error: Exception) -> str:

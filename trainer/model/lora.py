@@ -56,7 +56,7 @@ def add_adapter(model: Any, settings: Lora) -> Any:
             raise ValueError("an adapter of experts cannot be read again")
     except ValueError as error:
         named = settings.targets if isinstance(settings.targets, str) else ",".join(settings.targets)
-        raise ConfigError(f"lora.targets={named}: {_reason(error)}. Write lora.targets=all or attention.") from None
+        raise ConfigError(f"lora.targets={named}", _reason(error), "Write lora.targets=all or attention") from None
     if settings.init != "zero":
         _init_pissa(adapted, settings)
     if settings.start is not None:
@@ -92,14 +92,16 @@ def _init_pissa(model: Any, settings: Lora) -> None:
         if weight is tied or isinstance(layer.get_base_layer(), torch.nn.Embedding):
             reason = "shares its weight with another layer" if weight is tied else "is an embedding"
             raise ConfigError(
-                f"lora.init={settings.init}: PiSSA moves a part of each weight into the adapter, and {name} {reason}. "
-                "Leave it out of lora.targets, or write lora.init=zero."
+                f"lora.init={settings.init}",
+                f"PiSSA moves a part of each weight into the adapter, and {name} {reason}",
+                "Leave it out of lora.targets, or write lora.init=zero",
             )
         if settings.r > min(weight.shape):
             shape = " x ".join(map(str, weight.shape))
             raise ConfigError(
-                f"lora.r={settings.r}: with lora.init={settings.init} a rank is a part of a weight, and {name} has "
-                f"{shape} entries. Write lora.r={min(weight.shape)} or less."
+                f"lora.r={settings.r}",
+                f"with lora.init={settings.init} a rank is a part of a weight, and {name} has {shape} entries",
+                f"Write lora.r={min(weight.shape)} or less",
             )
         whole = weight.data.clone()
         layer.pissa_init(ADAPTER, settings.init)
@@ -142,7 +144,7 @@ def load_adapter(model: Any, folder: Path, name: str = ADAPTER) -> Any:
     def no_fit(reason: str) -> CheckpointError:
         over = visible(str(own.get("base_model_name_or_path")))[:LONGEST_REASON]
         return CheckpointError(
-            f"{folder}: it does not fit {base.name_or_path} ({reason}). It was trained over {over}: name that base."
+            folder, f"it does not fit {base.name_or_path} ({reason})", f"It was trained over {over}: name that base"
         )
 
     named = own["auto_mapping"] if isinstance(own.get("auto_mapping"), dict) else {}  # not every adapter has it
@@ -164,7 +166,7 @@ def load_adapter(model: Any, folder: Path, name: str = ADAPTER) -> Any:
     if apart := sorted({name for name in loaded.keys() ^ saved.keys() if "lora_" in name}):
         raise no_fit(f"{len(apart)} weights are in one of them only, the first of them {apart[0]}")
     if broken := next((name for name, value in saved.items() if not value.isfinite().all()), None):
-        raise CheckpointError(f"{folder}: {broken} has numbers that are not finite. Take an earlier adapter.")
+        raise CheckpointError(folder, f"{broken} has numbers that are not finite", "Take an earlier adapter")
     return adapted
 
 
@@ -175,8 +177,9 @@ def add_teacher(model: Any, folder: Path) -> None:
     ends = (base.get_input_embeddings(), base.get_output_embeddings())
     if model.peft_config[TEACHER].modules_to_save or any(TEACHER in getattr(end, "scaling", ()) for end in ends):
         raise CheckpointError(
-            f"teacher.adapter={folder}: it changes the embedding or the output layer, or replaces whole layers, which "
-            "the policy has to keep. Merge it (octet merge), and name the merged model in teacher.name."
+            f"teacher.adapter={folder}",
+            "it changes the embedding or the output layer, or replaces whole layers, which the policy has to keep",
+            "Merge it (octet merge), and name the merged model in teacher.name",
         )
 
 
@@ -198,18 +201,19 @@ def take_values(model: Any, settings: Lora) -> None:
     try:
         saved = peft.utils.load_peft_weights(str(folder), device="cpu")
     except (OSError, ValueError, RuntimeError, UnpicklingError, SafetensorError) as error:
-        raise CheckpointError(f"lora.start={folder}: it cannot be read ({_reason(error)}). Take another.") from None
+        raise CheckpointError(f"lora.start={folder}", f"it cannot be read ({_reason(error)})", "Take another") from None
     _must_be_scaled_alike(model.peft_config[ADAPTER], folder)
     own = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
     apart = sorted(name for name in own.keys() | saved.keys() if _shape(own, name) != _shape(saved, name))
     if apart:
         raise CheckpointError(
-            f"lora.start={folder}: it does not fit this model and the section `lora`: {len(apart)} of "
-            f"{len(own)} weights differ, the first of them {apart[0]}, with {_shape(saved, apart[0])} there and "
-            f"{_shape(own, apart[0])} here. Write the lora.r and lora.targets of its adapter_config.json."
+            f"lora.start={folder}",
+            f"it does not fit this model and the section `lora`: {len(apart)} of {len(own)} weights differ, the first "
+            f"of them {apart[0]}, with {_shape(saved, apart[0])} there and {_shape(own, apart[0])} here",
+            "Write the lora.r and lora.targets of its adapter_config.json",
         )
     if broken := next((name for name, value in saved.items() if not value.isfinite().all()), None):
-        raise CheckpointError(f"lora.start={folder}: {broken} has numbers that are not finite. Take another.")
+        raise CheckpointError(f"lora.start={folder}", f"{broken} has numbers that are not finite", "Take another")
     peft.set_peft_model_state_dict(model, saved)
 
 
@@ -220,8 +224,9 @@ def _must_be_scaled_alike(own: Any, folder: Path) -> None:
         wanted, found = getattr(own, key), stored.get(key, False)
         if wanted != found:
             raise CheckpointError(
-                f"lora.start={folder}: it was trained with lora.{setting}={str(found).lower()}, and this run has "
-                f"{str(wanted).lower()}. Write lora.{setting}={str(found).lower()}."
+                f"lora.start={folder}",
+                f"it was trained with lora.{setting}={str(found).lower()}, and this run has {str(wanted).lower()}",
+                f"Write lora.{setting}={str(found).lower()}",
             )
 
 
@@ -238,12 +243,13 @@ def _must_be_lora(folder: Path) -> dict[str, Any]:
     except ModelError as error:
         raise CheckpointError(str(error)) from None
     if not any((folder / f"adapter_model.{ending}").is_file() for ending in ("safetensors", "bin")):
-        raise CheckpointError(f"{folder}: there is no adapter_model.safetensors in it. Name the adapter of a run.")
+        raise CheckpointError(folder, "there is no adapter_model.safetensors in it", "Name the adapter of a run")
     found = "LoRA of Megatron" if kind.get("megatron_config") else str(kind.get("peft_type"))[:100]
     if found != "LORA":  # Megatron's would be imported by a name in this file
         raise CheckpointError(
-            f"{folder}: it is {found}, and Octet reads plain LoRA adapters only. Merge it with PEFT, and name the "
-            "merged model."
+            folder,
+            f"it is {found}, and Octet reads plain LoRA adapters only",
+            "Merge it with PEFT, and name the merged model",
         )
     return kind
 
@@ -264,7 +270,7 @@ def merged(model: Any, folder: Path) -> Any:
     except (RuntimeError, ValueError) as error:  # a bias of the adapter where the base has none; no number
         if is_out_of_memory(error):
             raise
-        raise MergeError(f"{folder}: PEFT cannot merge it ({_reason(error)}). Use it as an adapter.") from error
+        raise MergeError(folder, f"PEFT cannot merge it ({_reason(error)})", "Use it as an adapter") from error
 
 
 def load_untied(model: Any, folder: Path) -> Any:

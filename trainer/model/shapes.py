@@ -156,8 +156,10 @@ def shape_of(name: str, revision: str | None = None) -> Shape:
         return known_shape(name, revision) or from_config(name, hub.configuration(Model(name=name, revision=revision)))
     except (hub.Refused, hub.Unreachable) as reason:
         raise ModelError(
-            f"model.name={name}: its config.json cannot be had ({reason}). Write a local folder, or a model of "
-            "Qwen2.5, Qwen3, Llama 3, SmolLM2 or Gemma, whose shapes are shipped: Qwen/Qwen2.5-1.5B-Instruct."
+            f"model.name={name}",
+            f"its config.json cannot be had ({reason})",
+            "Write a local folder, or a model of Qwen2.5, Qwen3, Llama 3, SmolLM2 or Gemma, whose shapes are shipped: "
+            "Qwen/Qwen2.5-1.5B-Instruct",
         ) from None
 
 
@@ -173,8 +175,9 @@ def adapter_shapes(setting: str, folder: Path) -> dict[str, list[int]]:
         return {name: list(entry["shape"]) for name, entry in entries.items() if name != "__metadata__"}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError) as error:
         raise ModelError(
-            f"{setting}={folder}: its adapter_model.safetensors cannot be read ({type(error).__name__}). Name another "
-            "adapter."
+            f"{setting}={folder}",
+            f"its adapter_model.safetensors cannot be read ({type(error).__name__})",
+            "Name another adapter",
         ) from None
 
 
@@ -199,8 +202,9 @@ def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
     if quantised := settings.get("quantization_config"):
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else "unknown"
         raise ModelError(
-            f"model.name={name}: it is quantised already ({method}), so an adapter could not be merged into its base. "
-            "Name the model that it was made from, and write model.quantize=nf4 or int8."
+            f"model.name={name}",
+            f"it is quantised already ({method}), so an adapter could not be merged into its base",
+            "Name the model that it was made from, and write model.quantize=nf4 or int8",
         )
     if family is None:
         raise UnknownFamily(
@@ -210,10 +214,10 @@ def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
     given = [key for key in OPTIONAL if settings.get(key) is not None]
     for key in (*NUMBERS, *given):
         if key not in settings:
-            raise ModelError(f"model.name={name}: its config.json has no '{key}'. Is it whole?")
+            raise ModelError(f"model.name={name}", f"its config.json has no '{key}'", "Is it whole?")
         value = settings[key]
         if type(value) is not int or value < 1:
-            raise ModelError(f"model.name={name}: {key} is {value!r} in its config.json, and it is a number above 0.")
+            raise ModelError(f"model.name={name}", f"{key} is {value!r} in its config.json, and it is a number above 0")
     return _described(family, settings)
 
 

@@ -19,8 +19,9 @@ def training_cards(machine: hardware.Hardware, vllm: Vllm) -> hardware.Hardware:
     if not left:
         taken, all_cards = (",".join(map(str, cards)) for cards in (vllm.devices, [gpu.index for gpu in machine.gpus]))
         raise ConfigError(
-            f"rollout.vllm.devices={taken}: no card is left to train on, of {all_cards or 'none'}. Name fewer, or "
-            "write rollout.engine=vllm_colocate, which shares a card."
+            f"rollout.vllm.devices={taken}",
+            f"no card is left to train on, of {all_cards or 'none'}",
+            "Name fewer, or write rollout.engine=vllm_colocate, which shares a card",
         )
     return replace(machine, gpus=left)
 
@@ -30,9 +31,11 @@ def must_name_devices(machine: hardware.Hardware, vllm: Vllm) -> None:
     the policy."""
     if vllm.start and machine.gpus and not vllm.devices:
         raise ConfigError(
-            f"rollout.vllm.start=true: this machine has {len(machine.gpus)} x {machine.gpus[0].name}, and the servers "
-            "are not told which of them are theirs. Write rollout.vllm.devices=0, or rollout.engine=vllm_colocate "
-            "without rollout.vllm.start, which shares a card."
+            "rollout.vllm.start=true",
+            f"this machine has {len(machine.gpus)} x {machine.gpus[0].name}, and the servers are not told which of "
+            "them are theirs",
+            "Write rollout.vllm.devices=0, or rollout.engine=vllm_colocate without rollout.vllm.start, which shares a "
+            "card",
         )
 
 
@@ -44,7 +47,8 @@ def must_leave_our_cards(machine: hardware.Hardware, vllm: Vllm, ranks: int) -> 
     ours = [] if on_cpu else [gpu.index for gpu in machine.gpus[:ranks]]
     if vllm.start and (both := sorted(set(ours) & set(vllm.devices))):
         raise ConfigError(
-            f"rollout.vllm.devices={','.join(map(str, vllm.devices))}: the policy would be trained on "
-            f"{','.join(map(str, ours))}, so {','.join(map(str, both))} would have to hold both. Start with "
-            "./run_deepspeed.sh, which keeps them apart, or hide them with CUDA_VISIBLE_DEVICES."
+            f"rollout.vllm.devices={','.join(map(str, vllm.devices))}",
+            f"the policy would be trained on {','.join(map(str, ours))}, so {','.join(map(str, both))} would have to "
+            "hold both",
+            "Start with ./run_deepspeed.sh, which keeps them apart, or hide them with CUDA_VISIBLE_DEVICES",
         )

@@ -36,7 +36,7 @@ def find_adapters(config: Config) -> None:
     """Raise ModelError if the adapter that a run begins with, or that of its teacher, is not there."""
     for key, folder in (("lora.start", config.lora.start), ("teacher.adapter", config.teacher.adapter)):
         if folder and not (folder / "adapter_config.json").is_file():
-            raise ModelError(f"{key}={folder}: there is no adapter_config.json in it. Name the adapter of a run.")
+            raise ModelError(f"{key}={folder}", "there is no adapter_config.json in it", "Name the adapter of a run")
 
 
 def find_data(data: HubSet, task: TaskSettings) -> bool:
@@ -47,14 +47,17 @@ def find_data(data: HubSet, task: TaskSettings) -> bool:
     except Refused as refusal:
         if not cached:
             raise DataError(
-                f"task.name={task.name}: the hub does not give {data.name} ({refusal}). Check the spelling, and log in "
-                "with `hf auth login` if it is private or gated, or write task.data_dir=FOLDER."
+                f"task.name={task.name}",
+                f"the hub does not give {data.name} ({refusal})",
+                "Check the spelling, and log in with `hf auth login` if it is private or gated, or write "
+                "task.data_dir=FOLDER",
             ) from None
     except Unreachable as reason:
         if not cached:
             raise DataError(
-                f"task.name={task.name}: {data} is not in the cache ({data_cache()}), and {reason}. "
-                f"Write task.data_dir=FOLDER with train.jsonl and test.jsonl. {FETCH}"
+                f"task.name={task.name}",
+                f"{data} is not in the cache ({data_cache()}), and {reason}",
+                f"Write task.data_dir=FOLDER with train.jsonl and test.jsonl. {FETCH}",
             ) from None
         stay_offline(reason)
     return cached

@@ -241,8 +241,9 @@ def measured(duration: Duration, records: Iterable[Mapping[str, float]]) -> Dura
     steps = [one for one in records if one.get("time/rollout") and one.get("time/step") and "length" in one][WARM:]
     if not steps:
         raise ConfigError(
-            f"--like: that run has no step with a rollout to measure, the first {WARM} not counted. Name one that has "
-            f"made {WARM + 1} or more, or leave --like out."
+            "--like",
+            f"that run has no step with a rollout to measure, the first {WARM} not counted",
+            f"Name one that has made {WARM + 1} or more, or leave --like out",
         )
     drops = duration.planner.config.drops_dead_groups
     live = 1 - median(one.get("dead_groups", 0.0) for one in steps) if drops else 1.0

@@ -92,8 +92,10 @@ def _followed(options: Namespace, planner: Planner, like: RunFiles) -> tuple[Dur
     earlier, config, device = _measured(like), planner.config, like.machine.get("device") or "an unknown machine"
     if options.card and not card_speed(device):
         raise ConfigError(
-            f"--card {options.card}: the run of --like was made on {device}, and what it lost there against the "
-            f"computed time says nothing of a card. Leave --card out, or --like, or name a run on one of {KNOWN}."
+            f"--card {options.card}",
+            f"the run of --like was made on {device}, and what it lost there against the computed time says nothing "
+            "of a card",
+            f"Leave --card out, or --like, or name a run on one of {KNOWN}",
         )
     speed = _named(options.card) if options.card else earlier.speed
     is_alike = config.task == like.config.task and config.model.name == like.config.model.name
@@ -115,7 +117,7 @@ def _check(options: Namespace) -> None:
     for name in ("length", "price"):
         value = getattr(options, name, None)
         if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"--{name} {value:g}: it must be a number above 0.")
+            raise ConfigError(f"--{name} {value:g}", "it must be a number above 0")
     if options.card is not None:
         _named(options.card)
 
@@ -124,7 +126,7 @@ def _named(card: str) -> Speed:
     speed = card_speed(card)
     if speed is None:
         raise ConfigError(
-            f"--card {card or repr(card)}: its speed is not known. Known are {KNOWN}. Or name a run with --like."
+            f"--card {card or repr(card)}", "its speed is not known", f"Known are {KNOWN}. Or name a run with --like"
         )
     return speed
 
@@ -217,6 +219,6 @@ def limit_of_a_job(found: Outlook | None, jobs: int) -> str:
     if found is None or found.seconds is None:
         missing = "the speed of the cards" if found is None else "the number of steps"
         remedy = "--card H100 or --like RUN" if found is None else "run.steps=N"
-        raise ConfigError(f"--time auto: {missing} is not known. Write {remedy} as well, or --time HH:MM:SS.")
+        raise ConfigError("--time auto", f"{missing} is not known", f"Write {remedy} as well, or --time HH:MM:SS")
     quarters = max(1, ceil(SAFE * found.seconds[1] / jobs / QUARTER_S))
     return f"{quarters // 4:02d}:{quarters % 4 * 15:02d}:00"

@@ -54,7 +54,7 @@ def must_be_folder(folder: Path) -> None:
     """Raise ConfigError if the run folder, or one above it, is a file."""
     for path in (folder, *folder.parents):
         if path.exists() and not path.is_dir():
-            raise ConfigError(f"run.dir={folder}: {path} is a file. Name a folder.")
+            raise ConfigError(f"run.dir={folder}", f"{path} is a file", "Name a folder")
 
 
 def complain(found: Sequence[Finding]) -> None:

@@ -35,12 +35,12 @@ class MathTask(DataTask):
         if given := self.settings.answer or ("answer" if has_answer else None):
             text = record.answer(given, "task.answer")
             if "\\boxed" in text and boxed(text) is None:
-                raise DataError(f"{record.where}: `{given}` is {text[-40:]!r}; expected a closed \\boxed{{...}}.")
+                raise DataError(record.where, f"`{given}` is {text[-40:]!r}; expected a closed \\boxed{{...}}")
             return boxed(text) or text
         column = self.settings.solution or "solution"
         gold = boxed(record.text(column, "task.solution"))
         if gold is None:
-            raise DataError(f"{record.where}: `{column}` has no answer in it; expected \\boxed{{...}}.")
+            raise DataError(record.where, f"`{column}` has no answer in it; expected \\boxed{{...}}")
         return gold
 
 

@@ -176,7 +176,9 @@ def difficulties(problems: Sequence[Problem]) -> list[float]:
         measured = [float(problem.solution.count("\n")) if problem.solution else inf for problem in problems]
     if len(set(measured)) < 2:
         raise ConfigError(
-            "task.curriculum=difficulty: nothing tells easy problems from hard ones. It takes a column `difficulty`, "
-            "`level` or `steps` with numbers, or worked solutions. Write task.curriculum=solve_rate, which measures it."
+            "task.curriculum=difficulty",
+            "nothing tells easy problems from hard ones. It takes a column `difficulty`, `level` or `steps` with "
+            "numbers, or worked solutions",
+            "Write task.curriculum=solve_rate, which measures it",
         )
     return measured

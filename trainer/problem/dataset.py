@@ -78,7 +78,7 @@ class DataTask(ABC):
         if split not in self._read:
             source = self.sources[split]
             if source is None:
-                raise DataError(f"task.data_dir={self.settings.data_dir}: no {split} file in it ({ENDINGS}).")
+                raise DataError(f"task.data_dir={self.settings.data_dir}", f"no {split} file in it ({ENDINGS})")
             self._read[split] = self._read_all(split, source)
         return self._read[split]
 
@@ -89,7 +89,7 @@ class DataTask(ABC):
         for index, record in enumerate(source.records()):
             try:
                 if record.flaw:
-                    raise DataError(f"{record.where}: {record.flaw}.")
+                    raise DataError(record.where, record.flaw)
                 problem = self.problem(f"{self.name}/{split}/{index}", record)
                 where = seen.setdefault(normalised(problem.question), record.where)
                 if where != record.where:

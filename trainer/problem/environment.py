@@ -64,8 +64,9 @@ class Environments:
             environment, asked = begun.result(self.seconds)
         except TimeoutError:
             raise DataError(
-                f"{self.setting}: environment() or reset() has not returned after {self.seconds:g} seconds, for "
-                f"{problem.id}. Make it faster, or write a larger rollout.turns.seconds."
+                self.setting,
+                f"environment() or reset() has not returned after {self.seconds:g} seconds, for {problem.id}",
+                "Make it faster, or write a larger rollout.turns.seconds",
             ) from None
         self.close(environment)
         return asked
@@ -79,7 +80,7 @@ class Environments:
         if asked is None:
             return environment, None
         if not isinstance(asked, str):
-            raise DataError(f"{self.setting}: reset() returned {asked!r:.60} for {problem.id}. Return text, or None.")
+            raise DataError(self.setting, f"reset() returned {asked!r:.60} for {problem.id}", "Return text, or None")
         return environment, asked.encode(errors="replace").decode()  # half a character is no text for a tokenizer
 
     def step(self, environment: Environment, problem: Problem, text: str) -> Reply:
@@ -90,8 +91,10 @@ class Environments:
         )
         if not (isinstance(observation, str) and _is_number(reward) and _is_number(done)):
             raise DataError(
-                f"{self.setting}: step() returned {reply!r:.80} for {problem.id}. Return what the model is told, "
-                'whether the answer is done, and a reward, such as ("too low", False, 0.0).'
+                self.setting,
+                f"step() returned {reply!r:.80} for {problem.id}",
+                'Return what the model is told, whether the answer is done, and a reward, such as ("too low", False, '
+                "0.0)",
             )
         return observation, bool(done), float(reward or 0.0)
 
@@ -112,8 +115,9 @@ def environments_of(
     own = [part for part in getattr(task, "parts", [task]) if hasattr(part, "environment")]
     if own and settings.tools:
         raise ConfigError(
-            f"task.tools={','.join(settings.tools)}: {own[0].name} has an environment of its own. Leave one of the two "
-            "out, or call the tools in its step()."
+            f"task.tools={','.join(settings.tools)}",
+            f"{own[0].name} has an environment of its own",
+            "Leave one of the two out, or call the tools in its step()",
         )
     if settings.tools:
         return _with_tools(settings, chat_template)
@@ -134,7 +138,9 @@ def _with_tools(settings: TaskSettings, chat_template: str | None) -> Environmen
     calls = settings.calls if settings.calls != "auto" else "template" if knows_tools else "fenced"
     name, tools = f"task.tools={','.join(settings.tools)}", tools_of(settings.tools)
     if calls == "template" and not knows_tools:
-        raise ConfigError("task.calls=template: the chat template of this model has no tools. Write task.calls=fenced.")
+        raise ConfigError(
+            "task.calls=template", "the chat template of this model has no tools", "Write task.calls=fenced"
+        )
 
     here = Path(__file__)
 

@@ -92,7 +92,9 @@ class GeneratorTask:
 def _size(settings: TaskSettings) -> int:
     size = settings.gym.get("size", SIZE)
     if type(size) is not int or size < LEVELS:
-        raise ConfigError(f"task.gym.size={size}: it is a number of problems. Write {LEVELS} or more, such as {SIZE}.")
+        raise ConfigError(
+            f"task.gym.size={size}", "it is a number of problems", f"Write {LEVELS} or more, such as {SIZE}"
+        )
     return size
 
 
@@ -101,8 +103,9 @@ def _versions(task: str, generator: str, parameters: Mapping[str, Any], by_level
     gym = _reasoning_gym(task)
     if generator not in gym.factory.DATASETS:
         raise ConfigError(
-            f"task.name={task}: there is no such generator.{did_you_mean(generator, gym.factory.DATASETS)} There are: "
-            f"{', '.join(sorted(gym.factory.DATASETS))}."
+            f"task.name={task}",
+            f"there is no such generator.{did_you_mean(generator, gym.factory.DATASETS)} There are: "
+            f"{', '.join(sorted(gym.factory.DATASETS))}",
         )
     try:
         if not by_level:
@@ -110,13 +113,13 @@ def _versions(task: str, generator: str, parameters: Mapping[str, Any], by_level
             return [json.dumps(parameters)]
         if not gym.factory.has_curriculum(generator):
             raise ConfigError(
-                f"task.curriculum=difficulty: {task} has no levels of difficulty. Write task.curriculum=solve_rate."
+                "task.curriculum=difficulty", f"{task} has no levels of difficulty", "Write task.curriculum=solve_rate"
             )
         return [json.dumps({**_at_level(gym, generator, level), **parameters}) for level in range(LEVELS)]
     except (TypeError, ValueError, AssertionError) as error:
         known = [key for key in vars(gym.factory.DATASETS[generator][1]()) if key not in ("seed", "size")]
         raise ConfigError(
-            f"task.gym={json.dumps(parameters)}: {task} does not take that ({error}). It has: {', '.join(known)}."
+            f"task.gym={json.dumps(parameters)}", f"{task} does not take that ({error})", f"It has: {', '.join(known)}"
         ) from None
 
 
@@ -152,7 +155,7 @@ def _reasoning_gym(task: str) -> Any:
         import reasoning_gym
     except ImportError:
         raise ConfigError(
-            f"task.name={task}: it needs reasoning-gym, which is not installed. Run: pip install 'octet-grpo[gym]'."
+            f"task.name={task}", "it needs reasoning-gym, which is not installed", "Run: pip install 'octet-grpo[gym]'"
         ) from None
     return reasoning_gym
 

@@ -26,6 +26,6 @@ class Gsm8kTask(DataTask):
         gold = gold.strip()
         if not marker or number.number(gold) is None:
             ending = (gold or solution)[-40:]
-            raise DataError(f"{record.where}: `{columns[1]}` ends in {ending!r}; expected a number after ####.")
+            raise DataError(record.where, f"`{columns[1]}` ends in {ending!r}; expected a number after ####")
         worked = f"{_CALCULATOR.sub('', solution).strip()}\n#### {gold}"
         return Problem(name, question, gold, worked, record.others(columns[0]))

@@ -38,8 +38,9 @@ def check(task: Task, problems: Sequence[Problem]) -> None:
     """Raise DataError if there is no worked solution to teach."""
     if not any(problem.solution for problem in problems):
         raise DataError(
-            f"task.name={task.name}: none of its {len(problems)} training problems has a worked solution, which a "
-            "warm-up teaches. Name their column: task.solution=COLUMN. Without one, write warmup.steps=0."
+            f"task.name={task.name}",
+            f"none of its {len(problems)} training problems has a worked solution, which a warm-up teaches",
+            "Name their column: task.solution=COLUMN. Without one, write warmup.steps=0",
         )
 
 

@@ -31,8 +31,10 @@ class MixedTask:
         reading = [part.name for part in self.parts if isinstance(part, DataTask) and not isinstance(part, OwnTask)]
         if (settings.path or settings.data_dir) and len(reading) != 1:
             raise ConfigError(
-                f"task.mix: task.path and task.data_dir are the data of one part, and {len(reading)} read data "
-                f"({', '.join(reading) or 'none'}). Leave them out, or put your data into one file."
+                "task.mix",
+                f"task.path and task.data_dir are the data of one part, and {len(reading)} read data "
+                f"({', '.join(reading) or 'none'})",
+                "Leave them out, or put your data into one file",
             )
         self.prompt_style = _agreed([part.prompt_style for part in self.parts])
         self.answer_style = _agreed([part.answer_style for part in self.parts])

@@ -33,7 +33,7 @@ class MultipleChoiceTask(DataTask):
         right = record.answer(settings.answer or "Correct Answer", "task.answer")
         choices = [right, *self._wrong(record)]
         if len(set(choices)) < len(choices):
-            raise DataError(f"{record.where}: two choices are the same; expected different ones.")
+            raise DataError(record.where, "two choices are the same; expected different ones")
         choices = shuffled(question, choices)
         listed = "\n".join(f"{letter}) {choice}" for letter, choice in zip(LETTERS, choices))
         solution = str(record.values.get(settings.solution or "Explanation") or "").strip()
@@ -47,7 +47,7 @@ class MultipleChoiceTask(DataTask):
             several = [Record(record.where, {column: one}) for one in value] if isinstance(value, list) else [record]
             wrong += [one.answer(column, "task.incorrect") for one in several]
         if not 1 <= len(wrong) < len(LETTERS):
-            raise DataError(f"{record.where}: {len(wrong)} wrong choices; expected 1 to {len(LETTERS) - 1}.")
+            raise DataError(record.where, f"{len(wrong)} wrong choices; expected 1 to {len(LETTERS) - 1}")
         return wrong
 
 

@@ -57,7 +57,7 @@ class RecordsTask(DataTask):
             return record.text(column, "task.solution")
         if not messages or not all(map(_is_message, messages)) or messages[-1]["role"] != "assistant":
             raise DataError(
-                f"{record.where}: `{column}` is no conversation that ends with a message of the role `assistant`."
+                record.where, f"`{column}` is no conversation that ends with a message of the role `assistant`"
             )
         return str(messages[-1]["content"]).strip()
 
@@ -69,7 +69,7 @@ class RecordsTask(DataTask):
             return text, solution
         gold = find.marked(text, style)
         if gold is None:
-            raise DataError(f"{record.where}: there is no answer behind the mark in {text[-40:]!r}.")
+            raise DataError(record.where, f"there is no answer behind the mark in {text[-40:]!r}")
         return gold, solution or text
 
 
@@ -87,7 +87,7 @@ class Rows:
         path = user_code.find("task.name", self.setting)
         rows = user_code.call(f"task.name={self}: ", path, lambda: list(islice(self.method(), MOST + 1)), DataError)
         if len(rows) > MOST:
-            raise DataError(f"task.name={self}: it goes on after {MOST:,} records. Return fewer.")
+            raise DataError(f"task.name={self}", f"it goes on after {MOST:,} records", "Return fewer")
         for index, row in enumerate(rows):
             where = f"{self}[{index}]"
             yield Record(where, row) if isinstance(row, Mapping) else Record(where, flaw=f"{row!r:.60} is no record")
@@ -107,8 +107,9 @@ class OwnTask(RecordsTask):
         for method in METHODS:
             if not callable(getattr(own, method, None)) and (method == "train" or hasattr(own, method)):
                 raise ConfigError(
-                    f"task.name={settings.name}: it returns {own!r:.60}, which has no method `{method}`. Return an "
-                    "object whose train() returns records; see docs/tasks.md."
+                    f"task.name={settings.name}",
+                    f"it returns {own!r:.60}, which has no method `{method}`",
+                    "Return an object whose train() returns records; see docs/tasks.md",
                 )
         self.own = own
         self.name = user_code.find("task.name", settings.name).stem
@@ -121,7 +122,9 @@ class OwnTask(RecordsTask):
         for name, (_, *known) in STYLES.items():  # without `auto`
             style = getattr(self, name)
             if style not in known and not (name == "prompt_style" and os.path.isfile(style)):
-                raise ConfigError(f"task.name={settings.name}: its {name} is {style!r}. Known: {', '.join(known)}.")
+                raise ConfigError(
+                    f"task.name={settings.name}", f"its {name} is {style!r}", f"Known: {', '.join(known)}"
+                )
         self.needs_answers = not hasattr(own, "score")
         for method in RESULTS:
             if hasattr(own, method):
@@ -157,11 +160,11 @@ def conversation(record: Record, column: str) -> tuple[Mapping[str, Any], ...]:
     if value is None or isinstance(value, str):
         return ()
     if not isinstance(value, list) or not value or not all(map(_is_message, value)):
-        raise DataError(f"{record.where}: `{column}` is {str(value)[:60]}; {EXPECTED_MESSAGES}.")
+        raise DataError(record.where, f"`{column}` is {str(value)[:60]}; {EXPECTED_MESSAGES}")
     if not all(is_unicode(message["content"]) for message in value):
-        raise DataError(f"{record.where}: `{column}` holds half a character; expected UTF-8 text.")
+        raise DataError(record.where, f"`{column}` holds half a character; expected UTF-8 text")
     if not any(message["role"] == "user" for message in value):
-        raise DataError(f"{record.where}: nobody asks in `{column}`; expected a message of the role `user`.")
+        raise DataError(record.where, f"nobody asks in `{column}`; expected a message of the role `user`")
     # a parquet file gives every message the keys of all messages, and fills them with None
     return tuple({key: part for key, part in message.items() if part is not None} for message in value)
 

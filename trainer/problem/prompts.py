@@ -146,7 +146,7 @@ class Prompter:
             or len(self.prompt(problem).tokens) <= most
         ]
         if not kept:
-            raise DataError(f"prompt.max_tokens={most}: none of {len(problems)} prompts is that short.")
+            raise DataError(f"prompt.max_tokens={most}", f"none of {len(problems)} prompts is that short")
         return kept
 
     def messages(self, problem: Problem) -> Messages:
@@ -192,8 +192,9 @@ class Prompter:
         see the tokens that it wrote."""
         if self._style.raw:
             raise ConfigError(
-                f"prompt.style={self.style}: it has no place for what {environments.setting} says between turns. Write "
-                "another style."
+                f"prompt.style={self.style}",
+                f"it has no place for what {environments.setting} says between turns",
+                "Write another style",
             )
         if not self.tokenizer.chat_template or self._keeps_turns():
             return
@@ -207,8 +208,10 @@ class Prompter:
         models = "Take a model whose template keeps them, such as Qwen2.5, Llama 3 or Gemma 3"
         remedy = f"Write {' or '.join(others)}" if others else models
         raise ConfigError(
-            f"{environments.setting}: the chat template of {self.tokenizer.name_or_path} writes a turn of the model in "
-            f"another way once there are later ones, so the model would not see what it wrote. {remedy}."
+            environments.setting,
+            f"the chat template of {self.tokenizer.name_or_path} writes a turn of the model in another way once there "
+            "are later ones, so the model would not see what it wrote",
+            remedy,
         )
 
     def _keeps_turns(self) -> bool:
@@ -257,8 +260,9 @@ class Prompter:
         except (TemplateError, *OF_A_TEMPLATE) as error:
             roles = ", ".join(message["role"] for message in messages)
             raise DataError(
-                f"{problem.id or 'prompt'}: the chat template of the model refuses the messages ({roles}): {error}. "
-                "Many have no role `system`: leave prompt.system out."
+                problem.id or "prompt",
+                f"the chat template of the model refuses the messages ({roles}): {error}",
+                "Many have no role `system`: leave prompt.system out",
             ) from None
         return text
 
@@ -269,8 +273,9 @@ def _must_have_variables(tokenizer: Any, settings: Iterable[str]) -> None:
     for name in settings:
         if name not in known:
             raise ConfigError(
-                f"prompt.template={{{name}: ...}}: the chat template of this model reads "
-                f"{', '.join(known) or 'no variables'}.{did_you_mean(name, known)} Correct the name, or leave it out."
+                f"prompt.template={{{name}",
+                "...}: the chat template of this model reads "
+                f"{', '.join(known) or 'no variables'}.{did_you_mean(name, known)} Correct the name, or leave it out",
             )
 
 
@@ -283,8 +288,9 @@ def _variables(chat_template: str) -> set[str]:
         environment = _compile_jinja_template(chat_template).environment
     except TemplateSyntaxError as error:
         raise ModelError(
-            f"model.name: its chat template is broken in line {error.lineno} ({error.message}). Restore the template, "
-            "or take another model."
+            "model.name",
+            f"its chat template is broken in line {error.lineno} ({error.message})",
+            "Restore the template, or take another model",
         ) from None
     return meta.find_undeclared_variables(environment.parse(chat_template)) - environment.globals.keys()
 
@@ -316,7 +322,7 @@ def examples(task: Task, shots: int) -> list[Problem]:
     problems = [problem for problem in task.train() if not problem.messages]
     if len(problems) <= shots:
         raise ConfigError(
-            f"prompt.shots={shots}: the training set has only {len(problems)} problems; it takes one more."
+            f"prompt.shots={shots}", f"the training set has only {len(problems)} problems; it takes one more"
         )
     return random.Random(0).sample(problems, shots + 1)
 
@@ -337,9 +343,9 @@ def _template(path: Path) -> Style:
     try:
         request = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"prompt.style={path}: it cannot be read ({error}).") from None
+        raise ConfigError(f"prompt.style={path}", f"it cannot be read ({error})") from None
     if "{question}" not in request:
-        raise ConfigError(f"prompt.style={path}: there is no {{question}} in it. Write it where the question goes.")
+        raise ConfigError(f"prompt.style={path}", "there is no {question} in it", "Write it where the question goes")
     return Style(request)
 
 

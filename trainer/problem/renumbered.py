@@ -51,8 +51,10 @@ class RenumberedTask(Gsm8kTask):
     def test(self) -> list[Problem]:
         if not self._new:
             raise DataError(
-                f"{self.sources['test'] or self.sources['train']}: no held-out problem can be renumbered. They need "
-                "solutions like those of GSM8K, with annotations such as <<48/2=24>>. Write task.name=gsm8k."
+                self.sources["test"] or self.sources["train"],
+                "no held-out problem can be renumbered. They need solutions like those of GSM8K, with annotations "
+                "such as <<48/2=24>>",
+                "Write task.name=gsm8k",
             )
         return self._new
 

@@ -45,11 +45,11 @@ class Record:
         """Return the text of a column, never empty. `setting` is the setting that names the column."""
         value = self._value(column, setting)
         if not isinstance(value, str):
-            raise DataError(f"{self.where}: `{column}` is {_kind(value)}; expected text.")
+            raise DataError(self.where, f"`{column}` is {_kind(value)}; expected text")
         if not value.strip():
-            raise DataError(f"{self.where}: `{column}` is empty; expected text.")
+            raise DataError(self.where, f"`{column}` is empty; expected text")
         if not is_unicode(value):
-            raise DataError(f"{self.where}: `{column}` holds half a character; expected UTF-8 text.")
+            raise DataError(self.where, f"`{column}` holds half a character; expected UTF-8 text")
         return value.strip()
 
     def answer(self, column: str, setting: str) -> str:
@@ -83,7 +83,7 @@ class Record:
         self.must_have({column: setting})
         value = self.values[column]
         if value is None:
-            raise DataError(f"{self.where}: `{column}` is empty; expected text.")
+            raise DataError(self.where, f"`{column}` is empty; expected text")
         return value
 
 
@@ -112,7 +112,7 @@ class File:
                 _say_what_is_read(self.path, size)
             yield from READERS[self.path.suffix](self.path)
         except OSError as error:
-            raise DataError(f"{self.path}: it cannot be read ({error.strerror}).") from None
+            raise DataError(self.path, f"it cannot be read ({error.strerror})") from None
 
 
 @cache
@@ -143,8 +143,10 @@ class HubSet:
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             first_line = str(error).strip().partition("\n")[0]
             raise DataError(
-                f"{self}: it cannot be had from the hub ({type(error).__name__}: {first_line}). Connect to the "
-                "internet once, log in with `hf auth login` if it is gated, or write task.data_dir=FOLDER."
+                self,
+                f"it cannot be had from the hub ({type(error).__name__}: {first_line})",
+                "Connect to the internet once, log in with `hf auth login` if it is gated, or write "
+                "task.data_dir=FOLDER",
             ) from None
         for index, row in enumerate(rows):
             yield Record(f"{self}[{index}]", dict(row))
@@ -222,7 +224,7 @@ def _parquet(path: Path) -> Iterator[Record]:
                 yield _parquet_record(f"{path}: row {index}", batch, place)
                 index += 1
     except (pyarrow.lib.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not Parquet: {str(error).partition(chr(10))[0]}") from None
+        raise DataError(path, f"not Parquet: {str(error).partition(chr(10))[0]}") from None
 
 
 def _parquet_record(where: str, batch: Any, place: int) -> Record:
@@ -256,13 +258,15 @@ def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) 
         return None
     source = _named("task.path", settings.path, settings.subset, settings.test_split)
     if isinstance(source, File):
-        raise DataError(f"task.test_split={settings.test_split}: {source} is a file and has no splits; task.test_path.")
+        raise DataError(
+            f"task.test_split={settings.test_split}", f"{source} is a file and has no splits; task.test_path"
+        )
     return source
 
 
 def _in_folder(folder: Path, split: str) -> File | None:
     if not folder.is_dir():
-        raise DataError(f"task.data_dir={folder}: there is no such folder.")
+        raise DataError(f"task.data_dir={folder}", "there is no such folder")
     files = [folder / f"{split}{ending}" for ending in READERS]
     return next((File(file) for file in files if file.is_file()), None)
 
@@ -270,14 +274,14 @@ def _in_folder(folder: Path, split: str) -> File | None:
 def _named(setting: str, name: str, subset: str | None, split: str) -> Source:
     path = Path(name).expanduser()
     if path.is_dir():
-        raise DataError(f"{setting}={name}: it is a folder. Write task.data_dir={name}, with train.jsonl in it.")
+        raise DataError(f"{setting}={name}", "it is a folder", f"Write task.data_dir={name}, with train.jsonl in it")
     if path.suffix in READERS or path.exists():
         if path.suffix not in READERS:
-            raise DataError(f"{setting}={name}: files end in {ENDINGS}, so that their format is known.")
+            raise DataError(f"{setting}={name}", f"files end in {ENDINGS}, so that their format is known")
         if not path.is_file():
             what = "it is no regular file" if path.exists() else "there is no such file"
-            raise DataError(f"{setting}={name}: {what}.")
+            raise DataError(f"{setting}={name}", what)
         return File(path)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise DataError(f"{setting}={name}: it is neither a file ({ENDINGS}) nor a name on the hub, owner/name.")
+        raise DataError(f"{setting}={name}", f"it is neither a file ({ENDINGS}) nor a name on the hub, owner/name")
     return HubSet(name, subset, split)

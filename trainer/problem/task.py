@@ -63,7 +63,7 @@ def training_problems(task: Task, settings: TaskSettings, seed: int) -> list[Pro
     problems = problems[: settings.limit]
     if not problems:
         raise DataError(
-            f"task.name={task.name}: no training problem is left: the held-out set asks them all. Add some."
+            f"task.name={task.name}", "no training problem is left: the held-out set asks them all", "Add some"
         )
     return problems
 

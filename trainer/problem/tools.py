@@ -234,8 +234,10 @@ def _sandbox() -> Sandbox:
     atexit.register(sandbox.close)
     if not sandbox.held.is_enough:
         raise ConfigError(
-            f"task.tools=python: this machine cannot hold a program in. It has {sandbox.held}, and Landlock and "
-            "seccomp are needed (Linux 5.13 or newer). Take another machine, or write task.tools=calculator."
+            "task.tools=python",
+            f"this machine cannot hold a program in. It has {sandbox.held}, and Landlock and seccomp are needed "
+            "(Linux 5.13 or newer)",
+            "Take another machine, or write task.tools=calculator",
         )
     return sandbox
 

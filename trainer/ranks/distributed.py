@@ -60,8 +60,9 @@ def refuse_an_idle_card() -> None:
     gpus = [] if os.environ.get("DS_ACCELERATOR") == "cpu" else hardware.detect().gpus
     if gpus and not torch.cuda.is_available():
         raise ConfigError(
-            f"{gpus[0].name}: torch {torch.__version__} cannot use this card. `octet doctor` says why. "
-            "To train on the CPU, set DS_ACCELERATOR=cpu in the environment."
+            gpus[0].name,
+            f"torch {torch.__version__} cannot use this card",
+            "`octet doctor` says why. To train on the CPU, set DS_ACCELERATOR=cpu in the environment",
         )
 
 
@@ -93,9 +94,10 @@ def _refuse_to_share_cards(cards: int) -> None:
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if ranks > cards > 1:
         raise ClusterError(
-            f"LOCAL_WORLD_SIZE={ranks}: {ranks} ranks on this node, and each sees {cards} GPUs. Start one for each: "
-            f"--num_gpus={cards} with deepspeed, --nproc-per-node={cards} with torchrun, "
-            f"--ntasks-per-node={cards} with srun, or --gpus-per-task=1 where the node has {ranks}."
+            f"LOCAL_WORLD_SIZE={ranks}",
+            f"{ranks} ranks on this node, and each sees {cards} GPUs",
+            f"Start one for each: --num_gpus={cards} with deepspeed, --nproc-per-node={cards} with torchrun, "
+            f"--ntasks-per-node={cards} with srun, or --gpus-per-task=1 where the node has {ranks}",
         )
 
 

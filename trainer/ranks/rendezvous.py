@@ -238,7 +238,7 @@ def meet(rank: int, world_size: int, seconds: float) -> Ranks:
     try:
         store, found = stores.within(seconds + 2 * ANSWER_S, partial(_exchange_hosts, rank, world_size, seconds))
     except PermissionError as error:
-        raise ClusterError(f"{error.filename}: {error.strerror}. Set TMPDIR to a folder of your own.") from None
+        raise ClusterError(str(error.filename), str(error.strerror), "Set TMPDIR to a folder of your own") from None
     except UNREACHABLE as error:
         where = f"MASTER_ADDR={os.environ['MASTER_ADDR']}, MASTER_PORT={os.environ['MASTER_PORT']}"
         raise ClusterError(

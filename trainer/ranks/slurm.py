@@ -85,7 +85,7 @@ def _number(name: str, default: str = "") -> int:
 def _unreadable(name: str) -> ClusterError:
     text = visible(os.environ.get(name, ""))[:100]
     return ClusterError(
-        f"{name}={text}: that is not what Slurm writes there. Do not set it yourself, or start with srun."
+        f"{name}={text}", "that is not what Slurm writes there", "Do not set it yourself, or start with srun"
     )
 
 
@@ -100,9 +100,9 @@ def nodes() -> list[str]:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise ClusterError(
-            f"SLURM_STEP_NODELIST={visible(listed)[:200]}: `scontrol show hostnames` cannot list the nodes "
-            f"({visible(str(error))[:200]}). "
-            "Before srun, write export MASTER_ADDR=$(scontrol show hostnames | head -n 1)."
+            f"SLURM_STEP_NODELIST={visible(listed)[:200]}",
+            f"`scontrol show hostnames` cannot list the nodes ({visible(str(error))[:200]})",
+            "Before srun, write export MASTER_ADDR=$(scontrol show hostnames | head -n 1)",
         ) from None
     return answer.stdout.split()
 

@@ -46,9 +46,10 @@ class Collected:
         for (folder, _), answered in others:
             if answered.keys() != problems.keys():
                 raise DataError(
-                    f"{folder}/eval_answers.jsonl: it answers {len(answered)} held-out problems, and {first} "
-                    f"{len(problems)}, or other ones. Give every arm the same eval.problems and held-out problems, and "
-                    "delete the folder if its file is damaged; the study makes the run again."
+                    f"{folder}/eval_answers.jsonl",
+                    f"it answers {len(answered)} held-out problems, and {first} {len(problems)}, or other ones",
+                    "Give every arm the same eval.problems and held-out problems, and delete the folder if its file "
+                    "is damaged; the study makes the run again",
                 )
         return [*problems]
 
@@ -104,12 +105,13 @@ def ended(study: Study, run: StudyRun) -> RunFiles | None:
         found += previous_run.differences(folder, config.after_warmup(warmup))
     if changes := [str(one) for one in found if one.key not in previous_run.NO_EFFECT | own]:
         raise DataError(
-            f"{folder}: it was made with other settings than the study has now: {', '.join(changes)}. Write those of "
-            f"before, rename the arm or {study.path.name}, or delete this folder."
+            folder,
+            f"it was made with other settings than the study has now: {', '.join(changes)}",
+            f"Write those of before, rename the arm or {study.path.name}, or delete this folder",
         )
     files = read_run(folder)
     if files.has_ended and not files.metrics:
-        raise DataError(f"{folder}/metrics.jsonl: it is empty. Delete this folder; the study makes the run again.")
+        raise DataError(f"{folder}/metrics.jsonl", "it is empty", "Delete this folder; the study makes the run again")
     return files if files.has_ended else None
 
 

@@ -41,8 +41,9 @@ class Rules:
         buffer = self.settings.overlong_buffer or max(1, self.max_new_tokens // 5)
         if buffer > self.max_new_tokens:
             raise ConfigError(
-                f"reward.overlong_buffer={buffer}: it is longer than rollout.max_new_tokens={self.max_new_tokens}. "
-                f"Try {max(1, self.max_new_tokens // 5)}."
+                f"reward.overlong_buffer={buffer}",
+                f"it is longer than rollout.max_new_tokens={self.max_new_tokens}",
+                f"Try {max(1, self.max_new_tokens // 5)}",
             )
         return buffer
 

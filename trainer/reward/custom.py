@@ -156,7 +156,7 @@ class Custom:
         return ""
 
     def _error(self, what: str, readings: Sequence[Reading] = ()) -> RewardError:
-        return RewardError(f"{KEY}={self.setting}: {what}{described(readings)}")
+        return RewardError(f"{KEY}={self.setting}", f"{what}{described(readings)}")
 
 
 def columns(readings: Sequence[Reading]) -> dict[str, list[Any]]:

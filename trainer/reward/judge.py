@@ -112,10 +112,11 @@ class Judge:
         grades = self.client.ask(self._question(reading), self.rubric.grades, Meter(), fresh=True)
         if grades is None and self.client.last_failure != SPENT:  # a resumed run may have nothing left to spend
             raise RewardError(
-                f"reward.judge.url={self.settings.url}: the grader gave no grade: {self.client.last_failure}. "
+                f"reward.judge.url={self.settings.url}",
+                f"the grader gave no grade: {self.client.last_failure}",
                 f"Is the server there, does it know reward.judge.model={self.settings.model}, and does "
                 f"{self.settings.key_env} hold the right key? If it refuses `response_format`: "
-                "reward.judge.structured=false."
+                "reward.judge.structured=false",
             )
 
     def _counted(self, grades: dict[str, float] | None, meter: Meter) -> float | None:
@@ -153,14 +154,16 @@ def load_rubric(name: str) -> Rubric:
     path = Path(name).expanduser() if name.endswith((".yaml", ".yml")) else RUBRICS / f"{name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(one.stem for one in RUBRICS.glob("*.yaml")))
-        raise ConfigError(f"reward.judge.rubric={name}: there is no such file or name. Known: {known}.")
+        raise ConfigError(f"reward.judge.rubric={name}", "there is no such file or name", f"Known: {known}")
     try:
         return Rubric.model_validate(read_yaml(path.read_bytes()))
     except BadYaml as error:
-        raise ConfigError(f"reward.judge.rubric={name}: not valid YAML: {error}") from None
+        raise ConfigError(f"reward.judge.rubric={name}", f"not valid YAML: {error}") from None
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}" for one in error.errors())
         raise ConfigError(
-            f"reward.judge.rubric={name}: {wrong}. It has `instructions`, and under `criteria` for each name a "
-            "`weight` and a `description`, as trainer/reward/rubrics/science.yaml has."
+            f"reward.judge.rubric={name}",
+            wrong,
+            "It has `instructions`, and under `criteria` for each name a `weight` and a `description`, as "
+            "trainer/reward/rubrics/science.yaml has",
         ) from None

@@ -151,8 +151,9 @@ class Budget:
         except (ValueError, AttributeError, RecursionError):
             pass
         raise CheckpointError(
-            f"{self.file}: it cannot be read, and it counts what the judge was asked for. Restore it, or delete it to "
-            "count from 0."
+            self.file,
+            "it cannot be read, and it counts what the judge was asked for",
+            "Restore it, or delete it to count from 0",
         )
 
 
@@ -165,7 +166,7 @@ class Cache:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"reward.judge.cache={folder}: it cannot be made: {error}. Name a folder you may write to, or null."
+                f"reward.judge.cache={folder}", f"it cannot be made: {error}", "Name a folder you may write to, or null"
             ) from None
 
     def get(self, name: str) -> str | None:

@@ -76,7 +76,7 @@ class Programs:
         """Run the tests once, so that tests that cannot be run are found before anything is spent."""
         verdict = self._verdict(reading, read_tests(reading.problem, self.settings))
         if verdict.fault:
-            raise DataError(f"{reading.problem.id}: `{self.settings.tests}`: {verdict.fault}. Leave the record out.")
+            raise DataError(reading.problem.id, f"`{self.settings.tests}`: {verdict.fault}", "Leave the record out")
 
     def _worth(self, verdict: Verdict) -> float:
         if self.settings.score == "all":
@@ -104,14 +104,17 @@ def refuse_unheld(settings: Code, held: Held) -> None:
     """Raise ConfigError if this machine cannot hold a program in."""
     if settings.command is not None and not (held.namespaces and held.counted):
         raise ConfigError(
-            f"reward.code.command={settings.command}: it needs a folder of its own to write to and processes to start, "
-            f"which this machine cannot hold in. It has {held}. Allow user namespaces, or take another machine."
+            f"reward.code.command={settings.command}",
+            "it needs a folder of its own to write to and processes to start, which this machine cannot hold in. It "
+            f"has {held}",
+            "Allow user namespaces, or take another machine",
         )
     if not (held.is_enough or settings.unsafe):
         raise ConfigError(
-            f"reward.weights.code: this machine cannot hold a program in. It has {held}, and Landlock and seccomp are "
-            "needed (Linux 5.13 or newer, x86-64 or Arm; a container may forbid them). Take another machine, or write "
-            "reward.code.unsafe=true if whatever a model writes may run here."
+            "reward.weights.code",
+            f"this machine cannot hold a program in. It has {held}, and Landlock and seccomp are needed (Linux 5.13 "
+            "or newer, x86-64 or Arm; a container may forbid them)",
+            "Take another machine, or write reward.code.unsafe=true if whatever a model writes may run here",
         )
 
 
@@ -129,16 +132,17 @@ def read_tests(problem: Problem, settings: Code) -> Tests:
     columns, column = problem.extra, settings.tests
     if column not in columns:
         there = ", ".join(map(str, columns)) or "none"
-        raise DataError(f"{problem.id}: there is no column `{column}`; there are: {there}. {ANOTHER_COLUMN}")
+        raise DataError(problem.id, f"there is no column `{column}`; there are: {there}", ANOTHER_COLUMN)
     try:
         tests = _in_any_form(columns.get(column), columns)
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
         reason = str(error) if isinstance(error, DataError) else f"{EXPECTED}; {type(error).__name__}: {error}"
-        raise DataError(f"{problem.id}: `{column}`: {reason}. {ANOTHER_COLUMN}") from None
+        raise DataError(problem.id, f"`{column}`: {reason}", ANOTHER_COLUMN) from None
     if tests.source and settings.command is not None:
         raise DataError(
-            f"{problem.id}: `{column}` holds tests in Python, and reward.code.command={settings.command} runs other "
-            "programs. Tests of these are inputs and outputs."
+            problem.id,
+            f"`{column}` holds tests in Python, and reward.code.command={settings.command} runs other programs",
+            "Tests of these are inputs and outputs",
         )
     return tests
 

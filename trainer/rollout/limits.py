@@ -27,14 +27,16 @@ def check_context(model: Any, prompts: Sequence[Prompt], new_tokens: int) -> Non
     length = len(longest.tokens)
     if length >= context:
         raise ConfigError(
-            f"prompt.max_tokens: the prompt of {longest.problem.id} has {length} tokens, and the context of this model "
-            f"is {context}. Write prompt.max_tokens={max(1, context - new_tokens)}, which leaves it out."
+            "prompt.max_tokens",
+            f"the prompt of {longest.problem.id} has {length} tokens, and the context of this model is {context}",
+            f"Write prompt.max_tokens={max(1, context - new_tokens)}, which leaves it out",
         )
     if length + new_tokens > context:
         raise ConfigError(
-            f"rollout.max_new_tokens={new_tokens}: with the {length} tokens of the prompt of "
-            f"{longest.problem.id} that is more than the context of this model, {context}. "
-            f"Write rollout.max_new_tokens={context - length} or less, or a smaller prompt.max_tokens."
+            f"rollout.max_new_tokens={new_tokens}",
+            f"with the {length} tokens of the prompt of {longest.problem.id} that is more than the context of this "
+            f"model, {context}",
+            f"Write rollout.max_new_tokens={context - length} or less, or a smaller prompt.max_tokens",
         )
 
 
@@ -43,8 +45,9 @@ def within_context(prompts: Sequence[Prompt], context: int | None, new_tokens: i
     fitting = [prompt for prompt in prompts if context is None or len(prompt.tokens) + new_tokens <= context]
     if prompts and not fitting:
         raise ConfigError(
-            f"rollout.max_new_tokens={new_tokens}: with such an answer, none of {len(prompts)} held-out prompts fits "
-            f"into the context of {context} tokens. Write a smaller one, or eval.problems=0."
+            f"rollout.max_new_tokens={new_tokens}",
+            f"with such an answer, none of {len(prompts)} held-out prompts fits into the context of {context} tokens",
+            "Write a smaller one, or eval.problems=0",
         )
     return fitting
 
@@ -88,8 +91,9 @@ class RowLimit:
         """Lower the limit after an attempt with `tried` rows ran out of memory."""
         if tried <= 1:
             raise ConfigError(
-                "rollout.rows=1: not even one completion fits into the memory of the card. "
-                "Write a smaller rollout.max_new_tokens, prompt.max_tokens or model.name."
+                "rollout.rows=1",
+                "not even one completion fits into the memory of the card",
+                "Write a smaller rollout.max_new_tokens, prompt.max_tokens or model.name",
             )
         self.limit = tried // 2
         if not self._has_warned:

@@ -44,7 +44,7 @@ def make_sampler(
     reason = None if settings.engine == "hf" else why_unsupported(model)
     if reason and settings.engine == "decode":
         raise ConfigError(
-            f"rollout.engine=decode: it cannot sample from this model: {reason}. Write rollout.engine=hf."
+            "rollout.engine=decode", f"it cannot sample from this model: {reason}", "Write rollout.engine=hf"
         )
     if reason:
         say(f"rollout: sampling with model.generate, which takes three times as long or more, because {reason}")

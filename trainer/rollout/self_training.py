@@ -43,8 +43,10 @@ def sample(rollouts: Rollouts, step: int, number: int) -> tuple[list[TrainingRow
     right, answers = (sum(facts[index] for facts in everywhere) for index in (0, 1))
     if not rows:
         raise DataError(
-            f"warmup.from=samples: none of {answers} answers to {len(everywhere)} problems is right in round "
-            f"{number + 1}, so there is nothing to learn from. Write warmup.from=solutions, or take easier problems."
+            "warmup.from=samples",
+            f"none of {answers} answers to {len(everywhere)} problems is right in round {number + 1}, so there is "
+            "nothing to learn from",
+            "Write warmup.from=solutions, or take easier problems",
         ).of_all()
     return rows, {
         "samples/right": right / answers,
@@ -93,8 +95,9 @@ def read(folder: Path, number: int) -> list[TrainingRow]:
         return [TrainingRow(**json.loads(line)) for line in path.read_text().splitlines()]
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
-            f"{path}: the answers of this round cannot be read ({error}), and the policy that wrote them has moved on. "
-            "Restore the file, or delete the checkpoints of the round."
+            path,
+            f"the answers of this round cannot be read ({error}), and the policy that wrote them has moved on",
+            "Restore the file, or delete the checkpoints of the round",
         ) from None
 
 

@@ -113,8 +113,10 @@ class TurnTaking:
             text, done, reward = dialogue.reply.result(max(0.0, dialogue.deadline - time.monotonic()))
         except TimeoutError:
             raise TrainingError(
-                f"{self.environments.setting}: step() has not returned after {self.limits.seconds:g} seconds, in an "
-                f"answer to {dialogue.prompt.problem.id}. Make it faster, or write a larger rollout.turns.seconds."
+                self.environments.setting,
+                f"step() has not returned after {self.limits.seconds:g} seconds, in an answer to "
+                f"{dialogue.prompt.problem.id}",
+                "Make it faster, or write a larger rollout.turns.seconds",
             ) from None
         dialogue.reply = None
         dialogue.reward += reward
@@ -152,8 +154,9 @@ class TurnTaking:
             first = prompt.problem.question
             if asked is not None and asked != first:
                 raise DataError(
-                    f"{self.environments.setting}: reset() for {problem.id} asked {first[:60]!r} first and "
-                    f"{asked[:60]!r} now. The answers of a group have one prompt: draw at random by the problem alone."
+                    self.environments.setting,
+                    f"reset() for {problem.id} asked {first[:60]!r} first and {asked[:60]!r} now",
+                    "The answers of a group have one prompt: draw at random by the problem alone",
                 )
         if dialogue.environment is None:
             return "", True, 0.0

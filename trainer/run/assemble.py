@@ -106,7 +106,9 @@ def build(request: Request) -> Run:
     first_step = checkpoints.resume(policy, folder, config.run.keep, learned)
     if first_step > total_steps:
         raise ConfigError(
-            f"run.steps={total_steps}: the run in {folder} has made {first_step}. Write run.steps={first_step} or more."
+            f"run.steps={total_steps}",
+            f"the run in {folder} has made {first_step}",
+            f"Write run.steps={first_step} or more",
         ).of_all()
     record = open_record(request, folder, origin, first_step, total_steps, len(problems))
     if config.optim.layout == "flat" and not policy.is_flat:
@@ -186,8 +188,10 @@ def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> Ask | N
         theirs, ours = load_tokenizer(settings).get_vocab(), tokenizer.get_vocab()
         if apart := sorted(token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token)):
             raise ModelError(
-                f"teacher.name={own.name}: its tokenizer is not that of the model, {config.model.name}: {len(apart)} "
-                f"tokens differ, the first of them {apart[0]!r}. Take a teacher of the same family."
+                f"teacher.name={own.name}",
+                f"its tokenizer is not that of the model, {config.model.name}: {len(apart)} tokens differ, the first "
+                f"of them {apart[0]!r}",
+                "Take a teacher of the same family",
             )
         model = load_model(settings, resolve_dtype(settings.dtype, device), device)
     if own.adapter:
@@ -233,8 +237,9 @@ def prompter_of(config: Config, task: Task, tokenizer: Any) -> Prompter:
     found = environments_of(task, config.task, tokenizer.chat_template, config.rollout.turns.seconds)
     if found is None and config.reward.weights.get("environment"):
         raise ConfigError(
-            f"reward.weights.environment={config.reward.weights['environment']:g}: nothing gives this reward, because "
-            f"task.name={config.task.name} has no environment. Leave it out; docs/environments.md says how to have one."
+            f"reward.weights.environment={config.reward.weights['environment']:g}",
+            f"nothing gives this reward, because task.name={config.task.name} has no environment",
+            "Leave it out; docs/environments.md says how to have one",
         )
     return Prompter(tokenizer, config.prompt, task, found)
 
@@ -251,8 +256,9 @@ def ends(config: Config, prompter: Prompter, model: Any) -> tuple[list[int], tup
     for string in strings:
         if string not in special and (inside := next((name for name in special if name in string), None)):
             raise ConfigError(
-                f"rollout.stop={string!r}: no answer has {inside} in its text, because it is a special token. Write it "
-                "alone to end answers at this token, or leave it out."
+                f"rollout.stop={string!r}",
+                f"no answer has {inside} in its text, because it is a special token",
+                "Write it alone to end answers at this token, or leave it out",
             )
     tokens = {*stop_tokens(tokenizer, model), *(special[string] for string in strings if string in special)}
     return sorted(tokens), tuple(string for string in strings if string not in special)

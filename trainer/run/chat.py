@@ -46,7 +46,7 @@ def chat(folder: Path, config: Config, temperature: float) -> None:
     """Read questions from standard input, and answer each of them with all models of the run."""
     no_progress_bars()
     if not any((folder / name).is_dir() for name in ("adapter", "merged", "model")):
-        raise DataError(f"{folder}: it has no adapter and no model yet, which a run writes at its end. Resume it.")
+        raise DataError(folder, "it has no adapter and no model yet, which a run writes at its end", "Resume it")
     task = make_task(config.task)
     prompter = assemble.prompter_of(config, task, load_tokenizer(config.model))
     voices, scorer, console = list(_voices(folder, config, prompter)), make_verifier(config, task), Console()
@@ -114,8 +114,9 @@ def _answer(
     length, longest, context = len(prompt.tokens), sampling.max_new_tokens, voices[0].context
     if context is not None and length + longest > context:
         raise ConfigError(
-            f"rollout.max_new_tokens={longest}: with such an answer a prompt of {length} tokens exceeds the context of "
-            f"this model, {context}. Ask a shorter question, or start again with a smaller rollout.max_new_tokens."
+            f"rollout.max_new_tokens={longest}",
+            f"with such an answer a prompt of {length} tokens exceeds the context of this model, {context}",
+            "Ask a shorter question, or start again with a smaller rollout.max_new_tokens",
         )
     for voice in voices:
         console.rule(voice.name, align="left")

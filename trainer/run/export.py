@@ -43,8 +43,9 @@ def to_gguf(config: Config, adapter: Path | None, wanted: Wanted, made_of: Mappi
     weights = merge.stored_weights(config.model.clean, adapter, None)
     if weights is None:
         raise ModelError(
-            f"model.name={config.model.name}: its weights, or the adapter's, cannot be read one by one. Write octet "
-            "export --to safetensors first, and export that folder."
+            f"model.name={config.model.name}",
+            "its weights, or the adapter's, cannot be read one by one",
+            "Write octet export --to safetensors first, and export that folder",
         )
     tokenizer = load_tokenizer(config.model)
     name = re.sub(r"[^\w.-]+", "-", made_of["name"])  # a Modelfile names the file without quotes
@@ -72,8 +73,9 @@ def _write(file: Path, weights: merge.Weights, tokenizer: Any, fmt: str, about: 
     gguf_file.family_of(weights.config)
     if fmt not in gguf_file.WRITTEN and not llama_cpp.is_here():
         raise ConfigError(
-            f"--format {fmt}: llama.cpp writes it, and llama-cpp-python is not installed. Install it, or take one of "
-            f"{', '.join(gguf_file.WRITTEN)}."
+            f"--format {fmt}",
+            "llama.cpp writes it, and llama-cpp-python is not installed",
+            f"Install it, or take one of {', '.join(gguf_file.WRITTEN)}",
         )
     file.parent.mkdir(parents=True, exist_ok=True)
     with disk.writing(file.parent, "the GGUF file", "Make room, or name another --out."):
@@ -125,7 +127,7 @@ def _checked(
         [(prompt.tokens, outcome.completion) for prompt, outcome in asked]
     )
     if not apart.mean <= apart.bound:
-        raise MergeError(f"{file}: {apart}: llama.cpp computes another model than transformers.")
+        raise MergeError(file, f"{apart}: llama.cpp computes another model than transformers")
     alike = agreement(own, theirs)
     said = [f"llama.cpp against Octet: {alike}", Comparison(own, theirs).sentence, str(apart)]
     same = {"mean": apart.mean, "largest": apart.largest, "bound": apart.bound}
@@ -140,7 +142,7 @@ def _must_read_the_same_tokens(
         adds_special = tuple(tokenizer(prompt.text)["input_ids"]) == prompt.tokens
         if tuple(sampler.tokens(prompt.text, adds_special)) != prompt.tokens:
             raise MergeError(
-                f"{file}: llama.cpp reads the prompt of problem {prompt.problem.id} as other tokens than transformers."
+                file, f"llama.cpp reads the prompt of problem {prompt.problem.id} as other tokens than transformers"
             )
 
 
@@ -149,12 +151,12 @@ def must_ask_and_end_alike(file: Path, sampler: llama_cpp.LlamaCppSampler, token
 
     The check itself asks with the prompts of the run and stops where the run does, so it would not notice."""
     if sampler.template != vocabulary.template_of(tokenizer):
-        raise MergeError(f"{file}: its chat template is not that of the tokenizer. Export it again.")
+        raise MergeError(file, "its chat template is not that of the tokenizer", "Export it again")
     if sampler.end != tokenizer.eos_token_id:
-        raise MergeError(f"{file}: it names {sampler.end} as the end of a text, not {tokenizer.eos_token_id}.")
+        raise MergeError(file, f"it names {sampler.end} as the end of a text, not {tokenizer.eos_token_id}")
     ends, turn = sampler.ends(), end_of_turn(tokenizer)
     if turn is not None and turn not in ends:
-        raise MergeError(f"{file}: llama.cpp does not stop at the end of a turn, token {turn}. Export it again.")
+        raise MergeError(file, f"llama.cpp does not stop at the end of a turn, token {turn}", "Export it again")
     if ordinary := sorted(ends - tokenizer.added_tokens_decoder.keys()):
         text = tokenizer.convert_ids_to_tokens(ordinary[0])
-        raise MergeError(f"{file}: llama.cpp stops at {text!r}, token {ordinary[0]}, which is ordinary text.")
+        raise MergeError(file, f"llama.cpp stops at {text!r}, token {ordinary[0]}, which is ordinary text")

@@ -147,7 +147,7 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[
             raise
         gone = "" if record.folder.is_dir() else f"{record.folder} has disappeared: "
         what = disk.failure(error) or f"{error.strerror}."
-        raise CheckpointError(f"{gone}{error.filename}: {what} {_what_is_saved(config, record)}") from error
+        raise CheckpointError(f"{gone}{error.filename}", f"{what} {_what_is_saved(config, record)}") from error
     except EndedByAlarm as alarm:
         raise EndedByAlarm(f"{alarm} {_what_is_saved(config, record)}") from None
     finally:

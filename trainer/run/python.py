@@ -57,10 +57,12 @@ def train(
     """
     config = Config() if config is None else config
     if not isinstance(config, Config):
-        raise ConfigError(f"config: it is a {type(config).__name__}. Write train(resolve(...)) or train(Config(...)).")
+        raise ConfigError(
+            "config", f"it is a {type(config).__name__}", "Write train(resolve(...)) or train(Config(...))"
+        )
     if (ranks := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         raise ConfigError(
-            f"WORLD_SIZE={ranks}: train() is one process. Start it without a launcher, or several with octet train."
+            f"WORLD_SIZE={ranks}", "train() is one process", "Start it without a launcher, or several with octet train"
         )
     machine = hardware.detect()
     machine = replace(machine, gpus=machine.gpus[:1])
@@ -84,10 +86,10 @@ def _with_functions(config: Config, folder: Path, functions: Sequence[Reward]) -
     settings = []
     for function in functions:
         if not callable(function):
-            raise ConfigError(f"reward: {function!r} is no function. Files of functions belong to reward.custom.")
+            raise ConfigError("reward", f"{function!r} is no function", "Files of functions belong to reward.custom")
         name = getattr(function, "__name__", type(function).__name__)
         if not name.isidentifier():
-            raise ConfigError(f"reward: {name} has no name for the log. Write a function with `def`.")
+            raise ConfigError("reward", f"{name} has no name for the log", "Write a function with `def`")
         path = folder / GIVEN / f"{name}.py"
         settings.append(f"{path}:{name}")
         user_code.given[settings[-1]] = function
@@ -116,13 +118,15 @@ def _with_rows(
     """Return the settings with the files that have the data. Without answers in it, the reward alone decides."""
     if data is None:
         if test is not None:
-            raise DataError("test: held-out problems come with the problems to train on. Hand over data as well.")
+            raise DataError("test", "held-out problems come with the problems to train on", "Hand over data as well")
         return config
     for name, rows in (("data", data), ("test", test)):
         if rows is not None and (isinstance(rows, str | Mapping) or not isinstance(rows, Iterable)):
             raise DataError(
-                f"{name}: it is a {type(rows).__name__}. Hand over a list of dictionaries; a file belongs to the "
-                "settings task.name=records, task.path and task.test_path."
+                name,
+                f"it is a {type(rows).__name__}",
+                "Hand over a list of dictionaries; a file belongs to the settings task.name=records, task.path and "
+                "task.test_path",
             )
     parts = {name: list(rows) for name, rows in (("train", data), ("test", test)) if rows is not None}
     paths = {name: folder / GIVEN / f"{name}.jsonl" for name in parts}
@@ -141,8 +145,9 @@ def _line(name: str, index: int, row: Mapping[str, Any]) -> str:
         return json.dumps(dict(row), ensure_ascii=False) + "\n"
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"{'data' if name == 'train' else name}[{index}]: it cannot be written as JSON ({error}). Use dictionaries "
-            "of text, numbers, lists and dictionaries."
+            f"{('data' if name == 'train' else name)}[{index}]",
+            f"it cannot be written as JSON ({error})",
+            "Use dictionaries of text, numbers, lists and dictionaries",
         ) from None
 
 
@@ -159,8 +164,9 @@ def _write(path: Path, text: str) -> None:
     another."""
     if path.is_file() and path.read_text() != text and previous_run.has_saved(path.parents[1]):
         raise ConfigError(
-            f"run.dir={path.parents[1]}: it holds a run with another {path.name}. Hand over what it had, or choose "
-            "another folder."
+            f"run.dir={path.parents[1]}",
+            f"it holds a run with another {path.name}",
+            "Hand over what it had, or choose another folder",
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     disk.replace(path, text.encode())
@@ -175,7 +181,9 @@ def _put_back(engine: str) -> Iterator[None]:
 
     if torch.distributed.is_initialized():
         raise ConfigError(
-            "train(): this process has a process group already. Call torch.distributed.destroy_process_group() first."
+            "train()",
+            "this process has a process group already",
+            "Call torch.distributed.destroy_process_group() first",
         )
     threads, numbers = torch.get_num_threads(), random.getstate()
     try:

@@ -39,7 +39,7 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
     assert scratch is not None, "the command makes a folder"
     recorded = [record["step"] for record in read_records(folder / "metrics.jsonl") if record["step"]]
     if not recorded:
-        raise DataError(f"{folder}: its metrics.jsonl has no step. Name a run that has made some.")
+        raise DataError(folder, "its metrics.jsonl has no step", "Name a run that has made some")
     steps = min(steps, max(recorded))
     problems = _train(config, steps)
     causes = [*_settings(folder, config), *_data(folder, scratch, problems), *_surroundings(folder, scratch)]

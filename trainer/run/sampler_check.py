@@ -43,8 +43,10 @@ def judge(apart: Mapping[str, Sequence[float]], limit: float, say: Say) -> None:
         say(f"rollout: {found}, by {most:.1e} at most")
         if not mean <= limit:  # which holds for NaN, too
             raise ConfigError(
-                f"rollout.vllm.max_difference={limit:g}: {found}, so another model samples. Compare the model, its "
-                "precision and its quantisation on both sides; a larger value goes on all the same."
+                f"rollout.vllm.max_difference={limit:g}",
+                f"{found}, so another model samples",
+                "Compare the model, its precision and its quantisation on both sides; a larger value goes on all the "
+                "same",
             ).of_all()
         if mean > NOTABLE:
             say("rollout: that is more than rounding: compare model, precision and quantisation on both sides")

@@ -82,8 +82,9 @@ def lessons_of(config: Config, run: Run) -> tuple[Lessons, Run]:
     held_out = rows_of([prompt.problem for prompt in run.evaluator.held_out], writer, rules)
     if config.eval.metric == "loss" and not held_out:
         raise ConfigError(
-            "warmup.metric=loss: no held-out problem has a worked solution. Write warmup.metric=accuracy, or leave "
-            "warmup.every out."
+            "warmup.metric=loss",
+            "no held-out problem has a worked solution",
+            "Write warmup.metric=accuracy, or leave warmup.every out",
         ).of_all()
     lessons = Lessons(config, rows, held_out)
     evaluator = replace(run.evaluator, loss=partial(lessons.held_out_loss, run.updater))
@@ -116,13 +117,15 @@ def _report(
     if not right:
         ended = f", and look for {json.dumps(stops)} in the solutions: an answer ends there" if stops else ""
         raise DataError(
-            f"task.name={config.task.name}: none of the worked solutions of {problems} problems, as it is taught, "
-            f"comes to the gold answer. Compare the two columns, task.solution and task.answer{ended}."
+            f"task.name={config.task.name}",
+            f"none of the worked solutions of {problems} problems, as it is taught, comes to the gold answer",
+            f"Compare the two columns, task.solution and task.answer{ended}",
         ).of_all()
     if not rows:
         raise ConfigError(
-            f"rollout.max_new_tokens={limit}: none of {len(right)} worked solutions is that short; the shortest has "
-            f"{shortest} tokens. Write rollout.max_new_tokens={max(len(row.completion) for row in right)} for all."
+            f"rollout.max_new_tokens={limit}",
+            f"none of {len(right)} worked solutions is that short; the shortest has {shortest} tokens",
+            f"Write rollout.max_new_tokens={max(len(row.completion) for row in right)} for all",
         ).of_all()
     if len(right) < problems:
         record.screen.say(

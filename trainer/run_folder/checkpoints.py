@@ -53,7 +53,7 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Mappin
     distributed.barrier()
     if wrong := manifest.damage(final):
         raise CheckpointError(
-            f"{final}: {wrong}, though it was written a moment ago. Check the disk; the same command then {goes_on}."
+            final, f"{wrong}, though it was written a moment ago", f"Check the disk; the same command then {goes_on}"
         ).of_all()
     _whole[final] = True
     if distributed.is_main():
@@ -83,8 +83,9 @@ def latest(run_folder: Path) -> Path | None:
         return saved[-1]
     if (folder / "latest").is_symlink() or any((run_folder / product).exists() for product in ("adapter", "model")):
         raise CheckpointError(
-            f"{folder}: no checkpoint is left in it, so the run cannot go on. Choose another run.dir, or delete "
-            f"{run_folder} to begin anew."
+            folder,
+            "no checkpoint is left in it, so the run cannot go on",
+            f"Choose another run.dir, or delete {run_folder} to begin anew",
         )
     return None
 
@@ -98,7 +99,7 @@ def resume(policy: Policy, run_folder: Path, keep: int, learned: Mapping[str, St
         wrong = _damage(folder)
         _whole[folder] = not wrong
         if wrong.startswith(OTHER):
-            raise CheckpointError(f"{folder}: {visible(wrong)}. Go on with that version, or delete it.").of_all()
+            raise CheckpointError(folder, visible(wrong), "Go on with that version, or delete it").of_all()
         if wrong:
             if distributed.is_main():
                 print(
@@ -111,8 +112,9 @@ def resume(policy: Policy, run_folder: Path, keep: int, learned: Mapping[str, St
             _delete_earlier(run_folder, step, keep)
             return step
     raise CheckpointError(
-        f"{run_folder / 'checkpoints'}: every checkpoint in it is damaged. Restore one, or delete {run_folder} to "
-        "begin anew."
+        run_folder / "checkpoints",
+        "every checkpoint in it is damaged",
+        f"Restore one, or delete {run_folder} to begin anew",
     ).of_all()
 
 
@@ -136,9 +138,9 @@ def _load(policy: Policy, folder: Path, learned: Mapping[str, Stateful]) -> int:
         raise
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{folder}: state.json is not one of this version of Octet ({type(error).__name__}: "
-            f"{visible(str(error))[:200]}). Go on with the version that wrote it, or delete "
-            f"{folder.parent.parent} to begin anew."
+            folder,
+            f"state.json is not one of this version of Octet ({type(error).__name__}: {visible(str(error))[:200]})",
+            f"Go on with the version that wrote it, or delete {folder.parent.parent} to begin anew",
         ) from None
     try:
         policy.load(folder)
@@ -146,8 +148,9 @@ def _load(policy: Policy, folder: Path, learned: Mapping[str, Stateful]) -> int:
         if "size mismatch" not in str(error):
             raise
         raise CheckpointError(
-            f"{folder}: its weights have other shapes than those of this model and adapter. Write the settings "
-            f"that the run had, or delete {folder.parent.parent} to begin anew."
+            folder,
+            "its weights have other shapes than those of this model and adapter",
+            f"Write the settings that the run had, or delete {folder.parent.parent} to begin anew",
         ) from None
     return int(state["step"])
 

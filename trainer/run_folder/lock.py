@@ -120,12 +120,14 @@ def _lock(folder: Path) -> None:
         lock = open(folder / ".lock", "r+", opener=_create)  # noqa: SIM115  open until the process ends
     except OSError as error:
         raise ConfigError(
-            f"run.dir={folder}: it cannot be written ({error.strerror}). Choose another folder."
+            f"run.dir={folder}", f"it cannot be written ({error.strerror})", "Choose another folder"
         ) from None
     deadline = time.monotonic() + (LEFTOVER_S if slurm.restarts() else 0)
     while not _is_free(lock):
         if time.monotonic() > deadline:
-            raise ConfigError(f"run.dir={folder}: another run is writing to it. Wait for it, or choose another folder.")
+            raise ConfigError(
+                f"run.dir={folder}", "another run is writing to it", "Wait for it, or choose another folder"
+            )
         time.sleep(0.5)
     _held[folder.resolve()] = lock
     distributed.before_disconnect(partial(_release, folder.resolve()))

@@ -101,8 +101,10 @@ def refuse_other_settings(folder: Path, config: Config) -> None:
         is_edit = all(f"{one.key}: {one.now} in config.yaml" in wrong for one in refused)
         remedy = f"Put {back} back in config.yaml" if is_edit else "Write what it has"
         raise ConfigError(
-            f"run.dir={folder}: it holds a run with other settings: {', '.join(map(str, refused))}. The steps that it "
-            f"has made depend on them. {remedy}, or choose another folder.{beside}"
+            f"run.dir={folder}",
+            f"it holds a run with other settings: {', '.join(map(str, refused))}. The steps that it has made depend "
+            "on them",
+            f"{remedy}, or choose another folder.{beside}",
         )
 
 
@@ -132,8 +134,9 @@ def saved_settings(folder: Path) -> Config | None:
                 return validated(json.loads(path.read_bytes())["origin"]["settings"])
             except (ValueError, LookupError, TypeError, RecursionError) as error:
                 raise CheckpointError(
-                    f"{path}: it has no settings of this version of Octet ({visible(str(error))[:200]}). Go on with "
-                    f"the version that wrote it, or delete {folder} to begin anew."
+                    path,
+                    f"it has no settings of this version of Octet ({visible(str(error))[:200]})",
+                    f"Go on with the version that wrote it, or delete {folder} to begin anew",
                 ) from None
     return None
 
@@ -147,8 +150,9 @@ def written_settings(folder: Path) -> Config | None:
         return resolve(str(path))
     except (OSError, OctetError) as error:
         raise ConfigError(
-            f"{path}: the settings of this run cannot be read ({error}). Restore the file, or delete it: the run then "
-            "goes on with the settings of this command."
+            path,
+            f"the settings of this run cannot be read ({error})",
+            "Restore the file, or delete it: the run then goes on with the settings of this command",
         ) from None
 
 
@@ -159,8 +163,10 @@ def refuse_what_is_not_its_own(folder: Path) -> None:
         is_file, mode = bool(FILES.fullmatch(path.name)), path.lstat().st_mode
         if (is_file and not stat.S_ISREG(mode)) or (FOLDERS.fullmatch(path.name) and not stat.S_ISDIR(mode)):
             raise ConfigError(
-                f"run.dir={folder}: a run has a {'file' if is_file else 'folder'} of its own where {path} is a "
-                f"{KINDS.get(stat.S_IFMT(mode), 'device')}. Move it away, or choose another folder."
+                f"run.dir={folder}",
+                f"a run has a {('file' if is_file else 'folder')} of its own where {path} is a "
+                f"{KINDS.get(stat.S_IFMT(mode), 'device')}",
+                "Move it away, or choose another folder",
             )
 
 
@@ -179,8 +185,9 @@ def _listed(folder: Path) -> list[os.DirEntry[str]]:
         return []
     except OSError as error:
         raise CheckpointError(
-            f"{folder}: it cannot be read ({error.strerror}), so what the run has saved is not known. Give this user "
-            f"access: chmod u+rwx {folder}"
+            folder,
+            f"it cannot be read ({error.strerror}), so what the run has saved is not known",
+            f"Give this user access: chmod u+rwx {folder}",
         ) from None
 
 

@@ -56,8 +56,9 @@ class Origin:
         settings were compared before (`earlier.py`)."""
         if state["weights"] != self.weights and state["weights"] and self.weights:
             raise CheckpointError(
-                f"model.name={self.config.model.name}: its weights are not those that this run began with. Restore "
-                "them, name their revision (model.revision), or choose another run.dir."
+                f"model.name={self.config.model.name}",
+                "its weights are not those that this run began with",
+                "Restore them, name their revision (model.revision), or choose another run.dir",
             )
         self._compare_data(state["data"])
         self._compare_files(state["files"])
@@ -76,8 +77,9 @@ class Origin:
             what = apart(before, checksums(self.training), names) if known else "the training problems differ"
         source = f"task.path={task.path}" if task.path else f"task.data_dir={task.data_dir}" if task.data_dir else ""
         raise DataError(
-            f"{source or f'task.name={task.name}'}: the data are not those that this run began with: {what}. Restore "
-            "them, or choose another run.dir."
+            source or f"task.name={task.name}",
+            f"the data are not those that this run began with: {what}",
+            "Restore them, or choose another run.dir",
         )
 
     def _compare_files(self, had: Mapping[str, Any]) -> None:

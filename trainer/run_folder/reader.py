@@ -85,8 +85,9 @@ class RunFiles:
                 verdict_of({"evaluations": models, "comparisons": [pair]}, [], self.config)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise DataError(
-                f"{self.folder / 'eval.json'}: it is not as Octet writes it ({type(error).__name__}: {error}). Delete "
-                "it, or write it again with `octet eval`."
+                self.folder / "eval.json",
+                f"it is not as Octet writes it ({type(error).__name__}: {error})",
+                "Delete it, or write it again with `octet eval`",
             ) from None
         return found
 
@@ -209,7 +210,7 @@ def _object(path: Path) -> dict[str, Any]:
     try:
         found = disk.parsed(path.read_bytes()) if path.is_file() else {}
     except ValueError as error:
-        raise DataError(f"{path}: it is not JSON ({error}). Repair or delete it.") from None
+        raise DataError(path, f"it is not JSON ({error})", "Repair or delete it") from None
     return found if isinstance(found, dict) else {}
 
 
@@ -269,7 +270,7 @@ def _config(path: Path, changed_ns: int) -> Config:
     try:
         return resolve(str(path))
     except ConfigError as error:
-        raise DataError(f"{path}: {error} Read it with the version that wrote it.") from None
+        raise DataError(path, f"{error} Read it with the version that wrote it") from None
 
 
 @lru_cache
@@ -277,15 +278,15 @@ def _settings(path: Path, changed_ns: int) -> dict[str, Any]:
     if not path.is_file():
         is_there = "there is no config.yaml in it, so it is not the folder of a run"
         reason = is_there if path.parent.is_dir() else "there is no such folder"
-        raise DataError(f"{path.parent}: {reason}. Name the folder of a run.")
+        raise DataError(path.parent, reason, "Name the folder of a run")
     try:
         settings = flat(read_yaml(path.read_bytes()))
     except (BadYaml, AttributeError) as error:
         raise DataError(
-            f"{path}: it contains no settings ({' '.join(str(error).split())}). Leave this run out."
+            path, f"it contains no settings ({' '.join(str(error).split())})", "Leave this run out"
         ) from None
     if settings["model.name"] is None:
-        raise DataError(f"{path}: it does not belong to a run: it has no model.name. Leave this folder out.")
+        raise DataError(path, "it does not belong to a run: it has no model.name", "Leave this folder out")
     return settings
 
 

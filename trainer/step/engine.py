@@ -165,8 +165,9 @@ class DeepSpeedPolicy:
         if self.splits_weights and not self.is_gathered:  # the other ranks are in the middle of gathering a layer
             budget = self.config.optim.tokens_per_micro_batch
             raise TrainingError(
-                f"optim.tokens_per_micro_batch={budget}: out of memory in a training pass, and with split weights "
-                f"(ZeRO-3) it cannot begin again. Write optim.tokens_per_micro_batch={max(1, budget // 2)}."
+                f"optim.tokens_per_micro_batch={budget}",
+                "out of memory in a training pass, and with split weights (ZeRO-3) it cannot begin again",
+                f"Write optim.tokens_per_micro_batch={max(1, budget // 2)}",
             )
         self._forget()
 
@@ -287,14 +288,16 @@ class DeepSpeedPolicy:
         is_as_before = len(parts) == distributed.world_size()
         if not is_as_before and self.splits_weights:
             raise CheckpointError(
-                f"{folder}: it was written by {len(parts)} ranks, this run has {distributed.world_size()}, and split "
-                f"weights (ZeRO-3) cannot be dealt anew. Start with {len(parts)}."
+                folder,
+                f"it was written by {len(parts)} ranks, this run has {distributed.world_size()}, and split weights "
+                "(ZeRO-3) cannot be dealt anew",
+                f"Start with {len(parts)}",
             )
         path, state = self.engine.load_checkpoint(
             str(folder), tag="engine", load_module_strict=False, load_optimizer_states=is_as_before
         )
         if path is None:
-            raise CheckpointError(f"{folder}: it holds no engine state. Delete it to go on from the one before.")
+            raise CheckpointError(folder, "it holds no engine state", "Delete it to go on from the one before")
         if not is_as_before:
             repartition.load(self.engine.optimizer, parts, _load_without_code)
         if state["start"]:
@@ -330,8 +333,9 @@ def _load_without_code(path: str, map_location: Any = None) -> Any:
     except UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         raise CheckpointError(
-            f"{path}: it holds more than tensors ({found[1] if found else 'a broken pickle'}), and a run saves only "
-            "tensors. Go on from a checkpoint that this run has written."
+            path,
+            f"it holds more than tensors ({(found[1] if found else 'a broken pickle')}), and a run saves only tensors",
+            "Go on from a checkpoint that this run has written",
         ) from None
 
 

@@ -46,8 +46,9 @@ def _empty(part: Part, zero: Any, path: Path) -> Part:
         for key, value in saved.items():
             if torch.is_tensor(value) and value.dim() and value.numel() < part[MASTERS][group].numel():
                 raise CheckpointError(
-                    f"{path}: its optimizer keeps {key} for blocks of values, which other ranks would cut elsewhere. "
-                    "Start with as many ranks as have written it."
+                    path,
+                    f"its optimizer keeps {key} for blocks of values, which other ranks would cut elsewhere",
+                    "Start with as many ranks as have written it",
                 )
         is_cut = {key: torch.is_tensor(value) and value.dim() > 0 for key, value in saved.items()}
         state[group] = {

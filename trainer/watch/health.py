@@ -62,15 +62,18 @@ class Health:
             disk.replace(path, json.dumps([asdict(row) for row in rows]).encode())
         if self.dead_steps >= DEAD_STEPS_IN_A_ROW:
             raise TrainingError(
-                f"step {step}: no problem of the last {self.dead_steps} steps had answers to learn from. "
+                f"step {step}",
+                f"no problem of the last {self.dead_steps} steps had answers to learn from",
                 "Read samples.jsonl: are all wrong (easier problems, prompt.style, reward.answer=lenient), all alike "
                 "(higher rollout.temperature, larger rollout.group_size), all cut off and masked "
-                "(algorithm.truncated=mask: larger rollout.max_new_tokens), or without a reward (a failing judge)?"
+                "(algorithm.truncated=mask: larger rollout.max_new_tokens), or without a reward (a failing judge)?",
             )
         if self.bad_updates >= self.policy.bad_updates_allowed:
             raise TrainingError(
-                f"step {step}: the gradient was not finite {self.bad_updates} times in a row; the batches are in "
-                f"{self.folder}/bad_update_*.json. Lower algorithm.lr, or use model.dtype=bf16 or fp32."
+                f"step {step}",
+                f"the gradient was not finite {self.bad_updates} times in a row; the batches are in "
+                f"{self.folder}/bad_update_*.json",
+                "Lower algorithm.lr, or use model.dtype=bf16 or fp32",
             )
         if any(not update.skipped and update.grad_norm > 0 for update in updates):
             self._check_that_it_moved(step)
@@ -83,15 +86,18 @@ class Health:
         why, setting = (WHY_VLLM_DIFFERS, "rollout.vllm.max_difference=") if self.uses_vllm else (WHY_OCTET_DIFFERS, "")
         if not apart <= self.max_difference:  # which holds for NaN, too
             raise TrainingError(
-                f"step {step}: the log-probs of sampler and trainer differ by {apart:.2f} in the mean of its tokens, "
-                f"more than {setting}{self.max_difference:g}. {why}"
+                f"step {step}",
+                f"the log-probs of sampler and trainer differ by {apart:.2f} in the mean of its tokens, more than "
+                f"{setting}{self.max_difference:g}",
+                why,
             ).of_all()
 
     def _check_that_it_moved(self, step: int) -> None:
         """Raise if the first update has changed nothing."""
         if self.before_first_update is not None and self.policy.fingerprint() == self.before_first_update:
             raise TrainingError(
-                f"step {step}: the update changed no trainable parameter, so this run would end without learning. "
-                "Check that lora.targets names layers of this model and that algorithm.lr is not too small."
+                f"step {step}",
+                "the update changed no trainable parameter, so this run would end without learning",
+                "Check that lora.targets names layers of this model and that algorithm.lr is not too small",
             )
         self.before_first_update = None

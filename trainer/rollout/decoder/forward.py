@@ -134,9 +134,9 @@ class Forward:
         changes = rope.get("rope_type") == "longrope" or rope.get("llama_4_scaling_beta")
         if changes and places > (most := rope["original_max_position_embeddings"]):
             raise ConfigError(
-                f"rollout.max_new_tokens: prompt and answer may have {places} tokens, and this model attends in "
-                f"another way beyond {most}. Write a smaller rollout.max_new_tokens or prompt.max_tokens, or "
-                "rollout.engine=hf."
+                "rollout.max_new_tokens",
+                f"prompt and answer may have {places} tokens, and this model attends in another way beyond {most}",
+                "Write a smaller rollout.max_new_tokens or prompt.max_tokens, or rollout.engine=hf",
             )
 
     def refresh(self) -> None:

@@ -41,8 +41,9 @@ def check_version(found: str, where: str, say: Say, tested: Sequence[str] = TEST
     known = ", ".join(tested)
     if len(numbers) == 2 and tuple(numbers) < OLDEST:
         raise ConfigError(
-            f"{where}: vLLM {found} is too old: the oldest version that works is {'.'.join(map(str, OLDEST))}. "
-            f"Install a version that was tested: {known}."
+            where,
+            f"vLLM {found} is too old: the oldest version that works is {'.'.join(map(str, OLDEST))}",
+            f"Install a version that was tested: {known}",
         )
     if release not in tested:
         say(f"rollout: vLLM {found} has not been tested (tested: {known}); its log-probs are compared below")
@@ -68,19 +69,22 @@ def check_server(server: Server, base: str, prompt: Sequence[int], lora: Lora, s
     mode = settings.get("model_config", {}).get("logprobs_mode") or probed_mode(server, base, prompt)
     if mode != MODE:
         raise ConfigError(
-            f"{where}: its log-probs are {mode}, without the temperature, so every ratio would be wrong. "
-            f"Start it with --logprobs-mode {MODE}."
+            where,
+            f"its log-probs are {mode}, without the temperature, so every ratio would be wrong",
+            f"Start it with --logprobs-mode {MODE}",
         )
     if (replicas := settings.get("parallel_config", {}).get("data_parallel_size", 1)) > 1:
         raise ConfigError(
-            f"{where}: it has {replicas} replicas (--data-parallel-size), and a new adapter does not reach all of "
-            "them. Start one server for each and name them all in rollout.vllm.urls."
+            where,
+            f"it has {replicas} replicas (--data-parallel-size), and a new adapter does not reach all of them",
+            "Start one server for each and name them all in rollout.vllm.urls",
         )
     slots = settings.get("lora_config") or {}
     if lora.enabled and slots and slots["max_loras"] < SLOTS:
         raise ConfigError(
-            f"{where}: it holds {slots['max_loras']} adapter, but a new one is loaded before the old one is removed. "
-            f"Start it with --max-loras {SLOTS}."
+            where,
+            f"it holds {slots['max_loras']} adapter, but a new one is loaded before the old one is removed",
+            f"Start it with --max-loras {SLOTS}",
         )
 
 

@@ -55,21 +55,23 @@ class Server:
             if failure.status != 404:
                 raise
             raise ConfigError(
-                f"{self.where}: no vLLM answers there, because /v1/models is unknown (HTTP 404). Write the address of "
-                "a vLLM server, with its port and without a path."
+                self.where,
+                "no vLLM answers there, because /v1/models is unknown (HTTP 404)",
+                "Write the address of a vLLM server, with its port and without a path",
             ) from None
         base = next(card for card in cards if card.get("parent") is None)
         names = [str(card["id"]) for card in cards]
         if name is not None and name not in names:
-            raise ConfigError(f"{self.where}: it has no model {name}, only {', '.join(names)}. Name one of these.")
+            raise ConfigError(self.where, f"it has no model {name}, only {', '.join(names)}", "Name one of these")
         return name or str(base["id"]), base.get("max_model_len")
 
     def must_be(self, asked: str, answered: Any) -> None:
         """Raise TrainingError if another model has answered than the one that was asked."""
         if answered != asked:
             raise TrainingError(
-                f"{self.where}: asked for {asked}, it answered as {str(answered)[:100]}. A program between the trainer "
-                "and vLLM changes the model; name the server itself."
+                self.where,
+                f"asked for {asked}, it answered as {str(answered)[:100]}",
+                "A program between the trainer and vLLM changes the model; name the server itself",
             )
 
     def load_adapter(self, adapter: Published) -> None:
@@ -114,25 +116,28 @@ def _explained(failure: NoReply, url: str, adapter: Published) -> Exception:
     text = str(failure)
     if failure.status == 404 and "No adapter found" not in text:
         return ConfigError(
-            f"rollout.vllm.urls={url}: the server takes no adapters while it runs. Start it with --enable-lora "
-            "and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment."
+            f"rollout.vllm.urls={url}",
+            "the server takes no adapters while it runs",
+            "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment",
         )
     if failure.status == 404:
         return ConfigError(
-            f"rollout.vllm.urls={url}: the server cannot see {adapter.path}. Put the run folder (run.dir) on a file "
-            "system that both machines mount at the same place."
+            f"rollout.vllm.urls={url}",
+            f"the server cannot see {adapter.path}",
+            "Put the run folder (run.dir) on a file system that both machines mount at the same place",
         )
     if "max_lora_rank" in text:
         return ConfigError(
-            f"rollout.vllm.urls={url}: {text.partition('failed: ')[2][:80]} Start it with a --max-lora-rank that holds "
-            "the adapter, or write a smaller lora.r."
+            f"rollout.vllm.urls={url}",
+            f"{text.partition('failed: ')[2][:80]} Start it with a --max-lora-rank that holds the adapter, or write a "
+            "smaller lora.r",
         )
     if "LoRA is not enabled" in text:
-        return ConfigError(f"rollout.vllm.urls={url}: the server takes no adapters. Start it with --enable-lora.")
+        return ConfigError(f"rollout.vllm.urls={url}", "the server takes no adapters", "Start it with --enable-lora")
     if failure.again and "add_lora" not in text:
         return failure
     return ConfigError(
-        f"rollout.vllm.urls={url}: the server does not take the adapter. Does it serve the model of this run? {text}"
+        f"rollout.vllm.urls={url}", f"the server does not take the adapter. Does it serve the model of this run? {text}"
     )
 
 
@@ -176,7 +181,7 @@ class Retry:
         self._invalid_replies += isinstance(failure, InvalidReply)
         if reason := self._why_give_up(failure, waited_s):
             said = str(failure).removeprefix(self.where.partition("=")[2]).removeprefix(": ")
-            raise TrainingError(f"{self.where}: {said}. {reason}")
+            raise TrainingError(self.where, said, reason)
         if waited_s > SAY_EVERY_S:
             self._say(f"waiting for vLLM, {waited_s:.0f} s so far: {failure}")
         self._stop.wait(min(LONGEST_PAUSE_S, 0.1 + waited_s / 4))

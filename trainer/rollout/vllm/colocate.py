@@ -41,8 +41,9 @@ class VllmColocateSampler(Sampler):
     def __init__(self, context: SamplingContext) -> None:
         if (found := check.installed()) is None:
             raise ConfigError(
-                "rollout.engine=vllm_colocate: vLLM is not in this environment. pip install octet-grpo[vllm], or write "
-                "rollout.engine=decode."
+                "rollout.engine=vllm_colocate",
+                "vLLM is not in this environment",
+                "pip install octet-grpo[vllm], or write rollout.engine=decode",
             )
         check.check_version(found, "rollout.engine=vllm_colocate", context.say, check.COLOCATED)
         self.context = context
@@ -211,8 +212,10 @@ def explaining_failures() -> Iterator[None]:
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ConfigError(
-            f"rollout.engine=vllm_colocate: vLLM cannot start in this process ({reason}). If memory is short, write "
-            "another rollout.vllm.memory or a smaller rollout.rows; to do without vLLM, rollout.engine=decode."
+            "rollout.engine=vllm_colocate",
+            f"vLLM cannot start in this process ({reason})",
+            "If memory is short, write another rollout.vllm.memory or a smaller rollout.rows; to do without vLLM, "
+            "rollout.engine=decode",
         ) from error
 
 

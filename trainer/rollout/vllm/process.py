@@ -67,8 +67,9 @@ def start(context: SamplingContext) -> list[ServerProcess]:
     """Start the servers without waiting until they are ready. Every rank calls it; only rank 0 gets the processes."""
     if len(set(distributed.gather(socket.gethostname()))) > 1:
         raise ConfigError(
-            "rollout.vllm.start=true: these servers listen on one machine only, and the run has ranks on others. Start "
-            "them yourself and write rollout.vllm.urls."
+            "rollout.vllm.start=true",
+            "these servers listen on one machine only, and the run has ranks on others",
+            "Start them yourself and write rollout.vllm.urls",
         ).of_all()
     servers: list[ServerProcess] = []  # filled on rank 0, because a process cannot be sent to other ranks
     distributed.on_main(lambda: servers.extend(_start_all(context)))
@@ -170,13 +171,14 @@ def _must_have_vllm(python: str) -> None:
     try:
         status = subprocess.run([python, "-c", look], capture_output=True, timeout=PYTHON_S, check=False).returncode
     except OSError as error:
-        raise ConfigError(f"rollout.vllm.python={python}: it cannot be run ({error.strerror}).") from None
+        raise ConfigError(f"rollout.vllm.python={python}", f"it cannot be run ({error.strerror})") from None
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"rollout.vllm.python={python}: it did not answer in {PYTHON_S:g} s. Is it a Python? Is its disk slow?"
+            f"rollout.vllm.python={python}", f"it did not answer in {PYTHON_S:g} s", "Is it a Python? Is its disk slow?"
         ) from None
     if status:
         raise ConfigError(
-            f"rollout.vllm.python={python}: there is no vLLM in its environment. Write the interpreter of one that has "
-            "it, or pip install octet-grpo[vllm]."
+            f"rollout.vllm.python={python}",
+            "there is no vLLM in its environment",
+            "Write the interpreter of one that has it, or pip install octet-grpo[vllm]",
         )

@@ -216,7 +216,7 @@ def _load_weights(server: Server, published: Published) -> None:
     arguments = [str(published.path), published.version]
     answer = server.post("/collective_rpc", {"method": "octet_load", "args": arguments}, WEIGHTS_S)
     if set(answer["results"]) != {str(published.version)}:  # one result from each worker
-        raise TrainingError(f"rollout.engine=vllm_server: {server.url} did not take the weights: {answer}")
+        raise TrainingError("rollout.engine=vllm_server", f"{server.url} did not take the weights: {answer}")
     server.reset_prefix_cache()
 
 
@@ -262,9 +262,11 @@ def _too_long(servers: Sequence[Server], prompts: Sequence[Prompt], new_tokens: 
     for server in servers:
         if server.max_model_len is not None and longest + new_tokens > server.max_model_len:
             return ConfigError(
-                f"rollout.max_new_tokens={new_tokens}: with a prompt of {longest} tokens that is more than "
-                f"{server.url} has room for, {server.max_model_len}. Start it with a larger --max-model-len, or "
-                "write a smaller rollout.max_new_tokens or prompt.max_tokens."
+                f"rollout.max_new_tokens={new_tokens}",
+                f"with a prompt of {longest} tokens that is more than {server.url} has room for, "
+                f"{server.max_model_len}",
+                "Start it with a larger --max-model-len, or write a smaller rollout.max_new_tokens or "
+                "prompt.max_tokens",
             )
     return None
 

@@ -43,9 +43,11 @@ class ServedTeacher:
         needed = longest_prompt + config.rollout.max_new_tokens + 1
         if room is not None and needed > room:
             raise ConfigError(
-                f"rollout.max_new_tokens={config.rollout.max_new_tokens}: with a prompt of {longest_prompt} tokens and "
-                f"one more, that is more than the teacher at {self.server.url} has room for, {room}. Start it with "
-                f"--max-model-len {needed}, or write a smaller rollout.max_new_tokens or prompt.max_tokens."
+                f"rollout.max_new_tokens={config.rollout.max_new_tokens}",
+                f"with a prompt of {longest_prompt} tokens and one more, that is more than the teacher at "
+                f"{self.server.url} has room for, {room}",
+                f"Start it with --max-model-len {needed}, or write a smaller rollout.max_new_tokens or "
+                "prompt.max_tokens",
             ).of_all()
         distributed.on_main(partial(self._refuse_other_tokens, tokenizer, config.model.name))
 
@@ -70,8 +72,9 @@ class ServedTeacher:
         found = [float(candidates[str(token)]["logprob"]) for candidates, token in of_tokens]
         if not all(isfinite(one) and one < ROUNDING for one in found):
             raise ConfigError(
-                f"{self.server.where}: {max(found):g} is no log-prob. Start it without --logprobs-mode, or "
-                "with processed_logprobs."
+                self.server.where,
+                f"{max(found):g} is no log-prob",
+                "Start it without --logprobs-mode, or with processed_logprobs",
             )
         return found
 
@@ -89,9 +92,10 @@ class ServedTeacher:
         pairs = enumerate(zip(theirs, ours))
         at = next((place for place, (one, other) in pairs if one != other), min(len(theirs), len(ours)))
         raise ModelError(
-            f"{self.server.where}: its tokenizer is not that of the model, {name}: where its vocabulary goes "
-            f"on with {theirs[at : at + SHOWN]!r}, that of the model does with {ours[at : at + SHOWN]!r}. Take a "
-            "teacher of the same family."
+            self.server.where,
+            f"its tokenizer is not that of the model, {name}: where its vocabulary goes on with "
+            f"{theirs[at : at + SHOWN]!r}, that of the model does with {ours[at : at + SHOWN]!r}",
+            "Take a teacher of the same family",
         )
 
 
