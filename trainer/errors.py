@@ -23,6 +23,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 
 class OctetError(Exception):
@@ -96,6 +98,21 @@ class LostRank(ClusterError):
 
 class Interrupted(OctetError):
     status = 75  # EX_TEMPFAIL of sysexits.h; job scripts requeue the job
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check of the machine, the settings or a run has found. A note asks for nothing, a warning names a remedy,
+    and `end` says that a run cannot start or go on."""
+
+    severity: Literal["note", "warn", "end"]
+    name: str
+    seen: str
+    remedy: str = ""
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {' '.join(part for part in (f'{self.seen}.', self.why, self.remedy) if part)}"
 
 
 ELSEWHERE = {  # what other programs call a setting
