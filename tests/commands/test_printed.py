@@ -22,7 +22,6 @@ REFUSED = {"rollout.group_size=1": "it shows the message"}
 NOT_HERE = {
     "make_table.py": "the page writes it",
     "ask.py": "the page writes it",
-    "ask.sh": "the page writes it",
     "bench/arms.py": "an earlier program, which results were made with",
     "bench/calculator.py": "an earlier program, which results were made with",
     "llama_cpp/server.py": "another project's",
