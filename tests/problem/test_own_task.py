@@ -10,10 +10,9 @@ from tests.conftest import ROOT
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, DataError
 from trainer.problem import generators
-from trainer.problem.dataset import normalised
 from trainer.problem.environment import environments_of
 from trainer.problem.prompts import MARKS, answer_style
-from trainer.problem.task import evaluation_problems, make_task, training_problems
+from trainer.problem.task import evaluation_problems, make_task, normalised, training_problems
 from trainer.records import Completion, Prompt
 from trainer.reward.make import make_verifier
 from trainer.watch.tally import Tally, tally_groups

@@ -12,13 +12,13 @@ from trainer.config.settings import PROMPT_STYLES, PromptSettings, TaskSettings
 from trainer.errors import ConfigError, DataError
 from trainer.problem import prompts
 from trainer.problem.prompts import MARKS, STYLES, Prompter, solved
-from trainer.problem.task import make_task
+from trainer.problem.task import Task, make_task
 from trainer.records import Problem
 
 PROBLEM = Problem("p/1", "What is {a} + 1?", "3", "2 + 1 = 3\n#### 3")
 
 
-class Task:
+class Made(Task):
     name = "made up"
     prompt_style = "gsm8k"
     answer_style = "gsm8k"
@@ -40,7 +40,7 @@ class WithoutTemplate:
 
 
 def prompter(tokenizer, task=None, **settings) -> Prompter:
-    return Prompter(tokenizer, PromptSettings(**settings), task or Task())
+    return Prompter(tokenizer, PromptSettings(**settings), task or Made())
 
 
 def text(tokenizer, problem=PROBLEM, **settings) -> str:
@@ -114,7 +114,7 @@ def test_a_base_model_gets_its_first_token_and_plain_text():
 )
 def test_where_a_strict_answer_stands(tokenizer, monkeypatch, style, answer, task, expected):
     task = make_task(TaskSettings(name=task))
-    monkeypatch.setattr(task, "train", Task().train)
+    monkeypatch.setattr(task, "train", Made().train)
     assert prompter(tokenizer, task, style=style, answer=answer).answer_style == expected
 
 
@@ -133,7 +133,7 @@ def test_examples_are_solved_turns_before_the_question(tokenizer):
 def test_examples_are_the_same_for_every_problem_and_never_the_problem_itself(tokenizer):
     asks = prompter(tokenizer, style="few_shot", shots=3)
     assert asks.prompt(PROBLEM) == prompter(tokenizer, style="few_shot", shots=3).prompt(PROBLEM)
-    for problem in Task().train():
+    for problem in Made().train():
         said = asks.prompt(problem).text
         assert said.count(problem.question) == 1
         assert said.count("<|im_start|>user") == 4
@@ -281,7 +281,7 @@ def test_records_of_a_file_reach_the_prompt(tokenizer, tmp_path):
 )
 def test_an_answer_ends_where_a_base_model_would_ask_itself_the_next_question(tokenizer, style, templated, stops):
     one = tokenizer if templated else WithoutTemplate()
-    assert Prompter(one, PromptSettings(style=style), Task()).stop_strings == stops
+    assert Prompter(one, PromptSettings(style=style), Made()).stop_strings == stops
     begins = text(one, style=style).rpartition(PROBLEM.question)[0]
     assert all(begins.endswith(stop.removeprefix("\n") + " ") for stop in stops if stop.endswith(":"))
 

@@ -11,7 +11,7 @@ from trainer.answers import compare
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
 from trainer.problem.renumbered import ANNOTATION, NUMBER, Unsuitable, postfix, read, steps_of, written
-from trainer.problem.task import make_task, notes
+from trainer.problem.task import make_task
 from trainer.problem.tools import calculated
 
 
@@ -49,7 +49,7 @@ def test_a_problem_differs_from_its_origin_in_its_numbers_and_its_answer_alone(t
         assert Fraction("0.4") <= new_gold / old <= Fraction("2.5")
         assert new_gold != old
         assert old.denominator % new_gold.denominator == 0, "whole where it was whole"
-    assert notes(tasks[1]) == ["held-out problems left out because they cannot be renumbered: 831"]
+    assert tasks[1].notes() == ["held-out problems left out because they cannot be renumbered: 831"]
 
 
 def test_training_problems_are_those_of_gsm8k(tasks):

@@ -14,11 +14,10 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError
 from trainer.plan import downloads
-from trainer.problem.dataset import normalised
-from trainer.problem.multiple_choice import shuffled
 from trainer.problem.prompts import solved
+from trainer.problem.published import shuffled
 from trainer.problem.sources import LARGE, File, HubSet
-from trainer.problem.task import evaluation_problems, hub_sets, make_task, notes, training_problems
+from trainer.problem.task import evaluation_problems, make_task, normalised, training_problems
 from trainer.records import Problem
 
 GPQA = {
@@ -58,7 +57,7 @@ def read(path: Path, name: str = "records", **settings):
 def test_all_of_gsm8k_loads_and_every_gold_answer_is_a_number(gsm8k_folder):
     task = task_of("gsm8k", data_dir=gsm8k_folder)
     train, test = task.train(), task.test()
-    assert (len(train), len(test), notes(task)) == (7473, 1319, [])
+    assert (len(train), len(test), task.notes()) == (7473, 1319, [])
     for problem in train + test:
         assert number.number(problem.gold) is not None
         assert compare.equal(find.strict(problem.solution, "gsm8k"), problem.gold)
@@ -117,7 +116,7 @@ def test_the_right_choice_is_under_every_letter_alike():
 
 def test_the_order_of_choices_follows_from_the_problem_alone():
     assert shuffled("q", ["a", "b", "c", "d"]) == shuffled("q", ["d", "b", "a", "c"])
-    code = "from trainer.problem.multiple_choice import shuffled; print(*shuffled('q', ['a', 'b', 'c', 'd']))"
+    code = "from trainer.problem.published import shuffled; print(*shuffled('q', ['a', 'b', 'c', 'd']))"
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert there.stdout.split() == shuffled("q", ["a", "b", "c", "d"])
 
@@ -128,7 +127,7 @@ def test_a_held_out_question_is_not_trained_on_with_other_choices(tmp_path):
     write(tmp_path / "test.jsonl", GPQA)
     task = task_of("multiple_choice", data_dir=tmp_path)
     assert [problem.stem for problem in task.train()] == ["Which gas do they give off?"]
-    assert notes(task) == ["training problems left out because the test set asks them too: 1"]
+    assert task.notes() == ["training problems left out because the test set asks them too: 1"]
 
 
 def test_columns_of_choices_can_be_named_and_may_hold_lists(tmp_path):
@@ -267,7 +266,7 @@ def test_training_leaves_out_what_the_test_set_asks(tmp_path):
     task = task_of("gsm8k", data_dir=tmp_path)
     asked = {normalised(problem.question) for problem in training_problems(task, task.settings, seed=0)}
     assert asked == {*(normalised(one["question"]) for one in many(4)), "3 - 4?"}
-    assert notes(task) == ["training problems left out because the test set asks them too: 1"]
+    assert task.notes() == ["training problems left out because the test set asks them too: 1"]
 
 
 def test_a_test_file_of_its_own(tmp_path):
@@ -361,7 +360,7 @@ def test_or_it_is_left_out_and_counted(tmp_path, name, bad, told):
     task = task_of(name, path=str(path), holdout=1.0, on_bad_record="skip")
     assert [problem.id for problem in task.test()] == [f"{name}/held-out/0"]
     assert len(task.test()) == len(task.skipped) == 1
-    assert notes(task)[-1].startswith(f"bad records left out: 1; the first: {path}:2: ")
+    assert task.notes()[-1].startswith(f"bad records left out: 1; the first: {path}:2: ")
 
 
 BAD_FILES = [
@@ -450,7 +449,7 @@ def test_a_published_set_may_ask_twice(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *named, **split: rows)
     task = task_of("gsm8k", path="owner/name", holdout=1.0)
     assert len(task.test()) == 2
-    assert notes(task) == [
+    assert task.notes() == [
         "bad records left out: 1; the first: owner/name train[1]: the question of owner/name train[0] again; "
         "expected each one once."
     ]
@@ -485,7 +484,7 @@ def test_a_hub_that_cannot_be_reached_is_answered(tmp_path, monkeypatch):
     ],
 )
 def test_what_a_task_reads_from_the_hub_is_known_beforehand(name, settings, sets):
-    assert [one.name for one in hub_sets(task_of(name, **settings))] == sets
+    assert [one.name for one in task_of(name, **settings).hub_sets()] == sets
 
 
 def test_a_missing_data_set_is_answered_before_anything_heavy(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import ROOT
-from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
+from tests.rewarding import PROBLEM, PROMPT, MadeUp, answer, scorer_of, scores_of
 from trainer.answers import compare, symbolic
 from trainer.config.command_line import resolve
 from trainer.config.settings import REWARDS
@@ -184,7 +184,7 @@ def test_a_wrong_name_is_answered_before_torch_is_loaded():
 # ---------------------------------------------------------------------------------------------------------- symbolic
 
 needs_math = pytest.mark.skipif(symbolic.importlib.util.find_spec("math_verify") is None, reason="needs math-verify")
-MATHS = SimpleNamespace(name="maths", prompt_style="boxed", answer_style="boxed", symbolic=True)
+MATHS = MadeUp(name="maths", prompt_style="boxed", answer_style="boxed", symbolic=True)
 
 
 def algebra(scorer: Scorer, text: str, gold: str) -> float:

@@ -6,6 +6,7 @@ import re
 
 from trainer.answers.notation import DECORATION, clean
 
+LETTERS = "ABCDEFGHIJ"
 _BLANK_LINE = re.compile(  # what follows is an explanation, which may name other choices, or takes this one back
     r"\n[ \t\r]*\n(?!\s*(?:or|no|wait|maybe|perhaps|actually|sorry|oops|correction|if\s+not|on\s+second)\b)",
     re.IGNORECASE,

@@ -33,7 +33,7 @@ from trainer.machine.shipped import ROOT
 from trainer.machine.visible import print
 from trainer.model import hub
 from trainer.plan import cards, disk_and_ram, downloads, memory_check, preflight, search
-from trainer.problem.task import hub_sets, make_task
+from trainer.problem.task import make_task
 from trainer.reward import make
 from trainer.sandbox.kernel import Limits
 from trainer.sandbox.pool import Sandbox
@@ -237,7 +237,7 @@ def _where(found: hub.Found) -> str:
 
 
 def _place(config: Config) -> str:
-    sets = hub_sets(make_task(config.task))
+    sets = make_task(config.task).hub_sets()
     if not sets:
         return "on this machine"
     cached = [downloads.find_data(one, config.task) for one in sets]

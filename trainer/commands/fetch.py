@@ -38,7 +38,7 @@ from trainer.machine.shipped import IS_INSTALLED, ROOT, TRAIN
 from trainer.machine.visible import print
 from trainer.model import hub
 from trainer.plan import disk_and_ram, downloads
-from trainer.problem.task import hub_sets, make_task
+from trainer.problem.task import make_task
 from trainer.watch.progress import PATIENCE_S, Progress
 
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -160,7 +160,7 @@ def _compare(model: Model, found: hub.Found) -> None:
 
 
 def fetch_data(config: Config) -> str:
-    sets = hub_sets(make_task(config.task))
+    sets = make_task(config.task).hub_sets()
     counts = [f"{data.split} {sum(1 for _ in data.records()):,}" for data in sets]
     for data in sets:
         if not downloads.is_prepared(data):

@@ -17,7 +17,7 @@ from trainer.machine.visible import print
 from trainer.plan import downloads
 from trainer.problem.environment import environments_of
 from trainer.problem.prompts import Prompter
-from trainer.problem.task import Task, evaluation_problems, make_task, notes, training_problems
+from trainer.problem.task import Task, evaluation_problems, make_task, training_problems
 from trainer.records import Problem, Prompt
 from trainer.reward import gold_check
 
@@ -51,7 +51,7 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
     task = make_task(config.task)
     problems = _problems(task, config, split)  # raises an error for bad data before a tokenizer loads
     gold_check.check(config, task, problems)
-    facts: dict[str, Any] = {"task": task.name, **_sizes(task, config, split, len(problems)), "notes": notes(task)}
+    facts: dict[str, Any] = {"task": task.name, **_sizes(task, config, split, len(problems)), "notes": task.notes()}
 
     print(f"octet: loading the tokenizer of {config.model.name}", file=sys.stderr, flush=True)
     from trainer.model.load import load_tokenizer

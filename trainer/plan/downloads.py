@@ -12,13 +12,13 @@ from trainer.config.settings import Config, TaskSettings
 from trainer.errors import DataError, ModelError
 from trainer.model.hub import FETCH, NOTHING, Found, Refused, Unreachable, find_model, listing, naming, stay_offline
 from trainer.problem.sources import HubSet
-from trainer.problem.task import hub_sets, make_task
+from trainer.problem.task import make_task
 
 
 def check(config: Config) -> Found:
     """Find the model. Raise ModelError or DataError if it or the data is neither on this machine nor on the hub."""
     found = find_model(config.model)
-    for data in hub_sets(make_task(config.task)):
+    for data in make_task(config.task).hub_sets():
         find_data(data, config.task)
     return found
 

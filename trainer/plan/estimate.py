@@ -15,7 +15,7 @@ from trainer.machine import hardware
 from trainer.model.shapes import shape_of
 from trainer.plan.duration import CARDS, CPU, H100, Duration, Speed, card_speed, measured, watts
 from trainer.plan.planner import Planner
-from trainer.problem.gsm8k import TRAINING_PROBLEMS
+from trainer.problem.published import GSM8K_TRAINING_PROBLEMS
 from trainer.run_folder.reader import RunFiles, read_run
 
 KNOWN = ", ".join(CARDS)
@@ -155,7 +155,7 @@ def _steps(config: Config, like: RunFiles | None) -> int | None:
     if like and task == like.config.task and like.history.problems:
         return config.total_steps(like.history.problems)
     is_published = task.name == "gsm8k" and task.data_dir is None and task.path is None and task.limit is None
-    return config.total_steps(TRAINING_PROBLEMS) if is_published else None
+    return config.total_steps(GSM8K_TRAINING_PROBLEMS) if is_published else None
 
 
 def lines(found: Outlook | None, price: float | None) -> Iterator[str]:

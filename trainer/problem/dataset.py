@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import unicodedata
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -13,13 +12,13 @@ from typing import ClassVar
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
 from trainer.problem.sources import ENDINGS, HubSet, MissingColumn, Record, Source, locate
+from trainer.problem.task import Task, asked, normalised
 from trainer.records import Problem
 
 
-class DataTask(ABC):
+class DataTask(Task):
     """A task on a data set. A subclass turns a record into a problem and names where the data set is published."""
 
-    name: str
     prompt_style = "gsm8k"
     answer_style = "gsm8k"
     published: ClassVar[Mapping[str, HubSet]] = {}
@@ -50,7 +49,6 @@ class DataTask(ABC):
         return self._problems("test") if self.sources["test"] else self._halves[1]
 
     def notes(self) -> list[str]:
-        """Say what was left out, in sentences."""
         notes = []
         if self.overlap:
             notes.append(f"training problems left out because the test set asks them too: {self.overlap}")
@@ -113,13 +111,3 @@ class DataTask(ABC):
         if not isinstance(source, HubSet):
             raise DataError(message)
         self.skipped.append(message)
-
-
-def asked(problem: Problem) -> str:
-    """Return what tells a problem from the held-out ones: its question, whatever the choices."""
-    return normalised(problem.stem or problem.question)
-
-
-def normalised(question: str) -> str:
-    """Return a question in a form that ignores case, spaces and the encoding of accents."""
-    return " ".join(unicodedata.normalize("NFC", question).casefold().split())

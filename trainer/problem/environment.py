@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError
 from trainer.machine import threads, user_code
+from trainer.problem.dataset import DataTask
 from trainer.problem.task import Task
 from trainer.problem.tools import ToolCalls, tools_of
 from trainer.records import Problem
@@ -112,7 +113,7 @@ def environments_of(
     task: Task, settings: TaskSettings, chat_template: str | None = None, seconds: float = SECONDS
 ) -> Environments | None:
     """Return the environments of a task, or of the tools that the settings name; None if there are none."""
-    own = [part for part in getattr(task, "parts", [task]) if hasattr(part, "environment")]
+    own = [part for part in task.parts if isinstance(part, DataTask) and part.environment]
     if own and settings.tools:
         raise ConfigError(
             f"task.tools={','.join(settings.tools)}",
@@ -125,11 +126,11 @@ def environments_of(
         return None
 
     def make(problem: Problem) -> Environment | None:
-        part: Any = task.part(problem) if hasattr(task, "part") else task
-        return part.environment(problem) if hasattr(part, "environment") else None
+        part = task.part(problem)
+        return part.environment(problem) if part.environment else None
 
     setting = own[0].settings.name
-    named = "task.mix" if hasattr(task, "part") else f"task.name={setting}"
+    named = f"task.name={setting}" if own[0] is task else "task.mix"
     return Environments(named, user_code.find("task.name", setting), make, seconds, may_ask=True)
 
 

@@ -25,7 +25,7 @@ from trainer.answers.children import ChildPool
 from trainer.answers.strip_thinking import after_thinking
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, did_you_mean
-from trainer.problem.dataset import normalised
+from trainer.problem.task import Task, normalised
 from trainer.records import Problem
 from trainer.sandbox.kernel import Limits, Walls
 
@@ -38,7 +38,7 @@ LIFETIME_S, MEMORY_MB = 1e6, 2048  # of the process that scores, which the kerne
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
-class GeneratorTask:
+class GeneratorTask(Task):
     """One generator. Its answers stand between <answer> and </answer>, because many have several lines."""
 
     prompt_style = answer_style = "tags"
@@ -59,7 +59,6 @@ class GeneratorTask:
         return self._problems("test", HELD_OUT)
 
     def later(self, passes: int) -> GeneratorTask:
-        """Return the task with the training problems of a later pass."""
         task = copy(self)
         task.passes = passes
         return task

@@ -17,12 +17,14 @@ from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError
 from trainer.problem.dataset import DataTask
 from trainer.problem.own_records import OwnTask
+from trainer.problem.sources import HubSet
 from trainer.problem.task import Task, make_task
 from trainer.records import Problem
 
 
-class MixedTask:
+class MixedTask(Task):
     name = "mix"
+    parts: Sequence[Task] = ()
 
     def __init__(self, settings: TaskSettings) -> None:
         self.shares = settings.mix
@@ -38,7 +40,7 @@ class MixedTask:
             )
         self.prompt_style = _agreed([part.prompt_style for part in self.parts])
         self.answer_style = _agreed([part.answer_style for part in self.parts])
-        self.symbolic = any(getattr(part, "symbolic", False) for part in self.parts)
+        self.symbolic = any(part.symbolic for part in self.parts)
 
     def train(self) -> list[Problem]:
         return self._mixed([part.train() for part in self.parts], self.passes)
@@ -47,15 +49,19 @@ class MixedTask:
         return self._mixed([part.test() for part in self.parts], 0)
 
     def later(self, passes: int) -> MixedTask:
-        """Return the task with the training problems of a later pass."""
         task = copy(self)
         task.passes = passes
-        task.parts = [part.later(passes) if hasattr(part, "later") else part for part in self.parts]
+        task.parts = [part.later(passes) or part for part in self.parts]
         return task
 
     def part(self, problem: Problem) -> Task:
-        """Return the part that a problem is of."""
         return self.parts[[*self.shares].index(problem.part)]
+
+    def notes(self) -> list[str]:
+        return [note for part in self.parts for note in part.notes()]
+
+    def hub_sets(self) -> list[HubSet]:
+        return [found for part in self.parts for found in part.hub_sets()]
 
     def _mixed(self, of_parts: Sequence[Sequence[Problem]], passes: int) -> list[Problem]:
         """Take problems of each part in proportion, as many as the part that has too few allows."""

@@ -20,6 +20,7 @@ from trainer.errors import ConfigError, DataError
 from trainer.machine import user_code
 from trainer.problem.dataset import DataTask
 from trainer.problem.sources import Record, is_unicode
+from trainer.problem.task import Task
 from trainer.records import Problem
 
 NO_ANSWER = "none"
@@ -146,6 +147,13 @@ RESULTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "read": (lambda found: found is None or isinstance(found, str), "text, or None"),
     "score": (lambda worth: hasattr(worth, "__float__") and 0 <= worth <= 1, "a number from 0 to 1"),
 }
+
+
+def own_task(settings: TaskSettings) -> Task:
+    """Make the task of a user's file: what its function returns, or a task around it."""
+    path, build = user_code.find("task.name", settings.name), user_code.load("task.name", settings.name)
+    built = user_code.call(f"task.name={settings.name}: it raised ", path, lambda: build(settings))
+    return built if isinstance(built, DataTask) else OwnTask(settings, built)
 
 
 def _usual_column(record: Record) -> str:

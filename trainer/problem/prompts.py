@@ -273,8 +273,8 @@ def _must_have_variables(tokenizer: Any, settings: Iterable[str]) -> None:
     for name in settings:
         if name not in known:
             raise ConfigError(
-                f"prompt.template={{{name}",
-                "...}: the chat template of this model reads "
+                f"prompt.template={{{name}: ...}}",
+                "the chat template of this model reads "
                 f"{', '.join(known) or 'no variables'}.{did_you_mean(name, known)} Correct the name, or leave it out",
             )
 

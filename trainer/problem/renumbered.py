@@ -31,7 +31,7 @@ from math import ceil, floor
 
 from trainer.answers.words import SPOKEN
 from trainer.errors import DataError
-from trainer.problem.gsm8k import Gsm8kTask
+from trainer.problem.published import Gsm8kTask
 from trainer.problem.sources import Record
 from trainer.records import Problem
 

@@ -1,58 +1,79 @@
-"""The interface of a task, and how the settings choose one."""
+"""What a task is, how the settings choose one, and which of its problems a step takes."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from trainer.config.sections.task import BUILT_IN
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
-from trainer.machine import user_code
-from trainer.problem.dataset import DataTask, asked
-from trainer.problem.own_records import OwnTask
 from trainer.problem.sources import HubSet
 from trainer.records import Problem
 
 T = TypeVar("T")
 
 
-class Task(Protocol):
-    """A source of problems.
+class Task(ABC):
+    """A source of problems."""
 
-    It may have two more methods: `read(problem, text)` finds the answer in what a model wrote, or returns None, and
-    `score(problem, answer)` says what an answer is worth, from 0 to 1. An answer is correct if it is worth 1. A task
-    that makes up its problems may have `later(passes)`, which returns the task with the problems of a later pass.
-    """
+    name: str
+    prompt_style: str  # the default of prompt.style; see `prompts.py`
+    answer_style: str  # how an answer is marked; see `trainer/answers/`
+    symbolic = False  # whether x(x+1) and x^2+x are one answer, where reward.symbolic is not set
+    read: Callable[[Problem, str], str | None] | None = None  # finds the answer in what a model wrote
+    score: Callable[[Problem, str], float] | None = None  # what an answer is worth; an answer worth 1 is correct
+    environment: Callable[[Problem], Any] | None = None  # what replies to the model; see `environment.py`
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def prompt_style(self) -> str:
-        """Return the default of prompt.style; see `prompts.py`."""
-
-    @property
-    def answer_style(self) -> str:
-        """Return how an answer is marked; see `trainer/answers/`."""
-
+    @abstractmethod
     def train(self) -> Sequence[Problem]: ...
 
+    @abstractmethod
     def test(self) -> Sequence[Problem]: ...
+
+    @property
+    def parts(self) -> Sequence[Task]:
+        """Return the tasks of a mixture, or the task itself."""
+        return [self]
+
+    def part(self, problem: Problem) -> Task:
+        """Return the part that a problem is of."""
+        return self
+
+    def later(self, passes: int) -> Task | None:
+        """Return the task with the problems of a later pass, or None if every pass has the same ones."""
+        return None
+
+    def notes(self) -> list[str]:
+        """Say what was left out while the problems were read, in sentences."""
+        return []
+
+    def hub_sets(self) -> list[HubSet]:
+        """Return the data sets on the hub that the task reads."""
+        return []
 
 
 def make_task(settings: TaskSettings) -> Task:
     """Make the task that the settings name: one of Octet's, or one of a user's file."""
-    if place := BUILT_IN.get(settings.name.partition(":")[0]):
-        module, _, function = place.partition(":")
-        task: Task = getattr(import_module(module), function)(settings)
-        return task
-    path, build = user_code.find("task.name", settings.name), user_code.load("task.name", settings.name)
-    built = user_code.call(f"task.name={settings.name}: it raised ", path, lambda: build(settings))
-    return built if isinstance(built, DataTask) else OwnTask(settings, built)
+    place = BUILT_IN.get(settings.name.partition(":")[0], "trainer.problem.own_records:own_task")
+    module, _, function = place.partition(":")
+    task: Task = getattr(import_module(module), function)(settings)
+    return task
+
+
+def asked(problem: Problem) -> str:
+    """Return what tells a problem from the held-out ones: its question, whatever the choices."""
+    return normalised(problem.stem or problem.question)
+
+
+def normalised(question: str) -> str:
+    """Return a question in a form that ignores case, spaces and the encoding of accents."""
+    return " ".join(unicodedata.normalize("NFC", question).casefold().split())
 
 
 def training_problems(task: Task, settings: TaskSettings, seed: int) -> list[Problem]:
@@ -73,22 +94,6 @@ def evaluation_problems(task: Task, count: int) -> list[Problem]:
     problems = list(task.test())
     random.Random(0).shuffle(problems)
     return problems[:count]
-
-
-def data_tasks(task: Task) -> list[DataTask]:
-    """Return the parts of a task that read their problems. Others make them up, and leave nothing out."""
-    parts: Iterable[Any] = getattr(task, "parts", [task])
-    return [part for part in parts if isinstance(part, DataTask)]
-
-
-def notes(task: Task) -> list[str]:
-    """Say what was left out while the problems were read."""
-    return [note for part in data_tasks(task) for note in part.notes()]
-
-
-def hub_sets(task: Task) -> list[HubSet]:
-    """Return the data sets on the hub that a task reads."""
-    return [found for part in data_tasks(task) for found in part.hub_sets()]
 
 
 @lru_cache(maxsize=2)  # a step may end one pass and begin another

@@ -1,4 +1,4 @@
-"""The embedded task: grade-school generated word problems of one to three steps, in GSM8K's own format.
+"""The tasks that are made up here: word problems of one to three steps in GSM8K's own format, and sums.
 
 A template is a story and the calculation that solves it:
 
@@ -22,9 +22,11 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from operator import add, floordiv, mul, sub
 
 from trainer.config.settings import TaskSettings
+from trainer.problem.task import Task
 from trainer.records import Problem
 
 TEMPLATES = {
@@ -175,8 +177,8 @@ class Template:
                 return values
 
 
-@dataclass(frozen=True, slots=True)
-class NanoTask:
+@dataclass(frozen=True)
+class NanoTask(Task):
     """The embedded task. The problems depend on the seed alone, so they are the same on every machine.
 
     >>> task = NanoTask()
@@ -187,9 +189,9 @@ class NanoTask:
     train_size: int = 20_000
     test_size: int = 1_024
     seed: int = 0
-    name: str = "nano"
-    prompt_style: str = "chat"
-    answer_style: str = "gsm8k"
+    name = "nano"
+    prompt_style = "chat"
+    answer_style = "gsm8k"
 
     def train(self) -> list[Problem]:
         return self._split("train", self.train_size)
@@ -225,6 +227,27 @@ class NanoTask:
 
 def nano(settings: TaskSettings) -> NanoTask:
     return NanoTask()
+
+
+class AdditionTask(Task):
+    """Sums of two numbers of two digits, for a small pretrained model: it half knows them, and can learn the rest."""
+
+    name = "addition"
+    prompt_style = "chat"
+    answer_style = "alone"
+
+    def __init__(self, settings: TaskSettings) -> None: ...
+
+    def train(self) -> list[Problem]:
+        return [problem for problem in self._problems() if not is_test(problem.question)]
+
+    def test(self) -> list[Problem]:
+        return [problem for problem in self._problems() if is_test(problem.question)]
+
+    def _problems(self) -> Iterator[Problem]:
+        for a, b in product(range(10, 100), repeat=2):
+            question = f"What is {a} + {b}? Reply with the number only."
+            yield Problem(f"addition/{a}+{b}", question, str(a + b), str(a + b))
 
 
 def is_test(question: str) -> bool:

@@ -15,6 +15,7 @@ from trainer.answers import compare, find
 from trainer.answers.strip_thinking import THOUGHTS
 from trainer.config.settings import Reward
 from trainer.errors import ConfigError
+from trainer.problem.task import Task
 from trainer.records import Completion, DeadBy, Problem, Prompt
 
 
@@ -27,13 +28,11 @@ class Rules:
     max_new_tokens: int
     opened: bool = False
     dead_by: DeadBy = "reward"
-    task: Any = None  # may find and score answers in its own way; see problem/task.py
+    task: Task | None = None  # may find and score answers in its own way
 
     def own(self, method: str, problem: Problem) -> Callable[..., Any] | None:
         """Return `read` or `score` of the task, or of the part of a mixture that a problem is of, if it has that."""
-        task = self.task.part(problem) if hasattr(self.task, "part") else self.task
-        found: Callable[..., Any] | None = getattr(task, method, None)
-        return found
+        return getattr(self.task.part(problem), method) if self.task else None
 
     @property
     def overlong_buffer(self) -> int:

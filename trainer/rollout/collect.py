@@ -14,7 +14,7 @@ from trainer.problem.curriculum import Curriculum, outcomes, solve_rates
 from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling, ScoredGroup
-from trainer.reward import control
+from trainer.reward import placebo
 from trainer.reward.scorer import Scorer
 from trainer.rollout.prefetch import Ahead, ScoredRollout
 from trainer.watch.tally import Tally
@@ -114,7 +114,7 @@ class Rollouts:
 
     def _collected(self, sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:
         groups = collect(sampler, self.scorer, prompts, sampling)
-        return [control.group(group, self.config.reward.control, sampling.seed) for group in groups]
+        return [placebo.replace_rewards(group, self.config.reward.control, sampling.seed) for group in groups]
 
     def prompts(self, problems: Sequence[Problem], before: int = 0) -> list[Prompt]:
         """Return this rank's share of the prompts, which go on in turn behind those dealt before. A problem that comes

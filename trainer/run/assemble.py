@@ -38,12 +38,12 @@ from trainer.problem import lessons
 from trainer.problem.curriculum import CURRICULA
 from trainer.problem.environment import environments_of
 from trainer.problem.prompts import Prompter
-from trainer.problem.task import Task, evaluation_problems, make_task, notes, training_problems
+from trainer.problem.task import Task, evaluation_problems, make_task, training_problems
 from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
 from trainer.records import Draws, Problem, Prompt, TrainingBatch
 from trainer.reports import terminal
-from trainer.reward import control, gold_check
+from trainer.reward import gold_check, placebo
 from trainer.reward.make import make_scorer, make_verifier, worked
 from trainer.rollout.collect import Rollouts, Sampler
 from trainer.rollout.context import Exportable, SamplingContext
@@ -76,7 +76,8 @@ def build(request: Request) -> Run:
     config = request.config
     config.refuse_idle(distributed.world_size())
     task = make_task(config.task)
-    training = control.training(training_problems(task, config.task, config.run.seed), config)  # bad data fails early
+    # bad data fails early
+    training = placebo.shuffle_golds(training_problems(task, config.task, config.run.seed), config)
     gold_check.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
     if config.is_warmup and config.warmup.source == "solutions":
         lessons.check(task, training)
@@ -87,7 +88,7 @@ def build(request: Request) -> Run:
     problems = prompter.fitting(training)
     total_steps = config.total_steps(len(problems))
     longest = longest_prompt(problems, prompter)
-    later = partial(later_pass, config, task, prompter, problems, longest) if hasattr(task, "later") else None
+    later = partial(later_pass, config, task, prompter, problems, longest) if task.later(1) else None
     kind, per_step = CURRICULA[config.task.curriculum], config.rollout.problems
     curriculum = kind(problems, per_step, config.run.seed, total_steps, None if config.task.limit else later)
     held_out = held_out_prompts(config, task, prompter)
@@ -289,7 +290,7 @@ def later_pass(
 ) -> Sequence[Problem]:
     """Return the problems of a later pass, none longer than the longest of the first; that again if there are none."""
     with suppress(DataError):
-        problems = control.training(training_problems(task.later(passes), config.task, config.run.seed), config)
+        problems = placebo.shuffle_golds(training_problems(task.later(passes), config.task, config.run.seed), config)
         return prompter.fitting(problems, len(longest.tokens))
     return first
 
@@ -320,7 +321,7 @@ def report_data(
     folder: Path, screen: Screen, task: Task, training: Sequence[Problem], too_long: int, held_out: int, left_out: int
 ) -> None:
     """Say what was read and what was left out, on the screen and in the run folder."""
-    said = notes(task)
+    said = task.notes()
     if too_long:
         said.append(f"training problems left out because they are longer than prompt.max_tokens: {too_long}")
     if left_out:

@@ -14,11 +14,11 @@ from trainer.errors import did_you_mean
 # The tasks that come with Octet, and where they are: functions that take the settings, like that of a user's file.
 BUILT_IN = {
     "nano": "trainer.problem.word_problems:nano",
-    "addition": "trainer.problem.addition:AdditionTask",
-    "gsm8k": "trainer.problem.gsm8k:Gsm8kTask",
+    "addition": "trainer.problem.word_problems:AdditionTask",
+    "gsm8k": "trainer.problem.published:Gsm8kTask",
     "gsm8k-renumbered": "trainer.problem.renumbered:RenumberedTask",
-    "math": "trainer.problem.competition_math:MathTask",
-    "multiple_choice": "trainer.problem.multiple_choice:MultipleChoiceTask",
+    "math": "trainer.problem.published:MathTask",
+    "multiple_choice": "trainer.problem.published:MultipleChoiceTask",
     "records": "trainer.problem.own_records:RecordsTask",
     "reasoning_gym": "trainer.problem.generators:GeneratorTask",
     "mix": "trainer.problem.mixture:MixedTask",

@@ -1,6 +1,6 @@
-"""Controls of an experiment: rewards, or gold answers, that say nothing about the task.
+"""Placebos of an experiment (`reward.control`): rewards, or gold answers, that say nothing about the task.
 
-A gain that a control reaches as well is no effect of the reward; see docs/studies.md.
+A gain that a placebo reaches as well is no effect of the reward; see docs/studies.md.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from trainer.config.settings import Config
 from trainer.records import Problem, ScoredGroup
 
 
-def training(problems: Sequence[Problem], config: Config) -> list[Problem]:
-    """Return the training problems, which with `shuffled_gold` have the gold answers of one another."""
+def shuffle_golds(problems: Sequence[Problem], config: Config) -> list[Problem]:
+    """Return the training problems. With `shuffled_gold` they have the gold answers of one another."""
     if config.reward.control != "shuffled_gold":
         return list(problems)
     golds = [problem.gold for problem in problems]
@@ -22,8 +22,8 @@ def training(problems: Sequence[Problem], config: Config) -> list[Problem]:
     return [replace(problem, gold=gold) for problem, gold in zip(problems, golds, strict=True)]
 
 
-def group(scored: ScoredGroup, control: str, seed: int) -> ScoredGroup:
-    """Return a group with the rewards of the control. They follow from the seed of the step, as the answers do.
+def replace_rewards(scored: ScoredGroup, control: str, seed: int) -> ScoredGroup:
+    """Return a group with random or shuffled rewards, if `control` asks for them. The seed of the step decides them.
 
     The advantages of an answer follow from the rewards of its group alone, so to shuffle these shuffles those.
     """

@@ -8,18 +8,18 @@ from tests.rewarding import PROMPT, answer, scorer_of
 from trainer.config.command_line import resolve
 from trainer.problem.task import make_task, training_problems
 from trainer.records import ScoredGroup
-from trainer.reward import control
+from trainer.reward import placebo
 
 SCORED = scorer_of().score(PROMPT, [answer(f"#### {number}") for number in (12, 12, 12, 3, 4, 5, 6, 7)])
 
 
 def rewards(name: str, seed: int, group: ScoredGroup = SCORED) -> tuple[float | None, ...]:
-    return control.group(group, name, seed).rewards_G
+    return placebo.replace_rewards(group, name, seed).rewards_G
 
 
 def test_without_a_control_a_group_is_what_it_was():
-    assert control.group(SCORED, "none", 0) is SCORED
-    assert control.group(SCORED, "shuffled_gold", 0) is SCORED
+    assert placebo.replace_rewards(SCORED, "none", 0) is SCORED
+    assert placebo.replace_rewards(SCORED, "shuffled_gold", 0) is SCORED
 
 
 def test_random_rewards_follow_from_the_seed_and_the_problem_and_are_right_half_of_the_time():
@@ -40,7 +40,7 @@ def test_shuffled_advantages_are_those_of_the_group_in_another_order():
 
 
 def test_what_is_reported_of_an_answer_stays_true():
-    changed = control.group(SCORED, "random", 1)
+    changed = placebo.replace_rewards(SCORED, "random", 1)
     assert [one.correct_strict for one in changed.scores] == [one.correct_strict for one in SCORED.scores]
     assert [one.components for one in changed.scores] == [one.components for one in SCORED.scores]
 
@@ -49,9 +49,9 @@ def test_shuffled_golds_are_those_of_other_problems_and_the_held_out_ones_stay()
     config = resolve("nano", None, ["reward.control=shuffled_gold"])
     task = make_task(config.task)
     problems = training_problems(task, config.task, 0)
-    changed = control.training(problems, config)
+    changed = placebo.shuffle_golds(problems, config)
     assert sorted(one.gold for one in changed) == sorted(one.gold for one in problems)
     assert [one.question for one in changed] == [one.question for one in problems]
     same = sum(one.gold == other.gold for one, other in zip(changed, problems)) / len(problems)
     assert same < 0.1  # by chance: there are about a hundred answers
-    assert control.training(problems, resolve("nano")) == problems
+    assert placebo.shuffle_golds(problems, resolve("nano")) == problems

@@ -1,0 +1,120 @@
+"""The published data sets: GSM8K, MATH, and GPQA with its multiple choice. A file of yours may take their place."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any, ClassVar
+
+from trainer.answers import find, number
+from trainer.answers.choice import LETTERS
+from trainer.errors import DataError
+from trainer.problem.dataset import DataTask
+from trainer.problem.sources import HubSet, Record
+from trainer.records import Problem
+
+GSM8K_TRAINING_PROBLEMS = 7473
+_CALCULATOR = re.compile(r"<<[^>]*>>")
+INCORRECT = ("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")  # as GPQA calls them
+
+
+class Gsm8kTask(DataTask):
+    """Word problems at grade-school level, with worked solutions: 7,473 to train on, 1,319 held out."""
+
+    name = "gsm8k"
+    published: ClassVar = {split: HubSet("openai/gsm8k", "main", split) for split in ("train", "test")}
+
+    def problem(self, name: str, record: Record) -> Problem:
+        columns = self.settings.question or "question", self.settings.answer or "answer"
+        question = record.text(columns[0], "task.question")
+        solution, marker, gold = record.text(columns[1], "task.answer").rpartition("####")
+        gold = gold.strip()
+        if not marker or number.number(gold) is None:
+            ending = (gold or solution)[-40:]
+            raise DataError(record.where, f"`{columns[1]}` ends in {ending!r}; expected a number after ####")
+        worked = f"{_CALCULATOR.sub('', solution).strip()}\n#### {gold}"
+        return Problem(name, question, gold, worked, record.others(columns[0]))
+
+
+class MathTask(DataTask):
+    r"""Competition problems, answered in the last \boxed{} of the solution. Held out are the 500 of MATH-500."""
+
+    name = "math"
+    prompt_style = "boxed"
+    answer_style = "boxed"
+    symbolic = True
+    published: ClassVar = {
+        "train": HubSet("DigitalLearningGmbH/MATH-lighteval", "default", "train"),
+        "test": HubSet("HuggingFaceH4/MATH-500", None, "test"),
+    }
+
+    def problem(self, name: str, record: Record) -> Problem:
+        column = self.settings.question or "problem"
+        question = record.text(column, "task.question")
+        solution = str(record.values.get(self.settings.solution or "solution") or "").strip()
+        return Problem(name, question, self._gold(record), solution, record.others(column) | _level(record))
+
+    def _gold(self, record: Record) -> str:
+        """Return the `answer` column if there is one, else the content of the last box in the solution."""
+        has_answer = record.values.get("answer") not in (None, "")
+        if given := self.settings.answer or ("answer" if has_answer else None):
+            text = record.answer(given, "task.answer")
+            gold = find.marked(text, "boxed")
+            if "\\boxed" in text and gold is None:
+                raise DataError(record.where, f"`{given}` is {text[-40:]!r}; expected a closed \\boxed{{...}}")
+            return gold or text
+        column = self.settings.solution or "solution"
+        gold = find.marked(record.text(column, "task.solution"), "boxed")
+        if gold is None:
+            raise DataError(record.where, f"`{column}` has no answer in it; expected \\boxed{{...}}")
+        return gold
+
+
+def _level(record: Record) -> dict[str, Any]:
+    """Return the subject, and `Level 5` as the number 5, which a curriculum by difficulty needs."""
+    digits = re.search(r"\d+", str(record.values.get("level")))
+    subject = record.values.get("subject") or record.values.get("type")
+    return ({"level": int(digits[0])} if digits else {"level": None}) | ({"subject": subject} if subject else {})
+
+
+class MultipleChoiceTask(DataTask):
+    """One right and some wrong choices; by default GPQA's main set to train on, and its diamond set held out."""
+
+    name = "multiple_choice"
+    prompt_style = "letter"
+    answer_style = "letter"
+    published: ClassVar = {
+        "train": HubSet("Idavidrein/gpqa", "gpqa_main", "train"),
+        "test": HubSet("Idavidrein/gpqa", "gpqa_diamond", "train"),
+    }
+
+    def problem(self, name: str, record: Record) -> Problem:
+        settings = self.settings
+        column = settings.question or "Question"
+        question = record.text(column, "task.question")
+        right = record.answer(settings.answer or "Correct Answer", "task.answer")
+        choices = [right, *self._wrong(record)]
+        if len(set(choices)) < len(choices):
+            raise DataError(record.where, "two choices are the same; expected different ones")
+        choices = shuffled(question, choices)
+        listed = "\n".join(f"{letter}) {choice}" for letter, choice in zip(LETTERS, choices))
+        solution = str(record.values.get(settings.solution or "Explanation") or "").strip()
+        extra = record.others(column) | {"choices": choices}
+        return Problem(name, f"{question}\n\n{listed}", LETTERS[choices.index(right)], solution, extra, stem=question)
+
+    def _wrong(self, record: Record) -> list[str]:
+        wrong: list[str] = []
+        for column in self.settings.incorrect or INCORRECT:
+            value = record.values.get(column)
+            several = [Record(record.where, {column: one}) for one in value] if isinstance(value, list) else [record]
+            wrong += [one.answer(column, "task.incorrect") for one in several]
+        if not 1 <= len(wrong) < len(LETTERS):
+            raise DataError(record.where, f"{len(wrong)} wrong choices; expected 1 to {len(LETTERS) - 1}")
+        return wrong
+
+
+def shuffled(question: str, choices: list[str]) -> list[str]:
+    """Shuffle the choices in an order that depends on the problem alone, so it is the same in every run."""
+    in_order = sorted(choices)
+    random.Random("\n".join([question, *in_order])).shuffle(in_order)
+    return in_order
