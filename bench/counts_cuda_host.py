@@ -2,7 +2,7 @@
 
 tests/cuda/python.sh bench/counts_cuda_host.py                   writes bench/results/counts_cuda_host.json
 tests/cuda/python.sh bench/counts_cuda_host.py --only tiny       whether all of this runs; writes nothing
-python bench/counts_cuda_host.py --table                         prints the section of docs/performance.md
+python bench/counts_cuda_host.py --table                         prints the section of bench/results/speed.md
 
 The three run over the stub of a card in tests/cuda, on the same model, prompts and lengths. A dispatch mode adds up for
 each operation of torch what it reads, writes and computes; the stub counts launches, copies and synchronisations. Of a
@@ -69,11 +69,12 @@ NODE = 0.5e-6  # seconds between two kernels of a graph
 NAMES = {"octet": "Octet", "generate": "model.generate", "trl": "TRL"}
 WORK = """## Counted, not timed
 
-No card has run this. Torch, Octet and TRL ran over the [stub of a card](gpu.md), where a dispatch mode added up what
-each operation of torch reads, writes and computes. The work: the shape of Qwen2.5-1.5B in bf16, LoRA r=16 everywhere,
-gradient checkpointing, 4 prompts of about 300 tokens x 8 answers of 512. The decode step is one in the middle of the
-answers, for all 32. A rollout is its first tokens and so many times this step; an update was counted as a whole. TRL is
-GRPOTrainer without vLLM, with as many answers at a time as fit into Octet's budget of 2,048 tokens.
+No card has run this. Torch, Octet and TRL ran over the [stub of a card](../../tests/cuda/README.md), where a dispatch
+mode added up what each operation of torch reads, writes and computes. The work: the shape of Qwen2.5-1.5B in bf16,
+LoRA r=16 everywhere, gradient checkpointing, 4 prompts of about 300 tokens x 8 answers of 512. The decode step is one
+in the middle of the answers, for all 32. A rollout is its first tokens and so many times this step; an update was
+counted as a whole. TRL is GRPOTrainer without vLLM, with as many answers at a time as fit into Octet's budget of 2,048
+tokens.
 
 | | | launches | kernels in graphs | GB read and written | TFLOP | copies | waits for the card |
 | --- | --- | --- | --- | --- | --- | --- | --- |"""
@@ -294,7 +295,7 @@ def cells(one: dict[str, Any]) -> str:
 
 
 def section() -> Iterator[str]:
-    """Yield the lines of the section of docs/performance.md."""
+    """Yield the lines of the section of bench/results/speed.md."""
     result = json.loads(RESULTS.read_text())
     counts = result["counts"]
     yield WORK

@@ -2,7 +2,6 @@
 
 tests/cuda/python.sh bench/memory_cuda_host.py                     writes bench/results/memory_cuda_host.json
 tests/cuda/python.sh bench/memory_cuda_host.py --only tiny         some of the cases, and writes nothing
-python bench/memory_cuda_host.py --table                           prints the table of docs/memory.md
 
 Every case is the rehearsal of a run, on the longest prompts and answers that its settings allow, over the stub of a
 card in tests/cuda: the host code of torch, DeepSpeed and bitsandbytes is the real one, kernels do nothing, and
@@ -148,25 +147,11 @@ def line(found: dict[str, Any]) -> str:
     return f"{found['case']:16} on {found['card_gib']:g} GiB: {', '.join(phases)}, {reserved}"
 
 
-def table() -> str:
-    """Return the results as the table of docs/memory.md."""
-    rows = ["| case | card | rollout | backward | reserved at most |", "| --- | --- | --- | --- | --- |"]
-    for one in json.loads(RESULTS.read_text())["cases"]:
-        pairs = [(one["allocated"][phase], one["planned"][phase]) for phase in ("rollout", "backward")]
-        cells = [f"{found:.2f} ({plan:.2f})" for found, plan in [*pairs, (one["reserved"], one["planned_reserved"])]]
-        rows.append(f"| {one['case']} | {one['card_gib']:g} GiB | {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", help="cases by name; with it, nothing is written")
-    parser.add_argument("--table", action="store_true", help="print the results that are there")
     parser.add_argument("--case", help="one case in this process, on a real card as well")
     options = parser.parse_args()
-    if options.table:
-        print(table())
-        return
     if options.case:
         print(json.dumps(rehearsed(next(case for case in CASES if case.name == options.case))))
         return

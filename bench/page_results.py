@@ -1,4 +1,4 @@
-"""docs/results.md: what was learned, and how certain that is where a study says it."""
+"""bench/results/learning.md: what was learned, and how certain that is where a study says it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ POINTS = 17  # of accuracy for a logit, at 50 % and with the spread of difficult
 VERDICTS = (BETTER, WORSE, CANNOT_TELL)
 RESULTS = Path(__file__).parent / "results"
 STUDY_FILES = Path(__file__).parent / "studies"
-HEAD = """# Results
+DOCS = "../../docs"
+HEAD = f"""# What was learned: all tables
 
-What Octet has learned in experiments, with controls where they were run. Only the sections that `octet study` made have
-intervals and tests, which say how certain a result is; the others list their seeds, and one of them has a single seed.
-This page is made by `python bench/report.py` from `bench/results/`. Each experiment is a file in `bench/studies/`;
-[studies.md](studies.md) says how a study judges. Speed is in [performance.md](performance.md).
+The sections that `octet study` made have intervals and tests; the others list their seeds, and one of them has a single
+seed. [The evidence]({DOCS}/evidence.md) says what follows. `python bench/report.py` makes this page from the files
+beside it. Each experiment is a file in `bench/studies/`, and [studies]({DOCS}/studies.md) says how a study judges.
 
 """
 STUDIES = {
@@ -31,7 +31,7 @@ STUDIES = {
     "ablations": (
         "What changes the result",
         "The embedded model, one setting changed at a time; `plain` makes one update of each batch. Gradient"
-        " regularisation is described in [objectives](objectives.md#gradient-regularisation).",
+        f" regularisation is described in [objectives]({DOCS}/objectives.md#gradient-regularisation).",
     ),
     "losses": (
         "Losses",
@@ -83,7 +83,7 @@ def _study(name: str, title: str, what: str) -> Iterator[str]:
     yield f"## {title}\n"
     yield f"{what} Every run: `--preset {study['preset']} {settings}`.\n"
     yield from (f"- {sentence}" for sentence in sentences(found))
-    yield f"\n![Differences with their intervals](study_{name}.svg)\n"
+    yield f"\n![Differences with their intervals]({DOCS}/study_{name}.svg)\n"
     for heading, head, rows in tables(found):
         has_seconds = name in SHARED and heading.startswith("Accuracy")  # in the last column, and they compare nothing
         yield f"\n{heading}:\n"
@@ -106,22 +106,38 @@ def _verdicts() -> Iterator[str]:
 
 def _addition() -> Iterator[str]:
     yield "## SmolLM2-135M on sums\n"
-    yield "Strict accuracy on held-out sums, 60 steps of GRPO; [small_models.md](small_models.md) says what it means.\n"
+    yield f"Strict accuracy on held-out sums, 60 steps of GRPO ([the evidence]({DOCS}/evidence_small_model.md)).\n"
+    yield f"![Accuracy on held-out sums]({DOCS}/addition.svg)\n"
     yield from _by_arm("addition")
+    before, shown = read("addition")["untrained"]
+    yield f"Before training, `{before['command']}` on {before['machine']}, {before['problems']} of these sums:"
+    yield f"{before['greedy']:.1%} greedily; sampled, avg@8 {before['avg@8']:.1%}, pass@2 {before['pass@2']:.1%},"
+    yield f"pass@4 {before['pass@4']:.1%}, pass@8 {before['pass@8']:.1%}. With eight solved sums in the prompt"
+    yield f"(`{shown['command']}`): {shown['greedy']:.1%}.\n"
 
 
 def _gsm8k() -> Iterator[str]:
     (run,) = read("gsm8k")["runs"]
     yield "## SmolLM2-135M on GSM8K\n"
-    first, *_, last = run["warmup"]["curve"]
-    yield f"{last['step']} steps of worked solutions, strict accuracy on all 1,319 test problems, one seed:"
-    yield f"{first['strict']:.1%} to {last['strict']:.1%}. GRPO after it was not run to its end, nor were its controls."
+    yield "Steps of worked solutions, greedy answers to all 1,319 test problems, one seed; the loss is that of a token"
+    yield "of the solutions.\n"
+    rows = [
+        [str(one["step"]), f"{one['strict']:.1%}", f"{one['lenient']:.1%}", f"{one['loss']:.3f}"]
+        for one in run["warmup"]["curve"]
+    ]
+    yield from markdown(["step", "strict", "any format", "loss"], rows)
+    yield f"![Accuracy on GSM8K in the warm-up]({DOCS}/warmup_gsm8k.svg)\n"
+    sampled = run["accuracy/strict"]
+    middle = len(sampled) // 2
+    yield f"GRPO after it was not run to its end, nor were its controls. In its {len(sampled)} steps of 256 answers"
+    yield f"{fmean(sampled[:middle]):.1%} of the sampled answers were right in the first half, and"
+    yield f"{fmean(sampled[middle:]):.1%} in the second. The held-out problems were not asked again."
     yield earlier(read("gsm8k")["machine"], "gsm8k")
 
 
 def _teaching() -> Iterator[str]:
     yield "## A teacher against GRPO\n"
-    yield "The embedded model, 512 held-out problems, 40 steps; [warmup.md](warmup.md) has the curves.\n"
+    yield f"The embedded model, 512 held-out problems, 40 steps; [warm start]({DOCS}/warmup.md) has the curves.\n"
     yield from _by_arm("teaching")
 
 
@@ -140,7 +156,7 @@ def _by_arm(name: str) -> Iterator[str]:
 def _calculator() -> Iterator[str]:
     found = read("calculator")
     yield "## A model that learns to call a calculator\n"
-    yield "The embedded model, 80 steps; [environments.md](environments.md).\n"
+    yield f"The embedded model, 80 steps ([environments]({DOCS}/environments.md)).\n"
     arms = {"control": "without"}  # as the study calls it
     rows = [
         [arms.get(one["arm"], one["arm"]), str(one["seed"]), f"{one['base']:.1%}", f"{one['trained']:.1%}"]

@@ -1,4 +1,4 @@
-"""docs/scaling.md: what a second rank brings, and what would saturate first on many cards."""
+"""bench/results/scaling.md: what a second rank brings, and what would saturate first on many cards."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from page_results import RESULTS, markdown, on, read
 
-HEAD = """# Scaling
+HEAD = """# Scaling: all tables
 
 One and two ranks are measured on a CPU; several cards are computed from a step on one, as an upper limit, and marked
-so. This page is made by `python bench/report.py` from `bench/results/`.
+so. [The evidence](../../docs/evidence_scaling.md) says what follows. `python bench/report.py` makes this page from the
+files beside it.
 
 """
 CARD = "cards/NVIDIA-H100-80GB-HBM3"

@@ -1,4 +1,4 @@
-"""The pages of numbers in docs/, with their figures, from what was measured: python bench/report.py"""
+"""The tables in bench/results/ and the figures in docs/, from what was measured: python bench/report.py"""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 
 import counts_cuda_host
 import figures
+import page_memory
 import page_results
 import page_scaling
-from page_results import on
+from page_results import DOCS, markdown, on
 
 from trainer.reports.drawing import svg
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench/results"
-HEAD = """# Performance
+HEAD = """# Speed: all tables
 
 Numbers are medians of what was measured unless a section says that it counts or computes. Programs that are compared
-took turns on one machine. This page is made by `python bench/report.py` from `bench/results/`, where each file has the
-machine, the versions and the command. [results.md](results.md) says what was learned, [scaling.md](scaling.md) is about
-several ranks.
+took turns on one machine. [The evidence](../../docs/evidence.md) says what follows. `python bench/report.py` makes this
+page from the files beside it, which have the machine, the versions and the command of each measurement.
 
 """
 AGAINST_TRL = {
@@ -38,7 +38,7 @@ CARD = f"cards/{CARD_NAME.replace(' ', '-')}"
 
 def page() -> str:
     sides = [line for path in sorted(RESULTS.glob("vs_trl*.json")) for line in _vs_trl(path.stem)]
-    measured = [*sides, *_decode(), *_vllm(), *_logprobs(), *_seeds(), *_answers()]
+    measured = [*sides, *_decode(), *_vllm(), *_logprobs(), *_seeds(), *_answers(), *_sandbox()]
     return "\n".join([HEAD, *_card(), *counts_cuda_host.section(), *measured])
 
 
@@ -103,7 +103,7 @@ def _reached(result: dict[str, Any], name: str) -> Iterator[str]:
             f"{median(one):,.0f} ({min(one):,.0f} to {max(one):,.0f})" for one in (samples, seconds, after)
         )
         yield f"| {side} | {spread} | {first:.1f} |"
-    yield f"\n![accuracy over samples]({name}_samples.svg) ![accuracy over seconds]({name}_seconds.svg)\n"
+    yield f"\n![accuracy over samples]({DOCS}/{name}_samples.svg) ![accuracy over seconds]({DOCS}/{name}_seconds.svg)\n"
 
 
 def _decode() -> Iterator[str]:
@@ -176,42 +176,106 @@ def _answers() -> Iterator[str]:
     yield f"{result['machine']['cores']} cores of {result['machine']['processor']}.\n"
 
 
-def claims() -> Iterator[str]:
-    """Yield what README.md says of speed and accuracy, as it has to stand there."""
+def _sandbox() -> Iterator[str]:
+    result = _read("sandbox")
+    yield "## Programs in the sandbox\n"
+    yield f"CPU time of each over all processes, and programs a second, {result['at_once']} at once: medians of"
+    yield f"{result['repetitions']} times {result['programs']} programs, held in by {result['held_in_by']}.\n"
+    rows = []
+    for name, one in result["results"].items():
+        taken = f"{one['cpu_ms']:.1f} ms" if "cpu_ms" in one else ""
+        rows.append([name, taken, f"{one['per_second']:.0f}", f"{one['slowest']:.0f} to {one['fastest']:.0f}"])
+    yield from markdown(["", "CPU time of each", "a second", "slowest to fastest"], rows)
+    yield f"{on(result['machine'])}"
+
+
+def claims() -> dict[str, list[str]]:
+    """Return what README.md and the pages of evidence say in numbers, as it has to stand there."""
+    return {
+        "README.md": [*_of_the_default(), *_against_trl_in_short()],
+        "docs/evidence_trl.md": [*_against_trl()],
+        "docs/evidence_small_model.md": [*_of_a_small_model()],
+        "docs/evidence_learning.md": [*_of_studies("controls", "addition_cpu")],
+        "docs/evidence_settings.md": [*_of_studies("ablations", "losses")],
+        "docs/evidence_intervals.md": [*_of_intervals()],
+        "docs/evidence_scaling.md": [*_of_scaling()],
+    }
+
+
+def _of_the_default() -> Iterator[str]:
+    seeds = _read("seeds")
+    seconds = [run["wall_s"] for run in seeds["runs"]]
+    yield f"at least {100 * seeds['least_gain']:.1f} points, in {min(seconds):.0f} to {max(seconds):.0f} seconds"
+
+
+def _against_trl_in_short() -> Iterator[str]:
+    sides = _read("vs_trl")["sides"]
+    memory = sides["octet"]["peak_mib"] / sides["trl"]["peak_mib"]
+    yield f"{_read('vs_trl')['speedup_cpu']:.1f} times less CPU time and {100 * memory:.0f} % of the memory"
+
+
+def _against_trl() -> Iterator[str]:
     (case,) = _read(CARD)["parts"]["speed"]["result"]
     octet, trl = sum(case["octet"]["seconds"].values()), case["trl"]["seconds"]["step"]
-    yield f"{octet:.1f} s there, and {trl:.1f} s with TRL"
-    yield f"a step is {trl / octet:.1f} times as fast as TRL's"
+    yield f"| {trl:.1f} s | {octet:.1f} s | {trl / octet:.1f} |"
+    for name, digits in (("vs_trl", 2), ("vs_trl_tuned", 2), ("vs_trl_smollm2", 1)):
+        result = _read(name)
+        ours, theirs = (result["sides"][side]["cpu_s"] for side in ("octet", "trl"))
+        yield f"| {theirs:.{digits}f} s | {ours:.{digits}f} s | {result['speedup_cpu']:.1f} |"
+    smollm2 = _read("vs_trl_smollm2")["sides"]
+    ours, theirs = (smollm2[side]["peak_mib"] * 2**20 / 1e9 for side in ("octet", "trl"))
+    yield f"{ours:.1f} GB in place of {theirs:.1f}"
     sides, tuned = (_read(name)["sides"] for name in ("vs_trl", "vs_trl_tuned"))
-    memory = sides["octet"]["peak_mib"] / sides["trl"]["peak_mib"]
-    yield f"{_read('vs_trl')['speedup_cpu']:.1f} times less CPU time and {100 * memory:.0f} % of the memory of TRL's"
     octet, trl, tuned_trl = (
         median(cost["cpu_s"] for cost in side["reached"])
         for side in (sides["octet, dropping"], sides["trl"], tuned["trl"])
     )
-    yield f"{octet:.0f} CPU seconds from the launch with Octet's defaults, and after {trl:.0f} with TRL"
-    smollm2 = _read("vs_trl_smollm2")
-    ours, theirs = (smollm2["sides"][side]["peak_mib"] * 2**20 / 1e9 for side in ("octet", "trl"))
-    yield f"it takes {smollm2['speedup_cpu']:.1f} times less, and {ours:.1f} GB in place of {theirs:.1f}"
-    yield f"or {tuned_trl:.0f} with four updates of each batch"
-    seeds = _read("seeds")
-    seconds = [run["wall_s"] for run in seeds["runs"]]
-    yield f"at least {100 * seeds['least_gain']:.1f} points, in {min(seconds):.0f} to {max(seconds):.0f} seconds"
-    sums = [run["curve"] for run in _read("addition")["runs"] if run["arm"] == "right"]
-    before, after = (fmean(curve[place]["strict"] for curve in sums) for place in (0, -1))
-    yield f"{before:.0%} to {after:.0%} of held-out sums".replace("%", " %")
+    yield f"{octet:.0f} CPU seconds with Octet's defaults, {trl:.0f} with TRL,"
+    yield f"and {tuned_trl:.0f} with TRL and four updates"
+
+
+def _of_a_small_model() -> Iterator[str]:
+    runs = _read("addition")["runs"]
+    for arm in ("right", "random"):
+        curves = [run["curve"] for run in runs if run["arm"] == arm]
+        after = ", ".join(f"{100 * curve[-1]['strict']:.1f}" for curve in curves)
+        yield f"| {100 * fmean(curve[0]['strict'] for curve in curves):.1f} % | {after} % |"
     first, *_, last = _read("gsm8k")["runs"][0]["warmup"]["curve"]
-    yield f"{first['strict']:.1%} to {last['strict']:.1%} of GSM8K".replace("%", " %")
+    yield f"from {100 * first['strict']:.1f} to {100 * last['strict']:.1f} %"
+
+
+def _of_studies(*names: str) -> Iterator[str]:
+    for name in names:
+        found = page_results.read(f"studies/{name}")
+        for one in found["comparisons"]:
+            if one["against"] == "base" and one["arm"] == found["first"]:
+                low, gain, high = (100 * one[value] for value in ("low", "difference", "high"))
+                yield f"{gain:+.1f} points ({low:+.1f} to {high:+.1f})"
+
+
+def _of_intervals() -> Iterator[str]:
+    shares = [one["coverage"] for one in _read("coverage")["coverage"]]
+    yield f"{100 * min(shares):.1f} to {100 * max(shares):.1f} % of simulated studies, over {len(shares)} designs"
+
+
+def _of_scaling() -> Iterator[str]:
+    result = _read("scaling")
+    least, most = result["least_and_most"]
+    yield f"{100 * result['efficiency']['whole']:.0f} % ({100 * least:.0f} to {100 * most:.0f})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="the folder to write to (default %(default)s)")
-    folder = parser.parse_args().out
-    for name, text in (("performance", page()), ("results", page_results.page()), ("scaling", page_scaling.page())):
-        (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    parser.add_argument("--out", type=Path, default=ROOT, help="the folder to write to (default %(default)s)")
+    root = parser.parse_args().out
+    modules = {"learning": page_results, "scaling": page_scaling, "memory": page_memory}
+    pages = {"speed": page(), **{name: module.page() for name, module in modules.items()}}
+    for folder in ("docs", "bench/results"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for name, text in pages.items():
+        (root / f"bench/results/{name}.md").write_text(text, encoding="utf-8")
     for name, *drawn in figures.figures():
-        (folder / f"{name}.svg").write_text(svg(*drawn, alone=True), encoding="utf-8")
+        (root / f"docs/{name}.svg").write_text(svg(*drawn, alone=True), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 #   bash tests/run.sh slow            minutes: learning, the shipped default to its end
 #   bash tests/run.sh gpu             needs a CUDA device
 #   bash tests/run.sh cuda            torch's CUDA build over a stub of a card, in an environment of its own that is
-#                                     made here; see docs/gpu.md
+#                                     made here; see tests/cuda/README.md
 #   bash tests/run.sh vllm            a real vLLM on the CPU, in an environment of its own that is made here, or that of
 #                                     OCTET_VLLM_PYTHON
 #   bash tests/run.sh llama           a real llama.cpp, which is built here (2 minutes on two cores, once), and

@@ -46,7 +46,7 @@ class StudyError(OctetError):
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = "example: octet study studies/controls.yaml"
+    parser.epilog = "example: octet study bench/studies/controls.yaml"
     parser.add_argument("file", type=Path, metavar="FILE", help="arms, seeds and controls; see docs/studies.md")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--collect", action="store_true", help="train nothing, and judge the runs that have ended")
