@@ -1,7 +1,7 @@
-"""Generate docs/reliability.md from scripts/reliability.md and from results:
+"""Generate bench/results/reliability.md from scripts/reliability.md and from the results beside it:
 
-python -m scripts.make_reliability_page > docs/reliability.md          from the results in bench/results/
-python -m scripts.make_reliability_page --run > docs/reliability.md    the same, with new runs on disks that fail
+python -m scripts.make_reliability_page > bench/results/reliability.md
+python -m scripts.make_reliability_page --run > bench/results/reliability.md    with new runs on disks that fail
 
 `bash tests/chaos.sh 100 0 bench/results/chaos.json` and `python bench/soak.py` make the other results.
 """

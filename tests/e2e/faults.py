@@ -108,7 +108,7 @@ def times(folder: Path) -> list[float]:
 
 
 def row(name: str, fault: Fault, told: str, what_is_wrong: str) -> dict[str, str]:
-    """Return what docs/reliability.md says of a start."""
+    """Return what bench/results/reliability.md says of a start."""
     failed = ", ".join(OPERATIONS[operation] for operation in fault.operations)
     return {"name": name, "fails": failed, "told": told, "wrong": what_is_wrong}
 

@@ -29,6 +29,6 @@ def test_every_writer_names_its_fault_and_the_same_command_ends_as_the_undisturb
 
 
 def test_the_page_is_made_from_the_results():
-    page = "python -m scripts.make_reliability_page > docs/reliability.md"
-    assert (ROOT / "docs/reliability.md").read_text() == make_reliability_page.page(), page
+    page = "python -m scripts.make_reliability_page > bench/results/reliability.md"
+    assert (ROOT / "bench/results/reliability.md").read_text() == make_reliability_page.page(), page
     assert not [one for one in json.loads(make_reliability_page.FAULTS.read_text())["starts"] if one["wrong"]]
