@@ -84,7 +84,7 @@ def sync(folder: Path, preset: str, more: list[str], repetitions: int = 20) -> d
         size = sum(path.stat().st_size for path in sampler.adapter.path.iterdir())
     finally:
         run.rollouts.close()
-        run.record.close()
+        run.log.close()
     found = {"median_ms": median(took), "most_ms": max(took), "writing_ms": median(writing)}
     return {name: round(number, 1) for name, number in found.items()} | {"bytes": size}
 

@@ -104,7 +104,7 @@ def octet(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None
     hardware.prepare_cuda("decode")
     with assemble.process_group(config):
         run = assemble.build(Request(config, "nano", ""))
-        run.record.screen = Ticking(quiet=True)
+        run.log.screen = Ticking(quiet=True)
         train(config, *run)
 
 

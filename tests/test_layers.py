@@ -20,7 +20,6 @@ FLOORS = [
     ["rollout"],
     ["step", "evaluation"],
     ["loop", "export"],
-    ["warmup"],
     ["run"],
     ["commands"],
 ]

@@ -1,4 +1,4 @@
-"""train(): problem -> rollout -> reward -> advantage -> batch -> loss -> step, in this order.
+"""train(): problem -> rollout -> reward -> advantage -> batch -> loss -> step, in this order. And warm_up().
 
 Where this GRPO departs from the paper (Shao et al. 2024), and why:
 
@@ -10,83 +10,159 @@ Where this GRPO departs from the paper (Shao et al. 2024), and why:
    (`algorithm.epochs`, `algorithm.minibatches` make more).
 4. No KL term and no reference model: the adapter is small and the run is short (`algorithm.kl.coef` adds both).
 5. The temperature divides the logits in training as it does in sampling: otherwise the ratio is not 1.
+
+A warm-up is supervised training on solutions. A solution is a row like any other, with an advantage of 1. So the loss
+is the cross-entropy of the answers' tokens, divided once by their number over all micro-batches and ranks.
+
+The clock (`phases`) has fewer words than the algorithm: rewards are computed in `rollout`, group by group while others
+are sampled, and the loss in `step`, micro-batch by micro-batch. `score` computes log-probs that the loss has to know
+before the first update: of the policy that sampled, of the reference, of a teacher.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
 from trainer import advantage
 from trainer.batch import pack
+from trainer.batch.pack import GroupRows
 from trainer.config.settings import Config
 from trainer.evaluation.best import describe, metrics_of
 from trainer.evaluation.evaluator import Evaluator
+from trainer.problem.task import draw
 from trainer.ranks import distributed
+from trainer.records import TrainingRow
+from trainer.rollout import self_training
 from trainer.rollout.collect import Rollouts
-from trainer.run_folder import record as run_record
-from trainer.run_folder.record import Record
+from trainer.run_folder import run_log
+from trainer.run_folder.run_log import RunLog
 from trainer.step.update import Updater
 from trainer.watch.health import Health
 from trainer.watch.phases import Phases
-from trainer.watch.tally import Tally
+from trainer.watch.tally import Tally, metrics_of_updates
+
+TAUGHT = ("loss", "entropy")  # what is logged of the rows of a warm-up; the rest compares them with a sampler
 
 
-def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evaluator, record: Record) -> None:
-    algorithm, policy, history = config.algorithm, updater.policy, evaluator.history
+def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evaluator, log: RunLog) -> None:
+    """Train the policy with GRPO."""
+    algorithm, policy = config.algorithm, updater.policy
     limit, served = config.rollout.vllm.max_difference, rollouts.sampler.owns_copy
-    health = Health(record.folder, policy, record.screen.warn, record.first_step == 0, limit, served)
-    record.screen.start()
-    if history.was_interrupted_at(record.first_step):
-        evaluate(evaluator, record, record.first_step)
-    for step in range(record.first_step, record.total_steps):
-        if history.has_stopped_rising:
-            break
-        done, tally, phases = step + 1, Tally(), Phases()
+    health = Health(log.folder, policy, log.screen.warn, log.first_step == 0, limit, served)
+    for step, tally, phases in steps(updater, evaluator, log):
+        done = step + 1
         with phases("problem"):
             prompts = rollouts.prompts_of(step)
         with phases("rollout"), policy.gathered():  # a group is scored while the next ones are sampled
             # A resumed run starts from the saved policy, so no run samples ahead of a save.
-            is_saved = record.is_checkpoint(done) or history.is_due(done)
+            is_saved = log.is_checkpoint(done) or evaluator.history.is_due(done)
             samples_ahead = bool(config.rollout.ahead) and not is_saved
             groups = rollouts.scored_groups(prompts, step, tally, samples_ahead)
-        with phases("reward"):  # what has to be known of a whole group: is it live, and its KL to the reference
-            policy.refresh_reference(step)
-            live = updater.penalise(advantage.live_groups(groups, config.drops_dead_groups), tally)
         with phases("advantage"):
+            policy.refresh_reference(step)
+            live = advantage.live_groups(groups, config.drops_dead_groups)
+            live = updater.penalise(live, tally)
             spread = advantage.step_deviation(groups, algorithm, distributed.gather)
             advantages = [advantage.of(group.rewards_G, algorithm, spread) for group in live.values()]
         with phases("batch"):
             rows = pack.rows(live, advantages, algorithm)
             minibatches = updater.pack(rows, groups)
-        with phases("loss"):
-            prepared = updater.prepare(minibatches)
+        with phases("score"):
+            scored = updater.prepare(minibatches)
         with phases("step"):
-            updates = updater.update(prepared, step, tally)
+            updates = updater.update(scored, step, tally)
         health.check(done, updates, pack.all_rows(rows))
-        metrics = run_record.metrics_of(groups, updates, tally, phases)
+        metrics = run_log.metrics_of(groups, updates, tally, phases)
         metrics |= updater.adapt_kl(metrics)
-        record.step(done, groups, metrics)
+        log.step(done, groups, metrics)
         health.compare(done, metrics)
-        finish_step(done, rollouts, updater, evaluator, record)
 
 
-def finish_step(done: int, rollouts: Rollouts, updater: Updater, evaluator: Evaluator, record: Record) -> None:
-    """Do what is due after a step: save, stop, evaluate. A signal may end the evaluation at once, so it comes last."""
-    is_last, evaluates = done == record.total_steps, evaluator.history.is_due(done)
-    stops = record.stopping.is_due(is_last, evaluates)
-    if evaluates or stops or record.is_checkpoint(done):
-        record.save(updater.policy, done, {"curriculum": rollouts.curriculum, "kl": updater.kl})
-    if stops and (evaluates or not is_last):
-        record.stopping.stop(done)
-    if evaluates:
-        evaluate(evaluator, record, done)
+def warm_up(
+    config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evaluator, log: RunLog, lessons: Lessons
+) -> None:
+    """Train the policy on worked solutions, or on right answers that it has sampled itself."""
+    health = Health(log.folder, updater.policy, log.screen.warn, log.first_step == 0)
+    for step, tally, phases in steps(updater, evaluator, log):
+        with phases("samples"):
+            sampled = lessons.begin(step, rollouts, updater, log)
+        with phases("batch"):
+            idle = replace(lessons.rows[0], weight=0.0)  # for a rank without solutions
+            rows = lessons.of(step)
+            minibatches = pack.minibatches(rows, idle, config, updater.packer)
+        with phases("score"):
+            scored = updater.prepare(minibatches)
+        with phases("step"):
+            updates = updater.update(scored, step, tally)
+        health.check(step + 1, updates, pack.all_rows(rows))
+        means = tally.means(distributed.gather)
+        metrics = {"tokens": sum(one.tokens for one in minibatches), **{name: means[name] for name in TAUGHT}}
+        log.step(step + 1, [], sampled | metrics | metrics_of_updates(updates) | phases.metrics())
 
 
-def evaluate(evaluator: Evaluator, record: Record, step: int) -> None:
+def steps(updater: Updater, evaluator: Evaluator, log: RunLog) -> Iterator[tuple[int, Tally, Phases]]:
+    """Yield the steps of this start, to the last or to an early stop. After each, do what is due: save, stop, evaluate.
+
+    A signal may end an evaluation at once, so it comes last."""
+    history = evaluator.history
+    log.screen.start()
+    if history.was_interrupted_at(log.first_step):
+        evaluate(evaluator, log, log.first_step)
+    for step in range(log.first_step, log.total_steps):
+        if history.has_stopped_rising:
+            return
+        yield step, Tally(), Phases()
+        done = step + 1
+        is_last, evaluates = done == log.total_steps, history.is_due(done)
+        stops = log.stopping.is_due(is_last, evaluates)
+        if evaluates or stops or log.is_checkpoint(done):
+            log.save(updater.policy, done)
+        if stops and (evaluates or not is_last):
+            log.stopping.stop(done)
+        if evaluates:
+            evaluate(evaluator, log, done)
+
+
+def evaluate(evaluator: Evaluator, log: RunLog, step: int) -> None:
     """Evaluate the policy after a step. The log line comes last, because it marks the evaluation as done."""
     phases = Phases()
-    with record.stopping.evaluating(step):
+    with log.stopping.evaluating(step):
         with phases("evaluation"):
             evaluation = evaluator.evaluate(f"step {step}")
         is_best = evaluator.keep_if_best(step, evaluation)
-        record.evaluation(step, metrics_of(evaluation) | phases.metrics())
-    headline = describe(evaluation, record.config.reward.answer)
-    record.screen.say(f"after step {step}: {headline}{', the best so far' if is_best else ''}")
+        log.evaluation(step, metrics_of(evaluation) | phases.metrics())
+    headline = describe(evaluation, log.config.reward.answer)
+    log.screen.say(f"after step {step}: {headline}{', the best so far' if is_best else ''}")
+
+
+@dataclass(slots=True)
+class Lessons:
+    """The solutions that a warm-up teaches now, as rows."""
+
+    config: Config
+    rows: Sequence[TrainingRow]
+
+    def begin(self, step: int, rollouts: Rollouts, updater: Updater, log: RunLog) -> dict[str, float]:
+        """Sample solutions where a round of own answers begins, or read them where a run goes on within one. Return
+        what is logged of them. Every rank calls it."""
+        if self.config.warmup.source == "solutions":
+            return {}
+        number, place = self_training.round_of(self.config, step)
+        if place:
+            self.rows = self.rows or self_training.read(log.folder, number)
+            return {}
+        with updater.policy.gathered():
+            self.rows, measured = self_training.sample(rollouts, step, number)
+        self_training.write(log.folder, number, self.rows)
+        log.screen.say(
+            f"round {number + 1} of {self.config.warmup.rounds}: {measured['samples/right']:.1%} of the answers are "
+            f"right, {measured['samples/solved']:.1%} of the problems are solved, {len(self.rows)} answers of "
+            f"{measured['samples/length']:.0f} tokens are kept"
+        )
+        return measured
+
+    def of(self, step: int) -> list[GroupRows]:
+        """Return this rank's share of the solutions of a step, each with its index among those of all ranks."""
+        drawn = draw(self.rows, step, self.config.warmup.problems, self.config.run.seed)
+        return [GroupRows([row], float(sum(row.mask)), place) for place, row in distributed.mine([*enumerate(drawn)])]

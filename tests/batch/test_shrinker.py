@@ -122,7 +122,7 @@ def run(tiny_model, tmp_path, alone):
     config = resolve("nano", None, [*overrides, "rollout.temperature=0.5", "algorithm.entropy_bonus=0.1"])
     made = assemble.build(Request(config, "nano", ""))
     yield made
-    made.record.close()
+    made.log.close()
     lock._held.popitem()[1].close()
 
 
@@ -137,7 +137,7 @@ def test_the_rehearsal_is_of_the_worst_step_and_changes_nothing(run):
     (batch,) = passes
     assert batch.mask_BT.sum(dim=1).tolist() == [run.rollouts.config.rollout.max_new_tokens] * 8
     assert rows_in(batch)[0].prompt == list(run.rollouts.longest.tokens)
-    assert set(found) == {"rollout", "loss", "step"}
+    assert set(found) == {"rollout", "score", "step"}
     assert all(one.allocated > 0 for one in found.values())
     assert run.updater.policy.fingerprint() == before
     assert len(run.updater.policy.engine.optimizer.state) == moments
@@ -160,7 +160,7 @@ def test_a_step_that_will_not_fit_shows_before_the_first(run, capsys):
 def test_what_was_measured_stands_beside_the_plan():
     from trainer.run.rehearsal import planned, report
 
-    peaks = {name: Peak(GB // 2, 6 * GB // 10) for name in ("rollout", "loss", "step")}
+    peaks = {name: Peak(GB // 2, 6 * GB // 10) for name in ("rollout", "score", "step")}
     text = report(planned(resolve("8gb"), 300, 8 * GB, outside=False), peaks, 8 * GB)
     assert re.fullmatch(
         r"memory in GB, measured \(planned\): rollout 0\.50 \(5\.\d\d\), backward 0\.50 \(4\.\d\d\); "
@@ -169,7 +169,7 @@ def test_what_was_measured_stands_beside_the_plan():
     )
     assert set(planned(resolve("8gb"), 300, 8 * GB, outside=True)) == {"step"}
     with_kl = planned(resolve("8gb", None, ["algorithm.kl.coef=0.1"]), 300, 8 * GB, outside=False)
-    assert set(with_kl) == {"rollout", "loss", "step"}
+    assert set(with_kl) == {"rollout", "score", "step"}
 
 
 def test_peaks_are_of_their_time():

@@ -21,7 +21,7 @@ from tests.e2e import chaos
 from trainer.machine import quiet
 from trainer.problem.word_problems import NanoTask
 from trainer.run import job
-from trainer.run_folder.record import Record
+from trainer.run_folder.run_log import RunLog
 
 FILES = ["config.yaml", "data.json", "machine.json", "metrics.jsonl", "samples.jsonl", "verdict.json", "eval.json"]
 FILES += [".lock", "best", "adapter", "checkpoints/latest", "checkpoints/step_000005"]
@@ -85,22 +85,22 @@ WAYS = {
 CASES = [f"{run}/{name.replace('/', ':')}/{way}" for run in ("stopped", "ended") for name in FILES for way in WAYS]
 
 
-def stop_in_the_last_step(record: Record, done: int, *rest: Any) -> None:
+def stop_in_the_last_step(log: RunLog, done: int, *rest: Any) -> None:
     if done == 5:
         os.kill(os.getpid(), signal.SIGKILL)
-    WRITE_STEP(record, done, *rest)
+    WRITE_STEP(log, done, *rest)
 
 
-WRITE_STEP = Record.step
+WRITE_STEP = RunLog.step
 
 
 def runs(place: Path) -> Iterator[str]:
     """Make the runs that are damaged, and another one. Yield what goes wrong."""
     for name, settings in (("ended", []), ("stopped", []), ("other", ["run.seed=1"])):
         (place / name).mkdir()
-        Record.step = stop_in_the_last_step if name == "stopped" else WRITE_STEP  # type: ignore[method-assign]
+        RunLog.step = stop_in_the_last_step if name == "stopped" else WRITE_STEP  # type: ignore[method-assign]
         ended = chaos.start(place / name / "run", 1, ["run.merge=false", *settings])
-        Record.step = WRITE_STEP  # type: ignore[method-assign]
+        RunLog.step = WRITE_STEP  # type: ignore[method-assign]
         if ended.statuses != [-signal.SIGKILL if name == "stopped" else 0]:
             yield f"{name}: {ended.said}"
 

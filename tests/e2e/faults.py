@@ -24,7 +24,7 @@ from trainer.machine import quiet
 from trainer.problem.word_problems import NanoTask
 from trainer.run import job
 from trainer.run_folder import manifest, previous_run
-from trainer.run_folder.record import Record
+from trainer.run_folder.run_log import RunLog
 
 
 class Fault(NamedTuple):
@@ -80,16 +80,16 @@ def start(folder: Path, fault: Fault) -> chaos.Ended:
 
 def start_and_delete(folder: Path) -> chaos.Ended:
     """Start a run whose folder is deleted during its third step."""
-    write_step = Record.step
+    write_step = RunLog.step
 
-    def delete(record: Record, done: int, *rest: Any) -> None:
+    def delete(log: RunLog, done: int, *rest: Any) -> None:
         if done == 3:
             shutil.rmtree(folder)
-        write_step(record, done, *rest)
+        write_step(log, done, *rest)
 
-    Record.step = delete  # type: ignore[method-assign]
+    RunLog.step = delete  # type: ignore[method-assign]
     ended = start(folder, NONE)
-    Record.step = write_step  # type: ignore[method-assign]
+    RunLog.step = write_step  # type: ignore[method-assign]
     return ended
 
 

@@ -186,16 +186,16 @@ def alarms(folder: Path, settings: Sequence[str], sampler: Any = None) -> dict[s
     config = resolve("nano", recipe, [*ALWAYS, *own, f"run.dir={folder}"])
     made = assemble.build(Request(config, "nano", ""))
     said: list[str] = []
-    assert made.record.alarms
-    made.record.alarms.say = said.append
+    assert made.log.alarms
+    made.log.alarms.say = said.append
     if sampler:
         rollouts = made.rollouts
         made = made._replace(rollouts=replace(rollouts, sampler=sampler(rollouts.sampler, rollouts.prompter.tokenizer)))
     try:
         loop.train(config, *made)
     except TrainingError as error:
-        said.append(f"step {len(made.record.alarms.records)}: ended: {error}")
-    made.record.close()
+        said.append(f"step {len(made.log.alarms.records)}: ended: {error}")
+    made.log.close()
     found: dict[str, int] = {}
     for text in said:
         step, rule = text.split(": ", 2)[:2]

@@ -58,7 +58,7 @@ from trainer.rollout.vllm.server import VllmServerSampler
 from trainer.run_folder import checkpoints, manifest, previous_run
 from trainer.run_folder.journal import Journal, read_records
 from trainer.run_folder.provenance import Origin
-from trainer.run_folder.record import Logs
+from trainer.run_folder.run_log import Logs
 
 LARGE = 100_000
 LONGEST_S = 10.0
@@ -189,10 +189,10 @@ PROBLEMS = make_task(nano().task).train()[:8]
 ORIGIN, SETTINGS = Origin(nano(), Path("no-folder"), PROBLEMS, [], accepts=False), nano().to_yaml().encode()
 
 
-def learned() -> dict[str, Any]:
+def learned() -> checkpoints.Learned:
     config = nano("task.curriculum=solve_rate", "algorithm.kl.coef=0.1")
     curriculum = CURRICULA[config.task.curriculum](PROBLEMS, 2, 0, 10)
-    return {"origin": ORIGIN, "curriculum": curriculum, "kl": Coefficient(config.algorithm.kl), "logs": Logs(ROOT)}
+    return checkpoints.Learned(ORIGIN, curriculum, Coefficient(config.algorithm.kl), Logs(ROOT))
 
 
 def of_states(rng: random.Random, folder: Path) -> None:
@@ -200,12 +200,12 @@ def of_states(rng: random.Random, folder: Path) -> None:
     saved = folder / "checkpoints" / "step_000001"
     saved.mkdir(parents=True)
     parts = learned()
-    good = {"step": 1, **{name: part.state() for name, part in parts.items()}}
+    good = {"step": 1, **{name: part.state() for name, part in parts._asdict().items()}}
     (saved / "state.json").write_bytes(other_json(rng, good))
     manifest.seal(saved)
     previous_run.refuse_other_settings(folder, nano())
     checkpoints.resume(SimpleNamespace(load=lambda _: None), folder, 2, parts)  # type: ignore[arg-type]
-    parts["curriculum"].draw(2)
+    parts.curriculum.draw(2)
 
 
 def of_manifests(rng: random.Random, folder: Path) -> None:

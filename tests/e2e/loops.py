@@ -86,10 +86,10 @@ def run(folder: Path, case: str) -> dict[str, Any]:
     for sampler in told:
         sampler.places.update(places)
     policy = made.updater.policy
-    loop.train(made.record.config, *made)
+    loop.train(made.log.config, *made)
     with policy.gathered():
         learned = {name: value.flatten().tolist() for name, value in lora.trainable(policy.model).items()}
-    return {"learned": learned, "metrics": metrics(made.record.folder)}
+    return {"learned": learned, "metrics": metrics(made.log.folder)}
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:

@@ -12,7 +12,7 @@ from trainer.batch.pack import Packer
 from trainer.config.command_line import resolve
 from trainer.loss.logprobs import LogProbs
 from trainer.loss.objectives import objective, total
-from trainer.warmup import Lessons
+from trainer.step.update import Updater
 
 # TRL itself sets it by its old name
 pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")
@@ -98,7 +98,7 @@ def test_the_loss_of_held_out_solutions_is_that_of_the_tokens_that_the_model_wri
     inputs, labels = padded()
     with torch.no_grad():
         expected = cross_entropy(model(inputs).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-    assert Lessons(SETTINGS, [], ROWS).held_out_loss(updater) == pytest.approx(expected.item(), rel=1e-6)
+    assert Updater.held_out_loss(updater, ROWS) == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_trls_sft_trainer_has_the_same_loss_and_gradient(model, tmp_path):

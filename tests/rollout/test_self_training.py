@@ -6,9 +6,9 @@ import pytest
 
 from trainer.config.command_line import resolve
 from trainer.errors import CheckpointError
+from trainer.loop import Lessons
 from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup, TrainingRow
 from trainer.rollout import self_training
-from trainer.warmup import Lessons
 
 CONFIG = resolve("nano", None, ["warmup.only=true", "warmup.from=samples", "warmup.steps=5", "warmup.rounds=2"])
 
@@ -47,7 +47,7 @@ def test_what_an_environment_said_is_not_taught():
     written = (True, False, True)
     (row,) = kept(replace(group, completions=(replace(group.completions[0], written=written),)))
     assert row.mask == written
-    assert {group.size for group in Lessons(CONFIG, [row], []).of(0)} == {2.0}  # what the loss is divided by
+    assert {group.size for group in Lessons(CONFIG, [row]).of(0)} == {2.0}  # what the loss is divided by
 
 
 def test_the_steps_are_divided_among_the_rounds():

@@ -88,7 +88,7 @@ def test_what_is_not_finite_is_never_trained_on(name, tmp_path: Path, alone):
         if name != "weights that are nan":
             assert all(parameter.isfinite().all() for parameter in run.updater.policy.trainable)
     finally:
-        run.record.close()
+        run.log.close()
         run.rollouts.close()
         lock._release(tmp_path / "run")
     assert len(list((tmp_path / "run").glob("bad_update_*.json"))) == skipped

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ class FilePolicy:
         self.state = (folder / "engine.txt").read_text()
 
 
-class Learned:
+class Number:
     """Something that remembers one number."""
 
     def __init__(self, number=0):
@@ -39,20 +40,24 @@ class Learned:
         self.number = state["number"]
 
 
+def learned(step=0):
+    return checkpoints.Learned(Number(), Number(step), Number(2 * step), Number())
+
+
 def save(policy, folder, step, keep=2):
-    checkpoints.save(policy, folder, step, keep, {"curriculum": Learned(step), "kl": Learned(2 * step)})
+    checkpoints.save(policy, folder, step, keep, learned(step))
 
 
-def resume(policy, folder):
-    return checkpoints.resume(policy, folder, 2, {"curriculum": Learned(), "kl": Learned()})
+def resume(policy, folder, keep=2):
+    return checkpoints.resume(policy, folder, keep, learned())
 
 
 def test_the_latest_whole_one_is_loaded(tmp_path):
     for step in (5, 10):
         save(FilePolicy(f"after {step}"), tmp_path, step, keep=2)
-    policy, curriculum, kl = FilePolicy("fresh"), Learned(), Learned()
-    assert checkpoints.resume(policy, tmp_path, 2, {"curriculum": curriculum, "kl": kl}) == 10
-    assert (policy.state, curriculum.number, kl.number) == ("after 10", 10, 20)
+    policy, parts = FilePolicy("fresh"), learned()
+    assert checkpoints.resume(policy, tmp_path, 2, parts) == 10
+    assert (policy.state, parts.curriculum.number, parts.kl.number) == ("after 10", 10, 20)
 
 
 def test_a_run_without_one_starts_at_zero(tmp_path):
@@ -223,7 +228,7 @@ def test_a_damaged_one_never_counts_for_those_that_are_kept(tmp_path, at, keep):
     folder = tmp_path / "checkpoints"
     shutil.copytree(folder / "step_000004", folder / f"step_{at:06d}")
     checkpoints._whole.clear()  # another process goes on
-    assert checkpoints.resume(FilePolicy("fresh"), tmp_path, keep, {"curriculum": Learned(), "kl": Learned()}) == 4
+    assert resume(FilePolicy("fresh"), tmp_path, keep) == 4
     assert {"step_000002", "step_000004"} <= {path.name for path in folder.iterdir()}
     save(FilePolicy("after 6"), tmp_path, 6, keep=keep)
     whole = [path.name for path in previous_run.checkpoints(tmp_path) if not checkpoints._damage(path)]
@@ -231,6 +236,7 @@ def test_a_damaged_one_never_counts_for_those_that_are_kept(tmp_path, at, keep):
 
 
 def test_a_state_of_another_version_is_refused_by_name(tmp_path):
-    checkpoints.save(FilePolicy("x"), tmp_path, 5, 2, {"kl": Learned()})
+    older = SimpleNamespace(state=lambda: {"count": 3})
+    checkpoints.save(FilePolicy("x"), tmp_path, 5, 2, learned()._replace(kl=older))
     with pytest.raises(CheckpointError, match=r"state\.json is not one of this version of Octet"):
         resume(FilePolicy("fresh"), tmp_path)

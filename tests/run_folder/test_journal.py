@@ -6,7 +6,7 @@ import pytest
 
 from trainer.errors import DataError
 from trainer.run_folder.journal import Journal, read_records
-from trainer.run_folder.record import Logs
+from trainer.run_folder.run_log import Logs
 
 
 @pytest.fixture

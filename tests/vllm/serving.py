@@ -113,11 +113,11 @@ def opened(*settings: str) -> Iterator[Run]:
         yield run
     finally:
         run.rollouts.close()
-        run.record.close()
+        run.log.close()
 
 
 def train_all(run: Run) -> None:
-    run_loop(run.record.config, *run)
+    run_loop(run.log.config, *run)
 
 
 def apart(run: Run) -> float:

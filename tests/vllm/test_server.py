@@ -121,11 +121,11 @@ def test_a_sampler_that_misses_the_updates_is_found_out(run, monkeypatch):
 
 def replaced(run, **changed):
     """The same run with other settings of vLLM."""
-    config = run.record.config
+    config = run.log.config
     rollout = config.rollout
     vllm = rollout.vllm.model_copy(update=changed)
     rollout = rollout.model_copy(update={"vllm": vllm})
-    return run._replace(record=replace(run.record, config=config.model_copy(update={"rollout": rollout})))
+    return run._replace(log=replace(run.log, config=config.model_copy(update={"rollout": rollout})))
 
 
 def test_a_run_with_a_server_learns_what_one_without_learns(server, tmp_path):
@@ -247,7 +247,7 @@ def test_a_run_ahead_goes_on_as_if_it_had_not_been_cut_off(server, tmp_path):
     shutil.rmtree(cut / "checkpoints/step_000006")
     (cut / "checkpoints/latest").unlink()
     with built(cut, *more) as run:
-        assert run.record.first_step == 3
+        assert run.log.first_step == 3
         train_all(run)
     assert [(one["step"], one["completion"]) for one in samples(cut)] == [
         (one["step"], one["completion"]) for one in samples(whole)

@@ -21,9 +21,9 @@ from trainer.run_folder.reader import RunFiles, differing, facts_of, phases
 from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, points
 
 SHORTER = {  # what may shorten the phase that takes most of the time
-    "rollout": "More answers at a time (rollout.rows), a smaller rollout.max_new_tokens, or vLLM take less.",
-    "reward": "See time/reward in metrics.jsonl: a judge answers more at once with reward.judge.concurrency.",
-    "loss": "Without algorithm.kl.coef, and with one update a step, there is nothing to compute before the update.",
+    "rollout": "More answers at a time (rollout.rows), a smaller rollout.max_new_tokens, or vLLM take less. "
+    "A slow judge (time/reward/judge in metrics.jsonl) answers more at once with reward.judge.concurrency.",
+    "score": "Without algorithm.kl.coef, and with one update a step, there is nothing to compute before the update.",
     "step": "Larger optim.tokens_per_micro_batch, or no model.gradient_checkpointing, take more memory and less time.",
 }
 KWH = 3.6e6  # joules

@@ -54,7 +54,7 @@ from trainer.rollout.vllm.teacher import ServedTeacher
 from trainer.run_folder import checkpoints, lock
 from trainer.run_folder.journal import Journal, read_records
 from trainer.run_folder.provenance import Origin, checksums
-from trainer.run_folder.record import Logs, Record
+from trainer.run_folder.run_log import Logs, RunLog
 from trainer.step.schedule import schedule
 from trainer.step.update import Updater
 from trainer.watch.diagnosis import Alarms, History
@@ -68,7 +68,7 @@ class Run(NamedTuple):
     rollouts: Rollouts
     updater: Updater
     evaluator: Evaluator
-    record: Record
+    log: RunLog
 
 
 def build(request: Request) -> Run:
@@ -102,8 +102,7 @@ def build(request: Request) -> Run:
     check_context(policy.model, [longest], config.rollout.max_new_tokens)
     kl = Coefficient(config.algorithm.kl)
     origin = Origin(config, folder, problems, task.test(), request.accepts_changes)
-    learned: dict[str, checkpoints.Stateful] = {"origin": origin, "curriculum": curriculum, "kl": kl}
-    learned["logs"] = Logs(folder)
+    learned = checkpoints.Learned(origin, curriculum, kl, Logs(folder))
     first_step = checkpoints.resume(policy, folder, config.run.keep, learned)
     if first_step > total_steps:
         raise ConfigError(
@@ -111,38 +110,38 @@ def build(request: Request) -> Run:
             f"the run in {folder} has made {first_step}",
             f"Write run.steps={first_step} or more",
         ).of_all()
-    record = open_record(request, folder, origin, first_step, total_steps, len(problems))
+    log = open_log(request, folder, learned, first_step, total_steps, len(problems))
     if config.optim.layout == "flat" and not policy.is_flat:
-        record.screen.say("training: with padded rows, which is slower, because of this model's kind of attention")
+        log.screen.say("training: with padded rows, which is slower, because of this model's kind of attention")
     with policy.gathered():
-        outside = sampling_context(config, policy, policy.model, prompter, held_out, folder, record.screen.say)
+        outside = sampling_context(config, policy, policy.model, prompter, held_out, folder, log.screen.say)
         copies = not policy.splits_weights
-        sampler, evaluating = make_samplers(outside, policy.model, record.screen.warn, copies)
+        sampler, evaluating = make_samplers(outside, policy.model, log.screen.warn, copies)
     evaluated = within_context(held_out, room_of(evaluating, policy.model), config.rollout.max_new_tokens)
     too_long, left_out = len(training) - len(problems), len(held_out) - len(evaluated)
-    report_data(folder, record.screen, task, problems, too_long, len(evaluated), left_out)
+    report_data(folder, log.screen, task, problems, too_long, len(evaluated), left_out)
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
-    shrinker = Shrinker(policy, (sampler.give_back, evaluating.give_back), packer, record.screen.warn)
-    progress = record.screen.progress
+    shrinker = Shrinker(policy, (sampler.give_back, evaluating.give_back), packer, log.screen.warn)
+    progress = log.screen.progress
     history = EvaluationHistory(folder, config.eval, len(evaluated), first_step, total_steps, origin.run)
     if history.lost:
-        record.screen.say(f"octet: warning: {history.lost}, so the best that was kept is lost")
+        log.screen.say(f"octet: warning: {history.lost}, so the best that was kept is lost")
     return Run(
         Rollouts(config, curriculum, prompter, sampler, scorer, longest),
         Updater(policy, config, distributed.device(), packer, shrinker, kl, teacher),
         Evaluator(policy, evaluating, scorer, evaluated, config.rollout.max_new_tokens, history, progress, left_out),
-        record,
+        log,
     )
 
 
-def open_record(
-    request: Request, folder: Path, origin: Origin, first_step: int, total_steps: int, problems: int
-) -> Record:
+def open_log(
+    request: Request, folder: Path, learned: checkpoints.Learned, first_step: int, total_steps: int, problems: int
+) -> RunLog:
     """Write the configuration down, and open the log and the screen."""
     steps = lock.steps_before(folder) if distributed.is_main() else None
-    lock.describe(folder, request.config)
+    lock.write_config(folder, request.config)
     if not first_step:
-        lock.describe_machine(folder, request.config)
+        lock.write_machine(folder, request.config)
     config, is_main = request.config, distributed.is_main()
     view = partial(terminal.of_folder, folder)
     screen = Screen(total_steps, first_step, config.reward.answer, quiet=not is_main, stderr=request.json, view=view)
@@ -154,7 +153,7 @@ def open_record(
         screen.say(stretched(config, folder, steps, first_step, total_steps))
     history = History(config, read_records(folder / "metrics.jsonl") if is_main else [], problems)
     alarms = Alarms(history, screen.say) if is_main else None
-    return Record(config, folder, origin, journal, alarms, screen, Stopping(), first_step, total_steps)
+    return RunLog(config, folder, learned, journal, alarms, screen, Stopping(), first_step, total_steps)
 
 
 def make_policy(config: Config, total_steps: int) -> Any:

@@ -18,7 +18,7 @@ from trainer.evaluation import results
 from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
 from trainer.evaluation.comparison import agreement
 from trainer.evaluation.evaluate import Evaluation
-from trainer.loop import train
+from trainer.loop import train, warm_up
 from trainer.machine import disk, manifest
 from trainer.machine.out_of_memory import explained
 from trainer.machine.quiet import no_progress_bars
@@ -35,8 +35,7 @@ from trainer.run.assemble import Run
 from trainer.run.rehearsal import planned, rehearse, report
 from trainer.run_folder import checkpoints, lock, previous_run
 from trainer.run_folder.journal import VERDICT, read_records
-from trainer.run_folder.record import Record
-from trainer.warmup import warm_up
+from trainer.run_folder.run_log import RunLog
 from trainer.watch.memory_use import total
 from trainer.watch.screen import Screen
 from trainer.watch.verdict import Verdict, verdict_of
@@ -104,7 +103,7 @@ def _warmed_up(request: Request) -> Request:
     previous_run.refuse_other_settings(warmup, config)
     if not distributed.gather((warmup / teaching.START).exists())[0]:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.describe(folder, asked)  # for --resume
+        lock.write_config(folder, asked)  # for --resume
         stage = replace(request, config=config)
         _, screen, stopping, evaluations = _train_and_evaluate(stage)
         gc.collect()
@@ -127,79 +126,79 @@ def build(request: Request) -> tuple[Run, Callable[..., None]]:
 def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[Evaluation]]:
     config = request.config
     run, learn = build(request)
-    evaluator, record = run.evaluator, run.record
+    evaluator, log = run.evaluator, run.log
     evaluations: list[Evaluation] = []
     try:
         _introduce(run, request)
         _rehearse_and_check(config, run)
         if evaluator.held_out:
-            with record.stopping.timing_an_evaluation():
+            with log.stopping.timing_an_evaluation():
                 evaluations.append(_evaluate_base(run))
         learn(config, *run)
-        record.screen.close()
+        log.screen.close()
         if evaluator.held_out:
             last = evaluator.history.last or evaluator.evaluate("trained")  # a finished run makes no step
             evaluations.append(replace(last, name="trained"))
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(_what_is_saved(config, record)) from None
+        raise KeyboardInterrupt(_what_is_saved(config, log)) from None
     except OSError as error:
-        if record.folder.is_dir() and not disk.failure(error):
+        if log.folder.is_dir() and not disk.failure(error):
             raise
-        gone = "" if record.folder.is_dir() else f"{record.folder} has disappeared: "
+        gone = "" if log.folder.is_dir() else f"{log.folder} has disappeared: "
         what = disk.failure(error) or f"{error.strerror}."
-        raise CheckpointError(f"{gone}{error.filename}", f"{what} {_what_is_saved(config, record)}") from error
+        raise CheckpointError(f"{gone}{error.filename}", f"{what} {_what_is_saved(config, log)}") from error
     except EndedByAlarm as alarm:
-        raise EndedByAlarm(f"{alarm} {_what_is_saved(config, record)}") from None
+        raise EndedByAlarm(f"{alarm} {_what_is_saved(config, log)}") from None
     finally:
         run.rollouts.close()
-        record.close()
-    for line in _best_step(config, evaluator.history, record.total_steps):
-        record.screen.say(line)
-    policy, product = run.updater.policy, record.folder / config.lora.product
-    with record.stopping.exporting(), policy.gathered():
+        log.close()
+    for line in _best_step(config, evaluator.history, log.total_steps):
+        log.screen.say(line)
+    policy, product = run.updater.policy, log.folder / config.lora.product
+    with log.stopping.exporting(), policy.gathered():
         if distributed.is_main():
             remedy = "Make room; the same command then goes on to its end."
             with manifest.replacing(product, "the result", remedy) as folder:
                 policy.export(folder)
         distributed.barrier()
     policy.release()  # so that the merged model fits where it was
-    return record.folder, record.screen, record.stopping, evaluations
+    return log.folder, log.screen, log.stopping, evaluations
 
 
-def _what_is_saved(config: Config, record: Record) -> str:
+def _what_is_saved(config: Config, log: RunLog) -> str:
     """Say whether a run that ends before its last step can go on."""
-    saved = checkpoints.latest(record.folder)
+    saved = checkpoints.latest(log.folder)
     if saved is None:
-        first = min(config.run.save_every, record.total_steps)
+        first = min(config.run.save_every, log.total_steps)
         return (
             f"Nothing is saved yet: the first checkpoint comes after step {first}, and earlier with a smaller "
             "run.save_every. The same command begins anew."
         )
-    step, where = int(saved.name.removeprefix("step_")), shlex.quote(str(record.folder))
+    step, where = int(saved.name.removeprefix("step_")), shlex.quote(str(log.folder))
     return f"--resume {where} goes on after step {step}, which is saved."
 
 
 def _rehearse_and_check(config: Config, run: Run) -> None:
     """Find now what would go wrong later: too little memory, or a sampler that has another model."""
     outside = run.rollouts.sampler.owns_copy
-    if run.record.first_step < run.record.total_steps:
+    if run.log.first_step < run.log.total_steps:
         peaks, longest = rehearse(run.rollouts, run.updater), len(run.rollouts.longest.tokens)
         if distributed.on_gpu() and (plan := planned(config, longest, total(), outside)):
-            run.record.screen.say(report(plan, peaks, total()))
+            run.log.screen.say(report(plan, peaks, total()))
             if distributed.is_main():
-                disk.replace(run.record.folder / "memory_plan.json", (json.dumps(plan) + "\n").encode())
+                disk.replace(run.log.folder / "memory_plan.json", (json.dumps(plan) + "\n").encode())
     if outside:
         sampler_check.check(run)
 
 
 def _evaluate_base(run: Run) -> Evaluation:
     """Evaluate what training starts from, which is step 0 of the curves."""
-    record = run.record
+    log = run.log
     with run.updater.policy.as_base():
         base = run.evaluator.evaluate("base")
-    record.screen.say(f"base model: {describe(base, record.config.reward.answer)}")
-    if record.first_step == 0:
-        record.base(metrics_of(base))
+    log.screen.say(f"base model: {describe(base, log.config.reward.answer)}")
+    if log.first_step == 0:
+        log.base(metrics_of(base))
     return base
 
 
@@ -247,27 +246,27 @@ def _merge_and_evaluate(config: Config, folder: Path, screen: Screen) -> list[Ev
 
 
 def _introduce(run: Run, request: Request) -> None:
-    config, record, rollout = request.config, run.record, request.config.rollout
-    resumed = f", going on after step {record.first_step}" if record.first_step else ""
-    if record.first_step >= record.total_steps:
-        resumed = f", all {counted(record.first_step, 'step')} done. run.steps={2 * record.first_step} would go on"
+    config, log, rollout = request.config, run.log, request.config.rollout
+    resumed = f", going on after step {log.first_step}" if log.first_step else ""
+    if log.first_step >= log.total_steps:
+        resumed = f", all {counted(log.first_step, 'step')} done. run.steps={2 * log.first_step} would go on"
     base = f", base in {config.model.quantize}" if config.model.quantize != "none" else ""
     if job := slurm.describe():
-        record.screen.say(f"octet: {job}{record.stopping.limit}")
+        log.screen.say(f"octet: {job}{log.stopping.limit}")
     if request.reason and not request.resumes:
-        record.screen.say(f"octet: {request.reason}")
+        log.screen.say(f"octet: {request.reason}")
     of_a_step = f"{rollout.problems} x {rollout.group_size} answers"
     if config.is_warmup:
         what = "worked solutions" if config.warmup.source == "solutions" else "own right answers"
         of_a_step = f"{config.warmup.problems} {what}"
-    record.screen.say(
+    log.screen.say(
         f"{config.model.name} on {config.task.name} ({len(run.rollouts.curriculum.problems)} problems): "
-        f"{counted(record.total_steps, 'step')} of {of_a_step} on "
+        f"{counted(log.total_steps, 'step')} of {of_a_step} on "
         f"{distributed.world_size()} x {run.updater.device.type}, engine {config.engine.ds_config}{base}{resumed}\n"
-        f"run folder: {record.folder}{f', a link to {record.folder.resolve()}' * record.folder.is_symlink()}"
+        f"run folder: {log.folder}{f', a link to {log.folder.resolve()}' * log.folder.is_symlink()}"
     )
-    if not record.first_step:
-        record.screen.say(_example(run))
+    if not log.first_step:
+        log.screen.say(_example(run))
 
 
 def _example(run: Run) -> str:

@@ -19,7 +19,7 @@ from trainer.watch.tally import Tally
 
 DIGITS = 6
 # Of a step, as the planner calls what it does there. A rehearsal does not go as far as the optimizer.
-PLANNED = {"rollout": "rollout", "loss": "score", "step": "backward"}
+PLANNED = {"rollout": "rollout", "score": "score", "step": "backward"}
 
 
 def planned(config: Config, longest_prompt: int, card: int, outside: bool) -> dict[str, int] | None:
@@ -64,7 +64,7 @@ def rehearse(rollouts: Rollouts, updater: Updater) -> dict[str, Peak]:
         rows = [_row(prompt, length, index) for index in range(problems * rollout.group_size)]
     largest = [rows[index] for index in updater.packer.arrange(rows)[0]]
     tokens = float(sum(len(row.completion) for row in largest))
-    with phases("loss"):
+    with phases("score"):
         (minibatch,) = updater.prepare([MiniBatch(updater.packer.pack(largest), tokens, tokens)])
     with phases("step"):
         updater.policy.rehearse(BackwardPass(updater, minibatch, Tally()))

@@ -65,13 +65,13 @@ def _train(config: Config, steps: int) -> Sequence[str]:
     no_progress_bars()
     with assemble.process_group(config):
         run, learn = job.build(Request(config, "repro", "", json=True))  # the progress goes to standard error
-        run.record.total_steps = steps
+        run.log.total_steps = steps
         try:
             rehearse(run.rollouts, run.updater)
             learn(config, *run)
         finally:
             run.rollouts.close()
-            run.record.close()
+            run.log.close()
         return [problem.id for problem in run.rollouts.curriculum.problems]
 
 

@@ -26,11 +26,11 @@ def check(run: Run) -> None:
     """Compare the log-probs of sampler and trainer before the first step. Every rank calls it."""
     with run.updater.policy.gathered():
         apart = differences_of(run)
-    judge(apart, run.record.config.rollout.vllm.max_difference, run.record.screen.say)
+    judge(apart, run.log.config.rollout.vllm.max_difference, run.log.screen.say)
 
 
 def differences_of(run: Run) -> dict[str, list[float]]:
-    rollouts, updater, step = run.rollouts, run.updater, run.record.first_step
+    rollouts, updater, step = run.rollouts, run.updater, run.log.first_step
     prompts, sampling = rollouts.prompts_of(step), rollouts.sampling_of(step)
     return of_each(updater.policy.measure, updater.packer, updater.device, rollouts.sampler, prompts, sampling)
 

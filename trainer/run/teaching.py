@@ -14,6 +14,7 @@ from pathlib import Path
 from trainer.answers import find
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
+from trainer.loop import Lessons
 from trainer.model import merge
 from trainer.model.load import resolve_dtype
 from trainer.problem.lessons import end_token, taught
@@ -24,8 +25,7 @@ from trainer.reward.built_in import Rules, read
 from trainer.rollout.stop import Stops
 from trainer.rollout.turns import OpenAnswer, TurnTaking
 from trainer.run.assemble import Run, ends
-from trainer.run_folder.record import Record
-from trainer.warmup import Lessons
+from trainer.run_folder.run_log import RunLog
 
 _NUMBER = re.compile(r"\s*[$£€]?\s*(-?[\d,]*\.?\d+)")
 START = "start"  # a link in the folder of a warm-up, to what the run that follows begins with
@@ -78,7 +78,7 @@ def lessons_of(config: Config, run: Run) -> tuple[Lessons, Run]:
     if config.warmup.source == "solutions":
         right = rows_of(problems, writer, rules)
         rows = [row for row in right if len(row.completion) <= config.rollout.max_new_tokens]
-        _report(config, run.record, len(problems), right, rows, writer.stops.strings)
+        _report(config, run.log, len(problems), right, rows, writer.stops.strings)
     held_out = rows_of([prompt.problem for prompt in run.evaluator.held_out], writer, rules)
     if config.eval.metric == "loss" and not held_out:
         raise ConfigError(
@@ -86,9 +86,8 @@ def lessons_of(config: Config, run: Run) -> tuple[Lessons, Run]:
             "no held-out problem has a worked solution",
             "Write warmup.metric=accuracy, or leave warmup.every out",
         ).of_all()
-    lessons = Lessons(config, rows, held_out)
-    evaluator = replace(run.evaluator, loss=partial(lessons.held_out_loss, run.updater))
-    return lessons, run._replace(evaluator=evaluator)
+    evaluator = replace(run.evaluator, loss=partial(run.updater.held_out_loss, held_out))
+    return Lessons(config, rows), run._replace(evaluator=evaluator)
 
 
 def rows_of(problems: Sequence[Problem], writer: LessonWriter, rules: Rules) -> list[TrainingRow]:
@@ -106,7 +105,7 @@ def rows_of(problems: Sequence[Problem], writer: LessonWriter, rules: Rules) -> 
 
 def _report(
     config: Config,
-    record: Record,
+    log: RunLog,
     problems: int,
     right: Sequence[TrainingRow],
     rows: Sequence[TrainingRow],
@@ -128,12 +127,12 @@ def _report(
             f"Write rollout.max_new_tokens={max(len(row.completion) for row in right)} for all",
         ).of_all()
     if len(right) < problems:
-        record.screen.say(
+        log.screen.say(
             f"data: {problems - len(right)} of {problems} problems have no worked solution that, as it is taught, "
             "comes to their answer"
         )
     if len(rows) < len(right):
-        record.screen.say(
+        log.screen.say(
             f"data: {len(right) - len(rows)} of {len(right)} worked solutions are left out because they are longer "
             f"than rollout.max_new_tokens={limit}"
         )

@@ -17,9 +17,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from trainer.errors import CheckpointError, OctetError
 from trainer.machine import disk
@@ -40,7 +39,16 @@ class Stateful(Protocol):
     def load(self, state: dict[str, Any]) -> None: ...
 
 
-def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Mapping[str, Stateful]) -> None:
+class Learned(NamedTuple):
+    """The parts of state.json, in the order in which they are loaded. A new part is a field here."""
+
+    origin: Stateful
+    curriculum: Stateful
+    kl: Stateful
+    logs: Stateful
+
+
+def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learned) -> None:
     """Save a checkpoint after `step` updates. Every rank calls it."""
     final = run_folder / "checkpoints" / f"step_{step:06d}"
     partial, before = final.with_name(f"{final.name}.partial"), previous_run.checkpoints(run_folder)[-1:]
@@ -62,7 +70,7 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Mappin
     _delete_earlier(run_folder, step, keep)
 
 
-def _write(policy: Policy, partial: Path, step: int, learned: Mapping[str, Stateful]) -> None:
+def _write(policy: Policy, partial: Path, step: int, learned: Learned) -> None:
     if distributed.is_main():
         disk.remove(partial)
         partial.mkdir(parents=True)
@@ -70,7 +78,7 @@ def _write(policy: Policy, partial: Path, step: int, learned: Mapping[str, State
     policy.save(partial)
     if distributed.is_main():
         state: dict[str, Any] = {"step": step}
-        state |= {name: part.state() for name, part in learned.items()}
+        state |= {name: part.state() for name, part in learned._asdict().items()}
         (partial / "state.json").write_text(json.dumps(state))
     distributed.barrier()
     manifest.seal(partial)
@@ -90,7 +98,7 @@ def latest(run_folder: Path) -> Path | None:
     return None
 
 
-def resume(policy: Policy, run_folder: Path, keep: int, learned: Mapping[str, Stateful]) -> int:
+def resume(policy: Policy, run_folder: Path, keep: int, learned: Learned) -> int:
     """Load the newest checkpoint that is not damaged, and return the number of updates that are done; 0 without one."""
     if distributed.gather(latest(run_folder) is None)[0]:
         return 0
@@ -129,10 +137,10 @@ def _damage(folder: Path) -> str:
     return "" if step == _step(folder) else f"it is the checkpoint of step {step}"
 
 
-def _load(policy: Policy, folder: Path, learned: Mapping[str, Stateful]) -> int:
+def _load(policy: Policy, folder: Path, learned: Learned) -> int:
     state = json.loads((folder / "state.json").read_text())
     try:
-        for name, part in learned.items():
+        for name, part in learned._asdict().items():
             part.load(state[name])
     except OctetError:
         raise

@@ -171,9 +171,13 @@ def warn(text: str) -> None:
     print(f"octet: warning: {text}. The run goes on.", file=sys.stderr, flush=True)
 
 
-def lines_of(path: Path) -> list[bytes]:
-    """Return the lines of a file, as they are; none if there is no file."""
-    return path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+def lines_of(path: Path, start: int = 0) -> list[bytes]:
+    """Return the lines of a file from a byte on, as they are; none if there is no file."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.readlines()
 
 
 def _as_markdown(group: ScoredGroup) -> str:

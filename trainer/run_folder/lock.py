@@ -80,14 +80,14 @@ def is_ours(folder: Path) -> bool:
     return folder.resolve() in _held
 
 
-def describe(folder: Path, config: Config) -> None:
+def write_config(folder: Path, config: Config) -> None:
     """Write the configuration into the run folder. Called when everything is loaded, so that a mistake leaves none."""
     if distributed.is_main():
         text = f"# {provenance()}\n# {machine()}\n{config.to_yaml()}"
         disk.replace(folder / "config.yaml", text.encode())
 
 
-def describe_machine(folder: Path, config: Config) -> None:
+def write_machine(folder: Path, config: Config) -> None:
     """Write what the first step of a run depends on beside its settings and data, for `octet repro`."""
     if distributed.is_main():
         disk.replace(folder / MACHINE, (json.dumps(surroundings(config), indent=2) + "\n").encode())

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from trainer.batch.pack import GroupRows, Packer, idle_row, minibatches, row_of
 from trainer.batch.shrinker import Shrinker
 from trainer.config.settings import Config
@@ -17,7 +19,8 @@ from trainer.loss.objectives import objective, total
 from trainer.loss.teacher import Ask, taught
 from trainer.machine.out_of_memory import until_it_fits
 from trainer.policy import Policy
-from trainer.records import MiniBatch, ScoredGroup, TrainingBatch, Update
+from trainer.ranks import distributed
+from trainer.records import MiniBatch, ScoredGroup, TrainingBatch, TrainingRow, Update
 from trainer.step.gradient_regularisation import strength_at
 from trainer.watch.tally import Tally
 
@@ -54,6 +57,23 @@ class Updater:
             tally.add("kl", sum(kl_G), sum(completion.length for completion in group.completions))
             penalised[index] = before_update.without_kl(group, [coef * kl for kl in kl_G])
         return penalised
+
+    def held_out_loss(self, rows: Sequence[TrainingRow]) -> float | None:
+        """Return the mean cross-entropy of a token of solutions. Every rank calls it with all of them."""
+        rows = distributed.mine(rows)
+
+        def make_room() -> None:
+            self.shrinker.shrink(self.packer.pack(rows))  # they are packed again with the smaller budget
+
+        @torch.no_grad()
+        def log_likelihood() -> float:
+            batches = (batch.to(self.device) for batch in self.packer.pack(rows))
+            return sum(float((self.policy.measure(one).logprobs_BT * one.mask_BT).sum()) for one in batches)
+
+        found = until_it_fits(log_likelihood, make_room)
+        sums = distributed.gather((found, sum(sum(row.mask) for row in rows)))
+        loss, tokens = (sum(parts) for parts in zip(*sums, strict=True))
+        return -loss / tokens if tokens else None
 
     def pack(self, rows: Sequence[GroupRows], groups: Sequence[ScoredGroup]) -> list[MiniBatch]:
         """Return the mini-batches of a pass. A rank without rows takes part with a row without weight."""

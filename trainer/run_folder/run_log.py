@@ -15,9 +15,8 @@ from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
 from trainer.records import ScoredGroup, Update
 from trainer.run_folder import checkpoints, journal
-from trainer.run_folder.checkpoints import Stateful
+from trainer.run_folder.checkpoints import Learned
 from trainer.run_folder.journal import Journal
-from trainer.run_folder.provenance import Origin
 from trainer.watch.diagnosis import Alarms
 from trainer.watch.phases import Phases
 from trainer.watch.screen import Screen
@@ -25,12 +24,12 @@ from trainer.watch.tally import Tally, metrics_of_updates, tally_groups
 
 
 @dataclass(slots=True)
-class Record:
+class RunLog:
     """The run folder and the screen of a run, and when the run saves and stops."""
 
     config: Config
     folder: Path
-    origin: Origin
+    learned: Learned
     journal: Journal | None  # on rank 0
     alarms: Alarms | None  # on rank 0
     screen: Screen
@@ -58,15 +57,14 @@ class Record:
         if self.alarms:
             self.alarms.step(done, metrics)
 
-    def save(self, policy: Policy, done: int, learned: Mapping[str, Stateful]) -> None:
-        """Save a checkpoint. `learned` is what the run has to know when it resumes, beside the policy."""
+    def save(self, policy: Policy, done: int) -> None:
+        """Save a checkpoint of the policy and of what the run has learned beside it."""
         phases = Phases()
         with finishing():
             with phases("save"):
                 if self.journal:
                     self.journal.sync()
-                own: dict[str, Stateful] = {"origin": self.origin, "logs": Logs(self.folder)}
-                checkpoints.save(policy, self.folder, done, self.config.run.keep, {**learned, **own})
+                checkpoints.save(policy, self.folder, done, self.config.run.keep, self.learned)
             if self.journal:
                 self.journal.add(done, phases.metrics())
 
@@ -88,21 +86,24 @@ class Logs:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._read = dict.fromkeys(journal.FILES, (0, 0, 0))  # bytes, lines and checksum of what was saved last
 
     def state(self) -> dict[str, Any]:
-        metrics, samples = (journal.lines_of(self.folder / name) for name in journal.FILES)
-        return dict(zip(journal.FILES, (_sum(metrics[:-1]), _sum(samples)), strict=True))  # the last gets more
+        """Return the number of lines of each file and their checksum, and read only what is new."""
+        for name, (size, count, checksum) in self._read.items():
+            lines = journal.lines_of(self.folder / name, size)
+            new = lines[:-1] if name == "metrics.jsonl" else lines  # its last line gets more
+            text = b"".join(new)
+            self._read[name] = size + len(text), count + len(new), zlib.crc32(text, checksum)
+        return {name: [count, checksum] for name, (_, count, checksum) in self._read.items()}
 
     def load(self, state: dict[str, Any]) -> None:
         for name, known in state.items() if distributed.is_main() else ():
-            found = _sum(journal.lines_of(self.folder / name)[: known[0]])
+            lines = journal.lines_of(self.folder / name)[: known[0]]
+            found = [len(lines), zlib.crc32(b"".join(lines))]
             what = "its lines were changed" if found[0] == known[0] else f"{found[0]} of {known[0]} lines are left"
             if found != known:
                 journal.warn(f"{self.folder / name}: {what} since the checkpoint was saved")
-
-
-def _sum(lines: Sequence[bytes]) -> list[int]:
-    return [len(lines), zlib.crc32(b"".join(lines))]
 
 
 def metrics_of(
