@@ -5,7 +5,7 @@ python bench/hours.py [--steps 6] [--rounds 2]
 Random weights of small shapes with the embedded tokenizer. Seconds are those of the processor (`time.process_time`),
 which other programs disturb less than a clock. The cases take turns; medians over all steps but the first of each run.
 What is foretold is for the mean length of the answers that a case had, and for nothing else that was measured in it.
-The constants of `plan/duration.py` were fitted to the calibration and five cases that are not here.
+The constants of `plan/hours.py` were fitted to the calibration and five cases that are not here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import Config, Model
 from trainer.model.load import load_tokenizer
 from trainer.model.shapes import shape_of
-from trainer.plan.duration import CPU, Duration, measured
+from trainer.plan.hours import CPU, Duration, measured
 from trainer.plan.planner import Planner
 from trainer.run_folder.reader import read_run
 

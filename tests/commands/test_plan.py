@@ -244,24 +244,13 @@ def test_the_time_energy_and_price_on_a_card_are_bounds(capsys):
     assert found["kwh"] == pytest.approx(most * 0.115)
     assert found["price"] == pytest.approx([least / 2, most / 2])
     _, out, _ = octet_plan(capsys, "--preset", "8gb", "--card", "RTX 4060", "--price", "0.5")
-    assert re.search(
-        r"time: [\d.]+ h to [\d.]+ h for 2802 steps and the evaluations,.* computed from", out.replace("\n", " ")
-    )
-    assert re.search(r"energy: at most [\d.]+ kWh, with 1 x 115 W", out)
-    assert re.search(r"price: [\d.]+ to [\d.]+ at 0.5 an hour of a card", out)
-
-
-def test_a_card_of_this_machine_says_its_own_power_limit(capsys, monkeypatch):
-    card = Gpu(0, "GPU-0", "NVIDIA GeForce RTX 3090", 25.8)
-    monkeypatch.setattr(hardware, "detect", lambda: Hardware((card,), cores=8))
-    monkeypatch.setattr(hardware, "nvidia_smi", lambda *_: "280.00\n")
-    found = planned(capsys, "run.steps=10")["time"]
-    assert found["kwh"] == pytest.approx(found["hours"][1] * 0.28)
+    for line in (f"time: {least:.1f} h to {most:.1f} h for 2802 steps", "energy: at most 15 kWh", "price: "):
+        assert line in out
 
 
 def test_without_a_card_or_a_number_of_problems_no_hours_are_said(capsys):
     assert planned(capsys, "--preset", "8gb")["time"] is None
-    assert "time: not known for this machine" in octet_plan(capsys, "--preset", "8gb")[1]
+    assert "--card" in octet_plan(capsys, "--preset", "8gb")[1]
     limited = ("--preset", "8gb", "--card", "H100", "task.limit=100")
     assert planned(capsys, *limited)["time"]["hours"] is None
     assert "write run.steps" in octet_plan(capsys, *limited)[1]
@@ -283,47 +272,28 @@ def test_an_earlier_run_corrects_the_time(capsys, tmp_path):
     assert same["seconds"]["rollout"] == pytest.approx([3.0, 3.0])
     assert same["seconds"]["update"] == pytest.approx([1.0, 1.0])
     assert same["kwh"] is None
-    longer = planned(capsys, *like, "--length", "40")["time"]
-    assert longer["seconds"]["rollout"][0] > 4.5
-    assert same["basis"] == (
-        f"corrected by the steps of {tmp_path}: nano on CPU with AVX2, answers of 20 tokens in the mean"
-    )
-    assert same["basis"] in octet_plan(capsys, *like)[1].replace("\n", "")
+    assert planned(capsys, *like, "--length", "40")["time"]["seconds"]["rollout"][0] > 4.5
+    assert str(tmp_path) in same["basis"]
 
 
-def test_what_the_card_of_an_earlier_run_drew_is_expected_of_the_same_card(capsys, tmp_path):
-    """800 joules in four seconds."""
-    like = ("--preset", "nano", "--like", earlier_run(tmp_path, "NVIDIA GeForce RTX 3090"))
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    counted = [json.dumps(line | {"energy/rollout": 600.0, "energy/step": 200.0}) for line in lines]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(counted) + "\n")
-    for card in ((), ("--card", "RTX 3090")):
-        found = planned(capsys, *like, *card)["time"]
-        assert found["kwh_is_measured"]
-        assert found["kwh"] == pytest.approx(found["hours"][1] * 0.2)
-    assert not planned(capsys, *like, "--card", "H100")["time"]["kwh_is_measured"]
-
-
-def test_an_earlier_run_of_another_model_gives_no_length_of_answers(capsys, tmp_path):
-    like = ("--preset", "8gb", "--like", earlier_run(tmp_path, "NVIDIA H100 80GB HBM3"))
-    found, given = (planned(capsys, *like, *more)["time"] for more in ((), ("--length", "512")))
-    assert found["seconds"]["rollout"] == given["seconds"]["rollout"]
-    assert found["basis"].endswith("; the task or the model is another, so 512 tokens are taken")
-    task = planned(capsys, "--preset", "nano", *like[2:], "task.name=gsm8k")["time"]
-    assert task["basis"].endswith("so 40 tokens are taken")
+def test_an_earlier_run_of_another_model_or_task_gives_no_length_of_answers(capsys, tmp_path):
+    like = ("--like", earlier_run(tmp_path, "NVIDIA H100 80GB HBM3"))
+    for other, longest in ((("--preset", "8gb"), "512"), (("--preset", "nano", "task.name=gsm8k"), "40")):
+        found, given = (planned(capsys, *other, *like, *more)["time"] for more in ((), ("--length", longest)))
+        assert found["seconds"]["rollout"] == given["seconds"]["rollout"]
 
 
 def test_an_earlier_run_says_nothing_of_a_card_if_it_had_none(capsys, tmp_path):
     asked = ("--preset", "nano", "--like", earlier_run(tmp_path, "CPU with AVX2"), "--card", "H100")
     status, _, err = octet_plan(capsys, *asked)
-    assert (status, "--card H100: the run of --like was made on CPU with AVX2" in err) == (2, True)
+    assert (status, "--card H100" in err, "CPU with AVX2" in err) == (2, True, True)
     earlier_run(tmp_path, "NVIDIA H100 80GB HBM3")
-    assert planned(capsys, *asked)["time"]["basis"].startswith("corrected by the steps")
-    other = planned(capsys, *asked[:-1], "rtx4060")["time"]["basis"]
-    assert other.startswith("computed for rtx4060, on which nothing was measured, and corrected by the steps")
+    own, other = (planned(capsys, *asked[:-1], card)["time"]["seconds"] for card in ("H100", "rtx4060"))
+    assert own["rollout"] == pytest.approx([3.0, 3.0])
+    assert other["update"][0] > own["update"][0]
 
 
-def test_the_hours_hold_refills_and_a_warm_up_and_say_what_they_leave_out(capsys):
+def test_the_hours_hold_refills_and_a_warm_up(capsys):
     card = ["--preset", "8gb", "--vram", "8", "--card", "RTX 4060", "run.steps=100"]
     plain, refilled, taught = (
         planned(capsys, *card, *more)["time"]
@@ -332,5 +302,3 @@ def test_the_hours_hold_refills_and_a_warm_up_and_say_what_they_leave_out(capsys
     least, most = plain["seconds"]["rollout"]
     assert refilled["seconds"]["rollout"] == pytest.approx([least, 4 * most])
     assert taught["hours"][0] > plain["hours"][0]
-    _, out, _ = octet_plan(capsys, *card, "teacher.name=not/here", "algorithm.loss=reinforce_baseline")
-    assert "not counted: loading, the teacher, judges, tools and environments" in out

@@ -14,7 +14,7 @@ from trainer.commands import main, slurm
 from trainer.config.command_line import resolve
 from trainer.errors import ClusterError, ConfigError
 from trainer.model.shapes import shape_of
-from trainer.plan.duration import H100, Duration, card_speed
+from trainer.plan.hours import H100, Duration, card_speed
 from trainer.plan.planner import Planner
 
 

@@ -54,7 +54,7 @@ def test_a_full_card_goes_on_to_the_same_result(tmp_path):
 
 
 def test_the_energy_of_a_card_that_counts_it(tmp_path):
-    """The card of the stub draws 100 W: a run records it, its page shows it, and the plan of such a run expects it."""
+    """The card of the stub draws 100 W: a run records it, and its page shows it."""
     counted, uncounted = tmp_path / "counted", tmp_path / "uncounted"
     for folder in (counted, uncounted):
         folder.mkdir()
@@ -64,8 +64,5 @@ def test_the_energy_of_a_card_that_counts_it(tmp_path):
         [100 * one["time/rollout"] for one in steps], rel=0.01
     )
     assert not any(name.startswith("energy/") for one in metrics(uncounted / "cuda") for name in one)
-    octet = ["-m", "trainer.commands.main"]
-    planned = on_card([*octet, "plan", *SHORT, "--like", "cuda"], counted)
-    assert "kWh, with 1 x 100 W" in planned.stdout, planned.stderr
-    assert on_card([*octet, "report", "cuda"], counted).returncode == 0
+    assert on_card(["-m", "trainer.commands.main", "report", "cuda"], counted).returncode == 0
     assert "energy of a card" in (counted / "cuda/report.html").read_text()

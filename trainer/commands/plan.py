@@ -1,5 +1,5 @@
 """`octet plan`: will it fit, and how long will it take? The plan of `plan/planner.py` as a table, what could be
-larger or must be smaller, and the hours, energy and price of `plan/duration.py`.
+larger or must be smaller, and the hours, energy and price of `plan/hours.py`.
 
 Exit status: 0 when it fits or may fit, 1 when it does not.
 """
@@ -27,7 +27,7 @@ from trainer.machine.console import Console
 from trainer.machine.shipped import TRAIN
 from trainer.machine.visible import print
 from trainer.model.shapes import shape_of
-from trainer.plan import estimate, memory_check, search
+from trainer.plan import hours, memory_check, search
 from trainer.plan.planner import GB, ROOMY, Plan
 from trainer.plan.search import Placement
 
@@ -54,8 +54,8 @@ class Question:
     proposal: Sequence[str] | None = None  # settings that the search has changed
 
     @property
-    def outlook(self) -> estimate.Outlook | None:
-        return estimate.outlook(self.options, self.placement, None if self.options.vram else self.machine)
+    def time(self) -> hours.Estimate | None:
+        return hours.estimate(self.options, self.placement, None if self.options.vram else self.machine)
 
     @property
     def ram_fits(self) -> bool:
@@ -72,7 +72,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--completion", type=int, metavar="N", help="the same as rollout.max_new_tokens=N")
     parser.add_argument("--prompt", type=int, metavar="N", help="the same as prompt.max_tokens=N")
     parser.add_argument("--search", action="store_true", help="propose settings that fit, and use the card")
-    estimate.add_arguments(parser)
+    hours.add_arguments(parser)
     parser.add_argument("--price", type=float, metavar="P", help="of an hour of a card: say what the run costs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -225,7 +225,7 @@ def answer(question: Question) -> Iterator[str | Text]:
     little = ", because LoRA trains little" if placement.config.lora.enabled else " of the card"
     yield f"optimizer offload saves {placement.state / GB:.2f} GB{little}"
     yield from _limits(placement)
-    yield from estimate.lines(question.outlook, question.options.price)
+    yield from hours.lines(question.time)
     if question.proposal is None and not placement.fits(placement.config):
         if placement.search() is None:
             yield placement.nearest()
@@ -255,7 +255,7 @@ def _limits(placement: Placement) -> Iterator[str]:
 
 
 def document(question: Question) -> dict[str, Any]:
-    placement, plan = question.placement, question.placement.plan
+    placement, plan, time = question.placement, question.placement.plan, question.time
     return {
         "model": placement.config.model.name,
         "parameters": placement.shape.parameters,
@@ -274,7 +274,7 @@ def document(question: Question) -> dict[str, Any]:
         "verdict": plan.verdict,
         "largest": placement.limits(),
         "optimizer_offload_saves": round(placement.state),
-        "time": estimate.document(question.outlook, question.options.price),
+        "time": time and time._asdict(),
         "proposal": question.proposal,
         "command": shlex.join(question.command),
     }

@@ -26,7 +26,7 @@ from trainer.machine import disk
 from trainer.machine.shipped import IS_INSTALLED, ROOT
 from trainer.machine.visible import print, visible
 from trainer.model.shapes import shape_of
-from trainer.plan import estimate
+from trainer.plan import hours
 from trainer.plan.planner import Planner
 
 SCRIPTS = ROOT / "slurm"
@@ -69,7 +69,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--nodes", default="1", help="how many (default 1), or from-to: whatever the queue has")
     parser.add_argument("--gpus", type=int, default=1, help="of each node (default 1), with one rank each")
     parser.add_argument("--time", help="limit, as sbatch reads it, or auto; by default that of slurm/site.env")
-    estimate.add_arguments(parser)
+    hours.add_arguments(parser)
     parser.add_argument("--sweep", type=Path, metavar="GRID", help="a run for each line of this file")
     parser.add_argument("--chain", type=int, default=1, metavar="N", help="N jobs, each resuming the one before")
     parser.add_argument("--dry-run", action="store_true", help="print the script, and write and submit nothing")
@@ -97,7 +97,7 @@ def _limit(config: Config, request: JobRequest, options: Namespace) -> str:
     _check(config, request)
     ranks = request.gpus * (request.least or request.nodes)
     planner = Planner(shape_of(config.model.name, config.model.revision), config, ranks, 0)
-    return estimate.limit_of_a_job(estimate.outlook(options, planner, None), request.chain)
+    return hours.limit_of_a_job(hours.estimate(options, planner, None), request.chain)
 
 
 def _nodes(text: str) -> tuple[int | None, int]:

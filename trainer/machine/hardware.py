@@ -122,12 +122,6 @@ def _answer_of(command: Sequence[str]) -> str:
     return answers[query]
 
 
-def power_limit() -> float:
-    """Return the watts that the first card may draw; 0 where NVML does not say."""
-    answer = nvidia_smi("--query-gpu=power.limit", "--format=csv,noheader,nounits").partition("\n")[0].strip()
-    return float(answer) if _is_number(answer) else 0.0
-
-
 def driver_cuda() -> str | None:
     """Return the newest CUDA whose programs the driver runs. It stands above the table that nvidia-smi prints."""
     found = re.search(r"CUDA[ \w]*Version: *([\d.]+)", nvidia_smi())

@@ -1,27 +1,35 @@
-"""How long a run takes, worked out before it begins: the roofline of a shape and a configuration on a machine.
+"""How long a run takes, worked out before it begins, for `octet plan` and `octet slurm --time auto`.
 
 A piece of work takes as long as its arithmetic or its memory traffic, whichever is longer, and each layer has a latency
-beside that, however few tokens go through it. Where a run has been measured on a machine, the ratios of its seconds to
-those worked out for it correct what is worked out for other settings.
+beside that, however few tokens go through it. `--like RUN` corrects this by the ratios of measured to computed seconds
+in an earlier run.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, inf
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from trainer.config.settings import Config
 from trainer.errors import ConfigError
+from trainer.machine import hardware
+from trainer.model.shapes import shape_of
 from trainer.plan.planner import DRAW, Planner
+from trainer.problem.published import GSM8K_TRAINING_PROBLEMS
+from trainer.run_folder.reader import RunFiles, read_run
 
 BETWEEN = 8  # times that what a linear layer reads and writes is moved, by it and around it; fitted with `CPU`
 STATES = 28  # bytes that an optimizer step reads and writes for each number trained: fp32 weights, sums, gradient
 PCIE = 10e9  # bytes a second between an offloaded optimizer and its card
 WARM = 1  # steps of a measured run that are not counted
+SAFE = 1.5  # times the longer time, for the limit of a job
 
 
 class Speed(NamedTuple):
@@ -31,6 +39,15 @@ class Speed(NamedTuple):
     bandwidth: float  # bytes
     latency: float  # seconds of a layer for a single token
     watts: float = 0.0  # that it draws at most
+
+
+class Line(NamedTuple):
+    """What a pass over all trained answers takes."""
+
+    tokens: float
+    layers: float  # FLOP
+    head: float  # FLOP
+    beside: float  # seconds of what moves between the layers, and of their latency
 
 
 class Ratio(NamedTuple):
@@ -141,22 +158,22 @@ class Duration:
         answers = ceil(self.planner.config.eval.problems / self.planner.world_size)
         return self.ratio.rollout * self._sampling(answers, 1) if answers else 0.0
 
-    @property
+    @cached_property
     def update(self) -> float:
-        config, algorithm = self.planner.config, self.planner.config.algorithm
+        config, algorithm, line = self.planner.config, self.planner.config.algorithm, self._line
         lora, checkpointing = config.lora.enabled, config.model.gradient_checkpointing
         layers = (1 if lora else 2) + checkpointing  # beside the first pass, with base or without
-        adapters = (6 + 2 * checkpointing) * self.planner.trained * self._tokens * lora
-        trained = self._forward * (1 + layers) + self._head * (2 if lora else 4) + adapters
+        adapters = (6 + 2 * checkpointing) * self.planner.trained * line.tokens * lora
+        trained = line.layers * (1 + layers) + line.head * (2 if lora else 4) + adapters
         gradients = algorithm.epochs * (2 if algorithm.gradreg.strength else 1)
         moved = STATES * self.planner.shard / (PCIE if self.planner.offloads else self.speed.bandwidth)
         states = algorithm.epochs * algorithm.minibatches * moved
-        gradient = trained / self.speed.flops + self._beside * (1 + layers)
-        return self.ratio.update * (self._scored * self._pass + self._teacher + gradients * gradient + states)
+        gradient = trained / self.speed.flops + line.beside * (1 + layers)
+        return self.ratio.update * (self.passes * self._pass + self._teacher + gradients * gradient + states)
 
     @property
-    def _scored(self) -> float:
-        """Return how many passes over all answers are made before the first update; see `loss/before_update.py`."""
+    def passes(self) -> float:
+        """How many passes over all answers are made before the first update; see `loss/before_update.py`."""
         algorithm, teacher = self.planner.config.algorithm, self.planner.config.teacher
         is_taught = teacher.is_there and teacher.form == "loss"
         reference = {"loss": not is_taught, "reward": 2}[algorithm.kl.where] if algorithm.kl.coef else 0
@@ -164,51 +181,33 @@ class Duration:
 
     @property
     def _teacher(self) -> float:
-        """Return the seconds of the pass of a teacher on this device."""
+        """Seconds of the pass of a teacher on this device."""
         if self.planner.teacher:
             return replace(self, planner=self.planner.teacher)._pass
         return self._pass if self.planner.config.shares_base else 0.0
 
     @property
     def _pass(self) -> float:
-        return (self._forward + self._head) / self.speed.flops + self._beside
+        return (self._line.layers + self._line.head) / self.speed.flops + self._line.beside
 
-    @property
-    def _head(self) -> float:
-        return 2 * self.planner.shape.embedding * self._edges
-
-    @property
-    def _beside(self) -> float:
-        """Seconds beside the arithmetic of a pass: what moves between the layers, and their latency."""
-        passes = self.planner.shape.layers * ceil(self._tokens / self.planner.config.optim.tokens_per_micro_batch)
-        return self._tokens * self._passed / self.speed.bandwidth + passes * self.speed.latency
-
-    @property
-    def _edges(self) -> float:
-        """Tokens of answers that are trained on."""
-        return self.live * self.planner.trained_rows * self.length
-
-    @property
-    def _prompts(self) -> float:
-        """Prompts that are read in an update: one of each group, unless every answer has its own."""
-        group = self.planner.config.rollout.group_size if self.planner.work.is_flat else 1
-        return self.live * self.planner.trained_rows / (1 if self.planner.config.is_warmup else group)
-
-    @property
-    def _tokens(self) -> float:
-        return self._edges + self._prompts * self.planner.prompt
-
-    @property
-    def _forward(self) -> float:
-        """FLOP of a pass through the layers: 2 for each weight and token, 4 for each pair and number of a query."""
-        shape, prompt = self.planner.shape, self.planner.prompt
-        pairs = self._prompts * prompt**2 / 2 + self._edges * (prompt + self.length / 2)
-        return 2 * self._weights * self._tokens + 4 * shape.layers * shape.queries * pairs
+    @cached_property
+    def _line(self) -> Line:
+        """What a pass over the trained answers takes: 2 FLOP for each weight and token, 4 for each pair of tokens and
+        number of a query. One prompt is read for each group, unless every answer has its own."""
+        planner, shape, prompt = self.planner, self.planner.shape, self.planner.prompt
+        shares = planner.work.is_flat and not planner.config.is_warmup
+        rows = self.live * planner.trained_rows
+        prompts, edges = rows / (planner.config.rollout.group_size if shares else 1), rows * self.length
+        tokens = edges + prompts * prompt
+        pairs = prompts * prompt**2 / 2 + edges * (prompt + self.length / 2)
+        layers = 2 * self._weights * tokens + 4 * shape.layers * shape.queries * pairs
+        micro_batches = ceil(tokens / planner.config.optim.tokens_per_micro_batch)
+        beside = tokens * self._passed / self.speed.bandwidth + shape.layers * micro_batches * self.speed.latency
+        return Line(tokens, layers, 2 * shape.embedding * edges, beside)
 
     @property
     def _weights(self) -> int:
-        shape = self.planner.shape
-        return shape.layers * sum(linear.weights for linear in shape.linears)
+        return self.planner.shape.layers * sum(linear.weights for linear in self.planner.shape.linears)
 
     @property
     def _passed(self) -> float:
@@ -253,19 +252,132 @@ def measured(duration: Duration, records: Iterable[Mapping[str, float]]) -> Dura
     return replace(own, ratio=Ratio(rollout / own.rollout, update / own.update))
 
 
-def watts(records: Iterable[Mapping[str, float]]) -> float | None:
-    """Return what a card drew in the phases of a run whose energy it counted; None if it counted none."""
-    joules, seconds = 0.0, 0.0
-    for record in records:
-        for key, value in record.items():
-            if key.startswith("energy/"):
-                joules += value
-                seconds += record[f"time/{key.removeprefix('energy/')}"]
-    return joules / seconds if joules else None
-
-
 def _beside_sampling(record: Mapping[str, float]) -> float:
     """Return the seconds of a step without its rollout."""
     left_out = ("time/rollout", "time/evaluation")
     phases = (key for key in record if key.startswith("time/") and key.count("/") == 1 and key not in left_out)
     return sum(record[key] for key in phases)
+
+
+class Estimate(NamedTuple):
+    """What a run takes. Pairs are the low and the high end, which are equal where an earlier run corrects them."""
+
+    steps: int | None  # None if they follow from problems that nobody has counted
+    hours: tuple[float, float] | None
+    seconds: dict[str, tuple[float, float]]  # of a rollout, an update and an evaluation
+    basis: str
+    kwh: float | None  # if all cards draw their most for the longer time
+    price: tuple[float, float] | None
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--card", help="say how long the run takes on this card: RTX 4060, H100 ...")
+    parser.add_argument("--like", type=Path, metavar="RUN", help="correct the time by the steps of an earlier run")
+    parser.add_argument("--length", type=float, metavar="N", help="tokens of an answer, as they are in the mean")
+
+
+def estimate(options: Namespace, planner: Planner, machine: hardware.Hardware | None) -> Estimate | None:
+    """Return the time of a run on the named card, on the device of the earlier run, or on this machine; None if its
+    speed is not known."""
+    for name in ("length", "price"):
+        value = getattr(options, name, None)
+        if value is not None and not 0 < value < inf:
+            raise ConfigError(f"--{name} {value:g}", "it must be a number above 0")
+    if options.card is not None and card_speed(options.card) is None:
+        raise ConfigError(
+            f"--card {options.card or repr('')}",
+            f"its speed is not known. Known are {', '.join(CARDS)}",
+            "Or name a run with --like",
+        )
+    config, like = planner.config, read_run(options.like) if options.like else None
+    card = options.card or (machine.gpus[0].name if machine and machine.gpus else "")
+    speed, rounds, length = card_speed(card), 1, min(options.length or inf, float(config.rollout.max_new_tokens))
+    if config.rollout.dead_groups == "refill" and not config.is_warmup:
+        rounds += config.rollout.refills  # at most: nobody knows before the answers are there
+    if like:
+        low, basis = _like(like, planner, options, length), f"by the steps of {options.like}"
+        high = low if like.config.rollout.dead_groups == "refill" else replace(low, rounds=rounds)
+    elif speed:
+        low, basis = Duration(planner, speed, length), f"by the published numbers of {card}"
+        high = replace(low, ratio=H100, rounds=rounds)
+    else:
+        return None
+    return _between(low, high, _steps(config, like), basis, getattr(options, "price", None))
+
+
+def _between(low: Duration, high: Duration, steps: int | None, basis: str, price: float | None) -> Estimate:
+    cards, parts = high.planner.world_size, ("rollout", "update", "evaluation")
+    seconds = {name: (getattr(low, name), getattr(high, name)) for name in parts}
+    if steps is None:
+        return Estimate(None, None, seconds, basis, None, None)
+    first, last = low.run(steps) / 3600, high.run(steps) / 3600
+    kwh = last * high.speed.watts * cards / 1000
+    cost = None if price is None else (first * cards * price, last * cards * price)
+    return Estimate(steps, (first, last), seconds, basis, kwh or None, cost)
+
+
+def _like(like: RunFiles, planner: Planner, options: Namespace, length: float) -> Duration:
+    """Return the time that follows from an earlier run, with its length and its share of live groups if the task and
+    the model are the same."""
+    own, config, device = like.config, planner.config, like.machine.get("device", "")
+    if options.card and not card_speed(device):
+        raise ConfigError(
+            f"--card {options.card}",
+            f"the run of --like was made on {device or 'an unknown machine'}, which says nothing of a card",
+            "Leave one of the two out",
+        )
+    its_planner = Planner(shape_of(own.model.name, own.model.revision), own, int(like.machine.get("ranks", 1)), 0)
+    earlier = measured(Duration(its_planner, card_speed(device) or CPU, length), like.metrics)
+    is_alike = config.task == own.task and config.model.name == own.model.name
+    if is_alike and not options.length:
+        length = min(earlier.length, length)
+    live = earlier.live if is_alike and config.drops_dead_groups else 1.0
+    return Duration(planner, card_speed(options.card or "") or earlier.speed, length, live, earlier.ratio)
+
+
+def _steps(config: Config, like: RunFiles | None) -> int | None:
+    """Return the steps of the run; None if they follow from the number of problems, and that is not known here."""
+    task = config.task
+    if config.is_warmup:
+        return config.warmup.steps
+    if config.run.steps is not None:
+        return config.run.steps
+    if like and task == like.config.task and like.history.problems:
+        return config.total_steps(like.history.problems)
+    is_published = task.name == "gsm8k" and task.data_dir is None and task.path is None and task.limit is None
+    return config.total_steps(GSM8K_TRAINING_PROBLEMS) if is_published else None
+
+
+def lines(found: Estimate | None) -> Iterator[str]:
+    """Yield the time, the energy and the price of a run for people."""
+    if found is None:
+        yield "time: not known for this machine; name a --card, or an earlier run with --like"
+    elif found.hours is None:
+        yield "time: the steps follow from the number of problems, which is not known: write run.steps"
+    else:
+        yield f"time: {_span(*map(_time, found.hours))} for {found.steps} steps, {found.basis}"
+        if found.kwh is not None:
+            yield f"energy: at most {found.kwh:.2g} kWh"
+        if found.price is not None:
+            yield f"price: {_span(*(f'{amount:.2f}' for amount in found.price))}"
+
+
+def _span(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
+
+
+def _time(hours: float) -> str:
+    if hours < 100 / 3600:
+        return f"{hours * 3600:.2g} s"
+    return f"{hours * 60:.0f} min" if hours < 100 / 60 else f"{hours:.1f} h"
+
+
+def limit_of_a_job(found: Estimate | None, jobs: int) -> str:
+    """Return `SAFE` times the longer time, shared by the jobs of a chain, as sbatch reads it: in whole quarters of an
+    hour."""
+    if found is None or found.hours is None:
+        missing = "the speed of the cards" if found is None else "the number of steps"
+        remedy = "--card H100 or --like RUN" if found is None else "run.steps=N"
+        raise ConfigError("--time auto", f"{missing} is not known", f"Write {remedy} as well, or --time HH:MM:SS")
+    quarters = max(1, ceil(SAFE * found.hours[1] / jobs * 4))
+    return f"{quarters // 4:02d}:{quarters % 4 * 15:02d}:00"

@@ -6,12 +6,13 @@ import pytest
 
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
+from trainer.model.families import BY_TYPE
 from trainer.model.shapes import Shape, shape_of
-from trainer.plan.duration import BETWEEN, CARDS, H100, LATENCY, Duration, Ratio, Speed, card_speed, measured
+from trainer.plan.hours import BETWEEN, CARDS, H100, LATENCY, Duration, Ratio, Speed, card_speed, measured
 from trainer.plan.planner import DRAW, Planner
 
 # 1,000 weights in each of 2 layers: q and o 10 x 10, k and v 10 x 10, three of the feed-forward part 10 x 20
-SHAPE = Shape("llama", 10, 2, 2, 2, 5, 20, 50, True, 512)
+SHAPE = Shape(BY_TYPE["llama"], 10, 2, 2, 2, 5, 20, 50, True, 512)
 WEIGHTS, HEAD = 2 * (4 * 100 + 3 * 200), 50 * 10
 PASSED = BETWEEN * 4 * 2 * (4 * 20 + 3 * 30)  # bytes of a token that linear layers and those around them move
 SETTINGS = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=8", "prompt.max_tokens=6"]
@@ -85,7 +86,7 @@ TAUGHT = ["teacher.adapter=x", "algorithm.loss=reinforce_baseline"]
 def test_passes_before_an_update_are_those_that_a_run_makes(settings, passes, monkeypatch):
     monkeypatch.setattr(Planner, "_taught", {})
     found = duration(*settings)
-    assert found._scored + found._teacher / found._pass == pytest.approx(passes)
+    assert found.passes + found._teacher / found._pass == pytest.approx(passes)
 
 
 def test_a_teacher_beside_the_policy_takes_the_pass_of_its_own_shape():
