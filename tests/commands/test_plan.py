@@ -156,7 +156,7 @@ def test_the_memory_of_the_machine_is_held_against_the_plan(capsys, monkeypatch)
     monkeypatch.setattr(hardware, "free_ram", lambda: 24 * 10**9)
     _, _, err = octet_plan(capsys, "--preset", "8gb", "--search", "lora.enabled=false")
     assert "fit 8 GB and the 24.0 GB of RAM that are free: " in err
-    assert err.endswith("What fits: lora.enabled=true\n")
+    assert "What fits: lora.enabled=true" in err
     elsewhere = ("--preset", "8gb", "--vram", "8", "--search", "lora.enabled=false")
     found = planned(capsys, *elsewhere)
     assert (found["verdict"], found["ram_fits"], found["ram_free_bytes"]) == ("fits", False, 24 * 10**9)
