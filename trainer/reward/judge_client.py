@@ -1,4 +1,4 @@
-"""A client for an OpenAI-compatible endpoint that may be slow, busy, wrong or unreachable. Standard library only.
+"""A client for an OpenAI-compatible endpoint that may be slow, busy, wrong or unreachable.
 
 `Client.ask` returns what `parse` makes of the reply, or None after the last retry and when the budget is spent. It
 never raises an error for what the endpoint does. The key is in the header of the request and nowhere else.
