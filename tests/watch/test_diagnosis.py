@@ -175,8 +175,10 @@ def test_small_groups_are_explained_with_the_arithmetic():
 
 
 def test_the_page_is_made_from_the_rules_and_the_runs():
-    page = "python -m scripts.make_troubleshooting_page > docs/troubleshooting.md"
-    assert (ROOT / "docs/troubleshooting.md").read_text() == make_troubleshooting_page.page(), page
+    command = "python -m scripts.make_troubleshooting_page"
+    page, runs = (ROOT / name for name in ("docs/troubleshooting.md", "bench/results/alarms.md"))
+    assert page.read_text() == make_troubleshooting_page.page(), f"{command} > docs/troubleshooting.md"
+    assert runs.read_text() == make_troubleshooting_page.runs(), f"{command} --runs > bench/results/alarms.md"
 
 
 def test_in_the_runs_of_the_page_every_fault_is_named_and_no_healthy_run():
