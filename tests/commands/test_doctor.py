@@ -24,7 +24,7 @@ from trainer.config.settings import Config
 from trainer.errors import CheckpointError, ConfigError, DataError, Finding, ModelError
 from trainer.machine import disk, hardware
 from trainer.model import hub
-from trainer.plan import disk_and_ram, downloads, preflight
+from trainer.plan import downloads, preflight
 
 MEGABYTE = 1 << 20
 NANO = resolve("nano")
@@ -85,7 +85,7 @@ def test_a_disk_that_is_too_small_is_answered_before_the_run(small_disk, tmp_pat
 def test_download_and_run_folder_share_the_room_of_one_disk(small_disk, monkeypatch):
     folder = small_disk(10 * MEGABYTE)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache/hub"))
-    each = disk_and_ram.Needs(download=6_000_000, run=6_000_000, ram=0)
+    each = preflight.Needs(download=6_000_000, run=6_000_000, ram=0)
     (finding,) = preflight.disk(each, folder / "runs/it")
     assert finding.severity == "end"
     assert f"run.dir={folder}/runs/it, HF_HUB_CACHE={folder}/cache/hub: " in finding.seen
@@ -98,7 +98,7 @@ def test_a_run_that_goes_on_has_its_room_already(small_disk):
     folder = small_disk(10 * MEGABYTE)
     (folder / "run").mkdir()
     (folder / "run/merged.bin").write_bytes(b"\0" * 8_000_000)
-    (finding,) = preflight.disk(disk_and_ram.Needs(download=0, run=9_600_000, ram=0), folder / "run")
+    (finding,) = preflight.disk(preflight.Needs(download=0, run=9_600_000, ram=0), folder / "run")
     assert finding.severity == "note"
 
 
@@ -178,7 +178,7 @@ def meminfo(folder: Path, available: int, swap: int) -> Path:
 def test_too_little_ram_is_an_error_that_says_how_much(tmp_path):
     free = hardware.free_ram(meminfo(tmp_path, available=600_000, swap=100_000), groups=tmp_path)
     assert free == 700_000 * 1024
-    finding = preflight.ram(NANO, disk_and_ram.of(NANO, hub.find_model(NANO.model), NO_CARDS), free)
+    finding = preflight.ram(NANO, preflight.needs(NANO, hub.find_model(NANO.model), NO_CARDS), free)
     with pytest.raises(
         ConfigError, match=r"model.name=nano: it needs 1\.0 GB of RAM or more, and 716\.8 MB are free\. "
     ):
@@ -205,21 +205,21 @@ def test_the_whole_model_with_its_optimizer_in_ram_needs_seven_times_the_weights
     whole, adapter = resolve("8gb", None, [*base, "lora.enabled=false"]), resolve("8gb", None, base)
     found = hub.find_model(whole.model)
     numbers = found.weights // 4  # stored in fp32
-    wanted = disk_and_ram.of(whole, found, ONE_CARD)
-    assert wanted.ram - disk_and_ram.PROCESS_BYTES == pytest.approx(14 * numbers, rel=0.02)
+    wanted = preflight.needs(whole, found, ONE_CARD)
+    assert wanted.ram - preflight.PROCESS_BYTES == pytest.approx(14 * numbers, rel=0.02)
     assert wanted.run == pytest.approx((3 * 14 + 2) * numbers, rel=0.02)
-    assert disk_and_ram.of(adapter, found, ONE_CARD).ram < wanted.ram
+    assert preflight.needs(adapter, found, ONE_CARD).ram < wanted.ram
 
 
 def test_every_rank_of_this_machine_needs_its_share(monkeypatch):
     """Cards are counted where nobody has said how many ranks there are."""
     found, two = hub.find_model(NANO.model), hardware.Hardware((CARD, CARD), 2)
-    one = disk_and_ram.of(NANO, found, ONE_CARD).ram
-    assert disk_and_ram.of(NANO, found, two).ram - one > disk_and_ram.PROCESS_BYTES
+    one = preflight.needs(NANO, found, ONE_CARD).ram
+    assert preflight.needs(NANO, found, two).ram - one > preflight.PROCESS_BYTES
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert disk_and_ram.of(NANO, found, NO_CARDS).ram > 4 * disk_and_ram.PROCESS_BYTES
-    assert disk_and_ram.of(NANO, found, two).ram > 4 * disk_and_ram.PROCESS_BYTES
+    assert preflight.needs(NANO, found, NO_CARDS).ram > 4 * preflight.PROCESS_BYTES
+    assert preflight.needs(NANO, found, two).ram > 4 * preflight.PROCESS_BYTES
 
 
 def test_numbers_of_the_adapter_are_those_of_its_file():
@@ -227,10 +227,10 @@ def test_numbers_of_the_adapter_are_those_of_its_file():
     found = hub.find_model(NANO.model)
     numbers = found.weights // 4
     attention, named = (
-        disk_and_ram.of(resolve("nano", None, [f"lora.targets={targets}"]), found, NO_CARDS)
+        preflight.needs(resolve("nano", None, [f"lora.targets={targets}"]), found, NO_CARDS)
         for targets in ("attention", "[q_proj, k_proj, v_proj, o_proj]")
     )
-    of_state = (disk_and_ram.of(NANO, found, NO_CARDS).run - 4 * numbers) / (NANO.run.keep + 1)
+    of_state = (preflight.needs(NANO, found, NO_CARDS).run - 4 * numbers) / (NANO.run.keep + 1)
     assert of_state == 116_736 * (12 + 2 * 4)
     assert attention == named
 

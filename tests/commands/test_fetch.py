@@ -21,7 +21,7 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import Model
 from trainer.errors import ConfigError, DataError, ModelError
 from trainer.model import hub
-from trainer.plan import disk_and_ram, downloads, preflight
+from trainer.plan import downloads, preflight
 from trainer.problem.sources import HubSet
 
 NANO_HERE = hub.find_model(Model(name="nano"))
@@ -93,7 +93,7 @@ def fetched(tmp_path_factory, model, gsm8k) -> tuple[Path, list[subprocess.Compl
 def test_it_goes_on_where_it_stopped_and_fetches_nothing_twice(fetched):
     _, (first, second), downloads = fetched
     assert first.returncode == 2
-    assert "octet: openai/gsm8k train: it cannot be had from the hub (DatasetNotFoundError: " in first.stderr
+    assert "octet: openai/gsm8k train: " in first.stderr
     assert "Traceback" not in first.stderr
     assert second.returncode == 0, second.stderr
     assert downloads[0].count("model.safetensors") == 2  # it broke off once
@@ -104,13 +104,10 @@ def test_it_goes_on_where_it_stopped_and_fetches_nothing_twice(fetched):
     ]
 
 
-def test_only_what_a_run_reads_is_fetched(fetched):
+def test_only_what_a_run_reads_is_fetched_and_no_login(fetched):
     files = {file.name for file in (fetched[0] / "hub/models--octet--nano/snapshots").rglob("*") if file.is_file()}
     usual = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
     assert files == usual | {"model.safetensors"}
-
-
-def test_the_login_reaches_no_file(fetched):
     for file in fetched[0].rglob("*"):
         assert not file.is_file() or TOKEN.encode() not in file.read_bytes(), file
 
@@ -121,9 +118,8 @@ def test_the_printed_command_runs_without_a_hub_from_wherever_the_folder_is(fetc
     here = tmp_path / "carried over"
     shutil.copytree(fetched[0], here, symlinks=True)
     answer = octet("fetch", "--verify", str(here), folder=tmp_path)
-    assert re.fullmatch(r".*: all \d+ files are as they were fetched\n", answer.stdout), answer.stderr
-    command = json.loads((here / "manifest.json").read_text())["run"]
-    assert f"  {command}\n" in (here / "README.txt").read_text()
+    assert answer.returncode == 0, answer.stderr
+    command = (here / "README.txt").read_text().splitlines()[-1].strip()
     assert command in fetched[1][1].stdout
     words = [word.replace(str(fetched[0]), str(here)) for word in shlex.split(command)]
     environment = dict(word.split("=", 1) for word in words[: words.index("./run_deepspeed.sh")])
@@ -136,17 +132,6 @@ def test_the_printed_command_runs_without_a_hub_from_wherever_the_folder_is(fetc
     assert answer.stderr == ""  # the libraries have nothing to say about it
     named = json.loads((tmp_path / "it/adapter/adapter_config.json").read_text())["base_model_name_or_path"]
     assert named == "octet/nano"  # and no path of this machine
-
-
-def test_the_progress_of_the_checksums(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("trainer.commands.fetch.PATIENCE_S", 0.0)
-    (tmp_path / "weights").write_bytes(bytes(2 << 20))
-    assert list(fetch._sums([tmp_path / "weights"])) == [tmp_path / "weights"]
-    assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == [
-        "octet: checksums: 0%",
-        "octet: checksums: 50%",
-        "octet: checksums: 100%",
-    ]
 
 
 def test_a_hub_that_is_away_is_said_once_and_the_cache_is_used(fetched, tmp_path, monkeypatch, capsys):
@@ -217,26 +202,35 @@ def test_records_of_the_hub_are_read_under_any_name(gsm8k, model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (lambda file: file.unlink(), "1 of {count} files are not as they were fetched: {name} is missing. Copy"),
-        (lambda file: file.write_bytes(b"x" + file.read_bytes()[1:]), "{name} has changed. Copy the folder again"),
-    ],
+    "change", [Path.unlink, lambda file: file.write_bytes(b"x" + file.read_bytes()[1:])], ids=["missing", "changed"]
 )
-def test_a_copy_that_is_not_whole_is_found_out(fetched, tmp_path, change, told):
+def test_a_copy_that_is_not_whole_is_found_out(fetched, tmp_path, change):
     here = tmp_path / "copy"
     shutil.copytree(fetched[0], here, symlinks=False)  # a stick without links
     fetch.verify(here)
-    listed = json.loads((here / "manifest.json").read_text())["files"]
-    name = next(name for name in listed if name.endswith("/model.safetensors"))
-    change(here / name)
-    with pytest.raises(DataError, match=re.escape(told.format(count=len(listed), name=name))):
+    (file,) = (here / "hub/models--octet--nano/snapshots").rglob("model.safetensors")
+    change(file)
+    with pytest.raises(DataError, match=r"model\.safetensors is "):
         fetch.verify(here)
 
 
-def test_a_folder_that_was_not_fetched_cannot_be_verified(tmp_path):
-    with pytest.raises(ConfigError, match=r"--verify .*: there is no whole manifest.json in it"):
-        fetch.verify(tmp_path)
+CONTENTS = [
+    None,
+    "[1]",
+    '{"files": 5}',
+    *(f'{{"format": 1, "files": {{"{name}": 1}}}}' for name in ("../a", "/etc/fstab")),
+]
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_a_manifest_that_is_none_or_names_files_elsewhere_is_refused(tmp_path, content):
+    (tmp_path / "a").touch()
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    if content:
+        (folder / "manifest.json").write_text(content)
+    with pytest.raises(DataError, match="--verify"):
+        fetch.verify(folder)
 
 
 @pytest.fixture
@@ -251,7 +245,7 @@ def test_the_teacher_is_fetched_and_looked_for_as_the_model_is(hub_with_teacher,
     config = resolve("nano", None, distill)
     size = downloads.find_teacher(config).download
     assert size > 2_000_000
-    needs = disk_and_ram.of(config, NANO_HERE, NO_CARDS, downloads.find_teacher(config))
+    needs = preflight.needs(config, NANO_HERE, NO_CARDS, downloads.find_teacher(config))
     assert needs.download == size
     environment = {"HF_ENDPOINT": hub_with_teacher.url, "HF_HUB_OFFLINE": "0"}
     answer = octet("fetch", "--preset", "nano", *distill, "--to", "it", "--no-wheels", folder=tmp_path, **environment)
@@ -262,7 +256,7 @@ def test_the_teacher_is_fetched_and_looked_for_as_the_model_is(hub_with_teacher,
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "it")
     teacher = downloads.find_teacher(config)
     assert teacher.download == 0
-    ram = [disk_and_ram.of(config, NANO_HERE, NO_CARDS, one).ram for one in (hub.NOTHING, teacher)]
+    ram = [preflight.needs(config, NANO_HERE, NO_CARDS, one).ram for one in (hub.NOTHING, teacher)]
     assert ram[1] - ram[0] == pytest.approx(teacher.weights, rel=0.01)  # fp32 in the file as well as here
 
 
@@ -336,13 +330,6 @@ def test_a_folder_that_is_too_small_is_refused_before_the_download(strict_hub, m
     assert strict_hub.downloads == []
 
 
-def test_nothing_is_fetched_offline(tmp_path):
-    answer = octet("fetch", *ARGUMENTS, "--to", "it", folder=tmp_path, HF_HUB_OFFLINE="1")
-    assert answer.returncode == 2
-    assert "HF_HUB_OFFLINE=1: nothing can be fetched with it. Unset it." in answer.stderr
-    assert not (tmp_path / "it").exists()
-
-
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 
 
@@ -412,20 +399,6 @@ def test_every_package_that_octet_needs_is_on_the_list():
     wanted = fetch.requirements()
     assert {"torch", "deepspeed", "transformers", "math-verify", "setuptools"} <= set(wanted)
     assert "pytest" not in wanted
-
-
-@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "hub/../../secret"])
-def test_a_manifest_that_names_a_file_outside_is_refused(tmp_path, name):
-    (tmp_path / "manifest.json").write_text(json.dumps({"files": {name: {"bytes": 1, "sha256": "0"}}}))
-    with pytest.raises(DataError, match=f"manifest.json names '{name}', which is outside"):
-        fetch.verify(tmp_path)
-
-
-@pytest.mark.parametrize("content", ["[1]", '{"files": 5}', '{"files": {"a": 1}}', "[" * 3000])
-def test_a_manifest_of_another_shape_is_answered(tmp_path, content):
-    (tmp_path / "manifest.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"there is no whole manifest\.json in it"):
-        fetch.verify(tmp_path)
 
 
 def test_a_reference_that_leads_out_of_the_cache_is_no_model(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from trainer.errors import ConfigError, TrainingError
 from trainer.machine.hardware import Gpu, Hardware
 from trainer.model import shapes
 from trainer.plan import planner, search
-from trainer.plan.cards import must_leave_our_cards, training_cards
+from trainer.plan.start import must_leave_our_cards, training_cards
 from trainer.rollout import make
 from trainer.rollout.context import SamplingContext, StaticPolicy
 from trainer.rollout.vllm import check, process, server

@@ -32,7 +32,7 @@ from trainer.machine.disk import amount
 from trainer.machine.shipped import ROOT
 from trainer.machine.visible import print
 from trainer.model import hub
-from trainer.plan import cards, disk_and_ram, downloads, memory_check, preflight, search
+from trainer.plan import downloads, memory_check, preflight, search, start
 from trainer.problem.task import make_task
 from trainer.reward import make
 from trainer.sandbox.kernel import Limits
@@ -191,7 +191,7 @@ def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
         errors.append(("data", error))
     try:
         make.check(config)
-        ours = cards.training_cards(machine, config.rollout.vllm)
+        ours = start.training_cards(machine, config.rollout.vllm)
         ds_config.check(config, has_gpu=bool(ours.gpus))
         config.refuse_idle(max(1, len(ours.gpus)))
         yield from plan(config, ours)
@@ -222,10 +222,10 @@ def _and_remedy(text: str) -> list[str]:
 def room(config: Config, found: hub.Found, machine: hardware.Hardware, teacher: hub.Found) -> Iterator[Finding]:
     folder, free = config.run.dir or RUNS, hardware.free_ram()
     if not found.sizes:  # the model was not found, so its size is not known
-        yield Finding("note", "disk", f"{amount(disk_and_ram.free_disk(folder))} free for run.dir={folder}")
+        yield Finding("note", "disk", f"{amount(preflight.free_disk(folder))} free for run.dir={folder}")
         yield Finding("note", "RAM", f"{amount(free)} free")
         return
-    wanted = disk_and_ram.of(config, found, machine, teacher)
+    wanted = preflight.needs(config, found, machine, teacher)
     yield from preflight.disk(wanted, folder)
     yield preflight.ram(config, wanted, free)
 

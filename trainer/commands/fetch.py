@@ -3,7 +3,7 @@
     DIR/hub/        the model and its teacher, as huggingface_hub caches them
         datasets/   the data, as `datasets` has prepared them
         wheels/     the packages of constraints.txt, for this Python and this platform
-        manifest.json   every file with its size and SHA-256
+        manifest.json   the checksum of every file
         README.txt      the commands for the other machine
 
 With HF_HOME=DIR the same settings run there, and the adapter names its base by its name instead of a path that exists
@@ -13,17 +13,14 @@ on one machine only. The same command continues with an incomplete folder.
 from __future__ import annotations
 
 import configparser
-import hashlib
-import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import constants
 
@@ -32,33 +29,24 @@ from trainer.commands.options import add_settings_of_a_run
 from trainer.config.command_line import choose_preset, resolve
 from trainer.config.settings import Config, Model
 from trainer.errors import ConfigError, DataError, ModelError
-from trainer.machine import hardware
+from trainer.machine import hardware, manifest
 from trainer.machine.disk import amount
+from trainer.machine.disk import size as size_of
 from trainer.machine.shipped import IS_INSTALLED, ROOT, TRAIN
 from trainer.machine.visible import print
 from trainer.model import hub
-from trainer.plan import disk_and_ram, downloads
+from trainer.plan import downloads, preflight
 from trainer.problem.task import make_task
-from trainer.watch.progress import PATIENCE_S, Progress
 
 CONSTRAINTS = ROOT / "constraints.txt"
 BUILD_TOOLS = ("pip", "setuptools", "wheel", "ninja", "packaging")
-NOT_LISTED = ("manifest.json", "README.txt")  # they describe the other files
-
 README = """\
 {what}
 
-Made on {platform}, Python {python}, with
-  octet fetch {arguments} --to DIR
-
-Copy the folder with its links (rsync -a, or tar): {size} in {count} files. On the other machine, in the folder of
-Octet or of its wheel, and with another place in these lines if this folder has another one there:
+Copy this folder with its links (rsync -a, or tar) to a machine of the same platform ({platform}) with Python {python},
+check it there with `octet fetch --verify DIR`, and run in the folder of Octet, with its new place in this line:
 
   {run}
-
-Whether everything has arrived:
-
-  octet fetch --verify {folder}
 """
 
 
@@ -90,8 +78,10 @@ def fetch(config: Config, arguments: Sequence[str], folder: Path, wheels: bool) 
     folder = folder.expanduser().absolute()
     constants.HF_HUB_CACHE = str(folder / "hub")  # HF_HOME stays, because the login is there
     os.environ["HF_DATASETS_CACHE"] = str(folder / "datasets")  # read when `datasets` is imported
-    if disk_and_ram.existing(folder) != folder:
-        _make(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--to {folder}", f"it cannot be made ({error.strerror})", "Choose another folder") from None
     summary = [f"model   {fetch_model(config.model, folder)}"]
     if config.teacher_model:
         with hub.naming("teacher.name"):
@@ -99,19 +89,16 @@ def fetch(config: Config, arguments: Sequence[str], folder: Path, wheels: bool) 
     if config.teacher.adapter:
         summary.append(f"teacher {config.teacher.adapter}: an adapter on this machine; copy it yourself")
     summary.append(fetch_data(config))
-    for line in summary:
-        print(line, flush=True)
     if wheels:
         summary.append(fetch_wheels(requirements(), CONSTRAINTS, folder / "wheels"))
-        print(summary[-1], flush=True)
-    conclude(folder, summary, shlex.join(arguments), wheels)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise ConfigError(f"--to {folder}", f"it cannot be made ({error.strerror})", "Choose another folder") from None
+    run = command(folder, shlex.join(arguments), wheels)
+    made = {"platform": platform.platform(), "python": platform.python_version()}
+    (folder / "README.txt").write_text(README.format(what="\n".join(summary), run=run, **made))
+    manifest.seal(folder)
+    print("\n".join(summary))
+    print(
+        f"\nCopy {folder} ({amount(size_of(folder))}) with its links, then, in the folder of Octet over there:\n  {run}"
+    )
 
 
 def fetch_model(model: Model, folder: Path) -> str:
@@ -120,15 +107,13 @@ def fetch_model(model: Model, folder: Path) -> str:
         return "nano: it comes with Octet"
     if found.folder is None:
         _download(model, found, folder)
-        found = hub.Found(hub.snapshot(model), found.sizes)
-        _compare(model, found)
     elif hub.snapshot(model) is None:
         return f"{model.name}: a folder on this machine; copy it yourself"
     return f"{model.name}: {amount(sum(found.sizes.values()))} in {len(found.sizes)} files"
 
 
 def _download(model: Model, found: hub.Found, folder: Path) -> None:
-    free = disk_and_ram.free_disk(folder)
+    free = preflight.free_disk(folder)
     if free < found.download:
         raise ConfigError(
             f"--to {folder}",
@@ -142,21 +127,11 @@ def _download(model: Model, found: hub.Found, folder: Path) -> None:
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(
             f"model.name={model.name}",
-            f"the download broke off ({_first_line(error)})",
+            f"the download broke off ({type(error).__name__}: {str(error).strip().partition(chr(10))[0]})",
             "The same command goes on with it",
         ) from None
-
-
-def _compare(model: Model, found: hub.Found) -> None:
-    """Raise ModelError if a file is missing, or has another size than on the hub."""
-    here = {name: found.folder / name for name in found.sizes} if found.folder else {}
-    wrong = [name for name, file in here.items() if not file.is_file() or file.stat().st_size != found.sizes[name]]
-    if wrong or not here:
-        raise ModelError(
-            f"model.name={model.name}",
-            f"{', '.join(wrong) or 'its weights'} did not arrive whole",
-            "The same command fetches what is missing",
-        )
+    if hub.snapshot(model) is None:
+        raise ModelError(f"model.name={model.name}", "it did not arrive whole", "Run the same command again")
 
 
 def fetch_data(config: Config) -> str:
@@ -186,8 +161,7 @@ def fetch_wheels(wanted: Sequence[str], constraints: Path, folder: Path) -> str:
 
     DeepSpeed is published as source only, and its build imports torch, which it finds in this environment."""
     stamp = folder / ".complete"
-    state = f"{platform.platform()} {platform.python_version()} {' '.join(wanted)}\n{constraints.read_text()}"
-    state = hashlib.sha256(state.encode()).hexdigest()
+    state = f"{' '.join(wanted)}\n{constraints.read_text()}"
     if not stamp.is_file() or stamp.read_text() != state:
         options = ["--constraint", str(constraints), "--wheel-dir", str(folder), "--find-links", str(folder)]
         folder.mkdir(parents=True, exist_ok=True)
@@ -212,24 +186,6 @@ def _pip_wheel(arguments: Sequence[str]) -> None:
         )
 
 
-# ---------------------------------------------------------------- manifest and instructions
-
-
-def conclude(folder: Path, summary: Sequence[str], arguments: str, wheels: bool) -> None:
-    files = {str(file.relative_to(folder)): file for file in _listed(folder)}
-    sums = _sums(files.values())
-    listed = {name: {"bytes": file.stat().st_size, "sha256": sums[file.resolve()]} for name, file in files.items()}
-    run = command(folder, arguments, wheels)
-    made: dict[str, Any] = {"platform": platform.platform(), "python": platform.python_version()}
-    made |= {"arguments": arguments, "run": run}
-    (folder / "manifest.json").write_text(json.dumps({**made, "files": listed}, indent=1) + "\n")
-    size = amount(sum(file.stat().st_size for file in set(map(Path.resolve, files.values()))))
-    text = README.format(what="\n".join(summary), **made, folder=shlex.quote(str(folder)), size=size, count=len(listed))
-    (folder / "README.txt").write_text(text)
-    print(f"\nCopy {folder} ({size}) with its links, then, in the folder of Octet or of its wheel over there:\n  {run}")
-    print(f"More in {folder / 'README.txt'}")
-
-
 def command(folder: Path, arguments: str, wheels: bool) -> str:
     run = f"HF_HOME={shlex.quote(str(folder))} HF_HUB_OFFLINE=1 {TRAIN} {arguments}"
     if not wheels:
@@ -241,49 +197,8 @@ def command(folder: Path, arguments: str, wheels: bool) -> str:
     return f"OCTET_WHEELS={packages} {run}"
 
 
-def _listed(folder: Path) -> list[Path]:
-    """Return all files, links of the cache included, because a copy may have files in their place."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix not in (".lock", ".incomplete"))
-    return [file for file in files if str(file.relative_to(folder)) not in NOT_LISTED]
-
-
-def _sums(files: Iterable[Path]) -> dict[Path, str]:
-    """Return the SHA-256 of each file. Links are resolved, and a file with several links is read once."""
-    sums, whole = {}, {file.resolve() for file in files}
-    with Progress("checksums", sum(file.stat().st_size for file in whole), patience=PATIENCE_S) as progress:
-        for file in whole:
-            with file.open("rb") as content:
-                digest = hashlib.sha256()
-                while block := content.read(1 << 20):
-                    digest.update(block)
-                    progress.advance(len(block))
-            sums[file] = digest.hexdigest()
-    return sums
-
-
 def verify(folder: Path) -> None:
     """Raise DataError if a file is missing or differs from the manifest."""
-    try:
-        listed = json.loads((folder / "manifest.json").read_text())["files"]
-        expected = {name: str(entry["sha256"]) for name, entry in listed.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(
-            f"--verify {folder}", f"there is no whole manifest.json in it ({_first_line(error)})"
-        ) from None
-    if outside := [name for name in listed if Path(name).is_absolute() or ".." in Path(name).parts]:
-        raise DataError(f"--verify {folder}", f"manifest.json names {outside[0]!r}, which is outside", "Fetch it again")
-    missing = [name for name in listed if not (folder / name).is_file()]
-    sums = _sums(folder / name for name in listed if name not in missing)
-    changed = [name for name in listed if name not in missing and sums[(folder / name).resolve()] != expected[name]]
-    wrong = [*(f"{name} is missing" for name in missing), *(f"{name} has changed" for name in changed)]
-    if wrong:
-        raise DataError(
-            f"--verify {folder}",
-            f"{len(wrong)} of {len(listed)} files are not as they were fetched: {', '.join(wrong[:3])}",
-            "Copy the folder again, with its links (rsync -a)",
-        )
-    print(f"{folder}: all {len(listed)} files are as they were fetched")
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    if wrong := manifest.damage(folder):
+        raise DataError(f"--verify {folder}", wrong[:500], "Copy the folder again, with its links (rsync -a)")
+    print(f"{folder}: all files are as they were fetched")

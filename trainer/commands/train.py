@@ -29,7 +29,7 @@ from trainer.machine.exits import END, STOPPING, answering_errors
 from trainer.machine.shipped import ROOT
 from trainer.machine.visible import print
 from trainer.plan import preflight, start
-from trainer.plan.cards import training_cards
+from trainer.plan.start import training_cards
 from trainer.ranks import slurm
 
 TRAIN = ROOT / "train.py"

@@ -6,19 +6,25 @@ Every run makes them at its start and prints what ends a run and what it warns o
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.config import ds_config
 from trainer.config.settings import RUNS, Config
 from trainer.errors import ConfigError, Finding
 from trainer.machine import hardware
 from trainer.machine.disk import amount
 from trainer.machine.disk import size as size_of
 from trainer.machine.visible import print
-from trainer.model import hub
-from trainer.plan import disk_and_ram, downloads
+from trainer.model.hub import NOTHING, Found, cache
+from trainer.model.shapes import UnknownFamily, known_shape
+from trainer.plan import downloads
+from trainer.plan.planner import PROCESS, Planner
 from trainer.problem import lessons
 from trainer.problem.dataset import DataTask
 from trainer.problem.task import evaluation_problems, make_task, training_problems
@@ -30,6 +36,11 @@ CHECKED = "OCTET_CHECKED"  # environment variable of what the launcher starts: i
 BUSY_GB = 1.0  # used by others, from which on there is a warning; a desktop takes less
 BF16_CAPABILITY = 8.0  # Ampere
 OLDEST_CAPABILITY = 7.5  # Turing, for which torch's builds of CUDA 13 have kernels
+
+# For each trained number: its fp32 copy and two moments, in a checkpoint, and in CPU memory if they are offloaded.
+STATE_BYTES = {"adamw": 12, "adamw_8bit": 6}
+# Two thirds of what a plan counts for a process: a plan has to be enough, and a refusal has to be certain.
+PROCESS_BYTES = PROCESS * 2 // 3
 
 
 def check(config: Config, machine: hardware.Hardware) -> None:
@@ -84,8 +95,8 @@ def read_files(config: Config) -> None:
         rehearse_functions(config, task, task.train()[0])
 
 
-def findings(config: Config, found: hub.Found, machine: hardware.Hardware, teacher: hub.Found) -> list[Finding]:
-    wanted, folder = disk_and_ram.of(config, found, machine, teacher), config.run.dir or RUNS
+def findings(config: Config, found: Found, machine: hardware.Hardware, teacher: Found) -> list[Finding]:
+    wanted, folder = needs(config, found, machine, teacher), config.run.dir or RUNS
     cards = [of_card for gpu in machine.gpus for of_card in card(config, gpu)]
     return [*disk(wanted, folder), ram(config, wanted, hardware.free_ram()), *cards, *packages(config)]
 
@@ -93,16 +104,16 @@ def findings(config: Config, found: hub.Found, machine: hardware.Hardware, teach
 # ---------------------------------------------------------------- the checks
 
 
-def disk(wanted: disk_and_ram.Needs, folder: Path) -> Iterator[Finding]:
+def disk(wanted: Needs, folder: Path) -> Iterator[Finding]:
     """Compare free space with what the run folder and the cache of the hub need: together, where they share a disk."""
     run = wanted.run if folder == RUNS else max(0, wanted.run - size_of(folder))  # a run that goes on
     demands = [(f"run.dir={folder}", folder, run, "checkpoints and the result")]
     if wanted.download:
-        demands.append((f"HF_HUB_CACHE={hub.cache()}", hub.cache(), wanted.download, "the model"))
-    devices = [disk_and_ram.existing(path).stat().st_dev for _, path, _, _ in demands]
+        demands.append((f"HF_HUB_CACHE={cache()}", cache(), wanted.download, "the model"))
+    devices = [existing(path).stat().st_dev for _, path, _, _ in demands]
     for device in dict.fromkeys(devices):
         here = [demand for demand, its in zip(demands, devices) if its == device]
-        free, size = disk_and_ram.free_disk(here[0][1]), sum(demand[2] for demand in here)
+        free, size = free_disk(here[0][1]), sum(demand[2] for demand in here)
         settings, what = (", ".join(demand[0] for demand in here), " and ".join(demand[3] for demand in here))
         if free < size:
             text = f"{settings}: {what} need {amount(size)}, and {amount(free)} are free on that disk"
@@ -111,7 +122,7 @@ def disk(wanted: disk_and_ram.Needs, folder: Path) -> Iterator[Finding]:
             yield Finding("note", "disk", f"{amount(free)} free for {settings}; {what} need {amount(size)}")
 
 
-def ram(config: Config, wanted: disk_and_ram.Needs, free: int) -> Finding:
+def ram(config: Config, wanted: Needs, free: int) -> Finding:
     if free >= wanted.ram:
         return Finding("note", "RAM", f"{amount(free)} free; this run needs {amount(wanted.ram)} or more")
     less = "take a smaller model.name" if config.lora.enabled else "train an adapter: lora.enabled=true"
@@ -180,3 +191,66 @@ def needs_bitsandbytes(config: Config) -> Iterator[tuple[str, str]]:
         yield f"model.quantize={config.model.quantize}", "model.quantize=none"
     if config.teacher.quantize != "none":
         yield f"teacher.quantize={config.teacher.quantize}", "teacher.quantize=none"
+
+
+# ---------------------------------------------------------------- the least that a run needs
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes."""
+
+    download: int  # in the cache of the hub
+    run: int  # in the run folder: checkpoints and the result
+    ram: int
+
+
+def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Found = NOTHING) -> Needs:
+    """Return the least that all ranks on this machine need: with less a run must fail. The cards are those that the
+    policy is trained on."""
+    is_adapter, dtype = config.lora.enabled, config.model.dtype
+    numbers = _numbers(found)
+    width = 4 if dtype == "fp32" or (dtype == "auto" and not machine.gpus) else 2
+    loaded = [numbers * (width if config.model.quantize == "none" else 1)]
+    loaded.append(_numbers(teacher) * (width if config.teacher.quantize == "none" else 1))
+    trained = _trained_by_adapter(config) if is_adapter else numbers
+    state = STATE_BYTES[config.optim.name]
+    checkpoint = trained * (state + width * (2 if is_adapter else 1))  # an adapter is also saved for other programs
+    is_offloaded = ds_config.is_offloaded(ds_config.zero_settings(config), "optimizer")
+    results = config.merges or not is_adapter
+    return Needs(
+        download=found.download + (teacher.download if config.teacher.name != config.model.name else 0),
+        run=(config.run.keep + 1) * checkpoint + numbers * width * results,
+        # on a card, one of them has left the RAM when the other is loaded
+        ram=hardware.ranks(machine)[1] * (PROCESS_BYTES + (max(loaded) if machine.gpus else sum(loaded)))
+        + trained * state * is_offloaded,
+    )
+
+
+def _numbers(found: Found) -> int:
+    return found.weights // (4 if _stored_dtype(found) == "float32" else 2)
+
+
+def _stored_dtype(found: Found) -> str | None:
+    """Return the dtype that the model's config.json names; None while it is still on the hub."""
+    stored = json.loads((found.folder / "config.json").read_text()) if found.folder else {}
+    return stored.get("dtype") or stored.get("torch_dtype")
+
+
+def _trained_by_adapter(config: Config) -> int:
+    """Return how many numbers an adapter has; 0 for a model whose shape is not known here."""
+    try:
+        shape = known_shape(config.model.name, config.model.revision)
+    except UnknownFamily:
+        return 0
+    return Planner(shape, config, world_size=1, vram=0).trained if shape else 0
+
+
+def free_disk(folder: Path) -> int:
+    return shutil.disk_usage(existing(folder)).free
+
+
+def existing(folder: Path) -> Path:
+    """Return the folder, or its nearest parent that exists."""
+    folder = folder.expanduser().absolute()
+    return folder if folder.is_dir() else existing(folder.parent)

@@ -1,9 +1,14 @@
-"""The checks that every run makes before anything heavy is imported."""
+"""Whether a run can start on this machine, checked before anything heavy is imported, and which cards are whose: those
+of the policy, and those of the vLLM servers of the run."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 from trainer.config import ds_config
-from trainer.config.settings import Config
+from trainer.config.settings import Config, Vllm
+from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.plan import memory_check, preflight
 from trainer.reward import make
@@ -15,3 +20,47 @@ def check(config: Config, machine: hardware.Hardware) -> None:
     memory_check.check(config, machine)
     make.check(config)
     preflight.check(config, machine)
+
+
+def training_cards(machine: hardware.Hardware, vllm: Vllm) -> hardware.Hardware:
+    """Return the machine without the cards of the vLLM servers that the run starts."""
+    must_name_devices(machine, vllm)
+    if not vllm.start or not vllm.devices:
+        return machine
+    left = tuple(gpu for gpu in machine.gpus if gpu.index not in vllm.devices)
+    if not left:
+        taken, all_cards = (",".join(map(str, cards)) for cards in (vllm.devices, [gpu.index for gpu in machine.gpus]))
+        raise ConfigError(
+            f"rollout.vllm.devices={taken}",
+            f"no card is left to train on, of {all_cards or 'none'}",
+            "Name fewer, or write rollout.engine=vllm_colocate, which shares a card",
+        )
+    return replace(machine, gpus=left)
+
+
+def must_name_devices(machine: hardware.Hardware, vllm: Vllm) -> None:
+    """Raise ConfigError if the servers are given no cards: they would be started for a CPU, and still take a card of
+    the policy."""
+    if vllm.start and machine.gpus and not vllm.devices:
+        raise ConfigError(
+            "rollout.vllm.start=true",
+            f"this machine has {len(machine.gpus)} x {machine.gpus[0].name}, and the servers are not told which of "
+            "them are theirs",
+            "Write rollout.vllm.devices=0, or rollout.engine=vllm_colocate without rollout.vllm.start, which shares a "
+            "card",
+        )
+
+
+def must_leave_our_cards(machine: hardware.Hardware, vllm: Vllm, ranks: int) -> None:
+    """Raise ConfigError if policy and servers would share a card. It is for ranks that Octet's launcher did not start:
+    the policy then takes the first cards that they see."""
+    must_name_devices(machine, vllm)
+    on_cpu = os.environ.get("DS_ACCELERATOR") == "cpu"
+    ours = [] if on_cpu else [gpu.index for gpu in machine.gpus[:ranks]]
+    if vllm.start and (both := sorted(set(ours) & set(vllm.devices))):
+        raise ConfigError(
+            f"rollout.vllm.devices={','.join(map(str, vllm.devices))}",
+            f"the policy would be trained on {','.join(map(str, ours))}, so {','.join(map(str, both))} would have to "
+            "hold both",
+            "Start with ./run_deepspeed.sh, which keeps them apart, or hide them with CUDA_VISIBLE_DEVICES",
+        )

@@ -27,7 +27,7 @@ from trainer.machine.visible import print
 from trainer.model import merge as export
 from trainer.model.load import load_model, load_tokenizer, resolve_dtype
 from trainer.model.lora import load_adapter
-from trainer.plan import cards
+from trainer.plan import start
 from trainer.problem.task import make_task
 from trainer.ranks import distributed
 from trainer.records import Draws, Prompt, Sampling
@@ -61,7 +61,7 @@ def evaluate(config: Config, models: Models, draws: Draws | None, out: Path, as_
     """Evaluate the model of the configuration, and the adapter and the merged model if they are named.
 
     Under srun or torchrun the problems are split over the ranks."""
-    cards.must_leave_our_cards(hardware.detect(), config.rollout.vllm, distributed.world_size())
+    start.must_leave_our_cards(hardware.detect(), config.rollout.vllm, distributed.world_size())
     joins = distributed.world_size() > 1 or may_colocate(config.rollout)
     with assemble.process_group(config) if joins else nullcontext():
         evaluations = list(_evaluations(config, models, draws, out))
