@@ -12,7 +12,7 @@ from trainer.machine.exits import answering_errors, leave, listen, naming_missin
 with naming_missing_packages():
     from trainer.config.command_line import parse_command_line
     from trainer.machine import hardware, quiet
-    from trainer.plan import cards, preflight, start
+    from trainer.plan import preflight, start
     from trainer.ranks import slurm
 
 
@@ -25,7 +25,7 @@ def main() -> None:
         print(request.config.to_yaml(), end="")
         return
     machine = hardware.detect()
-    cards.must_leave_our_cards(machine, request.config.rollout.vllm, int(os.environ.get("WORLD_SIZE", "1")))
+    start.must_leave_our_cards(machine, request.config.rollout.vllm, int(os.environ.get("WORLD_SIZE", "1")))
     start.check(request.config, machine)
     quiet.quiet()
     preflight.skip_unused_imports(request.config)

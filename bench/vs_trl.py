@@ -96,7 +96,7 @@ def octet(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None
 
     class Ticking(Screen):
         def step(self, step: int, metrics: Any) -> None:
-            clock.tick(run.updater.policy.export, folder)
+            clock.tick(run.updater.policy.write_model, folder)
 
     quiet.quiet()
     config = settings(steps, seed, folder, *more)

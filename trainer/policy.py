@@ -11,7 +11,7 @@ from trainer.records import Scores, TrainingBatch, Update
 
 
 class Policy(Protocol):
-    """The model that learns, inside its engine. Every rank calls every method, but for `export`."""
+    """The model that learns, inside its engine. Every rank calls every method, but for `write_model`."""
 
     is_displaced: bool
     """True while the weights are moved aside for a second gradient: what is scored then is not logged."""
@@ -77,5 +77,5 @@ class Policy(Protocol):
 
     def load(self, folder: Path) -> None: ...
 
-    def export(self, folder: Path) -> None:
+    def write_model(self, folder: Path) -> None:
         """Write what was trained for other programs, on one rank."""

@@ -16,7 +16,7 @@ from tests.forks import forked
 from trainer.commands import main as cli
 from trainer.config.command_line import resolve
 from trainer.config.settings import Model
-from trainer.model import merge as export
+from trainer.model import merge
 from trainer.model.load import load_model
 from trainer.model.lora import add_adapter, save_adapter
 
@@ -38,7 +38,7 @@ def run_folder(tmp_path_factory) -> Path:
             torch.nn.init.normal_(parameter, std=0.2)
     save_adapter(model, folder / "adapter")
     (folder / "config.yaml").write_text(config.to_yaml())
-    export.merge(Model(name="nano"), folder / "adapter", folder / "merged", "fp32")
+    merge.write_merged(Model(name="nano"), folder / "adapter", folder / "merged", "fp32")
     return folder
 
 

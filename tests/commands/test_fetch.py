@@ -214,12 +214,7 @@ def test_a_copy_that_is_not_whole_is_found_out(fetched, tmp_path, change):
         fetch.verify(here)
 
 
-CONTENTS = [
-    None,
-    "[1]",
-    '{"files": 5}',
-    *(f'{{"format": 1, "files": {{"{name}": 1}}}}' for name in ("../a", "/etc/fstab")),
-]
+CONTENTS = [None, "[1]", '{"files": 5}', '{"format": 1, "files": {"../a": 1}}']
 
 
 @pytest.mark.parametrize("content", CONTENTS)

@@ -18,7 +18,6 @@ import train
 from trainer.evaluation import best, evaluator
 from trainer.machine import quiet
 from trainer.machine.exits import answering_errors
-from trainer.model import merge as export
 from trainer.ranks import stopping
 from trainer.run import job
 from trainer.run_folder import manifest
@@ -78,7 +77,7 @@ def start(folder: Path, moment: str) -> tuple[int, str]:
         for descriptor in (1, 2):
             os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), descriptor)
         evaluator.evaluate = tells(moment, "", evaluator.evaluate)
-        export.merge = tells(moment, "merge", export.merge)
+        job.write_merged = tells(moment, "merge", job.write_merged)
         manifest.seal = stops(moment, manifest.seal)
         best.EvaluationHistory.keep = tells(moment, "best", best.EvaluationHistory.keep)
         if moment == AN_HOUR:

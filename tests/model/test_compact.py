@@ -14,8 +14,7 @@ from tests.rollout.test_decoder import move_adapter
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora, Model
 from trainer.errors import ConfigError, ModelError
-from trainer.model import lora
-from trainer.model import merge as export
+from trainer.model import lora, merge
 from trainer.model.load import load_model
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
@@ -95,8 +94,8 @@ def test_an_update_is_that_of_a_model_with_the_same_weights(untied, tmp_path):
 
 def test_the_adapter_is_merged_into_the_base_as_it_came(untied, tmp_path):
     policy = advance(make_policy(untied, "model.embeddings=cpu model.quantize_head=int8"), 0)
-    policy.export(tmp_path / "adapter")
-    export.merge(policy.config.model, tmp_path / "adapter", tmp_path / "merged", "fp32")
+    policy.write_model(tmp_path / "adapter")
+    merge.write_merged(policy.config.model, tmp_path / "adapter", tmp_path / "merged", "fp32")
     before, after = (load_file(folder / "model.safetensors") for folder in (untied, tmp_path / "merged"))
     assert before.keys() == after.keys()
     for name in ("model.embed_tokens.weight", "lm_head.weight"):

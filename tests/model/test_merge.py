@@ -74,7 +74,7 @@ def test_a_base_whose_files_name_its_layers_otherwise(kind, tmp_path):
     )
     adapter = save_adapter(base, Lora(r=2, targets="all"), tmp_path / "adapter")
     assert merge.stored_weights(Model(name=str(base)), adapter, None) is not None
-    merge.merge(Model(name=str(base)), adapter, out, "fp32")
+    merge.write_merged(Model(name=str(base)), adapter, out, "fp32")
     expected = lora.merged(load_model(Model(name=str(base)), "fp32", CPU), adapter).state_dict()
     found = load_model(Model(name=str(out)), "fp32", CPU).state_dict()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
@@ -83,7 +83,7 @@ def test_a_base_whose_files_name_its_layers_otherwise(kind, tmp_path):
 def test_files_of_a_limited_size_with_an_index(tmp_path, monkeypatch):
     monkeypatch.setattr(merge, "SHARD_BYTES", 1_000_000)
     adapter = save_adapter(NANO, ADAPTERS["lora"], tmp_path / "adapter")
-    merge.merge(Model(), adapter, tmp_path / "merged", "fp32")
+    merge.write_merged(Model(), adapter, tmp_path / "merged", "fp32")
     index = json.loads((tmp_path / "merged/model.safetensors.index.json").read_text())
     files = sorted(path.name for path in (tmp_path / "merged").glob("*.safetensors"))
     assert (
@@ -104,7 +104,7 @@ def test_what_cannot_be_read_weight_by_weight_is_merged_as_a_whole(tmp_path):
         adapter
     )
     assert merge.stored_weights(Model(), adapter, None) is None
-    merge.merge(Model(), adapter, tmp_path / "merged", "fp32")
+    merge.write_merged(Model(), adapter, tmp_path / "merged", "fp32")
     assert (tmp_path / "merged/model.safetensors").is_file()
     base.mkdir()
     (base / "config.json").write_bytes((NANO / "config.json").read_bytes())

@@ -57,7 +57,7 @@ def test_it_computes_the_same_here_and_merged(tiny_model, tmp_path, adapter, kin
     folder, expected = adapter(**KINDS[kind])
     assert (expected - base(tiny_model)(TOKENS).logits).abs().max() > 1e-3
     torch.testing.assert_close(lora.load_adapter(base(tiny_model), folder)(TOKENS).logits, expected)
-    merge.merge(Model(name=str(tiny_model)), folder, tmp_path / "whole", "fp32")
+    merge.write_merged(Model(name=str(tiny_model)), folder, tmp_path / "whole", "fp32")
     torch.testing.assert_close(base(tmp_path / "whole")(TOKENS).logits, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -73,7 +73,7 @@ def test_a_whole_layer_that_is_missing_is_an_error(tiny_model, adapter):
 def test_one_that_cannot_be_merged_says_why(tiny_model, tmp_path, adapter):
     folder, _ = adapter(target_modules=["o_proj"], lora_bias=True)
     with pytest.raises(MergeError, match=r"PEFT cannot merge it .*the base layer has no bias"):
-        merge.merge(Model(name=str(tiny_model)), folder, tmp_path / "whole", "fp32")
+        merge.write_merged(Model(name=str(tiny_model)), folder, tmp_path / "whole", "fp32")
 
 
 # --- its base

@@ -16,8 +16,7 @@ from trainer.commands import main as cli
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora
 from trainer.loss.logprobs import LogProbs
-from trainer.model import lora, quantised
-from trainer.model import merge as export
+from trainer.model import lora, merge, quantised
 from trainer.records import TrainingRow
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
@@ -148,10 +147,10 @@ def test_a_released_policy_holds_nothing_of_its_quantised_base(tiny_model, kind)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_adapter_is_merged_into_the_clean_base(tiny_model, tmp_path, kind):
     policy = advance(make_policy(tiny_model, f"model.quantize={kind}"), 0)
-    policy.export(tmp_path / "adapter")
+    policy.write_model(tmp_path / "adapter")
     written = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     assert written["base_model_name_or_path"] == str(tiny_model)
-    export.merge(policy.config.model, tmp_path / "adapter", tmp_path / "merged", "fp32")
+    merge.write_merged(policy.config.model, tmp_path / "adapter", tmp_path / "merged", "fp32")
     assert "quantization_config" not in json.loads((tmp_path / "merged/config.json").read_text())
     adapted = policy.model.base_model.model.model.layers[1].self_attn.q_proj
     clean = read(tiny_model).model.layers[1].self_attn.q_proj.weight

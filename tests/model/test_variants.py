@@ -19,8 +19,7 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import Lora, Model
 from trainer.errors import ConfigError, ModelError
 from trainer.loss.kl import Coefficient
-from trainer.model import lora
-from trainer.model import merge as export
+from trainer.model import lora, merge
 from trainer.model.load import load_model
 from trainer.step.update import Updater, backward, optimizer_step
 from trainer.watch.tally import Tally
@@ -84,9 +83,9 @@ def test_the_saved_and_the_merged_adapter_are_what_was_trained(tiny_model, tmp_p
     policy = advance(make_policy(tiny_model, more), 0, 1)
     trained = logits(policy.model)
     assert (trained - logits(read(tiny_model))).abs().max() > 0.1
-    policy.export(tmp_path / "adapter")
+    policy.write_model(tmp_path / "adapter")
     assert_close(logits(lora.load_adapter(read(tiny_model), tmp_path / "adapter")), trained)
-    export.merge(policy.config.model, tmp_path / "adapter", tmp_path / "merged", "fp32")
+    merge.write_merged(policy.config.model, tmp_path / "adapter", tmp_path / "merged", "fp32")
     assert_close(logits(read(tmp_path / "merged")), trained)
     assert torch.equal(logits(policy.model), trained), "saving changes nothing"
 
@@ -265,7 +264,7 @@ def test_the_reference_of_a_whole_model_is_kept_and_not_read_at_every_step(tiny_
 
 def test_the_whole_model_is_exported_with_its_tokenizer(tiny_model, tmp_path, tokenizer):
     policy = advance(make_policy(tiny_model, FULL), 0)
-    policy.export(tmp_path)
+    policy.write_model(tmp_path)
     assert_close(logits(read(tmp_path)), logits(policy.model), 1e-6)
     assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"] == tokenizer.get_vocab()
 

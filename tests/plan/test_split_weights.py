@@ -13,8 +13,7 @@ from trainer.batch.pack import Packer, minibatches, to_tensors
 from trainer.config.settings import Lora
 from trainer.errors import TrainingError
 from trainer.loss.logprobs import LogProbs
-from trainer.model import lora
-from trainer.model import merge as export
+from trainer.model import lora, merge
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.step.update import backward
 from trainer.watch.tally import Tally
@@ -99,7 +98,7 @@ def test_the_teacher_over_split_weights_is_the_one_loaded_apart(tiny_model, spli
 def test_a_split_model_is_exported_and_resumed(split_policy, tmp_path):
     resumed = resumed_exactly(split_policy, tmp_path / "checkpoint", *FULL)
     with resumed.gathered():
-        resumed.export(tmp_path / "model")
+        resumed.write_model(tmp_path / "model")
     assert_close(logits(read(tmp_path / "model")), gathered_logits(resumed), 1e-6)
     resumed.release()
 
@@ -109,12 +108,12 @@ def test_an_adapter_over_a_split_base_is_exported_merged_and_resumed(tiny_model,
     checkpoint = tmp_path / "checkpoint"
     resumed = resumed_exactly(split_policy, checkpoint, *kind)
     with resumed.gathered():
-        resumed.export(tmp_path / "adapter")
+        resumed.write_model(tmp_path / "adapter")
     for name, step in (("adapter", (2,)), ("checkpoint/adapter", ())):
         policy = advance(resumed_from(split_policy, checkpoint, *kind), *step)
         adapted = lora.load_adapter(read(tiny_model), tmp_path / name)
         assert_close(logits(adapted), gathered_logits(policy), 1e-5)
-    export.merge(resumed.config.model, tmp_path / "adapter", tmp_path / "merged", "fp32")
+    merge.write_merged(resumed.config.model, tmp_path / "adapter", tmp_path / "merged", "fp32")
     assert_close(logits(read(tmp_path / "merged")), gathered_logits(resumed), 1e-5)
 
 

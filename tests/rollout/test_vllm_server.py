@@ -144,7 +144,7 @@ class Policy:
     def __init__(self) -> None:
         self.version: int | None = 0
 
-    def export(self, folder: Path) -> None:
+    def write_model(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "adapter").write_text(str(self.version))
 
@@ -275,7 +275,7 @@ def test_what_a_killed_start_of_the_run_left_is_deleted_and_nobody_elses(policy,
     claimed, others = tmp_path / "claimed", tmp_path / "others"
     lock.claim(Request(resolve("nano", None, [f"run.dir={claimed}"]), "nano", ""))
     for folder in (claimed, others):
-        policy.export(folder / "published/octet-12345678-1-v1")
+        policy.write_model(folder / "published/octet-12345678-1-v1")
         published = Publisher(folder / "published").publish(policy, 0)
         assert published.path.is_dir()
     assert len(list((claimed / "published").iterdir())) == 1
@@ -284,7 +284,7 @@ def test_what_a_killed_start_of_the_run_left_is_deleted_and_nobody_elses(policy,
 
 
 class Large(Policy):
-    def export(self, folder: Path) -> None:
+    def write_model(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "adapter").symlink_to("/dev/full")
         (folder / "adapter").write_text("x")
@@ -483,7 +483,7 @@ def test_the_versions_of_code_package_and_documentation_are_the_same():
 def test_an_adapter_in_a_folder_is_served_under_a_new_name(double, tmp_path):
     """`octet eval` serves adapters in this way."""
     adapter = tmp_path / "adapter"
-    Policy().export(adapter)
+    Policy().write_model(adapter)
     (tmp_path / "out").mkdir()
     sampler = sampler_of(tmp_path / "out", StaticPolicy(adapter), double)
     assert first_tokens(sample(sampler)) == {100}

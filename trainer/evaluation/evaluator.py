@@ -42,5 +42,5 @@ class Evaluator:
         if is_best:
             with self.policy.gathered():
                 if distributed.is_main():
-                    self.history.keep(self.policy.export)
+                    self.history.keep(self.policy.write_model)
         return is_best

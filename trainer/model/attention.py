@@ -1,4 +1,4 @@
-"""model: what the attention kernels of a card can do."""
+"""What the attention kernels of a card can do."""
 
 from __future__ import annotations
 

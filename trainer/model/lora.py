@@ -1,4 +1,4 @@
-"""step: the adapter, a few MB that are trained beside a frozen base.
+"""The adapter: a few MB that are trained beside a frozen base.
 
 PiSSA changes the base, too: it moves the principal part of each weight into the adapter. What leaves the run is an
 adapter of the original base all the same: the difference that was learned, B A - B0 A0 = [B, -B0] [A; A0].

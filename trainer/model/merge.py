@@ -29,7 +29,7 @@ BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # of a number, by the type's 
 WRAPPED = "base_model.model."  # before the names of a model with an adapter
 
 
-def merge(settings: Model, adapter: Path | None, out: Path, dtype: str | None) -> None:
+def write_merged(settings: Model, adapter: Path | None, out: Path, dtype: str | None) -> None:
     """Merge an adapter, if there is one, into the unquantised base, and write the model with its tokenizer.
 
     With a dtype of None each weight keeps the precision in which the base stores it.

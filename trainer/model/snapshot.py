@@ -1,4 +1,4 @@
-"""step: earlier values of the trained parameters, such as a reference for KL, to compute with for a moment."""
+"""Earlier values of the trained parameters, such as a reference for KL, to compute with for a moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""step: what is trained, an adapter or the whole model, how to compute with its base, and how to export it."""
+"""What is trained, an adapter or the whole model: how to compute with its base, and how to write it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Trained(ABC):
         """Make the model compute what it did before the first update, inside the context. `updates` have been made."""
 
     @abstractmethod
-    def export(self, folder: Path) -> None:
+    def write_model(self, folder: Path) -> None:
         """Write it in a format that other programs read."""
 
     def start(self) -> dict[str, Tensor]:
@@ -47,7 +47,7 @@ class Adapter(Trained):
         with self.model.disable_adapter():
             yield
 
-    def export(self, folder: Path) -> None:
+    def write_model(self, folder: Path) -> None:
         lora.save_adapter(self.model, folder)
 
 
@@ -61,7 +61,7 @@ class FurtherAdapter(Trained):
     def as_base(self, updates: int) -> AbstractContextManager[None]:
         return self.first.swapped_in()
 
-    def export(self, folder: Path) -> None:
+    def write_model(self, folder: Path) -> None:
         lora.save_adapter(self.model, folder)
 
     def start(self) -> dict[str, Tensor]:
@@ -74,7 +74,7 @@ class FurtherAdapter(Trained):
 class PrincipalAdapter(FurtherAdapter):
     """PiSSA, whose base is the rest of the weights with the adapter's first values."""
 
-    def export(self, folder: Path) -> None:
+    def write_model(self, folder: Path) -> None:
         lora.save_difference(self.model, self.start(), folder)
 
     def restart(self, start: Mapping[str, Tensor]) -> None:
@@ -99,7 +99,7 @@ class WholeModel(Trained):
         with exchanged(list(self.model.parameters()), list(original.parameters())):
             yield
 
-    def export(self, folder: Path) -> None:
+    def write_model(self, folder: Path) -> None:
         self.model.save_pretrained(str(folder))
         disk.follow_umask(*folder.glob("*.safetensors"))
         load_tokenizer(self.settings).save_pretrained(str(folder))

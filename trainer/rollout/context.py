@@ -22,7 +22,7 @@ class Exportable(Protocol):
     def version(self) -> int | None:
         """The number of updates behind what the model computes now, or None while it computes the base."""
 
-    def export(self, folder: Path) -> None:
+    def write_model(self, folder: Path) -> None:
         """Write it in a format that other programs read. Only rank 0 calls it."""
 
 
@@ -36,7 +36,7 @@ class StaticPolicy:
     def version(self) -> int | None:
         return None if self.adapter is None else 0
 
-    def export(self, folder: Path) -> None:
+    def write_model(self, folder: Path) -> None:
         assert self.adapter is not None, "a base is not published"
         shutil.copytree(self.adapter, folder)
 

@@ -24,9 +24,9 @@ from trainer.machine import disk, hardware
 from trainer.machine.console import Console
 from trainer.machine.quiet import no_progress_bars
 from trainer.machine.visible import print
-from trainer.model import merge as export
 from trainer.model.load import load_model, load_tokenizer, resolve_dtype
 from trainer.model.lora import load_adapter
+from trainer.model.merge import stored_weights, write_merged
 from trainer.plan import start
 from trainer.problem.task import make_task
 from trainer.ranks import distributed
@@ -85,7 +85,7 @@ def _evaluations(config: Config, models: Models, draws: Draws | None, out: Path)
     model, tokenizer = load(config)
     alone = models.adapter is None and models.merged is None
     if models.adapter:
-        export.stored_weights(config.model.clean, models.adapter, None)  # which refuses one of another base now
+        stored_weights(config.model.clean, models.adapter, None)  # which refuses one of another base now
     with _outside(config, model, tokenizer, out) as (sampler, shown):
         yield evaluate_model("model" if alone else "base", model, tokenizer, config, draws, sampler)
         if models.adapter:
@@ -146,7 +146,7 @@ def merge(
     those of the adapted model."""
     if adapter is None or not check:
         with disk.named_when_checked(out) as unchecked:
-            export.merge(config.model, adapter, unchecked, None)
+            write_merged(config.model, adapter, unchecked, None)
             why_not = "--no-check was given" if adapter else "nothing was merged: these are the weights of the run"
             record(unchecked, made_of, {"not_checked": why_not})
         answer({"out": str(out), "said": [f"written to {out}", f"not checked: {why_not}"]}, [], as_json)
@@ -156,7 +156,7 @@ def merge(
     del model
     say(f"octet: merging {adapter} into the base, and writing {out}")
     with disk.named_when_checked(out) as unchecked:
-        export.merge(config.model, adapter, unchecked, None)
+        write_merged(config.model, adapter, unchecked, None)
         model, tokenizer = load(config, str(unchecked))
         merged = evaluate_model("merged", model, tokenizer, config)
         alike = agreement(adapted, merged)

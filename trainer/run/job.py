@@ -24,8 +24,8 @@ from trainer.machine.out_of_memory import explained
 from trainer.machine.quiet import no_progress_bars
 from trainer.machine.shipped import TRAIN
 from trainer.machine.visible import print
-from trainer.model import merge as export
 from trainer.model.load import fits, load_model, load_tokenizer, resolve_dtype
+from trainer.model.merge import write_merged
 from trainer.ranks import distributed, slurm
 from trainer.ranks.stopping import Stopping
 from trainer.reports import repeat
@@ -159,7 +159,7 @@ def _train_and_evaluate(request: Request) -> tuple[Path, Screen, Stopping, list[
         if distributed.is_main():
             remedy = "Make room; the same command then goes on to its end."
             with manifest.replacing(product, "the result", remedy) as folder:
-                policy.export(folder)
+                policy.write_model(folder)
         distributed.barrier()
     policy.release()  # so that the merged model fits where it was
     return log.folder, log.screen, log.stopping, evaluations
@@ -233,7 +233,7 @@ def _merge_and_evaluate(config: Config, folder: Path, screen: Screen) -> list[Ev
     device = distributed.device()
     dtype = resolve_dtype(config.model.dtype, device)
     if distributed.is_main():
-        export.merge(config.model, folder / "adapter", folder / "merged", dtype)
+        write_merged(config.model, folder / "adapter", folder / "merged", dtype)
     distributed.barrier()
     if not config.eval.problems:
         return []

@@ -15,8 +15,8 @@ from trainer.answers import find
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, DataError
 from trainer.loop import Lessons
-from trainer.model import merge
 from trainer.model.load import resolve_dtype
+from trainer.model.merge import write_merged
 from trainer.problem.lessons import end_token, taught
 from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
@@ -144,7 +144,7 @@ def leave_start(config: Config, then: str, folder: Path) -> None:
     if distributed.is_main():
         best = "best" if (folder / "best").is_dir() else config.lora.product
         if config.lora.enabled and then == "merged":
-            merge.merge(
+            write_merged(
                 config.model, folder / best, folder / "merged", resolve_dtype(config.model.dtype, distributed.device())
             )
         partial_link = folder / f"{START}.partial"

@@ -258,9 +258,9 @@ class DeepSpeedPolicy:
             with self._whole(self.trainable):
                 self.reference.refresh()
 
-    def export(self, folder: Path) -> None:
+    def write_model(self, folder: Path) -> None:
         """Write what was trained for other programs. Rank 0 calls it while all weights are there."""
-        self.trained.export(folder)
+        self.trained.write_model(folder)
 
     def release(self) -> None:
         """Free the memory. The engine's hooks keep the model alive, so dropping every reference to it is not enough."""
@@ -280,7 +280,7 @@ class DeepSpeedPolicy:
         if self.config.lora.enabled:
             with self._whole(self.trainable):
                 if distributed.is_main():
-                    self.export(folder / self.config.lora.product)
+                    self.write_model(folder / self.config.lora.product)
 
     def load(self, folder: Path) -> None:
         """Load what `save` wrote, with this or another number of ranks."""

@@ -57,7 +57,7 @@ class Publisher:
         if distributed.is_main():
             partial = published.path.with_suffix(".tmp")
             with disk.writing(partial, "the policy for vLLM", "Make room; the same command then goes on."):
-                policy.export(partial)
+                policy.write_model(partial)
             partial.rename(published.path)
         self._kept.append(published)
         if len(self._kept) > 2:
