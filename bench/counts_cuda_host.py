@@ -29,7 +29,7 @@ import vs_trl
 from memory_cuda_host import in_a_child, save_zeros
 
 from machine import describe
-from trainer.plan.duration import Speed, card_speed
+from trainer.plan.hours import Speed, card_speed
 
 COMMON = 7  # a token that ends no answer
 
