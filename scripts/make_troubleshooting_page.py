@@ -11,7 +11,8 @@ import sys
 
 from tests.e2e.faulty_runs import FAULTS, HEALTHY, STEPS
 from trainer.machine.shipped import ROOT
-from trainer.watch.diagnosis import RECENT, RULES
+from trainer.watch.history import RECENT
+from trainer.watch.rules import RULES, Rule
 
 OTHER_MESSAGES = ROOT / "scripts/troubleshooting.md"
 RESULTS = ROOT / "bench/results/diagnosis.json"
@@ -21,12 +22,12 @@ HEAD = f"""# Troubleshooting
 
 A run looks at its own metrics after each step. If something is wrong, it says what, why it matters and what to change:
 
-    step 5: cut off: 62% of the answers reach rollout.max_new_tokens=256. A cut-off answer has no mark, so it counts as
-    wrong. Raise rollout.max_new_tokens.
+    step 5: cut off: 62% of the answers reach rollout.max_new_tokens=256. A cut-off answer has no result, so it counts
+    as wrong. Raise rollout.max_new_tokens.
 
-An alarm is printed once while it lasts, and again when it comes back. Most rules look at the means of the last {RECENT}
+An alarm is printed once while it lasts, and again if it returns. Most rules look at the means of the last {RECENT}
 steps; those that compare with the beginning wait for {2 * RECENT} steps. With `--strict-health`
-(`run.strict_health=true`) the first alarm ends the run.
+(`run.strict_health=true`) the first alarm ends the run; those in bold always do, because it cannot go on.
 
 A loss of 0 is no alarm. With one update a step the advantages of a group add up to zero, so the loss is near zero in
 value. Its gradient is not: look at `grad_norm`, and at the reward.
@@ -44,9 +45,8 @@ RUNS = f"""# Alarms: runs that were broken on purpose
 
 Each line is a run of the embedded model through the real engine that was broken in one way; then come runs that were
 not. They have {STEPS} steps, and the machine that slows down has 40. After an alarm stands the step at which it was
-raised; the one that names the fault is in bold. `ended 0` is an error and no alarm: the first update changed nothing,
-so the run ended before a step was logged. Rules without a run here are raised by made-up metrics in
-`tests/watch/test_diagnosis.py`. `python -m tests.e2e.faulty_runs FOLDER` makes the runs, and
+raised; the one that names the fault is in bold. Rules without a run here are raised by made-up metrics in
+`tests/watch/test_rules.py`. `python -m tests.e2e.faulty_runs FOLDER` makes the runs, and
 `python -m scripts.make_troubleshooting_page --runs > bench/results/alarms.md` this page.
 [Troubleshooting](../../docs/troubleshooting.md) has the rules.
 
@@ -56,8 +56,12 @@ so the run ended before a step was logged. Rules without a run here are raised b
 
 
 def page() -> str:
-    rules = "".join(f"| {rule.name} | {rule.why} | {rule.remedy} |\n" for rule in RULES)
+    rules = "".join(f"| {_name(rule)} | {rule.why} | {rule.remedy} |\n" for rule in RULES)
     return HEAD + rules + TRIED + OTHER_MESSAGES.read_text()
+
+
+def _name(rule: Rule) -> str:
+    return f"**{rule.name}**" if rule.severity == "end" else rule.name
 
 
 def runs() -> str:

@@ -48,8 +48,7 @@ TAUGHT = ("loss", "entropy")  # what is logged of the rows of a warm-up; the res
 def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evaluator, log: RunLog) -> None:
     """Train the policy with GRPO."""
     algorithm, policy = config.algorithm, updater.policy
-    limit, served = config.rollout.vllm.max_difference, rollouts.sampler.owns_copy
-    health = Health(log.folder, policy, log.screen.warn, log.first_step == 0, limit, served)
+    health = Health(log.folder, policy, log.first_step == 0)
     for step, tally, phases in steps(updater, evaluator, log):
         done = step + 1
         with phases("problem"):
@@ -72,18 +71,17 @@ def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evalu
             scored = updater.prepare(minibatches)
         with phases("step"):
             updates = updater.update(scored, step, tally)
-        health.check(done, updates, pack.all_rows(rows))
+        measured = health.of(done, updates, pack.all_rows(rows))
         metrics = run_log.metrics_of(groups, updates, tally, phases)
         metrics |= updater.adapt_kl(metrics)
-        log.step(done, groups, metrics)
-        health.compare(done, metrics)
+        log.step(done, groups, metrics, measured)
 
 
 def warm_up(
     config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evaluator, log: RunLog, lessons: Lessons
 ) -> None:
     """Train the policy on worked solutions, or on right answers that it has sampled itself."""
-    health = Health(log.folder, updater.policy, log.screen.warn, log.first_step == 0)
+    health = Health(log.folder, updater.policy, log.first_step == 0)
     for step, tally, phases in steps(updater, evaluator, log):
         with phases("samples"):
             sampled = lessons.begin(step, rollouts, updater, log)
@@ -95,10 +93,10 @@ def warm_up(
             scored = updater.prepare(minibatches)
         with phases("step"):
             updates = updater.update(scored, step, tally)
-        health.check(step + 1, updates, pack.all_rows(rows))
+        measured = health.of(step + 1, updates, pack.all_rows(rows))
         means = tally.means(distributed.gather)
         metrics = {"tokens": sum(one.tokens for one in minibatches), **{name: means[name] for name in TAUGHT}}
-        log.step(step + 1, [], sampled | metrics | metrics_of_updates(updates) | phases.metrics())
+        log.step(step + 1, [], sampled | metrics | metrics_of_updates(updates) | phases.metrics(), measured)
 
 
 def steps(updater: Updater, evaluator: Evaluator, log: RunLog) -> Iterator[tuple[int, Tally, Phases]]:

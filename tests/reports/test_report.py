@@ -12,11 +12,9 @@ from trainer.commands import main
 from trainer.config.command_line import flat, resolve
 from trainer.errors import DataError
 from trainer.reports import repeat
-from trainer.reports.alarms import Run, holding, looked_at
 from trainer.reports.panels import groups_of, main_charts
 from trainer.reports.report import report
 from trainer.run_folder.reader import facts_of, read_run, read_runs
-from trainer.watch.diagnosis import History
 
 SECTIONS = ["Curves", "Evaluation", "Alarms", "Answers won and lost", "First and last answers", "Settings"]
 SECTIONS += ["Time and memory", "How it was made"]
@@ -199,26 +197,6 @@ def test_an_alarm_is_named_with_its_steps(copied):
     seen = page_of(folder)
     assert "empty answers" in seen.within("strong")
     assert ", since step 5" in seen.within("p")
-
-
-@pytest.mark.parametrize(("steps", "said"), [(30, "since step 12: empty"), (100, "since step 50 or earlier: empty")])
-def test_an_alarm_that_holds_says_since_when(steps, said):
-    records = [{"step": step, "empty": 0.9 if step >= 11 else 0.0} for step in range(1, steps + 1)]
-    (alarm,) = (one for one in holding(History(resolve("nano", None, []), records)) if "empty" in one)
-    assert alarm.startswith(said)
-
-
-def test_a_long_run_is_looked_at_every_few_steps():
-    assert looked_at(list(range(1, 501))) == list(range(1, 501))
-    assert looked_at(list(range(1, 2001))) == list(range(4, 2001, 4))
-    assert looked_at([]) == []
-
-
-def test_the_rules_see_the_first_and_the_last_steps_and_evaluations():
-    records = [{"step": step} | ({"eval/accuracy": 0.5} if step % 50 == 0 else {}) for step in range(301)]
-    run = Run(History(resolve("nano", None, []), records))
-    seen = {step: run.seen_after(step).column("step", lambda one: one["step"], ends=False) for step in (30, 250)}
-    assert seen == {30: [*range(31)], 250: [*range(20), 50, 100, 150, *range(191, 251)]}
 
 
 def test_the_command_on_the_page_makes_the_same_settings(finished):

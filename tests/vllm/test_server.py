@@ -125,7 +125,9 @@ def replaced(run, **changed):
     rollout = config.rollout
     vllm = rollout.vllm.model_copy(update=changed)
     rollout = rollout.model_copy(update={"vllm": vllm})
-    return run._replace(log=replace(run.log, config=config.model_copy(update={"rollout": rollout})))
+    config = config.model_copy(update={"rollout": rollout})
+    run.log.alarms.history = replace(run.log.alarms.history, config=config)
+    return run._replace(log=replace(run.log, config=config))
 
 
 def test_a_run_with_a_server_learns_what_one_without_learns(server, tmp_path):

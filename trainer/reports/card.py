@@ -14,9 +14,9 @@ from trainer.config.command_line import flat
 from trainer.estimates import wilson
 from trainer.machine.visible import visible
 from trainer.reports import repeat
-from trainer.reports.alarms import alarms_of
 from trainer.run_folder.evaluation_table import percent, rows
 from trainer.run_folder.reader import RunFiles, facts_of
+from trainer.watch.alarms import alarms_of
 
 HUB_NAMES = {
     "gsm8k": "openai/gsm8k",

@@ -8,7 +8,6 @@ from typing import Any
 
 from trainer.estimates import paired_difference
 from trainer.reports import answers, repeat
-from trainer.reports.alarms import Alarm, alarms_of, interval
 from trainer.reports.chart import HEIGHT, WIDTH
 from trainer.reports.drawing import COLOURS, Line, svg
 from trainer.reports.markup import Html, joined, page, table, tag
@@ -18,6 +17,7 @@ from trainer.reports.state import stopped
 from trainer.run_folder import evaluation_table
 from trainer.run_folder.evaluation_table import percent
 from trainer.run_folder.reader import RunFiles, differing, facts_of, phases
+from trainer.watch.alarms import Alarm, alarms_of, interval
 from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, points
 
 SHORTER = {  # what may shorten the phase that takes most of the time

@@ -18,11 +18,11 @@ from rich.text import Text
 
 from trainer.machine.console import Console
 from trainer.machine.visible import around, visible
-from trainer.reports.alarms import holding
 from trainer.reports.answers import told
 from trainer.reports.state import stopped
 from trainer.run_folder.reader import RunFiles, phases, read_run
-from trainer.watch.diagnosis import EVALUATED
+from trainer.watch.alarms import lasting
+from trainer.watch.history import EVALUATED
 from trainer.watch.progress import clock
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -53,7 +53,7 @@ def _panel(run: RunFiles, console: Console, width: int, height: int | None) -> P
         return list(chain.from_iterable(text.wrap(console, inside) for text in texts))
 
     lines = wrapped(chain(_progress(run, inside), _curves(run, inside), _phases(run)))
-    alarms = wrapped(Text(f"! {alarm}", style="red") for alarm in holding(run.history))
+    alarms = wrapped(Text(f"! {alarm}", style="red") for alarm in lasting(run.history))
     answers = [wrapped(iter([_answer(name, sample)])) for name, sample in run.last_samples().items()]
     if room is None:
         answers = [[Text(), *answer] for answer in answers]

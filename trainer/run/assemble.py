@@ -57,7 +57,10 @@ from trainer.run_folder.provenance import Origin, checksums
 from trainer.run_folder.run_log import Logs, RunLog
 from trainer.step.schedule import schedule
 from trainer.step.update import Updater
-from trainer.watch.diagnosis import Alarms, History
+from trainer.watch import memory_use
+from trainer.watch.alarms import Alarms
+from trainer.watch.history import History
+from trainer.watch.rules import RULES
 from trainer.watch.screen import Screen
 from trainer.watch.trackers import Tracker
 
@@ -151,8 +154,9 @@ def open_log(
     is_stretched = steps not in (None, total_steps) and config.optim.schedule != "constant"
     if steps and is_stretched and 0 < first_step < total_steps:
         screen.say(stretched(config, folder, steps, first_step, total_steps))
-    history = History(config, read_records(folder / "metrics.jsonl") if is_main else [], problems)
-    alarms = Alarms(history, screen.say) if is_main else None
+    before = [one for one in read_records(folder / "metrics.jsonl") if one["step"] <= first_step]
+    history = History(config, before, problems, memory_use.total() / memory_use.GB)
+    alarms = Alarms(history, screen.warn, [rule for rule in RULES if is_main or rule.of_each_rank])
     return RunLog(config, folder, learned, journal, alarms, screen, Stopping(), first_step, total_steps)
 
 

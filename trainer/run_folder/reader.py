@@ -20,7 +20,7 @@ from trainer.machine import disk
 from trainer.machine.visible import print
 from trainer.run_folder.evaluation_table import rows
 from trainer.run_folder.journal import VERDICT, read_records
-from trainer.watch.diagnosis import History
+from trainer.watch.history import History
 from trainer.watch.verdict import Verdict, verdict_of
 
 # Settings without effect on what is learned.

@@ -17,7 +17,7 @@ from trainer.records import ScoredGroup, Update
 from trainer.run_folder import checkpoints, journal
 from trainer.run_folder.checkpoints import Learned
 from trainer.run_folder.journal import Journal
-from trainer.watch.diagnosis import Alarms
+from trainer.watch.alarms import Alarms
 from trainer.watch.phases import Phases
 from trainer.watch.screen import Screen
 from trainer.watch.tally import Tally, metrics_of_updates, tally_groups
@@ -31,7 +31,7 @@ class RunLog:
     folder: Path
     learned: Learned
     journal: Journal | None  # on rank 0
-    alarms: Alarms | None  # on rank 0
+    alarms: Alarms
     screen: Screen
     stopping: Stopping
     first_step: int
@@ -45,17 +45,18 @@ class RunLog:
         """Write the evaluation of the base into the log, as step 0."""
         if self.journal:
             self.journal.metrics(0, metrics)
-        if self.alarms:
-            self.alarms.records.append({"step": 0, **metrics})
+        self.alarms.records.append({"step": 0, **metrics})
 
-    def step(self, done: int, groups: Sequence[ScoredGroup], metrics: Mapping[str, float]) -> None:
-        """Write a step into the log and show it."""
+    def step(
+        self, done: int, groups: Sequence[ScoredGroup], metrics: Mapping[str, float], measured: Mapping[str, float]
+    ) -> None:
+        """Write a step into the log and show it. Raise TrainingError if the metrics, or what was `measured` for the
+        alarms alone, say that the run must not go on."""
         if self.journal:
             self.journal.metrics(done, metrics)
             self.journal.samples(done, groups)
         self.screen.step(done, metrics)
-        if self.alarms:
-            self.alarms.step(done, metrics)
+        self.alarms.step(done, {**metrics, **measured})
 
     def save(self, policy: Policy, done: int) -> None:
         """Save a checkpoint of the policy and of what the run has learned beside it."""
@@ -72,8 +73,7 @@ class RunLog:
         """Add an evaluation to the log line of its step, which marks it as done."""
         if self.journal:
             self.journal.add(done, metrics)
-        if self.alarms:
-            self.alarms.evaluation(metrics)
+        self.alarms.evaluation(metrics)
 
     def close(self) -> None:
         self.screen.close()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +14,6 @@ from trainer.ranks import distributed
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 GB = 1e9
-STEPS = 50  # over which a leak is looked for
-CREEP = 0.01  # of all memory in so many steps, which fills the rest of it in a night at most
 
 
 class Peak(NamedTuple):
@@ -65,29 +61,3 @@ def metrics(peaks: Mapping[str, Peak]) -> dict[str, float]:
     if distributed.on_gpu():
         named |= {f"memory/{phase}_reserved": peak.reserved / GB for phase, peak in peaks.items()}
     return named | {"memory/held": held() / GB}
-
-
-class LeakDetector:
-    """Warns once if the memory that is held at the end of a step rises steadily: the run would fail hours later."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._held: deque[int] = deque(maxlen=STEPS)
-        self._has_warned = False
-
-    def seen(self, step: int, held: int) -> str | None:
-        """Record what is held after a step; return a warning if it rises over all fifths of the last steps."""
-        self._held.append(held)
-        if self._has_warned or len(self._held) < STEPS:
-            return None
-        fifths = [list(self._held)[start : start + STEPS // 5] for start in range(0, STEPS, STEPS // 5)]
-        rises = all(min(later) > max(before) for before, later in pairwise(fifths))
-        risen = min(fifths[-1]) - max(fifths[0])
-        if not rises or risen < CREEP * self._total:
-            return None
-        self._has_warned = True
-        return (
-            f"step {step}: the memory held between steps rose by {risen / GB:.2f} GB in {STEPS} steps and is still "
-            f"rising ({held / GB:.2f} of {self._total / GB:.1f} GB). Something leaks memory: a function in "
-            "reward.custom, or a bug in Octet. Save often (run.save_every); the run can be resumed."
-        )

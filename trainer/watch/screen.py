@@ -19,6 +19,7 @@ from trainer.watch.progress import Progress, clock
 PERMANENT_LINES = 12  # lines of progress that stay on the screen during a run
 ABOVE = 5  # lines of a terminal that are left to what is printed
 COST = 0.005  # the largest share of the time that goes into drawing
+DEAD = "dead: groups that give no signal, because all their answers earned the same"
 EVALUATION_S = 30.0  # of an evaluation in a run, before the log has a line about it
 
 View = Callable[[Console, int], RenderableType]  # a panel of at most so many lines
@@ -44,6 +45,7 @@ class Screen:
         self._began = perf_counter()
         self._view = view
         self._next_drawing = 0.0
+        self._explains_dead = True
 
     def start(self) -> None:
         """Measure time from here: what came before the first step does not predict the time that is left."""
@@ -65,6 +67,9 @@ class Screen:
             each = (perf_counter() - self._began) / max(1, step - self._first_step)
             line = progress_line(step, self.total_steps, metrics, each * (self.total_steps - step), self._answer)
             self.say(wrapped(line, self.footer.console.width) if self.footer.console.is_terminal else line)
+            if self._explains_dead and "dead_groups" in metrics:
+                self.say(DEAD)
+                self._explains_dead = False
         self.draw()
 
     def draw(self) -> None:

@@ -1,6 +1,6 @@
 """What a run has come to: it learned, it did not learn, or nobody can tell; with the evidence.
 
-Like the rules of `diagnosis.py` it needs only what a run writes, so a page says the same as the run did at its end.
+Like the rules in `rules.py`, it needs only what a run writes, so a page says the same as the run did at its end.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -10,8 +11,9 @@ from tests.conftest import ROOT
 from tests.e2e import faulty_runs
 from trainer.config.command_line import resolve
 from trainer.config.settings import fields, sections
-from trainer.errors import EndedByAlarm
-from trainer.watch.diagnosis import RULES, Alarms, History, diagnose
+from trainer.watch.alarms import diagnose
+from trainer.watch.history import History
+from trainer.watch.rules import RULES
 
 STEPS = 20
 HEALTHY = {
@@ -45,7 +47,7 @@ def run(*settings: str, steps: int = STEPS, problems: int = 7000, evaluated=(), 
         records.append({name: value(step) if callable(value) else value for name, value in record.items()})
     for record, value in zip(records[steps - len(evaluated) :], evaluated):
         record["eval/accuracy"] = value
-    return History(resolve("8gb", None, list(settings)), records, problems)
+    return History(resolve("8gb", None, list(settings)), records, problems, memory=8.0)
 
 
 def rising(low: float, high: float):
@@ -82,22 +84,39 @@ CASES = {
     "learning rate too large": run(update_size=0.5),
     "learning rate too small": run(update_size=1e-5),
     "sampler and trainer apart": run(sampler_difference=0.3),
+    "another policy samples": run(sampler_difference=lambda step: 1.5 if step == STEPS else 0.01),
+    "gradients not finite": run(bad_updates=3, bad_updates_allowed=3),
+    "nothing trained": run(unchanged=True),
+    "memory leak": run(steps=60, **{"memory/held": lambda step: 3 + step / 100}),
     "slower": run(steps=60, **{"time/rollout": lambda step: 10.0 if step < 30 else 60.0}),
 }
 SILENT = run()
-NO_REWARD = History(SILENT.config, [{k: v for k, v in one.items() if k != "reward/mean"} for one in SILENT.records])
+
+
+def without(name: str, steps: int) -> History:
+    """A healthy run that has not logged a metric."""
+    history = run(steps=steps)
+    return replace(history, records=[{key: one[key] for key in one if key != name} for one in history.records])
+
+
+CASES |= {"no reward": without("reward/mean", STEPS), "nothing to learn from": without("lr", 50)}
 
 
 @pytest.mark.parametrize("rule", CASES)
 def test_a_rule_is_raised_by_its_own_metrics_alone(rule):
     (finding,) = diagnose(CASES[rule])
     assert finding.name == rule
-    assert str(finding).count(". ") >= 2, "what was seen, why it matters, what to change"
 
 
 def test_every_rule_has_a_case():
-    assert [finding.name for finding in diagnose(NO_REWARD)] == ["no reward"]
-    assert {*CASES, "no reward"} == {rule.name for rule in RULES}
+    assert {*CASES} == {rule.name for rule in RULES}
+
+
+NO_LEAKS = (
+    lambda step: 3 + step / 2000,  # 2,000 steps to a GB
+    lambda step: 3 + (step > 30),  # one longer prompt, and a larger cache
+    lambda step: 3 + (step % 7) / 10,
+)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +133,9 @@ def test_every_rule_has_a_case():
         run(steps=100, evaluated=(0.5, *[0.0] * 97, 0.55), **{"reward/std": 0.5}),  # still better on held-out problems
         run(steps=100, **{"reward/std": 0.5, "reward/mean": lambda step: step / 100}),
         run(steps=3, truncated=1.0),  # too early to say
+        run(bad_updates=2, bad_updates_allowed=3),
+        without("lr", 49),
+        *(run(steps=60, **{"memory/held": held}) for held in NO_LEAKS),
         History(SILENT.config, []),
         History(SILENT.config, [{"step": 0, "eval/accuracy": 0.5}]),
         History(SILENT.config, [{"step": 1, "time/rollout": 10.0}]),  # no answer was counted
@@ -132,46 +154,10 @@ def test_one_update_that_makes_the_adapter_another_one_is_enough():
     assert diagnose(measured(0.2)) == []  # one update may be large by chance
 
 
-def test_an_alarm_is_said_once_while_it_lasts_and_again_when_it_comes_back():
-    said: list[str] = []
-    alarms = Alarms(History(SILENT.config, []), said.append)
-    cut_off = {*range(1, 9), 13, 14, *range(33, 41)}  # a short break is none
-    for step, record in enumerate(run(steps=40, truncated=lambda step: 0.9 * (step in cut_off)).records, 1):
-        alarms.step(step, record)
-    assert [text.partition(": ")[0] for text in said] == ["step 5", "step 34"]
-    assert said[0].startswith("step 5: cut off: 90% of the answers reach rollout.max_new_tokens=512. ")
-
-
-def test_a_long_run_keeps_its_beginning_its_end_and_its_evaluations():
-    alarms = Alarms(History(SILENT.config, []), print)
-    for step, record in enumerate(run(steps=300).records, 1):
-        alarms.step(step, record)
-        if step % 100 == 0:
-            alarms.evaluation({"eval/accuracy": 0.5})
-    steps = [record["step"] for record in alarms.records]
-    assert steps == [*range(1, 21), 100, 200, *range(241, 301)]
-
-
 @pytest.mark.parametrize("fall", [0.4, 0.1])
 def test_a_reward_that_falls_is_no_plateau(fall):
     falling = run(steps=100, **{"reward/std": 0.5, "reward/mean": lambda step: 0.4 - fall * step / 100})
     assert "plateau" not in {finding.name for finding in diagnose(falling)}
-
-
-def test_strict_health_ends_the_run_at_the_first_alarm():
-    alarms = Alarms(History(resolve("8gb", None, ["run.strict_health=true"]), []), print)
-    *first, fifth = run(truncated=0.9, steps=5).records
-    for step, record in enumerate(first, 1):
-        alarms.step(step, record)
-    with pytest.raises(EndedByAlarm, match=r"step 5: run\.strict_health=true ends the run at this alarm\.") as raised:
-        alarms.step(5, fifth)
-    assert raised.value.status == 5
-
-
-def test_small_groups_are_explained_with_the_arithmetic():
-    (finding,) = diagnose(CASES["small groups"])
-    assert "with a solve rate of 20%, 2 answers are both right and wrong in at most 32% of the groups" in finding.seen
-    assert "8 answers in 83%" in finding.seen
 
 
 def test_the_page_is_made_from_the_rules_and_the_runs():

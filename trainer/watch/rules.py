@@ -1,173 +1,60 @@
-"""What the log of a run says about its health: one rule, one short function, in one table.
+"""The rules about the health of a run. One rule is one short function, with why it matters and what to change.
 
-    >>> diagnose(History(config, metrics_of_each_step))
-    [Finding(severity='warn', name='cut off', seen='62% of the answers of steps 4 to 8 were cut off at ...', ...)]
-
-A rule looks at the metrics alone, so it says the same while a run goes on, and afterwards from its metrics.jsonl. It
-returns what it has seen, or None. Most look at the last `RECENT` steps, so one bad step raises no alarm.
+A rule returns what it has seen, or None. Most look at the last `RECENT` steps, so one bad step raises no alarm. They
+read metrics alone, and so say the same during a run and afterwards; the few that end a run also read what
+`health.py` measures. To add a rule, write its function here and a case in `tests/watch/test_rules.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable
+from itertools import pairwise
 from math import sqrt
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from trainer.config.settings import Config
-from trainer.errors import EndedByAlarm, Finding
+from trainer.watch.history import EARLY, EVALUATED, LATE, RECENT, History
 from trainer.watch.verdict import RISE, rise
 
-Looks = Callable[["History"], "str | None"]
-Value = Callable[[Mapping[str, float]], "float | None"]  # of a record
+Looks = Callable[[History], "str | None"]
 
-RECENT = 5  # steps that most rules look at
-MOST = 3 * RECENT  # steps at the beginning or at the end that a rule looks at, and half of those that it asks for
-QUIET = 10  # steps without a finding, after which it is said again
 LONG = 30  # steps before times are compared
-EARLY, LATE = 20, 60  # steps that are kept for the rules, and every evaluation
-ANOTHER = 0.5  # of the size of an adapter: an update that large makes it another one
-EVALUATED = "eval/accuracy"
 LARGE_DIFFERENCE = 0.1  # of a token's log-prob between sampler and trainer, in the mean
-
-
-@dataclass(frozen=True)
-class History:
-    """The settings of a run, and the metrics of its steps in their order. Step 0 holds the first evaluation."""
-
-    config: Config
-    records: Sequence[Mapping[str, float]]
-    problems: int = 0  # in the training set, if known
-
-    @cached_property
-    def steps(self) -> list[Mapping[str, float]]:
-        return [record for record in self.records if record["step"]]
-
-    @cached_property
-    def _columns(self) -> dict[str, list[float]]:
-        return {}
-
-    def column(self, name: str, value: Value, ends: bool = True) -> list[float]:
-        """Return the values of the records that have one, and remember them under a name for the next rule. With
-        `ends` the first and the last `MOST` are enough."""
-        if name not in self._columns:
-            self._columns[name] = self._read(name, value, ends)
-        return self._columns[name]
-
-    def _read(self, name: str, value: Value, ends: bool) -> list[float]:
-        return [found for record in self.records if (found := value(record)) is not None]
-
-    def of(self, name: str) -> list[float]:
-        """Return a metric of all steps that have it."""
-        return self.column(name, lambda record: record.get(name) if record["step"] else None)
-
-    def recent(self, name: str) -> list[float]:
-        """Return a metric of the last steps, or nothing if there are fewer than `RECENT` that have it."""
-        values = self.of(name)[-RECENT:]
-        return values if len(values) == RECENT else []
-
-    def now(self, name: str, otherwise: float = 0.0) -> float:
-        """Return the mean of a metric over the last steps."""
-        values = self.recent(name)
-        return fmean(values) if values else otherwise
-
-    def first(self, name: str) -> float | None:
-        """Return the mean of a metric over the first steps, or None unless as many steps came after them."""
-        values = self.of(name)
-        return fmean(values[:RECENT]) if len(values) >= 2 * RECENT else None
-
-    def grown(self, name: str) -> float:
-        """Return by how much the mean of a metric has risen since the first steps."""
-        first = self.first(name)
-        return 0.0 if first is None else self.now(name) - first
-
-    @property
-    def solve_rate(self) -> float:
-        return self.now(f"accuracy/{self.config.reward.answer}")
-
-    @cached_property
-    def moved(self) -> float:
-        """The median relative change of an update, as if the learning rate were at its peak; 0 if not measured. A
-        single update counts if it alone, at the rate that it had, changes the adapter by `ANOTHER` of its size."""
-        peak, sizes = self.config.algorithm.lr, self.column("sizes", _update_size, ends=False)
-        if len(sizes) < 2 and not any(size > ANOTHER for size in sizes):
-            return 0.0
-        return median(
-            self.column(
-                "moved",
-                lambda one: one["update_size"] * peak / one["lr"] if _update_size(one) is not None else None,
-                ends=False,
-            )
-        )
+DEAD_STEPS = 50  # in a row
+LEAK_STEPS = 50  # over which a leak is looked for
+CREEP = 0.01  # of all memory in so many steps, which fills the rest of it in a night at most
 
 
 class Rule(NamedTuple):
+    """A rule that warns, or that ends the run. One `of_each_rank` sees what other ranks may not see."""
+
     name: str
     why: str
     remedy: str
-    looks: Callable[[History], str | None]
+    looks: Looks
+    severity: Literal["warn", "end"]
+    of_each_rank: bool
 
 
 RULES: list[Rule] = []
 
 
-def rule(name: str, why: str, remedy: str) -> Callable[[Looks], Looks]:
+def rule(
+    name: str, why: str, remedy: str, severity: Literal["warn", "end"] = "warn", of_each_rank: bool = False
+) -> Callable[[Looks], Looks]:
     """Enter a function into the table: why it matters what it sees, and what to change."""
 
     def enter(looks: Looks) -> Looks:
-        RULES.append(Rule(name, why, remedy, looks))
+        RULES.append(Rule(name, why, remedy, looks, severity, of_each_rank or severity == "end"))
         return looks
 
     return enter
 
 
-def diagnose(history: History) -> list[Finding]:
-    """Return what every rule has seen after the last step."""
-    if not history.steps:
-        return []
-    found = ((rule, rule.looks(history)) for rule in RULES)
-    return [Finding("warn", rule.name, seen, rule.remedy, rule.why) for rule, seen in found if seen]
-
-
-class Alarms:
-    """Says what the rules see as a run goes on: once while it lasts, and again if it comes back after `QUIET` steps."""
-
-    def __init__(self, history: History, say: Callable[[str], None]) -> None:
-        self.history = history
-        self.records = [dict(record) for record in history.records]
-        self.say = say
-        self.last_seen: dict[str, int] = {}
-
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Look at the run after a step. Raise EndedByAlarm for an alarm with run.strict_health=true."""
-        self.records.append({"step": step, **metrics})
-        self._forget_the_middle()
-        findings = diagnose(replace(self.history, records=self.records))
-        for finding in findings:
-            if step - self.last_seen.get(finding.name, -QUIET) >= QUIET:
-                self.say(f"step {step}: {finding}")
-            self.last_seen[finding.name] = step
-        if findings and self.history.config.run.strict_health:
-            raise EndedByAlarm(f"step {step}: run.strict_health=true ends the run at this alarm.")
-
-    def _forget_the_middle(self) -> None:
-        """Keep what the rules look at, so that a step of a long run costs no more than an early one."""
-        late = len(self.records) - LATE
-        kept = (one for index, one in enumerate(self.records) if index < EARLY or index >= late or EVALUATED in one)
-        self.records = list(kept)
-
-    def evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Add an evaluation after the last step."""
-        if self.records:
-            self.records[-1] |= metrics
-
-
 # what the model writes
 
 
-@rule("cut off", "A cut-off answer has no mark, so it counts as wrong.", "Raise rollout.max_new_tokens.")
+@rule("cut off", "A cut-off answer has no result, so it counts as wrong.", "Raise rollout.max_new_tokens.")
 def cut_off(history: History) -> str | None:
     share = history.now("truncated")
     if share > 0.3 and not thinking_too_long(history):
@@ -185,7 +72,9 @@ def thinking_too_long(history: History) -> str | None:
     return f"{share:.0%} of the answers are still thinking when they are cut off" if share > 0.3 else None
 
 
-@rule("answers alike", "Equal answers earn equal rewards, and teach nothing.", "Raise rollout.temperature towards 1.")
+@rule(
+    "answers alike", "Equal answers earn equal rewards, so they teach nothing.", "Raise rollout.temperature towards 1."
+)
 def answers_alike(history: History) -> str | None:
     share, heat = history.now("distinct", 1.0), history.config.rollout.temperature
     if share < 0.3 and heat < 0.9 and history.now("dead_groups") > 0.6 and history.solve_rate < 0.9:
@@ -195,7 +84,7 @@ def answers_alike(history: History) -> str | None:
 
 @rule(
     "repetition",
-    "The model is in a loop, which a run makes worse if it is paid for.",
+    "The model is stuck in a loop. Training makes this worse if such answers are rewarded.",
     "Read samples.jsonl first. Lower algorithm.lr, or add algorithm.kl.coef=0.01.",
 )
 def repeats_itself(history: History) -> str | None:
@@ -215,8 +104,8 @@ def empty(history: History) -> str | None:
 
 @rule(
     "answers grow",
-    "Length that does not help costs time, and is cut off in the end.",
-    "Pay for short answers: reward.weights.length=0.05 with reward.length_band, in characters. Or lower "
+    "Longer answers that are not better cost time, and are cut off in the end.",
+    "Reward short answers: reward.weights.length=0.05 with reward.length_band, in characters. Or lower "
     "rollout.max_new_tokens.",
 )
 def longer(history: History) -> str | None:
@@ -228,8 +117,8 @@ def longer(history: History) -> str | None:
 
 @rule(
     "answers shrink",
-    "The model gives its working up, and with it what it could learn.",
-    "Check reward.weights for parts that pay for short answers; add algorithm.kl.coef=0.01.",
+    "The model stops showing its work, and without it there is less to learn from.",
+    "Check reward.weights for parts that reward short answers; add algorithm.kl.coef=0.01.",
 )
 def shorter(history: History) -> str | None:
     first, now = history.first("length"), history.now("length")
@@ -244,7 +133,7 @@ def shorter(history: History) -> str | None:
 @rule(
     "all wrong",
     "A problem that is never solved gives no gradient.",
-    "See in samples.jsonl that answers are read as you expect. Take easier problems, or a larger rollout.group_size.",
+    "Check in samples.jsonl that answers are read as you expect. Take easier problems, or a larger rollout.group_size.",
 )
 def all_wrong(history: History) -> str | None:
     share = history.now("dead_groups/wrong")
@@ -269,8 +158,8 @@ def small_groups(history: History) -> str | None:
     mixed = mixed_share(rate, size)
     if dead > 0.5 and mixed < 0.5 and mixed_share(rate, 4 * size) > 2 * mixed and 0.02 < rate < 0.8:
         return (
-            f"{dead:.0%} of the groups are alike: with a solve rate of {rate:.0%}, {size} answers are both right and "
-            f"wrong in at most {mixed:.0%} of the groups, and {4 * size} answers in {mixed_share(rate, 4 * size):.0%}"
+            f"{dead:.0%} of the groups are dead: with a solve rate of {rate:.0%}, at most {mixed:.0%} of the groups of "
+            f"{size} have right and wrong answers, and {mixed_share(rate, 4 * size):.0%} of the groups of {4 * size}"
         )
     return None
 
@@ -282,8 +171,8 @@ def mixed_share(rate: float, size: int) -> float:
 
 @rule(
     "few problems",
-    "A set that is seen so often is learned by heart.",
-    "Write fewer run.steps or run.epochs, or add problems.",
+    "Problems that are repeated this often are memorized.",
+    "Lower run.steps or run.epochs, or add problems.",
 )
 def few_problems(history: History) -> str | None:
     steps, each = history.steps[-1]["step"], history.config.rollout.problems
@@ -298,7 +187,7 @@ def few_problems(history: History) -> str | None:
 
 @rule(
     "form never seen",
-    "Right answers that are not where they are looked for earn nothing.",
+    "Right answers earn nothing unless they have the form that is asked for.",
     "Write reward.answer=lenient, another prompt.style, or prompt.shots=2.",
 )
 def wrong_form(history: History) -> str | None:
@@ -308,7 +197,7 @@ def wrong_form(history: History) -> str | None:
     return None
 
 
-@rule("form alone", "The reward rises because of the form; nothing else is learned.", "Lower reward.weights.format.")
+@rule("form alone", "The model learns the form of an answer and nothing else.", "Lower reward.weights.format.")
 def only_the_form(history: History) -> str | None:
     form, right = history.grown("reward/format"), history.grown("accuracy/lenient")
     if form > 0.3 and right < 0.02 and history.grown("accuracy/strict") < 0.1:
@@ -318,7 +207,7 @@ def only_the_form(history: History) -> str | None:
 
 @rule(
     "paid by length",
-    "The model learns the length, because it is paid for it.",
+    "The model learns to write answers of a certain length, because that is rewarded.",
     "Check reward.weights and reward.custom: `octet reward test`.",
 )
 def paid_by_length(history: History) -> str | None:
@@ -333,8 +222,8 @@ def paid_by_length(history: History) -> str | None:
 
 @rule(
     "no reward",
-    "Nothing can be learned without.",
-    "Look at the judge or the function of reward.custom: it fails, or returns None.",
+    "Nothing can be learned without rewards.",
+    "Look at the judge or the function in reward.custom: it fails, or returns None.",
 )
 def no_reward(history: History) -> str | None:
     if history.config.is_warmup:
@@ -344,7 +233,7 @@ def no_reward(history: History) -> str | None:
     return None
 
 
-@rule("constant reward", "A part that never differs teaches nothing.", "Leave it out, or mend it: `octet reward test`.")
+@rule("constant reward", "A part that never differs teaches nothing.", "Remove or repair it: `octet reward test`.")
 def constant_part(history: History) -> str | None:
     for name, weight in history.config.reward.weights.items():
         values = history.of(f"reward/{name}")[-2 * RECENT :]
@@ -353,7 +242,7 @@ def constant_part(history: History) -> str | None:
     return None
 
 
-@rule("a part dominates", "What pays most is learned first.", "Lower its weight in reward.weights.")
+@rule("a part dominates", "The model learns first what earns most.", "Lower its weight in reward.weights.")
 def dominant_part(history: History) -> str | None:
     weights = history.config.reward.weights
     earned = {name: abs(weight * history.now(f"reward/{name}")) for name, weight in weights.items()}
@@ -366,7 +255,7 @@ def dominant_part(history: History) -> str | None:
 
 @rule(
     "reward against accuracy",
-    "What is paid is not what is right.",
+    "Something other than right answers is rewarded.",
     "Read samples.jsonl first. Check the sign of reward.weights and reward.custom: `octet reward test`.",
 )
 def reward_against_accuracy(history: History) -> str | None:
@@ -387,11 +276,11 @@ def worse(history: History) -> str | None:
 
 @rule(
     "held-out accuracy falls",
-    "The model learns the training problems, or a hole of the reward.",
-    "Take the adapter in best/, and stop earlier: eval.patience.",
+    "The model memorizes the training problems, or exploits a loophole in the reward.",
+    "Use the adapter in best/, and stop earlier: eval.patience.",
 )
 def overfitted(history: History) -> str | None:
-    evaluated = history.column("evaluated", lambda record: record.get(EVALUATED), ends=False)
+    evaluated = history.evaluated
     if len(evaluated) < 3 or history.grown("reward/mean") <= 0:
         return None
     best, last = max(evaluated), evaluated[-1]
@@ -403,8 +292,8 @@ def overfitted(history: History) -> str | None:
 
 @rule(
     "plateau",
-    "More of the same steps bring little.",
-    "End it here, or raise algorithm.lr or rollout.group_size, or take harder problems. eval.patience=3 with "
+    "More steps of this kind bring little.",
+    "End the run here, raise algorithm.lr or rollout.group_size, or take harder problems. eval.patience=3 with "
     "eval.every=50 ends such a run by itself.",
 )
 def plateau(history: History) -> str | None:
@@ -418,8 +307,7 @@ def plateau(history: History) -> str | None:
     if not (-RISE * of_a_reward < risen.low and 0 <= risen.high < RISE * of_a_reward):
         return None
     evaluated = [one[EVALUATED] for one in steps if EVALUATED in one]
-    all_evaluated = history.column("evaluated", lambda record: record.get(EVALUATED), ends=False)
-    earlier = all_evaluated[: len(all_evaluated) - len(evaluated)]
+    earlier = history.evaluated[: len(history.evaluated) - len(evaluated)]
     if evaluated and earlier and max(evaluated) > max(earlier):
         return None
     held_out = ", nor has the held-out accuracy risen" if evaluated and earlier else ""
@@ -434,7 +322,7 @@ def plateau(history: History) -> str | None:
 
 @rule(
     "entropy collapse",
-    "The model always writes the same, so it explores nothing.",
+    "The model always writes the same text, so it explores nothing.",
     "Raise algorithm.clip_high or rollout.temperature, or lower algorithm.lr.",
 )
 def entropy_gone(history: History) -> str | None:
@@ -454,7 +342,7 @@ def entropy_rises(history: History) -> str | None:
 
 @rule(
     "far from the reference",
-    "The model is no longer held by what it knew.",
+    "The model has left what it knew before.",
     "Raise algorithm.kl.coef, or lower algorithm.lr.",
 )
 def far_from_reference(history: History) -> str | None:
@@ -464,7 +352,7 @@ def far_from_reference(history: History) -> str | None:
 
 @rule(
     "clipping",
-    "Clipped tokens give no gradient: the updates of a step are too large together.",
+    "Clipped tokens give no gradient: together, the updates of a step are too large.",
     "Lower algorithm.lr or algorithm.epochs.",
 )
 def clipped(history: History) -> str | None:
@@ -476,7 +364,7 @@ def clipped(history: History) -> str | None:
 
 @rule(
     "gradient at its limit",
-    "Every update has the length of the limit, whatever was learned.",
+    "The gradient is cut to the same length in every update, however much there is to learn.",
     "Lower algorithm.lr, or raise optim.max_grad_norm.",
 )
 def gradient_at_its_limit(history: History) -> str | None:
@@ -488,7 +376,7 @@ def gradient_at_its_limit(history: History) -> str | None:
 
 @rule(
     "no gradient",
-    "Advantages are zero, or all tokens are masked or clipped.",
+    "All advantages are zero, or all tokens are masked or clipped.",
     "Check algorithm.truncated and rollout.dead_groups.",
 )
 def no_gradient(history: History) -> str | None:
@@ -498,26 +386,26 @@ def no_gradient(history: History) -> str | None:
 
 @rule(
     "learning rate too large",
-    "The adapter is another one after a few updates.",
+    "A few updates replace what the adapter has learned.",
     "Lower algorithm.lr by 3 to 10, or raise optim.warmup.",
 )
 def rate_too_large(history: History) -> str | None:
-    moved = history.moved
-    return f"an update at the full rate changes the adapter by {moved:.0%} of its size" if moved > 0.2 else None
+    size = history.update_size
+    return f"an update at the full rate changes the adapter by {size:.0%} of its size" if size > 0.2 else None
 
 
 @rule("learning rate too small", "The adapter hardly moves.", "Raise algorithm.lr: adapters want 1e-5 to 1e-3.")
 def rate_too_small(history: History) -> str | None:
-    moved = history.moved
-    if 0 < moved < 2e-4:
-        return f"an update at the full rate changes the adapter by {moved:.1e} of its size"
+    size = history.update_size
+    if 0 < size < 2e-4:
+        return f"an update at the full rate changes the adapter by {size:.1e} of its size"
     return None
 
 
 @rule(
     "sampler and trainer apart",
-    "Answers are not those of the policy that is trained.",
-    "With vLLM look at --logprobs-mode, the adapter and the precision that it serves; else write rollout.engine=hf.",
+    "The answers do not come from the policy that is trained.",
+    "With vLLM, check --logprobs-mode and which adapter and precision it serves; otherwise write rollout.engine=hf.",
 )
 def sampler_apart(history: History) -> str | None:
     values = history.of("sampler_difference")[-3:]
@@ -531,20 +419,95 @@ def sampler_apart(history: History) -> str | None:
 
 @rule(
     "slower",
-    "Something takes the time: other programs, heat, or memory that is swapped.",
+    "Something slows the machine down: other programs, heat, or swapped memory.",
     "Look at nvidia-smi and top; memory/* and time/* are in metrics.jsonl.",
 )
 def slower(history: History) -> str | None:
-    speeds = history.column("speed", _speed)
+    timed = (one for one in history.steps if one.get("time/rollout") and one.keys() >= {"length", "groups"})
+    speeds = [one["length"] * one["groups"] / one["time/rollout"] for one in timed]
     if len(speeds) >= LONG and median(speeds[-2 * RECENT :]) < median(speeds[RECENT : 3 * RECENT]) / 3:
         return "sampling is three times slower than at the start"
     return None
 
 
-def _update_size(record: Mapping[str, float]) -> float | None:
-    return record.get("update_size") if record["step"] and record.get("lr") else None
+@rule(
+    "memory leak",
+    "The run would run out of memory hours later.",
+    "Check the functions in reward.custom for what they keep. Save often (run.save_every): the run can be resumed.",
+    of_each_rank=True,
+)
+def leak(history: History) -> str | None:
+    held = history.of("memory/held")[-LEAK_STEPS:]
+    if len(held) < LEAK_STEPS or not history.memory:
+        return None
+    fifths = [held[start : start + LEAK_STEPS // 5] for start in range(0, LEAK_STEPS, LEAK_STEPS // 5)]
+    risen = min(fifths[-1]) - max(fifths[0])
+    if risen < CREEP * history.memory or any(min(later) <= max(before) for before, later in pairwise(fifths)):
+        return None
+    return (
+        f"the memory held between steps rose by {risen:.2f} GB in {LEAK_STEPS} steps and is still rising "
+        f"({held[-1]:.2f} of {history.memory:.1f} GB)"
+    )
 
 
-def _speed(record: Mapping[str, float]) -> float | None:
-    is_timed = record["step"] and record.get("time/rollout") and record.keys() >= {"length", "groups"}
-    return record["length"] * record["groups"] / record["time/rollout"] if is_timed else None
+# what ends a run
+
+
+@rule(
+    "nothing to learn from",
+    "Without differences in reward there is no gradient.",
+    "Read samples.jsonl. If all answers are wrong: easier problems, prompt.style, reward.answer=lenient; all alike: "
+    "higher rollout.temperature, larger rollout.group_size; all cut off and masked (algorithm.truncated=mask): larger "
+    "rollout.max_new_tokens; without a reward: repair the judge.",
+    severity="end",
+)
+def dead_steps(history: History) -> str | None:
+    steps = history.steps[-DEAD_STEPS:]
+    if len(steps) == DEAD_STEPS and not any("lr" in one for one in steps):
+        return f"no problem of the last {DEAD_STEPS} steps had answers to learn from"
+    return None
+
+
+@rule(
+    "gradients not finite",
+    "Such updates are skipped, so the run learns nothing.",
+    "Lower algorithm.lr, or use model.dtype=bf16 or fp32.",
+    severity="end",
+)
+def not_finite(history: History) -> str | None:
+    last = history.records[-1]
+    if (bad := last.get("bad_updates", 0)) and bad >= last["bad_updates_allowed"]:
+        return (
+            f"the gradient was not finite {bad:.0f} times in a row; the batches are in the run folder, in "
+            "bad_update_*.json"
+        )
+    return None
+
+
+@rule(
+    "nothing trained",
+    "The run would end without learning.",
+    "Check that lora.targets names layers of this model and that algorithm.lr is not too small.",
+    severity="end",
+)
+def unchanged(history: History) -> str | None:
+    return "the first update changed no trainable parameter" if history.records[-1].get("unchanged") else None
+
+
+@rule(
+    "another policy samples",
+    "Answers of another policy teach this one nothing that can be trusted.",
+    "Likely reasons with vLLM: the temperature is missing from its log-probs (--logprobs-mode raw_logprobs), it has an "
+    "adapter of an earlier step, or another base, precision or quantisation; with rollout.ahead=1 one update is part "
+    "of the difference, so lower algorithm.lr. Without vLLM only rounding should differ: try model.dtype=fp32 and "
+    "rollout.engine=hf.",
+    severity="end",
+)
+def sampler_elsewhere(history: History) -> str | None:
+    apart, limit = history.records[-1].get("sampler_difference", 0.0), history.config.rollout.vllm.max_difference
+    if apart <= limit:  # which does not hold for NaN
+        return None
+    return (
+        f"the log-probs of sampler and trainer differ by {apart:.2f} in the mean of the tokens, more than "
+        f"rollout.vllm.max_difference={limit:g}"
+    )

@@ -1,0 +1,111 @@
+"""When alarms are printed, and when they were seen: a run says the same as a page about it, in time linear in steps."""
+
+import random
+
+import pytest
+
+from tests.watch.test_rules import SILENT, run
+from trainer.config.command_line import resolve
+from trainer.errors import EndedByAlarm, TrainingError
+from trainer.run_folder.reader import facts_of, read_run
+from trainer.watch.alarms import MOST_LOOKS, Alarms, alarms_of, interval, lasting
+from trainer.watch.history import EARLY, EVALUATED, LATE, History, kept
+
+METRICS = ["truncated", "empty", "entropy", "length", "accuracy/lenient", "accuracy/strict", "reward/mean"]
+METRICS += ["reward/std", "grad_norm", "update_size", "lr", "time/rollout", "groups", "dead_groups", "kl"]
+
+
+def live(history: History, *settings: str) -> list[str]:
+    """Return what a run prints while it goes on."""
+    said: list[str] = []
+    alarms = Alarms(History(resolve("8gb", None, settings), []), said.append)
+    for record in history.records:
+        alarms.step(record["step"], record)
+    return said
+
+
+def test_an_alarm_is_printed_once_while_it_lasts_and_again_when_it_returns():
+    cut_off = {*range(1, 9), 13, 14, *range(33, 41)}  # a short break is none
+    said = live(run(steps=40, truncated=lambda step: 0.9 * (step in cut_off)))
+    assert [text.split(": ")[:2] for text in said] == [["step 5", "cut off"], ["step 34", "cut off"]]
+
+
+def test_strict_health_ends_the_run_at_the_first_alarm():
+    with pytest.raises(EndedByAlarm, match="step 5: ") as raised:
+        live(run(truncated=0.9), "run.strict_health=true")
+    assert raised.value.status == 5
+
+
+@pytest.mark.parametrize(
+    ("metrics", "rule"),
+    [
+        ({"sampler_difference": 1.5}, "another policy samples"),
+        ({"sampler_difference": float("nan")}, "another policy samples"),
+        ({"bad_updates": 3, "bad_updates_allowed": 3}, "gradients not finite"),
+        ({"unchanged": True}, "nothing trained"),
+    ],
+)
+def test_a_run_that_cannot_go_on_is_ended_on_every_rank(metrics, rule):
+    with pytest.raises(TrainingError, match=f"step 1: {rule}: ") as raised:
+        live(run(**metrics))
+    assert raised.value.is_of_all
+    assert not isinstance(raised.value, EndedByAlarm)
+
+
+def test_the_rules_see_the_first_and_the_last_steps_and_evaluations():
+    records = [{"step": step} | ({EVALUATED: step % 100} if step % 50 == 0 else {}) for step in range(501)]
+    assert kept(records[:31]) == records[:31]
+    assert [one["step"] for one in kept(records)] == [*range(EARLY), 150, 250, 350, 400, *range(501 - LATE, 501)]
+    window = []
+    for record in records:
+        window = kept([*window, record])
+    assert window == kept(records)  # however a run is read
+
+
+@pytest.mark.parametrize(("steps", "since"), [(30, "since step 12: "), (100, "since step 50 or earlier: ")])
+def test_an_alarm_that_lasts_says_since_when(steps, since):
+    (alarm,) = lasting(run(steps=steps, empty=lambda step: 0.9 if step >= 11 else 0.0))
+    assert alarm.startswith(f"{since}empty answers: ")
+
+
+def test_every_alarm_has_its_first_and_last_step():
+    (alarm,) = alarms_of(run(steps=40, empty=lambda step: 0.9 if 11 <= step <= 20 else 0.0))
+    assert (alarm.finding.name, alarm.when) == ("empty answers", "steps 12 to 23")
+    assert [interval(steps) for steps in (0, 1, MOST_LOOKS, 2000)] == [1, 1, 1, 4]
+
+
+class Counted(dict):
+    """A record that counts how often it is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, name):
+        Counted.looks += 1
+        return super().__getitem__(name)
+
+    def get(self, *name):
+        Counted.looks += 1
+        return super().get(*name)
+
+
+@pytest.mark.parametrize("use", [lambda run: alarms_of(run.history), facts_of])
+def test_the_work_grows_with_the_steps_and_not_with_their_square(use, tmp_path):
+    """Of a run with an evaluation after each step."""
+    draw, looks = random.Random(1), []
+    for steps in (1000, 4000):
+        (tmp_path / "config.yaml").write_text(resolve("nano", None, [f"run.steps={steps}"]).to_yaml())
+        run = read_run(tmp_path)
+        run.__dict__["metrics"] = [
+            Counted({name: draw.random() for name in [*METRICS, EVALUATED, "eval/low", "eval/high"]} | {"step": step})
+            for step in range(steps + 1)
+        ]
+        Counted.looks = 0
+        use(run)
+        looks.append(Counted.looks)
+    assert looks[1] < 5 * looks[0]
+
+
+def test_an_empty_run_has_no_alarm():
+    for records in ([], [{"step": 0, EVALUATED: 0.5}]):
+        history = History(SILENT.config, records)
+        assert (alarms_of(history), lasting(history)) == ([], [])
