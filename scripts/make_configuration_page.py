@@ -16,25 +16,22 @@ from trainer.config.settings import Config, is_section, sections
 
 HEAD = f"""# Configuration
 
-Every setting, its default, and what it does. This page is generated: `scripts/make_configuration_page.py` writes
-it from the docstrings in `trainer/config/sections/`.
+Every setting with its default. `scripts/make_configuration_page.py` writes this page from `trainer/config/sections/`.
 
     preset -> recipe -> key=value on the command line
 
-A later layer wins, and `--dry-run` prints the result. A preset is made for a size of card; it is one of
+Later layers override earlier ones, and `--dry-run` prints the result. A preset fits a size of card. It is one of
 `{"`, `".join(names_in(PRESETS))}`
-(in `trainer/config/presets/`), or your own YAML file: `--preset mine.yaml`. A recipe sets an objective on top of any
+(in `trainer/config/presets/`), or your own YAML file: `--preset mine.yaml`. A recipe sets an objective on top of a
 preset, with `--recipe NAME` or your own file:
 `{"`, `".join(names_in(RECIPES))}`
-(in `trainer/config/presets/recipes/`; see [objectives.md](objectives.md)). Memory and precision of the engine are set
-in `ds_configs/`.
+(in `trainer/config/presets/recipes/`; see [objectives.md](objectives.md)). The files in `ds_configs/` set memory and
+precision of the engine.
 
-On the command line a value in quotes or brackets is read as YAML (`rollout.stop='["\\n\\n"]'`).
-A number, `true`, `null` or a date is what it says, and anything else is the text that was typed,
-without the spaces around it: `run.dir="runs/run #2"` is a folder of that name. A value in quotes or brackets of
-which YAML would leave a part out is refused.
+On the command line, values in quotes or brackets are read as YAML (`rollout.stop='["\\n\\n"]'`). Numbers, `true`,
+`null` and dates have their meaning, and anything else is text: `run.dir="runs/run #2"` is a folder of that name.
 
-An editor that reads JSON schemas completes and checks a YAML file of your own with this first line:
+With this first line in a YAML file of your own, editors that read JSON schemas complete and check it:
 
     # yaml-language-server: $schema=docs/config.schema.json
 """

@@ -16,24 +16,23 @@ UNSERVED = ("lm_head", "embed_tokens")  # layers whose adapters vLLM serves for 
 
 class Model(Section):
     name: str = "nano"
-    """A model on the hub, a local folder, or `nano`, the small model that is shipped with Octet."""
+    """A model on the hub, a local folder, or `nano`, the small model that comes with Octet."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """`auto` is bf16 on cards that support it, fp16 on older ones, fp32 on the CPU."""
     quantize: Literal["none", "nf4", "int8"] = "none"
-    """Store the frozen base of an adapter in 4 bits (NF4 with double quantisation) or 8 bits (LLM.int8), with
-    bitsandbytes. Embeddings and output layer stay in model.dtype. The adapter is merged into the base that is not
-    quantised."""
+    """Store the frozen base of an adapter in 4 bits (NF4 with double quantisation) or 8 bits (LLM.int8). Embeddings and
+    output layer stay in model.dtype. The adapter is merged into the original base."""
     quantize_head: Literal["none", "int8"] = "none"
-    """Store the frozen output layer in 8 bits, with a factor for each token of the vocabulary: for models whose output
-    layer is not their embedding. Training and sampling use the same; the adapter is merged into the base as it came."""
+    """Store the frozen output layer in 8 bits, with a factor for each token of the vocabulary. Only for models whose
+    output layer is not their embedding."""
     embeddings: Literal["device", "cpu"] = "device"
-    """`cpu` keeps the frozen embedding in CPU memory and looks tokens up there: the same values, and each decoded token
-    waits for the CPU. For models whose output layer is not their embedding."""
+    """`cpu` keeps the frozen embedding in CPU memory and looks tokens up there, which slows down sampling. Only for
+    models whose output layer is not their embedding."""
     attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"
-    """`auto` is `sdpa`, which is part of torch and the only one that supports optim.layout=flat. `flash` needs the
-    package flash_attn and a GPU. `flash` and `eager` train with padded rows."""
+    """`auto` is torch's `sdpa`, the only one that supports optim.layout=flat. `flash` needs the package flash_attn and
+    a GPU. `flash` and `eager` train with padded rows."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     activation_offload: bool = False
@@ -58,7 +57,7 @@ class Model(Section):
 
 class Lora(Section):
     enabled: bool = True
-    """`false` trains the whole model; the other settings of this section are then ignored."""
+    """`false` trains the whole model and ignores the other settings of this section."""
     r: int = Field(16, ge=1, le=512)
     """Rank of the adapter."""
     alpha: int = Field(32, ge=1)
@@ -66,17 +65,17 @@ class Lora(Section):
     rslora: bool = False
     """Scale the adapter by alpha / sqrt(r) instead (rsLoRA), so that a high rank learns as fast as a low one."""
     dora: bool = False
-    """Train the length of each weight row separately from its direction (DoRA): better at low ranks, and slower."""
+    """Train the magnitude of each weight row separately from its direction (DoRA): better at low ranks, and slower."""
     init: Literal["zero", "pissa", "pissa_niter_16"] = "zero"
-    """`zero`: the adapter starts without effect. `pissa`: it starts as the principal part of each weight, and the rest
-    is frozen; it is saved as a plain adapter of twice the rank. `pissa_niter_16`: the same, approximated faster."""
+    """`zero`: the adapter has no effect at first. `pissa`: it starts as the principal part of each weight, and is saved
+    with twice the rank. `pissa_niter_16`: a faster approximation of `pissa`."""
     start: Path | None = None
-    """The folder of an adapter to train further, such as that of an earlier run over the same model. Its rank, alpha
-    and targets must be those of this section. What it computes at first is the base of this run and its reference."""
+    """Folder of an adapter to train further, over the same model and with the rank, alpha and targets of this section.
+    The model with this adapter is the base of the run and the reference of its KL."""
     plus_ratio: float = Field(1.0, gt=0.0)
     """LoRA+: the learning rate of the B matrices, as a multiple of algorithm.lr. Try 16, with a lower lr."""
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
-    """Must be 0: with dropout, the policy being trained is not the policy that sampled."""
+    """Must be 0: with dropout, the trained policy is not the policy that sampled."""
     targets: Literal["attention", "all"] | tuple[str, ...] = "attention"
     """`attention` (q, k, v, o), `all` linear layers (`all-linear` in PEFT), or a list of module names."""
 

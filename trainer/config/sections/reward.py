@@ -20,29 +20,29 @@ RESERVED = (*REWARDS, "strict", "lenient", "correct_strict", "correct_lenient", 
 
 class Judge(Section):
     url: str | None = None
-    """Base of an OpenAI-compatible endpoint, such as `http://localhost:8000/v1`."""
+    """Base URL of an OpenAI-compatible endpoint, such as `http://localhost:8000/v1`."""
     model: str | None = None
-    """Name of the grader at the endpoint."""
+    """Name of the judge's model at the endpoint."""
     rubric: str = "science"
     """What is graded: the name of a file in `trainer/reward/rubrics/`, or your own YAML file."""
     key_env: str = "OCTET_JUDGE_KEY"
-    """Name of the environment variable with the key; a local endpoint may need none."""
+    """Environment variable with the API key; a local endpoint may need none."""
     structured: bool = True
-    """Request grades with a JSON schema. `false` for an endpoint that does not support `response_format`."""
+    """Request grades with a JSON schema. `false` for an endpoint without `response_format`."""
     reply_tokens: int = Field(1024, ge=1)
-    """Most tokens that the grader may write, including its thinking."""
+    """Most tokens of the judge's reply, including its thinking."""
     concurrency: int = Field(8, ge=1, le=256)
     """Concurrent requests of each rank."""
     timeout_s: float = Field(60.0, gt=0.0)
     """Timeout of one request, in seconds."""
     retries: int = Field(4, ge=0)
-    """Retries after status 429 or 5xx, a failed connection, or grades that cannot be read."""
+    """Retries after status 429 or 5xx, a failed connection, or unreadable grades."""
     backoff_s: float = Field(1.0, ge=0.0)
     """Seconds before the first retry; doubles each time, with jitter. `Retry-After` is honoured."""
     max_requests: int | None = Field(None, ge=1)
-    """Budget of requests for the whole run, over all ranks, including retries. When it is spent, grades are missing."""
+    """Budget of requests for the whole run, over all ranks, including retries. Afterwards grades are missing."""
     max_tokens: int | None = Field(None, ge=1)
-    """Budget of tokens, from `usage` in the replies; without `usage`, four characters count as one token."""
+    """Budget of tokens, from `usage` in the replies, or else four characters per token."""
     cache: Path | None = RUNS / "judge-cache"
     """Folder with earlier grades, so that no answer is graded twice. `null`: no cache."""
     extra: dict[str, Any] = Field({})
@@ -63,14 +63,14 @@ class Judge(Section):
 
 class Code(Section):
     tests: str = "tests"
-    """Column of the tests: inputs and outputs, or assertions in Python; `test_list` for MBPP, `test` for HumanEval."""
+    """Column of the tests: inputs and outputs, or assertions in Python. MBPP has `test_list`, HumanEval `test`."""
     score: Literal["all", "share"] = "all"
     """`all`: 1 if all tests pass, else 0. `share`: the share of the tests that pass."""
     command: str | None = None
-    """Shell command that runs a program in another language than Python, which is in the file `program`, such as
-    `gcc -x c program && ./a.out`. Its tests are inputs and outputs."""
+    """Shell command that runs a program in another language, from the file `program`, such as `gcc -x c program &&
+    ./a.out`. Its tests are inputs and outputs."""
     seconds: float = Field(5.0, gt=0.0)
-    """Time for all tests of one answer; what is not done then has failed."""
+    """Time limit for all tests of one answer, in seconds."""
     memory_mb: int = Field(512, ge=64)
     """Memory of a process, in MB."""
     processes: int = Field(16, ge=1)
@@ -78,35 +78,37 @@ class Code(Section):
     file_mb: int = Field(16, ge=1)
     """Size of the folder in memory that a program may write to, in MB."""
     output_kb: int = Field(256, ge=1)
-    """What a program may print; one that prints more has failed."""
+    """Most output of a program, in kB; a program that prints more fails."""
     unsafe: bool = False
-    """Run programs although this machine cannot hold them in: with whatever of Landlock and seccomp there is."""
+    """Run programs although this machine cannot confine them completely, with whatever Landlock and seccomp it has."""
 
 
 class Reward(Section):
     custom: tuple[str, ...] = ()
     """Your own reward functions with TRL's signature: `my_rewards.py:score`, or a list; see docs/rewards.md."""
     weights: dict[str, float] = Field({"correct": 1.0})
-    """The reward is the sum of weight x component; see docs/rewards.md. A custom function has weight 1.0 by default."""
+    """Weights of the components, whose weighted sum is the reward; see docs/rewards.md. A custom function has weight
+    1.0 by default."""
     answer: Literal["strict", "lenient"] = "strict"
-    """What `correct` accepts: an answer in the requested format only, or any answer that can be found."""
+    """What `correct` accepts: an answer in the requested format, or anywhere in the text."""
     control: Literal["none", "random", "shuffled_gold", "shuffled_advantages"] = "none"
-    """Train a control of an experiment: with coin flips as rewards, with the gold answers of other problems, or with
-    the advantages of other answers to the same problem. Evaluation is not affected. See docs/studies.md."""
+    """Train a control of an experiment: with coin flips as rewards, the gold answers of other problems, or the
+    advantages of other answers to the same problem. See docs/studies.md."""
     ignore_accents: bool = False
-    """Compare answers without accents, so that Brasilia is Brasília."""
+    """Ignore accents, so that Brasilia equals Brasília."""
     symbolic: bool | None = None
     """Also compare answers symbolically, with math-verify. By default only the task `math` does."""
     symbolic_s: float = Field(5.0, gt=0.0)
-    """Timeout of one symbolic comparison, in seconds; after it, the answers count as different."""
+    """Timeout of one symbolic comparison, in seconds, after which the answers count as different."""
     length_band: tuple[int, int] = (50, 500)
-    """Number of characters, from and to, that `length` rewards."""
+    """Smallest and largest number of characters that `length` rewards."""
     overlong_buffer: int | None = Field(None, ge=1)
-    """Tokens before rollout.max_new_tokens over which `overlong` falls from 0 to -1; by default a fifth, as in DAPO."""
+    """Tokens before rollout.max_new_tokens over which `overlong` falls from 0 to -1; by default a fifth of it, as in
+    DAPO."""
     repetition_words: int = Field(4, ge=1)
-    """Number of words in a phrase of `repetition`."""
+    """Words in a phrase of `repetition`."""
     timeout: float = Field(60.0, gt=0.0)
-    """Timeout of one call of a custom function, in seconds; after it, the run stops."""
+    """Timeout of one call of a custom function, in seconds, after which the run stops."""
     custom_format: Literal["auto", "text", "chat"] = "auto"
     """What custom functions receive: texts, or TRL's lists of messages. `auto`: messages if the data set has them."""
     code: Code = Code()

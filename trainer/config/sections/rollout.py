@@ -22,27 +22,26 @@ class Vllm(Section):
     start: bool = False
     """Start servers for this run, and stop them at its end. They listen on this machine only."""
     python: Path | None = None
-    """Python interpreter of the environment with vLLM; by default that of the trainer."""
+    """Python interpreter of the environment with vLLM; by default the trainer's."""
     devices: tuple[int, ...] = ()
-    """CUDA devices for the servers that the run starts, such as `0` or `0,1`; the policy is trained on the others.
-    Required on a machine with GPUs."""
+    """CUDA devices for the servers that the run starts, such as `0,1`; the policy trains on the others. Required on a
+    machine with GPUs."""
     tensor_parallel: int = Field(1, ge=1)
-    """Devices that share one copy of the model. One server is started for each such group of `devices`."""
+    """Devices that share one copy of the model. Each such group of `devices` gets one server."""
     memory: float | None = Field(None, gt=0.0, lt=1.0)
-    """Share of a device's memory for vLLM. By default 0.9 of a device of its own; of a shared device, enough for the
-    base, the adapter and the cache of all rows, as `octet plan` counts it."""
+    """Share of a device's memory for vLLM. The default is 0.9 of a device of its own, or on a shared device what `octet
+    plan` computes."""
     sleep: Literal[0, 1] = 1
-    """What `vllm_colocate` does while the policy trains: 0 keeps everything on the GPU, 1 moves the weights to CPU
-    memory and frees the cache."""
+    """While the policy trains, `vllm_colocate` keeps everything on the GPU (0), or moves its weights to CPU memory and
+    frees its cache (1)."""
     arguments: tuple[str, ...] = ()
     """More arguments for the servers that the run starts, such as `--quantization,fp8`."""
     wait_s: float = Field(600.0, gt=0.0)
-    """Seconds that a server may be unreachable, at the start or later, before the run ends."""
+    """Seconds that a server may be unreachable before the run ends."""
     timeout_s: float = Field(600.0, gt=0.0)
-    """Timeout for the answers to one problem, in seconds, including the wait at a busy server."""
+    """Timeout for the answers to one problem, in seconds, including the time in a server's queue."""
     max_difference: float = Field(1.0, gt=0.0)
-    """Largest mean difference between a token's log-probs of sampler and trainer. Above it, the run is refused or
-    ends."""
+    """Largest mean difference between the log-probs of sampler and trainer. Above it, the run is refused or ends."""
 
     @field_validator("urls", "arguments", mode="before")
     @classmethod
@@ -88,21 +87,21 @@ class Turns(Section):
     """Limits of an answer that an environment replies to; see docs/environments.md."""
 
     most: int = Field(8, ge=1)
-    """Most turns of the model in an answer. One that is not done then counts as truncated."""
+    """Most turns of the model in an answer; longer answers are truncated."""
     tokens: int | None = Field(None, ge=1)
-    """Most tokens of a turn. An answer with a longer one ends there, and counts as truncated. By default only
-    rollout.max_new_tokens limits a turn: the tokens of all turns and of what the environment says between them."""
+    """Most tokens of a turn; an answer with a longer turn is truncated there. By default only rollout.max_new_tokens
+    limits a turn, over all turns and replies."""
     observation: int = Field(256, ge=1)
-    """Most tokens of what the environment says at once. What is longer is cut, and says so."""
+    """Most tokens of a reply of the environment; a longer one is cut, and says so."""
     seconds: float = Field(60.0, gt=0.0)
-    """Time for the environment to reply; after it, the run stops."""
+    """Timeout of a reply, in seconds, after which the run stops."""
 
 
 class Rollout(Section):
     engine: Literal["auto", "decode", "hf", "vllm_server", "vllm_colocate"] = "auto"
-    """`decode` is Octet's own fast decoder (docs/training.md lists the families); `hf` is model.generate; `vllm_server`
-    uses servers; `vllm_colocate` runs vLLM in the trainer's process. `auto` uses servers if rollout.vllm names or
-    starts some, else vLLM if it is installed and the GPU has room for both, else `decode`, else `hf`."""
+    """`decode` is Octet's own decoder, `hf` is model.generate, `vllm_server` uses servers, and `vllm_colocate` runs
+    vLLM in the trainer's process. `auto` uses servers if rollout.vllm names or starts some, else vLLM if it is
+    installed and fits on the GPU, else `decode`, else `hf`."""
     vllm: Vllm = Vllm()
     """Settings of the two vLLM engines."""
     ahead: Literal[0, 1] = 0
@@ -113,28 +112,27 @@ class Rollout(Section):
     group_size: int = 8
     """Completions of each problem."""
     temperature: float = Field(1.0, gt=0.0)
-    """The logits are divided by this, in sampling and in training."""
+    """Divides the logits, in sampling and in training."""
     max_new_tokens: int = Field(256, ge=1)
-    """Longer completions are cut off, and count as truncated."""
+    """Most tokens of a completion; longer ones are truncated."""
     turns: Turns = Turns()
     """Limits of answers that have several turns, because a task has tools or an environment."""
     stop: tuple[str, ...] = ()
-    """Strings that end an answer, beside those of the prompt style. The token that completes one is the last of the
-    answer. A string that begins with a line break is left out of the text that is read, any other is part of it. The
-    name of a special token ends answers at that token."""
+    """Strings that end an answer, besides those of the prompt style. The token that completes one is the last of the
+    answer. A string that begins with a line break is not part of the text that is read. The name of a special token
+    ends answers at that token."""
     dead_groups: Literal["drop", "keep", "refill"] = "drop"
-    """What to do with groups whose rewards are all equal, and whose advantages are therefore 0. `drop` leaves them out:
-    the loss, with its KL and entropy terms, is the mean over the tokens of the other groups. `keep` counts their tokens
-    in that mean. `refill` samples new problems in their place (dynamic sampling)."""
+    """What to do with groups whose rewards are all equal, and whose advantages are therefore 0. `drop` leaves them out,
+    also out of the KL and entropy terms. `keep` counts their tokens in the mean. `refill` samples new problems in their
+    place (dynamic sampling)."""
     dead_by: Literal["reward", "correct"] = "reward"
-    """`correct`: a group is also dead if all its answers are right or all are wrong, whatever else is rewarded, as in
-    DAPO. With `reward`, wrong answers can still teach the format, and shaping can outvote right answers: see
-    docs/rewards.md."""
+    """`correct`: a group is also dead if all its answers are right or all are wrong, as in DAPO. With `reward`, wrong
+    answers can still teach the format, but shaping can outvote right answers; see docs/rewards.md."""
     refills: int = Field(3, ge=1)
     """Most rounds of new problems that `refill` samples in a step."""
     rows: int = Field(128, ge=1)
-    """Completions that a local sampler decodes at once; halved if they do not fit into memory. A vLLM server that was
-    started elsewhere decides by itself, and queues the rest."""
+    """Completions that a local sampler decodes at once; halved if they do not fit into memory. A vLLM server that the
+    run did not start decides by itself."""
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -13,56 +13,56 @@ from trainer.config.sections.base import Section, Share
 class Optim(Section):
     name: Literal["adamw", "adamw_8bit"] = "adamw"
     """`adamw` is torch's. `adamw_8bit` is bitsandbytes's, with moments of a quarter of the size; it needs an
-    engine.ds_config without optimizer offload, such as zero2, because in CPU memory it is 40 times slower."""
+    engine.ds_config without optimizer offload, such as zero2."""
     betas: tuple[Share, Share] = (0.9, 0.999)
     """Decay rates of Adam's moving averages of the gradient and its square."""
     weight_decay: float = Field(0.0, ge=0.0)
-    """Decoupled weight decay, as in AdamW."""
+    """Decoupled weight decay."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    """Schedule of the learning rate after the warm-up."""
+    """Schedule of the learning rate after its rise."""
     warmup: float = Field(0.05, ge=0.0, lt=1.0)
     """Share of the steps over which the learning rate rises."""
     max_grad_norm: float = Field(1.0, gt=0.0)
     """Gradients are clipped to this global norm."""
     tokens_per_micro_batch: int = Field(16384, ge=1)
-    """Most tokens in one forward and backward pass. This setting decides the peak memory of training."""
+    """Most tokens in one forward and backward pass, which determine the peak memory of training."""
     layout: Literal["flat", "padded"] = "flat"
     """`flat`: a prompt goes through the layers once for all its answers, without padding, if the model supports it.
-    `padded`: plain rows; slower, with the same results."""
+    `padded`: plain rows, which are slower and give the same results."""
 
 
 class Engine(Section):
     ds_config: str = "zero2_offload"
     """Name of a file in `ds_configs/`, or a path to one."""
     timeout_s: float = Field(1800.0, gt=0.0)
-    """Seconds that a rank waits for the others during the run, before it ends with an error that names them."""
+    """Seconds that a rank waits for the others during the run before it ends with an error that names them."""
     connect_s: float = Field(60.0, gt=0.0)
-    """Seconds that the ranks have to connect at the start, before any weights load."""
+    """Seconds that the ranks have to connect at the start."""
 
 
 class Run(Section):
     dir: Path | None = None
     """The run folder; by default `runs/<preset>-<date>-<time>`. The same command in the same folder resumes."""
     seed: int = Field(0, ge=0, le=2**63)
-    """The order of the problems, the first values of the adapter and every sampled token follow from it."""
+    """Seed of the order of the problems, the initial adapter and every sampled token."""
     steps: int | None = Field(None, ge=1)
     """Number of steps. Set this or `run.epochs`."""
     epochs: float | None = Field(None, gt=0.0)
     """Passes over the training problems. Set this or `run.steps`."""
     save_every: int = Field(50, ge=1)
-    """Steps between checkpoints; the last step is always saved."""
+    """Steps between checkpoints. The last step is always saved."""
     keep: int = Field(2, ge=1)
-    """Number of checkpoints to keep; older ones are deleted."""
+    """Checkpoints to keep; older ones are deleted."""
     strict_health: bool = False
-    """End the run with status 5 at the first alarm about its health (docs/training.md)."""
+    """End the run with status 5 at its first alarm; see docs/training.md."""
     track: Literal["wandb", "trackio"] | None = None
-    """Also send the metrics to Weights & Biases or trackio (docs/metrics.md). If that fails, the run goes on."""
+    """Also send the metrics to Weights & Biases or trackio (docs/metrics.md). If that fails, the run continues."""
     strict_verdict: bool = False
-    """At the end, exit with status 3 if the run did not learn, and with 4 if nobody can tell (docs/reports.md)."""
+    """Exit with status 3 if the verdict is `did not learn`, and with 4 if it is `cannot tell`; see docs/reports.md."""
     threads: int | None = Field(None, ge=1)
-    """CPU threads of each rank; by default cores / ranks on a machine without GPU, else torch's default."""
+    """CPU threads of each rank; by default cores / ranks on a machine without a GPU, else torch's default."""
     merge: bool = True
-    """At the end, write the model with the adapter merged in, and compare the two. Ignored without an adapter."""
+    """At the end, write the model with the adapter merged in, and compare the two."""
 
     @model_validator(mode="after")
     def _steps_or_epochs(self) -> Run:
@@ -76,12 +76,12 @@ class Run(Section):
 
 class Eval(Section):
     problems: int = Field(256, ge=0)
-    """Number of held-out problems, the same ones every time. 0 switches evaluation off."""
+    """Number of held-out problems, always the same ones. 0 switches evaluation off."""
     every: int | None = Field(None, ge=1)
     """Steps between evaluations; by default there is one before the first step and one after the last."""
     metric: Literal["accuracy", "lenient", "loss"] = "accuracy"
-    """Which accuracy decides on the best adapter or model: of answers in the requested format, or in any format. A
-    warm-up sets it to `warmup.metric`, which may be the loss."""
+    """The accuracy that selects the best adapter or model: of answers in the requested format, or in any format. A
+    warm-up uses `warmup.metric`."""
     patience: int | None = Field(None, ge=1)
     """Stop after this many evaluations in a row without a new best; by default never."""
 

@@ -27,27 +27,26 @@ BUILT_IN = {
 
 class TaskSettings(Section):
     name: str = "nano"
-    """`nano`, `addition` and `reasoning_gym:GENERATOR` make up their problems; `gsm8k`, `gsm8k-renumbered`, `math`,
-    `multiple_choice` and `records` read them; `FILE.py:FUNCTION` is a task of your own. See `docs/tasks.md`."""
+    """`nano`, `addition`, `gsm8k`, `gsm8k-renumbered`, `math`, `multiple_choice`, `records`, `reasoning_gym:GENERATOR`,
+    or `FILE.py:FUNCTION`, a task of your own; see docs/tasks.md."""
     mix: dict[str, float] = Field({})
-    """Several tasks at once, with the share of each: `{gsm8k: 2, reasoning_gym:gcd: 1}`. It sets `task.name=mix`."""
+    """Several tasks at once, with their shares: `{gsm8k: 2, reasoning_gym:gcd: 1}`. Sets `task.name=mix`."""
     gym: dict[str, Any] = Field({})
-    """Parameters of a generator of `reasoning_gym`, such as `{max_terms: 4}`; `size` is the number of problems in a
-    pass; the next has new ones."""
+    """Parameters of a generator of `reasoning_gym`, such as `{max_terms: 4}`; `size` is the number of problems per
+    pass."""
     seed: int = Field(0, ge=0)
-    """Draws the numbers of `gsm8k-renumbered`: another seed asks for other answers."""
+    """Seed of the numbers of `gsm8k-renumbered`."""
     tools: tuple[Literal["calculator", "python"], ...] = ()
-    """Tools that the model may call while it answers; see `docs/environments.md`."""
+    """Tools that the model may call while it answers; see docs/environments.md."""
     calls: Literal["auto", "template", "fenced", "inline"] = "auto"
-    """How a tool is called. `template`: as the model's chat template says. `fenced`: in a fenced block with its name.
-    `inline`: the calculator only, which goes on after every `=`. `auto` is `template` if that has tools, else
-    `fenced`."""
+    """How a tool is called. `template`: as in the model's chat template. `fenced`: in a fenced block. `inline`: the
+    calculator continues after every `=`. `auto`: `template` if the chat template has tools, else `fenced`."""
     data_dir: Path | None = None
     """A folder with `train` and `test` as .jsonl, .csv or .parquet; without it, the data set comes from the hub."""
     path: str | None = None
     """One .jsonl, .csv or .parquet file, or a data set on the hub such as `owner/name`."""
     test_path: str | None = None
-    """The held-out problems: a file or a data set, as in `task.path`."""
+    """The held-out problems: a file or a data set on the hub."""
     subset: str | None = None
     """Configuration of the data set on the hub."""
     split: str = "train"
@@ -55,22 +54,22 @@ class TaskSettings(Section):
     test_split: str | None = None
     """Split of the data set on the hub to hold out."""
     question: str | None = None
-    """Column of the question; by default that of the task's data set."""
+    """Column of the question; the default depends on the task."""
     answer: str | None = None
     """Column of the answer. `none`: there is no answer, and a custom reward decides (`records` only)."""
     solution: str | None = None
-    """Column of a worked solution, for few-shot examples."""
+    """Column of a worked solution, for few-shot examples and warm-ups."""
     incorrect: tuple[str, ...] = ()
     """Columns of the wrong choices (`multiple_choice`); a column may hold a list of them."""
     holdout: float = Field(0.1, gt=0.0, le=1.0)
-    """Share of the problems that is held out if no test set is named."""
+    """Share of the problems to hold out if no test set is named."""
     on_bad_record: Literal["error", "skip"] = "error"
     """What to do with a record that cannot be used: end with an error before the run starts, or leave it out and count
     it."""
     limit: int | None = Field(None, ge=1)
     """Train on this many problems, the first of the shuffled training set."""
     curriculum: Literal["none", "difficulty", "solve_rate"] = "none"
-    """`difficulty`: easy problems first. `solve_rate`: problems that are solved always or never are drawn less
+    """`difficulty`: easy problems first. `solve_rate`: problems that are always or never solved are drawn less
     often."""
 
     @model_validator(mode="before")
@@ -150,13 +149,13 @@ class PromptSettings(Section):
     shots: int = Field(4, ge=1)
     """Number of solved examples in a `few_shot` prompt."""
     answer: Literal["auto", "gsm8k", "boxed", "tags", "letter", "alone"] = "auto"
-    """Where a strict answer is expected (####, \\boxed{}, <answer>, a letter, or nothing beside it); `auto` follows the
-    style."""
+    """Where a strict answer is expected: after ####, in \\boxed{}, in <answer>, as a letter, or alone. `auto` follows
+    the style."""
     template: dict[str, Any] = Field({})
     """Variables of the model's chat template, such as `{enable_thinking: false}` for Qwen3."""
     max_tokens: int = Field(512, ge=1)
-    """Training problems with a longer prompt are left out, and counted. Held-out problems are evaluated all the same,
-    unless they exceed the context of the model."""
+    """Training problems with a longer prompt are left out and counted. Held-out problems are left out only if they
+    exceed the context of the model."""
 
     @field_validator("template")
     @classmethod

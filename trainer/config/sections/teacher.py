@@ -14,25 +14,25 @@ class Teacher(Section):
     """docs/warmup.md says when a teacher helps."""
 
     name: str | None = None
-    """A model on the hub or a local folder whose log-probs of the sampled answers are learned from. Its tokenizer must
-    be that of `model.name`. With `teacher.url`, the name of a model at that server; by default its base."""
+    """A model on the hub or a local folder whose log-probs of the sampled answers are learned from, with the tokenizer
+    of `model.name`. With `teacher.url`, the name of a model at that server; by default its base."""
     url: str | None = None
     """A running vLLM server as teacher, such as `http://127.0.0.1:8000`. `rollout.vllm.wait_s` and
-    `rollout.vllm.timeout_s` hold for it, too."""
+    `rollout.vllm.timeout_s` apply to it, too."""
     revision: str | None = None
     """Branch, tag or commit of the teacher on the hub."""
     quantize: Literal["none", "nf4", "int8"] = "none"
     """Store the teacher in 4 or 8 bits, as in `model.quantize`."""
     adapter: Path | None = None
-    """The folder of an adapter of the teacher, such as that of an earlier run. Without `teacher.name`, or with that of
-    `model.name`, it lies beside the adapter that is trained, over the same base, which is loaded once."""
+    """Folder of an adapter of the teacher. Without `teacher.name`, or with that of `model.name`, it uses the base of
+    the trained adapter, which is loaded once."""
     form: Literal["advantage", "loss"] = "advantage"
-    """`advantage`: each token has the log-prob of the teacher minus that of the sampler as its advantage, the reverse
-    KL of one token. `loss`: the teacher is the reference of the KL in the loss, whose weight is `algorithm.kl.coef`."""
+    """`advantage`: the advantage of a token is the log-prob of the teacher minus that of the sampler. `loss`: the
+    teacher is the reference of the KL in the loss, weighted by `algorithm.kl.coef`."""
     weight: float = Field(1.0, gt=0.0)
     """Weight of the teacher in the advantage of a token."""
     reward: float = Field(0.0, ge=0.0)
-    """Weight of the verifier's advantage beside the teacher; 0 learns from the teacher alone."""
+    """Weight of the verifier's advantage; 0 learns from the teacher alone."""
 
     @property
     def is_there(self) -> bool:
