@@ -301,14 +301,14 @@ def test_user_code_in_several_threads_leaves_standard_output_as_it_was(monkeypat
     before, entered, may_leave = sys.stdout, threading.Event(), threading.Event()
 
     def first():
-        with user_code.contained():
+        with user_code.contained:
             entered.set()
             may_leave.wait(10)
 
     thread = threading.Thread(target=first)
     thread.start()
     entered.wait(10)
-    with user_code.contained():
+    with user_code.contained:
         may_leave.set()
         thread.join(10)
         print("from user code")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.rewarding import answer, scorer_of
 from tests.sandbox.lacking import python_without
-from trainer.answers.program import fenced, program
+from trainer.answers.find import fenced, program
 from trainer.commands.main import main
 from trainer.config.command_line import resolve
 from trainer.config.settings import Code

@@ -356,3 +356,18 @@ def _settled(found: str | None, wanted: str | None) -> str | None:
         return found
     parts = [phrase for phrase in CORRECTION.split(found) if DIGIT.search(phrase)]
     return offered(parts[-1].lstrip(" ,.:;!")) if len(parts) > 1 else found
+
+
+_FENCED = re.compile(r"```[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
+
+
+def fenced(text: str) -> str | None:
+    """Return the last fenced block of what is said after thinking, or None if there is none."""
+    blocks: list[str] = _FENCED.findall(after_thinking(text)[1])
+    return blocks[-1] if blocks else None
+
+
+def program(text: str) -> str:
+    """Return the last fenced block, or all that is said after thinking."""
+    block = fenced(text)
+    return after_thinking(text)[1] if block is None else block

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from trainer.errors import ConfigError, OctetError
@@ -28,8 +27,7 @@ from trainer.machine.visible import without_keys
 GRACE_S = 5.0
 
 # What ends the process, or harms it later, is refused while user code runs.
-REFUSED: list[tuple[Any, str]] = [(os, "_exit"), (os, "abort"), (os, "closerange"), (signal, "alarm")]
-REFUSED += [(signal, "setitimer"), (resource, "setrlimit"), (resource, "prlimit")]
+REFUSED = {os: ("_exit", "abort", "closerange"), signal: ("alarm", "setitimer"), resource: ("setrlimit", "prlimit")}
 # Settings of torch that change results, and what they are when it has been imported. "set" for "get" sets them.
 OF_TORCH: dict[str, str | int] = {"get_default_dtype": "torch.float32", "get_float32_matmul_precision": "highest"}
 OF_TORCH |= {"get_num_threads": "", "get_deterministic_debug_mode": 0}
@@ -49,15 +47,12 @@ class Call(threading.Thread):
 
     def run(self) -> None:
         limit = sys.getrecursionlimit()
-        with self, _unchanged():
-            self.result = self.work()
+        try:
+            with _unchanged():
+                self.result = self.work()
+        except BaseException as error:  # noqa: BLE001  user code may raise anything
+            self.error = error
         sys.setrecursionlimit(limit)  # in this thread: another one may be too deep for the limit that the call has set
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
-        self.error = error
-        return True
 
     def within(self, seconds: float) -> bool:
         """Start the call and wait for it. Return False if it is still running after `seconds`."""
@@ -98,8 +93,7 @@ def _unchanged() -> Iterator[None]:
 
 
 class Prints(io.TextIOBase):
-    """Standard output for user code, which prints to standard error: results stand on standard output. To close it has
-    no effect."""
+    """Prints to standard error, because results stand on standard output. Closing it has no effect."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)
@@ -108,11 +102,8 @@ class Prints(io.TextIOBase):
 
 
 class Containment:
-    """Lets user code neither end the process, which would look like success, nor print between results, nor change the
-    variables, descriptors and warnings of all.
-
-    Several threads may be inside at once. The last one that leaves puts everything back.
-    """
+    """Keeps user code from ending the process, which would look like success, from printing between results, and from
+    changing variables and warnings for all. Several threads may be inside; the last one puts everything back."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -133,7 +124,7 @@ class Containment:
 
     @contextmanager
     def _put_back(self) -> Iterator[None]:
-        real = [(module, name, getattr(module, name)) for module, name in REFUSED]
+        real = [(module, name, getattr(module, name)) for module, names in REFUSED.items() for name in names]
         streams, filters = ((1, sys.stdout), (2, sys.stderr)), [*warnings.filters]
         environment, variables = os.environ, os.environ._data.copy()  # type: ignore[attr-defined]  # decodes nothing
         for module, name, function in real:
@@ -155,12 +146,7 @@ class Containment:
         raise SystemExit(f"it called {name}, which a reward may not")
 
 
-CONTAINMENT = Containment()
-
-
-def contained() -> Containment:
-    """Return what contains user code. There is one for the process, because what it changes belongs to all threads."""
-    return CONTAINMENT
+contained = Containment()  # one for the process, because what it changes belongs to all threads
 
 
 def find(key: str, setting: str) -> Path:
@@ -217,7 +203,7 @@ def _modules(folder: Path) -> dict[str, Path]:
 def call(what: str, path: Path, work: Callable[[], Any], kind: type[OctetError] = ConfigError) -> Any:
     """Return what a call returns. Raise an error that begins with `what` and names the line, if it raises."""
     calling = Call(work)
-    with contained():
+    with contained:
         calling.run()
     if calling.error is not None:
         raise kind(f"{what}{where(calling.error, path)}.")

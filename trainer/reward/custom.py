@@ -81,7 +81,7 @@ class Custom:
 
     def _run(self, readings: Sequence[Reading]) -> Call:
         call = Call(lambda: self._grades(readings))
-        with contained():
+        with contained:
             ended = call.within(self.timeout)
         if not ended:
             raise self._error(
@@ -128,14 +128,12 @@ class Custom:
         texts = [reading.completion.text for reading in readings]
         ids = [list(compress(one.tokens, one.mask)) for one in (reading.completion for reading in readings)]
         if not self._is_chat(readings[0].problem):
-            return {
-                "prompts": [reading.prompt.text for reading in readings],
-                "completions": texts,
-                "completion_ids": ids,
-            }
-        prompts = [_messages(reading.problem) for reading in readings]
+            prompts = [reading.prompt.text for reading in readings]
+            return {"prompts": prompts, "completions": texts, "completion_ids": ids}
+        asked = [one.problem.messages or [{"role": "user", "content": one.problem.question}] for one in readings]
+        conversations = [[dict(message) for message in messages] for messages in asked]
         answers = [[{"role": "assistant", "content": text}] for text in texts]
-        return {"prompts": prompts, "completions": answers, "completion_ids": ids}
+        return {"prompts": conversations, "completions": answers, "completion_ids": ids}
 
     def _is_chat(self, problem: Problem) -> bool:
         return bool(problem.messages) if self.format == "auto" else self.format == "chat"
@@ -161,21 +159,15 @@ class Custom:
 
 def columns(readings: Sequence[Reading]) -> dict[str, list[Any]]:
     """Return the columns of the records, each as a list."""
-    records = [_record(reading) for reading in readings]
+    records = [_record(reading.problem) for reading in readings]
     names = {name: None for record in records for name in record}  # a set that keeps its order
     return {name: [record.get(name) for record in records] for name in names}
 
 
-def _record(reading: Reading) -> dict[str, Any]:
-    problem = reading.problem
+def _record(problem: Problem) -> dict[str, Any]:
     known = {"question": problem.question, "answer": problem.gold, "gold": problem.gold, "solution": problem.solution}
     own = {name: value for name, value in problem.extra.items() if name not in ("prompt", "completion")}
     return {**known, "problem_id": problem.id, **own}
-
-
-def _messages(problem: Problem) -> list[dict[str, Any]]:
-    messages = problem.messages or [{"role": "user", "content": problem.question}]
-    return [dict(message) for message in messages]
 
 
 def described(readings: Sequence[Reading]) -> str:

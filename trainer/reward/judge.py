@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError
 
 from trainer.config.read_yaml import BadYaml, read_yaml
 from trainer.config.settings import Judge as JudgeSettings
@@ -45,14 +45,7 @@ class Criterion(Section):
 
 class Rubric(Section):
     instructions: str
-    criteria: dict[str, Criterion]
-
-    @field_validator("criteria")
-    @classmethod
-    def _at_least_one(cls, value: dict[str, Criterion]) -> dict[str, Criterion]:
-        if not value:
-            raise ValueError("there is no criterion")
-        return value
+    criteria: dict[str, Criterion] = Field(min_length=1)
 
     def system_message(self) -> str:
         lines = [f"- {name}: {criterion.description.strip()}" for name, criterion in self.criteria.items()]

@@ -53,8 +53,8 @@ class Client:
     ) -> T | None:
         """Return the parsed reply. `parse` returns None for an invalid one; `fresh` asks even if one is cached."""
         name = hashlib.sha256(json.dumps([self.url, body], sort_keys=True).encode()).hexdigest()
-        text = self.cache.get(name) if self.cache and not fresh else None
-        if text is not None and (cached := parse(text)) is not None:
+        known = self.cache.get(name) if self.cache and not fresh else None
+        if known is not None and (cached := parse(known)) is not None:
             meter.add("judge/from_cache", 1)
             return cached
         for attempt in range(self.settings.retries + 1):
@@ -63,22 +63,19 @@ class Client:
                 self.last_failure = f"{self.last_failure}, and then {SPENT}" if attempt else SPENT
                 return None
             try:
-                return self._try(name, body, parse, meter)
+                text = self._reply(body, meter)
+                if (parsed := parse(text)) is None:
+                    raise NoReply(f"the reply is not what was asked for: {without_keys(text, 200)!r}")
             except NoReply as failure:
                 self.last_failure = without_keys(str(failure))
                 if not failure.again:
                     return None
                 self._not_before = max(self._not_before, time.monotonic() + failure.wait_s)
+            else:
+                if self.cache:
+                    self.cache.put(name, text)
+                return parsed
         return None
-
-    def _try(self, name: str, body: Mapping[str, Any], parse: Callable[[str], T | None], meter: Meter) -> T:
-        text = self._reply(body, meter)
-        parsed = parse(text)
-        if parsed is None:
-            raise NoReply(f"the reply is not what was asked for: {without_keys(text, 200)!r}")
-        if self.cache:
-            self.cache.put(name, text)
-        return parsed
 
     def _wait(self, attempt: int) -> None:
         """Wait before an attempt, twice as long each time, with jitter so that threads do not retry together."""

@@ -72,8 +72,7 @@ def rules_of(config: Config, task: Task) -> Rules:
 
 def compares_as_mathematics(config: Config, task: Task) -> bool:
     """Return reward.symbolic, or by default what the task asks for."""
-    asked = config.reward.symbolic
-    return task.symbolic if asked is None else asked
+    return task.symbolic if config.reward.symbolic is None else config.reward.symbolic
 
 
 def worked(problem: Problem) -> Completion:

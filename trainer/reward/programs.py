@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.answers.program import program
+from trainer.answers.find import program
 from trainer.config.settings import Code
 from trainer.errors import ConfigError, DataError
 from trainer.machine import threads
@@ -151,18 +151,16 @@ def _in_any_form(value: Any, columns: Mapping[str, Any]) -> Tests:
     if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
         value = json.loads(value)
     if isinstance(value, Mapping):
-        columns = {**columns, **({"entry_point": value["fn_name"]} if value.get("fn_name") else {})}
-        value = [
-            {"input": given, "output": output} for given, output in zip(value["inputs"], value["outputs"], strict=True)
-        ]
+        columns = {**columns, "entry_point": value.get("fn_name") or columns.get("entry_point")}
+        pairs = zip(value["inputs"], value["outputs"], strict=True)
+        value = [{"input": given, "output": output} for given, output in pairs]
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list) or not value:
         raise DataError(EXPECTED)
     if all(isinstance(one, str) for one in value):
-        return _python(
-            "\n".join([*(columns.get("test_imports") or ()), columns.get("test_setup_code") or "", *value]), columns
-        )
+        before = [*(columns.get("test_imports") or ()), columns.get("test_setup_code") or ""]
+        return _python("\n".join([*before, *value]), columns)
     if all(isinstance(one["input"], str) and one.get("testtype") != "functional" for one in value):
         return Tests(tuple((one["input"].encode(), one["output"].encode()) for one in value))
     return _calls(value, columns)
@@ -209,16 +207,12 @@ def _loaded(tree: ast.Module) -> set[str]:
 
 def _bound(tree: ast.Module) -> set[str]:
     """Return every name that is given a value somewhere."""
-    names = set()
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            names.add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler):
+            names.add(node.name or "")
         elif isinstance(node, ast.arg):
             names.add(node.arg)
         elif isinstance(node, ast.alias):
             names.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            names.add(node.name)
     return names

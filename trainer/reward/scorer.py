@@ -1,4 +1,4 @@
-"""reward: a group of completions becomes a scored group."""
+"""Score completions, so that a group of them becomes a scored group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Protocol
 
 from trainer.answers import compare
-from trainer.answers.program import fenced
+from trainer.answers.find import fenced
 from trainer.answers.symbolic import SymbolicPool
 from trainer.errors import RewardError
 from trainer.records import Completion, Prompt, Score, ScoredGroup
@@ -45,7 +45,7 @@ class Meter:
 
 
 class Grader(Protocol):
-    """A reward from outside: a function of the user, a language model. None is no grade."""
+    """A reward from outside: tests, a function of the user, a language model. None is no grade."""
 
     @property
     def name(self) -> str: ...
@@ -65,7 +65,7 @@ class Grader(Protocol):
 
 
 class Scorer:
-    """The weighted sum of the named rewards, with the graders from outside. Safe to call from several threads."""
+    """Scores answers by the weighted sum of the named rewards. It may be called from several threads."""
 
     def __init__(self, rules: Rules, graders: Sequence[Grader] = (), symbolic: SymbolicPool | None = None) -> None:
         self.rules = rules
@@ -82,11 +82,11 @@ class Scorer:
         return max((grader.parallel for grader in self.graders), default=1)
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> ScoredGroup:
-        scores = tuple(self.scores((prompt, one) for one in completions))
-        return ScoredGroup(prompt, tuple(completions), scores, self.rules.dead_by)
+        scores = self.scores((prompt, one) for one in completions)
+        return ScoredGroup(prompt, tuple(completions), tuple(scores), self.rules.dead_by)
 
     def scores(self, answered: Iterable[tuple[Prompt, Completion]]) -> list[Score]:
-        """Answers that need not belong together, all at once."""
+        """Return the scores of answers to any prompts."""
         with self.meter.seconds("answers"):
             readings = [self.read(prompt, completion) for prompt, completion in answered]
         values = {name: self._values(name, readings) for name in self.built_in}
@@ -103,17 +103,17 @@ class Scorer:
         return read(prompt, completion, self.rules, self._equal)
 
     def rehearse(self, prompt: Prompt, completion: Completion) -> None:
-        """Every grader once, before anything is spent."""
+        """Call every grader once, before anything is spent."""
         reading = self.read(prompt, completion)
         for grader in self.graders:
             grader.rehearse(reading)
 
     def verifier(self) -> Scorer:
-        """The same without graders, but for tests: what evaluation needs, at no cost."""
+        """Return a scorer whose only grader is the one that runs tests: evaluation costs nothing then."""
         return Scorer(self.rules, tuple(grader for grader in self.graders if grader.name == TESTS), self.symbolic)
 
     def drain(self) -> Sums:
-        """Since the last call: seconds of each reward, requests, missing grades, hangs."""
+        """Return the seconds of each reward, requests, missing grades and hangs since the last call."""
         if self.symbolic is not None:
             hangs, self._hangs = self.symbolic.hangs - self._hangs, self.symbolic.hangs
             self.meter.add("symbolic/hangs", hangs)
@@ -139,13 +139,14 @@ class Scorer:
 
 
 def total(values: Mapping[str, float | None], weights: Mapping[str, float]) -> float | None:
-    """The weighted sum; None where a value that counts is missing."""
+    """Return the weighted sum, or None if a value that counts is missing."""
+    summed: float | None = 0.0
     for name, value in values.items():
-        if value is not None and abs(value * max(1.0, weights.get(name, 0.0))) > LARGEST:
+        weight = weights.get(name, 0.0)
+        if value is not None and abs(value * max(1.0, weight)) > LARGEST:
             raise RewardError(
                 f"`{name}` is {value:g}, and a reward is at most {LARGEST:g}: advantages have its square."
             )
-    counting = [(weights[name], value) for name, value in values.items() if weights.get(name)]
-    if any(value is None for _, value in counting):
-        return None
-    return sum(weight * value for weight, value in counting if value is not None)
+        if weight:
+            summed = None if value is None or summed is None else summed + weight * value
+    return summed
