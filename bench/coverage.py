@@ -22,8 +22,7 @@ import numpy as np
 from numpy.random import Generator as Random
 
 from machine import describe
-from trainer.estimates import SIGNIFICANT, corrected
-from trainer.reports.effects import Effect, effect
+from trainer.estimates import SIGNIFICANT, Effect, corrected, effect
 
 Answers = np.ndarray[Any, np.dtype[np.float64]]
 RESULTS = Path(__file__).parent / "results/coverage.json"

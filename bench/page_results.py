@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from trainer.config.read_yaml import read_yaml
-from trainer.reports.effects import FOUND
+from trainer.estimates import FOUND
 from trainer.reports.study import BETTER, CANNOT_TELL, WORSE
 from trainer.reports.study_page import sentences, tables
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.study import BASE
-from trainer.estimates import SIGNIFICANT, corrected
-from trainer.reports.effects import effect
+from trainer.estimates import SIGNIFICANT, corrected, effect
 from trainer.reports.study import BETTER, CANNOT_TELL, WORSE
 
 RESULTS = Path(__file__).parent / "results"

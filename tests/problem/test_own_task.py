@@ -15,7 +15,8 @@ from trainer.problem.prompts import MARKS, answer_style
 from trainer.problem.task import evaluation_problems, make_task, normalised, training_problems
 from trainer.records import Completion, Prompt
 from trainer.reward.make import make_verifier
-from trainer.watch.tally import Tally, tally_groups
+from trainer.watch.step_metrics import tally_groups
+from trainer.watch.tally import Tally
 
 
 def configured(*settings: str):

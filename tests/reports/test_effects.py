@@ -5,8 +5,7 @@ from statistics import fmean, variance
 
 import pytest
 
-from trainer.estimates import corrected, quantile, two_sided
-from trainer.reports.effects import effect, is_enough, share_reached
+from trainer.estimates import corrected, effect, is_enough, quantile, share_reached, two_sided
 
 TABLE = [[1, 0, 1, 0, 1, 1], [1, 0, 0, 0, 1, 0], [1, 1, 1, 0, 1, 1]]
 

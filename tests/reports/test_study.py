@@ -8,8 +8,8 @@ import pytest
 from trainer.commands import study as command
 from trainer.config.study import read_study
 from trainer.errors import ConfigError, DataError, OctetError
+from trainer.estimates import effect
 from trainer.reports.drawing import COLOURS, Dot, Label, Line
-from trainer.reports.effects import effect
 from trainer.reports.forest import GREY
 from trainer.reports.study import _at, collect, shares, summary
 from trainer.reports.study_page import drawings, sentences, study_page, tables

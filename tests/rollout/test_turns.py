@@ -34,7 +34,8 @@ from trainer.rollout.hf import HfSampler
 from trainer.rollout.turns import TurnTaking
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.server import VllmServerSampler
-from trainer.watch.tally import Tally, tally_groups
+from trainer.watch.step_metrics import tally_groups
+from trainer.watch.tally import Tally
 
 STOPS = SOME | {2}  # 2 is <|im_end|>, with which the template ends a turn
 BOTH = pytest.mark.parametrize("kind", [HfSampler, DecodeSampler], ids=["hf", "decode"])

@@ -16,7 +16,8 @@ from trainer.records import Scores
 from trainer.run_folder.journal import Journal
 from trainer.watch.health import Health
 from trainer.watch.screen import Screen, progress_line, wrapped
-from trainer.watch.tally import Tally, metrics_of_updates, tally_groups
+from trainer.watch.step_metrics import metrics_of_updates, tally_groups
+from trainer.watch.tally import Max, Min, Tally
 
 
 def test_ranks_with_different_weights_are_not_averaged_as_equals():
@@ -24,23 +25,22 @@ def test_ranks_with_different_weights_are_not_averaged_as_equals():
     one, other = Tally(), Tally()
     one.add("loss", 3.0, weight=3)
     other.add("loss", 0.0, weight=7)
-    assert one.means(lambda mine: [mine, other.sums]) == {"loss": 0.3}
+    assert one.means(lambda mine: [mine, other.packed()]) == {"loss": 0.3}
 
 
 def test_maxima_are_maxima_over_ranks_too():
     one, other = Tally(), Tally()
     for tally, values in ((one, [0.5, 0.2]), (other, [0.9])):
         for value in values:
-            tally.add("ratio/max", value, weight=7)
-    assert one.means(lambda mine: [mine, other.sums]) == {"ratio/max": 0.9}
+            tally.merge({"ratio/max": Max(value)})
+    assert one.means(lambda mine: [mine, other.packed()]) == {"ratio/max": 0.9}
 
 
 def test_the_lowest_and_highest_of_negative_values():
     one, other = Tally(), Tally()
     for tally, value in ((one, -3.0), (one, -1.0), (other, -2.0)):
-        tally.add("reward/min", value)
-        tally.add("reward/max", value)
-    assert one.means(lambda mine: [mine, other.sums]) == {"reward/min": -3.0, "reward/max": -1.0}
+        tally.merge({"reward/min": Min(value), "reward/max": Max(value)})
+    assert one.means(lambda mine: [mine, other.packed()]) == {"reward/min": -3.0, "reward/max": -1.0}
 
 
 def scored_batch(**given):

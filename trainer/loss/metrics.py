@@ -9,7 +9,7 @@ from trainer.config.settings import Algorithm
 from trainer.loss.kl import ESTIMATORS
 from trainer.loss.objectives import correction, mean_over_row, mismatch
 from trainer.records import Scores, TrainingBatch
-from trainer.watch.tally import LARGEST, Tally
+from trainer.watch.tally import Max, Std, Tally
 
 
 def tally_batch(tally: Tally, batch: TrainingBatch, scores: Scores, settings: Algorithm) -> int:
@@ -32,33 +32,31 @@ def tally_batch(tally: Tally, batch: TrainingBatch, scores: Scores, settings: Al
         moved_BT = mean_over_row(moved_BT, batch.mask_BT).expand_as(moved_BT)
     of_tokens = batch.advantages_B[:, None] if batch.advantages_BT is None else batch.advantages_BT
     advantages_BT = of_tokens.expand_as(moved_BT)
+    # the policy that answered, against the log-probs that came with the answers, and against the policy of now
+    apart_N = counted(batch.old_logprobs_BT - batch.sampled_logprobs_BT)
+    ratio_N, advantages_N = counted(moved_BT).exp(), counted(advantages_BT)
     sums = {
         "entropy": counted(scores.entropy_BT.detach()),
-        **_sampler_metrics(counted(batch.old_logprobs_BT - batch.sampled_logprobs_BT)),
+        "sampler_difference": apart_N.abs(),
+        "sampler_kl": apart_N.expm1() - apart_N,  # the k3 estimate
         "sampler_ratio/raw": counted(mismatch_BT),
         "sampler_ratio/corrected": counted(correction(mismatch_BT, settings.correction)),
-        **_ratio_metrics(counted(moved_BT).exp(), counted(advantages_BT), settings),
+        "ratio": ratio_N,
+        # how often the clip on the advantage's side is exceeded
+        "clipped/low": (ratio_N < 1 - settings.clip_low) & (advantages_N < 0),
+        "clipped/high": (ratio_N > 1 + settings.clip_high) & (advantages_N > 0),
     }
     if batch.reference_logprobs_BT is not None:
         sums["kl"] = ESTIMATORS[settings.kl.estimator](counted(now_BT - batch.reference_logprobs_BT))
     if batch.advantages_BT is not None:
-        sums["advantage/token"] = counted(advantages_BT)
-    sums |= {"advantage/mean": batch.advantages_B[rows_N], "advantage/square": batch.advantages_B[rows_N].square()}
-    reduced = [values.max() if name.endswith(LARGEST) else values.float().sum() for name, values in sums.items()]
-    for (name, values), value in zip(sums.items(), torch.stack(reduced).tolist(), strict=True):  # one wait for the card
-        tally.add(name, value, len(values))
+        sums["advantage/token"] = advantages_N
+    largest = {"sampler_difference/max": sums["sampler_difference"], "ratio/max": ratio_N}
+    advantages_B = batch.advantages_B[rows_N]
+    reduced = [*(values.float().sum() for values in sums.values()), *(values.max() for values in largest.values())]
+    reduced += [advantages_B.float().sum(), advantages_B.square().float().sum()]
+    found = iter(torch.stack(reduced).tolist())  # one wait for the card
+    for name, values in sums.items():
+        tally.add(name, next(found), len(values))
+    tally.merge({name: Max(next(found)) for name in largest})
+    tally.merge({"advantage": Std(next(found), next(found), len(rows_N))})
     return len(counted_N)
-
-
-def _sampler_metrics(apart_N: Tensor) -> dict[str, Tensor]:
-    """Compare the policy that answered with the log-probs that came with the answers. The KL is the k3 estimate."""
-    size_N = apart_N.abs()
-    divergence_N = apart_N.expm1() - apart_N
-    return {"sampler_difference": size_N, f"sampler_difference{LARGEST}": size_N, "sampler_kl": divergence_N}
-
-
-def _ratio_metrics(ratio_N: Tensor, advantages_N: Tensor, settings: Algorithm) -> dict[str, Tensor]:
-    """Compare the policy with the one that answered; count how often the clip on the advantage's side is exceeded."""
-    low_N = (ratio_N < 1 - settings.clip_low) & (advantages_N < 0)
-    high_N = (ratio_N > 1 + settings.clip_high) & (advantages_N > 0)
-    return {"ratio": ratio_N, f"ratio{LARGEST}": ratio_N, "clipped/low": low_N, "clipped/high": high_N}

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from trainer.config.study import BASE
-from trainer.reports.effects import effect, is_enough
+from trainer.estimates import effect, is_enough
 from trainer.run_folder.reader import RunFiles
 
 FOLDER = "renumbered"  # of a run: its answers to the problems with new numbers

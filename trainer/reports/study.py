@@ -1,6 +1,6 @@
 """What a study has come to, from the folders of its runs: `study.json` holds all of it.
 
-The accuracy is that of the greedy answers to the held-out problems that every run was asked. `reports/effects.py` has
+The accuracy is that of the greedy answers to the held-out problems that every run was asked. `trainer/estimates.py` has
 the statistics.
 """
 
@@ -15,9 +15,8 @@ from typing import Any
 
 from trainer.config.study import BASE, SUPERVISED, Study, StudyRun
 from trainer.errors import DataError
-from trainer.estimates import SIGNIFICANT, corrected
+from trainer.estimates import SIGNIFICANT, Effect, Table, corrected, effect, is_enough, share_reached
 from trainer.reports.contamination import gaps
-from trainer.reports.effects import Effect, Table, effect, is_enough, share_reached
 from trainer.run_folder import previous_run
 from trainer.run_folder.reader import RunFiles, phases, read_run
 

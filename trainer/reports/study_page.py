@@ -10,8 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from trainer.config.study import BASE
+from trainer.estimates import FOUND, LEAST_SEEDS
 from trainer.reports.drawing import Mark, svg
-from trainer.reports.effects import FOUND, LEAST_SEEDS
 from trainer.reports.forest import forest
 from trainer.reports.markup import Html, page, table, tag
 from trainer.reports.panels import Group

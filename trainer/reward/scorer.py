@@ -14,7 +14,7 @@ from trainer.answers.symbolic import SymbolicPool
 from trainer.errors import RewardError
 from trainer.records import Completion, Prompt, Score, ScoredGroup
 from trainer.reward.built_in import COMPONENTS, Reading, Rules, read
-from trainer.watch.tally import Sums, Tally
+from trainer.watch.tally import Mean, Tally
 
 LARGEST = 1e15  # of a reward, so that its square is a number in 32 bits
 TESTS = "code"  # the reward that runs tests
@@ -38,10 +38,10 @@ class Meter:
         yield
         self.add(f"time/reward/{name}", perf_counter() - began)
 
-    def drain(self) -> Sums:
+    def drain(self) -> dict[str, Mean]:
         with self._writing:
             sums, self._tally = self._tally.sums, Tally()
-        return {name: (amount, weight or 1.0) for name, (amount, weight) in sums.items()}
+        return {name: Mean(amount, weight or 1.0) for name, (amount, weight) in sums.items()}
 
 
 class Grader(Protocol):
@@ -112,7 +112,7 @@ class Scorer:
         """Return a scorer whose only grader is the one that runs tests: evaluation costs nothing then."""
         return Scorer(self.rules, tuple(grader for grader in self.graders if grader.name == TESTS), self.symbolic)
 
-    def drain(self) -> Sums:
+    def drain(self) -> dict[str, Mean]:
         """Return the seconds of each reward, requests, missing grades and hangs since the last call."""
         if self.symbolic is not None:
             hangs, self._hangs = self.symbolic.hangs - self._hangs, self.symbolic.hangs

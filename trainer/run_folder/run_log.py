@@ -20,7 +20,8 @@ from trainer.run_folder.journal import Journal
 from trainer.watch.alarms import Alarms
 from trainer.watch.phases import Phases
 from trainer.watch.screen import Screen
-from trainer.watch.tally import Tally, metrics_of_updates, tally_groups
+from trainer.watch.step_metrics import metrics_of_updates, tally_groups
+from trainer.watch.tally import Tally
 
 
 @dataclass(slots=True)

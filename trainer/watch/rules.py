@@ -13,8 +13,9 @@ from math import sqrt
 from statistics import fmean, median
 from typing import Literal, NamedTuple
 
+from trainer.estimates import rise
 from trainer.watch.history import EARLY, EVALUATED, LATE, RECENT, History
-from trainer.watch.verdict import RISE, rise
+from trainer.watch.verdict import RISE
 
 Looks = Callable[[History], "str | None"]
 

@@ -6,13 +6,12 @@ Like the rules in `rules.py`, it needs only what a run writes, so a page says th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import sqrt
-from statistics import fmean, variance
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from trainer.config.settings import Config
 from trainer.errors import NotLearned, counted
-from trainer.estimates import CONFIDENCE, SIGNIFICANT, Share, paired_difference, quantile
+from trainer.estimates import SIGNIFICANT, Share, paired_difference, rise
 
 LEARNED, NOT_LEARNED, CANNOT_TELL = "learned", "did not learn", "cannot tell"
 STATUS = {NOT_LEARNED: 3, CANNOT_TELL: 4}  # of the command, with run.strict_verdict=true
@@ -90,13 +89,3 @@ def _of_rewards(records: Sequence[Mapping[str, float]], answer: str) -> Verdict:
         return Verdict(LEARNED, evidence)
     spread = fmean(record.get("reward/std", 0.0) for record in steps)
     return Verdict(NOT_LEARNED if reward.high < RISE * spread else CANNOT_TELL, evidence)
-
-
-def rise(values: Sequence[float], part: int) -> Share:
-    """Return by how much the mean of the last values is above that of the first, with Welch's interval."""
-    first, last = values[:part], values[-part:]
-    one, other = variance(first), variance(last)
-    freedom = (part - 1) * (one + other) ** 2 / (one**2 + other**2) if one or other else part - 1
-    half = quantile((1 + CONFIDENCE) / 2, int(freedom)) * sqrt((one + other) / part)
-    change = fmean(last) - fmean(first)
-    return Share(change, change - half, change + half)

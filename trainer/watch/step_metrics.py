@@ -1,0 +1,88 @@
+"""What is counted of the groups and updates of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import compress
+from statistics import fmean
+
+from trainer.answers.strip_thinking import after_thinking
+from trainer.records import Completion, ScoredGroup, Update
+from trainer.watch.tally import Correlation, Max, Min, Std, Tally
+
+NGRAM, SHORTEST_LOOP = 4, 48  # tokens
+
+
+def tally_groups(tally: Tally, groups: Iterable[ScoredGroup]) -> None:
+    """Count what the sampled answers show: reward and its parts, accuracy, length."""
+    for group in groups:
+        right = [score.correct_lenient for score in group.scores]
+        tally.add("dead_groups", group.is_dead)
+        tally.add("dead_groups/wrong", group.is_dead and not any(right))
+        tally.add("dead_groups/right", group.is_dead and all(right))
+        tally.add("distinct", len({one.turns or one.text for one in group.completions}), len(group.completions))
+        _tally_length(tally, group)
+        for completion, score in zip(group.completions, group.scores, strict=True):
+            tally.add("length", completion.length)
+            if completion.turns:
+                tally.add("turns", sum(turn.role == "model" for turn in completion.turns))
+                tally.add("observed", len(completion.tokens) - completion.length)
+            tally.add("truncated", completion.truncated)
+            tally.add("unfinished_thinking", completion.truncated and _is_thinking(group, completion))
+            tally.add("empty", not completion.text.strip())
+            tally.add("repetitive", is_repetitive(completion))
+            tally.add("accuracy/strict", score.correct_strict)
+            tally.add("accuracy/lenient", score.correct_lenient)
+            if (reward := score.reward) is not None:
+                tally.merge({"reward": Std(reward, reward**2, 1.0)})
+                tally.merge({"reward/min": Min(reward), "reward/max": Max(reward)})
+            for name, value in score.components.items():
+                tally.add_all(f"reward/{name}", [] if value is None else [value])
+        if part := group.prompt.problem.part:
+            tally.add_all(f"part/accuracy/{part}", [score.correct_strict for score in group.scores])
+            tally.add_all(f"part/reward/{part}", [one for one in group.rewards_G if one is not None])
+
+
+def _tally_length(tally: Tally, group: ScoredGroup) -> None:
+    """Relate reward and length among the equally right answers of a group."""
+    pairs = [
+        (score.correct_lenient, float(completion.length), score.reward)
+        for completion, score in zip(group.completions, group.scores, strict=True)
+        if score.reward is not None
+    ]
+    for is_right in (False, True):
+        equals = [(length, reward) for right, length, reward in pairs if right == is_right]
+        if equals:
+            length, reward = (fmean(values) for values in zip(*equals, strict=True))
+            moved = [(one - length, other - reward) for one, other in equals]
+            products = (sum(x * y for x, y in moved), sum(x * x for x, _ in moved), sum(y * y for _, y in moved))
+            tally.merge({"reward_length": Correlation(*products, 0.0, len(equals))})
+    if pairs:
+        mean = fmean(reward for *_, reward in pairs)
+        differences = sum((reward - mean) ** 2 for *_, reward in pairs)
+        tally.merge({"reward_length": Correlation(0.0, 0.0, 0.0, differences, 0.0)})
+
+
+def _is_thinking(group: ScoredGroup, completion: Completion) -> bool:
+    _, _, is_open = after_thinking(group.prompt.text + completion.text)
+    return is_open
+
+
+def is_repetitive(completion: Completion) -> bool:
+    """Return True for a long answer most of whose runs of four tokens have come before."""
+    tokens = list(compress(completion.tokens, completion.mask))
+    if len(tokens) < SHORTEST_LOOP:
+        return False
+    runs = [tokens[start : start + NGRAM] for start in range(len(tokens) - NGRAM + 1)]
+    return len(set(map(tuple, runs))) < 0.3 * len(runs)
+
+
+def metrics_of_updates(updates: Sequence[Update]) -> dict[str, float]:
+    """Return means over the updates of a step that were not skipped, and the last learning rate."""
+    done = [update for update in updates if not update.skipped]
+    metrics = {"lr": updates[-1].lr, "skipped": float(len(updates) - len(done))} if updates else {}
+    if done:
+        metrics["grad_norm"] = fmean(update.grad_norm for update in done)
+        named = set.intersection(*(set(update.measured) for update in done))
+        metrics |= {name: fmean(update.measured[name] for update in done) for name in sorted(named)}
+    return metrics
