@@ -306,7 +306,7 @@ BAD_LINES = [
     (
         "gsm8k",
         {"question": "a?"},
-        "there is no column `answer`; the columns are: question. Name it: task.answer=COLUMN",
+        "there is no column `answer`; the columns are: question. Write task.answer=COLUMN",
     ),
     ("gsm8k", word_problem("  "), "`question` is empty; expected text"),
     ("gsm8k", word_problem(None), "`question` is empty; expected text"),
@@ -337,7 +337,7 @@ BAD_LINES = [
     (
         "records",
         {"vraag": "a?", "answer": "1"},
-        "there is no column `question`; the columns are: vraag, answer. Name it: task.q",
+        "there is no column `question`; the columns are: vraag, answer. Write task.q",
     ),
 ]
 GOOD_LINES = {
@@ -385,7 +385,9 @@ def test_a_bad_file_is_an_error(tmp_path, name, content, told):
 
 
 def test_skipping_everything_is_an_error_too(tmp_path):
-    with pytest.raises(DataError, match=r"no record can be used: .*:1: there are no columns `question` and `answer`"):
+    with pytest.raises(
+        DataError, match="no column `question` and no column `answer`"
+    ):
         read(write(tmp_path / "a.jsonl", {"x": 1}), on_bad_record="skip")
 
 

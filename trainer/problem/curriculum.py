@@ -36,11 +36,17 @@ class Curriculum:
     def __init__(
         self, problems: Sequence[Problem], count: int, seed: int, total_steps: int, later: Later | None = None
     ) -> None:
-        self.problems = problems
+        self.problems = self.order(problems)
         self.count = count
         self.seed = seed
         self.total_steps = total_steps
-        self._later = lru_cache(maxsize=2)(later) if later else None  # two passes, as sampling ahead draws both
+        in_order = (lambda passes: self.order(later(passes))) if later else None
+        self._later = lru_cache(maxsize=2)(in_order) if in_order else None  # two passes, as sampling ahead draws both
+        self.rates: dict[str, float] = {}  # how often each problem was solved, if that is learned
+
+    def order(self, problems: Sequence[Problem]) -> Sequence[Problem]:
+        """Return the problems of a pass in the order in which they are drawn from."""
+        return problems
 
     def problems_at(self, step: int) -> Sequence[Problem]:
         """Return the problems of the pass that a step is in."""
@@ -52,9 +58,7 @@ class Curriculum:
         return draw(self.problems_at(step), step, self.count, self.seed)
 
     def spare(self, step: int, number: int) -> list[Problem]:
-        """Return as many other problems for a step whose own taught nothing.
-
-        The step's own are among them only if there are no others. Different numbers may draw the same problems."""
+        """Return as many other problems for a step whose own taught nothing; its own if there are no others."""
         own = {problem.id for problem in self.draw(step)}
         others = [problem for problem in self.pool(step) if problem.id not in own]
         return self._sample(others or self.problems_at(step), random.Random(f"{self.seed}/{step}/{number}"))
@@ -92,11 +96,8 @@ class EasyFirst(Curriculum):
     FIRST_SHARE = 0.25  # of the problems, at the first step
     ALL_FROM = 0.5  # of the run
 
-    def __init__(
-        self, problems: Sequence[Problem], count: int, seed: int, total_steps: int, later: Later | None = None
-    ) -> None:
-        in_order = (lambda passes: easy_first(later(passes))) if later else None
-        super().__init__(easy_first(problems), count, seed, total_steps, in_order)
+    def order(self, problems: Sequence[Problem]) -> Sequence[Problem]:
+        return easy_first(problems)
 
     def draw(self, step: int) -> list[Problem]:
         pool = self.pool(step)
@@ -114,12 +115,6 @@ class EasyFirst(Curriculum):
 class BySolveRate(Curriculum):
     LEAST = 0.1  # weight of a problem that is always or never solved; that may change, so it is not 0
     NEWEST = 0.5  # weight of the newest group in the running solve rate
-
-    def __init__(
-        self, problems: Sequence[Problem], count: int, seed: int, total_steps: int, later: Later | None = None
-    ) -> None:
-        super().__init__(problems, count, seed, total_steps, later)
-        self.rates: dict[str, float] = {}
 
     def draw(self, step: int) -> list[Problem]:
         return self._sample(self.problems_at(step), self._rng(step))

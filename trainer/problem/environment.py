@@ -87,9 +87,8 @@ class Environments:
     def step(self, environment: Environment, problem: Problem, text: str) -> Reply:
         """Return what an environment replies to a turn."""
         reply = self._call("step", problem, lambda: environment.step(text))
-        observation, done, reward = (
-            reply if isinstance(reply, tuple | list) and len(reply) == 3 else (reply, None, None)
-        )
+        is_triple = isinstance(reply, tuple | list) and len(reply) == 3
+        observation, done, reward = reply if is_triple else (reply, None, None)
         if not (isinstance(observation, str) and _is_number(reward) and _is_number(done)):
             raise DataError(
                 self.setting,
@@ -137,24 +136,19 @@ def environments_of(
 def _with_tools(settings: TaskSettings, chat_template: str | None) -> Environments:
     knows_tools = "tools" in (chat_template or "")
     calls = settings.calls if settings.calls != "auto" else "template" if knows_tools else "fenced"
-    name, tools = f"task.tools={','.join(settings.tools)}", tools_of(settings.tools)
+    tools = tools_of(settings.tools)
     if calls == "template" and not knows_tools:
         raise ConfigError(
             "task.calls=template", "the chat template of this model has no tools", "Write task.calls=fenced"
         )
 
-    here = Path(__file__)
-
-    def make(problem: Problem) -> Environment:
-        return ToolCalls(tools, calls)
-
-    if calls == "inline":
-        return Environments(name, here, make, ends_in_time=True, is_inline=True, stops=("=",))
-    if calls == "template":
-        return Environments(
-            name, here, make, ends_in_time=True, role="tool", schemas=tuple(tool.schema for tool in tools)
-        )
-    return Environments(name, here, make, ends_in_time=True, request=ToolCalls(tools, calls).request)
+    how: dict[str, dict[str, Any]] = {
+        "inline": {"is_inline": True, "stops": ("=",)},
+        "template": {"role": "tool", "schemas": tuple(tool.schema for tool in tools)},
+        "fenced": {"request": ToolCalls(tools, calls).request},
+    }
+    name = f"task.tools={','.join(settings.tools)}"
+    return Environments(name, Path(__file__), lambda _: ToolCalls(tools, calls), ends_in_time=True, **how[calls])
 
 
 def _is_number(value: Any) -> bool:

@@ -47,8 +47,11 @@ class GeneratorTask(Task):
         self.name = settings.name
         self.generator = settings.name.partition(":")[2]
         self.passes = 0
-        parameters = {key: value for key, value in settings.gym.items() if key != "size"}
-        self.size = _size(settings)
+        parameters = dict(settings.gym)
+        self.size = size = parameters.pop("size", SIZE)
+        if type(size) is not int or size < LEVELS:
+            remedy = f"Write {LEVELS} or more, such as {SIZE}"
+            raise ConfigError(f"task.gym.size={size}", "it is a number of problems", remedy)
         self.versions = _versions(self.name, self.generator, parameters, settings.curriculum == "difficulty")
 
     def train(self) -> list[Problem]:
@@ -88,15 +91,6 @@ class GeneratorTask(Task):
         return list(made.values())
 
 
-def _size(settings: TaskSettings) -> int:
-    size = settings.gym.get("size", SIZE)
-    if type(size) is not int or size < LEVELS:
-        raise ConfigError(
-            f"task.gym.size={size}", "it is a number of problems", f"Write {LEVELS} or more, such as {SIZE}"
-        )
-    return size
-
-
 def _versions(task: str, generator: str, parameters: Mapping[str, Any], by_level: bool) -> list[str]:
     """Return the parameters of the generator as JSON, once for each level of difficulty."""
     gym = _reasoning_gym(task)
@@ -126,15 +120,14 @@ def _at_level(gym: Any, generator: str, level: int) -> dict[str, Any]:
     curriculum = gym.factory.create_curriculum(generator)
     curriculum.set_global_level(level)
     made = vars(curriculum.generate_configuration())
-    return {key: value for key, value in made.items() if key not in ("seed", "size") and _is_plain(value)}
+    return {key: value for key, value in made.items() if key not in ("seed", "size") and _is_json(value)}
 
 
-def _is_plain(value: Any) -> bool:
+def _is_json(value: Any) -> bool:
     try:
-        json.dumps(value)
+        return bool(json.dumps(value))
     except TypeError:
         return False
-    return True
 
 
 @lru_cache(maxsize=32)

@@ -130,8 +130,7 @@ class OwnTask(RecordsTask):
         for method in RESULTS:
             if hasattr(own, method):
                 setattr(self, method, partial(self._call, method))
-        if hasattr(own, "environment"):
-            self.environment = own.environment
+        self.environment = getattr(own, "environment", None)
 
     def _call(self, method: str, problem: Problem, text: str) -> Any:
         path = user_code.find("task.name", self.settings.name)

@@ -21,7 +21,7 @@ import operator
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -88,12 +88,7 @@ class Unsuitable(Exception):
 
 # ----------------------------------------------------------------------------------------------------- the calculation
 
-_OPERATORS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-}
+_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 _RANK = {"(": 0, ")": 1, "+": 1, "-": 1, "*": 2, "/": 2}
 
 

@@ -60,19 +60,18 @@ class Record:
             return str(value)
         return self.text(column, setting)
 
-    def others(self, *used: str) -> dict[str, Any]:
-        return {column: value for column, value in self.values.items() if column not in used}
+    def others(self, used: str) -> dict[str, Any]:
+        return {column: value for column, value in self.values.items() if column != used}
 
     def must_have(self, columns: Mapping[str, str]) -> None:
         """Raise MissingColumn for all columns that are not there. `columns` has the setting that names each."""
         missing = {column: setting for column, setting in columns.items() if column not in self.values}
         if missing:
             found = ", ".join(map(str, self.values))[:LONGEST_LIST] or "none"
-            names = " and ".join(f"`{column}`" for column in missing)
+            names = " and no column ".join(f"`{column}`" for column in missing)
             written = " ".join(f"{setting}={self._alike(column)}" for column, setting in missing.items())
-            lacking = "there is no column" if len(missing) == 1 else "there are no columns"
-            named, place = "it" if len(missing) == 1 else "them", self.header or self.where
-            raise MissingColumn(f"{place}: {lacking} {names}; the columns are: {found}. Name {named}: {written}.")
+            place = self.header or self.where
+            raise MissingColumn(place, f"there is no column {names}; the columns are: {found}", f"Write {written}")
 
     def _alike(self, column: str) -> str:
         """Return the column that is probably meant: one with another case, or with another usual name."""
@@ -186,7 +185,7 @@ def _csv(path: Path) -> Iterator[Record]:
         separator = "," if "," in first else next((one for one in ";\t|" if one in first), ",")
         file.seek(0)
         rows = csv.reader(file, strict=True, delimiter=separator)
-        header: list[str] | None = None
+        header: list[str] = []
         while True:
             where = f"{path}:{rows.line_num + 1}"
             try:
@@ -196,21 +195,16 @@ def _csv(path: Path) -> Iterator[Record]:
             except csv.Error as error:
                 yield Record(where, flaw=f"broken CSV: {error}")
                 continue
-            if header is None:
+            text = "".join(row)
+            if not header:
                 header, header_at = row, where
-                if "\0" in "".join(row) or not is_unicode("".join(row)):
+                if "\0" in text or not is_unicode(text):
                     yield Record(where, flaw="the column names are not UTF-8 text; is it another kind of file")
                     return
+            elif row and len(row) != len(header):
+                yield Record(where, flaw=f"it has {len(row)} values, and the first line names {len(header)} columns")
             elif row:
-                yield _csv_record(where, header, row, header_at)
-
-
-def _csv_record(where: str, header: list[str], row: list[str], header_at: str) -> Record:
-    if len(row) != len(header):
-        return Record(where, flaw=f"it has {len(row)} values, and the first line names {len(header)} columns")
-    if not is_unicode("".join(row)):
-        return Record(where, flaw="not UTF-8")
-    return Record(where, dict(zip(header, row)), header=header_at)
+                yield Record(where, dict(zip(header, row)), "" if is_unicode(text) else "not UTF-8", header_at)
 
 
 def _parquet(path: Path) -> Iterator[Record]:
@@ -247,7 +241,11 @@ ENDINGS = ", ".join(READERS)
 def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) -> Source | None:
     """Return the source of the `train` or `test` problems, or None if no test set is named."""
     if settings.data_dir is not None:
-        return _in_folder(settings.data_dir.expanduser(), split)
+        folder = settings.data_dir.expanduser()
+        if not folder.is_dir():
+            raise DataError(f"task.data_dir={folder}", "there is no such folder")
+        files = [folder / f"{split}{ending}" for ending in READERS]
+        return next((File(file) for file in files if file.is_file()), None)
     if settings.path is None:
         return published.get(split)
     if split == "train":
@@ -264,23 +262,15 @@ def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) 
     return source
 
 
-def _in_folder(folder: Path, split: str) -> File | None:
-    if not folder.is_dir():
-        raise DataError(f"task.data_dir={folder}", "there is no such folder")
-    files = [folder / f"{split}{ending}" for ending in READERS]
-    return next((File(file) for file in files if file.is_file()), None)
-
-
 def _named(setting: str, name: str, subset: str | None, split: str) -> Source:
     path = Path(name).expanduser()
     if path.is_dir():
         raise DataError(f"{setting}={name}", "it is a folder", f"Write task.data_dir={name}, with train.jsonl in it")
-    if path.suffix in READERS or path.exists():
-        if path.suffix not in READERS:
-            raise DataError(f"{setting}={name}", f"files end in {ENDINGS}, so that their format is known")
-        if not path.is_file():
-            what = "it is no regular file" if path.exists() else "there is no such file"
-            raise DataError(f"{setting}={name}", what)
+    if path.exists() and path.suffix not in READERS:
+        raise DataError(f"{setting}={name}", f"files end in {ENDINGS}, so that their format is known")
+    if path.suffix in READERS and not path.is_file():
+        raise DataError(f"{setting}={name}", "there is no such file")
+    if path.suffix in READERS:
         return File(path)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise DataError(f"{setting}={name}", f"it is neither a file ({ENDINGS}) nor a name on the hub, owner/name")

@@ -60,10 +60,8 @@ class Tool:
     def schema(self) -> Mapping[str, Any]:
         """Return what chat templates show of a tool."""
         parameters = {"type": "object", "properties": {self.argument: {"type": "string"}}, "required": [self.argument]}
-        return {
-            "type": "function",
-            "function": {"name": self.name, "description": self.about, "parameters": parameters},
-        }
+        function = {"name": self.name, "description": self.about, "parameters": parameters}
+        return {"type": "function", "function": function}
 
 
 class ToolCalls:
@@ -84,8 +82,7 @@ class ToolCalls:
             self.line += told
             return told, not text.endswith("="), 0.0
         _, said, is_thinking = after_thinking(text)
-        read = {"template": self._in_template, "fenced": self._in_fences}[self.calls]
-        calls = [] if is_thinking else read(said)
+        calls = [] if is_thinking else self._in_template(said) if self.calls == "template" else self._in_fences(said)
         results = [call() for call in calls[:MOST_CALLS]]
         if calls[MOST_CALLS:]:
             results.append(f"Error: only {MOST_CALLS} calls of a turn are answered.")
@@ -208,9 +205,13 @@ def _shown(value: Fraction | float) -> str:
 # --------------------------------------------------------------------------------------------------------------- Python
 
 
+# As many programs run at once as there are processors: more would only take their time.
+_AT_ONCE = threading.Semaphore(len(os.sched_getaffinity(0)))
+
+
 def ran(source: str) -> str:
     """Run a program in the sandbox, and return what it prints."""
-    with _at_once():
+    with _AT_ONCE:
         found = _sandbox().run(_REPORTING.format(source=source), b"")
     said = found.output.decode(errors="replace").rstrip()
     if found.timed_out:
@@ -220,12 +221,6 @@ def ran(source: str) -> str:
     elif found.status:
         said += f"\nError: it ended with status {found.status}."
     return said.strip() or "(nothing was printed)"
-
-
-@cache
-def _at_once() -> threading.Semaphore:
-    """Return what lets as many programs run at once as there are processors: the others would only take their time."""
-    return threading.Semaphore(len(os.sched_getaffinity(0)))
 
 
 @cache

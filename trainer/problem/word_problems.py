@@ -132,11 +132,6 @@ class Line:
     right: str
     result: str
 
-    @classmethod
-    def parse(cls, text: str) -> Line:
-        left, sign, right, _, result = text.split()
-        return cls(left, sign, right, result)
-
     def solve(self, values: dict[str, int]) -> bool:
         """Add the result to the values. Return False if it is not a whole number from 1 to LARGEST."""
         left, right = values[self.left], values[self.right]
@@ -156,7 +151,7 @@ class Template:
 
     @classmethod
     def parse(cls, name: str, story: str, working: str) -> Template:
-        lines = tuple(Line.parse(line) for line in working.split(";"))
+        lines = tuple(Line(*line.replace("=", "").split()) for line in working.split(";"))
         return cls(name, story, lines, tuple(letter for letter in RANGES if letter in working))
 
     def draw(self, rng: random.Random) -> tuple[str, str, str]:
