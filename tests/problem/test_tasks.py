@@ -385,9 +385,7 @@ def test_a_bad_file_is_an_error(tmp_path, name, content, told):
 
 
 def test_skipping_everything_is_an_error_too(tmp_path):
-    with pytest.raises(
-        DataError, match="no column `question` and no column `answer`"
-    ):
+    with pytest.raises(DataError, match="no column `question` and no column `answer`"):
         read(write(tmp_path / "a.jsonl", {"x": 1}), on_bad_record="skip")
 
 
