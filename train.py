@@ -12,7 +12,7 @@ from trainer.machine.exits import answering_errors, leave, listen, naming_missin
 with naming_missing_packages():
     from trainer.config.command_line import parse_command_line
     from trainer.machine import hardware, quiet
-    from trainer.plan import preflight, start
+    from trainer.plan import data, preflight, start
     from trainer.ranks import slurm
 
 
@@ -30,6 +30,8 @@ def main() -> None:
     quiet.quiet()
     preflight.skip_unused_imports(request.config)
     hardware.prepare_cuda(request.config.rollout.engine)
+    # One rank of a machine reads the data before the imports, so that a bad record is an error at once, printed once.
+    read = data.read(request.config) if os.environ.get("LOCAL_RANK", "0") == "0" else None
     if os.environ.get("RANK", "0") == "0":  # the imports take seconds
         name = request.config.model.name
         print(f"octet: loading {name}", file=sys.stderr if request.json else sys.stdout, flush=True)
@@ -39,7 +41,7 @@ def main() -> None:
 
     gc.freeze()  # torch collects garbage before each CUDA graph, and need not look at them again
     gc.enable()
-    job.run(request)
+    job.run(request, read)
 
 
 if __name__ == "__main__":

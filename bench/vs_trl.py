@@ -188,13 +188,15 @@ def curve(folder: Path, clock: Clock, *more: str) -> Iterator[dict[str, float]]:
     """Greedy accuracy of the adapters in a folder, and what each had cost."""
     from trainer.model.load import load_model, load_tokenizer
     from trainer.model.lora import load_adapter
+    from trainer.plan.data import read_held_out
     from trainer.ranks import distributed
     from trainer.run import assemble
 
     config = settings(1, 0, folder, f"eval.problems={HELD_OUT}", *more)
+    data = read_held_out(config)
     for step in range(clock.every, len(clock.ticks) + 1, clock.every):
         model = load_adapter(load_model(config.model, "fp32", distributed.device()), folder / str(step))
-        found = assemble.evaluate_model("trained", model, load_tokenizer(config.model), config)
+        found = assemble.evaluate_model("trained", model, load_tokenizer(config.model), config, data)
         cpu, wall = clock.ticks[step - 1]
         samples = step * config.rollout.problems * config.rollout.group_size
         yield {"samples": samples, "cpu_s": cpu, "wall_s": wall, "accuracy": found.accuracy}

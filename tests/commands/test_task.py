@@ -85,13 +85,15 @@ def test_bad_data_is_answered_before_a_tokenizer_is_looked_for(capsys, folder):
 
 
 def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
-    from trainer.run.assemble import report_data
+    from trainer.plan.data import Data
+    from trainer.run.data import report
     from trainer.watch.screen import Screen
 
     with (folder / "train.jsonl").open("a") as file:
         file.write("broken\n")
     task = make_task(TaskSettings(name="gsm8k", data_dir=folder, on_bad_record="skip"))
-    report_data(tmp_path, Screen(), task, training=task.train(), too_long=2, held_out=3, left_out=4)
+    problems = list(task.train())
+    report(tmp_path, Screen(), Data(task, [*problems, *problems[:2]], [*problems, problems[0]]), problems, asked=3)
     told = f"bad records left out: 1; the first: {folder}/train.jsonl:7: not JSON"
     out = capsys.readouterr().out
     assert out.startswith(f"data: {told}")

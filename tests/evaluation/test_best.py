@@ -17,7 +17,7 @@ from trainer.config.settings import Eval, Model
 from trainer.errors import ConfigError
 from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
 from trainer.evaluation.evaluate import Evaluation
-from trainer.run import job
+from trainer.run import farewell
 
 KEPT = ("best/best.json", "best/adapter_model.safetensors", "metrics.jsonl")
 LEVELS = {0: "nnnn", 1: "ynnn", 2: "yynn", 3: "yyyn", 4: "yyyy"}  # answers with so many right
@@ -371,7 +371,7 @@ def test_the_end_says_what_was_best(tmp_path, levels, kept, told):
     run = course(tmp_path, first_step=len(levels) - 1, total_steps=len(levels))  # a run that is continued
     if go(run, levels[-1], first=len(levels)) == [True]:
         run.keep(weights("last"))
-    said = " ".join(job._best_step(resolve("nano", None, ["eval.every=1"]), run, len(levels)))
+    said = " ".join(farewell.best_step(resolve("nano", None, ["eval.every=1"]), run, len(levels)))
     assert told in said if told else not said
 
 

@@ -11,14 +11,15 @@ from trainer.config.settings import Reward
 from trainer.errors import ConfigError, MergeError
 from trainer.estimates import pass_at, wilson
 from trainer.evaluation import best, results
-from trainer.evaluation.comparison import Comparison, agreement, all_pairs
+from trainer.evaluation.comparison import Comparison, all_pairs
 from trainer.evaluation.evaluate import Evaluation, Outcome, Sampled, evaluate, majority
+from trainer.evaluation.merge_check import agreement
+from trainer.plan.data import read_held_out
 from trainer.problem.prompts import Prompter
-from trainer.problem.task import make_task
 from trainer.records import Completion, Draws, Problem, Prompt, Sampling, Score
 from trainer.reward.built_in import Rules
 from trainer.reward.scorer import Scorer
-from trainer.run.assemble import evaluate_model, held_out_prompts
+from trainer.run.assemble import evaluate_model
 
 
 def outcome(strict: str | None, gold: str = "18", **completion) -> Outcome:
@@ -60,18 +61,19 @@ def test_problems_that_were_left_out_are_named_wherever_the_accuracy_stands():
 def test_long_problems_are_evaluated_unless_the_context_is_too_short(tiny_model, tokenizer):
     settings = [f"model.name={tiny_model}", "prompt.max_tokens=33", "eval.problems=16", "rollout.max_new_tokens=4"]
     config, model = resolve("nano", None, settings), AutoModelForCausalLM.from_pretrained(tiny_model)
-    task = make_task(config.task)
-    lengths = [len(one.tokens) for one in held_out_prompts(config, task, Prompter(tokenizer, config.prompt, task))]
+    data = read_held_out(config)
+    prompter = Prompter(tokenizer, config.prompt, data.task)
+    lengths = [len(prompter.prompt(one).tokens) for one in data.held_out]
     assert min(lengths) < 33 < max(lengths)
-    every = evaluate_model("all", model, tokenizer, config)
+    every = evaluate_model("all", model, tokenizer, config, data)
     assert (len(every.outcomes), every.left_out) == (16, 0)
     model.config.max_position_embeddings = sorted(lengths)[8] + 4
-    some = evaluate_model("some", model, tokenizer, config)
+    some = evaluate_model("some", model, tokenizer, config, data)
     fitting = sum(length <= sorted(lengths)[8] for length in lengths)
     assert (len(some.outcomes), some.left_out) == (fitting, 16 - fitting)
     model.config.max_position_embeddings = 30
     with pytest.raises(ConfigError, match=r"none of 16 held-out prompts fits into the context of 30 tokens"):
-        evaluate_model("none", model, tokenizer, config)
+        evaluate_model("none", model, tokenizer, config, data)
 
 
 def test_truncated_share_and_mean_length():

@@ -20,7 +20,7 @@ from trainer.problem.prompts import Prompter
 from trainer.problem.task import make_task
 from trainer.problem.word_problems import NanoTask
 from trainer.records import Problem
-from trainer.run.assemble import prompter_of
+from trainer.run.data import prompter_of
 
 PROBLEM = Problem("p", "How much is 3 * 14?", "42")
 GUESSING = """

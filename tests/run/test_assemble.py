@@ -11,7 +11,8 @@ from trainer.errors import ConfigError
 from trainer.model.load import load_model
 from trainer.problem.task import make_task
 from trainer.rollout.context import StaticPolicy
-from trainer.run.assemble import make_samplers, prompter_of, sampling_context, stretched
+from trainer.run.assemble import make_samplers, sampling_context, stretched
+from trainer.run.data import prompter_of
 
 
 @pytest.fixture

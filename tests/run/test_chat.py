@@ -15,8 +15,11 @@ from tests.conftest import ROOT
 from tests.forks import forked
 from tests.terminal import Terminal, on_a_terminal, read
 from trainer.config.command_line import resolve
+from trainer.model.load import load_tokenizer
+from trainer.problem.task import make_task
 from trainer.records import Problem, Sampling
-from trainer.run import assemble, chat
+from trainer.run import chat
+from trainer.run.data import prompter_of
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.steps=1", "eval.problems=4"]
 
@@ -88,8 +91,8 @@ def test_samples_of_the_same_question_differ_and_bytes_that_are_no_text_are_aske
 def test_what_is_printed_grows_to_the_answer(monkeypatch, stop):
     """Also to one that a stop string ends: with it, or before it if it begins a line."""
     config = resolve("nano", None, [f"rollout.stop={stop}"])
-    task = assemble.make_task(config.task)
-    prompter = assemble.prompter_of(config, task, assemble.load_tokenizer(config.model))
+    task = make_task(config.task)
+    prompter = prompter_of(config, task, load_tokenizer(config.model))
     _, sampler = chat._load(config, prompter)
     written = []
     monkeypatch.setattr(sys.stdout, "write", written.append)

@@ -21,9 +21,8 @@ from trainer.machine import quiet
 from trainer.machine.visible import print, visible
 from trainer.model import hub
 from trainer.plan import downloads, preflight
-from trainer.problem.task import evaluation_problems, make_task
+from trainer.plan.data import read_held_out
 from trainer.records import Draws
-from trainer.reward import gold_check
 from trainer.run_folder.reader import read_run
 
 SAMPLE_TEMPERATURE = 0.7
@@ -61,15 +60,14 @@ def run(options: Namespace) -> None:
             f"--merged {options.merged}", "there is no config.json in it", "Name a folder with a model"
         )
     config = settings_for(options)
-    task = make_task(config.task)
-    gold_check.check(config, task, evaluation_problems(task, config.eval.problems))
+    data = read_held_out(config)
     draws, out = _draws(options, config.run.seed), options.out or _default_out(options, config)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}", "it is a file", "Name a folder")
     from trainer.run import evaluate_models
 
     models = evaluate_models.Models(options.adapter, options.merged)
-    evaluate_models.evaluate(config, models, draws, out, as_json=options.json)
+    evaluate_models.evaluate(config, data, models, draws, out, as_json=options.json)
 
 
 def _take_from_run(options: Namespace) -> None:

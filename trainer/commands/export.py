@@ -46,7 +46,7 @@ def run(options: Namespace) -> None:
     if options.to == "safetensors":
         from trainer.run import evaluate_models
 
-        evaluate_models.merge(config, options.adapter, out, made_of, options.json, check)
+        evaluate_models.merge_and_compare(config, options.adapter, out, made_of, options.json, check)
         return
     if find_spec("gguf") is None:
         raise ConfigError(f"--to {options.to}: the package gguf is not installed. pip install 'octet-grpo[gguf]'")

@@ -24,4 +24,4 @@ def run(options: Namespace) -> None:
     from trainer.run import evaluate_models
 
     made_of = origin(options.adapter, options.out)
-    evaluate_models.merge(config, options.adapter, options.out, made_of, as_json=options.json)
+    evaluate_models.merge_and_compare(config, options.adapter, options.out, made_of, as_json=options.json)

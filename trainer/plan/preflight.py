@@ -1,4 +1,4 @@
-"""Checks before anything heavy is imported: disk, RAM, cards, packages, model and data.
+"""Checks before anything heavy is imported: disk, RAM, cards, packages and model.
 
 Every run makes them at its start and prints what ends a run and what it warns of; `octet doctor` shows every finding.
 """
@@ -25,11 +25,8 @@ from trainer.model.hub import NOTHING, Found, cache
 from trainer.model.shapes import UnknownFamily, known_shape
 from trainer.plan import downloads
 from trainer.plan.planner import PROCESS, Planner
-from trainer.problem import lessons
-from trainer.problem.dataset import DataTask
-from trainer.problem.task import evaluation_problems, make_task, training_problems
-from trainer.reward import gold_check
-from trainer.reward.make import compares_as_mathematics, rehearse_functions
+from trainer.problem.task import make_task
+from trainer.reward.make import compares_as_mathematics
 from trainer.run_folder import previous_run
 
 CHECKED = "OCTET_CHECKED"  # environment variable of what the launcher starts: it has made these checks already
@@ -58,7 +55,6 @@ def check(config: Config, machine: hardware.Hardware) -> None:
     teacher = downloads.find_teacher(config)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         complain(findings(config, found, machine, teacher))
-        read_files(config)
 
 
 def must_be_folder(folder: Path) -> None:
@@ -76,23 +72,6 @@ def complain(found: Sequence[Finding]) -> None:
     for finding in found:
         if finding.severity == "warn":
             print(f"octet: warning: {finding.seen}. {finding.remedy}", file=sys.stderr, flush=True)
-
-
-def read_files(config: Config) -> None:
-    """Raise DataError if a file has a bad record, or a gold answer that cannot be earned, and RewardError if a function
-    of reward.custom cannot be used.
-
-    The ranks do the same for a data set of the hub, for which `datasets` has to be imported and may have to download.
-    """
-    task = make_task(config.task)
-    if isinstance(task, DataTask) and not task.hub_sets():
-        training = training_problems(task, config.task, config.run.seed)
-        gold_check.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
-        if config.warmup.steps and config.warmup.source == "solutions":
-            lessons.check(task, training)
-        rehearse_functions(config, task, training[0])
-    elif config.reward.custom and not isinstance(task, DataTask):
-        rehearse_functions(config, task, task.train()[0])
 
 
 def findings(config: Config, found: Found, machine: hardware.Hardware, teacher: Found) -> list[Finding]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import heapq
-import json
 import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,29 +18,24 @@ from trainer.batch.pack import Packer
 from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
-from trainer.errors import ConfigError, DataError, ModelError
+from trainer.errors import ConfigError, ModelError
 from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
 from trainer.evaluation.evaluator import Evaluator
 from trainer.loss.kl import Coefficient
 from trainer.loss.logprobs import LogProbs
 from trainer.loss.teacher import Ask
-from trainer.machine import disk
 from trainer.model import hub
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stop_tokens
 from trainer.model.lora import load_adapter
 from trainer.model.staging import stage
+from trainer.plan.data import Data, read
 from trainer.policy import Policy
-from trainer.problem import lessons
-from trainer.problem.curriculum import CURRICULA
-from trainer.problem.environment import environments_of
 from trainer.problem.prompts import Prompter
-from trainer.problem.task import Task, evaluation_problems, make_task, training_problems
 from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
-from trainer.records import Draws, Problem, Prompt, TrainingBatch
+from trainer.records import Draws, Prompt, TrainingBatch
 from trainer.reports import terminal
-from trainer.reward import gold_check, placebo
 from trainer.reward.make import make_scorer, make_verifier, worked
 from trainer.rollout.collect import Rollouts, Sampler
 from trainer.rollout.context import Exportable, SamplingContext
@@ -51,9 +43,11 @@ from trainer.rollout.hf import HfSampler
 from trainer.rollout.limits import Say, check_context, context_of, within_context
 from trainer.rollout.make import make_sampler, make_vllm_sampler
 from trainer.rollout.vllm.teacher import ServedTeacher
+from trainer.run.data import Prompts, make_prompts, prompter_of, report
 from trainer.run_folder import checkpoints, lock
+from trainer.run_folder.checkpoints import Learned
 from trainer.run_folder.journal import Journal, read_records
-from trainer.run_folder.provenance import Origin, checksums
+from trainer.run_folder.provenance import Origin
 from trainer.run_folder.run_log import Logs, RunLog
 from trainer.step.schedule import schedule
 from trainer.step.update import Updater
@@ -74,90 +68,50 @@ class Run(NamedTuple):
     log: RunLog
 
 
-def build(request: Request) -> Run:
-    """Put a run together from its configuration."""
+def build(request: Request, data: Data | None = None) -> Run:
+    """Put a run together from its configuration, and from its data if they have been read."""
     config = request.config
     config.refuse_idle(distributed.world_size())
-    task = make_task(config.task)
-    # bad data fails early
-    training = placebo.shuffle_golds(training_problems(task, config.task, config.run.seed), config)
-    gold_check.check(config, task, [*training, *evaluation_problems(task, config.eval.problems)])
-    if config.is_warmup and config.warmup.source == "solutions":
-        lessons.check(task, training)
+    data = data or read(config)
     for model in filter(None, (config.model, config.teacher_model)):
         stage(model)
     tokenizer = load_tokenizer(config.model)
-    prompter = prompter_of(config, task, tokenizer)
-    problems = prompter.fitting(training)
-    total_steps = config.total_steps(len(problems))
-    longest = longest_prompt(problems, prompter)
-    later = partial(later_pass, config, task, prompter, problems, longest) if task.later(1) else None
-    kind, per_step = CURRICULA[config.task.curriculum], config.rollout.problems
-    curriculum = kind(problems, per_step, config.run.seed, total_steps, None if config.task.limit else later)
-    held_out = held_out_prompts(config, task, prompter)
+    prompts = make_prompts(config, data, tokenizer)
     folder = lock.claim(request)  # not before: bad data leaves no folder that refuses the mended settings
-    scorer = make_scorer(config, task, folder)
-    scorer.rehearse(prompter.prompt(problems[0]), worked(problems[0]))
-    ask = make_teacher(config, tokenizer, len(longest.tokens))
-    policy = make_policy(config, total_steps)
-    teacher = partial(by_adapter, policy) if config.shares_base else ask
-    check_vocabulary(tokenizer, policy.model)
-    check_context(policy.model, [longest], config.rollout.max_new_tokens)
+    scorer = make_scorer(config, data.task, folder)
+    scorer.rehearse(prompts.prompter.prompt(prompts.problems[0]), worked(prompts.problems[0]))
+    policy, teacher = make_models(config, prompts, tokenizer)
     kl = Coefficient(config.algorithm.kl)
-    origin = Origin(config, folder, problems, task.test(), request.accepts_changes)
-    learned = checkpoints.Learned(origin, curriculum, kl, Logs(folder))
-    first_step = checkpoints.resume(policy, folder, config.run.keep, learned)
-    if first_step > total_steps:
-        raise ConfigError(
-            f"run.steps={total_steps}",
-            f"the run in {folder} has made {first_step}",
-            f"Write run.steps={first_step} or more",
-        ).of_all()
-    log = open_log(request, folder, learned, first_step, total_steps, len(problems))
-    if config.optim.layout == "flat" and not policy.is_flat:
-        log.screen.say("training: with padded rows, which is slower, because of this model's kind of attention")
-    with policy.gathered():
-        outside = sampling_context(config, policy, policy.model, prompter, held_out, folder, log.screen.say)
-        copies = not policy.splits_weights
-        sampler, evaluating = make_samplers(outside, policy.model, log.screen.warn, copies)
-    evaluated = within_context(held_out, room_of(evaluating, policy.model), config.rollout.max_new_tokens)
-    too_long, left_out = len(training) - len(problems), len(held_out) - len(evaluated)
-    report_data(folder, log.screen, task, problems, too_long, len(evaluated), left_out)
+    origin = Origin(config, folder, prompts.problems, data.task.test(), request.accepts_changes)
+    log = open_log(request, folder, policy, prompts, Learned(origin, prompts.curriculum, kl, Logs(folder)))
+    samplers = make_sampling(config, policy, prompts, log)
+    report(folder, log.screen, data, prompts.problems, len(samplers.held_out))
     packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, policy.is_flat)
-    shrinker = Shrinker(policy, (sampler.give_back, evaluating.give_back), packer, log.screen.warn)
-    progress = log.screen.progress
-    history = EvaluationHistory(folder, config.eval, len(evaluated), first_step, total_steps, origin.run)
+    given_back = (samplers.sampler.give_back, samplers.evaluating.give_back)
+    shrinker = Shrinker(policy, given_back, packer, log.screen.warn)
+    held_out, new_tokens = samplers.held_out, config.rollout.max_new_tokens
+    left_out = len(prompts.held_out) - len(held_out)
+    history = EvaluationHistory(folder, config.eval, len(held_out), log.first_step, log.total_steps, origin.run)
     if history.lost:
         log.screen.say(f"octet: warning: {history.lost}, so the best that was kept is lost")
     return Run(
-        Rollouts(config, curriculum, prompter, sampler, scorer, longest),
+        Rollouts(config, prompts.curriculum, prompts.prompter, samplers.sampler, scorer, prompts.longest),
         Updater(policy, config, distributed.device(), packer, shrinker, kl, teacher),
-        Evaluator(policy, evaluating, scorer, evaluated, config.rollout.max_new_tokens, history, progress, left_out),
+        Evaluator(policy, samplers.evaluating, scorer, held_out, new_tokens, history, log.screen.progress, left_out),
         log,
     )
 
 
-def open_log(
-    request: Request, folder: Path, learned: checkpoints.Learned, first_step: int, total_steps: int, problems: int
-) -> RunLog:
-    """Write the configuration down, and open the log and the screen."""
-    steps = lock.steps_before(folder) if distributed.is_main() else None
-    lock.write_config(folder, request.config)
-    if not first_step:
-        lock.write_machine(folder, request.config)
-    config, is_main = request.config, distributed.is_main()
-    view = partial(terminal.of_folder, folder)
-    screen = Screen(total_steps, first_step, config.reward.answer, quiet=not is_main, stderr=request.json, view=view)
-    track = config.run.track
-    tracker = Tracker(track, folder, flat(config.model_dump(mode="json")), screen.warn) if track and is_main else None
-    journal = Journal(folder, first_step, tracker) if is_main else None
-    is_stretched = steps not in (None, total_steps) and config.optim.schedule != "constant"
-    if steps and is_stretched and 0 < first_step < total_steps:
-        screen.say(stretched(config, folder, steps, first_step, total_steps))
-    before = [one for one in read_records(folder / "metrics.jsonl") if one["step"] <= first_step]
-    history = History(config, before, problems, memory_use.total() / memory_use.GB)
-    alarms = Alarms(history, screen.warn, [rule for rule in RULES if is_main or rule.of_each_rank])
-    return RunLog(config, folder, learned, journal, alarms, screen, Stopping(), first_step, total_steps)
+# ---------------------------------------------------------------- the models
+
+
+def make_models(config: Config, prompts: Prompts, tokenizer: Any) -> tuple[Any, Ask | None]:
+    """Load the teacher and the policy. Raise an error for a model that cannot have these prompts and answers."""
+    ask = make_teacher(config, tokenizer, len(prompts.longest.tokens))
+    policy = make_policy(config, prompts.total_steps)
+    check_vocabulary(tokenizer, policy.model)
+    check_context(policy.model, [prompts.longest], config.rollout.max_new_tokens)
+    return policy, partial(by_adapter, policy) if config.shares_base else ask
 
 
 def make_policy(config: Config, total_steps: int) -> Any:
@@ -204,6 +158,40 @@ def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> Ask | N
     return lambda batches: [score(batch).logprobs_BT for batch in batches]
 
 
+# ---------------------------------------------------------------- the samplers
+
+
+class Samplers(NamedTuple):
+    """What samples in training and in evaluation, which is the same without shortcuts."""
+
+    sampler: Sampler
+    evaluating: Sampler
+    held_out: list[Prompt]  # those that fit into the context, with an answer
+
+
+def make_sampling(config: Config, policy: Any, prompts: Prompts, log: RunLog) -> Samplers:
+    model, say = policy.model, log.screen.say
+    with policy.gathered():
+        context = sampling_context(config, policy, model, prompts.prompter, prompts.held_out, log.folder, say)
+        sampler, evaluating = make_samplers(context, model, log.screen.warn, copies=not policy.splits_weights)
+    held_out = within_context(prompts.held_out, context_limit(evaluating, model), config.rollout.max_new_tokens)
+    return Samplers(sampler, evaluating, held_out)
+
+
+def make_samplers(context: SamplingContext, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
+    """Return the samplers for training and for evaluation.
+
+    Copies of weights that are split over the ranks would be as large as what splitting saves.
+    """
+    if outside := make_vllm_sampler(context):
+        return outside, outside
+    choose = partial(make_sampler, context.config.rollout, model, context.tokenizer, context.stop_tokens, warn)
+    sampler = choose(copies=copies, stop_strings=context.stop_strings, prompter=context.prompter)
+    if isinstance(sampler, HfSampler):
+        return sampler, sampler
+    return sampler, choose(copies=False, stop_strings=context.stop_strings, prompter=context.prompter)
+
+
 def sampling_context(
     config: Config,
     policy: Exportable,
@@ -236,18 +224,6 @@ def sampling_context(
     )
 
 
-def prompter_of(config: Config, task: Task, tokenizer: Any) -> Prompter:
-    """Return what writes the prompts of a task, with its tools or environment."""
-    found = environments_of(task, config.task, tokenizer.chat_template, config.rollout.turns.seconds)
-    if found is None and config.reward.weights.get("environment"):
-        raise ConfigError(
-            f"reward.weights.environment={config.reward.weights['environment']:g}",
-            f"nothing gives this reward, because task.name={config.task.name} has no environment",
-            "Leave it out; docs/environments.md says how to have one",
-        )
-    return Prompter(tokenizer, config.prompt, task, found)
-
-
 def ends(config: Config, prompter: Prompter, model: Any) -> tuple[list[int], tuple[str, ...]]:
     """Return the tokens and the strings at which a turn ends: those of the model, the prompt style and the settings.
 
@@ -268,34 +244,64 @@ def ends(config: Config, prompter: Prompter, model: Any) -> tuple[list[int], tup
     return sorted(tokens), tuple(string for string in strings if string not in special)
 
 
-def make_samplers(run: SamplingContext, model: Any, warn: Say, copies: bool) -> tuple[Sampler, Sampler]:
-    """Return the samplers for training and for evaluation, which is the same without shortcuts.
-
-    Copies of weights that are split over the ranks would be as large as what splitting saves.
-    """
-    if outside := make_vllm_sampler(run):
-        return outside, outside
-    choose = partial(make_sampler, run.config.rollout, model, run.tokenizer, run.stop_tokens, warn)
-    sampler = choose(copies=copies, stop_strings=run.stop_strings, prompter=run.prompter)
-    if isinstance(sampler, HfSampler):
-        return sampler, sampler
-    return sampler, choose(copies=False, stop_strings=run.stop_strings, prompter=run.prompter)
+def context_limit(sampler: Sampler, model: Any) -> int | None:
+    """Return how many tokens a prompt and its answer may have, or None if there is no limit."""
+    return min((room for room in (sampler.context_limit(), context_of(model)) if room), default=None)
 
 
-def longest_prompt(problems: Sequence[Problem], prompter: Prompter) -> Prompt:
-    """Return the longest prompt, so that one that is too long is an error now. Only the longest texts are tokenised."""
-    candidates = heapq.nlargest(64, problems, key=lambda problem: len(problem.question))
-    return max(map(prompter.prompt, candidates), key=lambda prompt: len(prompt.tokens))
+def evaluate_model(
+    name: str,
+    model: Any,
+    tokenizer: Any,
+    config: Config,
+    data: Data,
+    draws: Draws | None = None,
+    outside: Sampler | None = None,
+    progress: ShowProgress | None = None,
+) -> Evaluation:
+    """Evaluate a model that is not being trained on the held-out problems. If given, `outside` samples from it."""
+    check_vocabulary(tokenizer, model)
+    prompter = prompter_of(config, data.task, tokenizer)
+    stops, strings = ends(config, prompter, model)
+    choose = partial(make_sampler, config.rollout, model, tokenizer, stops, copies=False)
+    sampler = outside or choose(stop_strings=strings, prompter=prompter)
+    held_out, new_tokens = [prompter.prompt(problem) for problem in data.held_out], config.rollout.max_new_tokens
+    prompts = within_context(held_out, context_limit(sampler, model), new_tokens)
+    left_out, scorer = len(held_out) - len(prompts), make_verifier(config, data.task)
+    return evaluate(name, sampler, scorer, prompts, new_tokens, draws, progress, left_out)
 
 
-def later_pass(
-    config: Config, task: Any, prompter: Prompter, first: Sequence[Problem], longest: Prompt, passes: int
-) -> Sequence[Problem]:
-    """Return the problems of a later pass, none longer than the longest of the first; that again if there are none."""
-    with suppress(DataError):
-        problems = placebo.shuffle_golds(training_problems(task.later(passes), config.task, config.run.seed), config)
-        return prompter.fitting(problems, len(longest.tokens))
-    return first
+# ---------------------------------------------------------------- the log
+
+
+def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, learned: Learned) -> RunLog:
+    """Load the newest checkpoint, write the configuration down, and open the log and the screen."""
+    config, is_main, total_steps = request.config, distributed.is_main(), prompts.total_steps
+    first_step = checkpoints.resume(policy, folder, config.run.keep, learned)
+    if first_step > total_steps:
+        raise ConfigError(
+            f"run.steps={total_steps}",
+            f"the run in {folder} has made {first_step}",
+            f"Write run.steps={first_step} or more",
+        ).of_all()
+    before = lock.steps_before(folder) if is_main else None
+    lock.write_config(folder, config)
+    if not first_step:
+        lock.write_machine(folder, config)
+    view = partial(terminal.of_folder, folder)
+    screen = Screen(total_steps, first_step, config.reward.answer, quiet=not is_main, stderr=request.json, view=view)
+    track = config.run.track
+    tracker = Tracker(track, folder, flat(config.model_dump(mode="json")), screen.warn) if track and is_main else None
+    journal = Journal(folder, first_step, tracker) if is_main else None
+    is_stretched = before not in (None, total_steps) and config.optim.schedule != "constant"
+    if before and is_stretched and 0 < first_step < total_steps:
+        screen.say(stretched(config, folder, before, first_step, total_steps))
+    seen = [one for one in read_records(folder / "metrics.jsonl") if one["step"] <= first_step]
+    history = History(config, seen, len(prompts.problems), memory_use.total() / memory_use.GB)
+    alarms = Alarms(history, screen.warn, [rule for rule in RULES if is_main or rule.of_each_rank])
+    if config.optim.layout == "flat" and not policy.is_flat:
+        screen.say("training: with padded rows, which is slower, because of this model's kind of attention")
+    return RunLog(config, folder, learned, journal, alarms, screen, Stopping(), first_step, total_steps)
 
 
 def stretched(config: Config, folder: Path, before: int, first_step: int, total_steps: int) -> str:
@@ -318,66 +324,6 @@ def stretched(config: Config, folder: Path, before: int, first_step: int, total_
         f"  octet train --preset {old}/config.yaml model.name={old}/{product} run.steps={total_steps - before} "
         f"run.dir={old}-further"
     )
-
-
-def report_data(
-    folder: Path, screen: Screen, task: Task, training: Sequence[Problem], too_long: int, held_out: int, left_out: int
-) -> None:
-    """Say what was read and what was left out, on the screen and in the run folder."""
-    said = task.notes()
-    if too_long:
-        said.append(f"training problems left out because they are longer than prompt.max_tokens: {too_long}")
-    if left_out:
-        said.append(f"held-out problems left out because they exceed the context with an answer: {left_out}")
-    for note in said:
-        screen.say(f"data: {note}")
-    if distributed.is_main():
-        text = "\n".join(f"{problem.question}\t{problem.gold}" for problem in training)
-        facts = {
-            "task": task.name,
-            "training_problems": len(training),
-            "sha256": hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest(),  # of what is trained on
-            "checksums": checksums(training),
-            "held_out": held_out,
-            "test_problems": len(task.test()),
-            "notes": said,
-        }
-        disk.replace(folder / "data.json", (json.dumps(facts, indent=2) + "\n").encode())
-
-
-def held_out_prompts(config: Config, task: Task, prompter: Prompter) -> list[Prompt]:
-    """Return the prompts of the evaluation, of any length."""
-    if not config.eval.problems:
-        return []
-    return [prompter.prompt(problem) for problem in evaluation_problems(task, config.eval.problems)]
-
-
-def room_of(sampler: Sampler, model: Any) -> int | None:
-    """Return how many tokens a prompt and its answer may have, or None if there is no limit."""
-    return min((room for room in (sampler.context_limit(), context_of(model)) if room), default=None)
-
-
-def evaluate_model(
-    name: str,
-    model: Any,
-    tokenizer: Any,
-    config: Config,
-    draws: Draws | None = None,
-    outside: Sampler | None = None,
-    progress: ShowProgress | None = None,
-) -> Evaluation:
-    """Evaluate a model that is not being trained on the held-out problems. If given, `outside` samples from it."""
-    task = make_task(config.task)
-    check_vocabulary(tokenizer, model)
-    prompter = prompter_of(config, task, tokenizer)
-    stops, strings = ends(config, prompter, model)
-    choose = partial(make_sampler, config.rollout, model, tokenizer, stops, copies=False)
-    sampler = outside or choose(stop_strings=strings, prompter=prompter)
-    scorer = make_verifier(config, task)
-    held_out, new_tokens = held_out_prompts(config, task, prompter), config.rollout.max_new_tokens
-    prompts = within_context(held_out, room_of(sampler, model), new_tokens)
-    left_out = len(held_out) - len(prompts)
-    return evaluate(name, sampler, scorer, prompts, new_tokens, draws, progress, left_out)
 
 
 @contextmanager

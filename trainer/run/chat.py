@@ -31,6 +31,7 @@ from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.limits import context_of, on_stderr
 from trainer.rollout.make import make_sampler
 from trainer.run import assemble
+from trainer.run.data import prompter_of
 
 
 class Voice(NamedTuple):
@@ -48,7 +49,7 @@ def chat(folder: Path, config: Config, temperature: float) -> None:
     if not any((folder / name).is_dir() for name in ("adapter", "merged", "model")):
         raise DataError(folder, "it has no adapter and no model yet, which a run writes at its end", "Resume it")
     task = make_task(config.task)
-    prompter = assemble.prompter_of(config, task, load_tokenizer(config.model))
+    prompter = prompter_of(config, task, load_tokenizer(config.model))
     voices, scorer, console = list(_voices(folder, config, prompter)), make_verifier(config, task), Console()
     sampling = Sampling(1, temperature, config.rollout.max_new_tokens, config.run.seed)
     held_out = cycle(evaluation_problems(task, max(1, config.eval.problems)))

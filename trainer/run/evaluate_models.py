@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,8 +16,9 @@ from transformers import AutoConfig
 from trainer.batch.pack import Packer
 from trainer.config.settings import Config
 from trainer.evaluation import results
-from trainer.evaluation.comparison import Agreement, Comparison, agreement
+from trainer.evaluation.comparison import Comparison
 from trainer.evaluation.evaluate import Evaluation
+from trainer.evaluation.merge_check import Agreement, agreement
 from trainer.evaluation.results import flip_lines
 from trainer.loss.logprobs import LogProbs
 from trainer.machine import disk, hardware
@@ -28,7 +29,8 @@ from trainer.model.load import load_model, load_tokenizer, resolve_dtype
 from trainer.model.lora import load_adapter
 from trainer.model.merge import stored_weights, write_merged
 from trainer.plan import start
-from trainer.problem.task import make_task
+from trainer.plan.data import Data, read_held_out
+from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
 from trainer.records import Draws, Prompt, Sampling
 from trainer.rollout import limits
@@ -36,6 +38,7 @@ from trainer.rollout.collect import Sampler
 from trainer.rollout.context import StaticPolicy
 from trainer.rollout.make import make_vllm_sampler, may_colocate
 from trainer.run import assemble, sampler_check
+from trainer.run.data import prompter_of
 from trainer.watch.footer import Footer
 from trainer.watch.progress import Progress
 from trainer.watch.screen import Screen
@@ -57,14 +60,14 @@ class Models:
     merged: Path | None = None
 
 
-def evaluate(config: Config, models: Models, draws: Draws | None, out: Path, as_json: bool) -> None:
+def evaluate(config: Config, data: Data, models: Models, draws: Draws | None, out: Path, as_json: bool) -> None:
     """Evaluate the model of the configuration, and the adapter and the merged model if they are named.
 
     Under srun or torchrun the problems are split over the ranks."""
     start.must_leave_our_cards(hardware.detect(), config.rollout.vllm, distributed.world_size())
     joins = distributed.world_size() > 1 or may_colocate(config.rollout)
     with assemble.process_group(config) if joins else nullcontext():
-        evaluations = list(_evaluations(config, models, draws, out))
+        evaluations = list(_evaluations(config, data, models, draws, out))
     if not distributed.is_main():
         return
     named = {name: str(path) for name, path in asdict(models).items() if path}
@@ -80,37 +83,40 @@ def evaluate(config: Config, models: Models, draws: Draws | None, out: Path, as_
         alike.must_be_rounding(resolve_dtype(config.model.dtype, distributed.device()))
 
 
-def _evaluations(config: Config, models: Models, draws: Draws | None, out: Path) -> Iterator[Evaluation]:
+def _evaluations(config: Config, data: Data, models: Models, draws: Draws | None, out: Path) -> Iterator[Evaluation]:
     """Evaluate one model after the other, so that only one is in memory. vLLM has the base and the adapter."""
     model, tokenizer = load(config)
     alone = models.adapter is None and models.merged is None
     if models.adapter:
         stored_weights(config.model.clean, models.adapter, None)  # which refuses one of another base now
-    with _outside(config, model, tokenizer, out) as (sampler, shown):
-        yield evaluate_model("model" if alone else "base", model, tokenizer, config, draws, sampler)
+    prompter = prompter_of(config, data.task, tokenizer)
+    held_out = [prompter.prompt(problem) for problem in data.held_out]
+    with _outside(config, model, prompter, held_out, out) as (sampler, shown):
+        yield evaluate_model("model" if alone else "base", model, tokenizer, config, data, draws, sampler)
         if models.adapter:
             adapted = load_adapter(model, models.adapter)
             shown.adapter = models.adapter
             if sampler:
-                _must_be(adapted, tokenizer, config, sampler)
-            yield evaluate_model("adapter", adapted, tokenizer, config, draws, sampler)
+                _must_be(adapted, prompter, held_out, config, sampler)
+            yield evaluate_model("adapter", adapted, tokenizer, config, data, draws, sampler)
             del adapted
     del model
     if models.merged:
         model, tokenizer = load(config, str(models.merged))
-        yield evaluate_model("merged", model, tokenizer, config, draws)
+        yield evaluate_model("merged", model, tokenizer, config, data, draws)
 
 
 @contextmanager
-def _outside(config: Config, model: Any, tokenizer: Any, out: Path) -> Iterator[tuple[Sampler | None, StaticPolicy]]:
+def _outside(
+    config: Config, model: Any, prompter: Prompter, held_out: Sequence[Prompt], out: Path
+) -> Iterator[tuple[Sampler | None, StaticPolicy]]:
     """Return vLLM, if the settings select it, and what it serves: the base at first."""
     shown = StaticPolicy()
     out.mkdir(parents=True, exist_ok=True)
-    held_out, prompter = _held_out(config, tokenizer), assemble.prompter_of(config, make_task(config.task), tokenizer)
     sampler = make_vllm_sampler(assemble.sampling_context(config, shown, model, prompter, held_out, out, say))
     try:
         if sampler:
-            _must_be(model, tokenizer, config, sampler)
+            _must_be(model, prompter, held_out, config, sampler)
         yield sampler, shown
     finally:
         if sampler:
@@ -123,23 +129,18 @@ def say(text: str) -> None:
         limits.on_stderr(text)
 
 
-def _held_out(config: Config, tokenizer: Any) -> list[Prompt]:
-    task = make_task(config.task)
-    return assemble.held_out_prompts(config, task, assemble.prompter_of(config, task, tokenizer))
-
-
-def _must_be(model: Any, tokenizer: Any, config: Config, sampler: Sampler) -> None:
+def _must_be(model: Any, prompter: Prompter, held_out: Sequence[Prompt], config: Config, sampler: Sampler) -> None:
     """Raise an error if vLLM serves another model or adapter than the one to be evaluated."""
-    room, new_tokens = assemble.room_of(sampler, model), config.rollout.max_new_tokens
-    prompts = limits.within_context(_held_out(config, tokenizer), room, new_tokens)[:4]
+    limit, new_tokens = assemble.context_limit(sampler, model), config.rollout.max_new_tokens
+    prompts = limits.within_context(held_out, limit, new_tokens)[:4]
     sampling = Sampling(4, 1.0, new_tokens, config.run.seed)
-    packer = Packer(config.optim.tokens_per_micro_batch, tokenizer.pad_token_id, flat=False)
+    packer = Packer(config.optim.tokens_per_micro_batch, prompter.tokenizer.pad_token_id, flat=False)
     measure = LogProbs(model, sampling.temperature, flat=False)
     apart = sampler_check.of_each(measure, packer, model.device, sampler, prompts, sampling)
     sampler_check.judge(apart, config.rollout.vllm.max_difference, say)
 
 
-def merge(
+def merge_and_compare(
     config: Config, adapter: Path | None, out: Path, made_of: Mapping[str, Any], as_json: bool, check: bool = True
 ) -> None:
     """Write the model, with an adapter merged in if there is one; and load it again then, and compare its answers with
@@ -151,14 +152,14 @@ def merge(
             record(unchecked, made_of, {"not_checked": why_not})
         answer({"out": str(out), "said": [f"written to {out}", f"not checked: {why_not}"]}, [], as_json)
         return
-    model, tokenizer = load(config)
-    adapted = evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config)
+    (model, tokenizer), data = load(config), read_held_out(config)
+    adapted = evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config, data)
     del model
     say(f"octet: merging {adapter} into the base, and writing {out}")
     with disk.named_when_checked(out) as unchecked:
         write_merged(config.model, adapter, unchecked, None)
         model, tokenizer = load(config, str(unchecked))
-        merged = evaluate_model("merged", model, tokenizer, config)
+        merged = evaluate_model("merged", model, tokenizer, config, data)
         alike = agreement(adapted, merged)
         if config.model.quantize == "none":  # else the bases differ as well
             alike.must_be_rounding(_coarser(str(AutoConfig.from_pretrained(unchecked).dtype), config))

@@ -11,18 +11,21 @@ from typing import Any
 
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, MergeError, ModelError
-from trainer.evaluation.comparison import Comparison, agreement
+from trainer.evaluation.comparison import Comparison
 from trainer.evaluation.evaluate import Evaluation
+from trainer.evaluation.merge_check import agreement
 from trainer.export import gguf_file, llama_cpp, ollama, vocabulary
 from trainer.machine import disk
 from trainer.model import hub, merge
 from trainer.model.load import end_of_turn, load_tokenizer
 from trainer.model.lora import load_adapter
+from trainer.plan.data import read_held_out
 from trainer.problem.task import make_task
 from trainer.records import Prompt
 from trainer.rollout.limits import within_context
 from trainer.rollout.stop import Stops
 from trainer.run import assemble, evaluate_models
+from trainer.run.data import prompter_of
 
 UNCHECKED = "not checked: "
 
@@ -89,7 +92,7 @@ def _write(file: Path, weights: merge.Weights, tokenizer: Any, fmt: str, about: 
 
 
 def _modelfile(file: str, config: Config, weights: merge.Weights, tokenizer: Any) -> str:
-    prompter = assemble.prompter_of(config, make_task(config.task), tokenizer)
+    prompter = prompter_of(config, make_task(config.task), tokenizer)
     tokens, strings = assemble.ends(config, prompter, weights.model)
     return ollama.modelfile(file, config, tokenizer, [*tokenizer.convert_ids_to_tokens(tokens), *strings])
 
@@ -108,17 +111,18 @@ def _checked(
     """Have Octet and llama.cpp answer the same held-out problems, and compare them."""
     model, tokenizer = evaluate_models.load(config)
     model = load_adapter(model, adapter) if adapter else model
-    own = evaluate_models.evaluate_model("Octet", model, tokenizer, config)
-    prompter = assemble.prompter_of(config, make_task(config.task), tokenizer)
+    data = read_held_out(config)
+    own = evaluate_models.evaluate_model("Octet", model, tokenizer, config, data)
+    prompter = prompter_of(config, data.task, tokenizer)
     stops = Stops(tokenizer, *assemble.ends(config, prompter, model))
-    held_out = assemble.held_out_prompts(config, make_task(config.task), prompter)
+    held_out = [prompter.prompt(problem) for problem in data.held_out]
     longest, context = config.rollout.max_new_tokens, weights.config.max_position_embeddings
     prompts = within_context(held_out, context, longest)
     sampler = llama_cpp.LlamaCppSampler(file, stops, max(len(one.tokens) for one in prompts) + longest)
     try:
         _must_read_the_same_tokens(file, sampler, tokenizer, prompts)
         must_ask_and_end_alike(file, sampler, tokenizer)
-        theirs = evaluate_models.evaluate_model("llama.cpp", model, tokenizer, config, outside=sampler)
+        theirs = evaluate_models.evaluate_model("llama.cpp", model, tokenizer, config, data, outside=sampler)
     finally:
         sampler.close()
     del model

@@ -12,9 +12,10 @@ from safetensors import safe_open
 from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
 from trainer.errors import DataError, counted
+from trainer.loop import train, warm_up
 from trainer.machine.quiet import no_progress_bars
 from trainer.machine.visible import print, visible
-from trainer.run import assemble, job
+from trainer.run import assemble, teaching
 from trainer.run.rehearsal import rehearse
 from trainer.run_folder import lock, previous_run, provenance
 from trainer.run_folder.journal import read_records
@@ -64,11 +65,16 @@ def _train(config: Config, steps: int) -> Sequence[str]:
     """Train so many steps, with the schedule of the whole run, and return the names of the problems in their order."""
     no_progress_bars()
     with assemble.process_group(config):
-        run, learn = job.build(Request(config, "repro", "", json=True))  # the progress goes to standard error
+        run, lessons = assemble.build(Request(config, "repro", "", json=True)), None  # progress goes to standard error
+        if config.is_warmup:
+            lessons, run = teaching.lessons_of(config, run)
         run.log.total_steps = steps
         try:
             rehearse(run.rollouts, run.updater)
-            learn(config, *run)
+            if lessons:
+                warm_up(config, *run, lessons)
+            else:
+                train(config, *run)
         finally:
             run.rollouts.close()
             run.log.close()

@@ -1,0 +1,46 @@
+"""Read, filter and check the data of a run, before anything heavy is imported."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from trainer.config.settings import Config
+from trainer.problem import lessons
+from trainer.problem.task import Task, evaluation_problems, make_task, training_problems
+from trainer.records import Problem
+from trainer.reward import gold_check, placebo
+from trainer.reward.make import rehearse_functions
+
+
+class Data(NamedTuple):
+    """The task of a run, its training problems, and the held-out ones that are asked."""
+
+    task: Task
+    training: list[Problem]
+    held_out: list[Problem]
+
+
+def read(config: Config) -> Data:
+    """Return the data of a run. Raise DataError for a bad record or a gold answer that cannot be earned, and
+    RewardError for a function of reward.custom that cannot be used."""
+    task = make_task(config.task)
+    training = training_of(task, config)
+    held_out = evaluation_problems(task, config.eval.problems)
+    gold_check.check(config, task, [*training, *held_out])
+    if config.warmup.steps and config.warmup.source == "solutions":
+        lessons.check(task, training)
+    rehearse_functions(config, task, training[0])
+    return Data(task, training, held_out)
+
+
+def read_held_out(config: Config) -> Data:
+    """Return the data of an evaluation, which are the held-out problems alone."""
+    task = make_task(config.task)
+    held_out = evaluation_problems(task, config.eval.problems)
+    gold_check.check(config, task, held_out)
+    return Data(task, [], held_out)
+
+
+def training_of(task: Task, config: Config) -> list[Problem]:
+    """Return the training problems, with the gold answers of one another if a control of an experiment asks for it."""
+    return placebo.shuffle_golds(training_problems(task, config.task, config.run.seed), config)

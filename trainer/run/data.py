@@ -1,0 +1,97 @@
+"""The data of a run as its model sees them: prompts, and which are drawn when."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainer.config.settings import Config
+from trainer.errors import ConfigError, DataError
+from trainer.machine import disk
+from trainer.plan.data import Data, training_of
+from trainer.problem.curriculum import CURRICULA, Curriculum
+from trainer.problem.environment import environments_of
+from trainer.problem.prompts import Prompter
+from trainer.problem.task import Task
+from trainer.ranks import distributed
+from trainer.records import Problem, Prompt
+from trainer.run_folder.provenance import checksums
+from trainer.watch.screen import Screen
+
+
+class Prompts(NamedTuple):
+    """The data of a run as its model sees them."""
+
+    prompter: Prompter
+    problems: list[Problem]  # to train on: those whose prompt is not too long
+    longest: Prompt
+    total_steps: int
+    curriculum: Curriculum
+    held_out: list[Prompt]
+
+
+def make_prompts(config: Config, data: Data, tokenizer: Any) -> Prompts:
+    prompter = prompter_of(config, data.task, tokenizer)
+    problems = prompter.fitting(data.training)
+    total_steps = config.total_steps(len(problems))
+    # Only the longest texts are tokenised: one that is too long is an error now.
+    candidates = heapq.nlargest(64, problems, key=lambda problem: len(problem.question))
+    longest = max(map(prompter.prompt, candidates), key=lambda prompt: len(prompt.tokens))
+    changes = data.task.later(1) and not config.task.limit
+    later = partial(_later_pass, config, data.task, prompter, problems, longest) if changes else None
+    kind = CURRICULA[config.task.curriculum]
+    curriculum = kind(problems, config.rollout.problems, config.run.seed, total_steps, later)
+    return Prompts(
+        prompter, problems, longest, total_steps, curriculum, [prompter.prompt(problem) for problem in data.held_out]
+    )
+
+
+def prompter_of(config: Config, task: Task, tokenizer: Any) -> Prompter:
+    """Return what writes the prompts of a task, with its tools or environment."""
+    found = environments_of(task, config.task, tokenizer.chat_template, config.rollout.turns.seconds)
+    if found is None and config.reward.weights.get("environment"):
+        raise ConfigError(
+            f"reward.weights.environment={config.reward.weights['environment']:g}",
+            f"nothing gives this reward, because task.name={config.task.name} has no environment",
+            "Leave it out; docs/environments.md says how to have one",
+        )
+    return Prompter(tokenizer, config.prompt, task, found)
+
+
+def _later_pass(
+    config: Config, task: Any, prompter: Prompter, first: Sequence[Problem], longest: Prompt, passes: int
+) -> Sequence[Problem]:
+    """Return the problems of a later pass, none longer than the longest of the first; that again if there are none."""
+    with suppress(DataError):
+        return prompter.fitting(training_of(task.later(passes), config), len(longest.tokens))
+    return first
+
+
+def report(folder: Path, screen: Screen, data: Data, problems: Sequence[Problem], asked: int) -> None:
+    """Say what was read and what was left out, on the screen and in the run folder. `problems` are trained on, and
+    `asked` held-out problems fit into the context."""
+    said = data.task.notes()
+    if too_long := len(data.training) - len(problems):
+        said.append(f"training problems left out because they are longer than prompt.max_tokens: {too_long}")
+    if left_out := len(data.held_out) - asked:
+        said.append(f"held-out problems left out because they exceed the context with an answer: {left_out}")
+    for note in said:
+        screen.say(f"data: {note}")
+    if distributed.is_main():
+        text = "\n".join(f"{problem.question}\t{problem.gold}" for problem in problems)
+        facts = {
+            "task": data.task.name,
+            "training_problems": len(problems),
+            "sha256": hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest(),  # of what is trained on
+            "checksums": checksums(problems),
+            "held_out": asked,
+            "test_problems": len(data.task.test()),
+            "notes": said,
+        }
+        disk.replace(folder / "data.json", (json.dumps(facts, indent=2) + "\n").encode())
