@@ -10,7 +10,7 @@ import yaml
 from trainer.commands.main import main
 from trainer.errors import DataError
 from trainer.machine.visible import visible
-from trainer.reports import card, report
+from trainer.reports import report
 from trainer.run_folder.reader import read_run
 
 EVIL = "[/INST] [bold]b[/bold] :smile: \x1b]0;title\x07\x1b[2J\x9b31m\r\u202etxet\u2066\u200b\x7f <script>x</script>"
@@ -117,7 +117,7 @@ def test_an_evaluation_in_another_form_is_refused_by_name(copied):
             (folder / "eval.json").write_text(json.dumps(found))
             run = read_run(folder)
             try:
-                assert [report.evaluation(run), report._result(run), *card._evaluation(run), run.verdict, run.flips()]
+                assert [report.evaluation(run), report._result(run), run.verdict, run.flips()]
             except DataError as error:
                 refused.append(str(error))
     assert len(refused) > 100
