@@ -147,10 +147,7 @@ def test_the_shipped_rewards_come_out_clean_on_letters_and_texts(capsys, tmp_pat
         "[0,\\infty)",
         "101_2",
     ]
-    path = write(
-        tmp_path / "texts.jsonl",
-        *[{"question": f"Which is {text[::-1]}?", "answer": text} for text in texts],
-    )
+    path = write(tmp_path / "texts.jsonl", *[{"question": f"Which is {text[::-1]}?", "answer": text} for text in texts])
     for style in STYLES[:2]:
         status, out, _ = octet(capsys, "--task", "records", f"task.path={path}", f"prompt.style={style}", lenient)
         assert status == 0, out

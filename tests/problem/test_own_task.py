@@ -122,10 +122,7 @@ def test_with_a_score_of_its_own_records_need_no_answers(written):
         (SUMS.replace("range(40)", "[1]"), "the held-out set asks them all"),
         (SUMS.replace("return [", "import itertools; return itertools.repeat({}) or ["), "goes on after 5,000,000"),
         (SUMS.replace("def train", "test = None\n    def train"), "which has no method `test`"),
-        (
-            SUMS.replace("def train", "prompt_style = 'gsm9k'\n    def train"),
-            "prompt_style is 'gsm9k'. Known: chat",
-        ),
+        (SUMS.replace("def train", "prompt_style = 'gsm9k'\n    def train"), "prompt_style is 'gsm9k'. Known: chat"),
         (SUMS.replace("def train", "answer_style = 'auto'\n    def train"), "its answer_style is 'auto'. Known: gsm8k"),
         ("def build(:", r"SyntaxError: invalid syntax \(mine.py, line 1\)\.$"),
     ],

@@ -340,10 +340,7 @@ BAD_LINES = [
         "there is no column `question`; the columns are: vraag, answer. Write task.q",
     ),
 ]
-GOOD_LINES = {
-    "math": {"problem": "good?", "answer": "1"},
-    "multiple_choice": GPQA | {"Question": "good?"},
-}
+GOOD_LINES = {"math": {"problem": "good?", "answer": "1"}, "multiple_choice": GPQA | {"Question": "good?"}}
 
 
 @pytest.mark.parametrize(("name", "bad", "told"), BAD_LINES)

@@ -33,12 +33,7 @@ def seeds(finished, copied):
 
 def test_the_four_charts_and_their_curves(finished):
     charts = main_charts(groups_of([read_run(finished)]))
-    assert [chart.title for chart in charts] == [
-        "mean reward",
-        "accuracy",
-        "loss",
-        "reward, lowest to highest",
-    ]
+    assert [chart.title for chart in charts] == ["mean reward", "accuracy", "loss", "reward, lowest to highest"]
     assert all(value.low < value.middle < value.high for value in charts[3].curves[0].values)
     assert [curve.name for curve in charts[1].curves] == ["training", "held-out, 95 %"]
     assert [value.step for value in charts[1].curves[1].values] == [0, 3, 6]

@@ -143,8 +143,7 @@ def test_the_answers_that_are_paid_decide(copied):
     answers, records = lines_of(folder / "eval_answers.jsonl"), lines_of(folder / "metrics.jsonl")
     write_lines(folder / "eval_answers.jsonl", [one | {"correct_lenient": True} for one in answers])
     write_lines(
-        folder / "metrics.jsonl",
-        [one | {"eval/lenient": 1.0} if "eval/accuracy" in one else one for one in records],
+        folder / "metrics.jsonl", [one | {"eval/lenient": 1.0} if "eval/accuracy" in one else one for one in records]
     )
     strict = read_run(folder)
     assert (all(strict.solved.values()), facts_of(strict)["accuracy"]) == (False, records[-1]["eval/accuracy"])
