@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from trainer.errors import ConfigError, OctetError
 from trainer.machine import quiet
 from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup, TrainingRow
 
@@ -42,6 +44,16 @@ def octet(*arguments: object) -> int:
     with pytest.raises(SystemExit) as ended:
         main([str(one) for one in arguments])
     return int(ended.value.code or 0)
+
+
+@contextmanager
+def refuses(key: object, kind: type[OctetError] = ConfigError, *, names: object = "") -> Iterator[None]:
+    """Expect an error of this kind about a setting, an option or a path, with a reason. `names` stands in its text: a
+    number or a name that the user needs, and no wording."""
+    with pytest.raises(kind) as refused:
+        yield
+    assert (refused.value.key, bool(refused.value.reason)) == (str(key), True), refused.value
+    assert str(names) in str(refused.value)
 
 
 @pytest.fixture(scope="module")

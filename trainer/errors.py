@@ -38,11 +38,12 @@ class OctetError(Exception):
     is_of_all = False  # every rank raises it, so only rank 0 prints it
 
     def __init__(self, named: object, reason: str = "", remedy: str = "") -> None:
-        found = re.fullmatch(r"([\w.]+|--[\w-]+)[= ](.*)", str(named), re.DOTALL) if reason else None
-        self.key, self.value = found.groups() if found else (str(named) if reason else "", "")
+        found = re.fullmatch(r"([\w.]+|--[\w-]+)[= ](.*)", str(named), re.DOTALL) if reason or remedy else None
+        self.key, self.value = found.groups() if found else (str(named) if reason or remedy else "", "")
         self.reason, self.remedy = reason, remedy
+        start = f"{named}:" if reason else f"{named} cannot be used." if remedy else named
         sentences = [part if part[-1] in ".?" else f"{part}." for part in (reason, remedy) if part]
-        super().__init__(f"{named}: {' '.join(sentences)}" if reason else named)
+        super().__init__(" ".join([str(start), *sentences]))
 
     def of_all(self) -> OctetError:
         """Mark the error as one that every rank raises, and return it."""

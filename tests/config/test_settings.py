@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from scripts import make_configuration_page
-from tests.conftest import ROOT
+from tests.conftest import ROOT, refuses
 from trainer.config import command_line, ds_config
 from trainer.config.command_line import (
     PRESETS,
@@ -58,35 +58,6 @@ def test_steps_displace_the_epochs_of_the_preset():
     assert settings.total_steps(train_problems=1000) == 7
 
 
-def test_steps_and_epochs_on_one_command_line_are_refused():
-    with pytest.raises(ConfigError, match=r"run: steps=7 and epochs=2.0: a run has either .* Write one of them"):
-        resolve("8gb", None, ["run.steps=7", "run.epochs=2"])
-    assert resolve("8gb", None, ["run.steps=null", "run.epochs=2"]).run.epochs == 2
-
-
-def test_a_seed_has_at_most_63_bits():
-    assert resolve("nano", None, [f"run.seed={2**63}"]).run.seed == 2**63
-    with pytest.raises(ConfigError, match=r"run.seed=9223372036854775809 cannot be used. It should be less than or"):
-        resolve("nano", None, [f"run.seed={2**63 + 1}"])
-
-
-@pytest.mark.parametrize(
-    ("override", "read_as"),
-    [
-        ("model.revision=2024", "a number"),
-        ("prompt.system=no", "true or false"),
-        ("task.path=2024-01-31", "a date"),
-        ("task.data_dir=1.5", "a number"),
-    ],
-)
-def test_a_text_that_yaml_reads_as_something_else_has_to_be_quoted(override, read_as):
-    key, _, value = override.partition("=")
-    told = f"{key}={value}: YAML reads {value} as {read_as}, and a text is needed. Quote it: '{key}=\"{value}\"'."
-    with pytest.raises(ConfigError) as refused:
-        resolve("nano", None, [override])
-    assert str(refused.value) == told
-
-
 @pytest.mark.parametrize(
     ("override", "says"),
     [
@@ -121,44 +92,6 @@ def test_epochs_become_steps():
 def test_a_resolved_configuration_is_frozen():
     with pytest.raises(ValueError, match="frozen"):
         resolve("nano").run.seed = 3
-
-
-@pytest.mark.parametrize(
-    ("override", "told"),
-    [
-        ("rollout.group_size=1", "rollout.group_size=1: GRPO compares answers to the same problem, .* Try 8."),
-        ("rollout.grup_size=4", "rollout.grup_size: there is no such setting. Did you mean rollout.group_size?"),
-        ("optim.lr=1e-5", "optim.lr: there is no such setting. Did you mean algorithm.lr?"),
-        ("warmup.source=samples", "warmup.source: there is no such setting. Write warmup.from."),
-        ("rolout.rows=4", "rolout: there is no such section. Did you mean rollout?"),
-        ("group_size=4", "group_size: there is no such section. Did you mean rollout.group_size?"),
-        ("optim.betas=[1.5, 2]", "optim.betas.0=1.5 cannot be used. It should be less than 1"),
-        ("rollout=4", "rollout=4: rollout is a section. Write rollout.KEY=VALUE."),
-        ("algorithm.lr=fast", "algorithm.lr='fast' cannot be used. Write a number"),
-        ("run.seed=abc", "run.seed='abc' cannot be used. Write a whole number"),
-        ("lora.targets=foo", "lora.targets='foo' cannot be used. Write one of .* or a list: .a, b."),
-        ("algorithm.lr=nan", "algorithm.lr='nan' cannot be used. It should be a finite number"),
-        ("algorithm.lr=0", "algorithm.lr=0 cannot be used. It should be greater than 0"),
-        (
-            "rollout.dead_groups=fill",
-            "rollout.dead_groups='fill' cannot be used. Write one of 'drop', 'keep' or 'refill'",
-        ),
-        ("algorithm.kl.target=0.1", "algorithm.kl: target has no effect while coef is 0. Write algorithm.kl.coef=0.04"),
-        (
-            "algorithm.dual_clip=1.1",
-            "algorithm: dual_clip=1.1 is inside the first bound, .* = 1.2. Write .*dual_clip=3",
-        ),
-        ("algorithm.advantage_eps=0", "algorithm.advantage_eps=0 cannot be used. It should be greater than 0"),
-        ("algorithm.minibatches=17", "algorithm.minibatches=17: groups stay whole, .* rollout.problems=16. Write "),
-        ("lora.dropout=0.05", "lora.dropout=0.05: with dropout, .* Write 0."),
-        ("run.steps=null", "run: steps=None and epochs=None: a run has either steps or epochs. Write one of them"),
-        ("group_size", "group_size: expected key=value, such as rollout.group_size=16."),
-        ("model.name=[a", "model.name=.* not valid YAML"),
-    ],
-)
-def test_a_bad_setting_is_answered_with_key_value_reason_and_remedy(override, told):
-    with pytest.raises(ConfigError, match=told):
-        resolve("nano", None, [override])
 
 
 def test_an_unknown_preset_names_the_real_ones():
@@ -302,21 +235,6 @@ def test_yaml_of_a_run_is_plain():
     assert yaml.safe_load(resolve("nano").to_yaml())["model"]["name"] == "nano"
 
 
-def test_without_gold_answers_no_group_is_live_by_correctness():
-    settings = ["task.name=records", "task.path=it.jsonl", "task.answer=none"]
-    with pytest.raises(ConfigError, match=r"^rollout.dead_by=correct: .* Write rollout.dead_by=reward"):
-        resolve("nano", "dapo", settings)
-    assert resolve("nano", "dapo", [*settings, "rollout.dead_by=reward"]).rollout.dead_by == "reward"
-
-
-@pytest.mark.parametrize("keeps", ["rollout.dead_groups=keep", "algorithm.loss=reinforce"])
-def test_what_makes_a_group_dead_has_no_effect_if_dead_groups_are_trained_on(keeps):
-    settings = ["rollout.dead_groups=drop", keeps]
-    with pytest.raises(ConfigError, match=rf"^rollout.dead_by=correct: {keeps} .* Write rollout.dead_by=reward"):
-        resolve("nano", "dapo", settings)
-    assert resolve("nano", "dapo", [*settings, "rollout.dead_by=reward"]).rollout.dead_by == "reward"
-
-
 WARMUPS = ["", "warmup.from=samples warmup.rounds=2", "warmup.then=merged", "warmup.every=2 warmup.patience=1"]
 BESIDE = ["", "algorithm.loss=reinforce", "algorithm.loss=gspo", "algorithm.dual_clip=3", "algorithm.kl.coef=1"]
 BESIDE += ["algorithm.kl.coef=1 algorithm.kl.where=reward", "algorithm.minibatches=4", "rollout.dead_groups=refill"]
@@ -341,34 +259,6 @@ def test_settings_with_a_warm_up_are_refused_at_once_or_hold_for_both_runs(warmu
     assert taken > len(BESIDE) / 2
 
 
-def test_raw_rewards_know_no_dead_groups():
-    with pytest.raises(
-        ConfigError, match=r"^rollout.dead_groups=refill: algorithm.loss=reinforce learns from the raw reward.*keep"
-    ):
-        resolve("nano", None, ["algorithm.loss=reinforce", "rollout.dead_groups=refill"])
-    assert not resolve("nano", None, ["algorithm.loss=reinforce"]).drops_dead_groups
-    assert resolve("nano").drops_dead_groups
-    assert not resolve("nano", None, ["rollout.dead_groups=keep"]).drops_dead_groups
-
-
-def test_settings_of_an_objective_that_do_nothing_together_are_refused():
-    with pytest.raises(ConfigError, match=r"dual_clip=3.0 has no effect on loss=cispo"):
-        resolve("nano", None, ["algorithm.loss=cispo", "algorithm.dual_clip=3"])
-    with pytest.raises(ConfigError, match=r"1 \+ clip_high = 5. Write algorithm.dual_clip=10"):
-        resolve("nano", None, ["algorithm.clip_high=4", "algorithm.dual_clip=3"])
-    for more in ([], ["algorithm.kl.where=reward", "algorithm.epochs=2"]):
-        with pytest.raises(ConfigError, match="makes the policy its own reference"):
-            resolve("nano", None, ["algorithm.kl.coef=0.1", "algorithm.kl.refresh=1", *more])
-    assert resolve("nano", None, ["algorithm.kl.coef=0.1", "algorithm.kl.refresh=1", "algorithm.epochs=2"])
-
-
-def test_a_line_break_that_the_shell_hands_over_as_two_characters_is_named():
-    with pytest.raises(ConfigError, match=r"has a backslash and an n, no line break\. Write JSON: rollout\.stop="):
-        resolve("nano", None, [r"rollout.stop=\n"])
-    assert resolve("nano", None, ['rollout.stop=["\\n"]']).rollout.stop == ("\n",)
-    assert resolve("nano", None, [r"rollout.stop=['\neq']"]).rollout.stop == (r"\neq",)
-
-
 @pytest.mark.parametrize(
     "override",
     [
@@ -384,3 +274,22 @@ def test_a_key_in_the_settings_is_refused_and_not_shown(override):
     with pytest.raises(ConfigError, match="VLLM_API_KEY") as refused:
         resolve("nano", None, [override])
     assert "k3y" not in str(refused.value)
+
+
+def test_what_makes_a_group_dead_follows_from_the_objective():
+    assert not resolve("nano", None, ["algorithm.loss=reinforce"]).drops_dead_groups
+    assert resolve("nano").drops_dead_groups
+    assert not resolve("nano", None, ["rollout.dead_groups=keep"]).drops_dead_groups
+    own = ["task.name=records", "task.path=it.jsonl", "task.answer=none"]
+    for settings in (own, ["rollout.dead_groups=keep"], ["algorithm.loss=reinforce", "rollout.dead_groups=drop"]):
+        with refuses("rollout.dead_by"):
+            resolve("nano", "dapo", settings)
+        assert resolve("nano", "dapo", [*settings, "rollout.dead_by=reward"]).rollout.dead_by == "reward"
+
+
+def test_settings_beside_the_refused_ones_are_taken():
+    assert resolve("8gb", None, ["run.steps=null", "run.epochs=2"]).run.epochs == 2
+    assert resolve("nano", None, [f"run.seed={2**63}"]).run.seed == 2**63
+    assert resolve("nano", None, ["algorithm.kl.coef=0.1", "algorithm.kl.refresh=1", "algorithm.epochs=2"])
+    assert resolve("nano", None, ['rollout.stop=["\\n"]']).rollout.stop == ("\n",)
+    assert resolve("nano", None, [r"rollout.stop=['\neq']"]).rollout.stop == (r"\neq",)

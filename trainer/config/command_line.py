@@ -85,7 +85,9 @@ def validated(values: Mapping[str, Any], typed: Mapping[str, str] | None = None)
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_explain(error.errors(), typed or {})) from None
+        first, *others = _explained(error.errors(), typed or {})
+        first.args = ("\n".join(map(str, (first, *others))),)
+        raise first from None
 
 
 def _default_weights(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -259,32 +261,30 @@ def _keys(settings: Mapping[str, Any], prefix: str, known: Sequence[str]) -> Ite
             yield inner[:-1]
 
 
-def _explain(errors: Sequence[Any], typed: Mapping[str, str]) -> str:
-    """Return a line for each wrong setting: key, value, reason and remedy. `typed` has the overrides as written.
+def _explained(errors: Sequence[Any], typed: Mapping[str, str]) -> list[ConfigError]:
+    """Return an error for each wrong setting. `typed` has the overrides as written.
 
-    A setting of several types has an error for each; they become one line."""
-    lines: dict[str, str] = {}
+    A setting of several types has an error for each; they become one."""
+    found: dict[str, ConfigError] = {}
     for detail in errors:
         key = ".".join(str(part) for part in detail["loc"] if str(part).isalnum() or str(part).isidentifier())
         text = _shown(detail["input"])
         if detail["type"] == "value_error":
-            # An error about several sections names them itself.
-            start = "" if not key else f"{key}: " if isinstance(detail["input"], dict) else f"{key}={text}: "
-            lines[key] = f"{start}{detail['ctx']['error']}."
+            error = detail["ctx"]["error"]
+            named = key if isinstance(detail["input"], dict) else f"{key}={text}"
+            found[key] = error if isinstance(error, ConfigError) else ConfigError(named, *str(error).rsplit(". ", 1))
         elif detail["type"] in ("string_type", "path_type") and (kind := YAML_KINDS.get(type(detail["input"]))):
             text = _shown(typed.get(key, text))
-            lines[key] = (
-                f"{key}={text}: YAML reads {text} as {kind}, and a text is needed. Quote it: '{key}=\"{text}\"'."
-            )
+            reason, remedy = f"YAML reads {text} as {kind}, and a text is needed", f"Quote it: '{key}=\"{text}\"'"
+            found[key] = ConfigError(f"{key}={text}", reason, remedy)
         elif detail["input"] is None and (names := [part for part in detail["loc"] if ":" in str(part)]):
-            name = _shown(names[0])
-            lines[key] = f"{key}: {name} is read as one name. Write a space after the colon."
-        elif key in lines:
-            lines[key] = f"{lines[key][:-1]}, or {_remedy(detail).removeprefix('Write ')}."
+            found[key] = ConfigError(key, f"{_shown(names[0])} is read as one name", "Write a space after the colon")
         else:
             text = repr(text) if isinstance(detail["input"], str) else text
-            lines[key] = f"{key}={text} cannot be used. {_remedy(detail)}."
-    return "\n".join(lines.values())
+            other = f"{found[key].remedy}, or " if key in found else ""
+            remedy = _remedy(detail).removeprefix("Write ") if other else _remedy(detail)
+            found[key] = ConfigError(f"{key}={text}", remedy=other + remedy)
+    return list(found.values())
 
 
 def _shown(value: Any) -> str:

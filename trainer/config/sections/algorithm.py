@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trainer.config.sections.base import Section
 
@@ -21,17 +21,10 @@ class Kl(Section):
     refresh: int | None = Field(None, ge=1)
     """Replace the reference by the current policy every so many steps; by default it stays the initial model."""
 
-    @model_validator(mode="after")
-    def _needs_a_coefficient(self) -> Kl:
-        if self.coef == 0 and (self.target or self.refresh):
-            name = "target" if self.target else "refresh"
-            raise ValueError(f"{name} has no effect while coef is 0. Write algorithm.kl.coef=0.04 as well")
-        if self.coef and self.where == "loss" and self.estimator == "k1":
-            raise ValueError(
-                "estimator=k1: in a loss its gradient is zero on average, so nothing holds the policy. Write "
-                "algorithm.kl.estimator=k2, or algorithm.kl.where=reward"
-            )
-        return self
+    @property
+    def is_reverse(self) -> bool:
+        """Return True if the gradient in the loss is that of the reverse KL to a reference that stays."""
+        return self.coef > 0 and self.where == "loss" and self.refresh is None and self.estimator == "k2"
 
 
 class Correction(Section):
@@ -92,25 +85,3 @@ class Algorithm(Section):
     """Gradient regularisation: prefer flat minima."""
     lr: float = Field(1e-5, gt=0.0)
     """Peak learning rate."""
-
-    @model_validator(mode="after")
-    def _dual_clip_beyond_clip_high(self) -> Algorithm:
-        if self.dual_clip is not None and self.loss not in ("grpo_clip", "gspo"):
-            raise ValueError(
-                f"dual_clip={self.dual_clip} has no effect on loss={self.loss}. Write algorithm.dual_clip=null"
-            )
-        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
-            raise ValueError(
-                f"dual_clip={self.dual_clip} is inside the first bound, 1 + clip_high = {1 + self.clip_high:g}. "
-                f"Write algorithm.dual_clip={max(3.0, 2 * (1 + self.clip_high)):g}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _refresh_leaves_a_distance(self) -> Algorithm:
-        if self.kl.refresh == 1 and (self.kl.where == "reward" or self.epochs * self.minibatches == 1):
-            raise ValueError(
-                "kl.refresh=1 makes the policy its own reference, so the KL is always 0. "
-                "Write algorithm.kl.refresh=50, or with kl.where=loss algorithm.epochs=2"
-            )
-        return self

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from trainer.config.sections.base import Section
 from trainer.errors import did_you_mean
@@ -39,15 +39,6 @@ class Model(Section):
     """Move what gradient checkpointing stores, the input of each layer, to CPU memory."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for authors you trust."""
-
-    @model_validator(mode="after")
-    def _offload_needs_checkpointing(self) -> Model:
-        if self.activation_offload and not self.gradient_checkpointing:
-            raise ValueError(
-                "activation_offload=true moves what gradient checkpointing stores, and that is switched off. "
-                "Write model.gradient_checkpointing=true as well"
-            )
-        return self
 
     @property
     def clean(self) -> Model:
@@ -109,12 +100,3 @@ class Lora(Section):
     @classmethod
     def _name_of_peft(cls, value: Any) -> Any:
         return "all" if value == "all-linear" else value
-
-    @field_validator("dropout")
-    @classmethod
-    def _no_dropout(cls, value: float) -> float:
-        if value:
-            raise ValueError(
-                "with dropout, the log-probs of step 1 differ from those of the sampler, so the ratio is wrong. Write 0"
-            )
-        return value

@@ -60,6 +60,10 @@ class Judge(Section):
             raise ValueError("the url does not begin with http:// or https://. Write one like http://localhost:8000/v1")
         return self
 
+    @property
+    def is_named(self) -> bool:
+        return bool(self.url and self.model)
+
 
 class Code(Section):
     tests: str = "tests"
@@ -152,19 +156,6 @@ class Reward(Section):
                     "and your own functions, with reward.custom=FILE.py:FUNCTION"
                 )
         return value
-
-    @model_validator(mode="after")
-    def _something_to_learn_from(self) -> Reward:
-        if not any(self.all_weights.values()):
-            raise ValueError(
-                "no reward has a weight, so there is nothing to learn. Write reward.weights={correct: 1.0}"
-            )
-        judged = "judge" in self.weights
-        if judged and not (self.judge.url and self.judge.model):
-            raise ValueError("weights.judge needs reward.judge.url and reward.judge.model. Write both")
-        if self.judge.url and not judged:
-            raise ValueError("judge.url is set, but the judge has no weight. Write reward.weights.judge=1.0")
-        return self
 
     @property
     def all_weights(self) -> dict[str, float]:

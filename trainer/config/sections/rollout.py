@@ -67,21 +67,6 @@ class Vllm(Section):
             raise ValueError("arguments have a key in them. Put it into the environment: VLLM_API_KEY, or HF_TOKEN")
         return self
 
-    @model_validator(mode="after")
-    def _running_or_started(self) -> Vllm:
-        if self.urls and self.start:
-            raise ValueError("urls name running servers, and start=true starts others. Write one of the two")
-        if len(set(self.devices)) < len(self.devices) or min(self.devices, default=0) < 0:
-            raise ValueError(
-                f"devices={','.join(map(str, self.devices))} are not numbers of different cards. Write some like 0,1"
-            )
-        if len(self.devices) % self.tensor_parallel:
-            raise ValueError(
-                f"devices={','.join(map(str, self.devices))} cannot be divided by "
-                f"tensor_parallel={self.tensor_parallel}. Name a multiple of it"
-            )
-        return self
-
 
 class Turns(Section):
     """Limits of an answer that an environment replies to; see docs/environments.md."""
@@ -159,6 +144,9 @@ class Rollout(Section):
         return value
 
     @property
+    def names_servers(self) -> bool:
+        return bool(self.vllm.urls) or self.vllm.start
+
+    @property
     def uses_servers(self) -> bool:
-        named = bool(self.vllm.urls) or self.vllm.start
-        return self.engine == "vllm_server" or (self.engine == "auto" and named)
+        return self.engine == "vllm_server" or (self.engine == "auto" and self.names_servers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trainer.config.sections.base import Section, Share
 
@@ -64,15 +64,6 @@ class Run(Section):
     merge: bool = True
     """At the end, write the model with the adapter merged in, and compare the two."""
 
-    @model_validator(mode="after")
-    def _steps_or_epochs(self) -> Run:
-        if (self.steps is None) == (self.epochs is None):
-            raise ValueError(
-                f"steps={self.steps} and epochs={self.epochs}: a run has either steps or epochs. "
-                "Write one of them, such as run.steps=100"
-            )
-        return self
-
 
 class Eval(Section):
     problems: int = Field(256, ge=0)
@@ -84,12 +75,3 @@ class Eval(Section):
     warm-up uses `warmup.metric`."""
     patience: int | None = Field(None, ge=1)
     """Stop after this many evaluations in a row without a new best; by default never."""
-
-    @model_validator(mode="after")
-    def _patience_needs_evaluations(self) -> Eval:
-        if self.patience is not None and (self.every is None or not self.problems):
-            raise ValueError(
-                f"patience={self.patience} counts evaluations during the run, and there are none. "
-                "Write eval.every=50, and eval.problems above 0"
-            )
-        return self

@@ -95,28 +95,12 @@ class TaskSettings(Section):
                 raise ValueError(f"{{{name}: {share:g}}}: a part is another task, with a share above 0. Leave it out")
         return mix
 
-    @model_validator(mode="after")
-    def _one_source(self) -> TaskSettings:
-        reads = sorted({"data_dir", "path"} & {key for key, value in self if value is not None})
-        columns = [name for name in ("question", "answer", "solution") if getattr(self, name) is not None]
-        if self.calls == "inline" and self.tools != ("calculator",):
-            raise ValueError("calls=inline is for the calculator alone. Write tools=[calculator]")
-        if self.calls != "auto" and not self.tools:
-            raise ValueError(f"calls={self.calls} says how tools are called. Write tools=[calculator] as well")
-        if self.name == "mix" and not self.mix:
-            raise ValueError("a mix has parts. Write task.mix='{gsm8k: 2, nano: 1}'")
-        if self.gym and not any(name.startswith("reasoning_gym:") for name in (self.name, *self.mix)):
-            raise ValueError("gym has parameters of a generator. Write task.name=reasoning_gym:GENERATOR as well")
-        if self.name == "nano" and (reads or columns):
-            unread = [*reads, *columns][0]
-            raise ValueError(f"nano makes up its own problems and reads no {unread}. Write task.name=records")
-        if self.name == "records" and not reads:
-            raise ValueError("records are read from your own data. Write task.path=FILE or task.data_dir=FOLDER")
-        if len(reads) == 2:
-            raise ValueError("problems come from one source. Write either task.path or task.data_dir")
-        if self.path is None and (self.test_path or self.subset or self.test_split):
-            raise ValueError("test_path, subset and test_split belong to a task.path. Write task.path as well")
-        return self
+    @property
+    def own_data(self) -> list[str]:
+        """Return the settings that name the problems of a file or a data set, and its columns."""
+        return [
+            name for name in ("data_dir", "path", "question", "answer", "solution") if getattr(self, name) is not None
+        ]
 
 
 def known_task(name: str) -> str:
@@ -172,12 +156,3 @@ class PromptSettings(Section):
         raise ValueError(
             f"it is neither a file nor a style.{did_you_mean(style, PROMPT_STYLES)} Known: {', '.join(PROMPT_STYLES)}"
         )
-
-    @model_validator(mode="after")
-    def _template_is_used(self) -> PromptSettings:
-        if self.template and self.style == "r1_zero":
-            raise ValueError(
-                f"template sets {', '.join(self.template)}, and style=r1_zero uses no chat template. Leave "
-                "prompt.template out, or choose another style"
-            )
-        return self

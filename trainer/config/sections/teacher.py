@@ -48,13 +48,3 @@ class Teacher(Section):
         if self.url and may_have_a_key(self.url):  # the message does not show it
             raise ValueError("the url has a user name or a query in it. Put the key of the server into VLLM_API_KEY")
         return self
-
-    @model_validator(mode="after")
-    def _server_has_its_own_model(self) -> Teacher:
-        for key, usual in (("revision", "null"), ("quantize", "none"), ("adapter", "null")):
-            if self.url and getattr(self, key) not in (None, usual):
-                raise ValueError(
-                    f"{key}={getattr(self, key)}: the server at teacher.url decides about its model. Start it with "
-                    f"what you want, and write teacher.{key}={usual}"
-                )
-        return self

@@ -40,3 +40,8 @@ class Warmup(Section):
     """What selects the best evaluation, from which GRPO continues: the loss of held-out solutions, or an accuracy."""
     patience: int | None = Field(None, ge=1)
     """End the warm-up after this many evaluations in a row without a new best; by default never."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Return True if GRPO trains what the warm-up has trained."""
+        return self.steps > 0 and not self.only and self.then == "same"

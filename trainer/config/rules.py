@@ -1,0 +1,205 @@
+"""What settings do not go together, as one table. A setting that is wrong by itself is refused by its section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from trainer.config.sections.rollout import SERVED_RANKS
+from trainer.errors import ConfigError
+
+Config = Any  # that of settings.py, which imports this file
+
+
+def _is_unloaded(c: Config, key: str, usual: str) -> bool:
+    """Return True for a setting of a teacher's model, if no model is named."""
+    is_set = getattr(c.teacher, key) not in (None, usual)
+    return is_set and c.teacher.name is None and c.teacher.url is None
+
+
+def _makes_another_base(c: Config) -> str:
+    """Return the setting with which an adapter is not one over the base as it came, or an empty text."""
+    return "lora.enabled=false" if not c.lora.enabled else f"lora.init={c.lora.init}" if c.lora.init != "zero" else ""
+
+
+def _trains(c: Config, layer: str) -> bool:
+    targets = c.lora.targets if isinstance(c.lora.targets, tuple) else ()
+    return not c.lora.enabled or layer in [name.rpartition(".")[2] for name in targets]
+
+
+def _serves_adapters(c: Config) -> bool:
+    return c.lora.enabled and (c.rollout.uses_servers or c.rollout.engine == "vllm_colocate")
+
+
+# Each row has the setting that is named, when it is wrong, the reason and the remedy. Texts show settings of `c`.
+# fmt: off
+RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
+    ("model.activation_offload", lambda c: c.model.activation_offload and not c.model.gradient_checkpointing,
+     "it moves what gradient checkpointing stores, and that is switched off",
+     "Write model.gradient_checkpointing=true as well"),
+    ("lora.dropout", lambda c: c.lora.dropout,
+     "with dropout, the log-probs of step 1 differ from those of the sampler, so the ratio is wrong", "Write 0"),
+    ("task.calls", lambda c: c.task.calls == "inline" and c.task.tools != ("calculator",),
+     "it is for the calculator alone", "Write task.tools=[calculator]"),
+    ("task.calls", lambda c: c.task.calls != "auto" and not c.task.tools,
+     "it says how tools are called", "Write task.tools=[calculator] as well"),
+    ("task.name", lambda c: c.task.name == "mix" and not c.task.mix,
+     "a mix has parts", "Write task.mix='{{gsm8k: 2, nano: 1}}'"),
+    ("task.gym", lambda c: c.task.gym and not any("reasoning_gym:" in name for name in (c.task.name, *c.task.mix)),
+     "these are parameters of a generator", "Write task.name=reasoning_gym:GENERATOR as well"),
+    ("task.name", lambda c: c.task.name == "nano" and c.task.own_data,
+     "it makes up its own problems and reads no task.{c.task.own_data[0]}", "Write task.name=records"),
+    ("task.name", lambda c: c.task.name == "records" and c.task.path is None and c.task.data_dir is None,
+     "records are read from your own data", "Write task.path=FILE or task.data_dir=FOLDER"),
+    ("task.path", lambda c: c.task.path is not None and c.task.data_dir is not None,
+     "problems come from one source, and task.data_dir={c.task.data_dir} is another", "Write one of the two"),
+    ("task.path", lambda c: c.task.path is None and (c.task.test_path or c.task.subset or c.task.test_split),
+     "task.test_path, task.subset and task.test_split belong to it", "Write task.path as well"),
+    ("prompt.template", lambda c: c.prompt.template and c.prompt.style == "r1_zero",
+     "prompt.style=r1_zero uses no chat template", "Leave prompt.template out, or choose another style"),
+    ("reward.weights", lambda c: not any(c.reward.all_weights.values()),
+     "no reward has a weight, so there is nothing to learn", "Write reward.weights={{correct: 1.0}}"),
+    ("reward.weights.judge", lambda c: "judge" in c.reward.weights and not c.reward.judge.is_named,
+     "it needs reward.judge.url and reward.judge.model", "Write both"),
+    ("reward.judge.url", lambda c: c.reward.judge.url and "judge" not in c.reward.weights,
+     "the judge has no weight", "Write reward.weights.judge=1.0"),
+    ("run.steps", lambda c: (c.run.steps is None) == (c.run.epochs is None),
+     "a run has either run.steps or run.epochs", "Write one of them, such as run.steps=100"),
+    ("eval.patience", lambda c: c.eval.patience is not None and (c.eval.every is None or not c.eval.problems),
+     "it counts evaluations during the run, and there are none", "Write eval.every=50, and eval.problems above 0"),
+
+    ("algorithm.kl.target", lambda c: c.algorithm.kl.target and c.algorithm.kl.coef == 0,
+     "it has no effect while algorithm.kl.coef=0", "Write algorithm.kl.coef=0.04 as well"),
+    ("algorithm.kl.refresh", lambda c: c.algorithm.kl.refresh and c.algorithm.kl.coef == 0,
+     "it has no effect while algorithm.kl.coef=0", "Write algorithm.kl.coef=0.04 as well"),
+    ("algorithm.kl.estimator",
+     lambda c: c.algorithm.kl.estimator == "k1" and c.algorithm.kl.coef and c.algorithm.kl.where == "loss",
+     "in a loss its gradient is zero on average, so nothing holds the policy",
+     "Write algorithm.kl.estimator=k2, or algorithm.kl.where=reward"),
+    ("algorithm.dual_clip", lambda c: c.algorithm.dual_clip and c.algorithm.loss not in ("grpo_clip", "gspo"),
+     "it has no effect on algorithm.loss={c.algorithm.loss}", "Write algorithm.dual_clip=null"),
+    ("algorithm.dual_clip", lambda c: (c.algorithm.dual_clip or inf) <= 1 + c.algorithm.clip_high,
+     "it is inside the first bound, 1 + algorithm.clip_high", "Write a larger one; 3 is usual"),
+    ("algorithm.kl.refresh", lambda c: c.algorithm.kl.refresh == 1 and (
+        c.algorithm.kl.where == "reward" or c.algorithm.epochs * c.algorithm.minibatches == 1),
+     "it makes the policy its own reference, so the KL is always 0",
+     "Write algorithm.kl.refresh=50, or with algorithm.kl.where=loss algorithm.epochs=2"),
+
+    *((f"teacher.{key}", lambda c, key=key, usual=usual: c.teacher.url and getattr(c.teacher, key) not in (None, usual),
+       "the server at teacher.url decides about its model",
+       f"Start it with what you want, and write teacher.{key}={usual}")
+      for key, usual in (("revision", "null"), ("quantize", "none"), ("adapter", "null"))),
+    *((f"teacher.{key}", lambda c, key=key, usual=usual: _is_unloaded(c, key, usual),
+       "it is for a model that is loaded as the teacher, and there is none",
+       f"Write teacher.name as well, or teacher.{key}={usual}")
+      for key, usual in (("revision", "null"), ("quantize", "none"))),
+    ("teacher.adapter", lambda c: _is_unloaded(c, "adapter", "null") and not c.shares_base,
+     "it is over the base of this run, and {changed} changes the base",
+     "Write teacher.name={c.model.name} as well, which loads the base again"),
+    ("rollout.temperature", lambda c: c.teacher.url and c.rollout.temperature != 1,
+     "the server at teacher.url gives log-probs at a temperature of 1 only",
+     "Write rollout.temperature=1, or teacher.name=MODEL without teacher.url"),
+    ("teacher.form", lambda c: c.teacher.is_there and c.teacher.form == "loss" and not c.algorithm.kl.is_reverse,
+     "the teacher is the reference of the reverse KL in the loss, whose gradient k2 has",
+     "Write algorithm.kl.coef=1 algorithm.kl.estimator=k2, and leave algorithm.kl.where and algorithm.kl.refresh out"),
+    ("teacher.form", lambda c: c.teacher.is_there and c.teacher.form == "advantage" and (
+        c.algorithm.loss in ("reinforce", "gspo")),
+     "algorithm.loss={c.algorithm.loss} knows no advantage of a single token",
+     "Write algorithm.loss=reinforce_baseline"),
+    ("rollout.dead_groups", lambda c: c.teacher.is_there and c.rollout.dead_groups == "refill",
+     "a teacher has something to say about every answer, so no group is dead", "Write rollout.dead_groups=keep"),
+
+    ("warmup.steps", lambda c: c.warmup.only and not c.warmup.steps,
+     "a warm-up alone needs some steps", "Write warmup.steps=200"),
+    ("warmup.rounds", lambda c: c.warmup.rounds > max(1, c.warmup.steps),
+     "each round has a step, and warmup.steps={c.warmup.steps}", "Write warmup.steps={c.warmup.rounds} or more"),
+    ("warmup.rounds", lambda c: c.warmup.rounds > 1 and c.warmup.source == "solutions",
+     "worked solutions stay the same from round to round", "Write warmup.from=samples, or warmup.rounds=1"),
+    ("warmup.patience", lambda c: c.warmup.patience is not None and (c.warmup.every is None or not c.eval.problems),
+     "it counts evaluations during the warm-up, and there are none",
+     "Write warmup.every=20, and eval.problems above 0"),
+    ("eval.metric", lambda c: c.eval.metric == "loss" and not c.warmup.only,
+     "only a warm-up has held-out solutions to measure it on", "Write eval.metric=accuracy"),
+    ("warmup.then", lambda c: c.lora.enabled and c.lora.init != "zero" and c.warmup.goes_on,
+     "with lora.init={c.lora.init} the adapter of the warm-up is exported with twice its rank",
+     "Write warmup.then=merged"),
+    ("lora.start", lambda c: c.lora.start is not None and _makes_another_base(c),
+     "an adapter is trained further, and {changed} makes another one", "Leave one of the two out"),
+
+    ("model.quantize", lambda c: c.model.quantize != "none" and not c.lora.enabled,
+     "quantised weights cannot be trained, only an adapter over them",
+     "Write lora.enabled=true, or model.quantize=none"),
+    ("lora.init", lambda c: c.model.quantize != "none" and c.lora.init != "zero",
+     "PiSSA changes the weights of the base, and model.quantize={c.model.quantize} does not allow that",
+     "Write lora.init=zero, or model.quantize=none"),
+    *((f"model.{key}", lambda c, key=key, usual=usual, of=of: getattr(c.model, key) != usual and _trains(c, of),
+       f"it is for a layer that is not trained, and {of} is",
+       f"Write model.{key}={usual}, or train an adapter of other layers")
+      for key, usual, of in (("embeddings", "device", "embed_tokens"), ("quantize_head", "none", "lm_head"))),
+    ("lora.dora", lambda c: c.lora.dora and c.model.quantize == "int8",
+     "PEFT cannot measure the rows of model.quantize=int8 reliably", "Write model.quantize=nf4, or lora.dora=false"),
+
+    ("rollout.dead_groups", lambda c: c.algorithm.loss == "reinforce" and c.rollout.dead_groups == "refill",
+     "algorithm.loss=reinforce learns from the raw reward, so a group of equal rewards is not dead",
+     "Write rollout.dead_groups=keep"),
+    ("rollout.dead_by", lambda c: c.rollout.dead_by == "correct" and c.task.answer == "none" and (
+        "code" not in c.reward.weights),
+     "with task.answer=none no answer is right, so every group is dead", "Write rollout.dead_by=reward"),
+    ("rollout.dead_by", lambda c: c.rollout.dead_by == "correct" and not c.drops_dead_groups,
+     "algorithm.loss={c.algorithm.loss} with rollout.dead_groups={c.rollout.dead_groups} trains on dead groups too, so "
+     "it has no effect", "Write rollout.dead_by=reward"),
+    ("algorithm.minibatches", lambda c: c.algorithm.minibatches > c.rollout.problems,
+     "groups stay whole, and a step has rollout.problems={c.rollout.problems}",
+     "Write algorithm.minibatches={c.rollout.problems} or less"),
+
+    ("rollout.vllm.urls", lambda c: c.rollout.vllm.urls and c.rollout.vllm.start,
+     "these servers run already, and rollout.vllm.start=true starts others", "Write one of the two"),
+    ("rollout.vllm.devices", lambda c: len({one for one in c.rollout.vllm.devices if one >= 0}) < len(
+        c.rollout.vllm.devices),
+     "they are not numbers of different cards", "Write some like 0,1"),
+    ("rollout.vllm.devices", lambda c: len(c.rollout.vllm.devices) % c.rollout.vllm.tensor_parallel,
+     "they cannot be divided by rollout.vllm.tensor_parallel={c.rollout.vllm.tensor_parallel}",
+     "Name a multiple of it"),
+    ("rollout.engine", lambda c: c.rollout.engine == "vllm_server" and not c.rollout.names_servers,
+     "no server is named", "Write rollout.vllm.urls=http://127.0.0.1:8000, or rollout.vllm.start=true"),
+    ("rollout.engine", lambda c: c.rollout.engine not in ("auto", "vllm_server") and c.rollout.names_servers,
+     "this engine uses no server, and rollout.vllm names one", "Write rollout.engine=vllm_server"),
+    ("rollout.ahead", lambda c: c.rollout.ahead and not c.rollout.uses_servers,
+     "only a server samples while the policy trains", "Write rollout.engine=vllm_server"),
+    ("rollout.ahead", lambda c: c.rollout.ahead and c.algorithm.correction.level == "none",
+     "the answers come from the previous policy, and algorithm.correction.level=none does not correct for that",
+     "Write algorithm.correction.level=token"),
+    ("rollout.vllm.urls", lambda c: c.rollout.vllm.urls and not c.lora.enabled,
+     "the weights of a whole model (lora.enabled=false) go only to servers that the run started",
+     "Write rollout.vllm.start=true"),
+    ("rollout.engine", lambda c: c.lora.dora and _serves_adapters(c),
+     "vLLM serves no DoRA", "Write lora.dora=false, or rollout.engine=decode"),
+    ("lora.targets", lambda c: c.lora.unserved_targets and _serves_adapters(c),
+     "vLLM serves no adapter of {c.lora.unserved_targets[0]}, except for a few models",
+     "Write lora.targets=all, which leaves it out, or rollout.engine=decode"),
+    ("lora.r", lambda c: c.lora.served_rank > SERVED_RANKS[-1] and _serves_adapters(c),
+     f"vLLM serves ranks up to {SERVED_RANKS[-1]}, and this adapter is exported with rank {{c.lora.served_rank}}",
+     f"Write lora.r={SERVED_RANKS[-1] // 2} or less"),
+]
+# fmt: on
+
+
+def check(c: Config) -> None:
+    """Raise ConfigError for the first rule that the settings break."""
+    for key, is_broken, reason, remedy in RULES:
+        if is_broken(c):
+            told = [text.format(c=c, changed=_makes_another_base(c)) for text in (reason, remedy)]
+            raise ConfigError(_named(c, key), *told)
+
+
+def _named(c: Config, key: str) -> str:
+    """Return a setting with its value, as it is written on a command line; one that is not set by its name alone."""
+    value: Any = c
+    for part in key.split("."):
+        value = value[part] if isinstance(value, dict) else getattr(value, part)
+    if isinstance(value, bool | float):
+        value = f"{value:g}" if isinstance(value, float) else str(value).lower()
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
+    return key if value is None else f"{key}={value}"
