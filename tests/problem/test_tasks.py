@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from trainer.answers import compare, find, number
 from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
-from trainer.errors import ConfigError, DataError
+from trainer.errors import DataError
 from trainer.plan import downloads
 from trainer.problem.prompts import solved
 from trainer.problem.published import shuffled
@@ -404,22 +404,6 @@ def test_a_place_that_is_not_there_is_answered(tmp_path, settings, told):
     settings = {key: value.replace("FOLDER", str(tmp_path)) for key, value in settings.items()}
     with pytest.raises(DataError, match=told):
         task_of("records", **settings)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "told"),
-    [
-        (["task.name=nano", "task.path=a.jsonl"], "nano makes up its own problems and reads no path"),
-        (["task.name=records"], "Write task.path=FILE or task.data_dir=FOLDER"),
-        (["task.name=math", "task.path=a.jsonl", "task.data_dir=b"], "Write either task.path or task.data_dir"),
-        (["task.name=math", "task.test_split=test"], "belong to a task.path"),
-        (["task.name=maths"], r"Did you mean math\? Known: nano"),
-        (["task.holdout=0"], "task.holdout=0 cannot be used. It should be greater than 0"),
-    ],
-)
-def test_settings_that_do_not_fit_together_are_answered(overrides, told):
-    with pytest.raises(ConfigError, match=told):
-        resolve("nano", None, overrides)
 
 
 # --- the hub

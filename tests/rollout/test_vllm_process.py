@@ -26,36 +26,6 @@ from trainer.rollout.vllm import check, process, server
 from trainer.rollout.vllm.key_check import KeyCheck
 from trainer.rollout.vllm.supervisor import GRACE_S
 
-REFUSED = {
-    "no server": (["rollout.engine=vllm_server"], "no server is named"),
-    "not an address": (["rollout.vllm.urls=localhost"], "not the address of a server"),
-    "both": (["rollout.vllm.urls=http://a", "rollout.vllm.start=true"], "one of the two"),
-    "not asked": (["rollout.engine=decode", "rollout.vllm.urls=http://a"], "rollout.engine=vllm_server"),
-    "ahead of itself": (["rollout.ahead=1"], "only a server samples while the policy trains"),
-    "uncorrected": (
-        ["rollout.ahead=1", "rollout.vllm.urls=http://a", "algorithm.correction.level=none"],
-        "algorithm.correction.level=token",
-    ),
-    "DoRA": (["rollout.vllm.urls=http://a", "lora.dora=true"], "vLLM serves no DoRA"),
-    "DoRA, colocated": (["rollout.engine=vllm_colocate", "lora.dora=true"], "vLLM serves no DoRA"),
-    "rank": (["rollout.vllm.urls=http://a", "lora.r=300", "lora.init=pissa"], "exported with rank 600.* lora.r=256"),
-    "a layer": (
-        ["rollout.vllm.urls=http://a", "lora.targets=[q_proj,model.embed_tokens]"],
-        r"lora.targets=q_proj,model.embed_tokens: vLLM serves no adapter of model.embed_tokens, .* lora.targets=all",
-    ),
-    "a layer, colocated": (["rollout.engine=vllm_colocate", "lora.targets=[lm_head]"], "no adapter of lm_head"),
-    "a device twice": (["rollout.vllm.start=true", "rollout.vllm.devices=0,0"], "not numbers of different cards"),
-    "a device below 0": (["rollout.vllm.start=true", "rollout.vllm.devices=-1"], "devices=-1 are not numbers"),
-    "parallel": (["rollout.vllm.devices=0,1,2", "rollout.vllm.tensor_parallel=2"], "a multiple of it"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_settings_that_cannot_work_are_refused_before_anything_loads(name):
-    overrides, reason = REFUSED[name]
-    with pytest.raises(ConfigError, match=reason):
-        resolve("nano", None, overrides)
-
 
 def test_several_addresses_and_devices_are_lists():
     vllm = resolve("nano", None, ["rollout.vllm.urls=http://a:1/v1,http://b:2/"]).rollout.vllm
