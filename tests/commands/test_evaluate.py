@@ -179,7 +179,7 @@ def test_a_run_folder_stands_for_its_adapter(run_folder, tmp_path, capsys):
     assert lines(tmp_path / "out/eval_answers.jsonl")[0]["problem"].startswith("addition/")
     shutil.copy(run_folder / "config.yaml", tmp_path)
     status, _, error = octet_eval(capsys, tmp_path, *arguments)
-    assert (status, f"{tmp_path}: it has no adapter and no model yet. Wait for the end" in error) == (2, True)
+    assert (status, str(tmp_path) in error) == (2, True)
 
 
 def test_one_model_is_answered_greedily_and_alone(tmp_path, monkeypatch, capsys):

@@ -6,9 +6,10 @@ from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
 from pathlib import Path
 
-from trainer.commands.eval import add_model_arguments, names_a_model, origin, settings_for
+from trainer.commands.eval import add_model_arguments, names_a_model, settings_for
 from trainer.commands.options import writing
 from trainer.errors import CheckpointError, ConfigError
+from trainer.run_folder.source import Source
 
 FORMATS = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q3_k_m")
 
@@ -25,35 +26,36 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    options.adapter = _adapter(options.run)
-    model = options.adapter or _model(options.run)
-    if options.adapter is None:
+    source = Source.of(options.run)
+    if source.folder is None:
+        raise CheckpointError(options.run, "there is no such folder", "Name the folder of a run")
+    if source.adapter is None:
         if names_a_model(options):
             raise ConfigError(
                 "--model",
-                f"{model} is a whole model, and --model and model.name name the base of an adapter",
+                f"{source.folder} is a whole model, and --model and model.name name the base of an adapter",
                 "Leave them out, or name the folder of the other model in place of this one",
             )
-        options.model = str(model)
-    out = options.out or _default_out(options.run, model, _kind(options))
+        options.model = str(source.folder)
+    out = options.out or _default_out(options.run, source.folder, _kind(options))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out}", "it exists and is not empty", "Delete it, or name a new folder")
     if not out.exists():
         with writing(out):  # so that a place that cannot be written is answered now
             out.mkdir(parents=True)
             out.rmdir()
-    config, check, made_of = settings_for(options), not options.no_check, origin(model, out)
+    config, check, made_of = settings_for(options, source), not options.no_check, source.described(out)
     if options.to == "safetensors":
         from trainer.run import evaluate_models
 
-        evaluate_models.merge_and_compare(config, options.adapter, out, made_of, options.json, check)
+        evaluate_models.merge_and_compare(config, source.adapter, out, made_of, options.json, check)
         return
     if find_spec("gguf") is None:
         raise ConfigError(f"--to {options.to}: the package gguf is not installed. pip install 'octet-grpo[gguf]'")
     from trainer.run import export
 
     wanted = export.Wanted(out, options.format, check, options.json, options.to == "ollama")
-    export.to_gguf(config, options.adapter, wanted, made_of)
+    export.to_gguf(config, source.adapter, wanted, made_of)
 
 
 def _kind(options: Namespace) -> str:
@@ -65,14 +67,3 @@ def _default_out(run: Path, model: Path, to: str) -> Path:
     if model != run:
         return run / f"export-{to}"
     return run.resolve().with_name(f"{run.resolve().name}-{to}")
-
-
-def _adapter(run: Path) -> Path | None:
-    return next((one for one in (run / "adapter", run) if (one / "adapter_config.json").is_file()), None)
-
-
-def _model(run: Path) -> Path:
-    for folder in (run / "model", run):
-        if (folder / "config.json").is_file():
-            return folder
-    raise CheckpointError(run, "there is neither an adapter nor a model in it", "Name the folder of a run that ended")

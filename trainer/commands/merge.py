@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from trainer.commands.eval import add_model_arguments, origin, settings_for
+from trainer.commands.eval import adapter_of, add_model_arguments, settings_for
 from trainer.errors import ConfigError
 
 
@@ -20,8 +20,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ConfigError(f"--out {options.out}", "it exists and is not empty", "Name a new folder")
-    config = settings_for(options)
+    source = adapter_of(options)
+    config = settings_for(options, source)
     from trainer.run import evaluate_models
 
-    made_of = origin(options.adapter, options.out)
+    made_of = source.described(options.out)
     evaluate_models.merge_and_compare(config, options.adapter, options.out, made_of, as_json=options.json)

@@ -1,0 +1,97 @@
+"""What a path or a name on a command line stands for: the adapter or the model of a run, another one, or a base."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config.settings import Model
+from trainer.errors import CheckpointError
+from trainer.model import hub
+from trainer.run_folder.reader import read_run
+
+LONGEST_NAME = 500  # characters of the name of a model
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model to work with."""
+
+    folder: Path | None  # None for a model on the hub, and for the embedded one
+    is_adapter: bool = False
+
+    @classmethod
+    def of(cls, named: Path | str) -> Source:
+        """Return what is named. The folder of a run stands for its adapter, or for its model."""
+        folder = Path(named)
+        for place in (folder / "adapter", folder / "model", folder):
+            for file in ("adapter_config.json", "config.json"):
+                if (place / file).is_file():
+                    return cls(place, file == "adapter_config.json")
+        if folder.exists():
+            raise CheckpointError(
+                folder, "there is neither an adapter nor a model in it", "Name the folder of a run that has ended"
+            )
+        return cls(None)
+
+    @property
+    def adapter(self) -> Path | None:
+        return self.folder if self.is_adapter else None
+
+    @property
+    def run(self) -> Path | None:
+        """Return the folder of the run that made it, also of the adapter of a checkpoint."""
+        if self.folder is None:
+            return None
+        place = self.folder.resolve()
+        run = place.parents[2] if place.parent.parent.name == "checkpoints" else self.folder.parent
+        return run if (run / "config.yaml").is_file() else None
+
+    @property
+    def base(self) -> str:
+        """Return the name of the model that the adapter was trained over, or "" if it does not say."""
+        assert self.folder is not None, "it is an adapter"
+        path = self.folder / "adapter_config.json"
+        try:
+            named = json.loads(path.read_text())["base_model_name_or_path"]
+            base = Path("" if named is None else named)
+            if len(str(base)) > LONGEST_NAME:
+                raise ValueError
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+            raise CheckpointError(
+                path, f"it does not say what the adapter was trained over ({type(error).__name__})", "Restore the file"
+            ) from None
+        if base.parts[:1] == ("unsloth",):  # it names its 4-bit copy, which is beside the model of 16 bits
+            return str(base).removesuffix("-bnb-4bit").removesuffix("-unsloth")
+        return "nano" if base.parts[-3:] == ("trainer", "model", "nano") else str(base) if base.parts else ""
+
+    def is_over(self, model: Model) -> bool | None:
+        """Return True if the adapter was trained over this model, and None if that cannot be known."""
+        if self.base == model.name:
+            return True
+        weights = self.base and hub.fingerprint(Model(name=self.base)), hub.fingerprint(model)
+        if all(weights):
+            return weights[0] == weights[1]
+        wanted, folder = _on_the_hub(self.base), hub.local_folder(model.name)
+        if folder and wanted == folder.resolve().name.lower():
+            return True
+        stored = hub.read_json(f"model.name={model.name}", folder / "config.json") if folder else {}
+        found = _on_the_hub(str(stored.get("_name_or_path")) if folder else model.name)
+        return wanted == found if wanted and found else None
+
+    def described(self, out: Path) -> dict[str, Any]:
+        """Return what an export in `out` records of the model that it was made of."""
+        assert self.folder is not None, "it is an adapter or a model in a folder"
+        step = read_run(self.run).step_of(self.folder) if self.run else None
+        source = os.path.relpath(self.folder.resolve(), out.resolve())
+        return {"name": (self.run or self.folder).resolve().name, "source": source, "step": step}
+
+
+def _on_the_hub(model: str) -> str:
+    """Return the name of a model on the hub without its owner, or "" for a folder. The embedded model has its own."""
+    if model == "nano":
+        return model
+    return "" if Path(model).exists() or model.count("/") != 1 else model.partition("/")[2].lower()
