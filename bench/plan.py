@@ -14,7 +14,7 @@ import argparse
 import gc
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from machine import describe
 from trainer import advantage
-from trainer.batch.pack import Packer, idle_row, rows_of
+from trainer.batch.pack import Packer, idle_row, rows
 from trainer.batch.pack import minibatches as deal
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
@@ -213,10 +213,9 @@ def scored(prompt: Prompt, completions: list[Completion]) -> ScoredGroup:
 
 def train(policy: Any, config: Config, groups: list[ScoredGroup], packer: Packer, step: int, found: Any) -> None:
     algorithm = config.algorithm
-    rows = [
-        rows_of(group, advantage.of(group.rewards_G, algorithm), algorithm, place) for place, group in enumerate(groups)
-    ]
-    (minibatch,) = deal(rows, idle_row(groups[0]), config, packer)
+    made = rows(groups, [advantage.of(group.rewards_G, algorithm) for group in groups], algorithm)
+    (packed,) = deal(made, idle_row(groups[0]), config, packer)
+    minibatch = replace(packed, batches=[batch.prepared() for batch in packed.batches])
     found.live.forget_the_peak()
     for batch in minibatch.batches:
         policy.measure(batch)

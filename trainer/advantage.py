@@ -56,12 +56,12 @@ ADVANTAGES: dict[str, Callable[[Sequence[float], Algorithm, float], list[float]]
 }
 
 
-def live_groups(groups: Sequence[ScoredGroup], drops_dead: bool) -> dict[int, ScoredGroup]:
-    """Return the groups to train on, by their index; dead ones are dropped if `drops_dead`.
+def live_groups(groups: Sequence[ScoredGroup], drops_dead: bool) -> list[ScoredGroup]:
+    """Return the groups to train on; dead ones are dropped if `drops_dead`.
 
     With `rollout.dead_by=reward` all rewards of a dead group are equal, so its advantages are 0.
     """
-    return {index: group for index, group in enumerate(groups) if not (drops_dead and group.is_dead)}
+    return [group for group in groups if not (drops_dead and group.is_dead)]
 
 
 def step_deviation(groups: Iterable[ScoredGroup], settings: Algorithm, gather: Gather) -> float:

@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 
 from trainer import advantage
 from trainer.batch import pack
-from trainer.batch.pack import GroupRows
 from trainer.config.settings import Config
 from trainer.evaluation.best import describe, metrics_of
 from trainer.evaluation.evaluator import Evaluator
@@ -64,15 +63,15 @@ def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evalu
             live = advantage.live_groups(groups, config.drops_dead_groups)
             live = updater.penalise(live, tally)
             spread = advantage.step_deviation(groups, algorithm, distributed.gather)
-            advantages = [advantage.of(group.rewards_G, algorithm, spread) for group in live.values()]
+            advantages = [advantage.of(group.rewards_G, algorithm, spread) for group in live]
         with phases("batch"):
             rows = pack.rows(live, advantages, algorithm)
-            minibatches = updater.pack(rows, groups)
+            minibatches = pack.minibatches(rows, pack.idle_row(groups[0]), config, updater.packer)
         with phases("score"):
             scored = updater.prepare(minibatches)
         with phases("step"):
             updates = updater.update(scored, step, tally)
-        measured = health.of(done, updates, pack.all_rows(rows))
+        measured = health.of(done, updates, rows)
         metrics = run_log.metrics_of(groups, updates, tally, phases)
         metrics |= updater.adapt_kl(metrics)
         log.step(done, groups, metrics, measured)
@@ -94,7 +93,7 @@ def warm_up(
             scored = updater.prepare(minibatches)
         with phases("step"):
             updates = updater.update(scored, step, tally)
-        measured = health.of(step + 1, updates, pack.all_rows(rows))
+        measured = health.of(step + 1, updates, rows)
         means = tally.means(distributed.gather)
         metrics = {"tokens": sum(one.tokens for one in minibatches), **{name: means[name] for name in TAUGHT}}
         log.step(step + 1, [], sampled | metrics | metrics_of_updates(updates) | phases.metrics(), measured)
@@ -161,7 +160,7 @@ class Lessons:
         )
         return measured
 
-    def of(self, step: int) -> list[GroupRows]:
+    def of(self, step: int) -> list[TrainingRow]:
         """Return this rank's share of the solutions of a step, each with its index among those of all ranks."""
         drawn = draw(self.rows, step, self.config.warmup.problems, self.config.run.seed)
-        return [GroupRows([row], float(sum(row.mask)), place) for place, row in distributed.mine([*enumerate(drawn)])]
+        return distributed.mine([replace(row, place=place) for place, row in enumerate(drawn)])

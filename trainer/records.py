@@ -6,14 +6,14 @@ Axis letters, which end a name in place of a shape comment:
     G  completions of a problem    T  token positions
     V  vocabulary                  H  hidden size
 
-    Problem -> Prompt -> Completion -> ScoredGroup -> TrainingBatch
+    Problem -> Prompt -> Completion -> ScoredGroup -> TrainingRow -> TrainingBatch -> PreparedBatch -> MeasuredBatch
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,6 +46,7 @@ class Prompt:
     text: str
     tokens: tuple[int, ...]
     repeat: int = 0  # how often the step has this problem before; it gets other answers each time
+    place: int = 0  # among the prompts of the step, on all ranks
     origin: Problem | None = None  # as the data has it, where an environment asks something else than its question
 
 
@@ -160,6 +161,7 @@ class TrainingRow:
 
     `weight` is what each of its tokens counts in the loss: 1 for a mean over tokens, 1 / length for one over answers.
     `written` says which tokens of the completion the model wrote, as in a `Completion`: the others are never targets.
+    `place` is that of its prompt, and so the same for all rows of a group.
     """
 
     prompt: Sequence[int]
@@ -169,6 +171,7 @@ class TrainingRow:
     reward: float = 0.0
     weight: float = 1.0
     written: Sequence[bool] = ()
+    place: int = 0
 
     @property
     def length(self) -> int:
@@ -210,10 +213,10 @@ class TrainingBatch:
         targets_BT  6  7  2
         mask_BT     0  1  1     only completion tokens that the model wrote are trained on
 
-    Padding stands on the right, where causal attention never looks, so there is no attention mask. What stands behind
-    `None` is measured before the first update, where an objective needs it: see `loss/before_update.py`.
+    Padding stands on the right, where causal attention never looks, so there is no attention mask.
     """
 
+    rows: Sequence[TrainingRow]  # what it was packed from, to divide it where memory runs out
     inputs_BT: Tensor
     targets_BT: Tensor
     mask_BT: Tensor  # bool: this target is a token that the model wrote
@@ -222,13 +225,17 @@ class TrainingBatch:
     rewards_B: Tensor
     weights_B: Tensor  # 0 for a row that only keeps the ranks in step
     tree: Tree
-    old_logprobs_BT: Tensor | None = None  # the policy's when the answers were sampled
-    reference_logprobs_BT: Tensor | None = None
-    trained_BT: Tensor | None = None  # bool: this token is among those of the highest entropy
-    advantages_BT: Tensor | None = None  # of each token, where a teacher says more than one number for an answer
 
     def to(self, device: Any) -> TrainingBatch:
         return TrainingBatch(**_moved(self, device))
+
+    def prepared(
+        self, reference_logprobs_BT: Tensor | None = None, token_advantages_BT: Tensor | None = None
+    ) -> PreparedBatch:
+        """Return the batch with what is known before the first update."""
+        return PreparedBatch(
+            **_parts(self), reference_logprobs_BT=reference_logprobs_BT, token_advantages_BT=token_advantages_BT
+        )
 
     @property
     def present_BT(self) -> Tensor:
@@ -239,6 +246,34 @@ class TrainingBatch:
     def counted_BT(self) -> Tensor:
         """Bool: this token counts in the loss and in what is logged."""
         return self.mask_BT & (self.weights_B > 0)[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBatch(TrainingBatch):
+    """A micro-batch with what has to be known before the first update (`loss/before_update.py`)."""
+
+    reference_logprobs_BT: Tensor | None  # None if the objective has no KL to a reference
+    token_advantages_BT: Tensor | None  # of each token, where a teacher says more than one number for an answer
+
+    def measured(self, old_logprobs_BT: Tensor, trained_BT: Tensor | None = None) -> MeasuredBatch:
+        """Return the batch with what the policy said before the first update."""
+        return MeasuredBatch(**_parts(self), old_logprobs_BT=old_logprobs_BT, trained_BT=trained_BT)
+
+    @property
+    def advantages_BT(self) -> Tensor:
+        """The advantage of each token, or B x 1 where all tokens of an answer have the same."""
+        return self.advantages_B[:, None] if self.token_advantages_BT is None else self.token_advantages_BT
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredBatch(PreparedBatch):
+    """A micro-batch with the log-probs of the policy that sampled: all that the objective compares."""
+
+    old_logprobs_BT: Tensor
+    trained_BT: Tensor | None  # bool: this token is among those of the highest entropy; None if all are trained on
+
+
+Batch = TypeVar("Batch", bound=TrainingBatch)
 
 
 class Scores(NamedTuple):
@@ -252,13 +287,13 @@ class Scores(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class MiniBatch:
+class MiniBatch(Generic[Batch]):
     """What one update trains on, on this rank: as many micro-batches as every other rank has.
 
     The loss is a weighted sum over tokens / `divisor`. Both numbers are those of all ranks.
     """
 
-    batches: Sequence[TrainingBatch]
+    batches: Sequence[Batch]
     divisor: float
     tokens: float
 
@@ -273,6 +308,13 @@ class Update:
     measured: Mapping[str, float] = field(default_factory=dict)  # by name, for the log
 
 
+def _parts(record: Any) -> dict[str, Any]:
+    return {part.name: getattr(record, part.name) for part in fields(record)}
+
+
 def _moved(record: Any, device: Any) -> dict[str, Any]:
-    values = {part.name: getattr(record, part.name) for part in fields(record)}
-    return {name: value.to(device, non_blocking=True) for name, value in values.items() if value is not None}
+    """Return the parts of a record with its tensors on a device."""
+    parts = _parts(record)
+    return {
+        name: value.to(device, non_blocking=True) if hasattr(value, "to") else value for name, value in parts.items()
+    }

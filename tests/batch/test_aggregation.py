@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainer.batch.aggregation import AGGREGATIONS
-from trainer.batch.pack import GroupRows, Packer, minibatches
+from trainer.batch.pack import Packer, minibatches
 from trainer.config.command_line import resolve
 from trainer.loss.objectives import total
 from trainer.records import TrainingRow
@@ -39,13 +39,13 @@ def config(aggregation: str):
 
 def step_loss(aggregation: str, budget: int) -> float:
     """The losses of the tokens travel as log-probs, so that packing and padding sort them as it sorts rows."""
-    groups = []
-    for group in LOSSES:
-        weights, size = AGGREGATIONS[aggregation]([len(answer) for answer in group])
-        rows = [TrainingRow([5] * 3, [6] * len(a), a, 0.0, 0.0, w) for a, w in zip(group, weights, strict=True)]
-        groups.append(GroupRows(rows, size, len(groups)))
+    rows = []
+    for place, group in enumerate(LOSSES):
+        weights = AGGREGATIONS[aggregation].weights_G([len(answer) for answer in group])
+        for answer, weight in zip(group, weights, strict=True):
+            rows.append(TrainingRow([5] * 3, [6] * len(answer), answer, 0.0, 0.0, weight, place=place))
     settings = config(aggregation)
-    (minibatch,) = minibatches(groups, TrainingRow([5], [6], [0.0], 0.0, weight=0.0), settings, Packer(budget, 0))
+    (minibatch,) = minibatches(rows, TrainingRow([5], [6], [0.0], 0.0, weight=0.0), settings, Packer(budget, 0))
     assert minibatch.tokens == 8
     return float(sum(total(batch.sampled_logprobs_BT, batch, minibatch.divisor) for batch in minibatch.batches))
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.conftest import group, row
 from trainer import advantage
-from trainer.batch.pack import GroupRows, Packer, idle_row, minibatches, rows_of, to_tensors
+from trainer.batch.aggregation import AGGREGATIONS
+from trainer.batch.pack import Packer, idle_row, minibatches, rows_of, to_tensors
 from trainer.config.command_line import resolve
 from trainer.config.settings import Algorithm
 from trainer.records import TrainingRow
@@ -73,7 +74,7 @@ def made_of(scored, settings):
 
 def test_rows_pair_each_completion_with_its_own_advantage_and_prompt():
     groups = [group([1, 0], lengths=[2, 4], prompt=(1, 1)), group([0, None, 1], lengths=[1, 2, 3], prompt=(9,))]
-    rows = [one for each in groups for one in made_of(each, Algorithm(advantage="dr_grpo")).rows]
+    rows = [one for each in groups for one in made_of(each, Algorithm(advantage="dr_grpo"))]
     assert [(one.prompt, len(one.completion), one.advantage, one.reward) for one in rows] == [
         ((1, 1), 2, 0.5, 1),
         ((1, 1), 4, -0.5, 0),
@@ -90,13 +91,12 @@ def cut_off(scored, *indices):
 
 def test_masked_answers_leave_the_loss_but_not_the_mean_of_their_group():
     made = made_of(cut_off(group([1, 0, 0], lengths=[2, 3, 4]), 1), Algorithm(advantage="dr_grpo", truncated="mask"))
-    assert [(len(one.completion), one.advantage) for one in made.rows] == [
+    assert [(len(one.completion), one.advantage) for one in made] == [
         (2, pytest.approx(2 / 3)),
         (4, pytest.approx(-1 / 3)),
     ]
-    assert made.size == 6  # the tokens of those that are left
-    assert len(made_of(cut_off(group([1, 0]), 1), Algorithm()).rows) == 2
-    assert made_of(cut_off(group([1, 0]), 0, 1), Algorithm(truncated="mask")) == GroupRows([], 0.0, 0)
+    assert len(made_of(cut_off(group([1, 0]), 1), Algorithm())) == 2
+    assert made_of(cut_off(group([1, 0]), 0, 1), Algorithm(truncated="mask")) == []
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_masked_answers_leave_the_loss_but_not_the_mean_of_their_group():
 )
 def test_a_row_has_the_weight_that_its_aggregation_gives_it(aggregation, weights, size):
     made = made_of(group([1, 0], lengths=[2, 4]), Algorithm(aggregation=aggregation))
-    assert [one.weight for one in made.rows] == pytest.approx(weights)
-    assert made.size == size
+    assert [one.weight for one in made] == pytest.approx(weights)
+    assert AGGREGATIONS[aggregation].size(made) == size
 
 
 IDLE = row(1, 1, 0.0, weight=0.0)
@@ -114,8 +114,8 @@ IDLE = row(1, 1, 0.0, weight=0.0)
 
 def test_the_groups_of_a_pass_are_dealt_out_whole():
     config = resolve("nano", None, ["algorithm.minibatches=2"])
-    groups = [GroupRows([row(2, 3, 1.0, first=10 * number)] * 2, 6.0, number) for number in range(3)]
-    first, second = minibatches(groups, IDLE, config, PACKER)
+    rows = [replace(row(2, 3, 1.0, first=10 * place), place=place) for place in range(3) for _ in range(2)]
+    first, second = minibatches(rows, IDLE, config, PACKER)
     assert (first.tokens, first.divisor, second.tokens) == (12, 12, 6)
     assert sorted(set(first.batches[0].inputs_BT[:, 0].tolist())) == [10 * 0, 10 * 2]
     assert set(second.batches[0].inputs_BT[:, 0].tolist()) == {10}
@@ -124,15 +124,15 @@ def test_the_groups_of_a_pass_are_dealt_out_whole():
 def test_an_update_has_the_same_groups_on_any_number_of_ranks(monkeypatch):
     """Seven live groups of eight; three ranks have every third. Whatever the rank, a group is in the same update."""
     config, live = resolve("nano", None, ["algorithm.minibatches=3"]), [0, 1, 2, 4, 5, 6, 7]
-    groups = {place: GroupRows([row(2, 3, 1.0, first=9 * place)], 3.0, place) for place in live}
+    rows = {place: replace(row(2, 3, 1.0, first=9 * place), place=place) for place in live}
 
     def updates(mine: list[int]) -> list[set[int]]:
-        made = minibatches([groups[place] for place in mine], IDLE, config, PACKER)
+        made = minibatches([rows[place] for place in mine], IDLE, config, PACKER)
         return [{int(t) // 9 for b in one.batches for t in b.inputs_BT[b.weights_B > 0][:, 0]} for one in made]
 
     alone, shares = updates(live), [[place for place in live if place % 3 == rank] for rank in range(3)]
     for share in shares:
-        others = {int: [p for p in live if p not in share], tuple: [(0, 0.0, 0)] * 3}
+        others = {int: [p for p in live if p not in share], tuple: [(0, 0, 0)] * 3}
         monkeypatch.setattr("trainer.batch.pack.distributed.gather", lambda mine, o=others: [mine, o[type(mine[0])]])
         assert updates(share) == [update & set(share) for update in alone]
     assert [len(update) for update in alone] == [3, 2, 2]
@@ -145,9 +145,9 @@ def test_nothing_to_train_on_is_no_batch_at_all():
 
 def test_a_rank_with_fewer_micro_batches_fills_up_with_rows_without_weight(monkeypatch):
     """The other rank has three."""
-    theirs = {int: [1], tuple: [(3, 30.0, 30)]}  # places of groups, then what they have in each update
+    theirs = {int: [1], tuple: [(3, 30, 30)]}  # places of groups, then what they have in each update
     monkeypatch.setattr("trainer.batch.pack.distributed.gather", lambda mine: [mine, theirs[type(mine[0])]])
-    (made,) = minibatches([GroupRows([row(2, 3, 1.0)], 3.0, 0)], IDLE, resolve("nano"), PACKER)
+    (made,) = minibatches([row(2, 3, 1.0)], IDLE, resolve("nano"), PACKER)
     assert [batch.weights_B.tolist() for batch in made.batches] == [[1.0], [0.0], [0.0]]
     assert (made.divisor, made.tokens) == (33.0, 33.0)
 

@@ -1,7 +1,6 @@
 """What happens when memory runs out, and before it can: halves, room, the rehearsal, the creep."""
 
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 
 from tests.conftest import row
 from tests.e2e.updates import limit
-from trainer.batch.pack import Packer, halves, rows_in, to_tensors
+from trainer.batch.pack import Packer, halves, to_tensors
 from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import Request, resolve
 from trainer.errors import TrainingError
@@ -58,17 +57,13 @@ def test_halves_have_the_rows_and_all_that_was_measured_of_them(tiny_model, flat
 
     batch = to_tensors(ROWS, 0)
     score = LogProbs(AutoModelForCausalLM.from_pretrained(tiny_model), temperature=0.7, flat=flat)
-    parts = halves(replace(batch, old_logprobs_BT=score(batch).logprobs_BT.detach()))
+    parts = halves(batch.prepared().measured(score(batch).logprobs_BT.detach()))
     assert [len(part.weights_B) for part in parts] == [3, 4]
     assert [one for part in parts for one in part.advantages_B.tolist()] == [one.advantage for one in ROWS]
-    assert [tokens(one) for part in parts for one in rows_in(part)] == [tokens(one) for one in ROWS]
+    assert [one for part in parts for one in part.rows] == ROWS
     for part in parts:
-        assert part.inputs_BT.shape[1] == max(one.length for one in rows_in(part)) - 1
+        assert part.inputs_BT.shape[1] == max(one.length for one in part.rows) - 1
         torch.testing.assert_close(score(part).logprobs_BT, part.old_logprobs_BT, atol=1e-5, rtol=0)
-
-
-def tokens(one):
-    return [*one.prompt], [*one.completion]
 
 
 @pytest.mark.parametrize("flat", [True, False])
@@ -76,7 +71,7 @@ def tokens(one):
 def test_what_a_batch_costs_is_what_the_packer_reckoned(flat, budget):
     packer = Packer(budget, 0, flat)
     for batch in packer.pack(ROWS):
-        cost, rows = packer.cost_of(batch), rows_in(batch)
+        cost, rows = packer.cost_of(batch.rows), batch.rows
         assert cost <= budget
         assert len(Packer(cost, 0, flat).arrange(rows)) == 1
         assert len(rows) == 1 or len(Packer(cost - 1, 0, flat).arrange(rows)) > 1
@@ -97,7 +92,7 @@ def test_what_sampling_keeps_is_given_back_before_a_batch_is_halved():
     packer, said, forgotten = Packer(1000, 0), [], []
     policy = SimpleNamespace(start_over=lambda: forgotten.append(1))
     shrinker, batches = Shrinker(policy, (Kept().give_back, Kept().give_back), packer, said.append), packer.pack(ROWS)
-    cost = packer.cost_of(batches[0])
+    cost = packer.cost_of(batches[0].rows)
     assert shrinker.shrink(batches) == batches
     assert packer.token_budget == 1000
     batches = shrinker.shrink(batches)
@@ -136,7 +131,7 @@ def test_the_rehearsal_is_of_the_worst_step_and_changes_nothing(run):
     found = rehearse(run.rollouts, run.updater)
     (batch,) = passes
     assert batch.mask_BT.sum(dim=1).tolist() == [run.rollouts.config.rollout.max_new_tokens] * 8
-    assert rows_in(batch)[0].prompt == list(run.rollouts.longest.tokens)
+    assert batch.rows[0].prompt == run.rollouts.longest.tokens
     assert set(found) == {"rollout", "score", "step"}
     assert all(one.allocated > 0 for one in found.values())
     assert run.updater.policy.fingerprint() == before

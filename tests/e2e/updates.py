@@ -19,7 +19,7 @@ import torch
 import train
 from tests.conftest import row
 from trainer.batch.aggregation import AGGREGATIONS
-from trainer.batch.pack import GroupRows, Packer, minibatches
+from trainer.batch.pack import Packer, minibatches
 from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
@@ -27,7 +27,7 @@ from trainer.loss.kl import Coefficient
 from trainer.machine import quiet
 from trainer.model.head import causal_lm_of
 from trainer.ranks import distributed
-from trainer.records import TrainingRow
+from trainer.records import MiniBatch, PreparedBatch, TrainingRow
 from trainer.step.update import Updater
 from trainer.watch.tally import Tally
 
@@ -57,15 +57,20 @@ def settings(model: str, case: Case) -> Config:
     return resolve("nano", None, [*overrides, "algorithm.correction.level=none", *case.settings])
 
 
-def groups_of(rows: Sequence[TrainingRow], aggregation: str) -> list[GroupRows]:
-    """Rows in twos, with the weights that the aggregation gives them."""
+def in_pairs(rows: Sequence[TrainingRow], aggregation: str) -> list[TrainingRow]:
+    """Rows of groups of two, with the weights that the aggregation gives them."""
     made = []
     for place, pair in enumerate(zip(rows[::2], rows[1::2], strict=True)):
-        weights, size = AGGREGATIONS[aggregation]([len(one.completion) for one in pair])
-        made.append(
-            GroupRows([replace(one, weight=weight) for one, weight in zip(pair, weights, strict=True)], size, place)
-        )
+        weights = AGGREGATIONS[aggregation].weights_G([len(one.completion) for one in pair])
+        made += [replace(one, weight=weight, place=place) for one, weight in zip(pair, weights, strict=True)]
     return made
+
+
+def in_one(policy: Any, aggregation: str = "dapo") -> MiniBatch[PreparedBatch]:
+    """All rows as one mini-batch, for one update of a policy."""
+    packer = Packer(10_000, 0, policy.is_flat)
+    (minibatch,) = minibatches(in_pairs(ROWS, aggregation), IDLE, policy.config, packer)
+    return replace(minibatch, batches=[batch.prepared() for batch in minibatch.batches])
 
 
 def make_model(config: Config, dtype: str = "fp32") -> Any:
@@ -97,7 +102,7 @@ def limit(model: torch.nn.Module, tokens: int, breaks: str) -> None:
     causal_lm_of(model).get_decoder().layers[0].register_forward_hook(check)
 
 
-def run(config: Config, mine: list[GroupRows], memory: int | None, breaks: str, as_it_is: bool) -> dict:
+def run(config: Config, mine: list[TrainingRow], memory: int | None, breaks: str, as_it_is: bool) -> dict:
     from trainer.step.engine import DeepSpeedPolicy
 
     model = make_model(config)
@@ -150,11 +155,13 @@ def main(model: str, out: str, cases: str) -> None:
     results = {}
     for case in (Case(**case) for case in json.loads(cases)):
         config = settings(model, case)
-        groups = groups_of(ROWS, config.algorithm.aggregation)[:: -1 if case.backwards else 1]
+        rows = in_pairs(ROWS, config.algorithm.aggregation)
+        groups = [*zip(rows[::2], rows[1::2])][:: -1 if case.backwards else 1]
         start = sum(case.groups[: distributed.rank()])
+        mine = groups[start : start + case.groups[distributed.rank()]]
         results[case.name] = run(
             config,
-            groups[start : start + case.groups[distributed.rank()]],
+            [row for pair in mine for row in pair],
             case.memory[distributed.rank()],
             case.breaks,
             case.as_it_is,

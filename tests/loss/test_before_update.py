@@ -1,6 +1,7 @@
 """What is scored before a step: only what cannot be had otherwise, and with the right weights."""
 
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,17 +9,19 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import group, row
 from tests.run_on_ranks import on_two_ranks
-from trainer.batch.pack import GroupRows, Packer, minibatches
+from trainer.batch.pack import Packer, minibatches
 from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import resolve
 from trainer.errors import TrainingError
 from trainer.loss.kl import Coefficient
 from trainer.loss.logprobs import LogProbs
+from trainer.records import MeasuredBatch
 from trainer.step.update import Updater, backward
 from trainer.watch.tally import Tally
 
 IDLE = row(1, 1, 0.0, weight=0.0)
-GROUPS = [GroupRows([row(4, 6, 1.0, first=20 + 9 * n), row(2, 3, -1.0, first=50 + n)], 9.0, n) for n in range(4)]
+PAIRS = [(row(4, 6, 1.0, first=20 + 9 * n), row(2, 3, -1.0, first=50 + n)) for n in range(4)]
+ROWS = [replace(one, place=place) for place, pair in enumerate(PAIRS) for one in pair]
 
 
 class Policy:
@@ -72,7 +75,7 @@ def setting(tiny_model, *overrides):
     return (
         policy,
         updater_of(policy, config, packer),
-        minibatches(GROUPS, IDLE, config, packer),
+        minibatches(ROWS, IDLE, config, packer),
         config,
     )
 
@@ -83,8 +86,7 @@ def test_one_update_on_policy_needs_no_pass_before_it(tiny_model):
     assert policy.passes == []
     trained = backward(policy, prepared, config, 0.0, Tally())
     assert policy.passes == ["train"] * len(prepared.batches)
-    assert all(batch.old_logprobs_BT is not None for batch in trained.batches)
-    assert all(batch.old_logprobs_BT is None for batch in prepared.batches), "a record is not written to"
+    assert all(isinstance(batch, MeasuredBatch) for batch in trained.batches)
 
 
 def test_old_logprobs_are_stored_once_for_all_passes(tiny_model):
@@ -103,7 +105,7 @@ def test_only_batches_that_come_after_another_update_are_scored_before(tiny_mode
     policy, updater, dealt, _ = setting(tiny_model, "algorithm.minibatches=2")
     first, second = updater.prepare(dealt)
     assert policy.passes == ["policy"] * len(second.batches)
-    assert all(batch.old_logprobs_BT is None for batch in first.batches)
+    assert not any(isinstance(batch, MeasuredBatch) for batch in first.batches)
     with torch.no_grad():
         for batch in second.batches:
             torch.testing.assert_close(batch.old_logprobs_BT, policy.module(batch).logprobs_BT)
@@ -150,8 +152,8 @@ def test_kl_is_taken_off_each_reward(tiny_model, estimator):
     policy, updater, dealt, _ = setting(tiny_model, *overrides)
     groups = [group([1.0, 0.0], lengths=[4, 2]), group([None, 1.0], lengths=[1, 5], prompt=(9, 8))]
     tally = Tally()
-    penalised = updater.penalise(dict(enumerate(groups)), tally)
-    for before, after in zip(groups, penalised.values(), strict=True):
+    penalised = updater.penalise(groups, tally)
+    for before, after in zip(groups, penalised, strict=True):
         for completion, old, new in zip(before.completions, before.rewards_G, after.rewards_G, strict=True):
             if old is None:
                 assert new is None
@@ -181,7 +183,7 @@ def divergence(policy, prompt, completion, estimator) -> float:
 def test_without_a_price_groups_stay_what_they_are(tiny_model):
     policy, updater, _, _ = setting(tiny_model, "algorithm.kl.coef=0.5")
     groups = [group([1.0, 0.0])]
-    assert updater.penalise(dict(enumerate(groups)), Tally()) == dict(enumerate(groups))
+    assert updater.penalise(groups, Tally()) == groups
     assert policy.passes == []
 
 
@@ -192,5 +194,5 @@ def test_a_kl_that_never_fits_ends_when_no_batch_can_be_halved(tiny_model, monke
     policy.start_over = lambda: None
     monkeypatch.setattr(policy, "measure", lambda batch: torch.empty(1 << 50, dtype=torch.uint8))
     with pytest.raises(TrainingError, match=r"it counts as 1\d tokens"):
-        updater.penalise({0: group([1.0, 0.0], lengths=[4, 8])}, Tally())
+        updater.penalise([group([1.0, 0.0], lengths=[4, 8])], Tally())
     assert capsys.readouterr().out.count("out of memory") == 1

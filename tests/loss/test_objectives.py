@@ -166,13 +166,11 @@ def test_the_objective_by_hand():
         loss="grpo_clip", entropy_bonus=0.5, kl=Kl(coef=0.1), correction=Correction(level="token", cap=2.0)
     )
     batch = to_tensors([row(1, 2, advantage=2.0)], pad_token=0)
-    batch = replace(
-        batch,
-        old_logprobs_BT=torch.tensor([[-1.0, -1.0]]),
-        sampled_logprobs_BT=torch.tensor([[-1.0 - math.log(1.5), -1.0 - math.log(3)]]),  # weights 1.5 and 2, capped
-        reference_logprobs_BT=torch.tensor([[-2.0, -1.0]]),  # d = 1 and 0: k3 = e^-1 + 1 - 1 = 0.3679 and 0
-        trained_BT=torch.tensor([[True, False]]),  # the second has no policy loss
-    )
+    sampled_BT = torch.tensor([[-1.0 - math.log(1.5), -1.0 - math.log(3)]])  # weights 1.5 and 2, capped
+    reference_BT = torch.tensor([[-2.0, -1.0]])  # d = 1 and 0: k3 = e^-1 + 1 - 1 = 0.3679 and 0
+    trained_BT = torch.tensor([[True, False]])  # the second has no policy loss
+    prepared = replace(batch, sampled_logprobs_BT=sampled_BT).prepared(reference_BT)
+    batch = prepared.measured(torch.tensor([[-1.0, -1.0]]), trained_BT)
     scores = Scores(torch.tensor([[-1.0, -1.0]]), torch.tensor([[0.2, 0.4]]))
     # -2 * 1.5 + 0.1 * 0.3679 - 0.5 * 0.2;  0 + 0 - 0.5 * 0.4
     expected = [[-3.0 + 0.1 * math.exp(-1) - 0.1, -0.2]]

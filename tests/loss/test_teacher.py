@@ -13,7 +13,7 @@ from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
 from trainer.loss.logprobs import LogProbs
 from trainer.loss.objectives import LOSSES, objective, total
-from trainer.loss.teacher import taught
+from trainer.loss.teacher import with_teacher
 from trainer.records import Scores, TrainingRow
 
 # TRL itself sets it by its old name
@@ -48,8 +48,8 @@ def gradient(policy, settings, weights) -> torch.Tensor:
     """Return the gradient of the loss where each token of the vocabulary is answered with such a weight."""
     config, now_V = resolve("nano", None, [*DISTILL, *settings]), policy.log_softmax(0)
     batch, teacher = batch_of(now_V.detach(), TEACHER, range(VOCABULARY))
-    (batch,) = taught([batch], teacher, config.teacher)
-    batch = replace(batch, weights_B=weights, old_logprobs_BT=now_V.detach()[batch.targets_BT])
+    batch = with_teacher(replace(batch, weights_B=weights), *teacher([batch]), None, config.teacher)
+    batch = batch.measured(now_V.detach()[batch.targets_BT])
     scores = Scores(now_V[batch.targets_BT], torch.zeros(batch.mask_BT.shape))
     return torch.autograd.grad(
         total(objective(scores, batch, config.algorithm, config.algorithm.kl.coef), batch, 1.0), policy
@@ -91,8 +91,8 @@ def test_the_verifier_is_mixed_in_by_its_weight(policy, settings, worth):
 
 def test_a_teacher_that_agrees_teaches_nothing(policy):
     batch, teacher = batch_of(TEACHER, TEACHER, [1, 2])
-    (seen,) = taught([batch], teacher, resolve("nano", None, DISTILL).teacher)
-    assert seen.advantages_BT.abs().max() < 1e-6
+    seen = with_teacher(batch, *teacher([batch]), None, resolve("nano", None, DISTILL).teacher)
+    assert seen.token_advantages_BT.abs().max() < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -183,9 +183,10 @@ def expected_loss(student_and_teacher, rows, settings) -> float:
     measure, told = (LogProbs(model, 1.0, flat=False) for model in student_and_teacher)
     loss = 0.0
     for packed in Packer(4000, 0, flat=False).pack(rows):
-        (batch,) = taught([packed], lambda batches: [told(one).logprobs_BT for one in batches], config.teacher)
+        with torch.no_grad():
+            batch = with_teacher(packed, told(packed).logprobs_BT, None, config.teacher)
         scores = measure(batch)
-        batch = replace(batch, old_logprobs_BT=scores.logprobs_BT.detach())
+        batch = batch.measured(scores.logprobs_BT.detach())
         share = total(objective(scores, batch, config.algorithm, config.algorithm.kl.coef), batch, PLACES)
         share.backward()
         loss += share.item()

@@ -20,13 +20,13 @@ import torch
 
 from tests.conftest import group
 from trainer import advantage
-from trainer.batch.pack import Packer, idle_row, minibatches, rows_of
+from trainer.batch.pack import Packer, idle_row, minibatches, rows
 from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.loss.kl import Coefficient
 from trainer.loss.logprobs import LogProbs
-from trainer.records import Completion, ScoredGroup
+from trainer.records import Completion, MeasuredBatch, PreparedBatch, ScoredGroup
 from trainer.step.update import Updater, backward
 from trainer.watch.tally import Tally
 
@@ -147,12 +147,13 @@ def settings(case: Case, groups, kl: float = 0.0, correction: str = "none") -> C
 
 
 def ours(policies: Policies, groups, config: Config) -> Outcome:
-    """The update of a run: everything from `rows_of` to the gradient."""
+    """The update of a run: everything from `rows` to the gradient."""
     algorithm = config.algorithm
     policy = Plain(policies, bool(algorithm.entropy_bonus), config.rollout.temperature)
     packer = Packer(config.optim.tokens_per_micro_batch, PAD, policies.flat)
+    groups = [replace(one, prompt=replace(one.prompt, place=place)) for place, one in enumerate(groups)]
     dealt = minibatches(
-        [rows_of(one, advantage.of(one.rewards_G, algorithm), algorithm) for one in groups],
+        rows(groups, [advantage.of(one.rewards_G, algorithm) for one in groups], algorithm),
         idle_row(groups[0]),
         config,
         packer,
@@ -160,13 +161,18 @@ def ours(policies: Policies, groups, config: Config) -> Outcome:
     shrinker, kl_coef = Shrinker(policy, (), packer, print), Coefficient(config.algorithm.kl)
     (minibatch,) = Updater(policy, config, "cpu", packer, shrinker, kl_coef).prepare(dealt)
     with torch.no_grad():
-        old = [replace(batch, old_logprobs_BT=policy.old(batch).logprobs_BT) for batch in minibatch.batches]
+        old = [measured(batch, policy.old(batch).logprobs_BT) for batch in minibatch.batches]
     policies.now.zero_grad()
     tally = Tally()
     backward(policy, replace(minibatch, batches=old), config, algorithm.kl.coef, tally)
     assert len(old) > 1, "several micro-batches are part of what is compared"
     metrics = tally.means(lambda sums: [sums])
     return Outcome(metrics["loss"], gradients(policies.now), metrics)
+
+
+def measured(batch: PreparedBatch, old_BT: torch.Tensor) -> MeasuredBatch:
+    """Return the batch with other old log-probs than those of the policy that is trained."""
+    return replace(batch, old_logprobs_BT=old_BT) if isinstance(batch, MeasuredBatch) else batch.measured(old_BT)
 
 
 def gradients(model) -> dict[str, torch.Tensor]:

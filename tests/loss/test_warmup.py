@@ -37,7 +37,7 @@ def ours(model, budget: int = 30) -> float:
     measure, loss = LogProbs(model, SETTINGS.rollout.temperature, flat=False), 0.0
     for packed in Packer(budget, 0, flat=False).pack(ROWS):
         scores = measure(packed)
-        batch = replace(packed, old_logprobs_BT=scores.logprobs_BT.detach())
+        batch = packed.prepared().measured(scores.logprobs_BT.detach())
         share = total(objective(scores, batch, SETTINGS.algorithm, 0.0), batch, TOKENS)
         share.backward()
         loss += share.item()

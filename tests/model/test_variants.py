@@ -4,12 +4,13 @@ import json
 import os
 import shutil
 import subprocess
+from functools import partial
 
 import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.e2e.updates import IDLE, ROWS, Case, groups_of, make_model, settings
+from tests.e2e.updates import IDLE, ROWS, Case, in_one, in_pairs, make_model, settings
 from tests.forks import forked
 from trainer.batch.pack import Packer, minibatches
 from trainer.batch.shrinker import Shrinker
@@ -57,11 +58,8 @@ def make_policy(model, more: str = "", dtype: str = "fp32"):
 
 def advance(policy, *steps: int):
     for step in steps:
-        packer = Packer(10_000, 0, policy.is_flat)
-        (batch,) = minibatches(groups_of(ROWS, policy.config.algorithm.aggregation), IDLE, policy.config, packer)
-        optimizer_step(
-            policy, lambda batch=batch: backward(policy, batch, policy.config, 0.0, Tally()), step, policy.config
-        )
+        batch = in_one(policy, policy.config.algorithm.aggregation)
+        optimizer_step(policy, partial(backward, policy, batch, policy.config, 0.0, Tally()), step, policy.config)
     return policy
 
 
@@ -140,8 +138,7 @@ def test_gradient_regularisation_over_a_4_bit_base(tiny_model):
     quantised = base.model.layers[0].self_attn.q_proj.weight
     policy = DeepSpeedPolicy(lora.add_adapter(base, config.lora), config, "fp32", total_steps=UPDATES)
     before, bytes_before = lora.fingerprint(policy.model), quantised.detach().clone()
-    (batch,) = minibatches(groups_of(ROWS, "dapo"), IDLE, config, Packer(10_000, 0, policy.is_flat))
-    done = optimizer_step(policy, lambda: backward(policy, batch, config, 0.0, Tally()), 0, config)
+    done = optimizer_step(policy, partial(backward, policy, in_one(policy), config, 0.0, Tally()), 0, config)
     assert quantised.dtype == torch.uint8
     assert torch.equal(quantised, bytes_before)
     assert lora.fingerprint(policy.model) != before
@@ -166,7 +163,7 @@ def advance_prepared(policy, config, packer, tally):
     shrinker = Shrinker(policy, (), packer, print)
     updater = Updater(policy, config, torch.device("cpu"), packer, shrinker, Coefficient(config.algorithm.kl))
     for step in range(2):  # at first B is zero, and so is what rounding could change
-        updater.update(updater.prepare(minibatches(groups_of(ROWS, "dapo"), IDLE, config, packer)), step, tally)
+        updater.update(updater.prepare(minibatches(in_pairs(ROWS, "dapo"), IDLE, config, packer)), step, tally)
 
 
 def test_a_reference_that_has_moved_comes_back_with_the_checkpoint(tiny_model, tmp_path):

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.e2e.updates import IDLE, ROWS, Case, groups_of, settings
+from tests.e2e.updates import ROWS, Case, in_one, settings
 from tests.model.test_variants import make_policy, read
 from tests.step.test_engine import assert_same, launch
-from trainer.batch.pack import Packer, minibatches, to_tensors
+from trainer.batch.pack import to_tensors
 from trainer.config import ds_config
 from trainer.config.command_line import resolve
 from trainer.config.settings import Model
@@ -238,8 +238,7 @@ def test_fp16_scales_its_loss_and_survives_a_scale_that_is_too_high(tiny_model, 
 
 
 def one_update(policy):
-    algorithm, packer = policy.config.algorithm, Packer(10_000, 0, policy.is_flat)
-    (batch,) = minibatches(groups_of(ROWS, algorithm.aggregation), IDLE, policy.config, packer)
+    batch = in_one(policy, policy.config.algorithm.aggregation)
     return optimizer_step(policy, lambda: backward(policy, batch, policy.config, 0.0, Tally()), 0, policy.config)
 
 

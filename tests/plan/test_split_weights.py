@@ -5,11 +5,11 @@ import torch
 
 from tests.conftest import ROOT
 from tests.e2e import short_job
-from tests.e2e.updates import IDLE, ROWS, groups_of
+from tests.e2e.updates import ROWS, in_one
 from tests.model.test_variants import advance, assert_close, logits, make_policy, read
 from tests.plan.test_levers import FULL, one_update
 from tests.rollout.test_decoder import SOME, assert_greedy_is_generate, prompts, sample
-from trainer.batch.pack import Packer, minibatches, to_tensors
+from trainer.batch.pack import to_tensors
 from trainer.config.settings import Lora
 from trainer.errors import TrainingError
 from trainer.loss.logprobs import LogProbs
@@ -159,8 +159,7 @@ def test_pissa_over_a_split_base_starts_as_the_run_did_that_it_goes_on_with(tiny
 @KINDS_OF_SPLIT
 def test_a_rehearsal_with_split_weights_leaves_nothing_behind(split_policy, trained):
     plain, rehearsed = split_policy(trained), split_policy(trained)
-    (batch,) = minibatches(groups_of(ROWS, "dapo"), IDLE, plain.config, Packer(10_000, 0, plain.is_flat))
-    rehearsed.rehearse(lambda: backward(rehearsed, batch, plain.config, 0.0, Tally()))
+    rehearsed.rehearse(lambda: backward(rehearsed, in_one(plain), plain.config, 0.0, Tally()))
     for policy in (plain, rehearsed):
         advance(policy, 0, 1)
     assert torch.equal(gathered_logits(rehearsed), gathered_logits(plain))

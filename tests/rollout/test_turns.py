@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from tests.conftest import NANO
 from tests.e2e.vllm_double import VllmDouble
 from tests.rollout.test_decoder import SOME, Card, adapted, family, prompts, sampling
-from trainer.batch.pack import Packer, halves, row_of, rows_in, rows_of, to_tensors
+from trainer.batch.aggregation import AGGREGATIONS
+from trainer.batch.pack import halves, row_of, rows_of, to_tensors
 from trainer.config.command_line import resolve
 from trainer.config.settings import Algorithm, PromptSettings, Turns
 from trainer.errors import DataError, TrainingError
@@ -109,14 +110,14 @@ def asked_group(groups, index=0):
 
 def batch_of(group, **settings):
     rows = rows_of(group, [-1.0, 1.0, -0.5, 0.5], Algorithm(**settings))
-    return to_tensors(rows.rows, 0), rows.size
+    return to_tensors(rows, 0), AGGREGATIONS[Algorithm(**settings).aggregation].size(rows)
 
 
 def gradients(model, group, flat=True, **settings):
     """Return the loss and all gradients of a group."""
     batch, size = batch_of(group, **settings)
     scores = LogProbs(model, 1.0, flat=flat)(batch)
-    batch = replace(batch, old_logprobs_BT=scores.logprobs_BT.detach())
+    batch = batch.prepared().measured(scores.logprobs_BT.detach())
     loss = total(objective(scores, batch, Algorithm(**settings), 0.0), batch, size)
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [loss.detach(), *torch.autograd.grad(loss, learned)]
@@ -389,9 +390,7 @@ def test_no_objective_sees_what_stands_at_the_places_of_a_reply(tokenizer, loss,
     )
     batch, size = batch_of(group)
     scores = LogProbs(model, 1.0, train_entropy=True)(batch)
-    batch = replace(
-        batch, old_logprobs_BT=scores.logprobs_BT.detach() - 0.1, reference_logprobs_BT=scores.logprobs_BT * 0
-    )
+    batch = batch.prepared(scores.logprobs_BT * 0).measured(scores.logprobs_BT.detach() - 0.1)
     expected = total(objective(scores, batch, settings, 0.1), batch, size)
     noise = torch.randn(batch.mask_BT.shape).where(~batch.mask_BT & batch.present_BT, 0.0)
     assert noise.any()
@@ -402,13 +401,8 @@ def test_no_objective_sees_what_stands_at_the_places_of_a_reply(tokenizer, loss,
 def test_a_batch_that_is_taken_apart_keeps_its_mask(tokenizer):
     group, _ = told_group(tokenizer, family())
     batch, _ = batch_of(group)
-    rows = rows_in(batch)
-    assert [(tuple(row.completion), tuple(row.mask)) for row in rows] == [
-        (one.tokens, one.written) for one in group.completions
-    ]
     for half in halves(batch):
-        assert half.mask_BT.sum() == sum(sum(row.mask) for row in rows_in(half))
-    assert Packer(10_000, 0).cost_of(batch) > 0
+        assert half.mask_BT.sum() == sum(sum(row.mask) for row in half.rows)
     assert batch.tree.edge_E.numel() <= int(batch.mask_BT.sum())
 
 

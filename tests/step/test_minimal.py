@@ -52,8 +52,8 @@ def test_the_engine_makes_the_update_of_the_minimal_example():
         policy, config, torch.device("cpu"), packer, Shrinker(policy, (), packer, print), Coefficient(algorithm.kl)
     )
     live = advantage.live_groups(GROUPS, config.drops_dead_groups)
-    advantages = [advantage.of(one.rewards_G, algorithm) for one in live.values()]
-    minibatches = updater.pack(pack.rows(live, advantages, algorithm), GROUPS)
+    advantages = [advantage.of(one.rewards_G, algorithm) for one in live]
+    minibatches = pack.minibatches(pack.rows(live, advantages, algorithm), pack.idle_row(GROUPS[0]), config, packer)
     assert len(minibatches[0].batches) > 1, "several micro-batches are part of what is compared"
     (done,) = updater.update(updater.prepare(minibatches), 0, tally)
 

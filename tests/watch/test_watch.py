@@ -47,8 +47,9 @@ def scored_batch(**given):
     """Two answers of two tokens and one token; the second row of padding has no weight."""
     batch = to_tensors([row(1, 2, 1.0), row(2, 1, -1.0), row(1, 1, 0.0, weight=0.0)], pad_token=0)
     zeros = torch.zeros(3, 2)
-    tensors = {"old_logprobs_BT": zeros, "sampled_logprobs_BT": zeros} | given
-    return replace(batch, **tensors)
+    old, reference = given.pop("old_logprobs_BT", zeros), given.pop("reference_logprobs_BT", None)
+    batch = replace(batch, **{"sampled_logprobs_BT": zeros} | given)
+    return batch.prepared(reference).measured(old)
 
 
 def test_a_batch_becomes_ratios_clips_and_distances():
@@ -84,7 +85,7 @@ def test_gspo_is_judged_by_the_ratio_of_the_answer():
 
 def test_a_batch_without_weight_is_not_logged():
     batch = to_tensors([row(1, 2, 1.0, weight=0.0)], pad_token=0)
-    batch, tally = replace(batch, old_logprobs_BT=torch.zeros(1, 2)), Tally()
+    batch, tally = batch.prepared().measured(torch.zeros(1, 2)), Tally()
     tally_batch(tally, batch, Scores(torch.zeros(1, 2), torch.zeros(1, 2)), Algorithm())
     assert tally.sums == {}
 

@@ -17,29 +17,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-
-class Share(NamedTuple):
-    """What one group contributes: a weight for each of its answers, and its part of the divisor."""
-
-    weights_G: list[float]
-    size: float
+from trainer.records import TrainingRow
 
 
-def by_token(lengths_G: Sequence[int]) -> Share:
-    return Share([1.0] * len(lengths_G), float(sum(lengths_G)))
+class Aggregation(NamedTuple):
+    """The weights of the answers of a group, by their lengths, and what rows of any groups add to the divisor."""
+
+    weights_G: Callable[[Sequence[int]], list[float]]
+    size: Callable[[Sequence[TrainingRow]], int]
 
 
-def by_answer(lengths_G: Sequence[int]) -> Share:
-    return Share([1 / length for length in lengths_G], float(len(lengths_G)))
+def tokens_in(rows: Sequence[TrainingRow]) -> int:
+    return sum(sum(row.mask) for row in rows)
 
 
-def by_group(lengths_G: Sequence[int]) -> Share:
-    return Share([1 / sum(lengths_G)] * len(lengths_G), 1.0)
+def groups_in(rows: Sequence[TrainingRow]) -> int:
+    return len({row.place for row in rows})
 
 
-AGGREGATIONS: dict[str, Callable[[Sequence[int]], Share]] = {
-    "dapo": by_token,
-    "grpo": by_answer,
-    "bnpo": by_group,
-    "dr_grpo": by_token,  # and `Config.constant_divisor` in place of the sizes
+AGGREGATIONS = {
+    "dapo": Aggregation(lambda lengths_G: [1.0 for _ in lengths_G], tokens_in),
+    "grpo": Aggregation(lambda lengths_G: [1 / length for length in lengths_G], len),
+    "bnpo": Aggregation(lambda lengths_G: [1 / sum(lengths_G) for _ in lengths_G], groups_in),
+    "dr_grpo": Aggregation(lambda lengths_G: [1.0 for _ in lengths_G], tokens_in),  # `Config.constant_divisor` instead
 }

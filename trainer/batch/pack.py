@@ -6,28 +6,27 @@ A row is prompt + completion. Inputs are all but its last token, targets all but
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from trainer.batch.aggregation import AGGREGATIONS
+from trainer.batch.aggregation import AGGREGATIONS, tokens_in
 from trainer.config.settings import Algorithm, Config
 from trainer.ranks import distributed
-from trainer.records import Completion, MiniBatch, ScoredGroup, TrainingBatch, TrainingRow, Tree
+from trainer.records import Batch, Completion, MiniBatch, ScoredGroup, TrainingBatch, TrainingRow, Tree
 
 
-class GroupRows(NamedTuple):
-    """The rows of one group, its part of the divisor, and its index among the groups of all ranks."""
+def rows(
+    groups: Sequence[ScoredGroup], advantages: Sequence[Sequence[float | None]], settings: Algorithm
+) -> list[TrainingRow]:
+    """Return the completions of all groups as rows."""
+    pairs = zip(groups, advantages, strict=True)
+    return [row for group, advantages_G in pairs for row in rows_of(group, advantages_G, settings)]
 
-    rows: list[TrainingRow]
-    size: float
-    place: int
 
-
-def rows_of(group: ScoredGroup, advantages_G: Sequence[float | None], settings: Algorithm, place: int = 0) -> GroupRows:
+def rows_of(group: ScoredGroup, advantages_G: Sequence[float | None], settings: Algorithm) -> list[TrainingRow]:
     """Return the completions of a group as rows, without those that have no reward or are masked."""
     kept = [
         (completion, score.reward, advantage)
@@ -36,72 +35,56 @@ def rows_of(group: ScoredGroup, advantages_G: Sequence[float | None], settings: 
         and advantage is not None
         and not (completion.truncated and settings.truncated == "mask")
     ]
-    if not kept:
-        return GroupRows([], 0.0, place)
-    weights_G, size = AGGREGATIONS[settings.aggregation]([completion.length for completion, *_ in kept])
-    rows = [
+    weights_G = AGGREGATIONS[settings.aggregation].weights_G([completion.length for completion, *_ in kept])
+    return [
         row_of(group, completion, advantage, reward, weight)
         for (completion, reward, advantage), weight in zip(kept, weights_G, strict=True)
     ]
-    return GroupRows(rows, size, place)
 
 
 def row_of(
     group: ScoredGroup, completion: Completion, advantage: float = 0.0, reward: float = 0.0, weight: float = 1.0
 ) -> TrainingRow:
     """Return a completion of a group as a row."""
-    tokens, logprobs, written = completion.tokens, completion.logprobs, completion.written
-    return TrainingRow(group.prompt.tokens, tokens, logprobs, advantage, reward, weight, written)
+    prompt, tokens, logprobs = group.prompt, completion.tokens, completion.logprobs
+    return TrainingRow(prompt.tokens, tokens, logprobs, advantage, reward, weight, completion.written, prompt.place)
 
 
-def rows(
-    groups: Mapping[int, ScoredGroup], advantages: Sequence[Sequence[float | None]], settings: Algorithm
-) -> list[GroupRows]:
-    """Return the rows of this rank's groups, which are given by their index on this rank.
-
-    Problems are dealt to the ranks in turn, so the index among all ranks follows from that on this one.
-    """
-    return [
-        rows_of(group, advantages_G, settings, index * distributed.world_size() + distributed.rank())
-        for (index, group), advantages_G in zip(groups.items(), advantages, strict=True)
-    ]
+def idle_row(group: ScoredGroup) -> TrainingRow:
+    """Return a row without weight, for a rank that has nothing to train on."""
+    return row_of(group, min(group.completions, key=lambda completion: len(completion.tokens)), weight=0.0)
 
 
-def minibatches(groups: Sequence[GroupRows], idle: TrainingRow, config: Config, packer: Packer) -> list[MiniBatch]:
+def minibatches(
+    rows: Sequence[TrainingRow], idle: TrainingRow, config: Config, packer: Packer
+) -> list[MiniBatch[TrainingBatch]]:
     """Deal the rows of this rank out over the updates of one pass; every rank has as many micro-batches per update.
 
-    A rank with fewer micro-batches than the others adds a row without weight, because they wait for it. The groups of
-    all ranks are dealt in turn by their place, so an update has the same groups however many ranks there are.
+    A rank with fewer micro-batches than the others adds the idle row, because they wait for it. The groups of all ranks
+    are dealt in turn by their place, so an update has the same groups however many ranks there are.
     """
-    dealt = _deal([group for group in groups if group.rows], config.algorithm.minibatches)
-    packed = [packer.pack(all_rows(part)) for part in dealt]
-    facts = [_sizes(part, len(batches)) for part, batches in zip(dealt, packed, strict=True)]
+    aggregation = config.algorithm.aggregation
+    dealt = _deal(rows, config.algorithm.minibatches)
+    packed = [packer.pack(part) for part in dealt]
+    facts = [
+        (len(batches), AGGREGATIONS[aggregation].size(part), tokens_in(part))
+        for part, batches in zip(dealt, packed, strict=True)
+    ]
     made = []
     for batches, of_all_ranks in zip(packed, zip(*distributed.gather(facts), strict=True), strict=True):
         counts, sizes, tokens = zip(*of_all_ranks, strict=True)
         fillers = packer.pack([idle]) * (max(counts) - len(batches))
-        divisor = config.constant_divisor if config.algorithm.aggregation == "dr_grpo" else sum(sizes)
+        divisor = config.constant_divisor if aggregation == "dr_grpo" else float(sum(sizes))
         made.append(MiniBatch([*batches, *fillers], divisor, float(sum(tokens))))
     return made
 
 
-def _deal(groups: Sequence[GroupRows], count: int) -> list[list[GroupRows]]:
-    """Return the groups of this rank for each of `count` updates."""
-    places = distributed.gather([group.place for group in groups])
-    turn = {
-        place: index % count for index, place in enumerate(sorted(place for of_rank in places for place in of_rank))
-    }
-    return [[group for group in groups if turn[group.place] == update] for update in range(count)]
-
-
-def _sizes(groups: Sequence[GroupRows], batches: int) -> tuple[int, float, int]:
-    """Return what this rank brings to an update: micro-batches, its part of the divisor, and trained tokens."""
-    return batches, sum(group.size for group in groups), sum(sum(row.mask) for row in all_rows(groups))
-
-
-def all_rows(groups: Sequence[GroupRows]) -> list[TrainingRow]:
-    """Return the rows of all groups."""
-    return [row for group in groups for row in group.rows]
+def _deal(rows: Sequence[TrainingRow], count: int) -> list[list[TrainingRow]]:
+    """Return the rows of this rank for each of `count` updates. The rows of a group stay together."""
+    of_ranks = distributed.gather(sorted({row.place for row in rows}))
+    places = sorted(place for of_rank in of_ranks for place in of_rank)
+    turn = {place: index % count for index, place in enumerate(places)}
+    return [[row for row in rows if turn[row.place] == update] for update in range(count)]
 
 
 @dataclass(slots=True)
@@ -133,9 +116,8 @@ class Packer:
             batches[-1].append(index)
         return batches
 
-    def cost_of(self, batch: TrainingBatch) -> int:
-        """Return how much of the budget a micro-batch takes."""
-        rows = rows_in(batch)
+    def cost_of(self, rows: Sequence[TrainingRow]) -> int:
+        """Return how much of the budget a micro-batch of these rows takes."""
         used = rows[0].length + self._keys(rows[0])
         for index, row in enumerate(rows[1:], 1):
             used = self._with_one_more(used, rows[:index], row)
@@ -170,6 +152,7 @@ def to_tensors(rows: Sequence[TrainingRow], pad_token: int) -> TrainingBatch:
     tokens = [[*row.prompt, *row.completion] for row in rows]
     before = [len(row.prompt) - 1 for row in rows]
     return TrainingBatch(
+        rows=rows,
         inputs_BT=_pad([row[:-1] for row in tokens], width, pad_token),
         targets_BT=_pad([row[1:] for row in tokens], width, pad_token),
         mask_BT=_pad([[False] * n + [*row.mask] for n, row in zip(before, rows)], width, False),
@@ -224,37 +207,22 @@ class _Numbering:
         return _pad(self._rows, self.width, 0)
 
 
-def halves(batch: TrainingBatch) -> list[TrainingBatch]:
+def halves(batch: Batch) -> list[Batch]:
     """Split a batch into two, with everything that has been measured."""
-    rows = rows_in(batch)
-    middle = len(rows) // 2
+    middle = len(batch.rows) // 2
     assert middle, "one row is not divided"
-    return [_part(batch, rows[part], part) for part in (slice(0, middle), slice(middle, None))]
+    return [_part(batch, part) for part in (slice(0, middle), slice(middle, None))]
 
 
-def rows_in(batch: TrainingBatch) -> list[TrainingRow]:
-    """Return the tokens of each row. What else is known about them stays in the batch."""
-    rows = []
-    for inputs, targets, mask in zip(batch.inputs_BT.tolist(), batch.targets_BT.tolist(), batch.mask_BT.tolist()):
-        before, end = mask.index(True), len(mask) - mask[::-1].index(True)
-        completion, written = targets[before:end], mask[before:end]
-        rows.append(TrainingRow(inputs[: before + 1], completion, [], advantage=0.0, written=written))
-    return rows
-
-
-def _part(batch: TrainingBatch, rows: Sequence[TrainingRow], part: slice) -> TrainingBatch:
+def _part(batch: Batch, part: slice) -> Batch:
+    rows = batch.rows[part]
     width = max(row.length for row in rows) - 1
-    cut = {field.name: getattr(batch, field.name) for field in fields(batch) if field.name != "tree"}
+    cut = {field.name: getattr(batch, field.name) for field in fields(batch)}
     for name, value in cut.items():
-        if value is not None:
+        if isinstance(value, Tensor):
             cut[name] = value[part, :width] if name.endswith("_BT") else value[part]
-    return TrainingBatch(**cut, tree=tree_of(rows, width).to(batch.inputs_BT.device))
+    return type(batch)(**cut | {"rows": rows, "tree": tree_of(rows, width).to(batch.inputs_BT.device)})
 
 
 def _pad(rows: Sequence[Sequence[float]], width: int, filler: float) -> Tensor:
     return torch.tensor([[*row, *[filler] * (width - len(row))] for row in rows])
-
-
-def idle_row(group: ScoredGroup) -> TrainingRow:
-    """Return a row without weight, for a rank that has nothing to train on."""
-    return row_of(group, min(group.completions, key=lambda completion: len(completion.tokens)), weight=0.0)

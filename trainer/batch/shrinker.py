@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from trainer.batch.pack import Packer, halves
 from trainer.errors import TrainingError
 from trainer.policy import Policy
-from trainer.records import TrainingBatch
+from trainer.records import Batch, TrainingBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Shrinker:
     packer: Packer
     warn: Callable[[str], None]
 
-    def shrink(self, batches: Sequence[TrainingBatch]) -> Sequence[TrainingBatch]:
+    def shrink(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         """Return the batches to try again with, and have smaller ones packed from now on; raise if none can shrink."""
         self.policy.start_over()
         given_back = [give_back() for give_back in self.give_back]
@@ -33,7 +33,7 @@ class Shrinker:
                 "out of memory in training: what sampling kept from one step to the next is given back after each"
             )
             return batches
-        tried = max(map(self.packer.cost_of, batches))
+        tried = max(self.packer.cost_of(batch.rows) for batch in batches)
         smaller = tried // 2
         if all(self._stays_whole(batch, smaller) for batch in batches):
             raise TrainingError(
@@ -50,4 +50,4 @@ class Shrinker:
         return [part for batch in batches for part in ([batch] if self._stays_whole(batch, smaller) else halves(batch))]
 
     def _stays_whole(self, batch: TrainingBatch, budget: int) -> bool:
-        return len(batch.weights_B) == 1 or self.packer.cost_of(batch) <= budget
+        return len(batch.rows) == 1 or self.packer.cost_of(batch.rows) <= budget

@@ -18,41 +18,55 @@ import torch
 from torch import Tensor
 
 from trainer.batch.pack import Packer, to_tensors
-from trainer.config.settings import Algorithm
+from trainer.config.settings import Config
 from trainer.loss.kl import ESTIMATORS
+from trainer.loss.teacher import TeacherLogprobs, with_teacher
 from trainer.policy import Policy
 from trainer.ranks import distributed
-from trainer.records import ScoredGroup, TrainingBatch, TrainingRow
+from trainer.records import PreparedBatch, ScoredGroup, TrainingBatch, TrainingRow
 
 
-def scored_before(
-    policy: Policy, batches: Sequence[TrainingBatch], settings: Algorithm, is_first: bool
-) -> list[TrainingBatch]:
+def prepared(
+    policy: Policy,
+    batches: Sequence[TrainingBatch],
+    config: Config,
+    is_first: bool,
+    teacher: TeacherLogprobs | None = None,
+) -> list[PreparedBatch]:
     """Return the batches of one update with what the objective needs. `is_first`: no update comes before it.
 
     The ranks meet only after the last forward pass, so that one of them may run out of memory and begin again.
     """
-    batches = list(batches)
-    is_known = all(batch.reference_logprobs_BT is not None for batch in batches)  # of a teacher
-    if settings.kl.coef and settings.kl.where == "loss" and not is_known:
-        with policy.as_reference():
-            measured = [policy.measure(batch).logprobs_BT for batch in batches]
-        batches = [replace(batch, reference_logprobs_BT=one) for batch, one in zip(batches, measured, strict=True)]
-    if settings.top_entropy < 1:
-        return _with_uncertain_tokens(policy, batches, settings.top_entropy)
+    references, ready = _reference_logprobs(policy, batches, config), list[PreparedBatch]()
+    if teacher is None:
+        ready = [batch.prepared(one_BT) for batch, one_BT in zip(batches, references, strict=True)]
+    else:
+        found = zip(batches, teacher(batches), references, strict=True)
+        ready = [with_teacher(*one, config.teacher) for one in found]
+    if config.algorithm.top_entropy < 1:
+        return _with_uncertain_tokens(policy, ready, config.algorithm.top_entropy)
     if not is_first:
-        return [replace(batch, old_logprobs_BT=policy.measure(batch).logprobs_BT) for batch in batches]
-    return batches
+        return [batch.measured(policy.measure(batch).logprobs_BT) for batch in ready]
+    return ready
 
 
-def _with_uncertain_tokens(policy: Policy, batches: Sequence[TrainingBatch], share: float) -> list[TrainingBatch]:
+def _reference_logprobs(
+    policy: Policy, batches: Sequence[TrainingBatch], config: Config
+) -> Sequence[Tensor] | Sequence[None]:
+    """Return the log-probs of the reference, or None for each batch if nothing is compared with it."""
+    kl, by_teacher = config.algorithm.kl, config.teacher.is_there and config.teacher.form == "loss"
+    if not kl.coef or kl.where != "loss" or by_teacher:
+        return [None] * len(batches)
+    with policy.as_reference():
+        return [policy.measure(batch).logprobs_BT for batch in batches]
+
+
+def _with_uncertain_tokens(policy: Policy, batches: Sequence[PreparedBatch], share: float) -> list[PreparedBatch]:
     scores = [policy.measure(batch) for batch in batches]
     entropies_N = [one.entropy_BT[batch.counted_BT].cpu() for one, batch in zip(scores, batches, strict=True)]
     least = threshold(torch.cat([torch.empty(0), *entropies_N]), share)
-    return [
-        replace(batch, old_logprobs_BT=one.logprobs_BT, trained_BT=one.entropy_BT >= least)
-        for one, batch in zip(scores, batches, strict=True)
-    ]
+    pairs = zip(batches, scores, strict=True)
+    return [batch.measured(one.logprobs_BT, trained_BT=one.entropy_BT >= least) for batch, one in pairs]
 
 
 def threshold(entropies_N: Tensor, share: float) -> float:

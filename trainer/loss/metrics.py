@@ -8,17 +8,16 @@ from torch import Tensor
 from trainer.config.settings import Algorithm
 from trainer.loss.kl import ESTIMATORS
 from trainer.loss.objectives import correction, mean_over_row, mismatch
-from trainer.records import Scores, TrainingBatch
+from trainer.records import MeasuredBatch, Scores
 from trainer.watch.tally import Max, Std, Tally
 
 
-def tally_batch(tally: Tally, batch: TrainingBatch, scores: Scores, settings: Algorithm) -> int:
+def tally_batch(tally: Tally, batch: MeasuredBatch, scores: Scores, settings: Algorithm) -> int:
     """Count what a training pass shows, token by token: entropy, and the distance of the policy from the others.
 
     Return the number of tokens. Indexing with a mask waits for the card each time, so places are looked up once.
     """
     counted_N, rows_N = (mask.flatten().nonzero()[:, 0] for mask in (batch.counted_BT, batch.weights_B > 0))
-    assert batch.old_logprobs_BT is not None, "the first pass over a batch stores them"
     if not len(counted_N):
         return 0
 
@@ -30,8 +29,7 @@ def tally_batch(tally: Tally, batch: TrainingBatch, scores: Scores, settings: Al
     moved_BT = now_BT - batch.old_logprobs_BT
     if settings.loss == "gspo":
         moved_BT = mean_over_row(moved_BT, batch.mask_BT).expand_as(moved_BT)
-    of_tokens = batch.advantages_B[:, None] if batch.advantages_BT is None else batch.advantages_BT
-    advantages_BT = of_tokens.expand_as(moved_BT)
+    advantages_BT = batch.advantages_BT.expand_as(moved_BT)
     # the policy that answered, against the log-probs that came with the answers, and against the policy of now
     apart_N = counted(batch.old_logprobs_BT - batch.sampled_logprobs_BT)
     ratio_N, advantages_N = counted(moved_BT).exp(), counted(advantages_BT)
@@ -48,7 +46,7 @@ def tally_batch(tally: Tally, batch: TrainingBatch, scores: Scores, settings: Al
     }
     if batch.reference_logprobs_BT is not None:
         sums["kl"] = ESTIMATORS[settings.kl.estimator](counted(now_BT - batch.reference_logprobs_BT))
-    if batch.advantages_BT is not None:
+    if batch.token_advantages_BT is not None:
         sums["advantage/token"] = advantages_N
     largest = {"sampler_difference/max": sums["sampler_difference"], "ratio/max": ratio_N}
     advantages_B = batch.advantages_B[rows_N]

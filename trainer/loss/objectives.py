@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainer.config.settings import Algorithm, Correction
 from trainer.loss.kl import ESTIMATORS
-from trainer.records import Scores, TrainingBatch
+from trainer.records import MeasuredBatch, Scores, TrainingBatch
 
 
 class PolicyTerms(NamedTuple):
@@ -99,12 +99,10 @@ def correction(ratio_BT: Tensor, settings: Correction) -> Tensor:
     return ratio_BT.clamp(max=settings.cap)
 
 
-def objective(scores: Scores, batch: TrainingBatch, settings: Algorithm, kl_coef: float) -> Tensor:
+def objective(scores: Scores, batch: MeasuredBatch, settings: Algorithm, kl_coef: float) -> Tensor:
     """Return the loss of each token: the chosen objective, corrected for the sampler, plus KL and entropy terms."""
-    assert batch.old_logprobs_BT is not None, "the first pass over a batch stores them"
     old_BT, mask_BT = batch.old_logprobs_BT, batch.mask_BT
-    advantages_BT = batch.advantages_B[:, None] if batch.advantages_BT is None else batch.advantages_BT
-    terms = PolicyTerms(scores.logprobs_BT, old_BT, mask_BT, advantages_BT, batch.rewards_B)
+    terms = PolicyTerms(scores.logprobs_BT, old_BT, mask_BT, batch.advantages_BT, batch.rewards_B)
     ratio_BT = mismatch(old_BT, batch.sampled_logprobs_BT, mask_BT, settings.correction)
     loss_BT = LOSSES[settings.loss](terms, settings) * correction(ratio_BT, settings.correction)
     if batch.trained_BT is not None:

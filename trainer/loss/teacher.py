@@ -16,22 +16,19 @@ import torch
 from torch import Tensor
 
 from trainer.config.settings import Teacher
-from trainer.records import TrainingBatch
+from trainer.records import PreparedBatch, TrainingBatch
 
-Ask = Callable[[Sequence[TrainingBatch]], Sequence[Tensor]]  # returns the log-probs_BT of each batch
+TeacherLogprobs = Callable[[Sequence[TrainingBatch]], Sequence[Tensor]]  # returns the log-probs_BT of each batch
 
 
 @torch.no_grad()
-def taught(batches: Sequence[TrainingBatch], ask: Ask, settings: Teacher) -> list[TrainingBatch]:
-    """Return the batches with what the teacher says about them."""
-    found = []
-    for batch, theirs_BT in zip(batches, ask(batches), strict=True):
-        share = settings.reward
-        weighed = replace(batch, advantages_B=share * batch.advantages_B, rewards_B=share * batch.rewards_B)
-        if settings.form == "loss":
-            found.append(replace(weighed, reference_logprobs_BT=theirs_BT))
-            continue
-        apart_BT = batch.sampled_logprobs_BT - theirs_BT
-        advantages_BT = weighed.advantages_B[:, None] - settings.weight * apart_BT
-        found.append(replace(weighed, advantages_BT=advantages_BT))
-    return found
+def with_teacher(
+    batch: TrainingBatch, teacher_BT: Tensor, reference_BT: Tensor | None, settings: Teacher
+) -> PreparedBatch:
+    """Return a batch with what the teacher says about it, and the log-probs of the reference if there is one."""
+    share = settings.reward
+    weighed = replace(batch, advantages_B=share * batch.advantages_B, rewards_B=share * batch.rewards_B)
+    if settings.form == "loss":
+        return weighed.prepared(teacher_BT)
+    apart_BT = batch.sampled_logprobs_BT - teacher_BT
+    return weighed.prepared(reference_BT, weighed.advantages_B[:, None] - settings.weight * apart_BT)

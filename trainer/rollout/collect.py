@@ -108,24 +108,25 @@ class Rollouts:
 
     def _fresh(self, sampler: Sampler, step: int, number: int, missing: int, before: int) -> list[ScoredGroup]:
         problems = self.curriculum.spare(step, number)
-        alone = self.config.rollout.ahead
-        shared = self.prompts(problems)[:missing] if alone else self.prompts(problems[:missing], before)
+        if self.config.rollout.ahead:  # `before` counts the groups of this rank alone
+            shared = self.prompts(problems, before * distributed.world_size())[:missing]
+        else:
+            shared = self.prompts(problems[:missing], before)
         return self._collected(sampler, shared, self.sampling_of(step, number)) if shared else []
 
     def _collected(self, sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:
-        groups = collect(sampler, self.scorer, prompts, sampling)
-        return [placebo.replace_rewards(group, self.config.reward.control, sampling.seed) for group in groups]
+        return collect(sampler, self.scorer, prompts, sampling)
 
     def prompts(self, problems: Sequence[Problem], before: int = 0) -> list[Prompt]:
         """Return this rank's share of the prompts, which go on in turn behind those dealt before. A problem that comes
         again among them is a repeat of the first."""
         seen: Counter[str] = Counter()
-        repeats = []
-        for problem in problems:
-            repeats.append(seen[problem.id])
+        shared = []
+        for place, problem in enumerate(problems, before):
+            if place % distributed.world_size() == distributed.rank():
+                shared.append(replace(self.prompter.prompt(problem), repeat=seen[problem.id], place=place))
             seen[problem.id] += 1
-        shared = distributed.mine([None] * before + list(zip(problems, repeats, strict=True)))
-        return [replace(self.prompter.prompt(one[0]), repeat=one[1]) for one in shared if one]
+        return shared
 
     def _observe(self, groups: Sequence[ScoredGroup]) -> None:
         """Tell the curriculum how every rank did, so that all of them go on drawing the same problems."""
@@ -133,6 +134,16 @@ class Rollouts:
         worth = f"correct_{self.config.reward.answer}" if has_golds else "reward"
         seen = distributed.dealt(outcomes(groups, worth))
         self.curriculum.observe(solve_rates(seen, scales=not has_golds))
+
+
+class PlaceboRollouts(Rollouts):
+    """Replaces the rewards by those of `reward.control`, the control of an experiment."""
+
+    __slots__ = ()
+
+    def _collected(self, sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:
+        groups = super()._collected(sampler, prompts, sampling)
+        return [placebo.replace_rewards(group, self.config.reward.control, sampling.seed) for group in groups]
 
 
 def collect(sampler: Sampler, scorer: Scorer, prompts: Sequence[Prompt], sampling: Sampling) -> list[ScoredGroup]:

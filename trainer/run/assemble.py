@@ -24,7 +24,7 @@ from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
 from trainer.evaluation.evaluator import Evaluator
 from trainer.loss.kl import Coefficient
 from trainer.loss.logprobs import LogProbs
-from trainer.loss.teacher import Ask
+from trainer.loss.teacher import TeacherLogprobs
 from trainer.model import hub
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stop_tokens
 from trainer.model.lora import load_adapter
@@ -37,7 +37,7 @@ from trainer.ranks.stopping import Stopping
 from trainer.records import Draws, Prompt, TrainingBatch
 from trainer.reports import terminal
 from trainer.reward.make import make_scorer, make_verifier, worked
-from trainer.rollout.collect import Rollouts, Sampler
+from trainer.rollout.collect import PlaceboRollouts, Rollouts, Sampler
 from trainer.rollout.context import Exportable, SamplingContext
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.limits import Say, check_context, context_of, within_context
@@ -94,8 +94,9 @@ def build(request: Request, data: Data | None = None) -> Run:
     history = EvaluationHistory(folder, config.eval, len(held_out), log.first_step, log.total_steps, origin.run)
     if history.lost:
         log.screen.say(f"octet: warning: {history.lost}, so the best that was kept is lost")
+    kind = Rollouts if config.reward.control == "none" else PlaceboRollouts
     return Run(
-        Rollouts(config, prompts.curriculum, prompts.prompter, samplers.sampler, scorer, prompts.longest),
+        kind(config, prompts.curriculum, prompts.prompter, samplers.sampler, scorer, prompts.longest),
         Updater(policy, config, distributed.device(), packer, shrinker, kl, teacher),
         Evaluator(policy, samplers.evaluating, scorer, held_out, new_tokens, history, log.screen.progress, left_out),
         log,
@@ -105,7 +106,7 @@ def build(request: Request, data: Data | None = None) -> Run:
 # ---------------------------------------------------------------- the models
 
 
-def make_models(config: Config, prompts: Prompts, tokenizer: Any) -> tuple[Any, Ask | None]:
+def make_models(config: Config, prompts: Prompts, tokenizer: Any) -> tuple[Any, TeacherLogprobs | None]:
     """Load the teacher and the policy. Raise an error for a model that cannot have these prompts and answers."""
     ask = make_teacher(config, tokenizer, len(prompts.longest.tokens))
     policy = make_policy(config, prompts.total_steps)
@@ -134,7 +135,7 @@ def by_adapter(policy: Policy, batches: Sequence[TrainingBatch]) -> list[Tensor]
         return [policy.measure(batch).logprobs_BT for batch in batches]
 
 
-def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> Ask | None:
+def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> TeacherLogprobs | None:
     """Load the teacher, frozen, beside the policy, or connect to its server. Raise ModelError if it counts in other
     tokens."""
     own, settings, device = config.teacher, config.teacher_model, distributed.device()

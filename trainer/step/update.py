@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from trainer.batch.pack import GroupRows, Packer, idle_row, minibatches, row_of
+from trainer.batch.pack import Packer, row_of
 from trainer.batch.shrinker import Shrinker
 from trainer.config.settings import Config
 from trainer.loss import before_update
 from trainer.loss.kl import Coefficient
 from trainer.loss.metrics import tally_batch
 from trainer.loss.objectives import objective, total
-from trainer.loss.teacher import Ask, taught
+from trainer.loss.teacher import TeacherLogprobs
 from trainer.machine.out_of_memory import until_it_fits
 from trainer.policy import Policy
 from trainer.ranks import distributed
-from trainer.records import MiniBatch, ScoredGroup, TrainingBatch, TrainingRow, Update
+from trainer.records import MeasuredBatch, MiniBatch, PreparedBatch, ScoredGroup, TrainingBatch, TrainingRow, Update
 from trainer.step.gradient_regularisation import strength_at
 from trainer.watch.tally import Tally
 
@@ -35,14 +35,14 @@ class Updater:
     packer: Packer
     shrinker: Shrinker
     kl: Coefficient
-    teacher: Ask | None = None
+    teacher: TeacherLogprobs | None = None
 
-    def penalise(self, groups: Mapping[int, ScoredGroup], tally: Tally) -> dict[int, ScoredGroup]:
+    def penalise(self, groups: Sequence[ScoredGroup], tally: Tally) -> list[ScoredGroup]:
         """Take the KL to the reference, times its coefficient, off each reward, if `algorithm.kl.where=reward`."""
         coef = self.kl.value
         if not coef or self.config.algorithm.kl.where != "reward":
-            return dict(groups)
-        rows = [row_of(group, completion) for group in groups.values() for completion in group.completions]
+            return list(groups)
+        rows = [row_of(group, completion) for group in groups for completion in group.completions]
 
         def make_room() -> None:
             self.shrinker.shrink(self.packer.pack(rows))  # they are packed again with the smaller budget
@@ -51,11 +51,11 @@ class Updater:
         measure = partial(before_update.divergences, self.policy, rows, self.packer, self.device, estimator)
         with self.policy.gathered():  # the ranks have different numbers of rows
             found = iter(until_it_fits(measure, make_room))
-        penalised = {}
-        for index, group in groups.items():
+        penalised = []
+        for group in groups:
             kl_G = [next(found) for _ in group.completions]
             tally.add("kl", sum(kl_G), sum(completion.length for completion in group.completions))
-            penalised[index] = before_update.without_kl(group, [coef * kl for kl in kl_G])
+            penalised.append(before_update.without_kl(group, [coef * kl for kl in kl_G]))
         return penalised
 
     def held_out_loss(self, rows: Sequence[TrainingRow]) -> float | None:
@@ -75,30 +75,24 @@ class Updater:
         loss, tokens = (sum(parts) for parts in zip(*sums, strict=True))
         return -loss / tokens if tokens else None
 
-    def pack(self, rows: Sequence[GroupRows], groups: Sequence[ScoredGroup]) -> list[MiniBatch]:
-        """Return the mini-batches of a pass. A rank without rows takes part with a row without weight."""
-        return minibatches(rows, idle_row(groups[0]), self.config, self.packer)
-
-    def prepare(self, dealt: Sequence[MiniBatch]) -> list[MiniBatch]:
+    def prepare(self, minibatches: Sequence[MiniBatch[TrainingBatch]]) -> list[MiniBatch[PreparedBatch]]:
         """Return the mini-batches on the device, with what the objective has to know before the first update."""
-        return [self._prepare(minibatch, is_first=index == 0) for index, minibatch in enumerate(dealt)]
+        return [self._prepare(minibatch, is_first=index == 0) for index, minibatch in enumerate(minibatches)]
 
-    def _prepare(self, minibatch: MiniBatch, is_first: bool) -> MiniBatch:
+    def _prepare(self, minibatch: MiniBatch[TrainingBatch], is_first: bool) -> MiniBatch[PreparedBatch]:
         batches = minibatch.batches
 
         def make_room() -> None:
             nonlocal batches
             batches = self.shrinker.shrink(batches)
 
-        def score() -> list[TrainingBatch]:
+        def measure() -> list[PreparedBatch]:
             on_device = [batch.to(self.device) for batch in batches]
-            if self.teacher is not None:
-                on_device = taught(on_device, self.teacher, self.config.teacher)
-            return before_update.scored_before(self.policy, on_device, self.config.algorithm, is_first)
+            return before_update.prepared(self.policy, on_device, self.config, is_first, self.teacher)
 
-        return replace(minibatch, batches=until_it_fits(score, make_room))
+        return MiniBatch(until_it_fits(measure, make_room), minibatch.divisor, minibatch.tokens)
 
-    def update(self, prepared: Sequence[MiniBatch], step: int, tally: Tally) -> list[Update]:
+    def update(self, prepared: Sequence[MiniBatch[PreparedBatch]], step: int, tally: Tally) -> list[Update]:
         """Update the policy once per mini-batch, and go over all mini-batches `algorithm.epochs` times."""
         waiting = [minibatch for minibatch in prepared if minibatch.tokens]
         updates = []
@@ -124,7 +118,7 @@ class BackwardPass:
     Afterwards `minibatch` holds the log-probs of the policy that answered, which the first pass computes.
     """
 
-    def __init__(self, updater: Updater, minibatch: MiniBatch, tally: Tally) -> None:
+    def __init__(self, updater: Updater, minibatch: MiniBatch[PreparedBatch], tally: Tally) -> None:
         self.updater = updater
         self.minibatch = minibatch
         self.tally = tally
@@ -133,7 +127,7 @@ class BackwardPass:
         self.minibatch, seen = until_it_fits(self._attempt, self._make_room)
         self.tally.merge(seen.sums)  # of the attempt that succeeded
 
-    def _attempt(self) -> tuple[MiniBatch, Tally]:
+    def _attempt(self) -> tuple[MiniBatch[PreparedBatch], Tally]:
         seen = Tally()
         return backward(self.updater.policy, self.minibatch, self.updater.config, self.updater.kl.value, seen), seen
 
@@ -153,7 +147,9 @@ def optimizer_step(policy: Policy, gradient: Callable[[], None], step: int, conf
     return policy.step(measured)
 
 
-def backward(policy: Policy, minibatch: MiniBatch, config: Config, kl_coef: float, tally: Tally) -> MiniBatch:
+def backward(
+    policy: Policy, minibatch: MiniBatch[PreparedBatch], config: Config, kl_coef: float, tally: Tally
+) -> MiniBatch[PreparedBatch]:
     """Add up the gradient of the loss, and return the mini-batch with the old log-probs.
 
     In the first pass the policy is still the one that answered, so the log-probs of this pass are the old ones.
@@ -161,12 +157,11 @@ def backward(policy: Policy, minibatch: MiniBatch, config: Config, kl_coef: floa
     algorithm, seen = config.algorithm, []
     for batch in minibatch.batches:
         scores = policy.score(batch)
-        if batch.old_logprobs_BT is None:
-            batch = replace(batch, old_logprobs_BT=scores.logprobs_BT.detach())  # noqa: PLW2901
-        loss = total(objective(scores, batch, algorithm, kl_coef), batch, minibatch.divisor)
+        known = batch if isinstance(batch, MeasuredBatch) else batch.measured(scores.logprobs_BT.detach())
+        loss = total(objective(scores, known, algorithm, kl_coef), known, minibatch.divisor)
         policy.backward(loss)
         if not policy.is_displaced:
-            tokens = tally_batch(tally, batch, scores, algorithm)
+            tokens = tally_batch(tally, known, scores, algorithm)
             tally.add("loss", loss.item(), tokens / minibatch.tokens)
-        seen.append(batch)
+        seen.append(known)
     return replace(minibatch, batches=seen)

@@ -52,7 +52,7 @@ class ServedTeacher:
         distributed.on_main(partial(self._refuse_other_tokens, tokenizer, config.model.name))
 
     def __call__(self, batches: Sequence[TrainingBatch]) -> list[Tensor]:
-        rows = [row for batch in batches for row in _rows(batch)]
+        rows = [[*row.prompt, *row.completion] for batch in batches for row in batch.rows]
         found = dict(threads.each([partial(self._retry, partial(self._ask, row)) for row in rows], OPEN_REQUESTS))
         answers = iter(found[index] for index in range(len(rows)))
         return [_laid_out(batch, answers) for batch in batches]
@@ -97,13 +97,6 @@ class ServedTeacher:
             f"{theirs[at : at + SHOWN]!r}, that of the model does with {ours[at : at + SHOWN]!r}",
             "Take a teacher of the same family",
         )
-
-
-def _rows(batch: TrainingBatch) -> list[list[int]]:
-    """Return the tokens of each row, its prompt first, without padding."""
-    lengths = batch.present_BT.sum(dim=1).tolist()
-    pairs = zip(batch.inputs_BT.tolist(), batch.targets_BT.tolist(), lengths, strict=True)
-    return [[*inputs[:length], targets[length - 1]] for inputs, targets, length in pairs]
 
 
 def _laid_out(batch: TrainingBatch, answers: Any) -> Tensor:
