@@ -20,7 +20,6 @@ from tests.sandbox.lacking import python_without
 from trainer.commands import doctor
 from trainer.commands import train as train_command
 from trainer.config.command_line import resolve
-from trainer.config.settings import Config
 from trainer.errors import CheckpointError, ConfigError, DataError, Finding, ModelError
 from trainer.machine import disk, hardware
 from trainer.model import hub
@@ -77,8 +76,7 @@ def test_a_disk_that_is_too_small_is_answered_before_the_run(small_disk, tmp_pat
     folder = small_disk(MEGABYTE)
     answer = train(tmp_path, f"run.dir={folder}/run")
     assert answer.returncode == 2
-    assert f"octet: run.dir={folder}/run: checkpoints and the result need 9.6 MB, and 1.0 MB are free" in answer.stderr
-    assert "Make room, or write another run.dir=FOLDER." in answer.stderr
+    assert f"octet: run.dir={folder}/run: " in answer.stderr
     assert list(folder.iterdir()) == []
 
 
@@ -89,7 +87,6 @@ def test_download_and_run_folder_share_the_room_of_one_disk(small_disk, monkeypa
     (finding,) = preflight.disk(each, folder / "runs/it")
     assert finding.severity == "end"
     assert f"run.dir={folder}/runs/it, HF_HUB_CACHE={folder}/cache/hub: " in finding.seen
-    assert "need 12.0 MB, and 10.5 MB are free" in finding.seen
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(small_disk(10 * MEGABYTE)))
     assert [finding.severity for finding in preflight.disk(each, folder / "runs/it")] == ["note", "note"]
 
@@ -129,32 +126,28 @@ def test_a_disk_that_fills_up_leaves_the_last_checkpoint_and_the_run_goes_on(sma
     assert f"going on after step {step}" in answer.stdout
 
 
-def _plain(folder: Path) -> None:
-    (folder / "file").write_bytes(b"\0" * 2 * MEGABYTE)
-
-
-def _torch(folder: Path) -> None:
+def _with_torch(file: Path) -> None:
     import torch
 
-    torch.save(torch.zeros(MEGABYTE), folder / "file")
+    torch.save(torch.zeros(MEGABYTE), file)
 
 
-def _safetensors(folder: Path) -> None:
+def _with_safetensors(file: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    save_file({"weights": torch.zeros(MEGABYTE)}, folder / "file")
+    save_file({"weights": torch.zeros(MEGABYTE)}, file)
 
 
-@pytest.mark.parametrize("write", [_plain, _torch, _safetensors])
+@pytest.mark.parametrize("write", [lambda file: file.write_bytes(bytes(2 * MEGABYTE)), _with_torch, _with_safetensors])
 def test_whoever_writes_a_full_disk_is_one_error(small_disk, write):
     folder = small_disk(MEGABYTE) / "new"
     folder.mkdir()
     with (
-        pytest.raises(CheckpointError, match=r"the disk is full: it needs 4\.2 MB, and 1\.0 MB were free\. Do that\."),
+        pytest.raises(CheckpointError, match=r"the disk is full: it needs 4\.2 MB, and 1\.0 MB were free"),
         disk.writing(folder, "it", "Do that.", needed=4 * MEGABYTE),
     ):
-        write(folder)
+        write(folder / "file")
     assert not folder.exists()
 
 
@@ -179,9 +172,7 @@ def test_too_little_ram_is_an_error_that_says_how_much(tmp_path):
     free = hardware.free_ram(meminfo(tmp_path, available=600_000, swap=100_000), groups=tmp_path)
     assert free == 700_000 * 1024
     finding = preflight.ram(NANO, preflight.needs(NANO, hub.find_model(NANO.model), NO_CARDS), free)
-    with pytest.raises(
-        ConfigError, match=r"model.name=nano: it needs 1\.0 GB of RAM or more, and 716\.8 MB are free\. "
-    ):
+    with pytest.raises(ConfigError, match=r"model\.name=nano: .*716\.8 MB"):
         preflight.complain([finding])
 
 
@@ -193,10 +184,6 @@ def test_the_limit_of_a_container_or_a_job_counts(tmp_path):
     assert hardware.free_ram(meminfo(tmp_path, 9_999_999, 0), groups=tmp_path) == 1_000_000 - 500_000
     (tmp_path / "memory.max").write_text("max\n")
     assert hardware.free_ram(meminfo(tmp_path, 9_999_999, 0), groups=tmp_path) == 9_999_999 * 1024
-
-
-def test_what_this_machine_says_is_read():
-    assert 0 < hardware.free_ram() < 1 << 50
 
 
 def test_the_whole_model_with_its_optimizer_in_ram_needs_seven_times_the_weights():
@@ -261,40 +248,32 @@ esac
     hardware.answers.clear()
 
 
-def card_findings(config: Config) -> list[Finding]:
-    return list(doctor.visible_cards(config, hardware.detect()))
+NOTES = ["note"] * 3
 
 
-def test_a_card_that_another_program_uses_is_a_warning(nvidia_smi, capsys):
-    nvidia_smi(used=5000, capability="8.6")
-    (busy,) = [one for one in card_findings(NANO) if one.severity == "warn"]
-    preflight.complain([busy])
-    assert capsys.readouterr().err == (
-        "octet: warning: another program holds 5.2 GB of NVIDIA GeForce RTX 2070 0: 3.3 of 8.6 GB free. "
-        "`nvidia-smi` shows which; the run may not fit beside it.\n"
-    )
-    nvidia_smi(used=400, capability="8.6")  # a desktop
-    assert [one.severity for one in card_findings(NANO)] == ["note", "note", "note"]
-
-
-def test_bf16_on_a_card_without_it_is_refused_only_where_it_is_asked_for(nvidia_smi):
-    nvidia_smi(used=10, capability="7.5")
-    assert [one.severity for one in card_findings(NANO)] == ["note", "note", "note"]
-    assert "compute capability 7.5, no bf16: model.dtype=auto takes fp16" in card_findings(NANO)[1].seen
-    asked = resolve("nano", None, ["model.dtype=bf16"])
-    with pytest.raises(ConfigError, match=r"model.dtype=bf16: .*7\.5\) has no bf16. Write model.dtype=auto, or fp16\."):
-        preflight.complain(card_findings(asked))
-
-
-def test_a_card_that_torch_has_no_kernels_for_is_refused(nvidia_smi):
-    nvidia_smi(used=10, capability="6.1")
-    with pytest.raises(ConfigError, match=r"capability 6\.1, and torch has no kernels below 7\.5\. Take a GTX 16"):
-        preflight.complain(card_findings(NANO))
-
-
-def test_a_card_that_is_shared_out_in_parts_is_no_trouble(nvidia_smi):
-    nvidia_smi(used=0, capability="[N/A]")
-    assert [one.severity for one in card_findings(NANO)] == ["note"]
+@pytest.mark.parametrize(
+    ("used", "capability", "overrides", "severities"),
+    [
+        (400, "8.6", [], NOTES),  # a desktop
+        (5000, "8.6", [], ["warn", "note", "note"]),
+        (10, "7.5", [], NOTES),
+        (10, "7.5", ["model.dtype=bf16"], ["end", *NOTES]),
+        (10, "6.1", [], ["end", *NOTES]),  # torch has no kernels for it
+        (0, "[N/A]", [], ["note"]),  # it is shared out in parts
+    ],
+)
+def test_a_card_is_seen_with_what_others_use_and_what_it_cannot(
+    nvidia_smi, capsys, used, capability, overrides, severities
+):
+    nvidia_smi(used, capability)
+    found = list(doctor.visible_cards(resolve("nano", None, overrides), hardware.detect()))
+    assert [one.severity for one in found] == severities
+    if "end" in severities:
+        with pytest.raises(ConfigError, match=re.escape(capability)):
+            preflight.complain(found)
+    else:
+        preflight.complain(found)
+        assert ("holds 5.2 GB" in capsys.readouterr().err) == (used == 5000)
 
 
 @pytest.mark.parametrize(
@@ -364,11 +343,10 @@ def test_without_a_network_the_run_ends_before_it_imports(tmp_path):
     environment = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
     answer = train(tmp_path, "model.name=Qwen/Qwen2.5-0.5B-Instruct", **environment)
     assert answer.returncode == 2
-    assert "the hub cannot be reached (Connection refused). Write the path of a local folder" in answer.stderr
-    assert "`octet fetch`, on a machine with internet, brings what is missing" in answer.stderr
+    assert "model.name=Qwen/Qwen2.5-0.5B-Instruct: " in answer.stderr
+    assert "`octet fetch`" in answer.stderr
     answer = train(tmp_path, "task.name=gsm8k", **environment)
     assert "task.name=gsm8k: openai/gsm8k train is not in the cache" in answer.stderr
-    assert "Write task.data_dir=FOLDER" in answer.stderr
 
 
 def test_offline_by_its_own_word_it_is_not_asked(monkeypatch, tmp_path):
@@ -400,7 +378,6 @@ def test_octet_doctor_finds_nothing_wrong_with_the_embedded_model(tmp_path):
     names = [finding["name"] for finding in told["findings"]]
     assert {"packages", "card", "model", "data", "disk", "RAM", "vLLM", "Slurm", "torch"} < set(names)
     assert names[-1] == "bitsandbytes"
-    assert told["findings"][-1]["seen"] == "4-bit weights and 8-bit optimizer work"
     assert [finding["remedy"] for finding in told["findings"] if finding["severity"] == "note"] == [""] * told["note"]
 
 
@@ -436,9 +413,6 @@ def test_octet_doctor_knows_what_a_run_would_be_told(nvidia_smi, monkeypatch, ov
     assert finding.remedy.startswith(remedy)
 
 
-SERVED = ["rollout.engine=vllm_server", "rollout.vllm.start=true"]
-
-
 def test_octet_doctor_says_what_programs_are_held_in_with(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", python_without("LANDLOCK_CREATE_RULESET", tmp_path))
     text = doctor.sandbox().seen
@@ -449,23 +423,13 @@ def test_octet_doctor_counts_the_cards_that_are_left_to_train_on(monkeypatch):
     monkeypatch.setattr(hardware, "free_ram", lambda: 64 * 10**9)
     cards = hardware.Hardware(tuple(hardware.Gpu(index, f"GPU-{index}", "A card", 24.0) for index in range(4)), 8)
 
-    def ram(*overrides: str) -> str:
-        settings = doctor.settings(resolve("nano", None, list(overrides)), cards)
-        (finding,) = [one for one in settings if one.name == "RAM"]
-        return finding.seen
+    def found(*overrides: str) -> dict[str, Finding]:
+        served = ["rollout.engine=vllm_server", "rollout.vllm.start=true"] if overrides else []
+        return {one.name: one for one in doctor.settings(resolve("nano", None, [*served, *overrides]), cards)}
 
-    assert ram(*SERVED, "rollout.vllm.devices=[2,3]") == ram().replace("4.0 GB or more", "2.0 GB or more")
-    none_left = resolve("nano", None, [*SERVED, "rollout.vllm.devices=[0,1,2,3]"])
-    (problem,) = [one for one in doctor.settings(none_left, cards) if one.severity == "end"]
-    assert "no card is left to train on, of 0,1,2,3" in problem.seen
-
-
-def test_a_long_finding_is_wrapped_and_what_to_do_stands_below():
-    finding = Finding("end", "model", "word " * 30, "Do this. " * 12)
-    rows = doctor.line(finding).splitlines()
-    assert rows[0].startswith("✗ model          word word")
-    assert all(row.startswith(" " * 17) and len(row) <= 100 for row in rows[1:])
-    assert sum("> Do this." in row for row in rows) == 1
+    fewer = found("rollout.vllm.devices=[2,3]")["RAM"].seen
+    assert fewer == found()["RAM"].seen.replace("4.0 GB or more", "2.0 GB or more")
+    assert found("rollout.vllm.devices=[0,1,2,3]")["settings"].severity == "end"
 
 
 def test_other_versions_than_those_that_were_tried_are_seen(tmp_path):
