@@ -19,7 +19,7 @@ from trainer.loss.logprobs import LogProbs
 from trainer.model.attention import needs_repeated_keys
 from trainer.model.load import load_tokenizer, stop_tokens
 from trainer.model.lora import add_adapter, add_teacher, save_adapter
-from trainer.model.snapshot import Snapshot
+from trainer.model.trained import Snapshot
 from trainer.records import Completion, Problem, Prompt, Sampling, TrainingRow
 from trainer.rollout.decoder import weights
 from trainer.rollout.decoder.cuda_graphs import rounded

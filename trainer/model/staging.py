@@ -14,6 +14,7 @@ from pathlib import Path
 
 from trainer.config.settings import Model
 from trainer.machine import disk
+from trainer.model import hub
 from trainer.ranks import distributed
 
 
@@ -70,12 +71,4 @@ def _source(settings: Model) -> Path | None:
     """Return the folder of the model, which may be in the hub's cache."""
     if settings.name == "nano":
         return None  # it is small, and part of the package
-    folder = Path(settings.name).expanduser()
-    if folder.is_dir():
-        return folder
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(settings.name, revision=settings.revision, local_files_only=True))
-    except (OSError, ValueError):  # it is not in the cache yet
-        return None
+    return hub.local_folder(settings.name) or hub.snapshot(settings)

@@ -1,21 +1,57 @@
-"""What is trained, an adapter or the whole model: how to compute with its base, and how to write it."""
+"""What is trained, an adapter or the whole model: how to compute with its base or with other earlier values, and
+how to write it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trainer.config.settings import Config, Model
 from trainer.machine import disk
 from trainer.model import lora
 from trainer.model.load import load_model, load_tokenizer
-from trainer.model.snapshot import Snapshot, exchanged
 from trainer.ranks import distributed
+
+
+@contextmanager
+def exchanged(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> Iterator[None]:
+    """Give parameters other values inside the context. Afterwards they have the very same tensors as before."""
+    own = [parameter.data for parameter in parameters]
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.data = value
+    try:
+        yield
+    finally:
+        for parameter, tensor in zip(parameters, own, strict=True):
+            parameter.data = tensor
+
+
+class Snapshot:
+    """A copy of the present values. They are swapped in as tensors, because the engine keeps pointers to its own."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._parameters = list(parameters)
+        self.values = [parameter.detach().clone() for parameter in self._parameters]
+
+    def swapped_in(self) -> AbstractContextManager[None]:
+        """Give the parameters these values inside the context, in which nothing may be updated."""
+        return exchanged(self._parameters, self.values)
+
+    def refresh(self) -> None:
+        """Replace the values by the present ones."""
+        self.take(self._parameters)
+
+    @torch.no_grad()
+    def take(self, values: Sequence[Tensor]) -> None:
+        """Replace the values, for example by those of a checkpoint."""
+        for own, value in zip(self.values, values, strict=True):
+            own.copy_(value)
 
 
 class Trained(ABC):
@@ -42,27 +78,23 @@ class Adapter(Trained):
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    @contextmanager
-    def as_base(self, updates: int) -> Iterator[None]:
-        with self.model.disable_adapter():
-            yield
+    def as_base(self, updates: int) -> AbstractContextManager[None]:
+        without: AbstractContextManager[None] = self.model.disable_adapter()
+        return without
 
     def write_model(self, folder: Path) -> None:
         lora.save_adapter(self.model, folder)
 
 
-class FurtherAdapter(Trained):
+class FurtherAdapter(Adapter):
     """An adapter that an earlier run has trained. The base is the model with the values that it had then."""
 
     def __init__(self, model: Any) -> None:
-        self.model = model
+        super().__init__(model)
         self.first = Snapshot(value for value in model.parameters() if value.requires_grad)
 
     def as_base(self, updates: int) -> AbstractContextManager[None]:
         return self.first.swapped_in()
-
-    def write_model(self, folder: Path) -> None:
-        lora.save_adapter(self.model, folder)
 
     def start(self) -> dict[str, Tensor]:
         return dict(zip(lora.trainable(self.model), self.first.values, strict=True))

@@ -452,12 +452,9 @@ class Planner:
         return Work.padded(rows, self.prompt, completion, keeps_scores)
 
     def _score(self) -> Sizes:
-        work, shape = self.work, self.shape
-        inside = forward_bytes(shape, work, self.item, self.targets) + self._dequantised
-        hidden = work.edges * shape.hidden * self.item
-        head = head_bytes(shape, work.edges, self.item, learns=False, wants_entropy=False)
         reference = {"weights": self._own_weights + self._gathered}  # it needs all of them
-        return (reference if self.config.algorithm.kl.coef else self._layer_by_layer) | _larger(inside, hidden, head)
+        weights = reference if self.config.algorithm.kl.coef else self._layer_by_layer
+        return weights | self.passing(self.targets)
 
     def _backward(self) -> Sizes:
         """The peak is at the head, when all layers have kept what they need, or in the last layer on the way back."""

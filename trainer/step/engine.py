@@ -27,8 +27,7 @@ from trainer.errors import CheckpointError, TrainingError
 from trainer.loss.logprobs import LogProbs
 from trainer.model import lora, quantised
 from trainer.model.head import causal_lm_of
-from trainer.model.snapshot import Snapshot
-from trainer.model.trained import make_trained
+from trainer.model.trained import Snapshot, make_trained
 from trainer.ranks import distributed
 from trainer.records import Scores, TrainingBatch, Update
 from trainer.step import gradient_regularisation, repartition

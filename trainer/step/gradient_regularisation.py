@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.settings import GradReg
-from trainer.model.snapshot import exchanged
+from trainer.model.trained import exchanged
 
 LARGEST_NORM = 10.0
 Gradient = list[Tensor]  # one tensor for each parameter, in fp32

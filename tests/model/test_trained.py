@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from trainer.model.snapshot import Snapshot
+from trainer.model.trained import Snapshot
 
 
 @pytest.fixture
