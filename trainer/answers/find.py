@@ -8,8 +8,8 @@ looks everywhere, in this order, and returns the first answer that it finds:
     3. a choice that ends the last line: "so it is (C)."
     4. the last number of the text, unless it is a part of something else: "17, 18", "2^18", "not 18"
 
-Both look after the thinking (`strip_thinking.py`) first. Only `lenient` looks into it, if it finds nothing after it. As long as
-the thinking has not ended, there is no strict answer.
+Both look after the thinking (`strip_thinking.py`) first. Only `lenient` looks into it, if it finds nothing after it. As
+long as the thinking has not ended, there is no strict answer.
 
 A number is picked out of the words around it (`phrase.py`) only if the gold answer is a plain number, or if none is
 given. Otherwise the answer is all that stands there.
