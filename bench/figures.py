@@ -9,13 +9,13 @@ from statistics import fmean
 from typing import Any
 
 from trainer.reports.chart import HEIGHT, WIDTH, Chart, Curve, Value
-from trainer.reports.drawing import Mark
+from trainer.reports.markup import Html
 from trainer.reports.study_page import drawings
 
 ROOT = Path(__file__).parent.parent
 
 
-def figures() -> Iterator[tuple[str, Sequence[Mark], float, float, str]]:
+def figures() -> Iterator[tuple[str, Sequence[Html], float, float, str]]:
     """Yield the name, marks, width, height and title of each figure."""
     for name, chart in charts():
         yield name, chart.marks(), WIDTH, HEIGHT, chart.title

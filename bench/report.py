@@ -16,7 +16,7 @@ import page_results
 import page_scaling
 from page_results import DOCS, markdown, on
 
-from trainer.reports.drawing import svg
+from trainer.reports.chart import svg
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench/results"

@@ -8,9 +8,8 @@ import pytest
 from tests.conftest import octet
 from tests.reports.conftest import HOSTILE, write_lines
 from trainer.commands import main
-from trainer.reports.chart import MOST_POINTS, Chart, Curve, Value, thinned, ticks
-from trainer.reports.drawing import COLOURS, Area, Hit, Label
-from trainer.reports.panels import groups_of, main_charts, more_charts
+from trainer.reports.chart import COLOURS, MOST_POINTS, Chart, Curve, Value, svg, thinned, ticks
+from trainer.reports.curves import charts_of, groups_of
 from trainer.run_folder.reader import read_run
 
 
@@ -32,7 +31,7 @@ def seeds(finished, copied):
 
 
 def test_the_four_charts_and_their_curves(finished):
-    charts = main_charts(groups_of([read_run(finished)]))
+    charts = charts_of(groups_of([read_run(finished)]), "curves")
     assert [chart.title for chart in charts] == ["mean reward", "accuracy", "loss", "reward, lowest to highest"]
     assert all(value.low < value.middle < value.high for value in charts[3].curves[0].values)
     assert [curve.name for curve in charts[1].curves] == ["training", "held-out, 95 %"]
@@ -41,7 +40,7 @@ def test_the_four_charts_and_their_curves(finished):
 
 
 def test_what_is_not_logged_has_no_chart(finished):
-    titles = [chart.title for chart in more_charts(groups_of([read_run(finished)]))]
+    titles = [chart.title for chart in charts_of(groups_of([read_run(finished)]), "details")]
     assert "KL to the reference, a token" not in titles
     assert titles[-2:] == ["seconds of a step", "memory at its peak, GB"]
 
@@ -49,7 +48,7 @@ def test_what_is_not_logged_has_no_chart(finished):
 def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(seeds):
     groups = groups_of(seeds)
     assert [group.name for group in groups] == ["demo, seed (2 seeds), algorithm.lr=0.003", "rate, algorithm.lr=0.01"]
-    first, other = main_charts(groups)[0].curves
+    first, other = charts_of(groups, "curves")[0].curves
     reward = seeds[0].metrics[1]["reward/mean"]
     assert first.values[0] == pytest.approx((1, reward + 0.5, reward, reward + 1))
     assert other.values[0].low == other.values[0].high
@@ -83,21 +82,22 @@ def test_a_name_has_as_many_of_the_settings_that_differ_as_fit(finished, copied)
     assert first != second.replace("other", "demo")
 
 
+def elements(marks, tag: str) -> list[ElementTree.Element]:
+    return [*ElementTree.fromstring(svg(marks, 1, 1, "")).iter(tag)]
+
+
 def test_a_chart_says_its_numbers_and_shades_its_range():
-    curve = Curve("loss", [Value(1, 0.5, 0.25, 0.75), Value(2, 0.5, 0.5, 0.5)])
-    marks = Chart("loss", [curve]).marks()
-    assert [mark.text for mark in marks if isinstance(mark, Hit)] == [
-        "step 1\nloss: 0.5 (0.25 to 0.75)",
-        "step 2\nloss: 0.5",
-    ]
-    assert sum(isinstance(mark, Area) for mark in marks) == 1
+    chart = Chart("loss", [Curve("loss", [Value(1, 0.5, 0.25, 0.75), Value(2, 0.5, 0.5, 0.5)])])
+    titles = [element.text for element in elements(chart.marks(), "title")]
+    assert titles[1:] == ["step 1\nloss: 0.5 (0.25 to 0.75)", "step 2\nloss: 0.5"]
+    assert len(elements(chart.marks(), "polygon")) == 1
 
 
 @pytest.mark.parametrize("values", [[0.0], [3.0], [-2.0, -2.0], [1e-9, 2e-9], [-1e6, 1e6]])
 def test_any_range_of_values_has_an_axis(values):
-    marks = Chart("", [Curve("", [Value(step, one, one, one) for step, one in enumerate(values)])]).marks()
-    assert sum(isinstance(mark, Label) and mark.anchor == "end" for mark in marks) >= 3
-    assert all(math.isfinite(mark.x) for mark in marks if isinstance(mark, Hit))
+    chart = Chart("", [Curve("", [Value(step, one, one, one) for step, one in enumerate(values)])])
+    assert sum(element.get("text-anchor") == "end" for element in elements(chart.marks(), "text")) >= 3
+    assert all(math.isfinite(float(element.get("x"))) for element in elements(chart.marks(), "rect"))
 
 
 def test_ticks_are_round():
@@ -111,8 +111,8 @@ def test_ticks_are_round():
     [(1, 20, ["step 1", "5", "10", "15", "20"]), (4, 20, ["step 4", "10", "15", "20"]), (3, 3, ["step 3"])],
 )
 def test_the_first_step_is_named(first, last, said):
-    marks = Chart("", [Curve("", [Value(step, 1.0, 1.0, 1.0) for step in range(first, last + 1)])]).marks()
-    assert [mark.text for mark in marks if isinstance(mark, Label) and mark.anchor == "middle"] == said
+    chart = Chart("", [Curve("", [Value(step, 1.0, 1.0, 1.0) for step in range(first, last + 1)])])
+    assert [one.text for one in elements(chart.marks(), "text") if one.get("text-anchor") == "middle"] == said
 
 
 def test_a_long_curve_is_thinned_to_means():

@@ -12,7 +12,7 @@ from trainer.commands import main
 from trainer.config.command_line import flat, resolve
 from trainer.errors import DataError
 from trainer.reports import repeat
-from trainer.reports.panels import groups_of, main_charts
+from trainer.reports.curves import charts_of, groups_of
 from trainer.reports.report import report
 from trainer.run_folder.reader import facts_of, read_run, read_runs
 
@@ -153,7 +153,7 @@ def test_the_answers_that_are_paid_decide(copied):
     paid = read_run(folder)
     assert (all(paid.solved.values()), facts_of(paid)["accuracy"]) == (True, 1.0)
     assert facts_of(paid)["interval"] == pytest.approx([0.893, 1.0], abs=1e-3)
-    assert main_charts(groups_of([paid]))[1].curves[1].values[-1].middle == 1.0
+    assert charts_of(groups_of([paid]), "curves")[1].curves[1].values[-1].middle == 1.0
 
 
 def test_a_page_has_one_verdict(copied):

@@ -5,12 +5,12 @@ import random
 
 import pytest
 
+from tests.reports.test_plot import elements
 from trainer.commands import study as command
 from trainer.config.study import read_study
 from trainer.errors import ConfigError, DataError, OctetError
 from trainer.estimates import effect
-from trainer.reports.drawing import COLOURS, Dot, Label, Line
-from trainer.reports.forest import GREY
+from trainer.reports.chart import COLOURS, GREY
 from trainer.reports.study import _at, collect, shares, summary
 from trainer.reports.study_page import drawings, sentences, study_page, tables
 
@@ -276,13 +276,11 @@ def test_the_differences_are_drawn_with_their_intervals(found):
     of_base, of_first = drawings(found)
     marks, _, _, title = of_first
     assert title == "points against grpo, 95 % intervals"
-    assert [mark.text for mark in marks if isinstance(mark, Label) and mark.anchor == "end"] == [
-        "small", "format", "random", "supervised",
-    ]  # fmt: skip
+    arms = [one.text for one in elements(marks, "text") if one.get("text-anchor") == "end"]
+    assert arms == ["small", "format", "random", "supervised"]
     better, worse = COLOURS[:2]
-    colours = [{mark.colour for mark in drawn[0] if isinstance(mark, Dot)} for drawn in (of_base, of_first)]
+    colours = [{one.get("fill") for one in elements(drawn[0], "circle")} for drawn in (of_base, of_first)]
     assert colours == [{GREY, better}, {GREY, worse}]
-    zero = next(mark.points[0][0] for mark in marks if isinstance(mark, Line) and mark.opacity == 0.5)
-    format_dot = [mark for mark in marks if isinstance(mark, Dot)][1]
-    assert format_dot.x < zero
+    zero = next(one for one in elements(marks, "polyline") if one.get("stroke-opacity") == "0.5")
+    assert float(elements(marks, "circle")[1].get("cx")) < float(zero.get("points").partition(",")[0])  # format
     assert len(of_base[0]) > len(marks)

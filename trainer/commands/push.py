@@ -18,7 +18,8 @@ from trainer.machine import manifest
 from trainer.machine.disk import amount
 from trainer.machine.visible import print
 from trainer.model import hub
-from trainer.reports import card, sheet
+from trainer.reports import card
+from trainer.reports import curves as drawn
 from trainer.run_folder.reader import RunFiles, exported, read_run
 
 ADAPTER, CURVES, EXPORT = "adapter_config.json", "curves.svg", "export.json"
@@ -44,7 +45,7 @@ def run(options: Namespace) -> None:
     folder = options.run / (options.what or run.config.lora.product)
     manifest.must_be_whole(folder)
     files, made = _files(folder), _made(run, folder)
-    curves = {CURVES: sheet.sheets([run])[CURVES]} if run.steps else {}
+    curves = {CURVES: drawn.files([run])[CURVES]} if run.steps else {}
     text = card.card(run, options.to, _kind(folder), hub.licence(run.config.model), CURVES if curves else None, made)
     contents: dict[str, Any] = {**files, "README.md": text.encode(), **curves}
     if ADAPTER in files:

@@ -1,22 +1,77 @@
-"""A chart: curves over steps, bands where a value has a range, and the numbers of each step to hover over."""
+"""Charts as SVG: curves over steps with bands where a value has a range, and differences with their intervals.
+
+A chart shows its numbers when the pointer is over it.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, isfinite, log10
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainer.machine.visible import visible
-from trainer.reports.drawing import COLOURS, Area, Dot, Hit, Label, Line, Mark
+from trainer.reports.markup import Html, tag
 
+COLOURS = ("#3b82c4", "#e07b39", "#3a9d5d", "#c2508b", "#8a6fc9", "#a08420")  # seen on white and on black
+INK, GREY = "#222222", "#888888"
 WIDTH, HEIGHT = 420.0, 240.0
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 10.0, 26.0, 24.0  # margins
 LEGEND = 14.0  # height
+ROW = 18.0  # height of an arm in a chart of differences
+SPARE = 0.01  # of accuracy, beside the widest interval
 MOST_POINTS = 200  # of a curve; the steps between are averaged
 LETTER = 6.0  # mean width of a letter of a label
+
+Point = tuple[float, float]
+
+
+def svg(marks: Iterable[Html], width: float, height: float, name: str, alone: bool = False) -> Html:
+    """Return an SVG element. Its text has the colour of the page, or is dark on white if it stands alone."""
+    ground = [tag("rect", width=width, height=height, fill="#fff")] if alone else []
+    own = {"xmlns": "http://www.w3.org/2000/svg", "width": width, "height": height, "color": INK} if alone else {}
+    own |= {"font_family": "sans-serif"} if alone else {}
+    box = f"0 0 {width:g} {height:g}"
+    return tag("svg", tag("title", name), *ground, *marks, viewBox=box, role="img", **own)
+
+
+def colour_of(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def label(
+    x: float, y: float, text: str, colour: str = "currentColor", anchor: str = "start", size: int = 11
+) -> Html:  # y is that of the base line
+    return tag("text", text, fill=colour, x=_short(x), y=_short(y), text_anchor=anchor, font_size=size)
+
+
+def line(points: Iterable[Point], colour: str = "currentColor", width: float = 1.8, opacity: float = 1.0) -> Html:
+    stroke = {"stroke": colour, "stroke_width": width, "stroke_opacity": opacity}
+    return tag("polyline", points=_joined(points), fill="none", stroke_linejoin="round", **stroke)
+
+
+def area(points: Iterable[Point], colour: str) -> Html:
+    return tag("polygon", points=_joined(points), fill=colour, fill_opacity=0.18)
+
+
+def dot(x: float, y: float, colour: str) -> Html:
+    return tag("circle", cx=_short(x), cy=_short(y), r=3, fill=colour)
+
+
+def hit(x: float, y: float, width: float, height: float, text: str) -> Html:
+    """Return a place that shows a text when the pointer is over it."""
+    place = {"x": _short(x), "y": _short(y), "width": _short(width), "height": _short(height)}
+    return tag("rect", tag("title", text), class_="hit", fill="transparent", **place)
+
+
+def _joined(points: Iterable[Point]) -> str:
+    return " ".join(f"{_short(x)},{_short(y)}" for x, y in points)
+
+
+def _short(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")
 
 
 class Value(NamedTuple):
@@ -35,10 +90,6 @@ class Curve:
     colour: int = 0
     dots: bool = False
 
-    @property
-    def paint(self) -> str:
-        return COLOURS[self.colour % len(COLOURS)]
-
 
 @dataclass(frozen=True)
 class Chart:
@@ -50,72 +101,73 @@ class Chart:
     legend: bool = True
     across: str = "step"  # what the numbers below the chart are
 
-    def write(self, number: float) -> str:
-        return f"{number:.3g}" if not self.percent else f"{number:.0%}"
-
-    def marks(self, x: float = 0.0, y: float = 0.0) -> list[Mark]:
-        """Return the chart with its upper left corner at a place."""
+    def marks(self) -> list[Html]:
         has_legend = self.legend and len(self.curves) > 1
-        frame = Frame(self.curves, x, y, TOP + LEGEND * has_legend)
-        title, legend = Label(x + 4, y + 15, self.title, size=13), self._legend(x, y) if has_legend else ()
+        frame = Frame(self.curves, TOP + LEGEND * has_legend)
+        legend = self._legend() if has_legend else ()
+        title = label(4, 15, self.title, size=13)
         return [title, *legend, *self._axes(frame), *self._drawn(frame), *self._hits(frame)]
 
-    def _legend(self, x: float, y: float) -> Iterator[Label]:
-        at = x + LEFT
+    def _write(self, number: float) -> str:
+        return f"{number:.0%}" if self.percent else f"{number:.3g}"
+
+    def _legend(self) -> Iterator[Html]:
+        at = LEFT
         for curve in self.curves:
-            yield Label(at, y + 31, visible(curve.name), curve.paint)
+            yield label(at, 31, visible(curve.name), colour_of(curve.colour))
             at += LETTER * (len(curve.name) + 2)
 
-    def _axes(self, frame: Frame) -> Iterator[Mark]:
+    def _axes(self, frame: Frame) -> Iterator[Html]:
         for value in ticks(frame.low, frame.high):
             level = frame.down(value)
-            yield Line([(frame.left, level), (frame.right, level)], width=1, opacity=0.15)
-            yield Label(frame.left - 6, level + 4, self.write(value), anchor="end")
+            yield line([(LEFT, level), (WIDTH - RIGHT, level)], width=1, opacity=0.15)
+            yield label(LEFT - 6, level + 4, self._write(value), anchor="end")
         near = (frame.last - frame.first) / 10  # where a label would be written over that of the first step
         whole = [step for step in ticks(frame.first, frame.last) if step == round(step) and step > frame.first + near]
         for place, step in enumerate([frame.first, *whole]):
             text = f"{step:.0f}" if place else f"{self.across} {step:.0f}"
-            yield Label(frame.across(step), frame.bottom + 16, text, anchor="middle")
+            yield label(frame.across(step), HEIGHT - BOTTOM + 16, text, anchor="middle")
 
-    def _drawn(self, frame: Frame) -> Iterator[Mark]:
+    def _drawn(self, frame: Frame) -> Iterator[Html]:
         for curve in self.curves:
             ends = [(frame.across(one.step), frame.down(one.low), frame.down(one.high)) for one in curve.values]
             if any(low != high for _, low, high in ends):
-                yield Area([(x, low) for x, low, _ in ends] + [(x, high) for x, _, high in reversed(ends)], curve.paint)
+                outline = [(x, low) for x, low, _ in ends] + [(x, high) for x, _, high in reversed(ends)]
+                yield area(outline, colour_of(curve.colour))
         for curve in self.curves:
             points = [(frame.across(one.step), frame.down(one.middle)) for one in curve.values]
-            yield Line(points, curve.paint)
+            yield line(points, colour_of(curve.colour))
             if curve.dots or len(points) == 1:
-                yield from (Dot(*point, curve.paint) for point in points)
+                yield from (dot(*point, colour_of(curve.colour)) for point in points)
 
-    def _hits(self, frame: Frame) -> Iterator[Hit]:
+    def _hits(self, frame: Frame) -> Iterator[Html]:
         said = defaultdict(list)
         for curve in self.curves:
             for one in curve.values:
-                around = f" ({self.write(one.low)} to {self.write(one.high)})" if one.low != one.high else ""
-                said[one.step].append(f"{curve.name}: {self.write(one.middle)}{around}")
-        width = (frame.right - frame.left) / max(1, len(said) - 1)
+                around = f" ({self._write(one.low)} to {self._write(one.high)})" if one.low != one.high else ""
+                said[one.step].append(f"{curve.name}: {self._write(one.middle)}{around}")
+        width = (WIDTH - RIGHT - LEFT) / max(1, len(said) - 1)
         for step, lines in said.items():
-            place = frame.across(step) - width / 2, frame.top, width, frame.bottom - frame.top
-            yield Hit(*place, "\n".join([f"{self.across} {step:.0f}", *lines]))
+            place = frame.across(step) - width / 2, frame.top, width, HEIGHT - BOTTOM - frame.top
+            yield hit(*place, "\n".join([f"{self.across} {step:.0f}", *lines]))
 
 
 class Frame:
     """Places the values of a chart. Zero is always on it, so that a small change looks small."""
 
-    def __init__(self, curves: Sequence[Curve], x: float, y: float, top: float) -> None:
+    def __init__(self, curves: Sequence[Curve], top: float) -> None:
         values = [value for curve in curves for value in curve.values]
         self.first, self.last = min(value.step for value in values), max(value.step for value in values)
         low, high = min(0.0, *(value.low for value in values)), max(0.0, *(value.high for value in values))
         spare = (high - low or 1.0) / 20
-        self.low, self.high = low - spare * (low < 0), high + spare * (high > 0 or low == 0)
-        self.left, self.right, self.top, self.bottom = x + LEFT, x + WIDTH - RIGHT, y + top, y + HEIGHT - BOTTOM
+        self.low, self.high, self.top = low - spare * (low < 0), high + spare * (high > 0 or low == 0), top
 
     def across(self, step: float) -> float:
-        return self.left + (step - self.first) / (self.last - self.first or 1.0) * (self.right - self.left)
+        return LEFT + (step - self.first) / (self.last - self.first or 1.0) * (WIDTH - RIGHT - LEFT)
 
     def down(self, value: float) -> float:
-        return self.bottom - (value - self.low) / (self.high - self.low) * (self.bottom - self.top)
+        bottom = HEIGHT - BOTTOM
+        return bottom - (value - self.low) / (self.high - self.low) * (bottom - self.top)
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -131,11 +183,36 @@ def thinned(values: Sequence[Value]) -> list[Value]:
     """Leave out what is not finite, and average neighbours where there are more than can be seen."""
     finite = [value for value in values if all(map(isfinite, value))]
     size = -(-len(finite) // MOST_POINTS) or 1
-    return [_together(finite[start : start + size]) for start in range(0, len(finite), size)]
+    parts = [finite[start : start + size] for start in range(0, len(finite), size)]
+    return [part[0] if len(part) == 1 else Value(part[-1].step, *_means(part)) for part in parts]
 
 
-def _together(values: Sequence[Value]) -> Value:
-    if len(values) == 1:
-        return values[0]
-    middle, low, high = (fmean(value[place] for value in values) for place in (1, 2, 3))
-    return Value(values[-1].step, middle, low, high)
+def _means(values: Sequence[Value]) -> Iterator[float]:
+    return (fmean(value[place] for value in values) for place in (1, 2, 3))
+
+
+def differences(title: str, judged: Sequence[Mapping[str, Any]], undecided: str) -> tuple[list[Html], float, float]:
+    """Return a chart of comparisons that have an interval, one below the other, with its width and its height. Those
+    whose verdict is not `undecided` have a colour."""
+    left = LETTER * max(len(one["arm"]) for one in judged) + 12
+    low, high = min(0.0, *(one["low"] for one in judged)) - SPARE, max(0.0, *(one["high"] for one in judged)) + SPARE
+    bottom = TOP + ROW * len(judged)
+
+    def across(value: float) -> float:
+        return left + (value - low) / (high - low) * (WIDTH - RIGHT - left)
+
+    marks = [label(4, 15, title, size=13)]
+    for value in ticks(low, high):
+        marks.append(line([(across(value), TOP), (across(value), bottom)], width=1, opacity=0.15 if value else 0.5))
+        marks.append(label(across(value), bottom + 16, f"{100 * value:+.0f}" if value else "0", anchor="middle"))
+    for place, one in enumerate(judged):
+        y = TOP + ROW * (place + 0.5)
+        colour = GREY if one["verdict"] == undecided else COLOURS[0 if one["difference"] > 0 else 1]
+        said = f"{100 * one['difference']:+.1f} ({100 * one['low']:+.1f} to {100 * one['high']:+.1f})"
+        marks += [
+            label(left - 8, y + 4, visible(one["arm"]), anchor="end"),
+            line([(across(one["low"]), y), (across(one["high"]), y)], colour),
+            dot(across(one["difference"]), y, colour),
+            hit(0, y - ROW / 2, WIDTH, ROW, f"{one['arm']}: {said}, {one['verdict']}"),
+        ]
+    return marks, WIDTH, bottom + BOTTOM

@@ -8,11 +8,10 @@ from typing import Any
 
 from trainer.estimates import paired_difference
 from trainer.reports import answers, repeat
-from trainer.reports.chart import HEIGHT, WIDTH
-from trainer.reports.drawing import COLOURS, Line, svg
+from trainer.reports.chart import HEIGHT, WIDTH, colour_of, line, svg
+from trainer.reports.curves import CHARTS, Group, charts_of, groups_of
 from trainer.reports.markup import Html, joined, page, table, tag
 from trainer.reports.pairs import against_best, by_task
-from trainer.reports.panels import Group, groups_of, main_charts, more_charts
 from trainer.reports.state import stopped
 from trainer.run_folder import evaluation_table
 from trainer.run_folder.evaluation_table import percent
@@ -85,7 +84,7 @@ def verdict(run: RunFiles, alarms: Sequence[Alarm]) -> Html:
 
 def charts(groups: Sequence[Group]) -> Html:
     """Return all charts, under the names of the runs if there are several."""
-    drawn = [*main_charts(groups), *more_charts(groups)]
+    drawn = [chart for file in CHARTS for chart in charts_of(groups, file)]
     figures = [tag("figure", svg(chart.marks(), WIDTH, HEIGHT, chart.title)) for chart in drawn]
     if not figures:
         return Html()
@@ -95,7 +94,7 @@ def charts(groups: Sequence[Group]) -> Html:
 
 
 def swatch(number: int) -> Html:
-    return svg([Line([(0, 5), (14, 5)], COLOURS[number % len(COLOURS)], width=4)], 14, 10, "colour")
+    return svg([line([(0, 5), (14, 5)], colour_of(number), width=4)], 14, 10, "colour")
 
 
 def evaluation(run: RunFiles) -> Html:

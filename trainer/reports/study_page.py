@@ -11,10 +11,9 @@ from rich.table import Table
 
 from trainer.config.study import BASE
 from trainer.estimates import FOUND, LEAST_SEEDS
-from trainer.reports.drawing import Mark, svg
-from trainer.reports.forest import forest
+from trainer.reports.chart import differences, svg
+from trainer.reports.curves import Group
 from trainer.reports.markup import Html, page, table, tag
-from trainer.reports.panels import Group
 from trainer.reports.report import charts, section
 from trainer.reports.study import BETTER, CANNOT_TELL, COSTS, WORSE, Collected
 
@@ -57,13 +56,13 @@ def _trained(found: Found) -> list[str]:
     return [arm for arm in found["arms"] if arm != BASE]
 
 
-def drawings(found: Found) -> Iterator[tuple[Sequence[Mark], float, float, str]]:
+def drawings(found: Found) -> Iterator[tuple[Sequence[Html], float, float, str]]:
     """Yield for each kind of comparison the marks, width, height and title of a chart."""
     for against in (BASE, found["first"]):
         judged = [one for one in found["comparisons"] if one["against"] == against and "verdict" in one]
         if judged:
             title = f"points against {'the untrained base' if against == BASE else against}, 95 % intervals"
-            yield (*forest(title, judged, CANNOT_TELL), title)
+            yield (*differences(title, judged, CANNOT_TELL), title)
 
 
 def _arms(found: Found) -> Iterator[list[str]]:

@@ -1,0 +1,176 @@
+"""The curves of runs, and the files that `octet plot` writes. Runs that differ in their seed alone become one curve."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from trainer.config.settings import fields
+from trainer.machine import disk
+from trainer.machine.visible import visible
+from trainer.reports.chart import HEIGHT, WIDTH, Chart, Curve, Value, colour_of, label, svg, thinned
+from trainer.reports.markup import Html, tag
+from trainer.run_folder.reader import NOT_COMPARED, RunFiles, differing, names_of, phases
+
+Metrics = Mapping[str, float]
+Range = tuple[float, float, float]  # a value, and the lowest and highest around it
+Looks = Callable[[Metrics], "Range | None"]
+LONGEST_NAME = 60
+COLUMNS = 2  # of a file
+GAP, LINE = 14.0, 16.0
+
+
+def plain(name: str) -> Looks:
+    return lambda record: (record[name],) * 3 if name in record else None
+
+
+def accuracy(run: RunFiles) -> Looks:
+    return plain(f"accuracy/{run.settings['reward.answer'] or 'strict'}")
+
+
+def reward_with_range(record: Metrics) -> Range | None:
+    return (record["reward/mean"], record["reward/min"], record["reward/max"]) if "reward/min" in record else None
+
+
+def of_phases(run: RunFiles, kind: str, together: Callable[[Iterable[float]], float]) -> Looks:
+    """Return what the phases of a step have taken of time or memory together."""
+    names = [f"{kind}/{name}" for name in phases(run.metrics, kind)]
+
+    def look(record: Metrics) -> Range | None:
+        found = [record[name] for name in names if name in record]
+        return (together(found),) * 3 if found else None
+
+    return look
+
+
+class Source(NamedTuple):
+    """What a curve shows. `looks` returns for a run how a record of its metrics is read."""
+
+    name: str
+    looks: Callable[[RunFiles], Looks]
+    dots: bool = False
+
+
+def metric(name: str, key: str) -> Source:
+    return Source(name, lambda run: plain(key))
+
+
+# What is drawn: the curves of each chart of each file.
+CHARTS: dict[str, dict[str, list[Source]]] = {
+    "curves": {
+        "mean reward": [metric("reward", "reward/mean")],
+        "accuracy": [Source("training", accuracy), Source("held-out, 95 %", lambda run: run.held_out, dots=True)],
+        "loss": [metric("loss", "loss")],
+        "reward, lowest to highest": [Source("reward", lambda run: reward_with_range)],
+    },
+    "details": {
+        "entropy of a token": [metric("entropy", "entropy")],
+        "KL to the reference, a token": [metric("KL", "kl")],
+        "tokens of an answer": [metric("length", "length")],
+        "norm of the gradient": [metric("norm", "grad_norm")],
+        "seconds of a step": [Source("all", lambda run: of_phases(run, "time", sum))],
+        "memory at its peak, GB": [Source("all", lambda run: of_phases(run, "memory", max))],
+    },
+}
+PERCENT = "accuracy"
+
+
+class Group(NamedTuple):
+    """A run, or several that differ in their seed alone."""
+
+    name: str
+    runs: Sequence[RunFiles]
+
+
+def groups_of(runs: Sequence[RunFiles]) -> list[Group]:
+    """Return the runs, those together that differ in their seed alone. If two have the same seed, each is alone."""
+    found: dict[str, list[RunFiles]] = defaultdict(list)
+    compared = [key for key in fields() if key not in NOT_COMPARED | {"run.seed"}]
+    for run in runs:
+        found[str([run.settings[key] for key in compared])].append(run)
+    keys = [key for key in differing([run.settings for run in runs]) if key != "run.seed"]
+    names = dict(zip((run.folder for run in runs), names_of(runs), strict=True))
+    groups = []
+    for alike in found.values():
+        is_group = len({run.settings["run.seed"] for run in alike}) == len(alike)
+        groups += [alike] if is_group else [[run] for run in alike]
+    return [Group(_name([names[run.folder] for run in group], group[0], keys), group) for group in groups]
+
+
+def _name(names: Sequence[str], run: RunFiles, keys: Sequence[str]) -> str:
+    """Return the names of the runs of a group, with the settings that tell it from the others, as many as fit."""
+    seeds = f" ({len(names)} seeds)" if len(names) > 1 else ""
+    told = [f"{key}={run.settings[key]}" for key in keys]
+    shown = [one for at, one in enumerate(told) if not at or len(" ".join(told[: at + 1])) <= LONGEST_NAME]
+    more = [f"and {len(told) - len(shown)} more"] if len(shown) < len(told) else []
+    settings = f", {' '.join([*shown, *more])}" if told else ""
+    return f"{', '.join(names)}{seeds}{settings}"
+
+
+def charts_of(groups: Sequence[Group], file: str) -> list[Chart]:
+    """Return the charts of a file, without those that these runs have no metrics for."""
+    charts = (chart(title, groups, sources) for title, sources in CHARTS[file].items())
+    return [one for one in charts if one.curves]
+
+
+def chart(title: str, groups: Sequence[Group], sources: Sequence[Source]) -> Chart:
+    """Return a chart: each run in its colour, or each source in its colour if there is one run."""
+    alone, curves = len(groups) == 1, []
+    for number, group in enumerate(groups):
+        for which, source in enumerate(sources):
+            name = source.name if alone else f"{group.name}, {source.name}" if len(sources) > 1 else group.name
+            if values := thinned(_values(group, source)):
+                curves.append(Curve(name, values, which if alone else number, source.dots))
+    dots = "" if alone else "".join(f" (dots: {source.name})" for source in sources if source.dots)
+    return Chart(f"{title}{dots}", curves, title == PERCENT, legend=alone)
+
+
+def _values(group: Group, source: Source) -> list[Value]:
+    """Return the mean over the runs of a group, and the range that holds all of them."""
+    found: dict[int, list[Range]] = defaultdict(list)
+    for run in group.runs:
+        look = source.looks(run)
+        for record in run.metrics:
+            if (seen := look(record)) is not None:
+                found[record["step"]].append(seen)
+    return [Value(step, *_together(seen)) for step, seen in sorted(found.items())]
+
+
+def _together(seen: Sequence[Range]) -> Range:
+    if len(seen) == 1:  # as in most groups
+        return seen[0]
+    middles, lows, highs = zip(*seen, strict=True)
+    return fmean(middles), min(lows), max(highs)
+
+
+def write(runs: Sequence[RunFiles], folder: Path) -> Iterator[Path]:
+    """Write the files, and yield their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files(runs).items():
+        disk.replace(folder / name, content)
+        yield folder / name
+
+
+def files(runs: Sequence[RunFiles]) -> dict[str, bytes]:
+    """Return the files by their names. Several runs are told apart by a key at the top."""
+    groups = groups_of(runs)
+    return {f"{name}.svg": _arranged(groups, charts_of(groups, name), name).encode() for name in CHARTS}
+
+
+def _arranged(groups: Sequence[Group], charts: Sequence[Chart], title: str) -> Html:
+    """Return charts in rows under the names of the runs."""
+    top = GAP + LINE * len(groups)
+    colours = ["currentColor"] if len(groups) == 1 else [colour_of(number) for number in range(len(groups))]
+    marks = [
+        label(GAP, GAP + LINE * (number + 0.6), visible(group.name), colours[number])
+        for number, group in enumerate(groups)
+    ]
+    for number, one in enumerate(charts):
+        row, column = divmod(number, COLUMNS)
+        x, y = GAP + column * (WIDTH + GAP), top + row * (HEIGHT + GAP)
+        marks.append(tag("g", *one.marks(), transform=f"translate({x:g},{y:g})"))
+    rows = -(-len(charts) // COLUMNS)
+    return svg(marks, GAP + COLUMNS * (WIDTH + GAP), top + rows * (HEIGHT + GAP), title, alone=True)
