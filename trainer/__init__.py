@@ -13,16 +13,11 @@ The folders are the steps of the algorithm; read them in the order in which a tr
 `loop.py` runs these seven steps, and `records.py` has the records that travel between them.
 
 From Python: `from trainer import Config, resolve, train`; docs/python.md has examples. They are imported at their first
-use, so that no command waits for them.
+use, so that no command waits for them; __init__.pyi has their types.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from trainer.config.command_line import resolve as resolve
-    from trainer.config.settings import Config as Config
-    from trainer.run.python import train as train
+from typing import Any
 
 __version__ = "0.1.0"
 
