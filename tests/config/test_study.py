@@ -47,39 +47,39 @@ def test_the_studies_behind_the_published_numbers_can_be_read(path, monkeypatch)
 
 
 WRONG = [
-    ("arms: {a: {lora.r: 0}}", r"arm a: lora\.r=0 cannot be used"),
-    ("arms: {a: {eval.problems: 0}}", r"arm a: eval\.problems=0: a study compares held-out answers\. Write 512"),
+    ("arms: {a: {lora.r: 0}}", r"arm a: lora\.r=0"),
+    ("arms: {a: {eval.problems: 0}}", r"arm a: eval\.problems=0"),
     ("arms: {a: {lora.rank: 4}}", r"arm a: .*lora\.rank"),
-    ("arms: {a: {run.seed: 4}}", r"arm a: run\.seed is not for the file of a study: seeds says them\. Remove it"),
-    ("arms: {}", r"arms: '\{\}' will not do\. Write a name and settings for each"),
-    ("seeds: 3", r"arms: it is missing\. Write a name and settings for each"),
-    ("arms: {a: }\nseeds: 0", r"seeds: 0 will not do: they are a number above 0"),
-    ("arms: {a: }\nseeds: three", r"seeds: 'three' will not do\. Write their number"),
-    ("arms: {a: }\ncontrols: 7", r"controls: '7' will not do\. Write a list of names"),
-    ("arms: {a: {reward.control: random}}\ncontrols: [format]", r"arm a: reward\.control=random: .*a control itself"),
-    ("arms: {a: }\nseeds: [1, 1]", "a list of different ones"),
-    ("arms: {a: }\ncontrols: [randm]", r"there is no control randm\. Did you mean random\?"),
-    ("arms: {a: }\ncontrols: [random, random]", r"controls: random, random: one is named twice\. Remove it"),
-    ("arms: {a: {lora.r: 8, lora: {r: 4}}}", r"lora\.r is written twice\. Remove one"),
-    ("arms: {2: }", r"arms: '2' will not do\. .* a name of digits stands in quotes"),
-    ("arms: {random: }", "'random' cannot name an arm"),
-    ("arms: {../a: }", "cannot name an arm"),
+    ("arms: {a: {run.seed: 4}}", r"arm a: run\.seed"),
+    ("arms: {a: }\nrenumbered: true", "arm a: renumbered"),
+    ("arms: {a: {reward.control: random}}\ncontrols: [format]", r"arm a: reward\.control=random"),
+    ("arms: {a: {lora.r: 8, lora: {r: 4}}}", r"lora\.r is written twice"),
+    ("arms: {}", "arms: "),
+    ("seeds: 3", "arms: "),
+    ("arms: {2: }", "arms: .* a name of digits stands in quotes"),
+    ("arms: {random: }", "arms: 'random' cannot name an arm"),
+    ("arms: {../a: }", "arms: "),
+    *((f"arms: {{a: }}\nseeds: {seeds}", "seeds: ") for seeds in ("0", "three", "[1, 1]", "[]", "[-1]")),
+    ("arms: {a: }\ncontrols: 7", "controls: "),
+    ("arms: {a: }\ncontrols: [randm]", r"controls: .*randm\. Did you mean random\?"),
+    ("arms: {a: }\ncontrols: [random, random]", "controls: .* named twice"),
     ("arms: {a: }\narm: 3", r"arm: there is no such key\. Did you mean arms\?"),
     ("arms: {a: }\npreset: 9gb", "9gb"),
-    ("- a", "it is no mapping of names to values"),
+    ("- a", "no mapping"),
     ("arms: [", "study.yaml: "),
 ]
 
 
-@pytest.mark.parametrize("text, said", WRONG)
+@pytest.mark.parametrize(("text", "said"), WRONG)
 def test_a_mistake_is_named(tmp_path, text, said):
     with pytest.raises(ConfigError, match=said):
         study_of(tmp_path, text)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"none\.yaml: there is no such file"):
+    with pytest.raises(ConfigError) as raised:
         read_study(tmp_path / "none.yaml")
+    assert raised.value.key == str(tmp_path / "none.yaml")
 
 
 def test_the_control_of_the_format_pays_for_nothing_else(tmp_path):

@@ -15,27 +15,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from trainer.config.command_line import resolve
 from trainer.config.read_yaml import BadYaml, read_yaml, written
 from trainer.config.sections.base import RUNS, Section
 from trainer.config.settings import Config, fields
 from trainer.errors import ConfigError, did_you_mean
-from trainer.machine.visible import visible
 
-LONGEST = 80  # characters of a wrong value in a message
-KINDS = {
-    "preset": "the name of a preset, such as nano",
-    "recipe": "the name of a recipe, such as dapo",
-    "settings": "names of settings with their values, such as {run.steps: 20}",
-    "seeds": "their number, such as 3, or a list of them",
-    "arms": "a name and settings for each, such as {grpo: {}, small: {lora.r: 4}}; a name of digits stands in quotes",
-    "controls": "a list of names, such as [format, random]",
-    "renumbered": "true or false",
-}
 BASE, SUPERVISED = "base", "supervised"
 # What is trained in place of the first arm. `base` is none of them: every run evaluates it.
 CONTROLS: Mapping[str, Mapping[str, Any]] = {
@@ -51,6 +40,8 @@ CONTROLS: Mapping[str, Mapping[str, Any]] = {
         "warmup.patience": None,
     },
 }
+
+ArmName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]+$")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,48 +59,34 @@ class StudyRun:
 
 class StudyFile(Section):
     preset: str = "nano"
-    """Preset of every run."""
+    """Write the name of a preset, for every run."""
     recipe: str | None = None
-    """Recipe of every run."""
+    """Write the name of a recipe, for every run."""
     settings: dict[str, Any] = Field({})
-    """Settings of every run."""
-    seeds: int | tuple[int, ...] = 3
-    """How many seeds, from 0, or which. Below three, no arm is judged."""
-    arms: dict[str, dict[str, Any] | None] = Field(min_length=1)
-    """The arms: a name, and settings. The others are compared with the first, and the controls belong to it."""
+    """Write the settings of every run, such as {run.steps: 20}."""
+    seeds: PositiveInt | Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = 3
+    """Write how many seeds, such as 3, or a list of them. Below three, no arm is judged."""
+    arms: dict[ArmName, dict[str, Any] | None] = Field(min_length=1)
+    """Write a name and settings for each, such as {grpo: {}, small: {lora.r: 4}}; a name of digits stands in quotes.
+    The others are compared with the first, and the controls belong to it."""
     controls: tuple[str, ...] = ()
-    """Controls of the first arm."""
+    """Write a list of controls of the first arm, such as [format, random]."""
     renumbered: bool = False
-    """Ask each model the held-out problems with new numbers as well, for GSM8K only; see `docs/evaluation.md`."""
+    """Write true to ask each model the held-out problems with new numbers as well: for GSM8K only."""
 
-    @field_validator("seeds")
-    @classmethod
-    def _some(cls, value: int | tuple[int, ...]) -> int | tuple[int, ...]:
-        listed = value if isinstance(value, tuple) else range(value)
-        if not listed or min(listed) < 0 or len({*listed}) < len(listed):
-            raise ValueError(f"{value} will not do: they are a number above 0, or a list of different ones. Write 3")
-        return value
-
-    @field_validator("controls")
-    @classmethod
-    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len({*value}) < len(value):
-            raise ValueError(f"{', '.join(value)}: one is named twice. Remove it")
-        for name in value:
+    @model_validator(mode="after")
+    def _names_are_known_and_differ(self) -> StudyFile:
+        for key in ("seeds", "controls"):
+            values = getattr(self, key)
+            if isinstance(values, tuple) and len({*values}) < len(values):
+                raise ValueError(f"{key}: {', '.join(map(str, values))}: one is named twice. Remove it")
+        for name in self.controls:
             if name not in CONTROLS:
                 nearest = did_you_mean(name, [*CONTROLS])
-                raise ValueError(f"there is no control {name}.{nearest} Known: {', '.join(CONTROLS)}")
-        return value
-
-    @field_validator("arms")
-    @classmethod
-    def _names_of_folders(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for name in value:
-            if name == BASE or name in CONTROLS or not name.replace("_", "").replace("-", "").isalnum():
-                raise ValueError(
-                    f"{name!r} cannot name an arm: a name has letters, digits, - and _, and is not that of a control"
-                )
-        return value
+                raise ValueError(f"controls: there is no control {name}.{nearest} Known: {', '.join(CONTROLS)}")
+        if taken := {BASE, *CONTROLS} & {*self.arms}:
+            raise ValueError(f"arms: {min(taken)!r} cannot name an arm, because it is a control. Write another name")
+        return self
 
 
 @dataclass(frozen=True)
@@ -164,7 +141,7 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     """Read the file of a study, and check the settings of every run, with those of the command line last. Raise
     ConfigError if there is a mistake in them."""
     if not path.is_file():
-        raise ConfigError(path, "there is no such file. docs/studies.md has an example")
+        raise ConfigError(path, "there is no such file", "docs/studies.md has an example")
     try:
         found = read_yaml(path.read_bytes())
         if not isinstance(found, dict):
@@ -172,29 +149,30 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
         study = Study(path, StudyFile.model_validate(found), tuple(overrides))
         runs = [*study.runs()]
     except BadYaml as error:
-        raise ConfigError(path, f"{error}. docs/studies.md has an example") from None
+        raise ConfigError(path, str(error), "docs/studies.md has an example") from None
     except ValidationError as error:
-        raise ConfigError("\n".join(dict.fromkeys(_explained(path, one) for one in error.errors()))) from None
+        raise _explained(path, error.errors()[0]) from None
     for run in runs:
-        _must_be_free(study, run)
-        config, where = study.config(run), f"{path}, arm {run.arm}"
-        if not config.eval.problems:
-            raise ConfigError(where, "eval.problems=0: a study compares held-out answers", "Write 512")
-        is_merged = config.warmup.steps and config.warmup.then == "merged"
-        if study.file.renumbered and (config.task.name != "gsm8k" or not config.lora.enabled or is_merged):
-            raise ConfigError(
-                where,
-                "renumbered: only GSM8K can be asked with new numbers, of an adapter and its base",
-                "Write task.name=gsm8k, lora.enabled=true and warmup.then=same, or renumbered: false",
-            )
-        if study.file.controls and run.arm == study.first and config.reward.control != "none":
-            raise ConfigError(
-                where,
-                f"reward.control={config.reward.control}: the controls belong to the first arm, which is a control "
-                "itself",
-                "Put another arm first, or remove controls",
-            )
+        config = study.config(run)
+        for reason, remedy in _refused(study, run, config):
+            raise ConfigError(f"{path}, arm {run.arm}", reason, remedy)
     return study
+
+
+def _refused(study: Study, run: StudyRun, config: Config) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the settings of a run in a study, and what to do about it."""
+    for key in ("run.seed", "run.dir", "run.merge"):
+        if sum(text.startswith(f"{key}=") for text in run.overrides) > 1:
+            yield f"{key}: the study sets it itself", "Remove it"
+    if not config.eval.problems:
+        yield "eval.problems=0: a study compares held-out answers", "Write 512"
+    is_merged = config.warmup.steps and config.warmup.then == "merged"
+    if study.file.renumbered and (config.task.name != "gsm8k" or not config.lora.enabled or is_merged):
+        remedy = "Write task.name=gsm8k, lora.enabled=true and warmup.then=same, or renumbered: false"
+        yield "renumbered: only GSM8K can be asked with new numbers, of an adapter and its base", remedy
+    if study.file.controls and run.arm == study.first and config.reward.control != "none":
+        reason = f"reward.control={config.reward.control}: controls belong to the first arm, which is a control itself"
+        yield reason, "Put another arm first, or remove controls"
 
 
 def settings_of(values: Mapping[str, Any], section: str = "") -> dict[str, Any]:
@@ -210,20 +188,11 @@ def settings_of(values: Mapping[str, Any], section: str = "") -> dict[str, Any]:
     return found
 
 
-def _must_be_free(study: Study, run: StudyRun) -> None:
-    """Raise ConfigError if the file sets what the study itself sets."""
-    taken = {"run.seed": "seeds says them", "run.dir": f"the runs are in {study.folder}", "run.merge": "it is false"}
-    for key, why in taken.items():
-        if sum(text.startswith(f"{key}=") for text in run.overrides) > 1:
-            raise ConfigError(f"{study.path}, arm {run.arm}: {key} is not for the file of a study: {why}. Remove it.")
-
-
-def _explained(path: Path, error: Any) -> str:
-    key = str(error["loc"][0])
+def _explained(path: Path, error: Any) -> ConfigError:
+    key, known = str(next(iter(error["loc"]), "")), StudyFile.model_fields
+    if key in known:
+        return ConfigError(path, f"{key}: {error['msg']}", known[key].description or "")
     if error["type"] == "extra_forbidden":
-        nearest = did_you_mean(key, [*StudyFile.model_fields])
-        return f"{path}: {key}: there is no such key.{nearest} Known: {', '.join(StudyFile.model_fields)}."
-    if error["type"] == "value_error":
-        return f"{path}: {key}: {error['msg'].removeprefix('Value error, ')}."
-    found = "it is missing" if error["type"] == "missing" else f"{visible(str(error['input']))[:LONGEST]!r} will not do"
-    return f"{path}: {key}: {found}. Write {KINDS[key]}."
+        nearest = did_you_mean(key, [*known])
+        return ConfigError(path, f"{key}: there is no such key.{nearest}", f"Known: {', '.join(known)}")
+    return ConfigError(path, error["msg"].removeprefix("Value error, "))
