@@ -14,7 +14,7 @@ from tests.cuda.stub.library import counted
 from trainer.config.command_line import Request, resolve
 from trainer.machine import quiet
 from trainer.records import MiniBatch
-from trainer.rollout.decoder.sampler import Request as Asked
+from trainer.rollout.decoder.schedule import Request as Asked
 from trainer.run import assemble
 from trainer.run.assemble import Run
 from trainer.run.rehearsal import _row, rehearse

@@ -23,7 +23,9 @@ from trainer.model.trained import Snapshot
 from trainer.records import Completion, Problem, Prompt, Sampling, TrainingRow
 from trainer.rollout.decoder import weights
 from trainer.rollout.decoder.cuda_graphs import rounded
-from trainer.rollout.decoder.sampler import STEPS_PER_CHECK, AnswerId, DecodeSampler, Scheduler
+from trainer.rollout.decoder.rows import STEPS_PER_CHECK
+from trainer.rollout.decoder.sampler import DecodeSampler
+from trainer.rollout.decoder.schedule import AnswerId, Scheduler
 from trainer.rollout.draw import draw
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.make import make_sampler

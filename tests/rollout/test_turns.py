@@ -30,7 +30,8 @@ from trainer.reward.built_in import Rules, read
 from trainer.reward.custom import Custom
 from trainer.reward.scorer import Meter
 from trainer.rollout.context import SamplingContext, StaticPolicy
-from trainer.rollout.decoder.sampler import STEPS_PER_CHECK, DecodeSampler
+from trainer.rollout.decoder.rows import STEPS_PER_CHECK
+from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.turns import TurnTaking
 from trainer.rollout.vllm.client import Server

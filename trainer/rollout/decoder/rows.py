@@ -1,0 +1,300 @@
+"""The rows of a batch that is being decoded: what they hold on the device, and which answers are in them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainer.records import Sampling
+from trainer.rollout import limits
+from trainer.rollout.decoder.cuda_graphs import DecodeStep
+from trainer.rollout.decoder.forward import Forward
+from trainer.rollout.decoder.schedule import AnswerId, Request
+from trainer.rollout.draw import draw, uniforms
+from trainer.rollout.turns import OpenAnswer, TurnTaking
+
+DRAWN = -1  # no token is forced
+STEPS_PER_CHECK = {"cuda": 8}  # elsewhere 1: on a CPU a check costs nothing
+
+
+class RowMember(NamedTuple):
+    """An answer that is being decoded, with the random numbers of its tokens."""
+
+    answer: AnswerId
+    dialogue: OpenAnswer
+    uniform_N: Sequence[float]
+
+
+class EndedTurn(NamedTuple):
+    dialogue: OpenAnswer
+    tokens: list[int]
+    logprobs: list[float]
+
+
+class Size(NamedTuple):
+    rows: int
+    places: int  # length of the cache of each row
+    new_tokens: int
+
+
+class Batch:
+    """The sequences that are being decoded, in rows 0 to `active` - 1 of buffers that are allocated once.
+
+    A row has one answer, or several that are the same so far if the batch `shares` its rows. A row whose turn has ended
+    is frozen: nothing in it changes until the host takes it out and moves the last row there, or lets it go on behind a
+    reply. The tokens of a reply are forced: they take the place of those drawn.
+    """
+
+    def __init__(self, forward: Forward, size: Size, turns: TurnTaking, say: limits.Say) -> None:
+        self.forward, self.size, self.turns, self.stops, device = forward, size, turns, turns.stops, forward.device
+        rows, places, new_tokens = size
+        self.cache_LRKTD = forward.allocate_cache(rows, places)
+        self.mask_RT = torch.zeros(rows, places, dtype=forward.dtype, device=device)
+        self.tokens_R, self.places_R, self.counts_R, self.ends_R = torch.zeros(4, rows, dtype=torch.long, device=device)
+        self.hidden_RH = torch.zeros(rows, forward.config.hidden_size, dtype=forward.dtype, device=device)
+        self.running_R = torch.zeros(rows, dtype=torch.bool, device=device)
+        # one column more, because a frozen row goes on writing behind its end
+        self.sampled_RN = torch.zeros(rows, new_tokens + 1, dtype=torch.long, device=device)
+        self.forced_RN = torch.full_like(self.sampled_RN, DRAWN) if turns.environments else None
+        self.logprobs_RN = torch.zeros(rows, new_tokens + 1, device=device)
+        self.continues_V = torch.ones(forward.config.vocab_size, dtype=torch.bool, device=device)
+        known = [token for token in self.stops.tokens if token < forward.config.vocab_size]  # a tokenizer may have more
+        self.continues_V[torch.tensor(known, dtype=torch.long, device=device)] = False
+        self.uniform_RN = torch.zeros(rows, new_tokens + 1, dtype=torch.double, device=device)
+        self.decode_step = DecodeStep(device, say)
+        self.steps_per_check = STEPS_PER_CHECK.get(device.type, 1)
+
+    @property
+    def bytes(self) -> int:
+        return self.cache_LRKTD.numel() * self.cache_LRKTD.element_size()
+
+    def has_room(self, wanted: Size) -> bool:
+        return all(have >= want for have, want in zip(self.size, wanted, strict=True))
+
+    def reset(self, rows: int, sampling: Sampling) -> None:
+        """Remove all sequences. From now on at most `rows` rows are used."""
+        self.usable_rows = rows
+        # the host sees each token then; an environment may reply to equal answers differently
+        self.shares = self.forward.device.type == "cpu" and self.steps_per_check == 1 and not self.turns.environments
+        self.members: list[list[RowMember]] = []  # of each active row
+        self.sampling = sampling
+        self.longest = 0  # tokens of the longest sequence
+        self.temperature, self.limit = sampling.temperature, sampling.max_new_tokens
+        self.decode_step.depends_on = (self.temperature, self.forward.adapters, self.forward.addresses)
+
+    @property
+    def active(self) -> int:
+        return len(self.members)
+
+    @property
+    def dialogues(self) -> list[OpenAnswer]:
+        """Return the first dialogue of each row. The others are the same so far."""
+        return [row[0].dialogue for row in self.members]
+
+    @property
+    def free(self) -> int:
+        """Return how many answers can be added, so that each could have a row of its own."""
+        return self.usable_rows - sum(map(len, self.members))
+
+    @property
+    def waiting(self) -> list[OpenAnswer]:
+        """Return the answers that wait for a reply."""
+        return [dialogue for dialogue in self.dialogues if dialogue.reply is not None]
+
+    @property
+    def is_running(self) -> bool:
+        return len(self.waiting) < self.active
+
+    @torch.inference_mode()
+    def add(self, requests: Sequence[Request]) -> None:
+        """Read the prompts and sample the first token of each completion."""
+        device = self.forward.device
+        prompts = [request.prompt.tokens for request in requests]
+        members = [self._members(request) for request in requests]
+        groups = [[group] if self.shares else [[one] for one in group] for group in members]  # rows of each prompt
+        lengths, counts = [len(tokens) for tokens in prompts], [len(group) for group in groups]
+        width = max(lengths)
+        padded = [[*tokens, *[0] * (width - len(tokens))] for tokens in prompts]
+        lengths_P, counts_P = torch.tensor(lengths, device=device), torch.tensor(counts, device=device)
+        rows = slice(self.active, self.active + sum(counts))
+        self.members += [row for group in groups for row in group]
+        self.cache_LRKTD[:, rows, :, width:].zero_()  # an earlier sequence may have left NaN
+        cache_LBKTD = self.cache_LRKTD[:, rows]
+        logits_PV = self.forward.prefill(torch.tensor(padded, device=device), lengths_P, cache_LBKTD, counts_P)
+        places_B = lengths_P.repeat_interleave(counts_P)
+        self.places_R[rows], self.counts_R[rows], self.running_R[rows] = places_B, 0, True
+        beyond_BT = torch.arange(self.size.places, device=device) >= places_B[:, None]
+        self.mask_RT[rows] = torch.zeros_like(self.mask_RT[rows]).masked_fill_(beyond_BT, float("-inf"))
+        if self.temperature and not self.shares:
+            numbers = [row[0].uniform_N for row in self.members[rows]]
+            self.uniform_RN[rows, : self.limit] = torch.tensor(numbers, dtype=torch.double, device=device)
+        self.ends_R[rows] = torch.tensor([dialogue.end for dialogue in self.dialogues[rows]], device=device)
+        if self.forced_RN is not None:
+            self.forced_RN[rows] = DRAWN
+        self._sample(logits_PV.repeat_interleave(counts_P, dim=0), rows, width)
+        self.longest = max(self.longest, width)
+
+    def _members(self, request: Request) -> list[RowMember]:
+        return [
+            RowMember(
+                AnswerId(request.prompt_index, number),
+                self.turns.begin(request.prompt, number, self.sampling),
+                uniforms(self.sampling, request.prompt, number) if self.temperature else [0.0] * self.limit,
+            )
+            for number in request.numbers
+        ]
+
+    @torch.inference_mode()
+    def decode(self) -> None:
+        """Sample one more token for each row, or several where checks are rare."""
+        for _ in range(self.steps_per_check if self.is_running else 0):
+            width = min(self.longest + 1, self.size.places)
+            if self.forward.embeds_on_host:  # not in the captured step, which cannot wait for the host
+                self.hidden_RH[: self.active] = self.forward.embed(self.tokens_R[: self.active])
+            self.decode_step(self._step, self.active, self.size.rows, width, self.size.places)
+            self.longest += 1
+
+    def _step(self, rows: int, width: int) -> None:
+        active, places_B = slice(0, rows), self.places_R[:rows]
+        self.mask_RT[active].scatter_(1, places_B[:, None], 0.0)
+        hidden_BH = self.hidden_RH[active] if self.forward.embeds_on_host else self.forward.embed(self.tokens_R[active])
+        logits_BV = self.forward.step(hidden_BH, places_B, self.mask_RT[active, :width], self.cache_LRKTD)
+        places_B += self.running_R[active]  # a row that ends now stops at the place of its last token
+        self._sample(logits_BV, active, width)
+
+    def _sample(self, logits_BV: Tensor, rows: slice, width: int) -> None:
+        if self.shares:
+            tokens_B, logprobs_B = self._draw_apart(logits_BV, rows, width)
+            rows = slice(rows.start, rows.start + len(tokens_B))
+        else:
+            uniform_B1 = self.uniform_RN[rows].gather(1, self.counts_R[rows, None])
+            tokens_B, logprobs_B = (drawn_B1[:, 0] for drawn_B1 in draw(logits_BV, self.temperature, uniform_B1))
+        counts_B, running_B = self.counts_R[rows], self.running_R[rows]
+        is_drawn_B: Tensor | bool = True
+        if self.forced_RN is not None:
+            forced_B = self.forced_RN[rows].gather(1, counts_B[:, None])[:, 0]
+            is_drawn_B = forced_B == DRAWN
+            tokens_B = tokens_B.where(is_drawn_B, forced_B)
+        self.tokens_R[rows] = tokens_B
+        self.sampled_RN[rows].scatter_(1, counts_B[:, None], tokens_B[:, None])
+        self.logprobs_RN[rows].scatter_(1, counts_B[:, None], logprobs_B[:, None])
+        counts_B += running_B
+        running_B &= self.continues_V[tokens_B] if is_drawn_B is True else self.continues_V[tokens_B] | ~is_drawn_B
+        running_B &= counts_B < self.ends_R[rows]
+
+    def _draw_apart(self, logits_BV: Tensor, rows: slice, width: int) -> tuple[Tensor, Tensor]:
+        """Draw a token for each answer, and give answers that are no longer the same rows of their own.
+
+        Return the token of each row and its log-prob."""
+        members, counts = self.members[rows], self.counts_R[rows].tolist()
+        numbers = [[one.uniform_N[count] for one in row] for row, count in zip(members, counts, strict=True)]
+        most = max(map(len, members))
+        padded = [[*row, *row[:1] * (most - len(row))] for row in numbers]  # the same number draws the same token
+        tokens_BG, logprobs_BG = draw(logits_BV, self.temperature, torch.tensor(padded, dtype=torch.double))
+        moved = self._split(tokens_BG, rows.start)
+        if not moved:
+            return tokens_BG[:, 0], logprobs_BG[:, 0]
+        new = range(rows.start + len(members), self.active)
+        self.cache_LRKTD[:, new.start : new.stop, :, width:].zero_()  # as in `add`
+        self._copy_rows([rows.start + row for row, _ in moved], new, width)
+        rows_M, places_M = torch.tensor(moved).T
+        tokens_B = torch.cat((tokens_BG[:, 0], tokens_BG[rows_M, places_M]))
+        return tokens_B, torch.cat((logprobs_BG[:, 0], logprobs_BG[rows_M, places_M]))
+
+    def _split(self, tokens_BG: Tensor, start: int) -> list[tuple[int, int]]:
+        """Move answers whose token differs from that of the first answer in their row to new rows at the end. Return
+        where, in `tokens_BG`, the first answer of each new row stands."""
+        moved = []
+        for row in (tokens_BG != tokens_BG[:, :1]).any(dim=1).nonzero()[:, 0].tolist():
+            members, places_of = self.members[start + row], defaultdict(list)
+            for place, token in zip(range(len(members)), tokens_BG[row].tolist()):  # without the padding
+                places_of[token].append(place)
+            stay, *leave = places_of.values()
+            self.members[start + row] = [members[place] for place in stay]
+            self.members += [[members[place] for place in places] for places in leave]
+            moved += [(row, places[0]) for places in leave]
+        return moved
+
+    def _copy_rows(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
+        """Copy rows over others, with the first `width` places of their caches."""
+        if not sources:
+            return
+        source, target = (torch.tensor([*rows], device=self.forward.device) for rows in (sources, targets))
+        state = [self.tokens_R, self.places_R, self.counts_R, self.ends_R, self.running_R]
+        state += [self.sampled_RN, self.logprobs_RN, self.uniform_RN, self.mask_RT]
+        for buffer in [*state, self.forced_RN] if self.forced_RN is not None else state:
+            buffer[target] = buffer[source]
+        for one, other in zip(sources, targets, strict=True):  # copying row by row is four times faster than an index
+            self.cache_LRKTD[:, other, :, :width].copy_(self.cache_LRKTD[:, one, :, :width])
+
+    @torch.inference_mode()
+    def ended(self) -> list[EndedTurn]:
+        """Return the turns that have ended since the last call."""
+        if self.stops.strings and self.active:
+            self._freeze_at_strings()
+        running = self.running_R[: self.active]
+        if bool(running.all()):
+            return []
+        waits = [dialogue.reply is not None for dialogue in self.dialogues]
+        rows = (~running).nonzero()[:, 0]
+        counts, sampled = self.counts_R[rows].tolist(), self.sampled_RN[rows].tolist()
+        logprobs = self.logprobs_RN[rows].tolist()
+        ended = []
+        for i, row in enumerate(rows.tolist()):
+            for member in self.members[row] if not waits[row] else []:
+                turn = slice(len(member.dialogue.tokens), counts[i])
+                ended.append(EndedTurn(member.dialogue, sampled[i][turn], logprobs[i][turn]))
+        return ended
+
+    def _freeze_at_strings(self) -> None:
+        """Freeze the rows in whose newest tokens, of this turn, a stop string is complete."""
+        counts_B, width = self.counts_R[: self.active], self.stops.window + self.steps_per_check
+        newest_BT = (counts_B[:, None] - width + torch.arange(width, device=counts_B.device)).clamp(min=0)
+        tokens_BT = self.sampled_RN[: self.active].gather(1, newest_BT).tolist()
+        written = [
+            min(width, max(0, count - len(one.tokens)))
+            for count, one in zip(counts_B.tolist(), self.dialogues, strict=True)
+        ]
+        ended = [self.stops.is_in(row[width - count :]) for row, count in zip(tokens_BT, written, strict=True)]
+        self.running_R[: self.active] &= ~torch.tensor(ended, device=counts_B.device)
+
+    @torch.inference_mode()
+    def go_on(self, dialogue: OpenAnswer) -> None:
+        """Let a row read a reply, token by token, and write another turn. The last token of its turn is read first."""
+        assert self.forced_RN is not None, "an environment has replied"
+        row, end = self.dialogues.index(dialogue), len(dialogue.tokens)
+        heard = next(count for count, is_written in enumerate(reversed(dialogue.written)) if is_written)
+        begun, place = end - heard, len(dialogue.prompt.tokens) + end - heard - 1
+        device = self.forward.device
+        self.tokens_R[row], self.places_R[row], self.counts_R[row] = dialogue.tokens[begun - 1], place, begun
+        self.forced_RN[row, begun:end] = torch.tensor(dialogue.tokens[begun:], dtype=torch.long, device=device)
+        # a row may have gone on for some steps behind a stop string
+        self.mask_RT[row] = torch.zeros_like(self.mask_RT[row]).masked_fill_(
+            torch.arange(self.size.places, device=device) >= place, float("-inf")
+        )
+        self.ends_R[row], self.running_R[row] = dialogue.end, True
+
+    @torch.inference_mode()
+    def take(self, finished: Container[OpenAnswer]) -> list[tuple[AnswerId, OpenAnswer]]:
+        """Remove answers from the batch and return them, row by row."""
+        rows = [row for row, dialogue in enumerate(self.dialogues) if dialogue in finished]
+        taken = [(one.answer, one.dialogue) for row in rows for one in self.members[row]]
+        if rows:
+            self._compact(rows)
+        return taken
+
+    def _compact(self, finished: Sequence[int]) -> None:
+        """Move the last running rows to the rows that have finished."""
+        left, gone = self.active - len(finished), set(finished)
+        holes = [row for row in finished if row < left]
+        movers = [row for row in range(left, self.active) if row not in gone]
+        for hole, mover in zip(holes, movers, strict=True):
+            self.members[hole] = self.members[mover]
+        del self.members[left:]
+        self._copy_rows(movers, holes, self.longest)
+        self.running_R[left:] = False
+        self.longest = int(self.places_R[:left].max()) if left else 0

@@ -1,0 +1,83 @@
+"""Which prompts are read next, and which answers are complete."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple
+
+from trainer.plan.planner import PREFILL_TOKENS
+from trainer.records import Completion, Prompt
+
+
+class Request(NamedTuple):
+    """Answers to one prompt that start together."""
+
+    prompt_index: int
+    prompt: Prompt
+    numbers: Sequence[int]  # of the answers in their group
+
+
+class AnswerId(NamedTuple):
+    prompt_index: int
+    number: int  # in the group
+
+
+class Scheduler:
+    """Decides which prompts are read next and collects the completions of each group.
+
+    The longest prompts come first, so that memory that does not suffice for them runs out early.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], group: int) -> None:
+        self._prompts = prompts
+        self._group = group
+        by_length = sorted(range(len(prompts)), key=lambda index: -len(prompts[index].tokens))
+        self._waiting: deque[tuple[int, Sequence[int]]] = deque((index, range(group)) for index in by_length)
+        self._running: set[AnswerId] = set()
+        self._completions: defaultdict[int, dict[int, Completion]] = defaultdict(dict)
+
+    @property
+    def longest_prompt(self) -> int:
+        return max(len(prompt.tokens) for prompt in self._prompts)
+
+    @property
+    def is_finished(self) -> bool:
+        return not self._waiting and not self._running
+
+    def schedule(self, free: int, usable: int) -> list[Request]:
+        """Return requests for `free` rows of the `usable` ones in a batch, as many as may be read in one pass.
+
+        A group that is larger than the batch begins in parts.
+        """
+        requests: list[Request] = []
+        while self._waiting:
+            index, missing = self._waiting[0]
+            count, prompt = min(len(missing), usable), self._prompts[index]
+            width = max(len(prompt.tokens), *(len(request.prompt.tokens) for request in requests), 0)
+            if free < count and free * 4 >= usable:  # start a part of a large group rather than leave rows idle
+                count = free
+            if count > free or (requests and (len(requests) + 1) * width > PREFILL_TOKENS):
+                break
+            self._waiting.popleft()
+            if missing[count:]:
+                self._waiting.appendleft((index, missing[count:]))
+            requests.append(Request(index, prompt, missing[:count]))
+            self._running.update(AnswerId(index, number) for number in missing[:count])
+            free -= count
+        return requests
+
+    def finish(self, answer: AnswerId, completion: Completion) -> list[Completion] | None:
+        """Add a completion to the group of its prompt. Return the group, in the order of its numbers, when complete."""
+        self._running.remove(answer)
+        group = self._completions[answer.prompt_index]
+        group[answer.number] = completion
+        return [group[number] for number in sorted(group)] if len(group) == self._group else None
+
+    def restart_unfinished(self) -> None:
+        """Sample the answers again that were being decoded. They come out the same, so finished ones are kept."""
+        for index, answers in groupby(sorted(self._running), key=attrgetter("prompt_index")):
+            self._waiting.appendleft((index, [answer.number for answer in answers]))
+        self._running.clear()
