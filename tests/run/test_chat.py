@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 from tests.conftest import ROOT
 from tests.forks import forked
@@ -20,6 +19,7 @@ from trainer.problem.task import make_task
 from trainer.records import Problem, Sampling
 from trainer.run import chat
 from trainer.run.data import prompter_of
+from trainer.run_folder.source import Source
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.steps=1", "eval.problems=4"]
 
@@ -49,12 +49,12 @@ def octet(tmp_path_factory):
 def test_the_models_answer_a_question_and_a_held_out_problem(octet):
     said = octet(input="What is 3 + 4?\n\n").stdout
     assert said.startswith("Ask, or press Enter for a held-out problem.")
-    by_hand, _, held_out = said.partition("merged ─")
+    by_hand, _, held_out = said.partition("adapter ─")
     by_hand += held_out.partition("base ─")[0]
     assert "read:" not in by_hand  # the answer is not known
-    for name in ("base", "adapter", "merged"):
+    for name in ("base", "adapter"):
         assert said.count(f"\n{name} ─") == 2
-    assert said.count("\nread: ") == 3
+    assert said.count("\nread: ") == 2
 
 
 def test_long_answers_stay_on_a_small_terminal(octet, tmp_path):
@@ -70,13 +70,13 @@ def test_long_answers_stay_on_a_small_terminal(octet, tmp_path):
     left = Terminal(30).feed(said.decode()).text
     piped = octet._replace(environment=octet.environment | {"COLUMNS": "30"})(input="\n").stdout
     assert left.rstrip() == Terminal(30).feed(piped).text.rstrip()
-    assert left.count("read: ") == 3
+    assert left.count("read: ") == 2
 
 
 def test_a_question_that_is_too_long_does_not_end_the_chat(octet):
     said = octet(input=f"{'3 ' * 300}\n\n").stdout
     assert "exceeds the context of this model, 256. Ask a shorter question" in " ".join(said.split())
-    assert said.count("read: ") == 3
+    assert said.count("read: ") == 2
 
 
 def test_samples_of_the_same_question_differ_and_bytes_that_are_no_text_are_asked_as_such(octet):
@@ -104,17 +104,11 @@ def test_what_is_printed_grows_to_the_answer(monkeypatch, stop):
 
 
 def test_a_model_without_room_beside_the_base_is_left_out(tmp_path, monkeypatch, capsys):
-    """The card is that of the test: it has so much memory left."""
-    (tmp_path / "merged").mkdir()
-    (tmp_path / "merged/model.safetensors").write_bytes(bytes(1000))
-    asked = [tmp_path / "merged", tmp_path / "model"]  # the second is not there
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1201, 5000))
-    assert list(chat._that_fit(asked, torch.device("cuda"))) == [tmp_path / "merged"]
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1200, 5000))
-    assert list(chat._that_fit(asked, torch.device("cuda"))) == []
-    left_out = capsys.readouterr().err
-    assert left_out == f"octet: {tmp_path}/merged is left out: it does not fit on this card beside the base\n"
-    assert list(chat._that_fit(asked, torch.device("cpu"))) == [tmp_path / "merged"]
+    monkeypatch.setattr(chat, "fits", lambda folder, device: False)
+    config = resolve("nano", None, ["lora.enabled=false"])
+    prompter = prompter_of(config, make_task(config.task), load_tokenizer(config.model))
+    assert [one.name for one in chat._voices(Source(tmp_path), config, prompter)] == ["base"]
+    assert f"{tmp_path} is left out" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):

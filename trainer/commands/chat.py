@@ -12,6 +12,7 @@ from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
 from trainer.machine import quiet
 from trainer.plan import downloads, preflight
+from trainer.run_folder.source import Source
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -27,6 +28,7 @@ def run(options: Namespace) -> None:
         raise ConfigError(options.run, "there is no config.yaml in it", "Name the folder of a run")
     if not 0 <= options.temperature < inf:
         raise ConfigError(f"--temperature {options.temperature:g}", "it must be 0 or more", "Leave it out for 0")
+    source = Source.of(options.run)
     servers = NO_SERVERS if resolve(str(stored)).rollout.uses_servers else ()
     config = resolve(str(stored), None, [*servers, *options.overrides])
     downloads.check(config)
@@ -34,4 +36,4 @@ def run(options: Namespace) -> None:
     preflight.skip_unused_imports(config)
     from trainer.run import chat
 
-    chat.chat(options.run, config, options.temperature)
+    chat.chat(source, config, options.temperature)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -296,7 +295,7 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
     journal = Journal(folder, first_step, tracker) if is_main else None
     is_stretched = before not in (None, total_steps) and config.optim.schedule != "constant"
     if before and is_stretched and 0 < first_step < total_steps:
-        screen.say(stretched(config, folder, before, first_step, total_steps))
+        screen.say(stretched(config, before, first_step, total_steps))
     seen = [one for one in read_records(folder / "metrics.jsonl") if one["step"] <= first_step]
     history = History(config, seen, len(prompts.problems), memory_use.total() / memory_use.GB)
     alarms = Alarms(history, screen.warn, [rule for rule in RULES if is_main or rule.of_each_rank])
@@ -305,25 +304,14 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
     return RunLog(config, folder, learned, journal, alarms, screen, Stopping(), first_step, total_steps)
 
 
-def stretched(config: Config, folder: Path, before: int, first_step: int, total_steps: int) -> str:
-    """Return what another run.steps does to the learning rate of a run that goes on, and the commands to do without."""
-    rates = [
-        config.algorithm.lr * schedule(config.optim, step, total)
-        for step, total in ((first_step - 1, before), (first_step, total_steps))
-    ]
-    said = (
-        f"run.steps={total_steps}, and it was {before}: the {config.optim.schedule} schedule is stretched, so the "
-        f"learning rate goes from {rates[0]:.2g} in step {first_step} to {rates[1]:.2g} in step {first_step + 1}."
-    )
-    if total_steps < before or (config.lora.enabled and not config.run.merge):
-        return said
-    old, product = shlex.quote(str(folder)), "merged" if config.lora.enabled else "model"
+def stretched(config: Config, before: int, first_step: int, total_steps: int) -> str:
+    """Return what another run.steps does to the learning rate of a run that goes on."""
+    spans = (first_step - 1, before), (first_step, total_steps)
+    rates = [config.algorithm.lr * schedule(config.optim, step, total) for step, total in spans]
     return (
-        f"{said} No setting keeps the old schedule. To train the further steps with a schedule of their own, stop this "
-        "run, let it end as it was meant to, and start a new run from its result:\n"
-        f"  octet train --resume {old} run.steps={before}\n"
-        f"  octet train --preset {old}/config.yaml model.name={old}/{product} run.steps={total_steps - before} "
-        f"run.dir={old}-further"
+        f"run.steps={total_steps}, and it was {before}: the {config.optim.schedule} schedule is stretched, so the "
+        f"learning rate goes from {rates[0]:.2g} in step {first_step} to {rates[1]:.2g} in step {first_step + 1}. To "
+        "train further steps with a schedule of their own, start a new run from the result of this one."
     )
 
 

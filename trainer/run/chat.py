@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from io import TextIOWrapper
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from trainer.config.settings import Config
-from trainer.errors import ConfigError, DataError
+from trainer.errors import ConfigError
 from trainer.machine.console import Console
 from trainer.machine.quiet import no_progress_bars
 from trainer.machine.visible import print
@@ -32,6 +31,7 @@ from trainer.rollout.limits import context_of, on_stderr
 from trainer.rollout.make import make_sampler
 from trainer.run import assemble
 from trainer.run.data import prompter_of
+from trainer.run_folder.source import Source
 
 
 class Voice(NamedTuple):
@@ -43,14 +43,12 @@ class Voice(NamedTuple):
     as_itself: Callable[[], AbstractContextManager[Any]]
 
 
-def chat(folder: Path, config: Config, temperature: float) -> None:
-    """Read questions from standard input, and answer each of them with all models of the run."""
+def chat(source: Source, config: Config, temperature: float) -> None:
+    """Read questions from standard input, and answer each of them with the base and with what was trained."""
     no_progress_bars()
-    if not any((folder / name).is_dir() for name in ("adapter", "merged", "model")):
-        raise DataError(folder, "it has no adapter and no model yet, which a run writes at its end", "Resume it")
     task = make_task(config.task)
     prompter = prompter_of(config, task, load_tokenizer(config.model))
-    voices, scorer, console = list(_voices(folder, config, prompter)), make_verifier(config, task), Console()
+    voices, scorer, console = list(_voices(source, config, prompter)), make_verifier(config, task), Console()
     sampling = Sampling(1, temperature, config.rollout.max_new_tokens, config.run.seed)
     held_out = cycle(evaluation_problems(task, max(1, config.eval.problems)))
     for number, problem in enumerate(_questions(held_out, console)):
@@ -61,36 +59,27 @@ def chat(folder: Path, config: Config, temperature: float) -> None:
             print(error)
 
 
-def _voices(folder: Path, config: Config, prompter: Prompter) -> Iterator[Voice]:
-    """Yield the base, the adapter over it, and the whole model, as far as they are there."""
-    base, sampler = _load(config, prompter, str(folder / "adapter") if (folder / "adapter").is_dir() else None)
+def _voices(source: Source, config: Config, prompter: Prompter) -> Iterator[Voice]:
+    """Yield the base, and the adapter over it or the whole model."""
+    base, sampler = _load(config, prompter, source.adapter)
     context = context_of(base)
     yield Voice("base", sampler, context, getattr(base, "disable_adapter", nullcontext))
-    if (folder / "adapter").is_dir():
+    if source.adapter:
         yield Voice("adapter", sampler, context, nullcontext)
-    for whole in _that_fit((folder / "merged", folder / "model"), distributed.device()):
-        model = config.model.clean.model_copy(update={"name": str(whole), "revision": None})
-        yield Voice(whole.name, _load(config.model_copy(update={"model": model}), prompter)[1], context, nullcontext)
+    elif fits(folder := source.folder or Path(), distributed.device()):
+        model = config.model.clean.model_copy(update={"name": str(folder), "revision": None})
+        yield Voice("model", _load(config.model_copy(update={"model": model}), prompter)[1], context, nullcontext)
+    else:
+        on_stderr(f"octet: {folder} is left out: it does not fit on this card beside the base")
 
 
-def _that_fit(models: Iterable[Path], device: torch.device) -> Iterator[Path]:
-    """Yield the whole models that are there and fit on the card beside what is loaded, and name those that do not."""
-    for model in filter(Path.is_dir, models):
-        if fits(model, device):
-            yield model
-        else:
-            on_stderr(f"octet: {model} is left out: it does not fit on this card beside the base")
-
-
-def _load(config: Config, prompter: Prompter, adapter: str | None = None) -> tuple[Any, Sampler]:
+def _load(config: Config, prompter: Prompter, adapter: Path | None = None) -> tuple[Any, Sampler]:
     device = distributed.device()
     model = load_model(config.model, resolve_dtype(config.model.dtype, device), device)
-    model = load_adapter(model, Path(adapter)) if adapter else model
+    model = load_adapter(model, adapter) if adapter else model
     stops, strings = assemble.ends(config, prompter, model)
-    tokenizer = prompter.tokenizer
-    return model, make_sampler(
-        config.rollout, model, tokenizer, stops, copies=False, stop_strings=strings, prompter=prompter
-    )
+    choose = partial(make_sampler, config.rollout, model, prompter.tokenizer, stops)
+    return model, choose(copies=False, stop_strings=strings, prompter=prompter)
 
 
 def _questions(held_out: Iterator[Problem], console: Console) -> Iterator[Problem]:

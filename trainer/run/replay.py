@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from trainer.config.command_line import Request, flat
+from trainer.config.command_line import Request
 from trainer.config.settings import Config
 from trainer.errors import DataError, counted
 from trainer.loop import train, warm_up
@@ -25,11 +25,6 @@ ADAPTER = "checkpoints/step_{:06d}/adapter/adapter_model.safetensors"
 UNKNOWN = (
     "not known: settings, data, base weights, versions, device and threads are what they were. A judge, a vLLM server "
     "and tools with a time limit are not repeatable to the bit"
-)
-NOT_RECORDED = (
-    f"not known: settings and data are what they were. The run has no {lock.MACHINE}, because an earlier version of "
-    "Octet made it or the file was deleted, so base weights, versions, device, threads and the code of rewards and "
-    "tasks cannot be compared"
 )
 
 
@@ -47,8 +42,7 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
     differences = _differences(folder, scratch, steps)
     if first := next(differences, None):
         print(f"differs: {first}")
-        unknown = UNKNOWN if (folder / lock.MACHINE).is_file() else NOT_RECORDED
-        print("\n".join(f"likely cause: {cause}" for cause in causes or [unknown]))
+        print("\n".join(f"likely cause: {cause}" for cause in causes or [UNKNOWN]))
         return False
     answers = counted(len(read_records(scratch / "samples.jsonl")), "answer")
     print(f"identical to the bit: the metrics of {counted(steps, 'step')}, and the {answers} in samples.jsonl")
@@ -128,17 +122,15 @@ def _tensors(before: Path, now: Path, step: int) -> Iterator[str]:
 
 
 def _settings(folder: Path, config: Config) -> Iterator[str]:
-    stored = previous_run.settings_of(folder)
-    assert stored is not None, "the command has read it"
-    before, now = flat(stored.model_dump(mode="json")), flat(config.model_dump(mode="json"))
-    for key, value in now.items():
-        if value != before[key] and key not in ("run.dir", "run.track"):
-            yield f"the setting {key}={value}; the run has {before[key]}"
+    for one in previous_run.differences(folder, config):
+        if one.key not in ("run.dir", "run.track"):
+            yield f"the setting {one.key}={one.now}; the run has {one.before}"
 
 
 def _surroundings(folder: Path, scratch: Path) -> Iterator[str]:
     """Yield what is not what it was: base weights, versions, threads and others that the run has recorded."""
     if not (folder / lock.MACHINE).is_file():
+        yield f"base weights, versions, device, threads or code: the run has no {lock.MACHINE} to compare them with"
         return
     before, now = (json.loads((place / lock.MACHINE).read_text()) for place in (folder, scratch))
     for name, value in before.items():

@@ -141,28 +141,25 @@ def _parsed(line: bytes) -> dict[str, Any]:
     raise ValueError("it is not the record of a step")
 
 
-def _flaw(line: bytes) -> str:
-    """Return what is wrong with a line, or "" if it is the record of a step."""
-    try:
-        _parsed(line)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def _keep_before(path: Path, first_step: int) -> None:
     """Drop the records of steps that will be done again, and a last line that a crash cut short. Move damaged lines to
     a file beside the log."""
     lines = lines_of(path)
-    whole = [line for line in lines if line.endswith(b"\n")]
-    flaws = {number: flaw for number, line in enumerate(whole, 1) if (flaw := _flaw(line))}
-    if flaws:
+    kept, damaged = [], {}
+    for number, line in enumerate(lines, 1):
+        if not line.endswith(b"\n"):
+            continue
+        try:
+            step = _parsed(line)["step"]
+        except ValueError:
+            damaged[number] = line
+        else:
+            kept += [line] if 0 < first_step >= step else []
+    if damaged:
         aside = path.with_suffix(".damaged")
         with aside.open("ab") as file:
-            file.writelines(whole[number - 1] for number in flaws)
-        warn(f"{path}: line {', '.join(map(str, flaws))} is damaged and was moved to {aside.name}")
-    sound = (line for number, line in enumerate(whole, 1) if number not in flaws)
-    kept = [line for line in sound if 0 < first_step >= json.loads(line)["step"]]
+            file.writelines(damaged.values())
+        warn(f"{path}: line {', '.join(map(str, damaged))} is damaged and was moved to {aside.name}")
     if kept != lines:
         disk.replace(path, b"".join(kept))
 

@@ -91,20 +91,15 @@ def meaning(found: Sequence[Change]) -> list[str]:
 def refuse_other_settings(folder: Path, config: Config) -> None:
     """Raise ConfigError if the folder holds a run with other settings on which its steps depend."""
     found = changes(folder, config)
-    refused = [one for one in found if one.is_refused]
-    if refused:
-        others = meaning(found)
-        beside = "\nThe other changes would be possible:\n" + "\n".join(others) if others else ""
-        wrong = edited(folder)
+    if refused := [one for one in found if one.is_refused]:
+        others, wrong = meaning(found), edited(folder)
+        beside = "\n".join(["\nThe other changes would be possible:", *others] if others else [])
         beside += f"\nIts config.yaml is not as the run left it: {wrong}." if wrong else ""
         back = ", ".join(visible(f"{one.key}: {written(one.before)}") for one in refused)
-        is_edit = all(f"{one.key}: {one.now} in config.yaml" in wrong for one in refused)
-        remedy = f"Put {back} back in config.yaml" if is_edit else "Write what it has"
         raise ConfigError(
             f"run.dir={folder}",
-            f"it holds a run with other settings: {', '.join(map(str, refused))}. The steps that it has made depend "
-            "on them",
-            f"{remedy}, or choose another folder.{beside}",
+            f"it holds a run with other settings: {', '.join(map(str, refused))}. Its steps depend on them",
+            f"Go back to {back}, or choose another folder.{beside}",
         )
 
 
