@@ -57,7 +57,7 @@ class Call(threading.Thread):
     def within(self, seconds: float) -> bool:
         """Start the call and wait for it. Return False if it is still running after `seconds`."""
         # The interpreter's own alarm needs no lock that the call might hold.
-        faulthandler.dump_traceback_later(2 * seconds + GRACE_S, exit=True, file=sys.__stderr__ or 2)
+        faulthandler.dump_traceback_later(2 * seconds + GRACE_S, exit=True, file=2)
         self.start()
         self.join(seconds)
         faulthandler.cancel_dump_traceback_later()
