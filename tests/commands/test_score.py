@@ -225,7 +225,7 @@ def test_standard_input_without_torch():
     assert done.returncode == 2
     assert json.loads(done.stdout.splitlines()[0])["reward"] == 1.0
     assert done.stdout.splitlines()[1] == "False"
-    assert done.stderr == "octet: standard input:2: not JSON: Expecting value at character 1.\n"
+    assert done.stderr == "octet: standard input:2: not JSON: Expecting value: line 1 column 1 (char 0).\n"
 
 
 def test_a_standard_output_that_is_closed(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from trainer.answers import compare
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
-from trainer.problem.renumbered import ANNOTATION, NUMBER, Unsuitable, postfix, read, steps_of, written
+from trainer.problem.renumbered import ANNOTATION, NUMBER, Unsuitable, read, steps_of, written
 from trainer.problem.task import make_task
 from trainer.problem.tools import calculated
 
@@ -78,7 +78,7 @@ def test_an_expression_is_calculated_as_usual(expression, value):
 @pytest.mark.parametrize("expression", ["", "2+", "(2+3", "2+3)", "2 3", "2**3", "-2+3", "x+1", "2%3", "()"])
 def test_what_is_no_plain_expression_is_refused(expression):
     with pytest.raises(Unsuitable):
-        postfix(expression)
+        steps_of(f"<<{expression}=5>> #### 5")
 
 
 def drawn(question: str, solution: str) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from trainer.commands.score import add_reward_arguments, settings_for, with_every_component
-from trainer.config.settings import Config
 from trainer.machine.visible import print
 from trainer.plan import downloads
 from trainer.problem.environment import Environments, environments_of
@@ -26,13 +25,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    config = settings_for(options, options.data_dir)
+    config = with_every_component(settings_for(options, options.data_dir))
     downloads.check(config)
-    play(config)
-
-
-def play(config: Config) -> None:
-    config = with_every_component(config)
     task = make_task(config.task)
     scorer = make_scorer(config, task)
     problems = list(task.train())
@@ -81,16 +75,10 @@ def typed(lines: Iterable[str]) -> Iterator[str]:
 def verdict(problem: Problem, score: Score, weights: dict[str, float]) -> Iterator[str]:
     """Yield lines that show what was parsed, each component, and the reward."""
     yield f"  {'gold':<12} {problem.gold!r}"
-    yield f"  {'strict':<12} {_parsed(score.strict, score.correct_strict)}"
-    yield f"  {'lenient':<12} {_parsed(score.lenient, score.correct_lenient)}"
-    for name, value in score.components.items():
-        yield f"  {name:<12} {_number(value)}  x {weights[name]:g}"
-    yield f"  {'reward':<12} {_number(score.reward)}"
-
-
-def _parsed(found: str | None, right: bool) -> str:
-    return "nothing found" if found is None else f"{found!r} is {'right' if right else 'wrong'}"
-
-
-def _number(value: float | None) -> str:
-    return "    none" if value is None else f"{value:8.3f}"
+    strict, lenient = (score.strict, score.correct_strict), (score.lenient, score.correct_lenient)
+    for name, (found, is_right) in {"strict": strict, "lenient": lenient}.items():
+        told = "nothing found" if found is None else f"{found!r} is {'right' if is_right else 'wrong'}"
+        yield f"  {name:<12} {told}"
+    for name, value in {**score.components, "reward": score.reward}.items():
+        number = "    none" if value is None else f"{value:8.3f}"
+        yield f"  {name:<12} {number}" + (f"  x {weights[name]:g}" if name in score.components else "")

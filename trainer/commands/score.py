@@ -17,7 +17,7 @@ import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -87,21 +87,15 @@ def score_file(config: Config, path: str) -> None:
             is_seen = path == "-" or sys.stdout.isatty()  # how far it is
             total = 0 if is_seen else os.fstat(lines.fileno()).st_size
             progress = stack.enter_context(Progress(f"scoring {path}", total, patience=PATIENCE_S)) if total else None
-            read = counted(lines, progress.advance) if progress else lines
             name, has_tests = "standard input" if path == "-" else path, "code" in config.reward.weights
-            for record in scored(samples(read, name, needs_answer=not has_tests), scorer):
+            for record in scored(samples(lines, name, needs_answer=not has_tests), scorer):
                 sys.stdout.write(json.dumps(record) + "\n")
+                if progress:
+                    progress.advance(lines.tell() - progress.done)
             sys.stdout.flush()
         except BrokenPipeError:  # `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     _report_missing(scorer)
-
-
-def counted(lines: Iterable[bytes], advance: Callable[[int], None]) -> Iterator[bytes]:
-    """Yield the lines, and report the size of each when the next one is asked for."""
-    for line in lines:
-        yield line
-        advance(len(line))
 
 
 def with_every_component(config: Config) -> Config:
@@ -151,8 +145,6 @@ def open_lines(path: str) -> IO[bytes]:
 def _record(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line.decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise DataError(where, f"not JSON: {error.msg} at character {error.pos + 1}") from None
     except (ValueError, RecursionError) as error:
         raise DataError(where, f"not JSON: {error}") from None
     if not isinstance(record, dict):
@@ -162,11 +154,11 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
 
 def _sample(record: dict[str, Any], where: str, needs_answer: bool) -> Sample:
     completion, answer = record.pop("completion", None), record.pop("answer", record.get("gold"))
-    if answer is None and not needs_answer:
-        answer = ""
     if not isinstance(completion, str):
         raise DataError(where, f"`completion` is {completion!r:.60}", "Write the text of the completion")
-    if isinstance(answer, int | float) and not isinstance(answer, bool):
+    if answer is None and not needs_answer:
+        answer = ""
+    if type(answer) in (int, float):
         answer = str(answer)
     if not isinstance(answer, str) or (not (gold := gold_of(answer)) and needs_answer):
         raise DataError(where, f"`answer` is {answer!r:.60}", "Write the gold answer, or a solution that ends with it")

@@ -49,9 +49,9 @@ def run(options: Namespace) -> None:
 
 def show(config: Config, split: str, count: int, as_json: bool) -> None:
     task = make_task(config.task)
-    problems = _problems(task, config, split)  # raises an error for bad data before a tokenizer loads
+    problems, sizes = _problems(task, config, split)  # raises an error for bad data before a tokenizer loads
     gold_check.check(config, task, problems)
-    facts: dict[str, Any] = {"task": task.name, **_sizes(task, config, split, len(problems)), "notes": task.notes()}
+    facts: dict[str, Any] = {"task": task.name, **sizes, "notes": task.notes()}
 
     print(f"octet: loading the tokenizer of {config.model.name}", file=sys.stderr, flush=True)
     from trainer.model.load import load_tokenizer
@@ -59,8 +59,7 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
     # silences the warning about long prompts, which the lengths below report
     logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)
     tokenizer = load_tokenizer(config.model)
-    seconds = config.rollout.turns.seconds
-    found = environments_of(task, config.task, tokenizer.chat_template, seconds)
+    found = environments_of(task, config.task, tokenizer.chat_template, config.rollout.turns.seconds)
     prompter = Prompter(tokenizer, config.prompt, task, found)
     prompts = [prompter.prompt(problem) for problem in problems[:MEASURED]]
     facts |= {"prompt_style": prompter.style, "answer_style": prompter.answer_style, "model": config.model.name}
@@ -70,16 +69,13 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
     print(json.dumps(facts, indent=2) if as_json else _as_text(facts, split))
 
 
-def _problems(task: Task, config: Config, split: str) -> list[Problem]:
+def _problems(task: Task, config: Config, split: str) -> tuple[list[Problem], dict[str, int]]:
+    """Return the problems of a split, and how many each split has. The training set may be missing."""
+    count = len(task.test())
     if split == "test":
-        return evaluation_problems(task, len(task.test()))
-    return training_problems(task, config.task, config.run.seed)
-
-
-def _sizes(task: Task, config: Config, split: str, count: int) -> dict[str, int]:
-    if split == "test":  # the training set may be missing
-        return {"test": count}
-    return {"train": count, "test": len(task.test())}
+        return evaluation_problems(task, count), {"test": count}
+    problems = training_problems(task, config.task, config.run.seed)
+    return problems, {"train": len(problems), "test": count}
 
 
 def _lengths(prompts: Sequence[Prompt], limit: int) -> dict[str, Any]:
@@ -90,8 +86,8 @@ def _lengths(prompts: Sequence[Prompt], limit: int) -> dict[str, Any]:
 
 
 def _facts_of(prompt: Prompt) -> dict[str, Any]:
-    problem = prompt.problem
-    return {"id": problem.id, "gold": problem.gold, "tokens": len(prompt.tokens), "text": prompt.text}
+    gold = prompt.problem.gold
+    return {"id": prompt.problem.id, "gold": gold, "tokens": len(prompt.tokens), "text": prompt.text}
 
 
 def _as_text(facts: dict[str, Any], split: str) -> str:

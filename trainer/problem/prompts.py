@@ -130,21 +130,18 @@ class Prompter:
         return tuple(self.tokenizer(answer, add_special_tokens=False)["input_ids"])
 
     def fitting(self, problems: Sequence[Problem], most: int | None = None) -> list[Problem]:
-        """Return the problems whose prompts have at most `most` tokens, which are `prompt.max_tokens` by default.
+        """Return the problems whose prompts have at most `most` tokens, by default `prompt.max_tokens`.
 
-        Raise DataError if there are none.
-
-        A token is at least one byte, so only long texts have to be tokenized.
+        Raise DataError if there are none. A token is at least one byte, so only long texts have to be tokenized.
         """
         most = most or self.max_tokens
         wrapping = len(self.prompt(Problem("", "", "")).tokens)
         is_known = not (self.environments and self.environments.may_ask)
-        kept = [
-            problem
-            for problem in problems
-            if (is_known and not problem.messages and len(problem.question.encode()) + wrapping <= most)
-            or len(self.prompt(problem).tokens) <= most
-        ]
+
+        def is_short(problem: Problem) -> bool:
+            return is_known and not problem.messages and len(problem.question.encode()) + wrapping <= most
+
+        kept = [problem for problem in problems if is_short(problem) or len(self.prompt(problem).tokens) <= most]
         if not kept:
             raise DataError(f"prompt.max_tokens={most}", f"none of {len(problems)} prompts is that short")
         return kept
@@ -280,7 +277,6 @@ def _must_have_variables(tokenizer: Any, settings: Iterable[str]) -> None:
 
 
 def _variables(chat_template: str) -> set[str]:
-    """Return the variables that a chat template reads."""
     from jinja2 import TemplateSyntaxError, meta
     from transformers.utils.chat_template_utils import _compile_jinja_template  # knows the tags of transformers
 
@@ -303,8 +299,7 @@ def _has_texts(task: Task) -> bool:
 
 def answer_style(settings: PromptSettings, task: Task) -> str:
     """Return the style that says where a strict answer has to stand."""
-    default = _style(settings, task)[1].answer or task.answer_style
-    return default if settings.answer == "auto" else settings.answer
+    return settings.answer if settings.answer != "auto" else _style(settings, task)[1].answer or task.answer_style
 
 
 def opens_thought(settings: PromptSettings, task: Task) -> bool:
@@ -350,8 +345,8 @@ def _template(path: Path) -> Style:
 
 
 def _plain(messages: Messages) -> str:
-    turns = [f"{ROLES.get(message['role'], '')}{message['content']}" for message in messages]
-    pairs = "".join(
-        turn + ("\n" if message["role"] == "user" else "\n\n") for turn, message in zip(turns, messages, strict=True)
-    )
-    return f"{pairs}Answer:" if messages[-1]["role"] != "assistant" else pairs.rstrip()
+    text = ""
+    for message in messages:
+        end = "\n" if message["role"] == "user" else "\n\n"
+        text += f"{ROLES.get(message['role'], '')}{message['content']}{end}"
+    return f"{text}Answer:" if messages[-1]["role"] != "assistant" else text.rstrip()

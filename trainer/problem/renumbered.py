@@ -17,11 +17,12 @@ similar size, and whole where it was whole.
 
 from __future__ import annotations
 
+import ast
 import operator
 import random
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -73,13 +74,12 @@ class RenumberedTask(Gsm8kTask):
         try:
             template = read(problem.question, problem.extra[answer])
             numbers = template.drawn(random.Random(f"{self.settings.seed}/{origin}"))
-            texts = {
-                question: written(problem.question, numbers, template.places),
-                answer: written(problem.extra[answer], numbers),
-            }
+            asked = written(problem.question, numbers, template.places)
+            solution = written(problem.extra[answer], numbers)
         except Unsuitable:
             return None
-        return self.problem(problem.id, Record(origin, {**problem.extra, **texts, "origin": origin}))
+        values = {**problem.extra, question: asked, answer: solution, "origin": origin}
+        return self.problem(problem.id, Record(origin, values))
 
 
 class Unsuitable(Exception):
@@ -88,33 +88,47 @@ class Unsuitable(Exception):
 
 # ----------------------------------------------------------------------------------------------------- the calculation
 
-_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
-_RANK = {"(": 0, ")": 1, "+": 1, "-": 1, "*": 2, "/": 2}
+_OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An annotation: numbers and operators in postfix order, and the result that the solution gives."""
+    """An annotation: an expression of numbers, + - * / and brackets, and the result that the solution gives."""
 
-    postfix: Sequence[Fraction | str]
+    expression: ast.expr
+    operands: Sequence[Fraction]
     result: Fraction
 
-    @property
-    def operands(self) -> list[Fraction]:
-        return [part for part in self.postfix if isinstance(part, Fraction)]
+    @classmethod
+    def parse(cls, expression: str, result: str) -> Step:
+        plain = NUMBER.sub(lambda found: found[0].replace(",", "").lstrip("0") or "0", expression)
+        if plain.strip("0123456789.+-*/() \t"):
+            raise Unsuitable("an expression cannot be read")
+        try:
+            parsed = ast.parse(plain.strip(), mode="eval").body
+        except SyntaxError:
+            raise Unsuitable("an expression cannot be read") from None
+        return cls(parsed, list(_values(expression)), _value(result))
 
     def calculated(self, numbers: Numbers) -> Fraction:
         """Return the result with new numbers."""
-        stack: list[Fraction] = []
-        for part in self.postfix:
-            if isinstance(part, Fraction):
-                stack.append(numbers[part])
-                continue
-            right, left = stack.pop(), stack.pop()
-            if part == "/" and not right:
-                raise Unsuitable("a division by 0")
-            stack.append(_OPERATORS[part](left, right))
-        return stack[0]
+        return _calculated(self.expression, numbers)
+
+
+def _calculated(node: ast.expr, numbers: Numbers) -> Fraction:
+    if isinstance(node, ast.Constant):
+        return numbers[Fraction(str(node.value))]
+    if not isinstance(node, ast.BinOp) or type(node.op) not in _OPERATORS:
+        raise Unsuitable("an expression cannot be read")
+    left, right = _calculated(node.left, numbers), _calculated(node.right, numbers)
+    if isinstance(node.op, ast.Div) and not right:
+        raise Unsuitable("a division by 0")
+    return _OPERATORS[type(node.op)](left, right)
 
 
 def steps_of(solution: str) -> list[Step]:
@@ -123,35 +137,11 @@ def steps_of(solution: str) -> list[Step]:
     gold = solution.rpartition("####")[2].strip()
     if solution.count("<<") != len(found) or not all(map(NUMBER.fullmatch, [gold, *(result for _, result in found)])):
         raise Unsuitable("an annotation or the answer cannot be read")
-    steps = [Step(postfix(expression), _value(result)) for expression, result in found]
+    steps = [Step.parse(*one) for one in found]
     same = {value: value for value in _values(solution)}
     if not steps or steps[-1].result != _value(gold) or any(step.calculated(same) != step.result for step in steps):
         raise Unsuitable("the annotations do not lead to the answer")
     return steps
-
-
-def postfix(expression: str) -> list[Fraction | str]:
-    """Read an expression of numbers, + - * / and brackets (Dijkstra's shunting yard)."""
-    output: list[Fraction | str] = []
-    waiting: list[str] = []
-    expects_number = True
-    for token in re.findall(rf"{NUMBER.pattern}|\S", expression):
-        is_number = token[-1].isdecimal()
-        if not (is_number or token in _RANK) or expects_number != (is_number or token == "("):
-            raise Unsuitable("an expression cannot be read")
-        expects_number = not (is_number or token == ")")
-        if is_number:
-            output.append(_value(token))
-            continue
-        while token != "(" and waiting and _RANK[waiting[-1]] >= _RANK[token]:
-            output.append(waiting.pop())
-        if token != ")":
-            waiting.append(token)
-        elif not waiting or waiting.pop() != "(":
-            raise Unsuitable("an expression cannot be read")
-    if expects_number or "(" in waiting:
-        raise Unsuitable("an expression cannot be read")
-    return [*output, *reversed(waiting)]
 
 
 def _value(text: str) -> Fraction:
@@ -240,10 +230,10 @@ def read(question: str, solution: str) -> Template:
     fixed = {value for _, value, stays in found if stays} | (_meant(question, text) - results)
     said = Counter(value for _, value, _ in found if value not in fixed)
     free = frozenset(value for value in said if value > SMALL or used[value] <= said[value])
-    if not free or any(used[value] < times for value, times in said.items()):
-        raise Unsuitable(
-            "no number may be new" if not free else "the question has a number more often than the calculation"
-        )
+    if not free:
+        raise Unsuitable("no number may be new")
+    if any(used[value] < times for value, times in said.items()):
+        raise Unsuitable("the question has a number more often than the calculation")
     if calculated.keys() & said.keys() or not fixed.issuperset(map(_value, GLUED.findall(text))):
         raise Unsuitable("a number may be two")
     _must_be_known({*_values(solution)}, steps, free, fixed | {*said} - free)
@@ -252,9 +242,7 @@ def read(question: str, solution: str) -> Template:
     return Template(steps, free, kept, asked, [place for place, value, _ in found if value in free])
 
 
-def _must_be_known(
-    used: set[Fraction], steps: Sequence[Step], free: Collection[Fraction], fixed: set[Fraction]
-) -> None:
+def _must_be_known(used: set[Fraction], steps: Sequence[Step], free: Iterable[Fraction], fixed: set[Fraction]) -> None:
     """Raise Unsuitable if a number of the solution is not known where it is used, or should stay and cannot."""
     known, moving = {*fixed, *free}, {*free}
     for step in steps:
