@@ -14,7 +14,7 @@ from trainer.config.command_line import Request, resolve
 from trainer.errors import TrainingError
 from trainer.loss.logprobs import LogProbs
 from trainer.machine.out_of_memory import explained, is_out_of_memory, until_it_fits
-from trainer.watch.memory_use import Peak, forget_peak, peak
+from trainer.watch.phases import Peak, forget_peak, peak
 
 # DeepSpeed imports parts of torch that warn about themselves
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

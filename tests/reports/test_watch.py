@@ -13,9 +13,8 @@ from tests.reports.conftest import going_on, lines_of, write_lines
 from tests.terminal import on_a_terminal, read
 from trainer.commands import main
 from trainer.machine.console import Console
-from trainer.reports import state
-from trainer.reports.state import stopped
-from trainer.reports.terminal import blocks, clock, of_folder
+from trainer.reports import terminal
+from trainer.reports.terminal import blocks, clock, of_folder, stopped
 from trainer.run_folder.reader import read_run
 
 
@@ -61,7 +60,7 @@ def broken_off(copied):
 def test_a_run_that_was_stopped_says_so(broken_off, monkeypatch, tmp_path):
     assert stopped(read_run(broken_off)) == "stopped after step 3"
     (tmp_path / "mounts").write_text("server:/home / nfs4 rw 0 0\n")
-    monkeypatch.setattr(state, "MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr(terminal, "MOUNTS", tmp_path / "mounts")
     assert stopped(read_run(broken_off)) == "nothing for 5 min"
     records = lines_of(broken_off / "metrics.jsonl")
     write_lines(broken_off / "metrics.jsonl", [*records[:-1], records[-1] | {"time/evaluation": 600.0}])

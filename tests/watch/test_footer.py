@@ -7,8 +7,7 @@ from rich.panel import Panel
 
 from tests.terminal import Terminal
 from trainer.machine.console import Console
-from trainer.watch.footer import Footer
-from trainer.watch.progress import Progress
+from trainer.watch.progress import Footer, Progress
 from trainer.watch.screen import Screen
 
 

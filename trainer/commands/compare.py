@@ -14,7 +14,7 @@ from rich.table import Table
 
 from trainer.machine.console import Console
 from trainer.machine.visible import print
-from trainer.reports.pairs import Pair, against_best, by_task
+from trainer.reports.ranking import Pair, ranked
 from trainer.reports.report import shown
 from trainer.run_folder.evaluation_table import percent
 from trainer.run_folder.reader import RunFiles, differing, facts_of, names_of, read_runs
@@ -38,10 +38,7 @@ def run(options: Namespace) -> None:
 def compare(runs: Sequence[Path], as_json: bool) -> None:
     read = read_runs(runs)
     keys = differing([run.settings for run in read])
-    tasks = [
-        [_row(run, these[0], pair, keys) for run, pair in zip(these, against_best(these), strict=True)]
-        for these in by_task(read)
-    ]
+    tasks = [[_row(run, these[0][0], pair, keys) for run, pair in these] for these in ranked(read)]
     if as_json:
         print(json.dumps([row for rows in tasks for row in rows], indent=2))
         return
@@ -56,49 +53,52 @@ def compare(runs: Sequence[Path], as_json: bool) -> None:
 
 def _row(run: RunFiles, best: RunFiles, pair: Pair | None, keys: Sequence[str]) -> dict[str, Any]:
     against = {"run": str(best.folder), **pair._asdict(), "said": str(pair)} if pair else None
-    settings = {key: run.settings[key] for key in keys}
-    evaluates = run.settings["eval.problems"] != 0
-    return {
-        "run": str(run.folder),
-        "settings": settings,
-        "evaluates": evaluates,
-        **facts_of(run),
-        "against": against,
-    }
+    settings, evaluates = {key: run.settings[key] for key in keys}, run.settings["eval.problems"] != 0
+    return {"run": str(run.folder), "settings": settings, "evaluates": evaluates, **facts_of(run), "against": against}
 
 
 def tables(rows: Sequence[dict[str, Any]], names: Mapping[str, str], width: int) -> Iterator[Table]:
     """Yield a table of runs, or several with some of the columns each where all are too wide."""
-    first, *others = _columns(rows, names)
+    first, *others = _columns(rows, names).items()
     title = _title(rows)
     while others:
-        room, count = width - _width(first), 0
-        while count < len(others) and (not count or room >= _width(others[count])):
-            room -= _width(others[count])
-            count += 1
+        shown, room = [first, others.pop(0)], width - _width(first)
+        room -= _width(shown[1])
+        while others and room >= _width(others[0]):
+            room -= _width(others[0])
+            shown.append(others.pop(0))
         table = Table(title=title, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for head, *_ in (first, *others[:count]):
+        for head, _ in shown:
             table.add_column(head, justify="right" if head in MEASURED else "left")
-        for cells in zip(*(cells for _, *cells in (first, *others[:count])), strict=True):
+        for cells in zip(*(cells for _, cells in shown), strict=True):
             table.add_row(*cells)
         yield table
-        others, title = others[count:], ""
+        title = ""
 
 
-def _width(column: Sequence[str]) -> int:
-    return max(map(cell_len, column)) + GAP
+def _width(column: tuple[str, Sequence[str]]) -> int:
+    return max(map(cell_len, [column[0], *column[1]])) + GAP
 
 
-def _columns(rows: Sequence[dict[str, Any]], names: Mapping[str, str]) -> list[list[str]]:
-    """Return the columns, each with its head: names, settings that are not the same in all rows, results."""
+def _columns(rows: Sequence[dict[str, Any]], names: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the columns by their heads: names, settings that are not the same in all rows, results."""
     settings = [row["settings"] for row in rows]
     differ = [key for key in settings[0] if len({str(one[key]) for one in settings}) > 1]
-    columns = [["run", *(names[row["run"]] for row in rows)]]
-    columns += [[key, *(shown(one[key]) for one in settings)] for key in differ]
-    results = [[_accuracy(row), _percent(row["best"]), str(row["steps"]), clock(row["training_s"])] for row in rows]
-    columns += [[head, *cells] for head, cells in zip(MEASURED, zip(*results), strict=False)]
-    if any(row["against"] for row in rows):
-        columns.append([MEASURED[-1], *(row["against"]["said"] if row["against"] else "" for row in rows)])
+    columns = {"run": [names[row["run"]] for row in rows]}
+    columns |= {key: [shown(one[key]) for one in settings] for key in differ}
+    results = [
+        (
+            percent(row["accuracy"], row["interval"]) if row["interval"] else "none yet" if row["evaluates"] else "-",
+            "-" if row["best"] is None else f"{row['best']:.1%}",
+            str(row["steps"]),
+            clock(row["training_s"]),
+            row["against"]["said"] if row["against"] else "",
+        )
+        for row in rows
+    ]
+    columns |= {head: list(cells) for head, cells in zip(MEASURED, zip(*results, strict=True), strict=True)}
+    if not any(columns[MEASURED[-1]]):
+        del columns[MEASURED[-1]]
     return columns
 
 
@@ -107,13 +107,3 @@ def _title(rows: Sequence[dict[str, Any]]) -> str:
     compared = sum(row["against"] is not None for row in rows)
     corrected = f", p corrected for {compared} runs (Holm)" if compared > 1 else ""
     return f"Held-out problems: {', '.join(map(str, problems)) or 'none yet'}; 95 % intervals{corrected}"
-
-
-def _accuracy(row: dict[str, Any]) -> str:
-    if row["interval"]:
-        return percent(row["accuracy"], row["interval"])
-    return "none yet" if row["evaluates"] else "-"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"

@@ -30,8 +30,8 @@ from trainer.machine.visible import print
 from trainer.problem.lessons import check, taught
 from trainer.problem.prompts import answer_style
 from trainer.problem.task import make_task, training_problems
-from trainer.reports import contamination, study_page
-from trainer.reports.study import collect, ended, summary, totals
+from trainer.reports import study_page
+from trainer.reports.study import RENUMBERED, collect, ended, summary, totals
 from trainer.run_folder.reader import facts_of, read_run
 from trainer.sandbox.kernel import PR_SET_PDEATHSIG, libc
 from trainer.watch.progress import clock
@@ -144,7 +144,7 @@ class Runner:
         """Ask the model of a run that has ended the held-out problems with new numbers, and return the name of the run
         if that fails."""
         folder, config = self.study.folder / one.name, self.study.config(one)
-        out = folder / contamination.FOLDER
+        out = folder / RENUMBERED
         if ended(self.study, one) is None or (out / "eval.json").is_file():
             return ""
         asked = ["task.name=gsm8k-renumbered", f"--problems={config.eval.problems}", f"--out={out}"]

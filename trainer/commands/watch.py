@@ -13,7 +13,6 @@ from rich.live import Live
 from trainer.errors import DataError
 from trainer.machine.console import Console
 from trainer.reports import terminal
-from trainer.reports.state import stopped
 from trainer.run_folder.reader import read_run, read_runs
 
 SECONDS = 2.0  # between two looks
@@ -37,7 +36,7 @@ def watch(folders: Sequence[Path], console: Console) -> None:
     """Show the runs until all of them have ended, or were stopped."""
     runs = read_runs(folders)
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        while not all(run.has_ended or stopped(run) for run in runs):
+        while not all(run.has_ended or terminal.stopped(run) for run in runs):
             with suppress(DataError):  # a file that is being written; it is whole at the next look
                 live.update(terminal.shown(runs, console, console.height), refresh=True)
             time.sleep(SECONDS)

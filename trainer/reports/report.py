@@ -7,12 +7,13 @@ from statistics import fmean
 from typing import Any
 
 from trainer.estimates import paired_difference
-from trainer.reports import answers, repeat
+from trainer.machine.visible import around, shortened
+from trainer.reports import repeat
 from trainer.reports.chart import HEIGHT, WIDTH, colour_of, line, svg
 from trainer.reports.curves import CHARTS, Group, charts_of, groups_of
 from trainer.reports.markup import Html, joined, page, table, tag
-from trainer.reports.pairs import against_best, by_task
-from trainer.reports.state import stopped
+from trainer.reports.ranking import ranked
+from trainer.reports.terminal import stopped, told
 from trainer.run_folder import evaluation_table
 from trainer.run_folder.evaluation_table import percent
 from trainer.run_folder.reader import RunFiles, differing, facts_of, phases
@@ -25,6 +26,7 @@ SHORTER = {  # what may shorten the phase that takes most of the time
     "score": "Without algorithm.kl.coef, and with one update a step, there is nothing to compute before the update.",
     "step": "Larger optim.tokens_per_micro_batch, or no model.gradient_checkpointing, take more memory and less time.",
 }
+MOST_FLIPS = 20  # shown in each direction; all of them are in eval_flips.jsonl
 KWH = 3.6e6  # joules
 CLASSES = {LEARNED: "verdict better", NOT_LEARNED: "verdict worse", CANNOT_TELL: "verdict"}
 
@@ -44,8 +46,8 @@ def of_one(run: RunFiles) -> Iterator[Html]:
     yield from section("Curves", charts(groups_of([run])))
     yield from section("Evaluation", evaluation(run))
     yield from section("Alarms", *map(alarm, alarms), looks(run))
-    yield from section("Answers won and lost", *answers.flips(run.flips()))
-    yield from section("First and last answers", *answers.samples(run.samples()))
+    yield from section("Answers won and lost", *flips(run.flips()))
+    yield from section("First and last answers", *samples(run.samples()))
     yield from section("Settings", settings(run))
     yield from section("Time and memory", time_and_memory(run))
     yield from section("How it was made", *how_it_was_made(run))
@@ -129,6 +131,51 @@ def looks(run: RunFiles) -> Html:
     return tag("p", f"The rules looked at every {every}th step.", class_="soft") if every > 1 else Html()
 
 
+def flips(found: Sequence[Mapping[str, Any]]) -> Iterator[Html]:
+    """Yield the problems that only one of two models solved, in both directions."""
+    for direction, title in (("gained", "Won"), ("lost", "Lost")):
+        these = [flip for flip in found if flip.get("direction") == direction]
+        more = f", {MOST_FLIPS} of them here, all in eval_flips.jsonl" if len(these) > MOST_FLIPS else ""
+        if these:
+            yield tag("h3", f"{title}: {len(these)}{more}")
+        yield from map(_flip, these[:MOST_FLIPS])
+
+
+def _flip(flip: Mapping[str, Any]) -> Html:
+    sides = [
+        tag("div", tag("p", side, class_="soft"), answer(flip[f"{side}_completion"], flip[f"{side}_answer"]))
+        for side in ("before", "after")
+    ]
+    asked = tag("summary", f"{flip['question']} ", tag("strong", flip["gold"]))
+    return tag("details", asked, tag("div", *sides, class_="pair"))
+
+
+def samples(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Html]:
+    """Yield answers that were sampled in training, each under its name."""
+    for name, sample in found.items():
+        read = sample["strict"] if sample["strict"] is not None else sample["lenient"]
+        earned = "no reward" if sample["reward"] is None else f"reward {sample['reward']:.3g}"
+        title = joined(
+            tag("strong", name, class_=name.split()[-1]), f", step {sample['step']}, {earned}; the answer is "
+        )
+        asked = tag("details", tag("summary", "prompt"), tag("pre", shortened(sample["prompt"])))
+        cut = tag("p", "cut off", class_="soft") if sample["truncated"] else ""
+        earlier = [
+            part for turn in told(sample) for part in (tag("p", turn["role"], class_="soft"), tag("pre", turn["text"]))
+        ]
+        last = tag("p", "model", class_="soft") if earlier else ""
+        written = answer(sample["completion"], read)
+        yield tag("div", tag("h3", title, tag("code", sample["gold"])), asked, *earlier, last, written, cut)
+
+
+def answer(text: str, read: str | None) -> Html:
+    """Return an answer as it was written, and what was read from it: marked in its last place, and below."""
+    before, found, after = around(shortened(text), read)
+    marked = tag("pre", before, tag("mark", found) if found else "", after)
+    said = joined("read: ", tag("code", read)) if read is not None else "no answer was read from it"
+    return joined(marked, tag("p", said, class_="soft"))
+
+
 def settings(run: RunFiles) -> Html:
     """Return the settings that differ from those of the nearest preset."""
     preset, changes = repeat.nearest_preset(run.settings)
@@ -188,13 +235,15 @@ def how_it_was_made(run: RunFiles) -> Iterator[Html]:
 
 def results(runs: Sequence[RunFiles]) -> Iterator[Html]:
     """Yield a table for each task: what each run reached, and its difference from the best on the same problems."""
-    tasks = by_task(runs)
+    tasks = ranked(runs)
     for these in tasks:
+        first, _ = these[0]
         if len(tasks) > 1:
-            yield tag("h3", f"Task {these[0].settings['task.name']}")
-        pairs = ["", *(str(pair or "no common problems") for pair in against_best(these)[1:])]
-        rows = [[run.name, *_result(run), pair] for run, pair in zip(these, pairs, strict=True)]
-        head = ["run", "base", "trained", "gained", "lost", "steps", "training", f"against {these[0].name}, points"]
+            yield tag("h3", f"Task {first.settings['task.name']}")
+        rows = [
+            [run.name, *_result(run), pair or ("" if run is first else "no common problems")] for run, pair in these
+        ]
+        head = ["run", "base", "trained", "gained", "lost", "steps", "training", f"against {first.name}, points"]
         yield table(head, rows, "numbers")
     if len(tasks) > 1:
         yield tag("p", "Runs on different tasks are not compared with each other.", class_="soft")

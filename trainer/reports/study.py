@@ -6,7 +6,7 @@ the statistics.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -16,10 +16,10 @@ from typing import Any
 from trainer.config.study import BASE, SUPERVISED, Study, StudyRun
 from trainer.errors import DataError
 from trainer.estimates import SIGNIFICANT, Effect, Table, corrected, effect, is_enough, share_reached
-from trainer.reports.contamination import gaps
 from trainer.run_folder import previous_run
 from trainer.run_folder.reader import RunFiles, phases, read_run
 
+RENUMBERED = "renumbered"  # folder in that of a run: its answers to the problems with new numbers
 COSTS = ("samples", "tokens", "seconds")
 EQUAL = 0.01  # costs that differ by less are equal
 BETTER, WORSE, CANNOT_TELL = "better", "worse", "cannot tell"
@@ -190,6 +190,36 @@ def shares(collected: Collected, comparisons: Sequence[Mapping[str, Any]]) -> li
         share = share_reached(table, gain) if len(table) == len(gain) else None
         reached.append({"control": control, **dict(zip(("share", "low", "high"), share or (), strict=bool(share)))})
     return reached
+
+
+def gaps(arms: Mapping[str, Iterable[RunFiles]], lenient: bool) -> list[dict[str, Any]]:
+    """Return for each arm how many of the old problems it solves, and how many of those with new numbers."""
+    found = []
+    for arm, runs in arms.items():
+        pairs = [both for run in runs if (both := _pairs(run, arm, lenient))]
+        if not pairs:
+            continue
+        table = [[float(old) - float(new) for old, new in both.values()] for both in pairs]
+        old, new = (fmean(one[place] for both in pairs for one in both.values()) for place in (0, 1))
+        gap = {"arm": arm, "seeds": len(pairs), "problems": len(table[0]), "old": old, "new": new}
+        if is_enough(table):
+            gap |= dict(zip(("low", "high"), effect(table).interval, strict=True))
+        found.append(gap)
+    return found
+
+
+def _pairs(run: RunFiles, arm: str, lenient: bool) -> Mapping[str, tuple[bool, bool]]:
+    """Return by the number of a problem whether a model solved the old one, and the new one."""
+    kind = "correct_lenient" if lenient else "correct_strict"
+    renumbered = RunFiles(run.folder / RENUMBERED, run.settings)
+    old, new = (
+        {one["problem"].split("/")[-1]: one[kind] for one in files.greedy.get(model, {}).values()}
+        for files, model in (
+            (run.before_training, "base") if arm == BASE else (run, "trained"),
+            (renumbered, "base" if arm == BASE else "adapter"),
+        )
+    )
+    return {number: (old[number], solved) for number, solved in new.items() if number in old}
 
 
 # ---------------------------------------------------------------------------------------------- what the arms have cost

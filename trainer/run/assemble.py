@@ -50,9 +50,9 @@ from trainer.run_folder.provenance import Origin
 from trainer.run_folder.run_log import Logs, RunLog
 from trainer.step.schedule import schedule
 from trainer.step.update import Updater
-from trainer.watch import memory_use
 from trainer.watch.alarms import Alarms
 from trainer.watch.history import History
+from trainer.watch.phases import GB, total_memory
 from trainer.watch.rules import RULES
 from trainer.watch.screen import Screen
 from trainer.watch.trackers import Tracker
@@ -297,7 +297,7 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
     if before and is_stretched and 0 < first_step < total_steps:
         screen.say(stretched(config, before, first_step, total_steps))
     seen = [one for one in read_records(folder / "metrics.jsonl") if one["step"] <= first_step]
-    history = History(config, seen, len(prompts.problems), memory_use.total() / memory_use.GB)
+    history = History(config, seen, len(prompts.problems), total_memory() / GB)
     alarms = Alarms(history, screen.warn, [rule for rule in RULES if is_main or rule.of_each_rank])
     if config.optim.layout == "flat" and not policy.is_flat:
         screen.say("training: with padded rows, which is slower, because of this model's kind of attention")

@@ -39,8 +39,7 @@ from trainer.rollout.context import StaticPolicy
 from trainer.rollout.make import make_vllm_sampler, may_colocate
 from trainer.run import assemble, sampler_check
 from trainer.run.data import prompter_of
-from trainer.watch.footer import Footer
-from trainer.watch.progress import Progress
+from trainer.watch.progress import Footer, Progress
 from trainer.watch.screen import Screen
 
 

@@ -27,7 +27,7 @@ from trainer.run.assemble import Run
 from trainer.run.rehearsal import planned, rehearse, report
 from trainer.run_folder import lock, previous_run
 from trainer.run_folder.run_log import RunLog
-from trainer.watch.memory_use import total
+from trainer.watch.phases import total_memory
 from trainer.watch.verdict import Verdict
 
 Evaluations = Mapping[str, Evaluation]  # by name: `base`, `trained`, `merged`
@@ -154,8 +154,8 @@ def _rehearse_and_check(config: Config, run: Run) -> None:
     outside = run.rollouts.sampler.owns_copy
     if run.log.first_step < run.log.total_steps:
         peaks, longest = rehearse(run.rollouts, run.updater), len(run.rollouts.longest.tokens)
-        if distributed.on_gpu() and (plan := planned(config, longest, total(), outside)):
-            run.log.screen.say(report(plan, peaks, total()))
+        if distributed.on_gpu() and (plan := planned(config, longest, total_memory(), outside)):
+            run.log.screen.say(report(plan, peaks, total_memory()))
             if distributed.is_main():
                 disk.replace(run.log.folder / "memory_plan.json", (json.dumps(plan) + "\n").encode())
     if outside:

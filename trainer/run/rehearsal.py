@@ -13,8 +13,7 @@ from trainer.ranks import distributed
 from trainer.records import MiniBatch, TrainingRow
 from trainer.rollout.collect import Rollouts
 from trainer.step.update import BackwardPass, Updater
-from trainer.watch.memory_use import GB, Peak
-from trainer.watch.phases import Phases
+from trainer.watch.phases import GB, Peak, Phases
 from trainer.watch.tally import Tally
 
 DIGITS = 6

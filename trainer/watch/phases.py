@@ -1,36 +1,112 @@
-"""The seconds, the memory and the energy that each phase of a step takes."""
+"""What each phase of a step takes: seconds, memory at its peak, and the energy of the card as NVML counts it.
+
+Memory is what torch has allocated on a GPU, and the resident memory of the process on a CPU.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from ctypes import CDLL, byref, c_ulonglong, c_void_p
+from functools import cache
+from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
-from trainer.watch import energy, memory_use
+import torch
+
+from trainer.ranks import distributed
+
+STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+GB = 1e9
+
+
+class Peak(NamedTuple):
+    """The highest use of memory, in bytes: what was allocated, and what torch had reserved. On a CPU both are equal."""
+
+    allocated: int
+    reserved: int
 
 
 class Phases:
-    """Measures the seconds of each phase of a step, the most memory in use at once, and the joules of the card."""
+    """Measures the phases of a step."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self.peaks: dict[str, memory_use.Peak] = {}
+        self.peaks: dict[str, Peak] = {}
         self.joules: dict[str, float] = defaultdict(float)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        began, used = perf_counter(), energy.joules()
-        memory_use.forget_peak()
+        began, used = perf_counter(), joules()
+        forget_peak()
         try:
             yield
         finally:
             self.seconds[name] += perf_counter() - began
-            self.peaks[name] = memory_use.peak()
-            if used is not None and (now := energy.joules()) is not None:
+            self.peaks[name] = peak()
+            if used is not None and (now := joules()) is not None:
                 self.joules[name] += now - used
 
     def metrics(self) -> dict[str, float]:
-        seconds = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
-        joules = {f"energy/{name}": joules for name, joules in self.joules.items()}
-        return seconds | memory_use.metrics(self.peaks) | joules
+        """Return the metrics of a step, memory in GB."""
+        found = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
+        found |= {f"memory/{name}": peak.allocated / GB for name, peak in self.peaks.items()}
+        if distributed.on_gpu():
+            found |= {f"memory/{name}_reserved": peak.reserved / GB for name, peak in self.peaks.items()}
+        held = torch.cuda.memory_allocated() if distributed.on_gpu() else _resident("VmRSS")
+        found["memory/held"] = held / GB
+        return found | {f"energy/{name}": joules for name, joules in self.joules.items()}
+
+
+def forget_peak() -> None:
+    if distributed.on_gpu():
+        torch.cuda.reset_peak_memory_stats()
+    elif CLEAR_REFS.exists():
+        with suppress(OSError):  # a container may forbid it; the peak is then that of the whole run
+            CLEAR_REFS.write_text("5")  # resets VmHWM
+
+
+def peak() -> Peak:
+    if distributed.on_gpu():
+        return Peak(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+    return Peak(*[_resident("VmHWM")] * 2)
+
+
+def total_memory() -> int:
+    if distributed.on_gpu():
+        return torch.cuda.mem_get_info()[1]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _resident(name: str) -> int:
+    """Return the resident memory now (VmRSS) or at its peak (VmHWM). psutil does not have the peak."""
+    if not STATUS.exists():  # not Linux
+        return 0
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
+def joules() -> float | None:
+    """Return the joules since the driver was loaded; None on a CPU, without NVML, or where a card does not count them,
+    as a MIG instance and cards before Volta do not."""
+    found = _card() if distributed.on_gpu() else None
+    millijoules = c_ulonglong()
+    if found is None or found[0].nvmlDeviceGetTotalEnergyConsumption(found[1], byref(millijoules)):
+        return None
+    return millijoules.value / 1000
+
+
+@cache
+def _card() -> tuple[CDLL, c_void_p] | None:
+    """Return NVML, and what it calls the card of this process."""
+    try:
+        nvml = CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    card, name = c_void_p(), f"GPU-{torch.cuda.get_device_properties().uuid}"
+    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByUUID(name.encode(), byref(card)):
+        return None
+    return nvml, card

@@ -13,8 +13,7 @@ from rich.table import Table
 from trainer.machine.console import Console
 from trainer.machine.visible import print
 from trainer.ranks import distributed
-from trainer.watch.footer import Footer
-from trainer.watch.progress import Progress, clock
+from trainer.watch.progress import Footer, Progress, clock
 
 PERMANENT_LINES = 12  # lines of progress that stay on the screen during a run
 ABOVE = 5  # lines of a terminal that are left to what is printed
