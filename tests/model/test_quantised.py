@@ -40,23 +40,22 @@ def quantised_and_adapted(folder, kind: str, **options):
 def test_only_the_layers_between_embedding_and_output_are_quantised(tiny_model):
     for kind, stored in zip(KINDS, (torch.uint8, torch.int8), strict=True):
         model = base(tiny_model, kind, "bf16")
-        assert {layer.weight.dtype for layer in quantised.layers(model)} == {stored}
-        assert len(list(quantised.layers(model))) == 14
+        layers = list(quantised.layers(model))
+        assert ({layer.weight.dtype for layer in layers}, len(layers)) == ({stored}, 14)
         assert model.lm_head.weight is model.model.embed_tokens.weight
         rest = {value.dtype for name, value in model.named_parameters() if "_proj.weight" not in name}
         assert rest == {torch.bfloat16}
 
 
-def test_the_scales_of_4_bit_blocks_are_quantised_too(tiny_model):
-    layer = next(quantised.layers(base(tiny_model, "nf4", "bf16")))
-    assert layer.weight.quant_state.nested
-    assert layer.weight.quant_state.quant_type == "nf4"
-    assert layer.compute_dtype == torch.bfloat16
-
-
-def test_8_bit_layers_look_for_no_outliers(tiny_model):
-    """Each would wait for the card, and no CUDA graph of a decode step could be captured."""
+def test_how_layers_are_quantised(tiny_model):
+    """In int8 without looking for outliers, for which each layer would wait for the card. In nf4 with quantised scales,
+    and never packed for a processor, after which a weight has no gradient."""
     assert {layer.state.threshold for layer in quantised.layers(base(tiny_model, "int8"))} == {0.0}
+    for layer in quantised.layers(base(tiny_model, "nf4", "bf16")):
+        assert layer.weight.quant_state.nested
+        assert layer.weight.quant_state.quant_type == "nf4"
+        assert layer.compute_dtype == torch.bfloat16
+        assert layer.support_avx512bf16_for_cpu is False
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -156,12 +155,6 @@ def test_the_adapter_is_merged_into_the_clean_base(tiny_model, tmp_path, kind):
     clean = read(tiny_model).model.layers[1].self_attn.q_proj.weight
     merged = read(tmp_path / "merged").model.layers[1].self_attn.q_proj.weight
     assert_close(merged.detach(), (clean + adapted.get_delta_weight("default")).detach(), 1e-6)
-
-
-def test_a_4_bit_weight_is_never_packed_for_a_processor(tiny_model):
-    """On some processors bitsandbytes packs it in eval mode, and it then has no gradient."""
-    layer = next(quantised.layers(base(tiny_model, "nf4")))
-    assert layer.support_avx512bf16_for_cpu is False
 
 
 @pytest.fixture(scope="module")

@@ -112,16 +112,10 @@ def test_a_file_that_cannot_be_looked_at_is_no_error(scratch, model, tmp_path, c
     assert location(model) == model.name
 
 
-def test_without_a_disk_the_model_is_not_looked_for(model, monkeypatch):
-    monkeypatch.delenv("OCTET_SCRATCH", raising=False)
-    monkeypatch.setattr(staging, "_source", lambda settings: pytest.fail("it was looked for"))
-    staging.stage(model)
-    assert location(model) == model.name
-
-
 def test_without_a_disk_and_for_the_embedded_model_nothing_happens(model, scratch, monkeypatch):
     staging.stage(Model(name="nano"))
     monkeypatch.delenv("OCTET_SCRATCH")
+    monkeypatch.setattr(staging, "_source", lambda settings: pytest.fail("it was looked for"))
     staging.stage(model)
     assert not scratch.exists()
     assert location(model) == model.name

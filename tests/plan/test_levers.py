@@ -240,6 +240,8 @@ def one_update(policy):
 @pytest.mark.parametrize(
     ("chosen", "has_gpu", "told"),
     [
+        (["engine.ds_config=zero2_offload", "optim.name=adamw_8bit"], False, r"optim.name=adamw_8bit: .*=zero2"),
+        (["engine.ds_config=zero3_offload", "optim.name=adamw_8bit"], True, r"optim.name=adamw_8bit: .*=zero2"),
         (["engine.ds_config=zero3", "lora.dora=true"], True, r"splits the weights .* or lora.dora=false"),
         (["engine.ds_config=zero3", "lora.targets=[q_proj, lm_head]"], True, r"names lm_head, .* or lora.targets=all"),
         (["engine.ds_config=zero3_offload", "model.quantize=nf4"], True, r"nf4 cannot be split.*=zero2_offload"),
@@ -250,7 +252,6 @@ def one_update(policy):
         ),
         (["model.attention=flash"], False, r"model.attention=flash: it needs a card.* Write model.attention=auto"),
         (["model.attention=flash", "model.dtype=fp32"], True, r"model.attention=flash: .*Write model.dtype=auto"),
-        (["model.activation_offload=true"], True, r"activation_offload=true .*gradient_checkpointing"),
     ],
 )
 def test_levers_that_do_not_go_together_are_refused_before_anything_loads(chosen, has_gpu, told):
@@ -266,7 +267,8 @@ def test_flash_attention_that_is_not_installed(monkeypatch):
 
 def test_what_goes_together_is_not_refused():
     split = ["engine.ds_config=zero3", *OFFLOADED]
-    for chosen in (["model.quantize=nf4", *OFFLOADED], split, [*split, *FULL], [*split, "lora.init=pissa"]):
+    eight = ["optim.name=adamw_8bit", "engine.ds_config=zero2"]
+    for chosen in (eight, ["model.quantize=nf4", *OFFLOADED], split, [*split, *FULL], [*split, "lora.init=pissa"]):
         ds_config.check(resolve("nano", None, chosen), has_gpu=True)
 
 
