@@ -162,7 +162,12 @@ def _sample(record: dict[str, Any], where: str, needs_answer: bool) -> Sample:
         answer = str(answer)
     if not isinstance(answer, str) or (not (gold := gold_of(answer)) and needs_answer):
         raise DataError(where, f"`answer` is {answer!r:.60}", "Write the gold answer, or a solution that ends with it")
-    completed = Completion(_tokens(record, where), (), completion, truncated=False, reward=_environment(record, where))
+    tokens, reward = record.get("tokens", []), record.get("reward/environment")
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        raise DataError(where, f"`tokens` is {tokens!r:.60}", "Write a list of token ids, or leave it out")
+    if reward is not None and not isinstance(reward, int | float):  # as the samples.jsonl of a run has it
+        raise DataError(where, f"`reward/environment` is {reward!r:.60}", "Write a number, or leave it out")
+    completed = Completion(tuple(tokens), (), completion, truncated=False, reward=reward)
     columns = {**record, "answer": answer}  # a function gets the column unchanged, as in training
     return _prompt(record, Problem(str(record.get("id", where)), "", gold, answer, columns)), completed
 
@@ -178,21 +183,6 @@ def _prompt(record: dict[str, Any], problem: Problem) -> Prompt:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _tokens(record: dict[str, Any], where: str) -> tuple[int, ...]:
-    tokens = record.get("tokens", [])
-    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
-        raise DataError(where, f"`tokens` is {tokens!r:.60}", "Write a list of token ids, or leave it out")
-    return tuple(tokens)
-
-
-def _environment(record: dict[str, Any], where: str) -> float | None:
-    """Return what an environment gave for an answer, as the samples.jsonl of a run has it."""
-    reward = record.get("reward/environment")
-    if reward is not None and not isinstance(reward, int | float):
-        raise DataError(where, f"`reward/environment` is {reward!r:.60}", "Write a number, or leave it out")
-    return reward
 
 
 def _report_missing(scorer: Scorer) -> None:

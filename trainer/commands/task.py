@@ -41,8 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     named = {"model.name": options.model, "task.name": options.task}
     named |= {"prompt.style": options.style, "task.data_dir": options.data_dir}
-    overrides = overrides_of(named)
-    config = resolve(options.preset, None, [*overrides, *options.overrides])
+    config = resolve(options.preset, None, [*overrides_of(named), *options.overrides])
     downloads.check(config)
     show(config, options.split, options.n, as_json=options.json)
 
@@ -65,7 +64,10 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
     facts |= {"prompt_style": prompter.style, "answer_style": prompter.answer_style, "model": config.model.name}
     facts["stop_strings"] = [*prompter.stop_strings, *config.rollout.stop]
     facts["prompt_tokens"] = _lengths(prompts, config.prompt.max_tokens)
-    facts["problems"] = [_facts_of(prompt) for prompt in prompts[:count]]
+    facts["problems"] = [
+        {"id": one.problem.id, "gold": one.problem.gold, "tokens": len(one.tokens), "text": one.text}
+        for one in prompts[:count]
+    ]
     print(json.dumps(facts, indent=2) if as_json else _as_text(facts, split))
 
 
@@ -83,11 +85,6 @@ def _lengths(prompts: Sequence[Prompt], limit: int) -> dict[str, Any]:
     too_long = sum(length > limit for length in lengths)
     spread = {"min": min(lengths), "median": median(lengths), "max": max(lengths)}
     return {**spread, "measured": len(lengths), "limit": limit, "too_long": too_long}
-
-
-def _facts_of(prompt: Prompt) -> dict[str, Any]:
-    gold = prompt.problem.gold
-    return {"id": prompt.problem.id, "gold": gold, "tokens": len(prompt.tokens), "text": prompt.text}
 
 
 def _as_text(facts: dict[str, Any], split: str) -> str:

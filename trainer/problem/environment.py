@@ -104,8 +104,11 @@ class Environments:
             self._call("close", Problem("an answer", "", ""), close)
 
     def _call(self, method: str, problem: Problem, work: Callable[[], Any]) -> Any:
-        what = f"{self.setting}: {method}() for {problem.id} raised "
-        return user_code.call(what, self.path, lambda: _finished(work()), DataError)
+        def finished() -> Any:
+            result = work()
+            return asyncio.run_coroutine_threadsafe(result, _loop()).result() if inspect.iscoroutine(result) else result
+
+        return user_code.call(f"{self.setting}: {method}() for {problem.id} raised ", self.path, finished, DataError)
 
 
 def environments_of(
@@ -157,11 +160,6 @@ def _is_number(value: Any) -> bool:
         return not isinstance(value, str | bytes) and math.isfinite(value)
     except (TypeError, ValueError, OverflowError):
         return False
-
-
-def _finished(result: Any) -> Any:
-    """Return the result of a function, or of a coroutine after it has run."""
-    return asyncio.run_coroutine_threadsafe(result, _loop()).result() if inspect.iscoroutine(result) else result
 
 
 @cache

@@ -237,9 +237,8 @@ class Prompter:
         return self._rendered(self.messages(problem), problem), bool(self.tokenizer.chat_template)
 
     def _rendered(self, messages: Messages, problem: Problem) -> str:
-        return self._templated(messages, problem) if self.tokenizer.chat_template else _plain(messages)
-
-    def _templated(self, messages: Messages, problem: Problem) -> str:
+        if not self.tokenizer.chat_template:
+            return _plain(messages)
         from jinja2 import TemplateError
 
         continues = messages[-1]["role"] == "assistant"  # the data set has begun the answer
@@ -309,7 +308,15 @@ def opens_thought(settings: PromptSettings, task: Task) -> bool:
 
 def _style(settings: PromptSettings, task: Task) -> tuple[str, Style]:
     name = task.prompt_style if settings.style == "auto" else settings.style
-    return name, STYLES.get(name) or _template(Path(name))
+    if name in STYLES:
+        return name, STYLES[name]
+    try:
+        request = Path(name).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"prompt.style={name}", f"it cannot be read ({error})") from None
+    if "{question}" not in request:
+        raise ConfigError(f"prompt.style={name}", "there is no {question} in it", "Write it where the question goes")
+    return name, Style(request)
 
 
 def examples(task: Task, shots: int) -> list[Problem]:
@@ -332,16 +339,6 @@ def solved(problem: Problem, answer_style: str) -> str:
         return problem.solution
     work = problem.solution if found is None else ""
     return f"{work}\n{MARKS[answer_style].format(problem.gold)}".strip()
-
-
-def _template(path: Path) -> Style:
-    try:
-        request = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"prompt.style={path}", f"it cannot be read ({error})") from None
-    if "{question}" not in request:
-        raise ConfigError(f"prompt.style={path}", "there is no {question} in it", "Write it where the question goes")
-    return Style(request)
 
 
 def _plain(messages: Messages) -> str:

@@ -69,14 +69,12 @@ class Record:
         if missing:
             found = ", ".join(map(str, self.values))[:LONGEST_LIST] or "none"
             names = " and no column ".join(f"`{column}`" for column in missing)
-            written = " ".join(f"{setting}={self._alike(column)}" for column, setting in missing.items())
+            known = {str(one).strip().lower(): str(one) for one in reversed([*self.values])}
+            usual = {column: [name for name in (column, *USUAL.get(column, ())) if name in known] for column in missing}
+            meant = {column: known[names[0]] if names else "COLUMN" for column, names in usual.items()}
+            written = " ".join(f"{setting}={meant[column]}" for column, setting in missing.items())
             place = self.header or self.where
             raise MissingColumn(place, f"there is no column {names}; the columns are: {found}", f"Write {written}")
-
-    def _alike(self, column: str) -> str:
-        """Return the column that is probably meant: one with another case, or with another usual name."""
-        names = (column, *USUAL.get(column, ()))
-        return next((str(one) for name in names for one in self.values if str(one).strip().lower() == name), "COLUMN")
 
     def _value(self, column: str, setting: str) -> Any:
         self.must_have({column: setting})
@@ -161,20 +159,18 @@ class Source(Protocol):
 def _jsonl(path: Path) -> Iterator[Record]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield _json_record(f"{path}:{number}", line)
-
-
-def _json_record(where: str, line: bytes) -> Record:
-    try:
-        values = json.loads(line.decode("utf-8-sig").rstrip())
-    except UnicodeDecodeError as error:
-        return Record(where, flaw=f"not UTF-8: byte {error.start + 1} of the line is {line[error.start]:#04x}")
-    except (ValueError, RecursionError) as error:
-        return Record(where, flaw=f"not JSON: {error}")
-    if not isinstance(values, dict):
-        return Record(where, flaw=f"it is {_kind(values)}; expected an object such as {{...}} on each line")
-    return Record(where, values)
+            if not line.strip():
+                continue
+            values, flaw = {}, ""
+            try:
+                values = json.loads(line.decode("utf-8-sig").rstrip())
+            except UnicodeDecodeError as error:
+                flaw = f"not UTF-8: byte {error.start + 1} of the line is {line[error.start]:#04x}"
+            except (ValueError, RecursionError) as error:
+                flaw = f"not JSON: {error}"
+            if not isinstance(values, dict):
+                flaw = f"it is {_kind(values)}; expected an object such as {{...}} on each line"
+            yield Record(f"{path}:{number}", values, flaw)
 
 
 def _csv(path: Path) -> Iterator[Record]:
@@ -215,20 +211,16 @@ def _parquet(path: Path) -> Iterator[Record]:
     try:
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
             for place in range(batch.num_rows):
-                yield _parquet_record(f"{path}: row {index}", batch, place)
+                values, flaw = {}, ""
+                for name, column in zip(batch.schema.names, batch.columns):
+                    try:
+                        values[name] = column[place].as_py()
+                    except (ValueError, OverflowError) as error:  # no UTF-8, or a date that Python does not have
+                        flaw = flaw or f"column {name}: {error}"
+                yield Record(f"{path}: row {index}", values, flaw)
                 index += 1
     except (pyarrow.lib.ArrowException, UnicodeDecodeError) as error:
         raise DataError(path, f"not Parquet: {str(error).partition(chr(10))[0]}") from None
-
-
-def _parquet_record(where: str, batch: Any, place: int) -> Record:
-    values = {}
-    for name, column in zip(batch.schema.names, batch.columns):
-        try:
-            values[name] = column[place].as_py()
-        except (ValueError, OverflowError) as error:  # a text that is not UTF-8, a date that Python does not have
-            return Record(where, flaw=f"column {name}: {error}")
-    return Record(where, values)
 
 
 READERS: dict[str, Callable[[Path], Iterator[Record]]] = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}

@@ -82,7 +82,13 @@ class ToolCalls:
             self.line += told
             return told, not text.endswith("="), 0.0
         _, said, is_thinking = after_thinking(text)
-        calls = [] if is_thinking else self._in_template(said) if self.calls == "template" else self._in_fences(said)
+        if is_thinking:
+            calls: list[Callable[[], str]] = []
+        elif self.calls == "template":  # <tool_call> as Qwen and Hermes write it, or one JSON object as Llama does
+            bare = [said] if said.strip().startswith('{"name"') else []
+            calls = [partial(self._called, written) for written in _CALL.findall(said) or bare]
+        else:
+            calls = [partial(self.tools[name].use, body) for name, body in _FENCED.findall(said) if name in self.tools]
         results = [call() for call in calls[:MOST_CALLS]]
         if calls[MOST_CALLS:]:
             results.append(f"Error: only {MOST_CALLS} calls of a turn are answered.")
@@ -97,14 +103,6 @@ class ToolCalls:
             "You may call tools. To call one, end your message with a block like this, and the result comes back:\n"
             f"```{tool.name}\n{tool.example}\n```\nTools:\n{known}"
         )
-
-    def _in_fences(self, text: str) -> list[Callable[[], str]]:
-        return [partial(self.tools[name].use, body) for name, body in _FENCED.findall(text) if name in self.tools]
-
-    def _in_template(self, text: str) -> list[Callable[[], str]]:
-        """Call what stands in <tool_call> tags, as Qwen and Hermes write it, or is one JSON object, as Llama does."""
-        bare = [text] if text.strip().startswith('{"name"') else []
-        return [partial(self._called, written) for written in _CALL.findall(text) or bare]
 
     def _called(self, written: str) -> str:
         try:

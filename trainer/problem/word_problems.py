@@ -156,20 +156,16 @@ class Template:
 
     def draw(self, rng: random.Random) -> tuple[str, str, str]:
         """Return a question, its worked solution and the answer."""
-        values = self._numbers(rng)
-        who, other = rng.sample(NAMES, 2)
-        question = self.story.format(who=who, other=other, item=rng.choice(ITEMS), **values)
-        answer = str(values[self.lines[-1].result])
-        return question, "\n".join([*(line.show(values) for line in self.lines), f"#### {answer}"]), answer
-
-    def _numbers(self, rng: random.Random) -> dict[str, int]:
-        while True:
+        values: dict[str, int] = {}
+        while not values or not all(line.solve(values) for line in self.lines):
             values = {"2": 2, "4": 4}
             for letter in self.letters:
                 low, high = RANGES[letter]
                 values[letter] = low + int(rng.random() * (high - low + 1))
-            if all(line.solve(values) for line in self.lines):
-                return values
+        who, other = rng.sample(NAMES, 2)
+        question = self.story.format(who=who, other=other, item=rng.choice(ITEMS), **values)
+        answer = str(values[self.lines[-1].result])
+        return question, "\n".join([*(line.show(values) for line in self.lines), f"#### {answer}"]), answer
 
 
 @dataclass(frozen=True)

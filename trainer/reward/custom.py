@@ -61,7 +61,8 @@ class Custom:
         with _ONE_AT_A_TIME:
             call = self._run(readings)
             if call.error is not None and not isinstance(call.error, RewardError):
-                culprit = self._culprit(readings)
+                alone = ([one] for one in readings if len(readings) > 1 and self._run([one]).error is not None)
+                culprit = next(alone, readings)  # the first that makes the function raise by itself, or all
                 what = f"it raised {where(call.error, self.path)}".replace("raised SystemExit: it called", "called")
                 raise self._error(f"{what}.{self._other_format(culprit)}", culprit)
         if call.error is not None:
@@ -137,12 +138,6 @@ class Custom:
 
     def _is_chat(self, problem: Problem) -> bool:
         return bool(problem.messages) if self.format == "auto" else self.format == "chat"
-
-    def _culprit(self, readings: Sequence[Reading]) -> Sequence[Reading]:
-        """Return the first sample that makes the function raise by itself, or all samples if none does."""
-        if len(readings) == 1:
-            return readings
-        return next(([one] for one in readings if self._run([one]).error is not None), readings)
 
     def _other_format(self, readings: Sequence[Reading]) -> str:
         """Return a sentence that names the other form of completions, if the function works with it."""

@@ -99,7 +99,12 @@ class Judge:
             text: self._threads.submit(self.client.ask, question, self.rubric.grades, meter)
             for text, question in dict(zip(texts, questions)).items()
         }
-        return [self._counted(replies[text].result(), meter) for text in texts]
+        found = [replies[text].result() for text in texts]
+        for grades in found:
+            meter.add("judge/missing", grades is None, 1)
+            for name, grade in (grades or {}).items():
+                meter.add(f"judge/{name}", grade, 1)
+        return [None if grades is None else self.rubric.mean(grades) for grades in found]
 
     def rehearse(self, reading: Reading) -> None:
         grades = self.client.ask(self._question(reading), self.rubric.grades, Meter(), fresh=True)
@@ -111,12 +116,6 @@ class Judge:
                 f"{self.settings.key_env} hold the right key? If it refuses `response_format`: "
                 "reward.judge.structured=false",
             )
-
-    def _counted(self, grades: dict[str, float] | None, meter: Meter) -> float | None:
-        meter.add("judge/missing", grades is None, 1)
-        for name, grade in (grades or {}).items():
-            meter.add(f"judge/{name}", grade, 1)
-        return None if grades is None else self.rubric.mean(grades)
 
     def _question(self, reading: Reading) -> dict[str, Any]:
         """Return the body of the request."""

@@ -70,7 +70,10 @@ class Programs:
         verdicts = dict(threads.each(work, self.at_once))
         meter.add("code/timeouts", sum(verdict.timed_out for verdict in verdicts.values()), len(verdicts))
         meter.add("code/faults", sum(bool(verdict.fault) for verdict in verdicts.values()), len(verdicts))
-        return [self._worth(verdicts[index]) for index in range(len(readings))]
+        found = [verdicts[index] for index in range(len(readings))]
+        if self.settings.score == "all":
+            return [float(0 < one.total == one.passed) for one in found]
+        return [one.passed / one.total if one.total else 0.0 for one in found]
 
     def rehearse(self, reading: Reading) -> None:
         """Run the tests once, so that tests that cannot be run are found before anything is spent."""
@@ -78,26 +81,18 @@ class Programs:
         if verdict.fault:
             raise DataError(reading.problem.id, f"`{self.settings.tests}`: {verdict.fault}", "Leave the record out")
 
-    def _worth(self, verdict: Verdict) -> float:
-        if self.settings.score == "all":
-            return float(0 < verdict.total == verdict.passed)
-        return verdict.passed / verdict.total if verdict.total else 0.0
-
     def _verdict(self, reading: Reading, tests: Tests) -> Verdict:
-        source = program(reading.completion.text)
+        """Run a program on each input, or with its tests. All runs together have the time of one program."""
+        source, stops = program(reading.completion.text), self.settings.score == "all"
         if not tests.pairs:
-            return self.sandbox.judge(source, tests.source, tests.name, first=self.settings.score == "all")
-        return self._printed(source, tests.pairs)
-
-    def _printed(self, source: str, pairs: Sequence[tuple[bytes, bytes]]) -> Verdict:
-        """Run a program on each input. All runs together have the time of one program."""
+            return self.sandbox.judge(source, tests.source, tests.name, first=stops)
         deadline, passed = time.monotonic() + self.settings.seconds, 0
-        for count, (given, expected) in enumerate(pairs, start=1):
+        for count, (given, expected) in enumerate(tests.pairs, start=1):
             ran = self.sandbox.run(source, given, max(0.0, deadline - time.monotonic()))
             passed += ran.status == 0 and not ran.cut and same_text(ran.output, expected)
-            if ran.timed_out or (self.settings.score == "all" and passed < count):
-                return Verdict(passed, len(pairs), timed_out=ran.timed_out)
-        return Verdict(passed, len(pairs))
+            if ran.timed_out or (stops and passed < count):
+                return Verdict(passed, len(tests.pairs), timed_out=ran.timed_out)
+        return Verdict(passed, len(tests.pairs))
 
 
 def refuse_unheld(settings: Code, held: Held) -> None:

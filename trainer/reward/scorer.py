@@ -89,7 +89,10 @@ class Scorer:
         """Return the scores of answers to any prompts."""
         with self.meter.seconds("answers"):
             readings = [self.read(prompt, completion) for prompt, completion in answered]
-        values = {name: self._values(name, readings) for name in self.built_in}
+        values: dict[str, Sequence[float | None]] = {}
+        for name in self.built_in:
+            with self.meter.seconds(name):
+                values[name] = [COMPONENTS[name](reading, self.rules) for reading in readings]
         for grader in self.graders:
             with self.meter.seconds(grader.name):
                 values[grader.name] = grader.grade(readings, self.meter)
@@ -125,10 +128,6 @@ class Scorer:
         if not self.rules.settings.ignore_accents:
             return equal
         return lambda answer, gold: equal(compare.without_accents(answer), compare.without_accents(gold))
-
-    def _values(self, name: str, readings: Sequence[Reading]) -> list[float | None]:
-        with self.meter.seconds(name):
-            return [COMPONENTS[name](reading, self.rules) for reading in readings]
 
     def _score(self, reading: Reading, values: Mapping[str, float | None]) -> Score:
         found = (reading.strict, reading.lenient, reading.correct_strict, reading.correct_lenient)
