@@ -169,7 +169,7 @@ def test_what_does_not_go_together_is_refused(guessing, tokenizer):
     with pytest.raises(ConfigError, match=r"prompt.style=r1_zero: it has no place for what task.tools=calculator says"):
         prompter(tokenizer, tools=("calculator",), style="r1_zero")
     for setting, said in [
-        ("task.calls=inline", "calls=inline is for the calculator alone"),
+        ("task.calls=inline", "task.calls=inline: it is for the calculator"),
         ("task.calls=fenced", "Write tools=\\[calculator\\] as well"),
         ("task.tools=abacus", "calculator"),
     ]:
