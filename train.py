@@ -13,12 +13,12 @@ with naming_missing_packages():
     from trainer.config.command_line import parse_command_line
     from trainer.machine import hardware, quiet
     from trainer.plan import data, preflight, start
-    from trainer.ranks import slurm
+    from trainer.ranks import slurm, stop_signal
 
 
 def main() -> None:
     listen()
-    slurm.listen()
+    stop_signal.listen()
     slurm.adopt_ranks()
     request = parse_command_line(sys.argv[1:])
     if request.dry_run:

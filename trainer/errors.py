@@ -20,9 +20,7 @@ Text written by a *model* never raises: it scores 0 and is counted.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -114,36 +112,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.name}: {' '.join(part for part in (f'{self.seen}.', self.why, self.remedy) if part)}"
-
-
-ELSEWHERE = {  # what other programs call a setting
-    "load_in_4bit": "model.quantize=nf4",
-    "load_in_8bit": "model.quantize=int8",
-    "learning_rate": "algorithm.lr",
-    "num_generations": "rollout.group_size",
-    "max_completion_length": "rollout.max_new_tokens",
-    "max_prompt_length": "prompt.max_tokens",
-    "beta": "algorithm.kl.coef",
-    "output_dir": "run.dir",
-    "output": "run.dir",
-    "max_steps": "run.steps",
-    "num_train_epochs": "run.epochs",
-    "per_device_train_batch_size": "optim.tokens_per_micro_batch",
-    "warmup.source": "warmup.from",  # its name in Python, where `from` is a keyword
-}
-OF_SLURM = ("partition", "account", "qos", "constraint", "reservation")
-ELSEWHERE |= {name: f"export SBATCH_{name.upper()}=NAME into slurm/site.env" for name in OF_SLURM}
-
-
-def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """Return a sentence that names the nearest known name: the same key of another section, or the closest one."""
-    leaf = name.rpartition(".")[2]
-    for called in (name, leaf):
-        if called in ELSEWHERE:
-            return f" Write {ELSEWHERE[called]}."
-    same_leaf = [candidate for candidate in known if candidate.rpartition(".")[2] == leaf]
-    close = same_leaf or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f" Did you mean {close[0]}?" if close else ""
 
 
 def counted(number: int, noun: str) -> str:

@@ -12,7 +12,7 @@ from trainer.model import staging
 from trainer.model.load import load_model, load_tokenizer, location
 from trainer.model.lora import add_adapter
 from trainer.ranks import distributed
-from trainer.ranks.rendezvous import Ranks
+from trainer.ranks.watchdog import Ranks
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import bitsandbytes
 import pytest
 import torch
 
+from tests.conftest import refuses
 from tests.e2e.updates import ROWS, Case, in_one, settings
 from tests.model.test_variants import make_policy, read
 from tests.step.test_engine import assert_same, launch
@@ -238,25 +239,22 @@ def one_update(policy):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "has_gpu", "told"),
+    ("chosen", "has_gpu", "key", "names"),
     [
-        (["engine.ds_config=zero2_offload", "optim.name=adamw_8bit"], False, r"optim.name=adamw_8bit: .*=zero2"),
-        (["engine.ds_config=zero3_offload", "optim.name=adamw_8bit"], True, r"optim.name=adamw_8bit: .*=zero2"),
-        (["engine.ds_config=zero3", "lora.dora=true"], True, r"splits the weights .* or lora.dora=false"),
-        (["engine.ds_config=zero3", "lora.targets=[q_proj, lm_head]"], True, r"names lm_head, .* or lora.targets=all"),
-        (["engine.ds_config=zero3_offload", "model.quantize=nf4"], True, r"nf4 cannot be split.*=zero2_offload"),
-        (
-            ["engine.ds_config=zero3_offload", *FULL, "algorithm.gradreg.strength=0.01"],
-            True,
-            r"algorithm.gradreg takes gradients .* or algorithm.gradreg.strength=0",
-        ),
-        (["model.attention=flash"], False, r"model.attention=flash: it needs a card.* Write model.attention=auto"),
-        (["model.attention=flash", "model.dtype=fp32"], True, r"model.attention=flash: .*Write model.dtype=auto"),
+        (["engine.ds_config=zero2_offload", "optim.name=adamw_8bit"], False, "optim.name", "zero2"),
+        (["engine.ds_config=zero3_offload", "optim.name=adamw_8bit"], True, "optim.name", "zero2"),
+        (["engine.ds_config=zero3", "lora.dora=true"], True, "engine.ds_config", "lora.dora=false"),
+        (["engine.ds_config=zero3", "lora.targets=[q_proj, lm_head]"], True, "engine.ds_config", "lm_head"),
+        (["engine.ds_config=zero3_offload", "model.quantize=nf4"], True, "engine.ds_config", "nf4"),
+        (["engine.ds_config=zero3", *FULL, "algorithm.gradreg.strength=1"], True, "engine.ds_config", "gradreg"),
+        (["model.attention=flash"], False, "model.attention", "card"),
+        (["model.attention=flash", "model.dtype=fp32"], True, "model.attention", "model.dtype=auto"),
     ],
 )
-def test_levers_that_do_not_go_together_are_refused_before_anything_loads(chosen, has_gpu, told):
-    with pytest.raises(ConfigError, match=told):
-        ds_config.check(resolve("nano", None, chosen), has_gpu)
+def test_levers_that_do_not_go_together_are_refused_before_anything_loads(chosen, has_gpu, key, names):
+    config = resolve("nano", None, chosen)
+    with refuses(key, names=names):
+        ds_config.check(config, has_gpu)
 
 
 def test_flash_attention_that_is_not_installed(monkeypatch):
@@ -284,5 +282,5 @@ def test_the_check_of_settings_reads_the_engines_file(tmp_path):
     """A file of the user's own is ZeRO-3 by what it says, not by its name."""
     (tmp_path / "mine.json").write_text(json.dumps({"zero_optimization": {"stage": 3}}))
     mine = Case("one", [1], ds_config=str(tmp_path / "mine.json"), settings=["lora.dora=true"])
-    with pytest.raises(ConfigError, match=r"mine.json splits the weights over the ranks"):
+    with refuses("engine.ds_config", names="mine.json"):
         ds_config.check(settings("nano", mine), has_gpu=True)

@@ -8,7 +8,7 @@ import torch
 from tests.run_on_ranks import on_ranks, on_two_ranks
 from trainer.errors import ClusterError
 from trainer.ranks import distributed
-from trainer.ranks.rendezvous import Ranks
+from trainer.ranks.watchdog import Ranks
 
 
 @pytest.fixture

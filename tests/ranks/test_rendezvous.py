@@ -19,7 +19,8 @@ from tests.conftest import ROOT
 from tests.forks import forked
 from tests.run_on_ranks import on_two_ranks
 from trainer.errors import ClusterError, Interrupted, LostRank
-from trainer.ranks import rendezvous, stores
+from trainer.ranks import rendezvous, stores, watchdog
+from trainer.ranks.watchdog import Ranks
 
 
 @pytest.fixture(params=["files", "TCP"])
@@ -39,7 +40,7 @@ def address(monkeypatch, tmp_path, request) -> str:
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(rendezvous, "ANSWER_S", 2.0)
+    monkeypatch.setattr(watchdog, "ANSWER_S", 2.0)
 
 
 def together(rank_does, ranks=(0, 1, 2)) -> list:
@@ -55,7 +56,7 @@ def together(rank_does, ranks=(0, 1, 2)) -> list:
         return list(pool.map(caught, ranks))
 
 
-def meet(rank: int) -> rendezvous.Ranks:
+def meet(rank: int) -> Ranks:
     """Meet with time enough for a busy machine: all three ranks come."""
     return rendezvous.meet(rank, 3, seconds=60.0)
 
@@ -155,10 +156,10 @@ def test_when_all_are_there_the_network_is_named(address, monkeypatch):
 
 def test_a_rank_that_is_heard_no_more_is_named_while_the_others_wait(address, monkeypatch, capfd):
     """A collective of NCCL does not fail when a rank has died."""
-    monkeypatch.setattr(rendezvous, "HEARTBEAT_S", 0.05)
-    monkeypatch.setattr(rendezvous, "SILENT_S", 3.0)
-    report, reported = rendezvous.Ranks._report_silent, threading.Event()
-    monkeypatch.setattr(rendezvous.Ranks, "_report_silent", lambda *of: (report(*of), reported.set()))
+    monkeypatch.setattr(watchdog, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(watchdog, "SILENT_S", 3.0)
+    report, reported = Ranks._report_silent, threading.Event()
+    monkeypatch.setattr(Ranks, "_report_silent", lambda *of: (report(*of), reported.set()))
 
     def waits(rank: int) -> bool:
         ranks = meet(rank)
@@ -269,9 +270,9 @@ def test_an_error_of_rank_0_is_heard_before_its_store_goes(address):
 STUCK = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from trainer.ranks import distributed, rendezvous
+from trainer.ranks import distributed, rendezvous, watchdog
 from trainer import errors
-rendezvous.ANSWER_S = 3
+watchdog.ANSWER_S = 3
 distributed.connect(timeout_s=4, connect_s=60)
 distributed.keep_stacks_in(Path("stacks"))
 
@@ -331,8 +332,8 @@ STOPPED_EARLY = """
 import os, signal, sys
 import torch.distributed as dist
 from trainer import errors
-from trainer.ranks import distributed, rendezvous
-rendezvous.ANSWER_S = 3
+from trainer.ranks import distributed, rendezvous, stores, watchdog
+watchdog.ANSWER_S = 3
 
 meet = rendezvous.meet
 
@@ -341,7 +342,7 @@ def stop(*of, **named):
 
 def meet_all(*of):
     ranks = meet(*of)
-    rendezvous.absent(ranks.store, ["read/1"], 60)
+    stores.absent(ranks.store, ["read/1"], 60)
     return ranks
 
 if distributed.is_main():
@@ -374,24 +375,24 @@ def test_a_main_rank_that_is_stopped_at_the_start_is_named(address, when, status
 
 def test_a_rank_is_not_ended_by_a_word_in_the_store(address, quick, monkeypatch):
     """Whoever reaches a TCPStore can say that rank 1 waits in vain; its heartbeats say that it goes on."""
-    monkeypatch.setattr(rendezvous, "HEARTBEAT_S", 0.05)
-    monkeypatch.setattr(rendezvous, "ANSWER_S", 0.5)
+    monkeypatch.setattr(watchdog, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(watchdog, "ANSWER_S", 0.5)
     asked, ended = threading.Semaphore(0), []
-    has_ended = rendezvous.Ranks._has_one_ended
+    has_ended = Ranks._has_one_ended
 
-    def ask(ranks: rendezvous.Ranks, *of) -> bool:
+    def ask(ranks: Ranks, *of) -> bool:
         if ranks.mine == 0:
             ended.append(has_ended(ranks, *of))
             asked.release()
         return False
 
-    monkeypatch.setattr(rendezvous.Ranks, "_has_one_ended", ask)
+    monkeypatch.setattr(Ranks, "_has_one_ended", ask)
 
     def works(rank: int) -> None:
         ranks = meet(rank)
         with ranks.naming_the_missing("9 s"):
             ranks.store.set("somebody waits", "yes")
-            ranks.store.set("state/1", rendezvous.WAITING)
+            ranks.store.set("state/1", watchdog.WAITING)
             if rank == 0:
                 assert asked.acquire(timeout=60)
                 assert asked.acquire(timeout=60)

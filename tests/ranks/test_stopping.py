@@ -6,12 +6,12 @@ import time
 import pytest
 
 from trainer.errors import Interrupted
-from trainer.ranks import slurm, stopping
+from trainer.ranks import stop_signal, stopping
 
 
 @pytest.fixture(autouse=True)
 def quiet_before(monkeypatch):
-    monkeypatch.setattr(slurm, "_stop", slurm.StopSignal())
+    monkeypatch.setattr(stop_signal, "_stop", stop_signal.StopSignal())
     for name in ("SLURM_JOB_ID", "SLURM_JOB_END_TIME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -20,7 +20,7 @@ def quiet_before(monkeypatch):
 def signalled():
     before = signal.getsignal(signal.SIGUSR1)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # as the launcher leaves it
-    slurm.listen()
+    stop_signal.listen()
     yield lambda: signal.raise_signal(signal.SIGUSR1)  # in this thread, and not in one of torch
     signal.signal(signal.SIGUSR1, before)
 
@@ -128,9 +128,9 @@ def test_there_has_to_be_time_for_the_evaluation_of_the_merged_model(monkeypatch
 def test_a_signal_that_was_held_back_is_not_lost(signalled):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     signalled()
-    assert not slurm.stop_is_requested()
-    slurm.listen()
-    assert slurm.stop_is_requested()
+    assert not stop_signal.is_stop_requested()
+    stop_signal.listen()
+    assert stop_signal.is_stop_requested()
 
 
 def test_an_evaluation_is_ended_in_the_middle_and_once(signalled):

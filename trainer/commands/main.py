@@ -14,7 +14,7 @@ from importlib import import_module
 
 import trainer
 from trainer.config.arguments import Parser, argument_parser
-from trainer.errors import did_you_mean
+from trainer.config.nearest_name import did_you_mean
 from trainer.machine import hardware
 from trainer.machine.exits import answering_errors, leave, naming_missing_packages
 from trainer.machine.visible import print

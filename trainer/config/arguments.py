@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from trainer.errors import OF_SLURM, did_you_mean
+from trainer.config.nearest_name import SLURM_OPTIONS, did_you_mean
 
 PRESETS = Path(__file__).parent / "presets"
 RECIPES = PRESETS / "recipes"
@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
 
             name, known = option[1].replace("-", "_"), fields()
             meant = f"{name}.name" if f"{name}.name" in known else name
-            how = "" if name in OF_SLURM else " Settings are written without dashes, as key=value."
+            how = "" if name in SLURM_OPTIONS else " Settings are written without dashes, as key=value."
             message += f".{how}{did_you_mean(meant, known)}"
         super().error(message)
 

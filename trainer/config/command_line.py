@@ -22,9 +22,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainer.config.arguments import PRESETS, RECIPES, argument_parser, names_in
+from trainer.config.nearest_name import did_you_mean
 from trainer.config.read_yaml import BadYaml, read_setting, read_yaml, written
 from trainer.config.settings import RUNS, Config, Reward, fields, sections
-from trainer.errors import ConfigError, did_you_mean
+from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.machine.visible import visible
 
@@ -114,7 +115,12 @@ def preset_for(memory_gb: float) -> str | None:
 
 
 def parse_command_line(arguments: Sequence[str]) -> Request:
-    options = argument_parser().parse_intermixed_args(_separate_resume(arguments))
+    followers = [*arguments[1:], ""]
+    separate = [  # `--resume run.steps=9` is the latest run with a setting, not a folder of that name
+        "--resume=" if argument == "--resume" and "=" in follower else argument
+        for argument, follower in zip(arguments, followers)
+    ]
+    options = argument_parser().parse_intermixed_args(separate)
     options.overrides += ["run.strict_health=true"] if options.strict_health else []
     options.overrides += ["run.strict_verdict=true"] if options.strict_verdict else []
     if options.resume is not None:
@@ -126,18 +132,12 @@ def parse_command_line(arguments: Sequence[str]) -> Request:
     return Request(config, preset, reason, *shown, accepts_changes=options.accept_changes)
 
 
-def _separate_resume(arguments: Sequence[str]) -> list[str]:
-    """Read `--resume run.steps=9` as the latest run with a setting, not as a folder of that name."""
-    followers = [*arguments[1:], ""]
-    return [
-        "--resume=" if argument == "--resume" and "=" in follower else argument
-        for argument, follower in zip(arguments, followers)
-    ]
-
-
 def _resumed(options: argparse.Namespace) -> Request:
     """Return the settings of an earlier run, from its folder, with the overrides of this command line."""
-    folder = Path(options.resume) if options.resume else _latest_run()
+    runs = sorted(RUNS.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
+    if not options.resume and not runs:
+        raise ConfigError("--resume", f"there is no run in {RUNS}/", "Name the folder: --resume DIR")
+    folder = Path(options.resume) if options.resume else runs[-1].parent
     stored = folder / "config.yaml"
     if not os.path.isfile(stored):
         raise ConfigError(f"--resume {folder}", "there is no config.yaml in it, so it is not the folder of a run")
@@ -146,13 +146,6 @@ def _resumed(options: argparse.Namespace) -> Request:
     config = resolve(str(stored), None, [*options.overrides, *overrides_of({"run.dir": str(folder)})])
     reason, shown = f"resuming {folder}", (options.dry_run, options.json, options.debug)
     return Request(config, folder.name, reason, *shown, resumes=folder, accepts_changes=options.accept_changes)
-
-
-def _latest_run() -> Path:
-    runs = sorted(RUNS.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
-    if not runs:
-        raise ConfigError("--resume", f"there is no run in {RUNS}/", "Name the folder: --resume DIR")
-    return runs[-1].parent
 
 
 def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
@@ -177,15 +170,16 @@ def overrides_of(named: Mapping[str, Any]) -> list[str]:
 
 
 def _layer_of(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return overrides such as `rollout.group_size=16` as nested dictionaries. `read_setting` reads the values."""
     layer: dict[str, Any] = {}
-    for override in map(_parse_override, overrides):
+    for text in overrides:
+        override = _parsed(text)
         _refuse_unknown_keys(override)
         layer = _merge(layer, override)
     return layer
 
 
-def _parse_override(text: str) -> dict[str, Any]:
-    """Return `rollout.group_size=16` as a nested dictionary. `read_setting` reads the value."""
+def _parsed(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip(".") or not value.strip():
         raise ConfigError(_shown(text), "expected key=value, such as rollout.group_size=16")

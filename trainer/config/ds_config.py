@@ -35,7 +35,8 @@ def check(config: Config, has_gpu: bool) -> None:
             "times slower than 32",
             "Write engine.ds_config=zero2, which does not, or optim.name=adamw",
         )
-    _check_attention(config.model, has_gpu)
+    if config.model.attention == "flash":
+        _check_flash(config.model, has_gpu)
     if splits_weights(zero):
         _check_split_weights(config)
 
@@ -51,20 +52,15 @@ def is_offloaded(zero: Mapping[str, Any], part: Literal["optimizer", "param"]) -
     return zero.get(f"offload_{part}", {}).get("device", "none") != "none"
 
 
-def _check_attention(model: Model, has_gpu: bool) -> None:
-    if model.attention != "flash":
-        return
+def _check_flash(model: Model, has_gpu: bool) -> None:
     if not has_gpu:
         raise ConfigError("model.attention=flash", "it needs a card, and there is none", "Write model.attention=auto")
     if model.dtype == "fp32":
         raise ConfigError("model.attention=flash", "it computes in bf16 or fp16", "Write model.dtype=auto")
     if importlib.util.find_spec("flash_attn") is None:
-        raise ConfigError(
-            "model.attention=flash",
-            "the package flash_attn is not installed",
-            "Write model.attention=auto, or install it with `pip install flash-attn --no-build-isolation`, which "
-            "compiles for a long time",
-        )
+        how = "`pip install flash-attn --no-build-isolation`, which compiles for a long time"
+        reason, remedy = "the package flash_attn is not installed", f"Write model.attention=auto, or install it: {how}"
+        raise ConfigError("model.attention=flash", reason, remedy)
 
 
 def splits_weights(zero: Mapping[str, Any]) -> bool:
@@ -74,33 +70,26 @@ def splits_weights(zero: Mapping[str, Any]) -> bool:
 
 def _check_split_weights(config: Config) -> None:
     """Raise ConfigError for settings that read weights outside of their layer, where split weights are empty."""
-    where = f"engine.ds_config={config.engine.ds_config} splits the weights over the ranks (ZeRO-3)"
-    whole = "Write engine.ds_config=zero2_offload"
-    for key in ("quantize", "quantize_head"):
-        if (kind := getattr(config.model, key)) != "none":
-            raise ConfigError(f"{where}, and those of model.{key}={kind} cannot be split. {whole}.")
-    if config.algorithm.gradreg.strength:
-        raise ConfigError(
-            f"{where}, and algorithm.gradreg takes gradients of whole weights. {whole}, or "
-            "algorithm.gradreg.strength=0."
-        )
-    if not config.lora.enabled:
-        return
-    if config.lora.dora:
-        raise ConfigError(
-            f"{where}, and lora.dora=true measures whole weights in each pass. {whole}, or lora.dora=false."
-        )
-    if found := _at_the_ends(config.lora.targets):
-        raise ConfigError(
-            f"{where}, and lora.targets={','.join(config.lora.targets)} names {found}, which is worked with in pieces. "
-            f"{whole}, or lora.targets=all."
-        )
-
-
-def _at_the_ends(targets: str | tuple[str, ...]) -> str | None:
-    """Return the first target that is the embedding or the output layer; "all" contains neither."""
-    names = [] if isinstance(targets, str) else [target.rpartition(".")[2] for target in targets]
-    return next((name for name in names if name in ("embed_tokens", "lm_head")), None)
+    model, lora = config.model, config.lora
+    targets = lora.targets if lora.enabled and isinstance(lora.targets, tuple) else ()
+    ends = [name for name in targets if name.rpartition(".")[2] in ("embed_tokens", "lm_head")]
+    for is_wrong, reason, instead in (
+        (model.quantize != "none", f"those of model.quantize={model.quantize} cannot be split", ""),
+        (model.quantize_head != "none", f"those of model.quantize_head={model.quantize_head} cannot be split", ""),
+        (
+            config.algorithm.gradreg.strength,
+            "algorithm.gradreg takes gradients of whole weights",
+            ", or algorithm.gradreg.strength=0",
+        ),
+        (lora.enabled and lora.dora, "lora.dora=true measures whole weights in each pass", ", or lora.dora=false"),
+        (ends, f"lora.targets={','.join(ends)} is worked with in pieces", ", or lora.targets=all"),
+    ):
+        if is_wrong:
+            raise ConfigError(
+                f"engine.ds_config={config.engine.ds_config}",
+                f"it splits the weights over the ranks (ZeRO-3), and {reason}",
+                f"Write engine.ds_config=zero2_offload{instead}",
+            )
 
 
 def read(name: str) -> dict[str, Any]:

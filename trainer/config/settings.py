@@ -21,26 +21,13 @@ from trainer.config.sections.reward import REWARDS, Code, Judge, Reward, functio
 from trainer.config.sections.rollout import SERVED_RANKS, Rollout, Turns, Vllm
 from trainer.config.sections.run import Engine, Eval, Optim, Run
 from trainer.config.sections.task import PROMPT_STYLES, PromptSettings, TaskSettings
-from trainer.config.sections.teacher import Teacher
-from trainer.config.sections.warmup import Warmup
+from trainer.config.sections.teaching import Teacher, Warmup
 from trainer.errors import ConfigError
 
 __all__ = ["PROMPT_STYLES", "REWARDS", "RUNS", "SERVED_RANKS", "Algorithm", "Code", "Config", "Correction", "Engine"]
-__all__ += [
-    "Eval",
-    "GradReg",
-    "Judge",
-    "Kl",
-    "Lora",
-    "Model",
-    "Optim",
-    "PromptSettings",
-    "Reward",
-    "Rollout",
-    "Run",
-    "Section",
-]
-__all__ += ["TaskSettings", "Teacher", "Turns", "Vllm", "Warmup", "fields", "function_name", "is_section", "sections"]
+__all__ += ["Eval", "GradReg", "Judge", "Kl", "Lora", "Model", "Optim", "PromptSettings", "Reward", "Rollout", "Run"]
+__all__ += ["Section", "TaskSettings", "Teacher", "Turns", "Vllm", "Warmup", "fields", "function_name", "is_section"]
+__all__ += ["sections"]
 
 
 class Config(Section):

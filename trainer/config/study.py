@@ -20,10 +20,11 @@ from typing import Annotated, Any
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from trainer.config.command_line import resolve
+from trainer.config.nearest_name import did_you_mean
 from trainer.config.read_yaml import BadYaml, read_yaml, written
 from trainer.config.sections.base import RUNS, Section
 from trainer.config.settings import Config, fields
-from trainer.errors import ConfigError, did_you_mean
+from trainer.errors import ConfigError
 
 BASE, SUPERVISED = "base", "supervised"
 # What is trained in place of the first arm. `base` is none of them: every run evaluates it.

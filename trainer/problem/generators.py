@@ -23,8 +23,9 @@ from typing import Any
 
 from trainer.answers.children import ChildPool
 from trainer.answers.strip_thinking import after_thinking
+from trainer.config.nearest_name import did_you_mean
 from trainer.config.settings import TaskSettings
-from trainer.errors import ConfigError, did_you_mean
+from trainer.errors import ConfigError
 from trainer.problem.task import Task, normalised
 from trainer.records import Problem
 from trainer.sandbox.kernel import Limits, Walls

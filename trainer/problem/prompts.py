@@ -24,9 +24,10 @@ from typing import Any
 
 from trainer.answers import compare, find
 from trainer.answers.number import number
-from trainer.config.sections.task import OF_OCTET
+from trainer.config.nearest_name import did_you_mean
+from trainer.config.sections.task import SET_BY_OCTET
 from trainer.config.settings import PromptSettings
-from trainer.errors import ConfigError, DataError, ModelError, did_you_mean
+from trainer.errors import ConfigError, DataError, ModelError
 from trainer.machine.deadline import OF_A_TEMPLATE, TEMPLATE_S, deadline
 from trainer.problem.environment import Environments
 from trainer.problem.task import Task
@@ -196,7 +197,7 @@ class Prompter:
         if not self.tokenizer.chat_template or self._keeps_turns():
             return
         own, others = self.settings, []
-        for name in sorted(_variables(self.tokenizer.get_chat_template()) - OF_OCTET - {"tools", "messages"}):
+        for name in sorted(_variables(self.tokenizer.get_chat_template()) - SET_BY_OCTET - {"tools", "messages"}):
             for value in (True, False):
                 self.settings = own.model_copy(update={"template": {**own.template, name: value}})
                 with suppress(DataError):
@@ -265,7 +266,7 @@ class Prompter:
 
 def _must_have_variables(tokenizer: Any, settings: Iterable[str]) -> None:
     """Raise ConfigError if the chat template does not read a variable, which would have no effect."""
-    known = sorted(_variables(tokenizer.get_chat_template()) - OF_OCTET) if tokenizer.chat_template else []
+    known = sorted(_variables(tokenizer.get_chat_template()) - SET_BY_OCTET) if tokenizer.chat_template else []
     for name in settings:
         if name not in known:
             raise ConfigError(

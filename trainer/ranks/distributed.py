@@ -19,6 +19,7 @@ from trainer import errors
 from trainer.errors import ClusterError, ConfigError, OctetError, TrainingError
 from trainer.machine import hardware
 from trainer.ranks import rendezvous, stores
+from trainer.ranks.watchdog import Ranks
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 Item = TypeVar("Item")
@@ -31,7 +32,7 @@ CONNECT_S = 60.0
 class Connection:
     """What this process knows about its process group, from connect() to disconnect()."""
 
-    ranks: rendezvous.Ranks | None = None  # None in a group of one
+    ranks: Ranks | None = None  # None in a group of one
     before_disconnect: list[Callable[[], None]] = field(default_factory=list)
 
 

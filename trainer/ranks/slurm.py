@@ -5,32 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
-from trainer.errors import ClusterError, Interrupted
+from trainer.errors import ClusterError
 from trainer.machine.visible import visible, without_keys
 
 FOLDER = "OCTET_RANKS"  # a folder of the launcher for what the ranks of a machine tell each other
 PORTS = range(10_000, 30_000)  # below the ephemeral ports of Linux
 TIMEOUT_S = 30.0  # for a command of Slurm
-
-
-@dataclass
-class StopSignal:
-    """What this process knows about the signal that tells it to save and stop, SIGUSR1."""
-
-    has_arrived: bool = False
-    interrupts_with: str = ""  # message of the error that it raises at once; empty while it waits for the step to end
-
-
-_stop = StopSignal()
 
 
 def adopt_ranks() -> None:
@@ -168,36 +153,3 @@ def seconds_of(text: str) -> float | None:
     for part in parts:
         seconds = 60 * seconds + int(part)
     return float(86_400 * int(days) + seconds) if dash else float(seconds)
-
-
-def listen() -> None:
-    """Handle SIGUSR1, which `#SBATCH --signal=USR1@120` sends before the time limit; see ranks/stopping.py. One that
-    the launcher has blocked until now arrives here."""
-    signal.signal(signal.SIGUSR1, _on_stop_signal)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-
-
-def stop_is_requested() -> bool:
-    return _stop.has_arrived
-
-
-@contextmanager
-def interruptible(message: str) -> Iterator[None]:
-    """Let the signal raise Interrupted in the middle of a block whose work can be done again by the next start."""
-    _stop.interrupts_with = message
-    try:
-        _interrupt_if_requested()
-        yield
-    finally:
-        _stop.interrupts_with = ""
-
-
-def _on_stop_signal(number: int, frame: FrameType | None) -> None:
-    _stop.has_arrived = True
-    _interrupt_if_requested()
-
-
-def _interrupt_if_requested() -> None:
-    if _stop.has_arrived and _stop.interrupts_with:
-        message, _stop.interrupts_with = _stop.interrupts_with, ""  # once: a second signal must not break the clean-up
-        raise Interrupted(message)

@@ -14,7 +14,7 @@ from math import inf
 from time import monotonic
 
 from trainer.errors import Interrupted
-from trainer.ranks import distributed, slurm
+from trainer.ranks import distributed, slurm, stop_signal
 
 A_WEEK = 7 * 24 * 60.0  # in minutes; a later time limit is not shown
 SPARE_S = 30.0  # kept free before the time limit, to save and to exit
@@ -80,19 +80,14 @@ class Stopping:
 
     def _interruptible(self, message: str) -> AbstractContextManager[None]:
         """Let the signal end the run at once, unless this start has made no step: the next one would get no further."""
-        return slurm.interruptible(message) if self.steps else nullcontext()
+        return stop_signal.interruptible(message) if self.steps else nullcontext()
 
     def stop(self, step: int) -> None:
         raise Interrupted(f"stopped after step {step}, which is saved: {self._reason}. {CONTINUES}")
 
     def _agree(self, seconds: float) -> bool:
         """Return True, on all ranks, if one of them has a reason to stop before the next so many seconds of work."""
-        reasons = distributed.gather(self._own_reason(seconds))
-        self._reason = next((reason for reason in reasons if reason), "")
-        return bool(self._reason)
-
-    def _own_reason(self, seconds: float) -> str:
-        if slurm.stop_is_requested():
-            return SIGNALLED
         is_short = self._ends is not None and monotonic() + seconds + SPARE_S > self._ends
-        return "the time limit of the job is near" if is_short else ""
+        own = SIGNALLED if stop_signal.is_stop_requested() else "the time limit of the job is near" if is_short else ""
+        self._reason = next(filter(None, distributed.gather(own)), "")
+        return bool(self._reason)

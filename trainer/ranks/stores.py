@@ -127,6 +127,16 @@ def _is_in_use(folder: Path) -> bool:
     return False
 
 
+def absent(store: Any, keys: Sequence[str], seconds: float) -> list[int]:
+    """Return the indices of the keys that are still not written after so many seconds."""
+    deadline = time.monotonic() + seconds
+    missing = [place for place, key in enumerate(keys) if not store.check([key])]
+    while missing and time.monotonic() < deadline:
+        time.sleep(0.05)
+        missing = [place for place in missing if not store.check([keys[place]])]
+    return missing
+
+
 def connect_tcp(seconds: float, is_server: bool = False) -> Any:
     """Connect to the TCPStore at rank 0, or create it."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

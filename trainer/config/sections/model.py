@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from trainer.config.nearest_name import did_you_mean
 from trainer.config.sections.base import Section
-from trainer.errors import did_you_mean
 
 UNSERVED = ("lm_head", "embed_tokens")  # layers whose adapters vLLM serves for a few models only
 

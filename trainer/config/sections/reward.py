@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from trainer.config.nearest_name import did_you_mean
 from trainer.config.sections.base import RUNS, Section
-from trainer.errors import did_you_mean
 
 # The rewards of reward/built_in.py, the language model that grades (reward/judge.py), and tests (reward/programs.py).
 REWARDS = ("correct", "format", "length", "overlong", "repetition", "think_tags", "environment", "judge", "code")

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from trainer.config.nearest_name import did_you_mean
 from trainer.config.sections.base import Section
-from trainer.errors import did_you_mean
 
 # The tasks that come with Octet, and where they are: functions that take the settings, like that of a user's file.
 BUILT_IN = {
@@ -120,8 +120,15 @@ PROMPT_STYLES = ("auto", "chat", "r1_zero", "gsm8k", "boxed", "tags", "letter", 
 
 
 # arguments of transformers' apply_chat_template, and the variables that it makes of them
-OF_OCTET = {"conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
-OF_OCTET |= {"padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"}
+SET_BY_OCTET = {
+    "conversation",
+    "messages",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+}
+SET_BY_OCTET |= {"padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"}
 
 
 class PromptSettings(Section):
@@ -144,7 +151,7 @@ class PromptSettings(Section):
     @field_validator("template")
     @classmethod
     def _variables(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if taken := sorted(OF_OCTET & {*value}):
+        if taken := sorted(SET_BY_OCTET & {*value}):
             raise ValueError(f"Octet itself sets {', '.join(taken)}. Leave that out")
         return value
 

@@ -1,0 +1,35 @@
+"""The real name of a setting that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+ELSEWHERE = {  # what other programs call a setting
+    "load_in_4bit": "model.quantize=nf4",
+    "load_in_8bit": "model.quantize=int8",
+    "learning_rate": "algorithm.lr",
+    "num_generations": "rollout.group_size",
+    "max_completion_length": "rollout.max_new_tokens",
+    "max_prompt_length": "prompt.max_tokens",
+    "beta": "algorithm.kl.coef",
+    "output_dir": "run.dir",
+    "output": "run.dir",
+    "max_steps": "run.steps",
+    "num_train_epochs": "run.epochs",
+    "per_device_train_batch_size": "optim.tokens_per_micro_batch",
+    "warmup.source": "warmup.from",  # its name in Python, where `from` is a keyword
+}
+SLURM_OPTIONS = ("partition", "account", "qos", "constraint", "reservation")
+ELSEWHERE |= {name: f"export SBATCH_{name.upper()}=NAME into slurm/site.env" for name in SLURM_OPTIONS}
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """Return a sentence that names the nearest known name: the same key of another section, or the closest one."""
+    leaf = name.rpartition(".")[2]
+    for called in (name, leaf):
+        if called in ELSEWHERE:
+            return f" Write {ELSEWHERE[called]}."
+    same_leaf = [candidate for candidate in known if candidate.rpartition(".")[2] == leaf]
+    close = same_leaf or difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f" Did you mean {close[0]}?" if close else ""

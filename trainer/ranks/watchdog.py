@@ -1,0 +1,247 @@
+"""Name the rank that is missing when a collective fails, and end a rank that is stuck.
+
+When a collective fails, every rank that is alive writes so into the store (`stores.py`): the one that does not is
+missing. A rank that ends with an error of its own writes that, too; then no rank is lost, and starting again would not
+help. NCCL does not fail when a rank has died, it waits, so each rank sends heartbeats from a thread. Rank 0 names a
+rank whose heartbeats stop, and rank 1 names rank 0.
+
+A rank that is alive but stuck does not write its state either. A thread of it sees that another rank waits in vain,
+writes where its main thread is, and ends the process when the rank that waits sends no more heartbeats. Until a
+collective has failed, nothing is done about a rank that is slow. NCCL's own watchdog ends a rank that waits in a
+collective of NCCL, and no error of it could be caught here: such a wait is reported by NCCL only.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from trainer.errors import ClusterError, Interrupted, LostRank
+from trainer.ranks import slurm, stacks, stores
+from trainer.ranks.nccl_log import NcclLog
+from trainer.ranks.stores import UNREACHABLE, absent
+
+WAITING = "waiting"  # the state of a rank whose collective has failed
+GLOO_SOURCE = re.compile(r"^\[[^]]*gloo[^]]*\] ")  # the source file and line that gloo's messages begin with
+OF_THIS_CARD = re.compile("cuda (error|failure)", re.IGNORECASE)
+INTERFACE_KEYS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE")
+ANSWER_S = 5.0  # how long a rank that has failed waits for the others to write their state
+HEARTBEAT_S = 0.5
+SILENT_S = 30.0  # without heartbeats before a rank is named; srun ends the other ranks after a minute
+
+
+def host() -> str:
+    """Return the name of this node, as Slurm calls it where there is Slurm."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+@dataclass(slots=True)
+class Ranks:
+    """The hosts of all ranks, and the store that they share."""
+
+    store: Any
+    mine: int
+    hosts: Sequence[str]
+    nccl_log: NcclLog = field(default_factory=NcclLog)
+    state_of_main: str = ""  # the final state of rank 0, once it has written one
+    stacks: Path | None = None  # the folder for the stacks of ranks, if one of them is stuck
+
+    @property
+    def here(self) -> int:
+        """Number of ranks on this node."""
+        return self.hosts.count(self.hosts[self.mine])
+
+    @property
+    def is_first_here(self) -> bool:
+        return self.hosts.index(self.hosts[self.mine]) == self.mine
+
+    @contextmanager
+    def naming_the_missing(self, waited: str) -> Iterator[None]:
+        """Turn an error of a collective into one that names the missing rank."""
+        over = threading.Event()
+        for target in (self._exchange_heartbeats, self._end_if_stuck):
+            threading.Thread(target=target, args=(over,), daemon=True).start()
+        try:
+            yield
+        except BaseException as error:
+            over.set()
+            if not _is_of_a_collective(error):
+                self._publish_own_error(error)
+                raise
+            try:
+                reason, is_lost = stores.within(3 * ANSWER_S, partial(self._diagnose, waited, error))
+            except UNREACHABLE:
+                reason, is_lost = self._diagnose_without_store()
+            kind = LostRank if is_lost else ClusterError
+            raise kind(f"{reason} ({short(error)}){self.nccl_log.excerpt()}") from error
+        finally:
+            over.set()
+
+    def _publish_own_error(self, error: BaseException) -> None:
+        """Tell the job script and the other ranks that this rank ends with an error of its own."""
+        if isinstance(error, Exception) and not isinstance(error, Interrupted | LostRank):
+            slurm.report_failure(f"rank {self.mine} on {host()} ended with {short(error)}")
+
+        def publish() -> None:
+            self._publish("noticed", "yes")
+            self._publish("state", f"it ended with {short(error)}")
+            self._keep_store_for([f"noticed/{rank}" for rank in self._all()])
+
+        with suppress(*UNREACHABLE):  # then nobody can read it
+            stores.within(3 * ANSWER_S, publish)
+
+    def _keep_store_for(self, keys: Sequence[str]) -> None:
+        """Wait on rank 0, whose end is the end of the store, until the other ranks have written these keys."""
+        if self.mine == 0:
+            absent(self.store, keys, ANSWER_S)
+
+    def _exchange_heartbeats(self, over: threading.Event) -> None:
+        """Send heartbeats, and name each watched rank that sends none."""
+        watched = {0: self._all()[1:], 1: [0]}.get(self.mine, [])
+        heard = {rank: (0, time.monotonic()) for rank in watched}
+        try:
+            store = stores.within(SILENT_S, partial(stores.another, self.store, SILENT_S))
+            while True:
+                stores.within(SILENT_S, partial(self._exchange_heartbeat, store, heard))
+                if over.wait(HEARTBEAT_S):
+                    return
+        except UNREACHABLE:  # rank 0 is gone, and has not written its state
+            if self.mine == 1 and not self.state_of_main and not over.wait(ANSWER_S):
+                self._report_silent(0)
+
+    def _exchange_heartbeat(self, store: Any, heard: dict[int, tuple[int, float]]) -> None:
+        store.add(f"heartbeats/{self.mine}", 1)
+        for rank, (before, since) in list(heard.items()):
+            count, now = store.add(f"heartbeats/{rank}", 0), time.monotonic()
+            if count != before:
+                heard[rank] = (count, now)
+            elif now - since > SILENT_S:
+                del heard[rank]
+                if not store.check([f"state/{rank}"]):  # otherwise it has ended by itself
+                    self._report_silent(rank)
+        if self.mine and not self.state_of_main and store.check(["state/0"]):  # the store may soon be gone
+            self.state_of_main = store.get("state/0").decode()
+            store.set(f"noticed/{self.mine}", "yes")
+
+    def _end_if_stuck(self, over: threading.Event) -> None:
+        """Say where this rank is if it is not in the collective in which another one has waited in vain, and end it."""
+        try:
+            store = stores.another(self.store, SILENT_S)
+            while not store.check(["somebody waits"]):
+                if over.wait(HEARTBEAT_S):
+                    return
+            if over.wait(ANSWER_S / 2):  # a collective of its own has failed at about the same time
+                return
+            store.set(f"place/{self.mine}", place := stacks.place())
+        except UNREACHABLE:  # the store is gone with rank 0, and this rank's next collective fails
+            return
+        if place and self.stacks:
+            stacks.write(self.stacks, self.mine)
+        while not self._has_one_ended(store, over):
+            if over.is_set():
+                return
+        where = f"at {place}" if place else "in a collective"
+        told = f"octet: rank {self.mine} on {host()} is ended {where}: the others have ended"
+        print(told, file=sys.stderr, flush=True)
+        os._exit(LostRank.status)
+
+    def _has_one_ended(self, store: Any, over: threading.Event) -> bool:
+        """Return True if a rank that has waited sends no more heartbeats. Its word alone is not enough: whoever can
+        reach a TCPStore can write it."""
+        try:
+            keys = {rank: f"state/{rank}" for rank in self._all()}
+            waiting = [one for one, key in keys.items() if store.check([key]) and store.get(key).decode() == WAITING]
+            before = [store.add(f"heartbeats/{rank}", 0) for rank in waiting]
+            is_over = over.wait(2 * ANSWER_S)
+            now = [store.add(f"heartbeats/{rank}", 0) for rank in waiting]
+            return not is_over and any(map(operator.eq, before, now))
+        except UNREACHABLE:  # rank 0 has ended, and the store with it
+            return not over.wait(2 * ANSWER_S)
+
+    def _report_silent(self, rank: int) -> None:
+        what = "its process died, was stopped, or cannot be reached. The others may wait for it until they are ended."
+        print(f"octet: {self._name(rank)}: {what}", file=sys.stderr, flush=True)
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank} on {self.hosts[rank]}"
+
+    def _publish(self, key: str, value: str) -> None:
+        with suppress(*UNREACHABLE):  # the store is gone with rank 0, so nobody can read it
+            self.store.set(f"{key}/{self.mine}", value)
+
+    def _diagnose(self, waited: str, error: BaseException) -> tuple[str, bool]:
+        """Return why a collective has failed, and whether a rank is lost. All ranks that are alive fail, and so write
+        their state, at about the same time; one that is stuck writes where it is."""
+        self._publish("state", WAITING)
+        self.store.set("somebody waits", "yes")
+        silent = absent(self.store, [f"state/{rank}" for rank in self._all()], ANSWER_S)
+        states = {rank: self.store.get(f"state/{rank}").decode() for rank in self._all() if rank not in silent}
+        places = {
+            rank: self.store.get(f"place/{rank}").decode() for rank in silent if self.store.check([f"place/{rank}"])
+        }
+        self._publish("diagnosed", "yes")
+        self._keep_store_for([f"diagnosed/{rank}" for rank, state in states.items() if state == WAITING])
+        ended = [f"{self._name(rank)}: {state}" for rank, state in states.items() if state != WAITING]
+        gone = [rank for rank in silent if rank not in places]
+        lost = [f"{self._name(rank)}: it died, or did not answer within {waited}" for rank in gone]
+        stuck = [
+            f"{self._name(rank)} is alive, but took no part in the collective within {waited}: it is at {place}"
+            for rank, place in places.items()
+            if place
+        ]
+        if stuck and self.stacks:
+            stacks.write(self.stacks, self.mine, error)
+            stuck.append(f"the stacks of all ranks are in {self.stacks}")
+        if ended or lost or stuck:
+            return "; ".join([*ended, *lost, *stuck]), bool(lost or stuck)
+        network = f"one was late, or what they send does not arrive within {waited}. {interfaces()}"
+        return f"all ranks are there: {network}", True
+
+    def _diagnose_without_store(self) -> tuple[str, bool]:
+        where = self._name(0)
+        if self.state_of_main not in ("", WAITING):
+            return f"{where}: {self.state_of_main}", False
+        return f"{where} died, was stopped, or cannot be reached. Its last message is in the log", True
+
+    def _all(self) -> range:
+        return range(len(self.hosts))
+
+
+def interfaces() -> str:
+    """Return the sentences of an error message about the network interfaces of this node."""
+    names = ", ".join(name for _, name in socket.if_nameindex())
+    chosen = ", ".join(f"{key}={os.environ[key]}" for key in INTERFACE_KEYS if key in os.environ) or "none is chosen"
+    return (
+        f"Network interfaces of {host()}: {names} ({chosen}). Choose the fast one with NCCL_SOCKET_IFNAME and "
+        "GLOO_SOCKET_IFNAME, in slurm/site.env under Slurm; NCCL_DEBUG=INFO shows what NCCL does"
+    )
+
+
+def _is_of_a_collective(error: BaseException) -> bool:
+    """Return True for an error that another rank or the network may have caused, and False for one of this rank.
+
+    NCCL and the store raise a DistError, NCCL also where it only reports a failure of this rank's card. Gloo raises a
+    RuntimeError that begins with its source file, or says in three words that the given time is over."""
+    text = str(error)
+    if isinstance(error, dist.DistError):
+        return not OF_THIS_CARD.search(text)
+    return isinstance(error, RuntimeError) and ("gloo/" in text or text == "Operation timed out!")
+
+
+def short(error: BaseException) -> str:
+    """Return the class and the first line of an error, without gloo's source file."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {GLOO_SOURCE.sub('', text)[:120]}"
