@@ -170,7 +170,7 @@ def test_what_does_not_go_together_is_refused(guessing, tokenizer):
         prompter(tokenizer, tools=("calculator",), style="r1_zero")
     for setting, said in [
         ("task.calls=inline", "task.calls=inline: it is for the calculator"),
-        ("task.calls=fenced", "Write tools=\\[calculator\\] as well"),
+        ("task.calls=fenced", "Write task.tools=\\[calculator\\] as well"),
         ("task.tools=abacus", "calculator"),
     ]:
         with pytest.raises(ConfigError, match=said):

@@ -73,7 +73,6 @@ def typed(lines: Iterable[str]) -> Iterator[str]:
 
 
 def verdict(problem: Problem, score: Score, weights: dict[str, float]) -> Iterator[str]:
-    """Yield lines that show what was parsed, each component, and the reward."""
     yield f"  {'gold':<12} {problem.gold!r}"
     strict, lenient = (score.strict, score.correct_strict), (score.lenient, score.correct_lenient)
     for name, (found, is_right) in {"strict": strict, "lenient": lenient}.items():

@@ -78,7 +78,6 @@ def settings_for(options: Namespace, data_dir: Path | None = None) -> Config:
 
 
 def score_file(config: Config, path: str) -> None:
-    """Score a file; `-` is standard input."""
     config = with_every_component(config)
     scorer = make_scorer(config, make_task(config.task))
     with contextlib.ExitStack() as stack:

@@ -195,7 +195,6 @@ def _refuse_namesakes(setting: str, folder: Path) -> None:
 
 
 def _modules(folder: Path) -> dict[str, Path]:
-    """Return the modules and packages in a folder by their names."""
     packages = {file.parent.name: file.parent for file in folder.glob("*/*.py")}
     return packages | {file.stem: file for file in folder.glob("*.py")}
 

@@ -49,7 +49,6 @@ class Curriculum:
         return problems
 
     def problems_at(self, step: int) -> Sequence[Problem]:
-        """Return the problems of the pass that a step is in."""
         passes = step * self.count // len(self.problems)
         return self._later(passes) if self._later and passes else self.problems
 
@@ -64,7 +63,6 @@ class Curriculum:
         return self._sample(others or self.problems_at(step), random.Random(f"{self.seed}/{step}/{number}"))
 
     def pool(self, step: int) -> Sequence[Problem]:
-        """Return the problems that a step may draw from."""
         return self.problems_at(step)
 
     def weight(self, problem_id: str) -> float:
@@ -150,8 +148,6 @@ def solve_rates(seen: Sequence[Outcomes], scales: bool) -> Rates:
     low, high = (min(values), max(values)) if scales and values else (0.0, 1.0)
     return [(problem_id, (fmean(of_one) - low) / (high - low or 1.0)) for problem_id, of_one in seen if of_one]
 
-
-# ---------------------------------------------------------------- how hard a problem is
 
 MEASURES = ("difficulty", "level", "steps")  # columns, the first that some problem has
 

@@ -85,7 +85,6 @@ class Environments:
         return environment, asked.encode(errors="replace").decode()  # half a character is no text for a tokenizer
 
     def step(self, environment: Environment, problem: Problem, text: str) -> Reply:
-        """Return what an environment replies to a turn."""
         reply = self._call("step", problem, lambda: environment.step(text))
         is_triple = isinstance(reply, tuple | list) and len(reply) == 3
         observation, done, reward = reply if is_triple else (reply, None, None)
@@ -99,7 +98,6 @@ class Environments:
         return observation, bool(done), float(reward or 0.0)
 
     def close(self, environment: Environment | None) -> None:
-        """End an environment that has a method for that."""
         if close := getattr(environment, "close", None):
             self._call("close", Problem("an answer", "", ""), close)
 

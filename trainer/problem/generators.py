@@ -68,7 +68,6 @@ class GeneratorTask(Task):
         return task
 
     def read(self, problem: Problem, text: str) -> str | None:
-        """Return what stands in the last pair of tags, after the thinking."""
         _, said, is_open = after_thinking(text)
         found = [] if is_open else _ANSWER.findall(said)
         return found[-1].strip() if found else None

@@ -148,7 +148,6 @@ class Prompter:
         return kept
 
     def messages(self, problem: Problem) -> Messages:
-        """Return the conversation that ends with the question."""
         if problem.messages:
             return self._with_request(problem.messages)
         turns = [{"role": "system", "content": self.settings.system}] if self.settings.system else []

@@ -86,8 +86,6 @@ class Unsuitable(Exception):
     """The problem cannot be renumbered, or not in this way."""
 
 
-# ----------------------------------------------------------------------------------------------------- the calculation
-
 _OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -116,7 +114,6 @@ class Step:
         return cls(parsed, list(_values(expression)), _value(result))
 
     def calculated(self, numbers: Numbers) -> Fraction:
-        """Return the result with new numbers."""
         return _calculated(self.expression, numbers)
 
 
@@ -151,8 +148,6 @@ def _value(text: str) -> Fraction:
 def _values(text: str) -> Iterator[Fraction]:
     return map(_value, NUMBER.findall(text))
 
-
-# -------------------------------------------------------------------------------------------------- what may be new
 
 _NAMED = re.compile(  # what stands before a number of a name or a date
     r"(?:[\w/:.#^-]|\b(?:day|week|month|year|grade|level|room|chapter|page|team|group|class|step|phase|round|route|"
@@ -286,9 +281,6 @@ def _meant(question: str, solution: str) -> set[Fraction]:
     return found
 
 
-# --------------------------------------------------------------------------------------------------------- new numbers
-
-
 @dataclass(frozen=True, slots=True)
 class Template:
     """A problem with what may be new in it, what stays, and how its answer is calculated."""
@@ -300,7 +292,6 @@ class Template:
     places: Collection[int]  # where in the question a free number begins
 
     def drawn(self, rng: random.Random) -> Numbers:
-        """Draw new numbers until they are suitable."""
         agree = [
             (a, b, combined)
             for a, b in combinations_with_replacement(self.asked, 2)

@@ -153,9 +153,6 @@ class Source(Protocol):
     def records(self) -> Iterator[Record]: ...
 
 
-# ---------------------------------------------------------------- formats
-
-
 def _jsonl(path: Path) -> Iterator[Record]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -225,9 +222,6 @@ def _parquet(path: Path) -> Iterator[Record]:
 
 READERS: dict[str, Callable[[Path], Iterator[Record]]] = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet}
 ENDINGS = ", ".join(READERS)
-
-
-# ---------------------------------------------------------------- from the settings to a source
 
 
 def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) -> Source | None:

@@ -42,7 +42,6 @@ class Task(ABC):
         return [self]
 
     def part(self, problem: Problem) -> Task:
-        """Return the part that a problem is of."""
         return self
 
     def later(self, passes: int) -> Task | None:
@@ -54,7 +53,6 @@ class Task(ABC):
         return []
 
     def hub_sets(self) -> list[HubSet]:
-        """Return the data sets on the hub that the task reads."""
         return []
 
 

@@ -96,7 +96,6 @@ class ToolCalls:
 
     @property
     def request(self) -> str:
-        """Return what a prompt says, where the chat template says nothing."""
         tool = next(iter(self.tools.values()))
         known = "\n".join(f"{tool.name}: {tool.about}" for tool in self.tools.values())
         return (
@@ -127,8 +126,6 @@ def continued(text: str) -> str:
     value = calculated(expression)
     return "" if value.startswith("Error") else f" {value}"
 
-
-# ------------------------------------------------------------------------------------------------------- the calculator
 
 _SIGNS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**", "$": ""})
 _TIMES = re.compile(r"\\times|\\cdot|(?<=[\d)])\s+x\s+(?=[\d($])", re.ASCII)
@@ -200,15 +197,11 @@ def _shown(value: Fraction | float) -> str:
     return format(number, ".0f" if 1e10 <= abs(number) < 1e15 else ".10g")
 
 
-# --------------------------------------------------------------------------------------------------------------- Python
-
-
 # As many programs run at once as there are processors: more would only take their time.
 _AT_ONCE = threading.Semaphore(len(os.sched_getaffinity(0)))
 
 
 def ran(source: str) -> str:
-    """Run a program in the sandbox, and return what it prints."""
     with _AT_ONCE:
         found = _sandbox().run(_REPORTING.format(source=source), b"")
     said = found.output.decode(errors="replace").rstrip()

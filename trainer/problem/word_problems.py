@@ -155,7 +155,6 @@ class Template:
         return cls(name, story, lines, tuple(letter for letter in RANGES if letter in working))
 
     def draw(self, rng: random.Random) -> tuple[str, str, str]:
-        """Return a question, its worked solution and the answer."""
         values: dict[str, int] = {}
         while not values or not all(line.solve(values) for line in self.lines):
             values = {"2": 2, "4": 4}

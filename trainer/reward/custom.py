@@ -1,12 +1,6 @@
-"""reward.custom: functions of the user, called as TRL calls reward functions.
+"""reward.custom: functions of the user, called as TRL calls reward functions; see docs/rewards.md.
 
     def score(prompts, completions, **columns) -> list[float | None]
-
-A function is called with keywords, each a list with one entry for each completion: `prompts`, `completions`,
-`completion_ids`, and the columns of the data: `question`, `answer` and `gold` (both the gold answer), `solution`,
-`problem_id`, and every further column of the record, which takes precedence over these names. A function receives only
-the arguments that it declares. `None` leaves the sample out of its group. There are two differences from TRL: there is
-no `trainer_state`, and the other rewards do not stand in for a `None`.
 
 Each call runs in a thread of its own, which is abandoned after `reward.timeout`. Code that never releases the
 interpreter, such as a regular expression with catastrophic backtracking, cannot be abandoned: the process then ends
@@ -153,7 +147,6 @@ class Custom:
 
 
 def columns(readings: Sequence[Reading]) -> dict[str, list[Any]]:
-    """Return the columns of the records, each as a list."""
     records = [_record(reading.problem) for reading in readings]
     names = {name: None for record in records for name in record}  # a set that keeps its order
     return {name: [record.get(name) for record in records] for name in names}

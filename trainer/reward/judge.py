@@ -118,7 +118,6 @@ class Judge:
             )
 
     def _question(self, reading: Reading) -> dict[str, Any]:
-        """Return the body of the request."""
         system = {"role": "system", "content": self.rubric.system_message()}
         body: dict[str, Any] = {
             "model": self.settings.model,

@@ -119,11 +119,7 @@ def same_text(output: bytes, expected: bytes) -> bool:
     return first == second
 
 
-# ---------------------------------------------------------------- the column with the tests
-
-
 def read_tests(problem: Problem, settings: Code) -> Tests:
-    """Read the tests of a problem, or raise DataError."""
     columns, column = problem.extra, settings.tests
     if column not in columns:
         there = ", ".join(map(str, columns)) or "none"
@@ -201,7 +197,6 @@ def _loaded(tree: ast.Module) -> set[str]:
 
 
 def _bound(tree: ast.Module) -> set[str]:
-    """Return every name that is given a value somewhere."""
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler):
