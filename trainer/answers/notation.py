@@ -18,11 +18,7 @@ _SIGNS = {
     "∴": " ", "≈": "\\approx ", "π": "\\pi ", "∞": "\\infty ", "∪": "\\cup ", "∈": "\\in ", "≤": "\\leq ",
     "≥": "\\geq ", "≠": "\\neq ", "√": "\\sqrt ", "“": '"', "”": '"', "‘": "'", "’": "'",
 }  # fmt: skip
-_VISIBLE = {
-    **dict.fromkeys(_INVISIBLE, ""),
-    **{ord(c): " " for c in _SPACES},
-    **{ord(c): "-" for c in _HYPHENS},
-}
+_VISIBLE = {**dict.fromkeys(_INVISIBLE, ""), **{ord(c): " " for c in _SPACES}, **{ord(c): "-" for c in _HYPHENS}}
 _CHARACTERS = {
     **{full: chr(full - 0xFEE0) for full in range(0xFF01, 0xFF5F)},  # full-width ASCII
     **{ord(c): "-" for c in _MINUSES},

@@ -49,8 +49,7 @@ _UNIT_IN_BRACKETS = re.compile(r"(?<=[0-9]) \(([a-z]+s)\)")  # 18 (dollars)
 _WORD = r"[^\W\d_]\w*(?:'\w+|(?<=\w\w)(?:/|-(?=[^\W\d_]{2}))[^\W\d_]\w*)*"
 # A number with what is joined to it, a word, or a mark: `18cm`, `per`, `day`
 _TOKEN = re.compile(
-    rf"(?P<number>{_NUMBER})(?P<unit>(?<!\.)[/-]?{_WORD})?|(?P<word>{_WORD})|(?P<mark>[,.;:!()\[\]=/~-])",
-    re.VERBOSE,
+    rf"(?P<number>{_NUMBER})(?P<unit>(?<!\.)[/-]?{_WORD})?|(?P<word>{_WORD})|(?P<mark>[,.;:!()\[\]=/~-])", re.VERBOSE
 )
 _MARKS = {"=": "=", ":": ":", "/": "p", "~": "m"}
 _REMARK = re.compile(  # (see above). I hope this helps!

@@ -189,10 +189,7 @@ def _report_missing(scorer: Scorer) -> None:
     missing, total = measured.get("judge/missing", (0, 0))
     if missing:
         why = "; ".join(failure for grader in scorer.graders if (failure := grader.last_failure))
-        print(
-            f"octet: the judge gave no grade for {missing:.0f} of {total:.0f} completions: {why}.",
-            file=sys.stderr,
-        )
+        print(f"octet: the judge gave no grade for {missing:.0f} of {total:.0f} completions: {why}.", file=sys.stderr)
     hangs = measured.get("symbolic/hangs", (0, 0))[0]
     if hangs:
         print(f"octet: {hangs:.0f} symbolic comparisons took too long and count as different.", file=sys.stderr)
