@@ -86,14 +86,14 @@ TAUGHT = ["teacher.adapter=x", "algorithm.loss=reinforce_baseline"]
 def test_passes_before_an_update_are_those_that_a_run_makes(settings, passes, monkeypatch):
     monkeypatch.setattr(Planner, "_taught", {})
     found = duration(*settings)
-    assert found.passes + found._teacher / found._pass == pytest.approx(passes)
+    assert found.passes + found.of_teacher / found.of_pass == pytest.approx(passes)
 
 
 def test_a_teacher_beside_the_policy_takes_the_pass_of_its_own_shape():
     """The shape of the embedded model is not that of this policy."""
     found = duration("teacher.name=nano", "teacher.quantize=int8", "algorithm.loss=reinforce_baseline")
-    assert found._teacher == pytest.approx(
-        Duration(Planner(shape_of("nano"), found.planner.config, 1, 0), SLOW, 8.0)._pass
+    assert found.of_teacher == pytest.approx(
+        Duration(Planner(shape_of("nano"), found.planner.config, 1, 0), SLOW, 8.0).of_pass
     )
 
 

@@ -213,7 +213,15 @@ def local_folder(name: str) -> Path | None:
     if not folder.is_dir():
         return None
     if not (folder / "config.json").is_file():
-        _refuse_adapter(name, folder)
+        adapter = next((one for one in (folder, folder / "adapter") if (one / "adapter_config.json").is_file()), None)
+        if adapter:
+            config = read_json(f"model.name={name}", adapter / "adapter_config.json")
+            base, named = str(config.get("base_model_name_or_path"))[:200], shlex.quote(str(adapter))
+            raise ModelError(
+                f"model.name={name}",
+                f"that is {'an adapter' if adapter == folder else 'a run folder'}, not a model. Its base is {base}",
+                f"Write octet eval --adapter {named}, or octet merge --adapter {named} --out FOLDER",
+            )
         raise ModelError(
             f"model.name={name}",
             "there is no config.json in this folder, so it is not a model",
@@ -226,20 +234,6 @@ def refuse_missing_folder(name: str) -> None:
     """Raise ModelError for a name that is plainly a path, where there is no folder: the hub need not be asked."""
     if name.startswith(("/", "./", "../", "~", f"{RUNS}/")) or name.count("/") > 1:  # of a hub id: one
         raise ModelError(f"model.name={name}", "there is no such folder", "Check the path")
-
-
-def _refuse_adapter(name: str, folder: Path) -> None:
-    """Raise ModelError for an adapter, or a run folder, in place of a model."""
-    adapter = next((one for one in (folder, folder / "adapter") if (one / "adapter_config.json").is_file()), None)
-    if adapter:
-        config = read_json(f"model.name={name}", adapter / "adapter_config.json")
-        base = str(config.get("base_model_name_or_path"))[:200]
-        named = shlex.quote(str(adapter))
-        raise ModelError(
-            f"model.name={name}",
-            f"that is {('an adapter' if adapter == folder else 'a run folder')}, not a model. Its base is {base}",
-            f"Write octet eval --adapter {named}, or octet merge --adapter {named} --out FOLDER",
-        )
 
 
 def read_json(whose: str, path: Path) -> dict[str, Any]:

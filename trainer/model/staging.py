@@ -24,7 +24,18 @@ def stage(settings: Model) -> None:
         try:
             place, source = _place(settings), _source(settings)
             if place and source and not staged_copy(settings):
-                _copy(source, place)
+                # under a temporary name until it is complete: other jobs on this node may read or copy it
+                partial = place.with_name(f"{place.name}.{os.getpid()}")
+                disk.private_folder(place.parent)
+                if os.path.lexists(place):
+                    disk.private_folder(place)
+                try:
+                    shutil.copytree(source, partial)
+                    partial.chmod(0o700)
+                    if not place.is_dir():
+                        partial.rename(place)
+                finally:
+                    shutil.rmtree(partial, ignore_errors=True)
         except OSError as error:
             reason = f"{settings.name} cannot be copied there ({error.strerror or error})"
             print(f"octet: warning: OCTET_SCRATCH: {reason}. It is read from where it is.", file=sys.stderr, flush=True)
@@ -39,21 +50,6 @@ def staged_copy(settings: Model) -> Path | None:
         return None
     is_ours = place and place.is_dir() and disk.is_private(place.parent) and disk.is_private(place)
     return place if is_ours else None
-
-
-def _copy(source: Path, place: Path) -> None:
-    """Copy under a temporary name, and rename it when it is complete: other jobs on this node may read or copy it."""
-    partial = place.with_name(f"{place.name}.{os.getpid()}")
-    disk.private_folder(place.parent)
-    if os.path.lexists(place):
-        disk.private_folder(place)
-    try:
-        shutil.copytree(source, partial)
-        partial.chmod(0o700)
-        if not place.is_dir():
-            partial.rename(place)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _place(settings: Model) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +122,11 @@ class WholeModel(Trained):
         self.settings = settings
         self.dtype = dtype
 
-    def as_base(self, updates: int) -> AbstractContextManager[None]:
-        return self._read_again() if updates else nullcontext()
-
     @contextmanager
-    def _read_again(self) -> Iterator[None]:
+    def as_base(self, updates: int) -> Iterator[None]:
+        if not updates:
+            yield
+            return
         original = load_model(self.settings, self.dtype, distributed.device()).to(self.model.dtype)
         with exchanged(list(self.model.parameters()), list(original.parameters())):
             yield

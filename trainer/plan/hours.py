@@ -169,7 +169,7 @@ class Duration:
         moved = STATES * self.planner.shard / (PCIE if self.planner.offloads else self.speed.bandwidth)
         states = algorithm.epochs * algorithm.minibatches * moved
         gradient = trained / self.speed.flops + line.beside * (1 + layers)
-        return self.ratio.update * (self.passes * self._pass + self._teacher + gradients * gradient + states)
+        return self.ratio.update * (self.passes * self.of_pass + self.of_teacher + gradients * gradient + states)
 
     @property
     def passes(self) -> float:
@@ -180,14 +180,14 @@ class Duration:
         return reference + (1 if algorithm.top_entropy < 1 else 1 - 1 / algorithm.minibatches)
 
     @property
-    def _teacher(self) -> float:
+    def of_teacher(self) -> float:
         """Seconds of the pass of a teacher on this device."""
         if self.planner.teacher:
-            return replace(self, planner=self.planner.teacher)._pass
-        return self._pass if self.planner.config.shares_base else 0.0
+            return replace(self, planner=self.planner.teacher).of_pass
+        return self.of_pass if self.planner.config.shares_base else 0.0
 
     @property
-    def _pass(self) -> float:
+    def of_pass(self) -> float:
         return (self._line.layers + self._line.head) / self.speed.flops + self._line.beside
 
     @cached_property
@@ -248,15 +248,12 @@ def measured(duration: Duration, records: Iterable[Mapping[str, float]]) -> Dura
     live = 1 - median(one.get("dead_groups", 0.0) for one in steps) if drops else 1.0
     own = replace(duration, length=median(one["length"] for one in steps), live=live, ratio=AS_COMPUTED)
     rollout = median(one["time/rollout"] for one in steps)
-    update = median(_beside_sampling(one) for one in steps)
+    others = ("time/rollout", "time/evaluation")  # phases whose seconds are no update; a key with two slashes is a part
+    update = median(
+        sum(one[key] for key in one if key.startswith("time/") and key.count("/") == 1 and key not in others)
+        for one in steps
+    )
     return replace(own, ratio=Ratio(rollout / own.rollout, update / own.update))
-
-
-def _beside_sampling(record: Mapping[str, float]) -> float:
-    """Return the seconds of a step without its rollout."""
-    left_out = ("time/rollout", "time/evaluation")
-    phases = (key for key in record if key.startswith("time/") and key.count("/") == 1 and key not in left_out)
-    return sum(record[key] for key in phases)
 
 
 class Estimate(NamedTuple):

@@ -137,7 +137,10 @@ class Planner:
                 trains | gathered | self.passing({part for name in self._taught for part in name.split(".")})
             )
         if algorithm.kl.coef or algorithm.top_entropy < 1 or algorithm.minibatches > 1:  # a pass before the update
-            phases["score"] = trains | self._score()
+            reference = {"weights": self._own_weights + self._gathered}  # it needs all of them
+            phases["score"] = (
+                trains | (reference if algorithm.kl.coef else self._layer_by_layer) | self.passing(self.targets)
+            )
         phases |= {"backward": trains | self._backward(), "step": trains | self._step()}
         return Plan(self.vram, {name: _with_overhead(terms) for name, terms in phases.items()}, self._ram())
 
@@ -183,13 +186,6 @@ class Planner:
         return sum(map(self._linear_bytes, self.shape.linears))
 
     @property
-    def _loaded(self) -> float:
-        """Bytes of the weights while they are loaded: quantised layers are made on the card, where embedding and output
-        layer arrive as they came."""
-        as_it_came = (self.shape.embeddings + self.shape.norms) * self.item + self.shape.layers * self._block
-        return self.weights if self.config.model.quantize == "none" else as_it_came
-
-    @property
     def decoded(self) -> float:
         """Bytes of weights that a decode step moves: all but the embedding, of which it reads a few rows. Quantised
         weights are also written in full precision, and read again."""
@@ -223,12 +219,14 @@ class Planner:
         earlier += lora.enabled and further  # and the first ones of PiSSA, or of an adapter that is trained further
         sides = lora.r * max((max(one.inputs, one.outputs) for one in self.adapted), default=0)
         largest = sides if lora.enabled else max(self.shape.embedding, *(one.weights for one in self.shape.linears))
+        # as wide as the policy's adapter beside it, and in fp32 where PEFT reads it alone
+        taught = sum(map(prod, self._taught.values())) * (self.item if self.config.shares_base else FLOAT)
         return {
             "weights": self._own_weights,
             "adapter": self.trained * self.item if lora.enabled else 0,
             "optimizer state": largest * self.item if self.offloads else self.state,  # a buffer for one tensor
             "reference": earlier * self.trained * self.item,
-            "teacher": (self.teacher.weights if self.teacher else 0) + self._taught_bytes,
+            "teacher": (self.teacher.weights if self.teacher else 0) + taught,
         }
 
     @cached_property
@@ -275,11 +273,6 @@ class Planner:
         folder = self.config.teacher.adapter
         return adapter_shapes("teacher.adapter", folder) if folder else {}
 
-    @property
-    def _taught_bytes(self) -> float:
-        """Bytes of the teacher's adapter: as wide as the policy's beside it, and in fp32 where PEFT reads it alone."""
-        return sum(map(prod, self._taught.values())) * (self.item if self.config.shares_base else FLOAT)
-
     def passing(self, targets: Collection[str]) -> Sizes:
         """Return the bytes of a pass of this model over the largest micro-batch, beside its weights, with an adapter of
         these layers."""
@@ -294,9 +287,15 @@ class Planner:
         flat = self.trained * self.item
         frozen = self.weights if self.config.lora.enabled else 0
         own = self.shard * (self.item if self.offloads else max(4 + self.item, 8))  # in fp32, with a first gradient
+        loaded = self.weights
+        if (
+            self.config.model.quantize != "none"
+        ):  # made on the card, where embedding and output layer arrive as they came
+            ends = (self.shape.embeddings + self.shape.norms) * self.item
+            loaded = ends + self.shape.layers * self._block
         twice = flat if frozen + 2 * flat <= self.vram - CONTEXT else 0
         flattening = {} if self.splits else {"flattening": max(twice, own)}  # parts replace whole weights one by one
-        return {"weights": self._loaded, "adapter": flat if frozen else 0, **flattening}
+        return {"weights": loaded, "adapter": flat if frozen else 0, **flattening}
 
     # rollout
 
@@ -450,11 +449,6 @@ class Planner:
     def _padded(self, rows: int, completion: int) -> Work:
         keeps_scores = self.shape.family.is_capped or self.config.model.attention == "eager"
         return Work.padded(rows, self.prompt, completion, keeps_scores)
-
-    def _score(self) -> Sizes:
-        reference = {"weights": self._own_weights + self._gathered}  # it needs all of them
-        weights = reference if self.config.algorithm.kl.coef else self._layer_by_layer
-        return weights | self.passing(self.targets)
 
     def _backward(self) -> Sizes:
         """The peak is at the head, when all layers have kept what they need, or in the last layer on the way back."""

@@ -136,21 +136,16 @@ def card(config: Config, gpu: hardware.Gpu) -> Iterator[Finding]:
 
 def packages(config: Config) -> Iterator[Finding]:
     """Look for the packages that only some settings need."""
-    for setting, package, module, remedy in _optional(config):
-        if importlib.util.find_spec(module) is None:
+    wanted = [(setting, "bitsandbytes", "bitsandbytes", other) for setting, other in needs_bitsandbytes(config)]
+    if compares_as_mathematics(config, make_task(config.task)):
+        setting = "reward.symbolic=true" if config.reward.symbolic else f"task.name={config.task.name}"
+        wanted.append((setting, "math-verify", "'octet-grpo[math]'", "reward.symbolic=false"))
+    for setting, package, installs, other in wanted:
+        if importlib.util.find_spec(package.replace("-", "_")) is None:
+            remedy = f"Run: pip install {installs}, or write {other}."
             yield Finding("end", package, f"{setting}: it needs {package}, which is not installed", remedy)
         else:
             yield Finding("note", package, f"installed, for {setting}")
-
-
-def _optional(config: Config) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the setting, the package that it needs, the package's import name, and what to do without it."""
-    if compares_as_mathematics(config, make_task(config.task)):
-        setting = "reward.symbolic=true" if config.reward.symbolic else f"task.name={config.task.name}"
-        remedy = "Run: pip install 'octet-grpo[math]', or write reward.symbolic=false."
-        yield setting, "math-verify", "math_verify", remedy
-    for setting, other in needs_bitsandbytes(config):
-        yield setting, "bitsandbytes", "bitsandbytes", f"Run: pip install bitsandbytes, or write {other}."
 
 
 def skip_unused_imports(config: Config) -> None:
@@ -207,13 +202,9 @@ def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Fou
 
 
 def _numbers(found: Found) -> int:
-    return found.weights // (4 if _stored_dtype(found) == "float32" else 2)
-
-
-def _stored_dtype(found: Found) -> str | None:
-    """Return the dtype that the model's config.json names; None while it is still on the hub."""
+    """Return how many numbers a model has, by the size of its files and the dtype in its config.json, if it is here."""
     stored = json.loads((found.folder / "config.json").read_text()) if found.folder else {}
-    return stored.get("dtype") or stored.get("torch_dtype")
+    return found.weights // (4 if (stored.get("dtype") or stored.get("torch_dtype")) == "float32" else 2)
 
 
 def _trained_by_adapter(config: Config) -> int:
