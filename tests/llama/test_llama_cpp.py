@@ -25,7 +25,7 @@ from trainer.export import gguf_file, llama_cpp
 from trainer.model import lora, merge
 from trainer.model.load import load_model
 from trainer.records import Problem, Prompt, Sampling
-from trainer.rollout.stop import Stops
+from trainer.rollout.turns import Stops
 
 pytestmark = pytest.mark.llama
 TEXTS = (

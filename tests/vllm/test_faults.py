@@ -27,14 +27,12 @@ from tests.vllm.serving import (
     train_all,
 )
 from trainer.config.command_line import resolve
-from trainer.config.settings import Lora
 from trainer.errors import ConfigError, TrainingError
 from trainer.machine.http_client import exchange
 from trainer.model.load import load_tokenizer
 from trainer.records import Sampling
 from trainer.rollout.context import SamplingContext, StaticPolicy
 from trainer.rollout.hf import HfSampler
-from trainer.rollout.vllm.check import check_server, probed_mode
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.publish import Published
 from trainer.rollout.vllm.server import connect
@@ -113,17 +111,9 @@ def test_a_server_with_another_model_is_refused(servers, tmp_path):
         run.rollouts.sampler.sync()
 
 
-def test_what_the_log_probs_of_another_model_tell_of_its_server(servers):
-    assert probed_mode(Server(servers.small.url), "base", PROMPT) == "processed_logprobs"
-    plain = Server(servers.plain.url)
-    assert probed_mode(plain, "base", PROMPT) == "raw_logprobs"
-    with pytest.raises(ConfigError, match=r"its log-probs are raw_logprobs.* --logprobs-mode processed_logprobs"):
-        check_server(plain, "base", PROMPT, Lora(), print)
-
-
 def test_a_server_without_adapters_is_told_from_one_that_forbids_them(servers, tmp_path):
     with pytest.raises(ConfigError, match=r"the server takes no adapters\. Start it with --enable-lora"):
-        Server(servers.plain.url).load(Published("octet-x-v1", tmp_path, 1))
+        Server(servers.plain.url).load_adapter(Published("octet-x-v1", tmp_path, 1))
 
 
 def test_a_context_that_the_whole_cache_does_not_hold_is_the_end_of_the_log(tmp_path):

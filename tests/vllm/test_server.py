@@ -42,7 +42,7 @@ from trainer.model.lora import add_adapter, save_adapter
 from trainer.records import Sampling
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.vllm import check
-from trainer.rollout.vllm.check import check_server, probed_mode
+from trainer.rollout.vllm.check import check_server
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.publish import Published
 from trainer.rollout.vllm.server import VllmServerSampler
@@ -194,25 +194,16 @@ def test_a_server_that_says_nothing_is_asked_for_its_logprobs(tmp_path):
     save_adapter(add_adapter(model, Lora(r=8)), adapter)
     try:
         server = Server(plain.ready().url)
-        prompt = list(range(20, 60))
-        assert probed_mode(server, "base", prompt) == "raw_logprobs"
-        with pytest.raises(ConfigError, match=r"its log-probs are raw_logprobs.* --logprobs-mode processed_logprobs"):
-            check_server(server, "base", prompt, Lora(), print)
         with pytest.raises(ConfigError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
             server.load_adapter(Published("octet-x-v1", adapter, 1))
     finally:
         plain.end()
 
 
-def test_a_server_that_reports_processed_logprobs_shows_them_too(server):
-    assert probed_mode(Server(server.url), "base", list(range(20, 60))) == "processed_logprobs"
-    check_server(Server(server.url), "base", [20, 30], Lora(), print)
-
-
 def test_a_server_that_reports_too_few_slots_is_refused(server, monkeypatch):
     monkeypatch.setattr(check, "SLOTS", 3)
     with pytest.raises(ConfigError, match=r"it holds 2 .* --max-loras 3"):
-        check_server(Server(server.url), "base", [20, 30], Lora(), print)
+        check_server(Server(server.url), Lora(), print)
 
 
 def test_a_server_that_is_killed_and_started_again_in_the_middle_of_a_run(server, tmp_path):

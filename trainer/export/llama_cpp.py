@@ -24,7 +24,7 @@ from trainer.export.gguf_file import QUANTISED, Kind, stored
 from trainer.model.merge import Weights
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.collect import Sampler
-from trainer.rollout.stop import Stops
+from trainer.rollout.turns import Stops
 
 # The largest error of a number that is stored, as a share of the largest number of its block: half a step. Q4_0 and
 # Q5_0 have their steps from -8 to 7 and from -16 to 15, so a largest number of the other sign is a whole step off;

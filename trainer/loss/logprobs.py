@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -200,35 +199,14 @@ def _refuse_noise(model: Any) -> None:
         hidden_1TH = backbone.eval()(tokens_1T, use_cache=False).last_hidden_state
         noisy_1TH = backbone.train()(tokens_1T, use_cache=False).last_hidden_state
         differs = (noisy_1TH - hidden_1TH).abs().max() > rounding * hidden_1TH.abs().max()
-        where = _first_noise(backbone, tokens_1T) if differs else ""
     backbone.train(was_training)
     if differs:
         raise ModelError(
             f"model.name={model.name_or_path}",
-            f"{model.config.model_type} computes something else while it is trained than while it is sampled from, "
-            f"first in {where}: a dropout or other noise that cannot be switched off",
+            f"{model.config.model_type} computes something else while it is trained than while it is sampled from: it "
+            "has a dropout or other noise that cannot be switched off",
             "Choose another model family",
         )
-
-
-def _first_noise(backbone: Any, tokens_1T: Tensor) -> str:
-    """Return the name of the first module that gives two outputs for the same tokens in training mode."""
-    outputs: list[list[Tensor]] = []
-    names: list[str] = []
-
-    def keep(name: str, module: Any, arguments: Any, output: Any) -> None:
-        for tensor in output if isinstance(output, tuple) else (output,):  # a router returns weights and experts
-            if isinstance(tensor, Tensor):
-                names.append(f"{name} ({type(module).__name__})")
-                outputs[-1].append(tensor.cpu())
-
-    hooks = [module.register_forward_hook(partial(keep, name)) for name, module in backbone.named_modules()]
-    for _ in range(2):
-        outputs.append([])
-        backbone(tokens_1T, use_cache=False)
-    for hook in hooks:
-        hook.remove()
-    return next((name for name, *pair in zip(names, *outputs) if not torch.equal(*pair)), "its hidden states")
 
 
 @torch.no_grad()

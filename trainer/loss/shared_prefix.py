@@ -20,8 +20,7 @@ from trainer.batch.pack import to_tensors
 from trainer.model.attention import needs_repeated_keys
 from trainer.records import TrainingBatch, TrainingRow
 
-PREFIX = "octet_flat_"
-BELOW = ("sdpa",)
+FLAT, BELOW = "octet_flat_sdpa", "sdpa"
 
 
 class Layout(NamedTuple):
@@ -92,11 +91,11 @@ def last_hidden(backbone: Any, batch: TrainingBatch) -> Tensor:
 def make_flat(model: Any) -> bool:
     """Teach a model to work on a line of tokens. Return False and change nothing if that would not be exact."""
     below = model.config._attn_implementation
-    if below.startswith(PREFIX):
+    if below == FLAT:
         return True
-    if below not in BELOW or _has_sliding_window(model.config.get_text_config()):
+    if below != BELOW or _has_sliding_window(model.config.get_text_config()):
         return False
-    model.set_attn_implementation(f"{PREFIX}{below}")
+    model.set_attn_implementation(FLAT)
     if _is_exact(model):
         return True
     model.set_attn_implementation(below)
@@ -132,28 +131,25 @@ def _answer(*tokens: int) -> TrainingRow:
     return TrainingRow((1, 2), tokens, (0.0,) * len(tokens), 0.0)
 
 
-def _attention(below: str) -> Any:
-    def attention(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-    ) -> tuple[Tensor, None]:
-        layout: Layout | None = options.pop("layout", None)
-        plain = AttentionInterface()[below]
-        if layout is None:  # while sampling
-            return plain(module, query, key, value, attention_mask, **options)
-        prompts = (layout.rows(part, layout.prompts_PT) for part in (query, key, value))
-        asking = layout.rows(query, layout.answers_AC)
-        looked_at = (layout.rows(part, layout.keys_AK) for part in (key, value))
-        mask = None
-        if needs_repeated_keys(query.device, query.dtype):  # transformers repeats them only beside a mask
-            width = layout.prompts_PT.shape[1]
-            mask = torch.ones(1, 1, width, width, dtype=torch.bool, device=query.device).tril()
-        seen, _ = plain(module, *prompts, mask, **options)
-        said, _ = plain(module, asking, *looked_at, layout.mask_ACK[:, None], **options)
-        return layout.line(seen, said), None
-
-    return attention
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    layout: Layout | None = options.pop("layout", None)
+    plain = AttentionInterface()[BELOW]
+    if layout is None:  # while sampling
+        sampled: tuple[Tensor, None] = plain(module, query, key, value, attention_mask, **options)
+        return sampled
+    prompts = (layout.rows(part, layout.prompts_PT) for part in (query, key, value))
+    asking = layout.rows(query, layout.answers_AC)
+    looked_at = (layout.rows(part, layout.keys_AK) for part in (key, value))
+    mask = None
+    if needs_repeated_keys(query.device, query.dtype):  # transformers repeats them only beside a mask
+        width = layout.prompts_PT.shape[1]
+        mask = torch.ones(1, 1, width, width, dtype=torch.bool, device=query.device).tril()
+    seen, _ = plain(module, *prompts, mask, **options)
+    said, _ = plain(module, asking, *looked_at, layout.mask_ACK[:, None], **options)
+    return layout.line(seen, said), None
 
 
-for _below in BELOW:
-    AttentionInterface.register(f"{PREFIX}{_below}", _attention(_below))
-    AttentionMaskInterface.register(f"{PREFIX}{_below}", AttentionMaskInterface()[_below])
+AttentionInterface.register(FLAT, _attention)
+AttentionMaskInterface.register(FLAT, AttentionMaskInterface()[BELOW])

@@ -10,14 +10,14 @@ from functools import partial
 from typing import Protocol
 
 from trainer.config.settings import Config
+from trainer.machine import threads
 from trainer.problem.curriculum import Curriculum, outcomes, solve_rates
 from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling, ScoredGroup
 from trainer.reward import placebo
 from trainer.reward.scorer import Scorer
-from trainer.rollout.prefetch import Ahead, ScoredRollout
-from trainer.watch.tally import Tally
+from trainer.watch.tally import Sums, Tally
 
 
 class Sampler(Protocol):
@@ -52,6 +52,35 @@ class Sampler(Protocol):
     def close(self) -> None:
         """Stop what it has started."""
         return
+
+
+ScoredRollout = tuple[list[ScoredGroup], Sums]  # groups, and what was measured while they were scored
+
+
+class Ahead:
+    """Holds the groups of the next step, which are sampled in a thread while the policy trains on those of this one.
+
+    After a failure they are lost, and the resumed run samples them again. None are under way at a checkpoint that is
+    due by the settings, because the loop then does not sample ahead. A run that is told to stop loses them.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: tuple[int, Future[ScoredRollout]] | None = None
+
+    def begin(self, step: int, roll_out: Callable[[], ScoredRollout]) -> None:
+        assert self._under_way is None, "one step ahead, not two"
+        self._under_way = step, threads.begin(roll_out)
+
+    def take(self, step: int) -> ScoredRollout | None:
+        """Wait for the groups of this step and return them; None if they were not begun."""
+        if self._under_way is None:
+            return None
+        (begun, rollout), self._under_way = self._under_way, None
+        assert begun == step, "what was begun is what comes next"
+        return rollout.result()
+
+    def close(self) -> None:
+        self._under_way = None
 
 
 @dataclass(frozen=True, slots=True)

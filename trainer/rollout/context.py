@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from trainer.config.settings import Config
 from trainer.problem.prompts import Prompter
 from trainer.rollout.limits import Say
-from trainer.rollout.stop import Stops
-from trainer.rollout.turns import TurnTaking
+from trainer.rollout.turns import Stops, TurnTaking
 
 
 class Exportable(Protocol):

@@ -17,8 +17,7 @@ from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout import limits
 from trainer.rollout.collect import Sampler
 from trainer.rollout.draw import draw, uniforms
-from trainer.rollout.stop import Stops
-from trainer.rollout.turns import OpenAnswer, TurnTaking
+from trainer.rollout.turns import OpenAnswer, Stops, TurnTaking
 
 
 class HfSampler(Sampler):

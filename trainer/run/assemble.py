@@ -48,7 +48,7 @@ from trainer.run_folder.checkpoints import Learned
 from trainer.run_folder.journal import Journal, read_records
 from trainer.run_folder.provenance import Origin
 from trainer.run_folder.run_log import Logs, RunLog
-from trainer.step.schedule import schedule
+from trainer.step.optimizer import schedule
 from trainer.step.update import Updater
 from trainer.watch.alarms import Alarms
 from trainer.watch.history import History

@@ -23,7 +23,7 @@ from trainer.plan.data import read_held_out
 from trainer.problem.task import make_task
 from trainer.records import Prompt
 from trainer.rollout.limits import within_context
-from trainer.rollout.stop import Stops
+from trainer.rollout.turns import Stops
 from trainer.run import assemble, evaluate_models
 from trainer.run.data import prompter_of
 

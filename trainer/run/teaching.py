@@ -22,8 +22,7 @@ from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, TrainingRow
 from trainer.reward.built_in import Rules, read
-from trainer.rollout.stop import Stops
-from trainer.rollout.turns import OpenAnswer, TurnTaking
+from trainer.rollout.turns import OpenAnswer, Stops, TurnTaking
 from trainer.run.assemble import Run, ends
 from trainer.run_folder.run_log import RunLog
 

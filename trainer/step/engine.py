@@ -31,8 +31,7 @@ from trainer.model.trained import Snapshot, make_trained
 from trainer.ranks import distributed
 from trainer.records import Scores, TrainingBatch, Update
 from trainer.step import gradient_regularisation, repartition
-from trainer.step.optimizer import make_optimizer
-from trainer.step.schedule import schedule
+from trainer.step.optimizer import make_optimizer, schedule
 
 FP16_LOSS_SCALE = 2.0**12  # keeps the gradients that are taken beside the engine out of the dust of fp16
 MEASURED_STEPS = 10  # updates whose size is measured

@@ -1,10 +1,11 @@
-"""step: the optimizer, and which parameters learn at which rate."""
+"""step: the optimizer, which parameters learn at which rate, and the learning rate over a run."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from trainer.config.settings import Config
+from trainer.config.settings import Config, Optim
 
 
 def make_optimizer(model: Any, config: Config) -> Any:
@@ -30,3 +31,13 @@ def parameter_groups(model: Any, config: Config) -> list[dict[str, Any]]:
     faster = [value for name, value in named if "lora_B" in name]
     others = [value for name, value in named if "lora_B" not in name]
     return [{"params": others, "lr": lr}, {"params": faster, "lr": lr * ratio}]
+
+
+def schedule(settings: Optim, step: int, total_steps: int) -> float:
+    """Return the share of the peak learning rate at a step, counted from 0: a linear warm-up, then the chosen decay."""
+    warmup = round(settings.warmup * total_steps)
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    progress = (step - warmup) / max(1, total_steps - warmup)
+    descents = {"constant": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}
+    return descents[settings.schedule]

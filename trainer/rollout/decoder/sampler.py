@@ -33,8 +33,7 @@ from trainer.rollout.decoder.rows import Batch, Size
 from trainer.rollout.decoder.schedule import Scheduler
 from trainer.rollout.decoder.weights import spare_bytes
 from trainer.rollout.hf import evaluating
-from trainer.rollout.stop import Stops
-from trainer.rollout.turns import TurnTaking
+from trainer.rollout.turns import Stops, TurnTaking
 
 IDLE = 1 / 8  # of the rows have to be free before prompts are read, because reading one takes as long as a decode step
 

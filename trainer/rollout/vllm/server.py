@@ -94,9 +94,8 @@ class VllmServerSampler(Sampler):
 
     def check(self) -> None:
         """Raise if the settings of a server cannot work. Every rank calls it, and rank 0 asks."""
-        tokens = self.context.tokenizer("What is 12 + 30?")["input_ids"]
         for server in self.servers:
-            look = partial(check_server, server, server.base, tokens, self.context.config.lora, self.context.say)
+            look = partial(check_server, server, self.context.config.lora, self.context.say)
             distributed.on_main(partial(self._retry, look, server))
 
     def close(self) -> None:
