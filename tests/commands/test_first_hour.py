@@ -63,13 +63,13 @@ def test_folders_that_are_no_runs_are_left_out_of_a_comparison(capsys, tmp_path)
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("Question,answer\n2+2?,4\n", r"Name it: task\.question=Question\.$"),
+        ("Question,answer\n2+2?,4\n", r"Write task\.question=Question\b"),
         (
             "Question;Answer\n2+2?;4\n",
-            r"`question` and `answer`; .* Name them: task.question=Question task.answer=Answer\.$",
+            r"`question` and `answer`; .* Write task.question=Question task.answer=Answer\b",
         ),
-        ("problem\tlabel\n2+2?\t4\n", r"Name them: task.question=problem task.answer=label\.$"),
-        ("frage,antwort\n2+2?,4\n", r"are: frage, antwort\. Name them: task.question=COLUMN task.answer=COLUMN\.$"),
+        ("problem\tlabel\n2+2?\t4\n", r"Write task.question=problem task.answer=label\b"),
+        ("frage,antwort\n2+2?,4\n", r"are: frage, antwort\. Write task.question=COLUMN task.answer=COLUMN\b"),
     ],
 )
 def test_a_table_of_another_kind_is_named(tmp_path, text, told):

@@ -15,6 +15,7 @@ from trainer.commands import eval as evaluation
 from trainer.config.settings import Model
 from trainer.errors import CheckpointError, MergeError
 from trainer.model import lora, merge
+from trainer.run_folder.source import Source
 
 TOKENS = torch.tensor([[5, 6, 7, 8, 9]])
 KINDS = {
@@ -90,7 +91,7 @@ def settings(folder, *arguments: str, name: str | None):
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name}))
     parser = ArgumentParser()
     evaluation.add_arguments(parser)
-    return evaluation.settings_for(parser.parse_args(["--adapter", str(folder), *arguments]))
+    return evaluation.settings_for(parser.parse_args(["--adapter", str(folder), *arguments]), Source.of(folder))
 
 
 def test_the_base_that_it_names_is_taken(tmp_path, tiny_model):
