@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from trainer.errors import CheckpointError
 from trainer.machine import disk
-from trainer.reward.judge_client import Cache
+from trainer.reward.judge import Cache
 
 
 @pytest.fixture(params=[0o022, 0o027, 0o077], ids=oct)

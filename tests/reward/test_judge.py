@@ -22,7 +22,7 @@ from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, RewardError
 from trainer.machine.http_client import NoReply, exchange, seconds_of
-from trainer.reward import judge_client
+from trainer.reward import judge as judge_module
 from trainer.reward.built_in import read
 from trainer.reward.judge import load_rubric, user_message
 from trainer.reward.make import check, worked
@@ -270,7 +270,7 @@ def test_retry_after_in_all_its_forms():
 
 def test_back_off_doubles_with_jitter(server, monkeypatch):
     slept: list[float] = []
-    monkeypatch.setattr(judge_client.time, "sleep", slept.append)
+    monkeypatch.setattr(judge_module.time, "sleep", slept.append)
     server.replies = [refusal(500)]
     grades(judge(server.url, "reward.judge.backoff_s=1", "reward.judge.retries=8"), "a")
     waits = [seconds for seconds in slept if seconds > 0.3]

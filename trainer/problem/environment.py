@@ -23,8 +23,7 @@ from typing import Any, Protocol
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError
 from trainer.machine import threads, user_code
-from trainer.problem.dataset import DataTask
-from trainer.problem.task import Task
+from trainer.problem.task import DataTask, Task
 from trainer.problem.tools import ToolCalls, tools_of
 from trainer.records import Problem
 

@@ -15,10 +15,9 @@ from dataclasses import replace
 
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError
-from trainer.problem.dataset import DataTask
 from trainer.problem.own_records import OwnTask
 from trainer.problem.sources import HubSet
-from trainer.problem.task import Task, make_task
+from trainer.problem.task import DataTask, Task, make_task
 from trainer.records import Problem
 
 

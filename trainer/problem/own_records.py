@@ -18,9 +18,8 @@ from trainer.config.sections.task import PROMPT_STYLES, PromptSettings
 from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError
 from trainer.machine import user_code
-from trainer.problem.dataset import DataTask
 from trainer.problem.sources import Record, is_unicode
-from trainer.problem.task import Task
+from trainer.problem.task import DataTask, Task
 from trainer.records import Problem
 
 NO_ANSWER = "none"

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from trainer.answers import find, number
 from trainer.answers.choice import LETTERS
 from trainer.errors import DataError
-from trainer.problem.dataset import DataTask
 from trainer.problem.sources import HubSet, Record
+from trainer.problem.task import DataTask
 from trainer.records import Problem
 
 GSM8K_TRAINING_PROBLEMS = 7473
