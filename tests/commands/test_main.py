@@ -40,31 +40,13 @@ def test_merge_writes_a_model_that_answers_alike(adapter):
     assert "it exists and is not empty" in again.stderr
 
 
-def test_eval_puts_base_and_adapter_side_by_side(adapter):
-    result = json.loads(octet(adapter, "eval", "--adapter", str(adapter), "--problems", "8", "--json").stdout)
-    assert [one["name"] for one in result["evaluations"]] == ["base", "adapter"]
-    assert sum(result["evaluations"][0]["categories"].values()) == 8
-
-
 def test_the_largest_seed_trains_and_samples(adapter):
     answer = octet(adapter, "eval", "--adapter", str(adapter), "--problems", "4", "--samples", "2", "--json")
     assert answer.returncode == 0, answer.stderr
-    assert [one["sampled"]["seed"] for one in json.loads(answer.stdout)["evaluations"]] == [2**63, 2**63]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["eval", "--adapter", "nowhere"], "--adapter nowhere: there is no adapter_config.json"),
-        (["eval", "--problems", "0"], "there is nothing to evaluate. Write --problems 1 or more."),
-        (["eval", "rollout.tmperature=1"], "Did you mean rollout.temperature?"),
-    ],
-)
-def test_mistakes_are_answered(adapter, arguments, told):
-    answer = octet(adapter, *arguments)
-    assert answer.returncode == 2
-    assert told in answer.stderr
-    assert "Traceback" not in answer.stderr
+    assert [(one["name"], one["sampled"]["seed"]) for one in json.loads(answer.stdout)["evaluations"]] == [
+        ("base", 2**63),
+        ("adapter", 2**63),
+    ]
 
 
 # --- the command itself
@@ -120,16 +102,6 @@ def test_an_unknown_option_names_the_setting(capsys, typed, meant):
 
 def test_the_version(capsys):
     assert answered(capsys, "--version") == (0, f"octet {__version__}\n", "")
-
-
-def test_train_prints_the_settings_as_the_launcher_does(tmp_path):
-    arguments = ["--preset", "nano", "--dry-run", "run.steps=3"]
-    printed = [
-        run(sys.executable, "-m", *command, *arguments, folder=tmp_path, PYTHONPATH=str(ROOT)).stdout
-        for command in (["trainer.commands.main", "train"], ["trainer.commands.train"])
-    ]
-    assert printed[0] == printed[1]
-    assert "steps: 3" in printed[0]
 
 
 def test_the_help_of_train_imports_no_settings():

@@ -51,7 +51,7 @@ def test_a_new_best_is_better_and_not_just_as_good(tmp_path):
         ((2, 1, 2), 2, True),
         ((3, 1, 4), 2, False),
         ((3,), 2, False),
-        ((4, *[0] * 20), None, False),
+        ((4, 0, 0, 0), None, False),
     ],
 )
 def test_it_stops_after_so_many_evaluations_without_a_new_best(tmp_path, levels, patience, stops):

@@ -124,7 +124,8 @@ def test_a_run_that_goes_on_says_what_has_changed(failed, capsys, change):
     (failed / "checkpoints/step_000002").mkdir(parents=True)
     lock.claim(Request(resolve("nano", None, [f"run.dir={failed}", *filter(None, [change])]), "nano", ""))
     said = capsys.readouterr()
-    assert (f"\n  {change} (it has " in said.out if change else said.out == "") and said.err == ""
+    assert said.err == ""
+    assert f"\n  {change} (it has " in said.out if change else said.out == ""
     assert (failed / ".lock").stat().st_mode & 0o111 == 0, "the lock is no program"
 
 
