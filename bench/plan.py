@@ -222,10 +222,10 @@ def train(policy: Any, config: Config, groups: list[ScoredGroup], packer: Packer
     found.end("score")
 
     def collected() -> None:
-        backward(policy, minibatch, config, 0.0, Tally())
+        backward(policy, minibatch, algorithm, 0.0, Tally())
         found.end("backward")
 
-    optimizer_step(policy, collected, step, config)
+    optimizer_step(policy, collected, step, algorithm.gradreg)
     found.end("step")
 
 

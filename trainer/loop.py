@@ -146,7 +146,7 @@ class Lessons:
         what is logged of them. Every rank calls it."""
         if self.config.warmup.source == "solutions":
             return {}
-        number, place = self_training.round_of(self.config, step)
+        number, place = self_training.round_of(self.config.warmup, step)
         if place:
             self.rows = self.rows or self_training.read(log.folder, number)
             return {}

@@ -84,7 +84,7 @@ def test_one_update_on_policy_needs_no_pass_before_it(tiny_model):
     policy, updater, dealt, config = setting(tiny_model)
     (prepared,) = updater.prepare(dealt)
     assert policy.passes == []
-    trained = backward(policy, prepared, config, 0.0, Tally())
+    trained = backward(policy, prepared, config.algorithm, 0.0, Tally())
     assert policy.passes == ["train"] * len(prepared.batches)
     assert all(isinstance(batch, MeasuredBatch) for batch in trained.batches)
 
@@ -92,11 +92,11 @@ def test_one_update_on_policy_needs_no_pass_before_it(tiny_model):
 def test_old_logprobs_are_stored_once_for_all_passes(tiny_model):
     policy, updater, dealt, config = setting(tiny_model, "algorithm.epochs=3")
     (prepared,) = updater.prepare(dealt)
-    prepared = backward(policy, prepared, config, 0.0, Tally())
+    prepared = backward(policy, prepared, config.algorithm, 0.0, Tally())
     first = [batch.old_logprobs_BT for batch in prepared.batches]
     policy.move(0.3)
     tally = Tally()
-    again = backward(policy, prepared, config, 0.0, tally)
+    again = backward(policy, prepared, config.algorithm, 0.0, tally)
     assert [batch.old_logprobs_BT for batch in again.batches] == first  # the very same tensors
     assert tally.means(lambda sums: [sums])["ratio/max"] != 1.0
 
@@ -128,7 +128,7 @@ def test_only_the_most_uncertain_tokens_of_the_step_are_trained_on(tiny_model):
     assert len(kept) == 36
     assert kept.sum() == 9
     assert entropies[kept].min() >= entropies[~kept].max()
-    backward(policy, prepared, config, 0.0, Tally())  # with the old log-probs of the pass before
+    backward(policy, prepared, config.algorithm, 0.0, Tally())  # with the old log-probs of the pass before
     assert policy.passes.count("train") == len(prepared.batches)
 
 

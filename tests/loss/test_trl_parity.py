@@ -164,7 +164,7 @@ def ours(policies: Policies, groups, config: Config) -> Outcome:
         old = [measured(batch, policy.old(batch).logprobs_BT) for batch in minibatch.batches]
     policies.now.zero_grad()
     tally = Tally()
-    backward(policy, replace(minibatch, batches=old), config, algorithm.kl.coef, tally)
+    backward(policy, replace(minibatch, batches=old), algorithm, algorithm.kl.coef, tally)
     assert len(old) > 1, "several micro-batches are part of what is compared"
     metrics = tally.means(lambda sums: [sums])
     return Outcome(metrics["loss"], gradients(policies.now), metrics)

@@ -56,8 +56,9 @@ def make_policy(model, more: str = "", dtype: str = "fp32"):
 
 def advance(policy, *steps: int):
     for step in steps:
-        batch = in_one(policy, policy.config.algorithm.aggregation)
-        optimizer_step(policy, partial(backward, policy, batch, policy.config, 0.0, Tally()), step, policy.config)
+        algorithm = policy.config.algorithm
+        batch = in_one(policy, algorithm.aggregation)
+        optimizer_step(policy, partial(backward, policy, batch, algorithm, 0.0, Tally()), step, algorithm.gradreg)
     return policy
 
 
@@ -136,7 +137,9 @@ def test_gradient_regularisation_over_a_4_bit_base(tiny_model):
     quantised = base.model.layers[0].self_attn.q_proj.weight
     policy = DeepSpeedPolicy(lora.add_adapter(base, config.lora), config, "fp32", total_steps=UPDATES)
     before, bytes_before = lora.fingerprint(policy.model), quantised.detach().clone()
-    done = optimizer_step(policy, partial(backward, policy, in_one(policy), config, 0.0, Tally()), 0, config)
+    done = optimizer_step(
+        policy, partial(backward, policy, in_one(policy), config.algorithm, 0.0, Tally()), 0, config.algorithm.gradreg
+    )
     assert quantised.dtype == torch.uint8
     assert torch.equal(quantised, bytes_before)
     assert lora.fingerprint(policy.model) != before

@@ -231,8 +231,9 @@ def test_fp16_scales_its_loss_and_survives_a_scale_that_is_too_high(tiny_model, 
 
 
 def one_update(policy):
-    batch = in_one(policy, policy.config.algorithm.aggregation)
-    return optimizer_step(policy, lambda: backward(policy, batch, policy.config, 0.0, Tally()), 0, policy.config)
+    algorithm = policy.config.algorithm
+    batch = in_one(policy, algorithm.aggregation)
+    return optimizer_step(policy, lambda: backward(policy, batch, algorithm, 0.0, Tally()), 0, algorithm.gradreg)
 
 
 # Bad input.

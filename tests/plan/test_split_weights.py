@@ -159,7 +159,7 @@ def test_pissa_over_a_split_base_starts_as_the_run_did_that_it_goes_on_with(tiny
 @KINDS_OF_SPLIT
 def test_a_rehearsal_with_split_weights_leaves_nothing_behind(split_policy, trained):
     plain, rehearsed = split_policy(trained), split_policy(trained)
-    rehearsed.rehearse(lambda: backward(rehearsed, in_one(plain), plain.config, 0.0, Tally()))
+    rehearsed.rehearse(lambda: backward(rehearsed, in_one(plain), plain.config.algorithm, 0.0, Tally()))
     for policy in (plain, rehearsed):
         advance(policy, 0, 1)
     assert torch.equal(gathered_logits(rehearsed), gathered_logits(plain))

@@ -11,6 +11,7 @@ from trainer.records import Completion, Problem, Prompt, Score, ScoredGroup, Tra
 from trainer.rollout import self_training
 
 CONFIG = resolve("nano", None, ["warmup.only=true", "warmup.from=samples", "warmup.steps=5", "warmup.rounds=2"])
+PAYS = f"correct_{CONFIG.reward.answer}"
 
 
 def answers(*found: tuple[str, int, bool]) -> ScoredGroup:
@@ -22,13 +23,13 @@ def answers(*found: tuple[str, int, bool]) -> ScoredGroup:
 
 def test_the_shortest_right_answers_that_differ_are_kept():
     group = answers(("a", 5, True), ("b", 2, False), ("c", 4, True), ("c ", 4, True), ("d", 3, True), ("e", 10, True))
-    found = [*self_training.distinct(group, CONFIG)]
+    found = [*self_training.distinct(group, PAYS)]
     assert [len(row.completion) for row in self_training.kept(found, 2)] == [3, 4]
     assert [len(row.completion) for row in self_training.kept(found * 2, 4)] == [3, 4, 5]
 
 
 def kept(group: ScoredGroup) -> list[TrainingRow]:
-    return self_training.kept(self_training.distinct(group, CONFIG), CONFIG.warmup.keep)
+    return self_training.kept(self_training.distinct(group, PAYS), CONFIG.warmup.keep)
 
 
 def test_a_row_has_an_advantage_of_1_and_no_probability_of_a_sampler():
@@ -51,7 +52,13 @@ def test_what_an_environment_said_is_not_taught():
 
 
 def test_the_steps_are_divided_among_the_rounds():
-    assert [self_training.round_of(CONFIG, step) for step in range(5)] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    assert [self_training.round_of(CONFIG.warmup, step) for step in range(5)] == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 1),
+    ]
 
 
 def test_the_answers_of_a_round_are_read_back_as_they_were_written(tmp_path):

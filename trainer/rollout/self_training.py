@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from trainer.config.settings import Config
+from trainer.config.settings import Warmup
 from trainer.errors import CheckpointError, DataError
 from trainer.machine import disk
 from trainer.problem.task import draw
@@ -25,9 +25,8 @@ from trainer.rollout.collect import Rollouts, collect
 TAG = -1  # of the random numbers, which are not those of a step or a refill
 
 
-def round_of(config: Config, step: int) -> tuple[int, int]:
+def round_of(warmup: Warmup, step: int) -> tuple[int, int]:
     """Return the round of a step, and its place in the round, both counted from 0."""
-    warmup = config.warmup
     number = step * warmup.rounds // warmup.steps
     return number, step - -(-number * warmup.steps // warmup.rounds)
 
@@ -37,7 +36,8 @@ def sample(rollouts: Rollouts, step: int, number: int) -> tuple[list[TrainingRow
     config = rollouts.config
     problems = draw(rollouts.curriculum.problems, number, config.warmup.asked, config.run.seed)
     groups = collect(rollouts.sampler, rollouts.scorer, rollouts.prompts(problems), rollouts.sampling_of(step, TAG))
-    found = [(len(_right(one, config)), len(one.completions), [*distinct(one, config)]) for one in groups]
+    pays = f"correct_{config.reward.answer}"
+    found = [(len(_right(one, pays)), len(one.completions), [*distinct(one, pays)]) for one in groups]
     everywhere = distributed.dealt(found)
     rows = kept((row for *_, of_group in everywhere for row in of_group), config.warmup.keep)
     right, answers = (sum(facts[index] for facts in everywhere) for index in (0, 1))
@@ -56,9 +56,9 @@ def sample(rollouts: Rollouts, step: int, number: int) -> tuple[list[TrainingRow
     }
 
 
-def distinct(group: ScoredGroup, config: Config) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def distinct(group: ScoredGroup, pays: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield the right answers that differ, and were not cut off, as rows: with their problem and their text."""
-    right = [completion for completion in _right(group, config) if not completion.truncated]
+    right = [completion for completion in _right(group, pays) if not completion.truncated]
     for text, answer in {answer.text.strip(): answer for answer in reversed(right)}.items():
         zeros = (0.0,) * len(answer.tokens)
         row = TrainingRow(group.prompt.tokens, answer.tokens, zeros, advantage=1.0, reward=1.0, written=answer.written)
@@ -74,8 +74,7 @@ def kept(found: Iterable[tuple[str, str, dict[str, Any]]], most: int) -> list[Tr
     return [row for rows in shortest for row in rows]
 
 
-def _right(group: ScoredGroup, config: Config) -> list[Completion]:
-    pays = f"correct_{config.reward.answer}"
+def _right(group: ScoredGroup, pays: str) -> list[Completion]:
     pairs = zip(group.completions, group.scores, strict=True)
     return [completion for completion, score in pairs if getattr(score, pays)]
 

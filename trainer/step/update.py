@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from trainer.batch.pack import Packer, row_of
 from trainer.batch.shrinker import Shrinker
-from trainer.config.settings import Config
+from trainer.config.settings import Algorithm, Config, GradReg
 from trainer.loss import before_update
 from trainer.loss.kl import Coefficient
 from trainer.loss.metrics import tally_batch
@@ -23,6 +23,8 @@ from trainer.ranks import distributed
 from trainer.records import MeasuredBatch, MiniBatch, PreparedBatch, ScoredGroup, TrainingBatch, TrainingRow, Update
 from trainer.step.gradient_regularisation import strength_at
 from trainer.watch.tally import Tally
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +45,10 @@ class Updater:
         if not coef or self.config.algorithm.kl.where != "reward":
             return list(groups)
         rows = [row_of(group, completion) for group in groups for completion in group.completions]
-
-        def make_room() -> None:
-            self.shrinker.shrink(self.packer.pack(rows))  # they are packed again with the smaller budget
-
         estimator = self.config.algorithm.kl.estimator
         measure = partial(before_update.divergences, self.policy, rows, self.packer, self.device, estimator)
         with self.policy.gathered():  # the ranks have different numbers of rows
-            found = iter(until_it_fits(measure, make_room))
+            found = iter(self._until_rows_fit(measure, rows))
         penalised = []
         for group in groups:
             kl_G = [next(found) for _ in group.completions]
@@ -62,18 +60,23 @@ class Updater:
         """Return the mean cross-entropy of a token of solutions. Every rank calls it with all of them."""
         rows = distributed.mine(rows)
 
-        def make_room() -> None:
-            self.shrinker.shrink(self.packer.pack(rows))  # they are packed again with the smaller budget
-
         @torch.no_grad()
         def log_likelihood() -> float:
             batches = (batch.to(self.device) for batch in self.packer.pack(rows))
             return sum(float((self.policy.measure(one).logprobs_BT * one.mask_BT).sum()) for one in batches)
 
-        found = until_it_fits(log_likelihood, make_room)
+        found = self._until_rows_fit(log_likelihood, rows)
         sums = distributed.gather((found, sum(sum(row.mask) for row in rows)))
         loss, tokens = (sum(parts) for parts in zip(*sums, strict=True))
         return -loss / tokens if tokens else None
+
+    def _until_rows_fit(self, measure: Callable[[], T], rows: Sequence[TrainingRow]) -> T:
+        """Return what `measure`, which packs the rows, says of them. If memory runs out, the budget shrinks."""
+
+        def make_room() -> None:
+            self.shrinker.shrink(self.packer.pack(rows))
+
+        return until_it_fits(measure, make_room)
 
     def prepare(self, minibatches: Sequence[MiniBatch[TrainingBatch]]) -> list[MiniBatch[PreparedBatch]]:
         """Return the mini-batches on the device, with what the objective has to know before the first update."""
@@ -99,7 +102,7 @@ class Updater:
         for _ in range(self.config.algorithm.epochs):
             for index, minibatch in enumerate(waiting):
                 backward_pass = BackwardPass(self, minibatch, tally)
-                updates.append(optimizer_step(self.policy, backward_pass, step, self.config))
+                updates.append(optimizer_step(self.policy, backward_pass, step, self.config.algorithm.gradreg))
                 waiting[index] = backward_pass.minibatch
         return updates
 
@@ -128,18 +131,18 @@ class BackwardPass:
         self.tally.merge(seen.sums)  # of the attempt that succeeded
 
     def _attempt(self) -> tuple[MiniBatch[PreparedBatch], Tally]:
-        seen = Tally()
-        return backward(self.updater.policy, self.minibatch, self.updater.config, self.updater.kl.value, seen), seen
+        updater, seen = self.updater, Tally()
+        return backward(updater.policy, self.minibatch, updater.config.algorithm, updater.kl.value, seen), seen
 
     def _make_room(self) -> None:
         self.minibatch = replace(self.minibatch, batches=self.updater.shrinker.shrink(self.minibatch.batches))
 
 
-def optimizer_step(policy: Policy, gradient: Callable[[], None], step: int, config: Config) -> Update:
+def optimizer_step(policy: Policy, gradient: Callable[[], None], step: int, settings: GradReg) -> Update:
     """Step the optimizer on what `gradient` adds up, which is reduced once over the ranks."""
     policy.set_learning_rate(step)
     measured: dict[str, float] = {}
-    if strength := strength_at(config.algorithm.gradreg, step):
+    if strength := strength_at(settings, step):
         measured = policy.accumulate_regularised(gradient, strength)
     else:
         with policy.accumulating():
@@ -148,20 +151,20 @@ def optimizer_step(policy: Policy, gradient: Callable[[], None], step: int, conf
 
 
 def backward(
-    policy: Policy, minibatch: MiniBatch[PreparedBatch], config: Config, kl_coef: float, tally: Tally
+    policy: Policy, minibatch: MiniBatch[PreparedBatch], settings: Algorithm, kl_coef: float, tally: Tally
 ) -> MiniBatch[PreparedBatch]:
     """Add up the gradient of the loss, and return the mini-batch with the old log-probs.
 
     In the first pass the policy is still the one that answered, so the log-probs of this pass are the old ones.
     """
-    algorithm, seen = config.algorithm, []
+    seen = []
     for batch in minibatch.batches:
         scores = policy.score(batch)
         known = batch if isinstance(batch, MeasuredBatch) else batch.measured(scores.logprobs_BT.detach())
-        loss = total(objective(scores, known, algorithm, kl_coef), known, minibatch.divisor)
+        loss = total(objective(scores, known, settings, kl_coef), known, minibatch.divisor)
         policy.backward(loss)
         if not policy.is_displaced:
-            tokens = tally_batch(tally, known, scores, algorithm)
+            tokens = tally_batch(tally, known, scores, settings)
             tally.add("loss", loss.item(), tokens / minibatch.tokens)
         seen.append(known)
     return replace(minibatch, batches=seen)
