@@ -203,7 +203,7 @@ def test_what_cannot_be_used_is_named(tmp_path):
     for error, key, given in refused:
         with pytest.raises(error, match=key):
             train(**{"config": config, **given})
-    with pytest.raises(ConfigError, match="^overrides: "):
+    with pytest.raises(ConfigError, match=r"^overrides: "):
         resolve("nano", None, "run.steps=1")
     assert not list(tmp_path.rglob("*.yaml"))
 
