@@ -66,7 +66,7 @@ def test_folders_that_are_no_runs_are_left_out_of_a_comparison(capsys, tmp_path)
         ("Question,answer\n2+2?,4\n", r"Write task\.question=Question\b"),
         (
             "Question;Answer\n2+2?;4\n",
-            r"`question` and `answer`; .* Write task.question=Question task.answer=Answer\b",
+            r"`question` and no column `answer`; .* Write task.question=Question task.answer=Answer\b",
         ),
         ("problem\tlabel\n2+2?\t4\n", r"Write task.question=problem task.answer=label\b"),
         ("frage,antwort\n2+2?,4\n", r"are: frage, antwort\. Write task.question=COLUMN task.answer=COLUMN\b"),

@@ -62,7 +62,7 @@ def test_a_weight_under_the_name_of_another_is_refused(nano, tokenizer, tmp_path
 
 
 def test_the_tokenizer_is_in_the_file(nano, tokenizer, tmp_path):
-    about = gguf_file.About("demo", "octet/tiny", "mit")
+    about = {"name": "demo", "base": "octet/tiny", "licence": "mit"}
     gguf_file.write(tmp_path / "file", nano, tokenizer, "q8_0", 2, about)
     fields = gguf.GGUFReader(tmp_path / "file").fields
 

@@ -37,33 +37,24 @@ def run(options: Namespace) -> None:
                 "Leave them out, or name the folder of the other model in place of this one",
             )
         options.model = str(source.folder)
-    out = options.out or _default_out(options.run, source.folder, _kind(options))
+    kind = options.to if options.to == "safetensors" else f"{options.to}-{options.format}"
+    beside = options.run.resolve()  # a model that was named itself; `octet push` sends all that is in it
+    its_own = beside.with_name(f"{beside.name}-{kind}") if source.folder == options.run else None
+    out = options.out or its_own or options.run / f"export-{kind}"
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out}", "it exists and is not empty", "Delete it, or name a new folder")
     if not out.exists():
         with writing(out):  # so that a place that cannot be written is answered now
             out.mkdir(parents=True)
             out.rmdir()
-    config, check, made_of = settings_for(options, source), not options.no_check, source.described(out)
+    config, made_of = settings_for(options, source), source.described(out)
     if options.to == "safetensors":
         from trainer.run import evaluate_models
 
-        evaluate_models.merge_and_compare(config, source.adapter, out, made_of, options.json, check)
+        evaluate_models.merge_and_compare(config, source.adapter, out, made_of, options.json, not options.no_check)
         return
     if find_spec("gguf") is None:
         raise ConfigError(f"--to {options.to}: the package gguf is not installed. pip install 'octet-grpo[gguf]'")
     from trainer.run import export
 
-    wanted = export.Wanted(out, options.format, check, options.json, options.to == "ollama")
-    export.to_gguf(config, source.adapter, wanted, made_of)
-
-
-def _kind(options: Namespace) -> str:
-    return "safetensors" if options.to == "safetensors" else f"{options.to}-{options.format}"
-
-
-def _default_out(run: Path, model: Path, to: str) -> Path:
-    """Return a folder in the run folder, or beside a model that was named itself: `octet push` sends what is in it."""
-    if model != run:
-        return run / f"export-{to}"
-    return run.resolve().with_name(f"{run.resolve().name}-{to}")
+    export.to_gguf(config, source.adapter, out, made_of, options)

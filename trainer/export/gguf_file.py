@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -80,32 +80,29 @@ def _rope(config: Any) -> Mapping[str, Any]:
     return rope.get("full_attention") or rope
 
 
-@dataclass(frozen=True, slots=True)
-class About:
-    """What the file says of itself; None is left out."""
-
-    name: str | None = None
-    base: str | None = None
-    licence: str | None = None
-
-
 def write(
-    path: Path, weights: Weights, tokenizer: Any, fmt: str, end_of_turn: int | None, about: About = About()
+    path: Path,
+    weights: Weights,
+    tokenizer: Any,
+    fmt: str,
+    end_of_turn: int | None,
+    about: Mapping[str, str | None] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Write a file, and return the name of each of its weights in the model."""
+    """Write a file, and return the name of each of its weights in the model. What it is about may have the name of the
+    model, its base and its licence."""
     config, family = weights.config, family_of(weights.config)
     names = dict(_names(weights, family.arch))
     writer = gguf.GGUFWriter(str(path), family.arch)
     writer.add_type(gguf.GGUFType.MODEL)
-    if about.name:
-        writer.add_name(about.name)
-    if about.licence:
-        writer.add_license(about.licence)
-    if about.base:
+    if name := about.get("name"):
+        writer.add_name(name)
+    if licence := about.get("licence"):
+        writer.add_license(licence)
+    if base := about.get("base"):
         writer.add_base_model_count(1)
-        writer.add_base_model_name(0, Path(about.base).name)
-        if "/" in about.base and not Path(about.base).is_dir():
-            writer.add_base_model_repo_url(0, f"{constants.ENDPOINT}/{about.base}")
+        writer.add_base_model_name(0, Path(base).name)
+        if "/" in base and not Path(base).is_dir():
+            writer.add_base_model_repo_url(0, f"{constants.ENDPOINT}/{base}")
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_file_type(gguf.LlamaFileType["ALL_F32" if fmt == "f32" else f"MOSTLY_{fmt.upper()}"])
     _write_shape(writer, config, family)

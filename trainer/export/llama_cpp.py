@@ -79,22 +79,19 @@ class LlamaCppSampler(Sampler):
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         for index, prompt in enumerate(prompts):
-            yield index, [self._greedy(prompt.tokens, sampling.max_new_tokens)]
-
-    def _greedy(self, prompt: Sequence[int], longest: int) -> Completion:
-        self.library.llama_memory_clear(self.library.llama_get_memory(self.context), True)
-        tokens: list[int] = []
-        logprobs: list[float] = []
-        read = prompt
-        while len(tokens) < longest:
-            found = self._logits(read).double().log_softmax(-1)
-            token = int(found.argmax())
-            tokens.append(token)
-            logprobs.append(float(found[token]))
-            read = [token]
-            if token in self.stops.tokens or (self.stops.strings and self.stops.is_in(tokens)):
-                break
-        return self.stops.completion(tokens, logprobs)
+            self.library.llama_memory_clear(self.library.llama_get_memory(self.context), True)
+            tokens: list[int] = []
+            logprobs: list[float] = []
+            read = prompt.tokens
+            while len(tokens) < sampling.max_new_tokens:
+                found = self._logits(read).double().log_softmax(-1)
+                token = int(found.argmax())
+                tokens.append(token)
+                logprobs.append(float(found[token]))
+                read = (token,)
+                if token in self.stops.tokens or (self.stops.strings and self.stops.is_in(tokens)):
+                    break
+            yield index, [self.stops.completion(tokens, logprobs)]
 
     def _logits(self, tokens: Sequence[int]) -> Tensor:
         """Read more tokens, and return the logits of the next one."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from trainer.model.load import end_of_turn, load_tokenizer
 from trainer.model.lora import load_adapter
 from trainer.plan.data import read_held_out
 from trainer.problem.task import make_task
-from trainer.records import Prompt
 from trainer.rollout.limits import within_context
 from trainer.rollout.turns import Stops
 from trainer.run import assemble, evaluate_models
@@ -30,18 +29,7 @@ from trainer.run.data import prompter_of
 UNCHECKED = "not checked: "
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What `octet export` was asked for."""
-
-    out: Path
-    format: str
-    check: bool
-    as_json: bool
-    modelfile: bool
-
-
-def to_gguf(config: Config, adapter: Path | None, wanted: Wanted, made_of: Mapping[str, Any]) -> None:
+def to_gguf(config: Config, adapter: Path | None, out: Path, made_of: Mapping[str, Any], options: Namespace) -> None:
     """Write a GGUF file, and a Modelfile for Ollama if that is asked for, and compare its answers."""
     weights = merge.stored_weights(config.model.clean, adapter, None)
     if weights is None:
@@ -52,26 +40,31 @@ def to_gguf(config: Config, adapter: Path | None, wanted: Wanted, made_of: Mappi
         )
     tokenizer = load_tokenizer(config.model)
     name = re.sub(r"[^\w.-]+", "-", made_of["name"])  # a Modelfile names the file without quotes
-    file = wanted.out / f"{name}-{wanted.format.upper()}.gguf"  # as files of the hub are called
-    beside = _modelfile(file.name, config, weights, tokenizer) if wanted.modelfile else None
-    why_not = _why_unchecked(config) if wanted.check else "--no-check was given"
-    base = config.model.name if adapter else None
-    about = gguf_file.About(made_of["name"], base, hub.licence(config.model))
+    file = out / f"{name}-{options.format.upper()}.gguf"  # as files of the hub are called
+    beside = _modelfile(file.name, config, weights, tokenizer) if options.to == "ollama" else None
+    why_not = _why_unchecked(config) if not options.no_check else "--no-check was given"
+    about = {
+        "name": made_of["name"],
+        "base": config.model.name if adapter else "",
+        "licence": hub.licence(config.model),
+    }
     facts: dict[str, Any] = {"not_checked": why_not}
     evaluations: list[Evaluation] = []
     said: list[str] = []
     with disk.named_when_checked(file) as unchecked:
-        names = _write(unchecked, weights, tokenizer, wanted.format, about)
+        names = _write(unchecked, weights, tokenizer, options.format, about)
         if not why_not:
             facts, evaluations, said = _checked(config, adapter, unchecked, weights, names)
-        evaluate_models.record(wanted.out, {**made_of, "file": file.name, "format": wanted.format}, facts)
+        evaluate_models.record(out, {**made_of, "file": file.name, "format": options.format}, facts)
     if beside:  # not before the file has its name for good
-        (wanted.out / "Modelfile").write_text(beside)
+        (out / "Modelfile").write_text(beside)
     said += [f"written to {file}", *([UNCHECKED + why_not] if why_not else [])]
-    evaluate_models.answer({**facts, "out": str(file), "said": said}, evaluations, wanted.as_json)
+    evaluate_models.answer({**facts, "out": str(file), "said": said}, evaluations, options.json)
 
 
-def _write(file: Path, weights: merge.Weights, tokenizer: Any, fmt: str, about: gguf_file.About) -> dict[str, str]:
+def _write(
+    file: Path, weights: merge.Weights, tokenizer: Any, fmt: str, about: Mapping[str, str | None]
+) -> dict[str, str]:
     """Write the file, by way of one in f32 where llama.cpp quantises."""
     gguf_file.family_of(weights.config)
     if fmt not in gguf_file.WRITTEN and not llama_cpp.is_here():
@@ -120,7 +113,11 @@ def _checked(
     prompts = within_context(held_out, context, longest)
     sampler = llama_cpp.LlamaCppSampler(file, stops, max(len(one.tokens) for one in prompts) + longest)
     try:
-        _must_read_the_same_tokens(file, sampler, tokenizer, prompts)
+        for prompt in prompts:
+            adds_special = tuple(tokenizer(prompt.text)["input_ids"]) == prompt.tokens
+            if tuple(sampler.tokens(prompt.text, adds_special)) != prompt.tokens:
+                of = f"the prompt of problem {prompt.problem.id}"
+                raise MergeError(file, f"llama.cpp reads {of} as other tokens than transformers")
         must_ask_and_end_alike(file, sampler, tokenizer)
         theirs = evaluate_models.evaluate_model("llama.cpp", model, tokenizer, config, data, outside=sampler)
     finally:
@@ -137,17 +134,6 @@ def _checked(
     same = {"mean": apart.mean, "largest": apart.largest, "bound": apart.bound}
     facts = evaluate_models.checked(alike, [own, theirs])
     return {**facts, "with_the_weights_of_the_file": same}, [own, theirs], said
-
-
-def _must_read_the_same_tokens(
-    file: Path, sampler: llama_cpp.LlamaCppSampler, tokenizer: Any, prompts: Sequence[Prompt]
-) -> None:
-    for prompt in prompts:
-        adds_special = tuple(tokenizer(prompt.text)["input_ids"]) == prompt.tokens
-        if tuple(sampler.tokens(prompt.text, adds_special)) != prompt.tokens:
-            raise MergeError(
-                file, f"llama.cpp reads the prompt of problem {prompt.problem.id} as other tokens than transformers"
-            )
 
 
 def must_ask_and_end_alike(file: Path, sampler: llama_cpp.LlamaCppSampler, tokenizer: Any) -> None:
