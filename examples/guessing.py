@@ -1,6 +1,6 @@
 """An environment of one's own: the model guesses a number from 1 to 99, and is told whether it is higher or lower.
 
-octet play --task examples/guessing.py:build reward.weights.environment=1
+octet task play examples/guessing.py:build reward.weights.environment=1
 ./run_deepspeed.sh task.name=examples/guessing.py:build reward.weights='{correct: 0, environment: 1.0}'
 """
 

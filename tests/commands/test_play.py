@@ -1,4 +1,4 @@
-"""`octet play`, with a person who types through a pipe."""
+"""`octet task play`, with a person who types through a pipe."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import re
 import pytest
 
 from trainer.commands.main import main
-from trainer.commands.play import typed
+from trainer.commands.task import typed
 
 
-def play(monkeypatch, capsys, text: str, *options: str) -> tuple[object, str, str]:
+def play(monkeypatch, capsys, text: str, *options: str, task: str = "nano") -> tuple[object, str, str]:
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     with pytest.raises(SystemExit) as ended:
-        main(["play", *options])
+        main(["task", "play", task, *options])
     said = capsys.readouterr()
     return ended.value.code, said.out, said.err
 
@@ -37,8 +37,8 @@ def test_a_right_and_a_wrong_answer(monkeypatch, capsys):
 
 
 def test_gsm8k_from_a_folder_with_weights(monkeypatch, capsys, gsm8k_folder):
-    options = ("--task", "gsm8k", "--data-dir", str(gsm8k_folder), "reward.weights={format: 0.25}")
-    status, shown, _ = play(monkeypatch, capsys, "#### 3\n", *options)
+    options = ("--data-dir", str(gsm8k_folder), "reward.weights={format: 0.25}")
+    status, shown, _ = play(monkeypatch, capsys, "#### 3\n", *options, task="gsm8k")
     assert status == 0
     assert "gsm8k/train/" in shown
     assert "  format          1.000  x 0.25" in shown
@@ -52,6 +52,6 @@ def test_a_function_of_ones_own(monkeypatch, capsys, tmp_path):
 
 
 def test_errors_end_with_status_two(monkeypatch, capsys):
-    status, _, said = play(monkeypatch, capsys, "a", "--task", "gsm8k", "--data-dir", "nowhere")
+    status, _, said = play(monkeypatch, capsys, "a", "--data-dir", "nowhere", task="gsm8k")
     assert status == 2
     assert said.startswith("octet: ")

@@ -292,5 +292,5 @@ def test_help_shows_the_command(capsys):
         main([])
     shown = capsys.readouterr().out
     assert "  score " in shown
-    assert "  play " in shown
+    assert "  reward " in shown
     assert Path(ROOT / "docs/rewards.md").is_file()

@@ -84,7 +84,7 @@ def test_a_run_of_a_stranger_is_text_on_the_screen(command, strange, capsys):
         assert all(line.startswith("    ") for line in said.splitlines() if "<script" in line)  # in code, as text
 
 
-@pytest.mark.parametrize("command", [("play", "--task", "records"), ("task", "show", "records")])
+@pytest.mark.parametrize("command", [("task", "play", "records"), ("task", "show", "records")])
 def test_a_data_set_of_a_stranger_is_text_on_the_screen(command, records, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{EVIL}\n\n"))
     status, said = octet(capsys, *command, f"task.path={records}")

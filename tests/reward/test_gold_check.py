@@ -92,7 +92,7 @@ def test_a_run_refuses_before_torch_is_imported(tmp_path):
 def test_a_command_refuses_before_a_model_loads(tmp_path):
     lines = [json.dumps({"question": f"question {index}", "answer": "two\nlines"}) for index in range(3)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    for command in (["task", "show", "records"], ["play", "--task", "records"], ["eval", "--task", "records"]):
+    for command in (["task", "show", "records"], ["task", "play", "records"], ["eval", "--task", "records"]):
         done = subprocess.run(
             [sys.executable, "-m", "trainer.commands.main", *command, f"task.path={tmp_path}/a.jsonl"],
             capture_output=True, text=True, check=False, cwd=ROOT, stdin=subprocess.DEVNULL,

@@ -173,7 +173,7 @@ def test_a_wrong_setting_is_refused(override, message):
 def test_a_wrong_name_is_answered_before_torch_is_loaded():
     code = (
         "import sys; from trainer.config.command_line import resolve; from trainer.errors import ConfigError\n"
-        "import trainer.reward.make, trainer.commands.score, trainer.commands.play\n"
+        "import trainer.reward.make, trainer.commands.score, trainer.commands.task\n"
         "try: resolve(None, None, ['reward.weights.corect=1'])\n"
         "except ConfigError: print('torch' in sys.modules, 'datasets' in sys.modules)"
     )

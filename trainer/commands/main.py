@@ -36,13 +36,12 @@ GROUPS = {
         "repro": "Train the first steps of a run again, and say whether they are the same to the bit.",
         "score": "Score the completions in a JSON lines file; see docs/rewards.md.",
         "chat": "Ask the base and the trained model of a run the same question.",
-        "play": "Answer problems yourself and see what each reward makes of it.",
         "reward": "Try the rewards, or a function of yours, on texts that a model might be paid for.",
     },
     "prepare": {
         "doctor": "Check whether a run with these settings can start on this machine, and finish.",
         "plan": "Show the memory that a run needs, phase by phase; see docs/memory.md.",
-        "task": "Print the exact text and tokens that a model sees of a task.",
+        "task": "Print the text and tokens that a model sees of a task, or answer its problems yourself.",
         "fetch": "Bring the model, data and packages of a run to a machine without internet.",
     },
     "share": {

@@ -1,32 +1,38 @@
-"""`octet task show`: show what a task holds, and the exact text that a model would see with its number of tokens."""
+"""`octet task`: show what a task holds and the exact text that a model would see, or play: answer in its place.
+
+A person who answers in place of the model sees at once if a reward is wrong.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import random
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
 from trainer.commands.options import TASKS, add_overrides
+from trainer.commands.score import with_every_component
 from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import Config
 from trainer.machine.visible import print
 from trainer.plan import downloads
-from trainer.problem.environment import environments_of
+from trainer.problem.environment import Environments, environments_of
 from trainer.problem.prompts import Prompter
 from trainer.problem.task import Task, evaluation_problems, make_task, training_problems
-from trainer.records import Problem, Prompt
+from trainer.records import Completion, Problem, Prompt, Score
 from trainer.reward import gold_check
+from trainer.reward.make import make_scorer
 
 MEASURED = 10_000  # prompts whose length is measured: enough for the distribution of any data set
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet task show gsm8k -n 3 --model Qwen/Qwen2.5-0.5B-Instruct"
-    parser.add_argument("action", choices=["show"])
+    parser.add_argument("action", choices=["show", "play"], help="show problems, or answer them and see the rewards")
     parser.add_argument("task", help=TASKS)
     parser.add_argument("-n", type=int, default=3, help="how many problems to print (default 3)")
     parser.add_argument("--split", choices=["train", "test"], default="train", help="which problems (default train)")
@@ -43,7 +49,10 @@ def run(options: Namespace) -> None:
     named |= {"prompt.style": options.style, "task.data_dir": options.data_dir}
     config = resolve(options.preset, None, [*overrides_of(named), *options.overrides])
     downloads.check(config)
-    show(config, options.split, options.n, as_json=options.json)
+    if options.action == "play":
+        play(with_every_component(config))
+    else:
+        show(config, options.split, options.n, as_json=options.json)
 
 
 def show(config: Config, split: str, count: int, as_json: bool) -> None:
@@ -103,6 +112,64 @@ def _as_text(facts: dict[str, Any], split: str) -> str:
         lines += ["", f"--- {problem['id']}: {problem['tokens']} tokens, gold {problem['gold'] or '(none)'}"]
         lines += [problem["text"]]
     return "\n".join(lines)
+
+
+def play(config: Config) -> None:
+    """Ask problems until the input ends, and print what each reward makes of an answer."""
+    task = make_task(config.task)
+    scorer = make_scorer(config, task)
+    problems = list(task.train())
+    gold_check.check(config, task, problems)
+    random.Random(config.run.seed).shuffle(problems)
+    completions = typed(sys.stdin)
+    print("Write what the model would write; an empty line ends it, and Ctrl-D ends the game.")
+    environments = environments_of(task, config.task)
+    for problem in problems:
+        completion = played(problem, completions, environments)
+        if completion is None:
+            return
+        group = scorer.score(Prompt(problem, problem.question, ()), [completion])
+        print("\n".join(verdict(problem, group.scores[0], scorer.weights)), flush=True)
+
+
+def played(problem: Problem, texts: Iterator[str], environments: Environments | None) -> Completion | None:
+    """Ask, and return what the person answers at last, with the rewards of the environment; None at the end."""
+    environment, asked = environments.begin(problem) if environments else (None, None)
+    print(f"\n{problem.id}: {asked or problem.question}\n", flush=True)
+    reward = None
+    for text in texts:
+        said, done, gained = "", True, None
+        if environments and environment:
+            said, done, gained = environments.step(environment, problem, text)
+            reward = (reward or 0.0) + gained
+        if done:
+            return Completion((), (), text, truncated=False, reward=reward)
+        print(f"> {said}\n", flush=True)
+    return None
+
+
+def typed(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the texts that were typed, each ended by an empty line or by the end of the input."""
+    text: list[str] = []
+    for line in lines:
+        if line.strip():
+            text.append(line.rstrip("\n"))
+        elif text:
+            yield "\n".join(text)
+            text = []
+    if text:
+        yield "\n".join(text)
+
+
+def verdict(problem: Problem, score: Score, weights: dict[str, float]) -> Iterator[str]:
+    yield f"  {'gold':<12} {problem.gold!r}"
+    strict, lenient = (score.strict, score.correct_strict), (score.lenient, score.correct_lenient)
+    for name, (found, is_right) in {"strict": strict, "lenient": lenient}.items():
+        told = "nothing found" if found is None else f"{found!r} is {'right' if is_right else 'wrong'}"
+        yield f"  {name:<12} {told}"
+    for name, value in {**score.components, "reward": score.reward}.items():
+        number = "    none" if value is None else f"{value:8.3f}"
+        yield f"  {name:<12} {number}" + (f"  x {weights[name]:g}" if name in score.components else "")
 
 
 SIZES = {"train": "training problems", "test": "held-out problems"}
