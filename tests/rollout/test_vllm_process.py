@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,59 +29,59 @@ from trainer.rollout.vllm.key_check import KeyCheck
 from trainer.rollout.vllm.supervisor import GRACE_S
 
 
+def vllm_of(*overrides: str):
+    return resolve("nano", None, overrides).rollout.vllm
+
+
 def test_several_addresses_and_devices_are_lists():
-    vllm = resolve("nano", None, ["rollout.vllm.urls=http://a:1/v1,http://b:2/"]).rollout.vllm
-    assert vllm.urls == ("http://a:1", "http://b:2")
-    assert resolve("nano", None, ["rollout.vllm.devices=3"]).rollout.vllm.devices == (3,)
-    assert resolve("nano", None, ["rollout.vllm.devices=0,1"]).rollout.vllm.devices == (0, 1)
+    assert vllm_of("rollout.vllm.urls=http://a:1/v1,http://b:2/").urls == ("http://a:1", "http://b:2")
+    assert vllm_of("rollout.vllm.devices=3").devices == (3,)
+    assert vllm_of("rollout.vllm.devices=0,1").devices == (0, 1)
+
+
+START = "rollout.vllm.start=true"
+
+
+def cards(count: int) -> Hardware:
+    return Hardware(tuple(Gpu(index, f"GPU-{index}", "card", 24.0) for index in range(count)), 8)
 
 
 def test_the_policy_is_trained_on_the_cards_that_the_servers_leave():
-    machine = Hardware(tuple(Gpu(index, f"GPU-{index}", "card", 24.0) for index in range(4)), 8)
-
     def left(*overrides):
-        return [gpu.index for gpu in training_cards(machine, resolve("nano", None, overrides).rollout.vllm).gpus]
+        return [gpu.index for gpu in training_cards(cards(4), vllm_of(*overrides)).gpus]
 
     assert left() == [0, 1, 2, 3]
-    assert left("rollout.vllm.start=true", "rollout.vllm.devices=0,1") == [2, 3]
-    with pytest.raises(ConfigError, match=r"devices=0,1,2,3: no card is left to train on, of 0,1,2,3"):
-        left("rollout.vllm.start=true", "rollout.vllm.devices=0,1,2,3")
+    assert left(START, "rollout.vllm.devices=0,1") == [2, 3]
+    with pytest.raises(ConfigError, match="no card is left to train on"):
+        left(START, "rollout.vllm.devices=0,1,2,3")
 
 
 def test_on_a_machine_with_cards_the_servers_are_told_theirs():
-    machine = Hardware(tuple(Gpu(index, f"GPU-{index}", "card", 24.0) for index in range(2)), 8)
-    started = resolve("nano", None, ["rollout.vllm.start=true"]).rollout.vllm
     for look in (training_cards, lambda machine, vllm: must_leave_our_cards(machine, vllm, ranks=1)):
-        with pytest.raises(ConfigError, match=r"this machine has 2 x card.* Write rollout.vllm.devices=0"):
-            look(machine, started)
-        look(Hardware((), 8), started)
+        with pytest.raises(ConfigError, match=r"Write rollout.vllm.devices=0"):
+            look(cards(2), vllm_of(START))
+        look(cards(0), vllm_of(START))
 
 
 def test_a_rank_started_by_hand_does_not_share_its_card_with_a_server(monkeypatch):
-    machine = Hardware(tuple(Gpu(index, f"GPU-{index}", "card", 24.0) for index in range(2)), 8)
+    def look(devices: str, ranks: int) -> None:
+        must_leave_our_cards(cards(2), vllm_of(START, f"rollout.vllm.devices={devices}"), ranks)
 
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
-
-    def look(devices: str, ranks: int) -> None:
-        named = ["rollout.vllm.start=true", f"rollout.vllm.devices={devices}"]
-        must_leave_our_cards(machine, resolve("nano", None, named).rollout.vllm, ranks)
-
     look("1", ranks=1)
-    with pytest.raises(ConfigError, match=r"devices=0: the policy would be trained on 0, so 0 .*CUDA_VISIBLE_DEVICES"):
-        look("0", ranks=1)
-    with pytest.raises(ConfigError, match=r"trained on 0,1, so 1 would"):
-        look("1", ranks=2)
+    for devices, ranks, trained in (("0", 1, "0, so 0"), ("1", 2, "0,1, so 1")):
+        with pytest.raises(ConfigError, match=f"would be trained on {trained}"):
+            look(devices, ranks)
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     look("0", ranks=1)
 
 
-def of_server(*overrides: str) -> list[str]:
-    config = resolve("nano", None, ["rollout.vllm.start=true", *overrides])
-    return process.arguments(config, "some/model", "bf16", 512)
+def of_server(*overrides: str) -> str:
+    return " ".join(process.arguments(resolve("nano", None, [START, *overrides]), "some/model", "bf16", 512))
 
 
 def test_a_server_is_started_with_what_a_run_needs():
-    words = " ".join(of_server("lora.r=24", "rollout.vllm.arguments=--quantization,fp8"))
+    words = of_server("lora.r=24", "rollout.vllm.arguments=--quantization,fp8")
     for wanted in (
         "--model some/model --served-model-name base --dtype bfloat16 --max-model-len 512",
         "--logprobs-mode processed_logprobs --generation-config vllm",
@@ -87,8 +89,8 @@ def test_a_server_is_started_with_what_a_run_needs():
     ):
         assert wanted in words
     assert words.endswith("--quantization fp8")
-    assert "--max-lora-rank 64" in " ".join(of_server("lora.r=24", "lora.init=pissa"))
-    on_cards = " ".join(of_server("rollout.vllm.devices=0,1", "rollout.vllm.tensor_parallel=2"))
+    assert "--max-lora-rank 64" in of_server("lora.r=24", "lora.init=pissa")
+    on_cards = of_server("rollout.vllm.devices=0,1", "rollout.vllm.tensor_parallel=2")
     assert "--tensor-parallel-size 2" in on_cards
     assert "--gpu-memory-utilization 0.9" in on_cards
     assert "--enforce-eager" not in on_cards
@@ -103,16 +105,25 @@ def test_a_server_is_not_told_of_our_ranks(monkeypatch):
     assert around["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
 
 
+@pytest.fixture
+def stand_in(tmp_path) -> Callable[[str], str]:
+    """Return a function that makes a stand-in for vLLM of a shell script, and returns the setting that names it."""
+
+    def make(script: str) -> str:
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        return f"rollout.vllm.python={python}"
+
+    return make
+
+
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_server_imports_the_packages_of_its_own_environment(tmp_path, monkeypatch, whole):
+def test_a_server_imports_the_packages_of_its_own_environment(tmp_path, monkeypatch, stand_in, whole):
     """A stand-in for vLLM says where it looks first. Octet may be among other packages."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "$PYTHONPATH" "$@"\n')
-    python.chmod(0o755)
-    rate = "algorithm.lr=0.0001"
-    named = ["rollout.vllm.start=true", f"rollout.vllm.python={python}", f"lora.enabled={not whole}", rate]
-    (server,) = process.start(outside(tmp_path, *named))
+    python = stand_in('echo "$PYTHONPATH" "$@"')
+    (server,) = process.start(outside(tmp_path, START, python, f"lora.enabled={not whole}", "algorithm.lr=0.0001"))
     server.supervisor.wait(timeout=30)
     first, *words = server.log.read_text().rstrip("\n").split(" ")
     modules = tmp_path / "vllm_modules"
@@ -121,11 +132,21 @@ def test_a_server_imports_the_packages_of_its_own_environment(tmp_path, monkeypa
     assert ("vllm_worker.WholeModel" in words) == whole
 
 
-@pytest.mark.parametrize(
-    ("given", "status"), [(b"Bearer the-key", 200), (b"Bearer another", 401), (b"the-key", 401), (None, 401)]
-)
-@pytest.mark.parametrize("path", ["/v1/completions", "/collective_rpc", "/server_info", "/health"])
-def test_every_route_of_a_started_server_asks_for_the_key(monkeypatch, given, status, path):
+GIVEN = {"right": b"Bearer the-key", "another": b"Bearer another", "bare": b"the-key", "none": None}
+ROUTES = ["/v1/completions", "/collective_rpc", "/server_info", "/health"]
+CONNECTIONS = [
+    *[("http", path, "right", 200) for path in ROUTES],
+    *[("http", path, given, 401) for path in ROUTES for given in ("another", "bare", "none")],
+    ("websocket", "/", "right", 200),
+    ("websocket", "/", "another", "websocket.close"),
+    ("websocket", "/", "none", "websocket.close"),
+    ("webtransport", "/", "none", "webtransport.close"),
+    ("lifespan", "/", "none", 200),
+]
+
+
+@pytest.mark.parametrize(("kind", "path", "given", "told"), CONNECTIONS)
+def test_every_connection_to_a_started_server_needs_the_key(monkeypatch, kind, path, given, told):
     monkeypatch.setenv("VLLM_API_KEY", "the-key")
     sent = []
 
@@ -133,45 +154,19 @@ def test_every_route_of_a_started_server_asks_for_the_key(monkeypatch, given, st
         await send({"status": 200})
 
     async def send(message):
-        sent.append(message)
+        sent.append(message.get("status", message.get("type")))
 
-    headers = [(b"host", b"x"), *([(b"authorization", given)] if given else [])]
-    asyncio.run(KeyCheck(app)({"type": "http", "path": path, "headers": headers}, None, send))
-    assert sent[0]["status"] == status
-
-
-@pytest.mark.parametrize(
-    ("kind", "given", "told"),
-    [
-        ("websocket", b"Bearer the-key", "the server"),
-        ("websocket", b"Bearer another", "websocket.close"),
-        ("websocket", None, "websocket.close"),
-        ("webtransport", None, "webtransport.close"),
-        ("lifespan", None, "the server"),
-    ],
-)
-def test_every_other_connection_needs_the_key(monkeypatch, kind, given, told):
-    monkeypatch.setenv("VLLM_API_KEY", "the-key")
-    sent = []
-
-    async def app(scope, receive, send):
-        await send({"type": "the server"})
-
-    async def send(message):
-        sent.append(message["type"])
-
-    headers = [(b"authorization", given)] if given else []
-    asyncio.run(KeyCheck(app)({"type": kind, "path": "/", "headers": headers}, None, send))
-    assert sent == [told]
+    headers = [(b"host", b"x"), *([(b"authorization", GIVEN[given])] if GIVEN[given] else [])]
+    asyncio.run(KeyCheck(app)({"type": kind, "path": path, "headers": headers}, None, send))
+    assert sent[0] == told
 
 
-def test_a_run_makes_a_key_for_its_servers_which_only_their_environment_has(tmp_path, monkeypatch):
+def test_a_run_makes_a_key_for_its_servers_which_only_their_environment_has(tmp_path, monkeypatch, stand_in):
     """A stand-in for vLLM writes its environment and its command line down."""
-    monkeypatch.setattr(server, "VllmServerSampler", lambda context, servers: Connected(servers))
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "$VLLM_API_KEY"\necho "$@"\n')
-    python.chmod(0o755)
-    named = ["rollout.vllm.start=true", f"rollout.vllm.python={python}"]
+    monkeypatch.setattr(
+        server, "VllmServerSampler", lambda _, servers: SimpleNamespace(servers=servers, check=lambda: None)
+    )
+    named = [START, stand_in('echo "$VLLM_API_KEY"; echo "$@"')]
     keys = []
     for own in ("", "", "the key of the user"):
         monkeypatch.setenv("VLLM_API_KEY", own)
@@ -189,39 +184,23 @@ def test_a_run_makes_a_key_for_its_servers_which_only_their_environment_has(tmp_
     assert keys[2] == "the key of the user"
 
 
-class Connected:
-    """A sampler that asks its servers nothing."""
-
-    def __init__(self, servers):
-        self.servers = servers
-
-    def check(self):
-        pass
-
-
 def outside(folder: Path, *overrides: str) -> SamplingContext:
     config = resolve("nano", None, overrides)
     return SamplingContext(config, StaticPolicy(), "nano", "fp32", 64, None, [2], folder, lambda text: None)
 
 
-def test_an_environment_without_vllm_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"rollout.vllm.python=/nowhere/python: it cannot be run"):
-        process.start(outside(tmp_path, "rollout.vllm.start=true", "rollout.vllm.python=/nowhere/python"))
-    bare = f"rollout.vllm.python={sys.executable}"
+def test_an_environment_without_vllm_is_named(tmp_path, monkeypatch, stand_in):
+    def refused(python: str, said: str) -> None:
+        with pytest.raises(ConfigError, match=said):
+            process.start(outside(tmp_path, START, python))
+
+    refused("rollout.vllm.python=/nowhere/python", "it cannot be run")
     if check.installed() is None:
-        with pytest.raises(ConfigError, match="there is no vLLM in its environment"):
-            process.start(outside(tmp_path, "rollout.vllm.start=true", bare))
-        with pytest.raises(ConfigError, match=r"rollout.engine=vllm_colocate: vLLM is not in this environment"):
+        refused(f"rollout.vllm.python={sys.executable}", "there is no vLLM in its environment")
+        with pytest.raises(ConfigError, match=r"rollout\.engine=vllm_colocate"):
             make.make_vllm_sampler(outside(tmp_path, "rollout.engine=vllm_colocate"))
-
-
-def test_an_interpreter_that_does_not_answer_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "PYTHON_S", 0.2)
-    silent = tmp_path / "python"
-    silent.write_text("#!/bin/sh\nexec sleep 60\n")
-    silent.chmod(0o755)
-    with pytest.raises(ConfigError, match=rf"rollout.vllm.python={silent}: it cannot be run"):
-        process.start(outside(tmp_path, "rollout.vllm.start=true", f"rollout.vllm.python={silent}"))
+    refused(stand_in("exec sleep 60"), "it cannot be run")
 
 
 def test_a_server_that_ends_by_itself_is_an_error_with_its_error_lines(tmp_path):
@@ -260,12 +239,21 @@ time.sleep(600)
 """
 
 
-def test_a_killed_trainer_leaves_no_server_behind(tmp_path):
-    note = tmp_path / "note"
-    supervisor = str(process.SUPERVISOR)
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, supervisor, SERVER], env=os.environ | {"NOTE": str(note)})
+@pytest.fixture
+def note(tmp_path, monkeypatch) -> Path:
+    """The file that the stand-ins for a server write to."""
+    monkeypatch.setenv("NOTE", str(tmp_path / "note"))
+    return tmp_path / "note"
+
+
+def numbers_in(note: Path) -> list[int]:
     wait_for(lambda: note.is_file() and note.read_text().endswith("\n"))
-    processes = [int(number) for number in note.read_text().split()]
+    return [int(number) for number in note.read_text().split()]
+
+
+def test_a_killed_trainer_leaves_no_server_behind(note):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(process.SUPERVISOR), SERVER])
+    processes = numbers_in(note)
     for number in processes:
         os.kill(number, signal.SIGUSR1)  # as Slurm does before the time is up; the run needs its server to the end
     time.sleep(0.2)
@@ -275,16 +263,11 @@ def test_a_killed_trainer_leaves_no_server_behind(tmp_path):
     wait_for(lambda: not any(map(is_alive, processes)))
 
 
-def test_a_server_is_asked_to_leave_and_its_children_go_with_it(tmp_path):
-    note = tmp_path / "note"
-    os.environ["NOTE"] = str(note)
-    try:
-        started = process._start([sys.executable, "-c", SERVER], [], tmp_path / "log")
-        wait_for(lambda: note.is_file() and note.read_text().endswith("\n"))
-    finally:
-        del os.environ["NOTE"]
+def test_a_server_is_asked_to_leave_and_its_children_go_with_it(tmp_path, note):
+    started = process._start([sys.executable, "-c", SERVER], [], tmp_path / "log")
+    processes = numbers_in(note)
     started.stop()
-    wait_for(lambda: not any(map(is_alive, map(int, note.read_text().split()))))
+    wait_for(lambda: not any(map(is_alive, processes)))
 
 
 STUBBORN = """
@@ -302,12 +285,11 @@ while True:
 """
 
 
-def test_a_server_that_waits_for_its_clients_is_asked_twice(tmp_path, monkeypatch):
-    monkeypatch.setenv("NOTE", str(tmp_path / "note"))
+def test_a_server_that_waits_for_its_clients_is_asked_twice(tmp_path, note):
     started = process._start([sys.executable, "-c", STUBBORN], [], tmp_path / "log")
-    wait_for((tmp_path / "note").is_file)
+    wait_for(note.is_file)
     started.stop()
-    assert (tmp_path / "note").read_text() == "asked 2 times", "one that is ended with SIGKILL says nothing"
+    assert note.read_text() == "asked 2 times", "one that is ended with SIGKILL says nothing"
 
 
 def is_alive(number: int) -> bool:
@@ -344,15 +326,6 @@ def test_the_plan_gives_vllm_its_share_of_the_card():
     assert "KV cache" in planned().phases["rollout"]
 
 
-def served_run(folder: Path) -> Path:
-    """The adapter of a run that was served, as far as its settings go."""
-    served = ["rollout.engine=vllm_server", "rollout.vllm.urls=http://gone:8000", "rollout.ahead=1"]
-    (folder / "adapter").mkdir()
-    (folder / "adapter" / "adapter_config.json").write_text("{}")
-    (folder / "config.yaml").write_text(resolve("nano", None, served).to_yaml())
-    return folder / "adapter"
-
-
 @pytest.mark.parametrize(
     ("given", "engine", "urls"),
     [
@@ -362,9 +335,13 @@ def served_run(folder: Path) -> Path:
     ],
 )
 def test_whoever_asks_about_a_served_adapter_does_not_need_its_server(tmp_path, given, engine, urls):
+    served = ["rollout.engine=vllm_server", "rollout.vllm.urls=http://gone:8000", "rollout.ahead=1"]
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    (tmp_path / "config.yaml").write_text(resolve("nano", None, served).to_yaml())
     parser = ArgumentParser()
     eval_command.add_arguments(parser)
-    options = parser.parse_intermixed_args([f"--adapter={served_run(tmp_path)}", *given])
+    options = parser.parse_intermixed_args([f"--adapter={tmp_path / 'adapter'}", *given])
     rollout = eval_command.settings_for(options).rollout
     assert (rollout.engine, rollout.vllm.urls, rollout.ahead) == (engine, urls, 0)
 

@@ -54,68 +54,63 @@ def test_the_logprobs_are_those_of_the_model_beside_the_policy(connect):
         assert (found_BT[~batch.mask_BT] == 0).all()
 
 
-def test_its_own_settings_are_the_servers_affair():
-    for setting in ("teacher.quantize=nf4", "teacher.adapter=x", "teacher.revision=main"):
-        with pytest.raises(ConfigError, match=r"the server at teacher\.url decides about its model"):
-            resolve("nano", None, ["teacher.url=http://127.0.0.1:1", *QUICK, setting])
-    with pytest.raises(ConfigError, match=r"rollout\.temperature=0\.7: .* at a temperature of 1 only"):
-        resolve("nano", None, ["teacher.url=http://127.0.0.1:1", *QUICK, "rollout.temperature=0.7"])
-    with pytest.raises(ConfigError, match=r"x:1 is not the address of a server"):
-        resolve("nano", None, ["teacher.url=x:1", *QUICK])
-    with pytest.raises(ConfigError, match="Put the key of the server into VLLM_API_KEY") as refused:
-        resolve("nano", None, ["teacher.url=http://me:secret@x", *QUICK])
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["teacher.quantize=nf4"], "the server"),
+        (["teacher.adapter=x"], "the server"),
+        (["teacher.revision=main"], "the server"),
+        (["rollout.temperature=0.7"], r"rollout\.temperature=0\.7"),
+        (["teacher.url=x:1"], "not the address of a server"),
+        (["teacher.url=http://me:secret@x"], "VLLM_API_KEY"),
+    ],
+)
+def test_its_own_settings_are_the_servers_affair(settings, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        resolve("nano", None, ["teacher.url=http://127.0.0.1:1", *QUICK, *settings])
     assert "secret" not in str(refused.value)
 
 
 def test_another_model_is_refused(connect):
-    with pytest.raises(ConfigError, match=r"^teacher\.url=.*: it has no model larger, only nano\. Name one"):
+    with pytest.raises(ConfigError, match=r"^teacher\.url=.*: it has no model larger, only nano"):
         connect("teacher.name=larger")
     assert connect("teacher.name=nano").model == "nano"
 
 
 def test_a_server_without_room_for_the_longest_answer_is_refused(connect):
     connect("rollout.max_new_tokens=1000", longest=23)
-    with pytest.raises(
-        ConfigError, match=r"a prompt of 24 tokens .* room for, 1024\. Start it with --max-model-len 1025"
-    ):
+    with pytest.raises(ConfigError, match="--max-model-len 1025"):
         connect("rollout.max_new_tokens=1000", longest=24)
 
 
-class Swapped:
-    """The tokenizer of the model, with two tokens in each other's place."""
-
-    def __init__(self, tokenizer):
-        self.get_vocab = tokenizer.get_vocab
-        self.decode = lambda tokens: tokenizer.decode([{40: 41, 41: 40}.get(token, token) for token in tokens])
-
-
 def test_a_teacher_that_counts_in_other_tokens_is_refused_by_name(connect, tokenizer):
-    with pytest.raises(
-        ModelError, match=r"^teacher\.url=.*not that of the model, nano: .* 'FGH.*, .* 'GFH.*same family"
-    ):
-        connect(tokenizer=Swapped(tokenizer))
+    """Two tokens of the tokenizer are in each other's place."""
+    swap = {40: 41, 41: 40}
+
+    def decode(tokens):
+        return tokenizer.decode([swap.get(token, token) for token in tokens])
+
+    with pytest.raises(ModelError, match=r"^teacher\.url=.*model, nano: .* 'FGH.*, .* 'GFH"):
+        connect(tokenizer=SimpleNamespace(get_vocab=tokenizer.get_vocab, decode=decode))
 
 
 def test_a_server_that_is_not_there_is_named(tokenizer):
     config = resolve("nano", None, [f"teacher.url=http://127.0.0.1:{hardware.free_port()}", *QUICK])
-    with pytest.raises(TrainingError, match=r"^teacher\.url=.*refused.* Octet has waited for \d s \(rollout\.vllm"):
+    with pytest.raises(TrainingError, match=r"^teacher\.url=.*refused"):
         ServedTeacher(config, tokenizer, 8, print)
 
 
-@pytest.mark.parametrize(
-    ("reply", "kind", "message"),
-    [
-        ({"model": "other"}, TrainingError, "asked for nano, it answered as other"),
-        ({"choices": []}, TrainingError, r"3 invalid replies"),
-        ({"choices": [{"prompt_logprobs": None}]}, TrainingError, "not from vLLM"),
-        ({"choices": [{"prompt_logprobs": [None, {"20": {"logprob": -1.0}}]}]}, TrainingError, "not from vLLM"),
-        (
-            {"choices": [{"prompt_logprobs": [None, *[{str(t): {"logprob": 3.0}} for t in (27, 34)]]}]},
-            ConfigError,
-            "3 is no",
-        ),
-    ],
-)
+TOO_LARGE = [None, {"27": {"logprob": 3.0}}, {"34": {"logprob": 3.0}}]
+REPLIES = [
+    ({"model": "other"}, TrainingError, "asked for nano, it answered as other"),
+    ({"choices": []}, TrainingError, "3 invalid replies"),
+    ({"choices": [{"prompt_logprobs": None}]}, TrainingError, "not from vLLM"),
+    ({"choices": [{"prompt_logprobs": [None, {"20": {"logprob": -1.0}}]}]}, TrainingError, "not from vLLM"),
+    ({"choices": [{"prompt_logprobs": TOO_LARGE}]}, ConfigError, "3 is no log-prob"),
+]
+
+
+@pytest.mark.parametrize(("reply", "kind", "message"), REPLIES)
 def test_a_reply_that_makes_no_sense_ends_the_run(double, connect, reply, kind, message):
     teacher = connect()
     double.look_back = lambda **body: (200, {"model": "nano", **reply})
