@@ -23,27 +23,23 @@ ROWS = [row(3 + i // 2, 2 + 3 * (i % 4), advantage=float(i), first=20 + 5 * (i /
 GB = 10**9
 
 
-def test_the_allocator_of_a_cpu_is_understood():
-    with pytest.raises(RuntimeError) as failure:
+OTHERS = [torch.AcceleratorError("CUDA error: device-side assert triggered")]
+OTHERS += [RuntimeError("CUDA error: an illegal memory access was encountered")]
+
+
+def test_whoever_runs_out_of_memory_is_understood():
+    with pytest.raises(RuntimeError) as of_a_cpu:
         torch.empty(1 << 50, dtype=torch.uint8)
-    assert is_out_of_memory(failure.value)
-    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
+    for error in (
+        of_a_cpu.value,
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
         torch.AcceleratorError("CUDA error: out of memory"),
         RuntimeError("CUDA driver error: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         MemoryError(),
-    ],
-    ids=lambda error: str(error)[:40],
-)
-def test_whoever_runs_out_of_memory_is_understood(error):
-    assert is_out_of_memory(error)
-    assert not is_out_of_memory(torch.AcceleratorError("CUDA error: device-side assert triggered"))
+    ):
+        assert is_out_of_memory(error), error
+    assert not any(map(is_out_of_memory, OTHERS))
 
 
 def test_another_error_is_not_tried_again():
@@ -157,11 +153,8 @@ def test_what_was_measured_stands_beside_the_plan():
 
     peaks = {name: Peak(GB // 2, 6 * GB // 10) for name in ("rollout", "score", "step")}
     text = report(planned(resolve("8gb"), 300, 8 * GB, outside=False), peaks, 8 * GB)
-    assert re.fullmatch(
-        r"memory in GB, measured \(planned\): rollout 0\.50 \(5\.\d\d\), backward 0\.50 \(4\.\d\d\); "
-        r"0\.60 reserved of 8\.0",
-        text,
-    )
+    for number in (r"rollout 0\.50 \(5\.\d\d\)", r"backward 0\.50 \(4\.\d\d\)", r"0\.60 reserved of 8\.0"):
+        assert re.search(number, text)
     assert set(planned(resolve("8gb"), 300, 8 * GB, outside=True)) == {"step"}
     with_kl = planned(resolve("8gb", None, ["algorithm.kl.coef=0.1"]), 300, 8 * GB, outside=False)
     assert set(with_kl) == {"rollout", "score", "step"}

@@ -102,7 +102,5 @@ def test_quotation_marks_in_a_system_message_are_read_back(system, own):
 
 @pytest.mark.parametrize("system", ['"""\nEnd', 'Write\n"""42""" \r\nalone'])
 def test_a_text_that_would_end_too_early_is_refused(system, own):
-    with pytest.raises(
-        ModelError, match=r"a line in it ends with three .* Write another prompt\.system or rollout\.stop"
-    ):
+    with pytest.raises(ModelError, match=r"prompt\.system"):
         ollama.modelfile("it.gguf", with_system(system), own, [])

@@ -63,21 +63,13 @@ class Policy:
         self.model.get_output_embeddings().weight[:50] += amount
 
 
-def updater_of(policy, config, packer):
-    shrinker = Shrinker(policy, (), packer, print)
-    return Updater(policy, config, torch.device("cpu"), packer, shrinker, Coefficient(config.algorithm.kl))
-
-
 def setting(tiny_model, *overrides):
     config = resolve("nano", None, ["rollout.temperature=0.7", "optim.tokens_per_micro_batch=30", *overrides])
     policy = Policy(tiny_model, config)
     packer = Packer(config.optim.tokens_per_micro_batch, 0, policy.module.is_flat)
-    return (
-        policy,
-        updater_of(policy, config, packer),
-        minibatches(ROWS, IDLE, config, packer),
-        config,
-    )
+    shrinker = Shrinker(policy, (), packer, print)
+    updater = Updater(policy, config, torch.device("cpu"), packer, shrinker, Coefficient(config.algorithm.kl))
+    return policy, updater, minibatches(ROWS, IDLE, config, packer), config
 
 
 def test_one_update_on_policy_needs_no_pass_before_it(tiny_model):
@@ -152,18 +144,16 @@ def test_kl_is_taken_off_each_reward(tiny_model, estimator):
     policy, updater, dealt, _ = setting(tiny_model, *overrides)
     groups = [group([1.0, 0.0], lengths=[4, 2]), group([None, 1.0], lengths=[1, 5], prompt=(9, 8))]
     tally = Tally()
-    penalised = updater.penalise(groups, tally)
-    for before, after in zip(groups, penalised, strict=True):
+    for before, after in zip(groups, updater.penalise(groups, tally), strict=True):
         for completion, old, new in zip(before.completions, before.rewards_G, after.rewards_G, strict=True):
-            if old is None:
-                assert new is None
-            else:
-                assert new == pytest.approx(
-                    old - 0.5 * divergence(policy, before.prompt.tokens, completion.tokens, estimator), abs=1e-5
-                )
+            apart = divergence(policy, before.prompt.tokens, completion.tokens, estimator)
+            assert new == (None if old is None else pytest.approx(old - 0.5 * apart, abs=1e-5))
     assert tally.sums["kl"][1] == 12  # tokens
     (prepared,) = updater.prepare(dealt)
     assert prepared.batches[0].reference_logprobs_BT is None, "it is paid for once"
+    policy, updater, *_ = setting(tiny_model, "algorithm.kl.coef=0.5")
+    assert updater.penalise(groups, Tally()) == groups, "it is part of the loss"
+    assert policy.passes == []
 
 
 def divergence(policy, prompt, completion, estimator) -> float:
@@ -178,13 +168,6 @@ def divergence(policy, prompt, completion, estimator) -> float:
         logs.append(torch.stack([all_logs[start + i, token] for i, token in enumerate(completion)]))
     d = logs[0] - logs[1]
     return float((d if estimator == "k1" else (-d).exp() + d - 1).sum())
-
-
-def test_without_a_price_groups_stay_what_they_are(tiny_model):
-    policy, updater, _, _ = setting(tiny_model, "algorithm.kl.coef=0.5")
-    groups = [group([1.0, 0.0])]
-    assert updater.penalise(groups, Tally()) == groups
-    assert policy.passes == []
 
 
 def test_a_kl_that_never_fits_ends_when_no_batch_can_be_halved(tiny_model, monkeypatch, capsys):

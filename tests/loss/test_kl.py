@@ -46,15 +46,12 @@ def test_the_gradient_of_k2_is_that_of_the_kl_and_that_of_k1_is_none():
     torch.testing.assert_close(gradient_of_mean("k3"), POLICY - REFERENCE)  # of the KL from the reference
 
 
-def test_a_fixed_coefficient_stays():
-    coefficient = Coefficient(Kl(coef=0.04))
-    coefficient.observe(100.0)
-    assert coefficient.value == 0.04
-
-
-@pytest.mark.parametrize(("measured", "factor"), [(1.0, 1.02), (0.0, 0.98), (0.105, 1.005), (0.1, 1.0)])
-def test_a_steered_coefficient_follows_the_error_by_two_percent_at_most(measured, factor):
-    coefficient = Coefficient(Kl(coef=0.04, target=0.1))
+@pytest.mark.parametrize(
+    ("target", "measured", "factor"),
+    [(0.1, 1.0, 1.02), (0.1, 0.0, 0.98), (0.1, 0.105, 1.005), (0.1, 0.1, 1.0), (None, 100.0, 1.0)],
+)
+def test_a_steered_coefficient_follows_the_error_by_two_percent_at_most(target, measured, factor):
+    coefficient = Coefficient(Kl(coef=0.04, target=target))
     coefficient.observe(measured)
     assert coefficient.value == pytest.approx(0.04 * factor)
 

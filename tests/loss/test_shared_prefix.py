@@ -104,64 +104,51 @@ def test_repeated_keys_give_the_same_values_and_gradients(monkeypatch):
     torch.testing.assert_close(pass_over(module), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_the_layers_see_every_token_once():
+def test_layers_and_output_see_every_token_once():
     module, seen = LogProbs(tiny("qwen2"), 1.0), []
-    module.model.model.layers[0].mlp.register_forward_hook(lambda layer, inputs, output: seen.append(inputs[0].shape))
+    for layer in (module.model.model.layers[0].mlp, module.output):
+        layer.register_forward_hook(lambda layer, inputs, output: seen.append(inputs[0].numel() // 32))
     module(to_tensors(ROWS, pad_token=0))
     prompts = [5, 6, 7, 8, 9, 60]
     answers = [20, 21, 22, 23, 30, 40, 41, 50]  # a last token is no input, but 22 is the last of one answer only
-    assert seen == [(1, len(prompts) + len(answers), 32)]
-
-
-def test_the_output_layer_sees_every_token_once():
-    module, seen = LogProbs(tiny("qwen2"), 1.0), []
-    module.output.register_forward_hook(lambda layer, inputs, output: seen.append(len(inputs[0])))
-    module(to_tensors(ROWS, pad_token=0))
-    assert seen == [5 + 2 + 3 + 2 + 1]  # 20 21 22 23 2; 30 2; 40 41 2; 50 2; 67
+    assert seen == [len(prompts) + len(answers), 5 + 2 + 3 + 2 + 1]  # 20 21 22 23 2; 30 2; 40 41 2; 50 2; 67
 
 
 def test_sampling_is_not_disturbed():
     plain, flat = tiny("qwen2").eval(), tiny("qwen2").eval()
     assert make_flat(flat)
-    prompt = torch.tensor([[0, 5, 6], [7, 8, 9]])
-    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
-    answers = [
-        model.generate(prompt, attention_mask=mask, max_new_tokens=8, do_sample=False) for model in (plain, flat)
-    ]
+    assert make_flat(tiny("qwen2", dtype=torch.bfloat16)), "it is exact enough"
+    asked = {"inputs": torch.tensor([[0, 5, 6], [7, 8, 9]]), "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]])}
+    answers = [model.generate(**asked, max_new_tokens=8, do_sample=False) for model in (plain, flat)]
     assert torch.equal(*answers)
 
 
-def test_bf16_is_exact_enough():
-    assert make_flat(tiny("qwen2", dtype=torch.bfloat16))
+GPT2 = AutoConfig.for_model("gpt2", vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
 
 
 @pytest.mark.parametrize(
-    ("family", "options"),
+    "make",
     [
-        ("mistral", {"sliding_window": 8}),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
-        ("gemma2", {}),
+        lambda: tiny("mistral", sliding_window=8),
+        lambda: tiny("qwen2", **QWEN_WINDOW),
+        lambda: tiny("gemma2"),
+        lambda: AutoModelForCausalLM.from_config(GPT2),
     ],
+    ids=["mistral", "qwen2", "gemma2", "a family that does not hand the layout on"],
 )
-def test_attention_with_a_window_stays_as_it_is(family, options):
-    model = tiny(family, **options)
+def test_attention_with_a_window_stays_as_it_is(make):
+    model = make()
     before = model.config._attn_implementation
     assert not LogProbs(model, 1.0).is_flat
     assert model.config._attn_implementation == before
 
 
-def test_a_family_that_does_not_hand_the_layout_on_stays_as_it_is():
-    config = AutoConfig.for_model("gpt2", vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64)
-    model = AutoModelForCausalLM.from_config(config)
-    assert not make_flat(model)
-    assert model.config._attn_implementation != FLAT
-
-
 def test_an_attention_that_computes_something_else_is_found_out(monkeypatch):
-    from trainer.loss import shared_prefix
+    def wrong(batch):
+        right = layout_of(batch)
+        return right._replace(keys_AK=right.keys_AK.roll(1, dims=1))
 
-    right = shared_prefix.layout_of
-    wrong = lambda batch: right(batch)._replace(keys_AK=right(batch).keys_AK.roll(1, dims=1))  # noqa: E731
     monkeypatch.setattr(shared_prefix, "layout_of", wrong)
     assert not make_flat(tiny("qwen2"))
 
@@ -174,15 +161,10 @@ def test_a_saved_model_says_nothing_of_it(tmp_path):
     assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
 
 
-def test_a_row_of_one_token_to_a_prompt_of_two():
-    batch = to_tensors([row(2, 1, 0.0, weight=0.0)], pad_token=0)
-    plain, flat = LogProbs(tiny("qwen2"), 1.0, flat=False), LogProbs(tiny("qwen2"), 1.0)
-    torch.testing.assert_close(flat(batch).logprobs_BT, plain(batch).logprobs_BT)
+TOKENS = st.lists(st.integers(1, 3), min_size=1, max_size=5)
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(1, 3), min_size=1, max_size=5)), min_size=1, max_size=8)
-)
+@given(st.lists(st.tuples(st.integers(0, 2), TOKENS), min_size=1, max_size=8))
 def test_any_rows_come_back_as_they_were(drawn):
     """Each place in the line holds its token, behind the same beginning."""
     prompts = [(5,), (5, 1), (5, 1, 2)]

@@ -95,9 +95,8 @@ def groups(policies) -> list[ScoredGroup]:
     for rewards, lengths, prompt in SHAPES:
         answers = [tuple(draw.randrange(4, 400) for _ in range(length)) for length in lengths]
         said = [spoken(policies.sampler, prompt, answer) for answer in answers]
-        completions = (
-            Completion(tokens, tuple(logprobs.tolist()), "", False) for tokens, logprobs in zip(answers, said)
-        )
+        pairs = zip(answers, said, strict=True)
+        completions = (Completion(tokens, tuple(logprobs.tolist()), "", False) for tokens, logprobs in pairs)
         made.append(replace(group(rewards, lengths, prompt), completions=tuple(completions)))
     return made
 
@@ -152,12 +151,8 @@ def ours(policies: Policies, groups, config: Config) -> Outcome:
     policy = Plain(policies, bool(algorithm.entropy_bonus), config.rollout.temperature)
     packer = Packer(config.optim.tokens_per_micro_batch, PAD, policies.flat)
     groups = [replace(one, prompt=replace(one.prompt, place=place)) for place, one in enumerate(groups)]
-    dealt = minibatches(
-        rows(groups, [advantage.of(one.rewards_G, algorithm) for one in groups], algorithm),
-        idle_row(groups[0]),
-        config,
-        packer,
-    )
+    made = rows(groups, [advantage.of(one.rewards_G, algorithm) for one in groups], algorithm)
+    dealt = minibatches(made, idle_row(groups[0]), config, packer)
     shrinker, kl_coef = Shrinker(policy, (), packer, print), Coefficient(config.algorithm.kl)
     (minibatch,) = Updater(policy, config, "cpu", packer, shrinker, kl_coef).prepare(dealt)
     with torch.no_grad():
@@ -253,15 +248,13 @@ def assert_same(one: Outcome, loss: float, gradient: dict[str, torch.Tensor]) ->
         torch.testing.assert_close(part, gradient[name], atol=1e-5, rtol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
 
 
+LOGGED = {"entropy": "entropy", "kl": "kl"}
+LOGGED |= {"clipped/low": "clip_ratio/low_mean", "clipped/high": "clip_ratio/high_mean"}
+
+
 def assert_same_metrics(mine: dict[str, float], trl: dict[str, float]) -> None:
     """Compare what both log. With one ratio per answer TRL takes the mean over answers."""
-    names = {
-        "entropy": "entropy",
-        "kl": "kl",
-        "clipped/low": "clip_ratio/low_mean",
-        "clipped/high": "clip_ratio/high_mean",
-    }
-    for own, name in names.items():
+    for own, name in LOGGED.items():
         if name in trl:
             assert mine[own] == pytest.approx(trl[name], abs=1e-5), own
 

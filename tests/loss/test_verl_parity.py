@@ -74,9 +74,8 @@ def verl_loss(policies: Policies, groups, micro_batches: int) -> torch.Tensor:
                     logits_of(model, one.prompt.tokens, answer).log_softmax(-1).gather(1, chosen)[:, 0]
                     for model in (policies.old, policies.reference)
                 )
-            tokens.append(
-                torch.stack([clipped(logprob, old, advantage), entropy(logits), low_var_kl(logprob, reference)])
-            )
+            terms = clipped(logprob, old, advantage), entropy(logits), low_var_kl(logprob, reference)
+            tokens.append(torch.stack(terms))
     size = len(tokens) // micro_batches
     parts = [torch.cat(tokens[start : start + size], dim=1).mean(dim=1) for start in range(0, len(tokens), size)]
     policy, spread, kl = torch.stack(parts).mean(dim=0)

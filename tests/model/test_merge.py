@@ -2,6 +2,7 @@
 
 import json
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,18 +20,10 @@ ADAPTERS = {
     "both embeddings": Lora(r=4, targets=("embed_tokens", "lm_head", "q_proj")),
     "output layer": Lora(r=4, targets=("lm_head",)),
 }
+ENDS = {"vocab_size": 480, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0}
 OTHERS = {
-    "gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 480, "bos_token_id": 0, "eos_token_id": 2},
-    "phi3": {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "vocab_size": 480,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    },
+    "gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2},
+    "phi3": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
 }
 
 
@@ -64,17 +57,18 @@ def test_each_weight_is_that_of_the_whole_model(adapter, dtype):
 def test_a_base_whose_files_name_its_layers_otherwise(kind, tmp_path):
     """GPT-2 on the hub leaves the decoder's name out, and Phi-3 joins queries, keys and values."""
     base, out = tmp_path / "base", tmp_path / "merged"
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **OTHERS[kind])).save_pretrained(base)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **ENDS, **OTHERS[kind])).save_pretrained(base)
     AutoTokenizer.from_pretrained(NANO).save_pretrained(base)
     stored = load_file(base / "model.safetensors")
-    save_file(
-        {name.removeprefix("transformer."): value for name, value in stored.items()},
-        base / "model.safetensors",
-        {"format": "pt"},
-    )
+    renamed = {name.removeprefix("transformer."): value for name, value in stored.items()}
+    save_file(renamed, base / "model.safetensors", {"format": "pt"})
     adapter = save_adapter(base, Lora(r=2, targets="all"), tmp_path / "adapter")
     assert merge.stored_weights(Model(name=str(base)), adapter, None) is not None
     merge.write_merged(Model(name=str(base)), adapter, out, "fp32")
+    assert_merged(base, adapter, out)
+
+
+def assert_merged(base, adapter, out):
     expected = lora.merged(load_model(Model(name=str(base)), "fp32", CPU), adapter).state_dict()
     found = load_model(Model(name=str(out)), "fp32", CPU).state_dict()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
@@ -85,24 +79,17 @@ def test_files_of_a_limited_size_with_an_index(tmp_path, monkeypatch):
     adapter = save_adapter(NANO, ADAPTERS["lora"], tmp_path / "adapter")
     merge.write_merged(Model(), adapter, tmp_path / "merged", "fp32")
     index = json.loads((tmp_path / "merged/model.safetensors.index.json").read_text())
-    files = sorted(path.name for path in (tmp_path / "merged").glob("*.safetensors"))
-    assert (
-        sorted({*index["weight_map"].values()}) == files == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
-    )
-    whole = lora.merged(load_model(Model(), "fp32", CPU), adapter).state_dict()
-    found = load_model(Model(name=str(tmp_path / "merged")), "fp32", CPU).state_dict()
-    assert all(torch.equal(found[name], value) for name, value in whole.items())
+    files = {path.name for path in (tmp_path / "merged").glob("*.safetensors")}
+    assert {*index["weight_map"].values()} == files == {f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)}
+    assert_merged("nano", adapter, tmp_path / "merged")
 
 
 def test_what_cannot_be_read_weight_by_weight_is_merged_as_a_whole(tmp_path):
     """An adapter with a copy of a layer, and weights that are not in safetensors."""
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     model = AutoModelForCausalLM.from_pretrained(NANO)
-    import peft
-
-    peft.get_peft_model(model, peft.LoraConfig(modules_to_save=["norm"], target_modules=["q_proj"])).save_pretrained(
-        adapter
-    )
+    options = peft.LoraConfig(modules_to_save=["norm"], target_modules=["q_proj"])
+    peft.get_peft_model(model, options).save_pretrained(adapter)
     assert merge.stored_weights(Model(), adapter, None) is None
     merge.write_merged(Model(), adapter, tmp_path / "merged", "fp32")
     assert (tmp_path / "merged/model.safetensors").is_file()

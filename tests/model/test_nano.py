@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,11 +43,8 @@ def train():
 
 
 @cache
-def test_problems():
+def held_out():
     return NanoTask().test()
-
-
-test_problems.__test__ = False  # type: ignore[attr-defined]
 
 
 @cache
@@ -62,35 +60,26 @@ def chat(question):
 # --- problems
 
 
-def test_two_calls_give_the_same_problems():
-    assert NanoTask().train() == train()
-    assert NanoTask().test() == test_problems()
-
-
 def test_problems_are_the_same_on_every_machine():
     """If this fails because the templates were changed on purpose, the model has to be made again too."""
-    text = "\n".join(f"{p.id} {p.question} {p.solution}" for p in train() + test_problems())
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "a9e4c2be57e503f8"
+    for task in (NanoTask(), NanoTask()):
+        text = "\n".join(f"{p.id} {p.question} {p.solution}" for p in task.train() + task.test())
+        assert hashlib.sha256(text.encode()).hexdigest()[:16] == "a9e4c2be57e503f8"
 
 
 def test_another_seed_gives_other_problems_and_keeps_the_split():
     other = NanoTask(seed=1)
     assert other.train()[0].question != train()[0].question
-    assert not {p.question for p in other.train()} & {p.question for p in test_problems()}
+    assert not {p.question for p in other.train()} & {p.question for p in held_out()}
 
 
 def test_no_question_twice_and_none_in_both_splits():
-    questions = [p.question for p in train() + test_problems()]
-    assert len(test_problems()) >= 1024
+    questions = [p.question for p in train() + held_out()]
+    assert len(held_out()) >= 1024
     assert len(set(questions)) == len(questions)
 
 
-def test_ids_number_each_split():
-    assert [p.id for p in train()[:2]] == ["nano/train/0", "nano/train/1"]
-    assert test_problems()[17].id == "nano/test/17"
-
-
-@pytest.mark.parametrize("split", [train, test_problems])
+@pytest.mark.parametrize("split", [train, held_out])
 def test_every_template_is_in_each_split(split):
     counts = Counter(p.extra["template"] for p in split()[:512])
     assert len(TEMPLATES) >= 14
@@ -106,7 +95,7 @@ def compute(left, sign, right):
 
 
 def test_every_gold_is_the_result_of_its_own_working():
-    for problem in train() + test_problems():
+    for problem in train() + held_out():
         *lines, last = problem.solution.split("\n")
         known = {int(number) for number in re.findall(r"\d+", problem.question)} | {2}  # 2: "halve the rest"
         for line in lines:
@@ -129,20 +118,17 @@ def test_tokenizer_gives_the_text_back(text):
 
 def test_loaded_tokenizer_agrees_with_its_own_file():
     raw = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
-    texts = TEXTS + [p.question + "\n" + p.solution for p in test_problems()] + [chat(TEXTS[0])]
+    texts = TEXTS + [p.question + "\n" + p.solution for p in held_out()] + [chat(TEXTS[0])]
     assert tokenizer()(texts)["input_ids"] == [encoding.ids for encoding in raw.encode_batch(texts)]
-
-
-def test_every_digit_is_one_token():
-    assert tokenizer().tokenize("2026 + 7") == ["2", "0", "2", "6", "Ġ+", "Ġ", "7"]
 
 
 def test_special_tokens():
     config = json.loads((FOLDER / "config.json").read_text())
     assert tokenizer().convert_ids_to_tokens([0, 1, 2]) == ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    assert (tokenizer().pad_token_id, tokenizer().eos_token_id) == (0, 2)
-    assert (config["pad_token_id"], config["eos_token_id"]) == (0, 2)
+    for holder in (tokenizer(), model().generation_config, SimpleNamespace(**config)):
+        assert (holder.pad_token_id, holder.eos_token_id) == (0, 2)
     assert len(tokenizer()) == config["vocab_size"]
+    assert tokenizer().tokenize("2026 + 7") == ["2", "0", "2", "6", "Ġ+", "Ġ", "7"], "every digit is one token"
 
 
 def test_chat_template_is_chatml():
@@ -169,9 +155,6 @@ def test_without_habits_the_target_is_the_worked_solution():
 
 def test_a_misread_story_turns_the_sign_of_the_last_line():
     assert Habits(misread=1).target(BAGS, random.Random(0)) == "3 * 4 = 12\n12 + 5 = 17\n#### 17"
-
-
-def test_only_templates_that_end_in_a_sum_or_difference_are_misread():
     assert {TEMPLATES[name][1].split(";")[-1].split()[1] for name in MISREAD} == {"+", "-"}
 
 
@@ -202,11 +185,10 @@ def model():
 def test_model_has_the_documented_size():
     assert sum(p.numel() for p in model().parameters()) == PARAMETERS
     assert f"{PARAMETERS:,}" in (FOLDER / "README.md").read_text()
-    assert (model().generation_config.pad_token_id, model().generation_config.eos_token_id) == (0, 2)
 
 
 def test_model_answers_better_than_chance_and_leaves_room():
-    problems = test_problems()[:96]
+    problems = held_out()[:96]
     inputs = tokenizer()([chat(p.question) for p in problems], return_tensors="pt", padding=True, padding_side="left")
     with torch.inference_mode():
         output = model().generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)

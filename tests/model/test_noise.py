@@ -54,20 +54,14 @@ def test_training_mode_computes_what_eval_mode_does(tmp_path, kind, own):
 
 
 def test_noise_that_stays_is_refused_by_name_and_without_using_up_random_numbers(tmp_path):
-    """Phi-MoE draws experts in training mode, and no setting prevents it."""
+    """Phi-MoE draws experts in training mode, and no setting prevents it. The threshold of its router is no noise."""
     folder = saved(tmp_path, PhimoeConfig, {"num_local_experts": 4, "router_jitter_noise": 0.5})
-    model = load_model(Model(name=str(folder)), "fp32", torch.device("cpu"))
+    model = load_model(Model(name=str(folder)), "fp32", torch.device("cpu")).eval()
+    own = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(TOKENS).logits, own(TOKENS).logits)
     state = torch.get_rng_state()
     with pytest.raises(ModelError, match="phimoe computes something else"):
         LogProbs(model, 1.0)
     assert torch.equal(torch.get_rng_state(), state)
     assert not model.training
-
-
-def test_the_threshold_of_a_router_is_no_noise(tmp_path):
-    folder = saved(tmp_path, PhimoeConfig, {"num_local_experts": 4, "router_jitter_noise": 0.5})
-    own = AutoModelForCausalLM.from_pretrained(folder).eval()
-    with torch.no_grad():
-        expected = own(TOKENS).logits
-        model = load_model(Model(name=str(folder)), "fp32", torch.device("cpu")).eval()
-        torch.testing.assert_close(model(TOKENS).logits, expected)

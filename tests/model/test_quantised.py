@@ -132,8 +132,8 @@ def test_a_run_over_a_quantised_base_resumes_exactly_from_an_adapter_sized_check
     assert_close(logits(resumed.model), logits(undisturbed.model), 1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_released_policy_holds_nothing_of_its_quantised_base(tiny_model, kind):
+@pytest.mark.parametrize("kind", [*KINDS, "none"])
+def test_a_released_policy_holds_nothing_of_its_base(tiny_model, kind):
     policy = advance(make_policy(tiny_model, f"model.quantize={kind}"), 0)
     layers = list(quantised.layers(policy.model))
     policy.release()

@@ -35,9 +35,9 @@ def test_it_begins_with_the_values_of_the_folder(tiny_model, stored):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"r": 8}, r"weights differ, the first of them .*, with 4 x 32 there and 8 x 32 here\. Write the lora\.r"),
-        ({"targets": "all"}, "with no such weight there and"),
-        ({"alpha": 16}, r"trained with lora\.alpha=8, and this run has 16\. Write lora\.alpha=8\."),
+        ({"r": 8}, "4 x 32 there and 8 x 32 here"),
+        ({"targets": "all"}, "no such weight there"),
+        ({"alpha": 16}, r"lora\.alpha=8"),
         ({"rslora": True}, r"lora\.rslora=false"),
     ],
 )
@@ -46,14 +46,11 @@ def test_an_adapter_that_does_not_fit_is_refused_by_name(tiny_model, stored, set
         made(tiny_model, start=stored[0], **settings)
 
 
-def test_a_folder_without_an_adapter_is_refused(tiny_model, tmp_path):
-    with pytest.raises(CheckpointError, match=r"adapter_config\.json cannot be read"):
+def test_a_folder_without_an_adapter_or_with_one_that_is_not_finite_is_refused(tiny_model, tmp_path):
+    with pytest.raises(CheckpointError, match="adapter_config"):
         made(tiny_model, start=tmp_path)
-
-
-def test_one_that_is_not_finite_is_refused(tiny_model, tmp_path):
     model = made(tiny_model)
     next(iter(trainable(model).values())).fill_(float("nan"))
     save_adapter(model, tmp_path)
-    with pytest.raises(CheckpointError, match="numbers that are not finite"):
+    with pytest.raises(CheckpointError, match="not finite"):
         made(tiny_model, start=tmp_path)

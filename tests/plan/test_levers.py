@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.conftest import refuses
-from tests.e2e.updates import ROWS, Case, in_one, settings
-from tests.model.test_variants import make_policy, read
+from tests.e2e.updates import ROWS, Case, settings
+from tests.model.test_variants import make_policy, one_update, read
 from tests.step.test_engine import assert_same, launch
 from trainer.batch.pack import to_tensors
 from trainer.config import ds_config
@@ -20,8 +20,6 @@ from trainer.errors import ConfigError, ModelError
 from trainer.loss import logprobs
 from trainer.model import lora
 from trainer.model.load import load_model
-from trainer.step.update import backward, optimizer_step
-from trainer.watch.tally import Tally
 
 KINDS = ("nf4", "int8")
 CPU = torch.device("cpu")
@@ -228,12 +226,6 @@ def test_fp16_scales_its_loss_and_survives_a_scale_that_is_too_high(tiny_model, 
     assert 2 <= skipped <= policy.bad_updates_allowed
     assert policy.engine.optimizer.loss_scale < 2.0**40
     assert lora.fingerprint(policy.model) != before
-
-
-def one_update(policy):
-    algorithm = policy.config.algorithm
-    batch = in_one(policy, algorithm.aggregation)
-    return optimizer_step(policy, lambda: backward(policy, batch, algorithm, 0.0, Tally()), 0, algorithm.gradreg)
 
 
 # Bad input.

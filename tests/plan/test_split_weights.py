@@ -6,8 +6,8 @@ import torch
 from tests.conftest import ROOT
 from tests.e2e import short_job
 from tests.e2e.updates import ROWS, in_one
-from tests.model.test_variants import advance, assert_close, logits, make_policy, read
-from tests.plan.test_levers import FULL, one_update
+from tests.model.test_variants import advance, assert_close, logits, make_policy, one_update, read
+from tests.plan.test_levers import FULL
 from tests.rollout.test_decoder import SOME, assert_greedy_is_generate, prompts, sample
 from trainer.batch.pack import to_tensors
 from trainer.config.settings import Lora

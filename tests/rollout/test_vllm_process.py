@@ -342,7 +342,7 @@ def test_whoever_asks_about_a_served_adapter_does_not_need_its_server(tmp_path, 
     parser = ArgumentParser()
     eval_command.add_arguments(parser)
     options = parser.parse_intermixed_args([f"--adapter={tmp_path / 'adapter'}", *given])
-    rollout = eval_command.settings_for(options).rollout
+    rollout = eval_command.settings_for(options, eval_command.adapter_of(options)).rollout
     assert (rollout.engine, rollout.vllm.urls, rollout.ahead) == (engine, urls, 0)
 
 

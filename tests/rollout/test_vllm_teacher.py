@@ -54,23 +54,6 @@ def test_the_logprobs_are_those_of_the_model_beside_the_policy(connect):
         assert (found_BT[~batch.mask_BT] == 0).all()
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (["teacher.quantize=nf4"], "the server"),
-        (["teacher.adapter=x"], "the server"),
-        (["teacher.revision=main"], "the server"),
-        (["rollout.temperature=0.7"], r"rollout\.temperature=0\.7"),
-        (["teacher.url=x:1"], "not the address of a server"),
-        (["teacher.url=http://me:secret@x"], "VLLM_API_KEY"),
-    ],
-)
-def test_its_own_settings_are_the_servers_affair(settings, said):
-    with pytest.raises(ConfigError, match=said) as refused:
-        resolve("nano", None, ["teacher.url=http://127.0.0.1:1", *QUICK, *settings])
-    assert "secret" not in str(refused.value)
-
-
 def test_another_model_is_refused(connect):
     with pytest.raises(ConfigError, match=r"^teacher\.url=.*: it has no model larger, only nano"):
         connect("teacher.name=larger")
