@@ -118,7 +118,7 @@ def model_in(folder, source, **changes):
     [("Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-1.5B-Instruct"), ("Qwen/Qwen2.5-1.5B", "nano"), (str(NANO), "some/model")],
 )
 def test_another_base_is_refused_by_its_name(tmp_path, not_here, base, model):
-    with refuses(tmp_path / "a", CheckpointError, names=f"over {'nano' if base == str(NANO) else base}, not over"):
+    with refuses("--adapter", CheckpointError, names=f"over {'nano' if base == str(NANO) else base}, not over"):
         settings(tmp_path / "a", "--model", model, name=base)
 
 
@@ -127,7 +127,7 @@ def test_a_folder_is_known_by_its_name_and_by_the_one_in_its_configuration(tmp_p
         same = str(model_in(tmp_path / folder, tiny_model, _name_or_path=origin))
         assert settings(tmp_path / "a", "--model", same, name="Qwen/Qwen2.5-1.5B").model.name == same
     other = str(model_in(tmp_path / "mine", tiny_model, _name_or_path="Qwen/Qwen2.5-3B"))
-    with refuses(tmp_path / "a", CheckpointError, names=other):
+    with refuses("--adapter", CheckpointError, names=other):
         settings(tmp_path / "a", "--model", other, name="Qwen/Qwen2.5-1.5B")
     assert capsys.readouterr().err == ""
 
@@ -139,5 +139,5 @@ def test_a_folder_of_which_nothing_is_known_is_taken_with_a_warning(tmp_path, ti
         for named in (["--model", model], [f"model.name={model}"]):
             assert settings(tmp_path / "a", *named, name=name).model.name == model
             assert f"is model.name={model} the same?\n" in capsys.readouterr().err
-    with refuses(tmp_path / "a", CheckpointError, names=name or "--model"):
+    with refuses("--adapter", CheckpointError, names=name or "--model"):
         settings(tmp_path / "a", *(["--preset", "nano"] if name else []), name=name)
