@@ -123,8 +123,10 @@ def test_sampling_is_not_disturbed():
     assert torch.equal(*answers)
 
 
-GPT2 = AutoConfig.for_model("gpt2", vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64)
 QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+
+
+GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 
 
 @pytest.mark.parametrize(
@@ -133,14 +135,14 @@ QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_laye
         lambda: tiny("mistral", sliding_window=8),
         lambda: tiny("qwen2", **QWEN_WINDOW),
         lambda: tiny("gemma2"),
-        lambda: AutoModelForCausalLM.from_config(GPT2),
+        lambda: AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **GPT2)),
     ],
     ids=["mistral", "qwen2", "gemma2", "a family that does not hand the layout on"],
 )
-def test_attention_with_a_window_stays_as_it_is(make):
+def test_attention_that_knows_no_layout_stays_as_it_is(make):
     model = make()
     before = model.config._attn_implementation
-    assert not LogProbs(model, 1.0).is_flat
+    assert not make_flat(model)
     assert model.config._attn_implementation == before
 
 
