@@ -23,7 +23,6 @@ import tempfile
 import threading
 import time
 import traceback
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
@@ -59,6 +58,7 @@ from trainer.run_folder import checkpoints, manifest, previous_run
 from trainer.run_folder.journal import Journal, read_records
 from trainer.run_folder.provenance import Origin
 from trainer.run_folder.run_log import Logs
+from trainer.run_folder.source import Source
 
 LARGE = 100_000
 LONGEST_S = 10.0
@@ -211,11 +211,13 @@ def of_states(rng: random.Random, folder: Path) -> None:
 def of_manifests(rng: random.Random, folder: Path) -> None:
     saved = folder / "checkpoints" / "step_000001"
     saved.mkdir(parents=True)
-    (saved / "state.json").write_text(json.dumps({"step": 1}))
+    parts = learned()
+    state = {"step": 1, **{name: part.state() for name, part in parts._asdict().items()}}
+    (saved / "state.json").write_text(json.dumps(state))
     manifest.seal(saved)
     good = json.loads((saved / "manifest.json").read_text())
     (saved / "manifest.json").write_bytes(other_json(rng, good))
-    checkpoints.resume(SimpleNamespace(load=lambda _: None), folder, 2, {})  # type: ignore[arg-type]
+    checkpoints.resume(SimpleNamespace(load=lambda _: None), folder, 2, parts)  # type: ignore[arg-type]
 
 
 def of_logs(rng: random.Random, folder: Path) -> None:
@@ -276,9 +278,8 @@ def of_adapters(rng: random.Random, folder: Path) -> None:
     (folder / "adapter_model.safetensors").touch()
     with contextlib.suppress(OctetError):
         hub.local_folder(str(folder))
-    options = Namespace(adapter=folder, preset="nano", model=None, overrides=[])
     with contextlib.suppress(OctetError):
-        eval_command._refuse_another_base(options, nano())
+        eval_command._refuse_another_base(Source(folder, is_adapter=True), nano(), is_named=False)
     lora._must_be_lora(folder)
 
 
