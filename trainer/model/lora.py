@@ -38,7 +38,12 @@ def add_adapter(model: Any, settings: Lora) -> Any:
     """Return the model with new LoRA layers, which do not change what it computes yet."""
     wanted = list(settings.targets) if isinstance(settings.targets, tuple) else TARGETS[settings.targets]
     if settings.targets == "all" and any(value.dim() == 3 for value in model.parameters()):  # of all experts of a layer
-        wanted = sorted(_beside_experts(model))
+        experts = ("gate_proj", "up_proj", "down_proj")  # PEFT takes all layers of these names for the experts'
+        linear = {name: part for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+        head = model.get_output_embeddings()
+        wanted = sorted(
+            name for name, part in linear.items() if part is not head and name.rpartition(".")[2] not in experts
+        )
     options = peft.LoraConfig(
         r=settings.r,
         lora_alpha=settings.alpha,
@@ -62,14 +67,6 @@ def add_adapter(model: Any, settings: Lora) -> Any:
     if settings.start is not None:
         take_values(adapted, settings)
     return adapted
-
-
-def _beside_experts(model: Any) -> Iterator[str]:
-    """Yield the linear layers of a mixture of experts, but for those whose names PEFT takes for the experts'."""
-    for name, part in model.named_modules():
-        is_expert = name.rpartition(".")[2] in ("gate_proj", "up_proj", "down_proj")
-        if isinstance(part, torch.nn.Linear) and part is not model.get_output_embeddings() and not is_expert:
-            yield name
 
 
 def _refuse_unknown_targets(model: Any, settings: Lora) -> None:
@@ -197,12 +194,23 @@ def take_values(model: Any, settings: Lora) -> None:
     """Give the adapter of the model the values of `lora.start`. Raise CheckpointError if they are of another shape."""
     assert settings.start is not None, "called for an adapter to train further"
     folder = settings.start
-    _must_be_lora(folder)
+    stored = _must_be_lora(folder)
     try:
         saved = peft.utils.load_peft_weights(str(folder), device="cpu")
     except (OSError, ValueError, RuntimeError, UnpicklingError, SafetensorError) as error:
         raise CheckpointError(f"lora.start={folder}", f"it cannot be read ({_reason(error)})", "Take another") from None
-    _must_be_scaled_alike(model.peft_config[ADAPTER], folder)
+    for key, setting in (
+        ("lora_alpha", "alpha"),
+        ("use_rslora", "rslora"),
+        ("use_dora", "dora"),
+    ):  # weights do not show
+        wanted, found = getattr(model.peft_config[ADAPTER], key), stored.get(key, False)
+        if wanted != found:
+            raise CheckpointError(
+                f"lora.start={folder}",
+                f"it was trained with lora.{setting}={str(found).lower()}, and this run has {str(wanted).lower()}",
+                f"Write lora.{setting}={str(found).lower()}",
+            )
     own = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
     apart = sorted(name for name in own.keys() | saved.keys() if _shape(own, name) != _shape(saved, name))
     if apart:
@@ -215,19 +223,6 @@ def take_values(model: Any, settings: Lora) -> None:
     if broken := next((name for name, value in saved.items() if not value.isfinite().all()), None):
         raise CheckpointError(f"lora.start={folder}", f"{broken} has numbers that are not finite", "Take another")
     peft.set_peft_model_state_dict(model, saved)
-
-
-def _must_be_scaled_alike(own: Any, folder: Path) -> None:
-    """Raise CheckpointError if the adapter in a folder has another scale or form, which its weights do not show."""
-    stored = read_json(f"lora.start={folder}", folder / "adapter_config.json")
-    for key, setting in (("lora_alpha", "alpha"), ("use_rslora", "rslora"), ("use_dora", "dora")):
-        wanted, found = getattr(own, key), stored.get(key, False)
-        if wanted != found:
-            raise CheckpointError(
-                f"lora.start={folder}",
-                f"it was trained with lora.{setting}={str(found).lower()}, and this run has {str(wanted).lower()}",
-                f"Write lora.{setting}={str(found).lower()}",
-            )
 
 
 def _shape(values: Mapping[str, Tensor], name: str) -> str:
@@ -345,18 +340,15 @@ def save_difference(model: Any, start: Mapping[str, Tensor], folder: Path) -> No
     scale = own.lora_alpha / (math.sqrt(own.r) if own.use_rslora else own.r)
     model.peft_config[ADAPTER] = replace(own, r=rank, lora_alpha=scale * rank, use_rslora=False)
     try:
-        values = {name: _difference(name, now, start[name]) for name, now in trainable(model).items()}
+        values = trainable(model)  # and the magnitudes of DoRA as they are
+        for name, now in values.items():
+            if "lora_A" in name:
+                values[name] = torch.cat([now, start[name]], dim=0)
+            elif "lora_B" in name:
+                values[name] = torch.cat([now, -start[name]], dim=1)
         save_adapter(model, folder, values)
     finally:
         model.peft_config[ADAPTER] = own
-
-
-def _difference(name: str, now: Tensor, start: Tensor) -> Tensor:
-    if "lora_A" in name:
-        return torch.cat([now, start], dim=0)
-    if "lora_B" in name:
-        return torch.cat([now, -start], dim=1)
-    return now  # the magnitudes of DoRA
 
 
 def trainable(model: Any) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -138,31 +139,18 @@ class Weights(Mapping[str, Tensor]):
     def save(self, out: Path) -> None:
         """Write all weights, in several files and an index if they are many, and the configuration."""
         out.mkdir(parents=True, exist_ok=True)
-        files = _files(self.bytes)
-        names = [f"model-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)]
-        names = names if len(files) > 1 else ["model.safetensors"]
-        for name, of_file in zip(names, files, strict=True):
-            save_file({weight: self[weight].contiguous() for weight in of_file}, out / name, {"format": "pt"})
-        if len(files) > 1:
-            places = {weight: name for name, of_file in zip(names, files, strict=True) for weight in of_file}
-            index = {"metadata": {"total_size": sum(self.bytes.values())}, "weight_map": places}
+        pattern = "model{suffix}.safetensors"
+        split = split_state_dict_into_shards_factory(
+            self.bytes, get_storage_size=int, filename_pattern=pattern, max_shard_size=SHARD_BYTES
+        )
+        for file, names in split.filename_to_tensors.items():
+            save_file({name: self[name].contiguous() for name in names}, out / file, {"format": "pt"})
+        if split.is_sharded:
+            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
             (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
         self.config.dtype = self.dtype or self.config.dtype
         self.config.save_pretrained(out)
         self.model.generation_config.save_pretrained(out)
-
-
-def _files(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Divide weights into files of up to `SHARD_BYTES`."""
-    files: list[list[str]] = [[]]
-    written = 0
-    for name, size in sizes.items():
-        if files[-1] and written + size > SHARD_BYTES:
-            files.append([])
-            written = 0
-        files[-1].append(name)
-        written += size
-    return files
 
 
 def stored_weights(settings: Model, adapter: Path | None, dtype: torch.dtype | None) -> Weights | None:
