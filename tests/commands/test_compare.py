@@ -141,22 +141,18 @@ def test_runs_on_other_problems_or_tasks_are_not_compared(runs, tmp_path, capsys
     assert capsys.readouterr().out.endswith("Runs on different tasks are not compared with each other.\n")
 
 
-def test_a_folder_that_is_no_run_is_named(runs, tmp_path):
-    with pytest.raises(DataError, match="no config"):
-        compare.compare([tmp_path], as_json=False)
-
-
 @pytest.mark.parametrize(
-    ("file", "text", "told"),
+    ("file", "text"),
     [
-        ("config.yaml", "model: [", "config.yaml: it contains no settings"),
-        ("config.yaml", "name: a dataset card\n", "config.yaml: it does not belong to a run"),
-        ("config.yaml", "- a list\n", "config.yaml: it contains no settings"),
-        ("metrics.jsonl", '{"step": 0}\n{"step": \n', "metrics.jsonl, line 2: it is not JSON"),
-        ("metrics.jsonl", "[1]\n", "metrics.jsonl, line 1: it is not the record of a step"),
+        ("config.yaml", "model: ["),
+        ("config.yaml", "name: a dataset card\n"),
+        ("config.yaml", "- a list\n"),
+        ("metrics.jsonl", '{"step": 0}\n{"step": \n'),
+        ("metrics.jsonl", "[1]\n"),
     ],
 )
-def test_a_broken_file_is_named(runs, file, text, told):
+def test_a_broken_file_is_named(runs, file, text):
     (runs[0] / file).write_text(text)
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError) as raised:
         compare.compare(runs, as_json=False)
+    assert str(raised.value).startswith(str(runs[0] / file))

@@ -7,7 +7,9 @@ import shutil
 from contextlib import contextmanager
 
 import pytest
+import yaml
 
+from tests.conftest import octet
 from tests.e2e.short_job import train
 
 FEW = ["--preset", "nano", "run.steps=6", "eval.every=3", "eval.problems=32", "rollout.problems=4", "run.merge=false"]
@@ -29,6 +31,23 @@ def copied(finished, tmp_path):
         return shutil.copytree(finished, tmp_path / name, ignore=ignored)
 
     return copy
+
+
+def said_by(capsys, *arguments: object) -> tuple[int, str, str]:
+    """Run the command, and return its exit status, its output and its complaints."""
+    status = octet(*arguments)
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def configure(folder, **changes: object) -> None:
+    """Change settings of a run; `model__name` is model.name."""
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    for name, value in changes.items():
+        section, key = name.split("__")
+        config[section][key] = value
+    head = [line for line in (folder / "config.yaml").read_text().splitlines(keepends=True) if line.startswith("#")]
+    (folder / "config.yaml").write_text("".join([*head, yaml.safe_dump(config)]))
 
 
 def write_lines(path, records) -> None:

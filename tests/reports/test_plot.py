@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.conftest import octet
-from tests.reports.conftest import HOSTILE, write_lines
-from trainer.commands import main
+from tests.reports.conftest import HOSTILE, configure, lines_of, said_by, write_lines
 from trainer.reports.chart import COLOURS, MOST_POINTS, Chart, Curve, Value, svg, thinned, ticks
 from trainer.reports.curves import charts_of, groups_of
 from trainer.run_folder.reader import read_run
@@ -17,16 +16,10 @@ from trainer.run_folder.reader import read_run
 def seeds(finished, copied):
     """The run, the same with another seed and a reward that is higher by 1, and one with another learning rate."""
     seed, rate = copied("seed"), copied("rate")
-    changes = ((seed, "seed: 0\n  steps", "seed: 1\n  steps"), (rate, "lr: 0.003", "lr: 0.01"))
-    for folder, setting, value in changes:
-        text = (folder / "config.yaml").read_text()
-        assert setting in text
-        (folder / "config.yaml").write_text(text.replace(setting, value, 1))
-    records = [
-        record | {"reward/mean": record["reward/mean"] + 1} if "reward/mean" in record else record
-        for record in read_run(seed).metrics
-    ]
-    write_lines(seed / "metrics.jsonl", records)
+    configure(seed, run__seed=1)
+    configure(rate, algorithm__lr=0.01)
+    base, *records = lines_of(seed / "metrics.jsonl")
+    write_lines(seed / "metrics.jsonl", [base, *(one | {"reward/mean": one["reward/mean"] + 1} for one in records)])
     return [read_run(folder) for folder in (finished, seed, rate)]
 
 
@@ -54,28 +47,17 @@ def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(seeds):
     assert other.values[0].low == other.values[0].high
 
 
-def test_runs_with_the_same_seed_are_curves_of_their_own(finished, copied):
-    again = copied("again")
-    groups = groups_of([read_run(finished), read_run(again)])
-    assert [group.name for group in groups] == ["demo", "again"]
-
-
-def test_runs_of_the_same_name_are_told_apart_by_their_paths(finished, copied):
-    again = copied("demo")
-    assert [group.name for group in groups_of([read_run(finished), read_run(again)])] == [str(finished), str(again)]
+@pytest.mark.parametrize("name", ["again", "demo"])
+def test_runs_with_the_same_seed_are_curves_of_their_own(finished, copied, name):
+    again = copied(name)
+    expected = ["demo", "again"] if name == "again" else [str(finished), str(again)]
+    assert [group.name for group in groups_of([read_run(finished), read_run(again)])] == expected
 
 
 def test_a_name_has_as_many_of_the_settings_that_differ_as_fit(finished, copied):
     other = copied("other")
-    text = (other / "config.yaml").read_text()
-    for setting, value in (("lr: 0.003", "lr: 0.01"), ("clip_high: ", "clip_high: 1")):
-        assert setting in text
-        text = text.replace(setting, value)
-    changes = {"temperature: 1": "temperature: 2", "group_size: ": "group_size: 1", "warmup: ": "warmup: 1"}
-    for setting, value in changes.items():
-        assert setting in text
-        text = text.replace(setting, value)
-    (other / "config.yaml").write_text(text)
+    configure(other, algorithm__lr=0.01, algorithm__clip_high=0.5, optim__warmup=3)
+    configure(other, rollout__temperature=0.5, rollout__group_size=4)
     first, second = (group.name for group in groups_of([read_run(finished), read_run(other)]))
     assert first.startswith("demo, rollout.")
     assert first.endswith(" more")
@@ -122,34 +104,26 @@ def test_a_long_curve_is_thinned_to_means():
     assert thinned([Value(1, math.nan, 0, 0)]) == []
 
 
-def test_the_command_writes_both_sheets(seeds, tmp_path, capsys):
-    folders = [str(run.folder) for run in seeds]
-    with pytest.raises(SystemExit, match="0"):
-        main.main(["plot", *folders, "--out", str(tmp_path / "plots")])
-    paths = capsys.readouterr().out.split()
+def test_the_command_writes_both_files(seeds, tmp_path, capsys):
+    _, out, _ = said_by(capsys, "plot", *(run.folder for run in seeds), "--out", tmp_path / "plots")
+    paths = out.split()
     assert [path.rpartition("/")[2] for path in paths] == ["curves.svg", "details.svg"]
-    elements = [*ElementTree.parse(paths[0]).iter()]
-    assert {"mean reward", "rate, algorithm.lr=0.01"} <= {element.text for element in elements}
-    assert set(COLOURS[:2]) <= {element.get("stroke") for element in elements}
+    found = [*ElementTree.parse(paths[0]).iter()]
+    assert {"mean reward", "rate, algorithm.lr=0.01"} <= {element.text for element in found}
+    assert set(COLOURS[:2]) <= {element.get("stroke") for element in found}
 
 
 def test_a_hostile_name_is_text_in_a_drawing(copied, tmp_path):
     folder = copied(HOSTILE.replace("/", "").replace("\ud800", ""))
-    with pytest.raises(SystemExit, match="0"):
-        main.main(["plot", str(folder), "--out", str(tmp_path / "plots")])
+    assert octet("plot", folder, "--out", tmp_path / "plots") == 0
     assert "script" not in {element.tag for element in ElementTree.parse(tmp_path / "plots/curves.svg").iter()}
 
 
-def test_a_run_without_a_step_is_an_error(only_settings, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main.main(["plot", str(only_settings)])
-    assert "started: no step is logged yet, so there is nothing to plot." in capsys.readouterr().err
-
-
-def test_a_folder_that_cannot_be_made_is_an_error(finished, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main.main(["plot", str(finished), "--out", str(finished / "config.yaml" / "plots")])
-    assert "plots: it cannot be written (Not a directory). Name another place." in capsys.readouterr().err
+def test_what_cannot_be_plotted_or_written_is_an_error(only_settings, finished, capsys):
+    status, _, err = said_by(capsys, "plot", only_settings)
+    assert (status, f"{only_settings}: " in err) == (2, True)
+    status, _, err = said_by(capsys, "plot", finished, "--out", finished / "config.yaml/plots")
+    assert (status, "plots: " in err) == (2, True)
 
 
 def test_a_link_in_a_run_folder_leads_neither_page_nor_picture_elsewhere(copied):

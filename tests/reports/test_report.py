@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tests.reports.conftest import lines_of, write_lines
-from trainer.commands import main
+from tests.conftest import refuses
+from tests.reports.conftest import configure, lines_of, said_by, write_lines
 from trainer.config.command_line import flat, resolve
 from trainer.errors import DataError
 from trainer.reports import repeat
@@ -78,11 +78,14 @@ def test_what_a_model_wrote_is_text_on_the_page(finished, hostile):
     assert "<U+202E>txet" in "".join(seen.within("pre"))
 
 
-@pytest.mark.parametrize("missing", ["eval.json", "eval_flips.jsonl", "samples.jsonl", "metrics.jsonl", "data.json"])
-def test_a_page_without_one_of_the_files(copied, missing):
-    folder = copied("half")
-    (folder / missing).unlink()
-    assert page_of(folder).within("h2") == SECTIONS
+@pytest.mark.parametrize("name", ["eval.json", "eval_flips.jsonl", "samples.jsonl", "metrics.jsonl", "data.json"])
+def test_a_page_without_one_of_the_files_or_with_a_part_of_it(copied, name):
+    path = copied("half") / name
+    if path.suffix == ".jsonl":
+        path.write_bytes(path.read_bytes()[:-9])  # as a crash leaves it
+        assert page_of(path.parent).within("h2") == SECTIONS
+    path.unlink()
+    assert page_of(path.parent).within("h2") == SECTIONS
 
 
 def test_a_page_of_a_run_that_has_only_begun(only_settings):
@@ -91,13 +94,6 @@ def test_a_page_of_a_run_that_has_only_begun(only_settings):
     assert seen.tags.count("svg") == 0
     assert "cannot tell" in seen.within("strong")
     assert page_of(only_settings, only_settings).within("td").count("none yet") == 4
-
-
-def test_files_that_were_cut_off_while_they_were_written(copied):
-    folder = copied("cut")
-    for name in ("samples.jsonl", "metrics.jsonl", "eval_flips.jsonl"):
-        (folder / name).write_bytes((folder / name).read_bytes()[:-9])
-    assert page_of(folder).within("h2") == SECTIONS
 
 
 def test_values_that_are_not_numbers_are_left_out_of_the_curves(copied):
@@ -112,8 +108,7 @@ def test_values_that_are_not_numbers_are_left_out_of_the_curves(copied):
 
 def test_several_runs_are_told_apart(finished, copied):
     other = copied("other")
-    changed = (other / "config.yaml").read_text().replace("lr: 0.003", "lr: 0.002", 1)
-    (other / "config.yaml").write_text(changed)
+    configure(other, algorithm__lr=0.002)
     seen = page_of(finished, other)
     assert seen.within("h2") == ["Results", "Different settings", "Curves", "demo", "other"]
     assert seen.within("code") == ["algorithm.lr"]
@@ -133,11 +128,6 @@ def test_runs_are_tested_on_the_problems_that_both_were_asked(finished, copied):
     assert any(text.startswith(f"{-100 * solved / 32:+.1f} (") for text in seen.within("td"))
 
 
-def pay_for_any_form(folder) -> None:
-    text = (folder / "config.yaml").read_text()
-    (folder / "config.yaml").write_text(text.replace("answer: strict", "answer: lenient"))
-
-
 def test_the_answers_that_are_paid_decide(copied):
     folder = copied("lenient")
     answers, records = lines_of(folder / "eval_answers.jsonl"), lines_of(folder / "metrics.jsonl")
@@ -147,9 +137,7 @@ def test_the_answers_that_are_paid_decide(copied):
     )
     strict = read_run(folder)
     assert (all(strict.solved.values()), facts_of(strict)["accuracy"]) == (False, records[-1]["eval/accuracy"])
-    (folder / "config.yaml").write_text(
-        (folder / "config.yaml").read_text().replace("answer: strict", "answer: lenient")
-    )
+    configure(folder, reward__answer="lenient")
     paid = read_run(folder)
     assert (all(paid.solved.values()), facts_of(paid)["accuracy"]) == (True, 1.0)
     assert facts_of(paid)["interval"] == pytest.approx([0.893, 1.0], abs=1e-3)
@@ -162,9 +150,7 @@ def test_a_page_has_one_verdict(copied):
     evaluation["comparisons"][0] |= {"gained": 9, "lost": 1, "lenient": {"gained": 4, "lost": 3, "p": 0.5}}
     (folder / "eval.json").write_text(json.dumps(evaluation))
     assert report([read_run(folder)]).count("+25.0 points") == 2
-    (folder / "config.yaml").write_text(
-        (folder / "config.yaml").read_text().replace("answer: strict", "answer: lenient")
-    )
+    configure(folder, reward__answer="lenient")
     text = report([read_run(folder)])
     assert text.count("+3.1 points") == 2  # in the verdict and in the table
     assert "better:" not in text
@@ -172,8 +158,7 @@ def test_a_page_has_one_verdict(copied):
 
 def test_runs_on_different_tasks_have_tables_of_their_own(finished, copied):
     other = copied("other")
-    text = (other / "config.yaml").read_text().replace("holdout: 0.1", "holdout: 0.2")
-    (other / "config.yaml").write_text(text)
+    configure(other, task__holdout=0.2)
     seen = page_of(finished, other)
     assert seen.within("h3") == ["Task nano", "Task nano"]
     assert "Runs on different tasks are not compared with each other." in seen.within("p")
@@ -222,32 +207,26 @@ def test_what_repeats_a_run_is_complete(finished):
 
 
 def test_a_folder_that_is_no_run_is_an_error_or_left_out(finished, tmp_path, capsys):
-    with pytest.raises(DataError, match=r"no config\.yaml in it"):
+    with refuses(tmp_path, DataError):
         read_runs([tmp_path])
     assert [run.folder for run in read_runs([tmp_path, finished])] == [finished]
-    assert f"left out, because there is no config.yaml in it: {tmp_path}" in capsys.readouterr().err
+    assert str(tmp_path) in capsys.readouterr().err
 
 
 def test_settings_of_another_version_are_an_error(copied):
     folder = copied("old")
     with (folder / "config.yaml").open("a") as file:
         file.write("gone: {key: 1}\n")
-    with pytest.raises(DataError, match=r"config.yaml: gone: there is no such section. .*version"):
+    with refuses(folder / "config.yaml", DataError, names="gone"):
         report([read_run(folder)])
 
 
 def test_the_command_says_where_the_page_is(finished, tmp_path, capsys):
     out = tmp_path / "page.html"
-    with pytest.raises(SystemExit, match="0"):
-        main.main(["report", str(finished), "--out", str(out)])
-    assert capsys.readouterr().out == f"{out}\n"
+    assert said_by(capsys, "report", finished, "--out", out) == (0, f"{out}\n", "")
     assert out.read_text().startswith("<!doctype html>")
-
-
-def test_a_page_that_cannot_be_written_is_an_error(finished, tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main.main(["report", str(finished), "--out", str(tmp_path / "missing" / "page.html")])
-    assert "page.html: it cannot be written (No such file or directory). Name another place." in capsys.readouterr().err
+    status, _, err = said_by(capsys, "report", finished, "--out", tmp_path / "missing/page.html")
+    assert (status, "missing/page.html: " in err) == (2, True)
 
 
 LARGE = "1" + "0" * 400
@@ -260,6 +239,5 @@ def test_whole_numbers_that_no_float_can_hold_are_infinite(copied, capsys, name,
     text = re.sub(r"(?<=: )-?\d+(\.\d+)?(e-?\d+)?(?=[,}\n])", LARGE, (folder / name).read_text())
     (folder / name).write_text(re.sub(rf'"step": {LARGE}', '"step": 1', text))
     options = {"compare": [str(copied("another"))], "watch": ["--once"]}.get(command, [])
-    with pytest.raises(SystemExit) as ended:
-        main.main([command, str(folder), *options])
-    assert ended.value.code in (0, None, 2), capsys.readouterr().err
+    status, _, err = said_by(capsys, command, folder, *options)
+    assert status in (0, 2), err

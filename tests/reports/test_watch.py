@@ -9,9 +9,8 @@ import time
 import pytest
 
 from tests.conftest import ROOT
-from tests.reports.conftest import going_on, lines_of, write_lines
+from tests.reports.conftest import going_on, lines_of, said_by, write_lines
 from tests.terminal import on_a_terminal, read
-from trainer.commands import main
 from trainer.machine.console import Console
 from trainer.reports import terminal
 from trainer.reports.terminal import blocks, clock, of_folder, stopped
@@ -19,9 +18,9 @@ from trainer.run_folder.reader import read_run
 
 
 def watch(*arguments: str, capsys) -> str:
-    with pytest.raises(SystemExit, match="0"):
-        main.main(["watch", *map(str, arguments)])
-    return capsys.readouterr().out
+    status, said, _ = said_by(capsys, "watch", *arguments)
+    assert status == 0
+    return said
 
 
 def test_what_is_shown_of_a_run_that_has_ended(finished, capsys):
@@ -152,6 +151,4 @@ def test_blocks_and_times():
 
 
 def test_a_folder_that_is_no_run_is_an_error(tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main.main(["watch", str(tmp_path)])
-    assert "there is no config.yaml in it" in capsys.readouterr().err
+    assert said_by(capsys, "watch", tmp_path)[0] == 2

@@ -1,4 +1,4 @@
-"""Damaged lines of metrics.jsonl and samples.jsonl, found at resume. tests/watch/test_watch.py has the rest."""
+"""Damaged lines of metrics.jsonl and samples.jsonl, found at resume."""
 
 import json
 
@@ -86,3 +86,38 @@ def test_a_run_that_goes_on_has_no_verdict_until_it_ends_again(metrics):
     (metrics.parent / "verdict.json").write_text("{}")
     Journal(metrics.parent, 3)
     assert not (metrics.parent / "verdict.json").exists()
+
+
+def test_an_evaluation_goes_into_the_line_of_its_step(metrics):
+    again = Journal(metrics.parent, first_step=3)  # the start before was ended in the evaluation
+    again.add(3, {"eval/accuracy": 0.25})
+    again.metrics(4, {"loss": 1.5})
+    again.close()
+    *_, third, fourth = map(json.loads, metrics.read_text().splitlines())
+    assert third == {"step": 3, "loss": 0.5, "eval/accuracy": 0.25}
+    assert fourth == {"step": 4, "loss": 1.5}
+
+
+@pytest.mark.parametrize("left", [None, "", '{"step": 3, "loss": 0.5}\n'])
+def test_an_evaluation_whose_line_was_lost_gets_one_of_its_own(tmp_path, left):
+    if left is not None:
+        (tmp_path / "metrics.jsonl").write_text(left)
+    journal = Journal(tmp_path, first_step=4)
+    journal.add(4, {"eval/accuracy": 0.25})
+    journal.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == (left or "") + '{"step": 4, "eval/accuracy": 0.25}\n'
+
+
+def test_a_start_that_cannot_write_leaves_the_journal_as_it_was(metrics):
+    lines = metrics.read_text()
+    metrics.with_suffix(".jsonl.partial").mkdir()  # in the way: nothing can be written there
+    with pytest.raises(IsADirectoryError):
+        Journal(metrics.parent, first_step=2)
+    assert metrics.read_text() == lines
+
+
+def test_a_line_ends_where_json_says_and_not_where_the_model_does(tmp_path):
+    lines = [json.dumps({"step": step, "completion": "a\u2028b\u0085c"}, ensure_ascii=False) for step in (1, 2)]
+    (tmp_path / "samples.jsonl").write_text("\n".join(lines) + "\n")
+    Journal(tmp_path, first_step=1).close()
+    assert (tmp_path / "samples.jsonl").read_text() == lines[0] + "\n"

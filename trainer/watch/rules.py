@@ -1,4 +1,4 @@
-"""The rules about the health of a run. One rule is one short function, with why it matters and what to change.
+"""The rules about the health of a run. A rule is a short function; its docstring says why it matters what it sees.
 
 A rule returns what it has seen, or None. Most look at the last `RECENT` steps, so one bad step raises no alarm. They
 read metrics alone, and so say the same during a run and afterwards; the few that end a run also read what
@@ -41,12 +41,12 @@ RULES: list[Rule] = []
 
 
 def rule(
-    name: str, why: str, remedy: str, severity: Literal["warn", "end"] = "warn", of_each_rank: bool = False
+    name: str, remedy: str, severity: Literal["warn", "end"] = "warn", of_each_rank: bool = False
 ) -> Callable[[Looks], Looks]:
-    """Enter a function into the table: why it matters what it sees, and what to change."""
+    """Enter a function into the table. Its docstring says why it matters what it sees."""
 
     def enter(looks: Looks) -> Looks:
-        RULES.append(Rule(name, why, remedy, looks, severity, of_each_rank or severity == "end"))
+        RULES.append(Rule(name, looks.__doc__ or "", remedy, looks, severity, of_each_rank or severity == "end"))
         return looks
 
     return enter
@@ -55,8 +55,9 @@ def rule(
 # what the model writes
 
 
-@rule("cut off", "A cut-off answer has no result, so it counts as wrong.", "Raise rollout.max_new_tokens.")
+@rule("cut off", "Raise rollout.max_new_tokens.")
 def cut_off(history: History) -> str | None:
+    """A cut-off answer has no result, so it counts as wrong."""
     share = history.now("truncated")
     if share > 0.3 and not thinking_too_long(history):
         return f"{share:.0%} of the answers reach rollout.max_new_tokens={history.config.rollout.max_new_tokens}"
@@ -65,63 +66,53 @@ def cut_off(history: History) -> str | None:
 
 @rule(
     "thinking fills the limit",
-    "Unfinished thinking has no answer, so it counts as wrong.",
     "Raise rollout.max_new_tokens, or switch thinking off: prompt.template='{enable_thinking: false}'.",
 )
 def thinking_too_long(history: History) -> str | None:
+    """Unfinished thinking has no answer, so it counts as wrong."""
     share = history.now("unfinished_thinking")
     return f"{share:.0%} of the answers are still thinking when they are cut off" if share > 0.3 else None
 
 
-@rule(
-    "answers alike", "Equal answers earn equal rewards, so they teach nothing.", "Raise rollout.temperature towards 1."
-)
+@rule("answers alike", "Raise rollout.temperature towards 1.")
 def answers_alike(history: History) -> str | None:
+    """Equal answers earn equal rewards, so they teach nothing."""
     share, heat = history.now("distinct", 1.0), history.config.rollout.temperature
     if share < 0.3 and heat < 0.9 and history.now("dead_groups") > 0.6 and history.solve_rate < 0.9:
         return f"only {share:.0%} of the answers to a problem differ at rollout.temperature={heat:g}"
     return None
 
 
-@rule(
-    "repetition",
-    "The model is stuck in a loop. Training makes this worse if such answers are rewarded.",
-    "Read samples.jsonl first. Lower algorithm.lr, or add algorithm.kl.coef=0.01.",
-)
+@rule("repetition", "Read samples.jsonl first. Lower algorithm.lr, or add algorithm.kl.coef=0.01.")
 def repeats_itself(history: History) -> str | None:
+    """The model is stuck in a loop. Training makes this worse if such answers are rewarded."""
     share = history.now("repetitive")
     return f"{share:.0%} of the answers repeat the same few tokens" if share > 0.2 else None
 
 
-@rule(
-    "empty answers",
-    "The model has learned, or was told, to stop at once.",
-    "Read samples.jsonl first. Check prompt.style and rollout.stop.",
-)
+@rule("empty answers", "Read samples.jsonl first. Check prompt.style and rollout.stop.")
 def empty(history: History) -> str | None:
+    """The model has learned, or was told, to stop at once."""
     share = history.now("empty")
     return f"{share:.0%} of the answers are empty" if share > 0.2 else None
 
 
 @rule(
     "answers grow",
-    "Longer answers that are not better cost time, and are cut off in the end.",
     "Reward short answers: reward.weights.length=0.05 with reward.length_band, in characters. Or lower "
     "rollout.max_new_tokens.",
 )
 def longer(history: History) -> str | None:
+    """Longer answers that are not better cost time, and are cut off in the end."""
     first, now = history.first("length"), history.now("length")
     if first and now > 2 * first and history.grown("accuracy/lenient") < 0.1:
         return f"answers have {now:.0f} tokens, {first:.0f} in the first steps, and are right no more often"
     return None
 
 
-@rule(
-    "answers shrink",
-    "The model stops showing its work, and without it there is less to learn from.",
-    "Check reward.weights for parts that reward short answers; add algorithm.kl.coef=0.01.",
-)
+@rule("answers shrink", "Check reward.weights for parts that reward short answers; add algorithm.kl.coef=0.01.")
 def shorter(history: History) -> str | None:
+    """The model stops showing its work, and without it there is less to learn from."""
     first, now = history.first("length"), history.now("length")
     if first and now < 0.4 * first and history.grown("accuracy/lenient") < 0.05:
         return f"answers have {now:.0f} tokens, {first:.0f} in the first steps, and are right no more often"
@@ -133,28 +124,26 @@ def shorter(history: History) -> str | None:
 
 @rule(
     "all wrong",
-    "A problem that is never solved gives no gradient.",
     "Check in samples.jsonl that answers are read as you expect. Take easier problems, or a larger rollout.group_size.",
 )
 def all_wrong(history: History) -> str | None:
+    """A problem that is never solved gives no gradient."""
     share = history.now("dead_groups/wrong")
     if share > 0.8 and not wrong_form(history):
         return f"in {share:.0%} of the groups every answer is wrong"
     return None
 
 
-@rule("all right", "A problem that is always solved gives no gradient.", "Take harder problems, or task.curriculum.")
+@rule("all right", "Take harder problems, or task.curriculum.")
 def all_right(history: History) -> str | None:
+    """A problem that is always solved gives no gradient."""
     share = history.now("dead_groups/right")
     return f"in {share:.0%} of the groups every answer is right" if share > 0.95 else None
 
 
-@rule(
-    "small groups",
-    "A group whose answers are all right or all wrong gives no gradient.",
-    "Raise rollout.group_size, and lower rollout.problems for the same time.",
-)
+@rule("small groups", "Raise rollout.group_size, and lower rollout.problems for the same time.")
 def small_groups(history: History) -> str | None:
+    """A group whose answers are all right or all wrong gives no gradient."""
     rate, size, dead = history.solve_rate, history.config.rollout.group_size, history.now("dead_groups")
     mixed = mixed_share(rate, size)
     if dead > 0.5 and mixed < 0.5 and mixed_share(rate, 4 * size) > 2 * mixed and 0.02 < rate < 0.8:
@@ -170,12 +159,9 @@ def mixed_share(rate: float, size: int) -> float:
     return 1 - rate**size - (1 - rate) ** size
 
 
-@rule(
-    "few problems",
-    "Problems that are repeated this often are memorized.",
-    "Lower run.steps or run.epochs, or add problems.",
-)
+@rule("few problems", "Lower run.steps or run.epochs, or add problems.")
 def few_problems(history: History) -> str | None:
+    """Problems that are repeated this often are memorized."""
     steps, each = history.steps[-1]["step"], history.config.rollout.problems
     passes = steps * each / history.problems if history.problems else 0.0
     if passes > 10:
@@ -186,32 +172,27 @@ def few_problems(history: History) -> str | None:
 # the reward
 
 
-@rule(
-    "form never seen",
-    "Right answers earn nothing unless they have the form that is asked for.",
-    "Write reward.answer=lenient, another prompt.style, or prompt.shots=2.",
-)
+@rule("form never seen", "Write reward.answer=lenient, another prompt.style, or prompt.shots=2.")
 def wrong_form(history: History) -> str | None:
+    """Right answers earn nothing unless they have the form that is asked for."""
     strict, lenient = history.now("accuracy/strict"), history.now("accuracy/lenient")
     if history.config.reward.answer == "strict" and lenient > 0.1 and strict < 0.2 * lenient:
         return f"{lenient:.0%} of the answers are right and only {strict:.0%} are also in the form asked for"
     return None
 
 
-@rule("form alone", "The model learns the form of an answer and nothing else.", "Lower reward.weights.format.")
+@rule("form alone", "Lower reward.weights.format.")
 def only_the_form(history: History) -> str | None:
+    """The model learns the form of an answer and nothing else."""
     form, right = history.grown("reward/format"), history.grown("accuracy/lenient")
     if form > 0.3 and right < 0.02 and history.grown("accuracy/strict") < 0.1:
         return f"reward.weights.format has risen by {form:.2f}, and the share of right answers by {right:.2f}"
     return None
 
 
-@rule(
-    "paid by length",
-    "The model learns to write answers of a certain length, because that is rewarded.",
-    "Check reward.weights and reward.custom: `octet reward test`.",
-)
+@rule("paid by length", "Check reward.weights and reward.custom: `octet reward test`.")
 def paid_by_length(history: History) -> str | None:
+    """The model learns to write answers of a certain length, because that is rewarded."""
     among_equals, share = history.now("reward_length/correlation"), history.now("reward_length/share")
     if abs(among_equals) > 0.6 and share > 0.4:
         return (
@@ -221,12 +202,9 @@ def paid_by_length(history: History) -> str | None:
     return None
 
 
-@rule(
-    "no reward",
-    "Nothing can be learned without rewards.",
-    "Look at the judge or the function in reward.custom: it fails, or returns None.",
-)
+@rule("no reward", "Look at the judge or the function in reward.custom: it fails, or returns None.")
 def no_reward(history: History) -> str | None:
+    """Nothing can be learned without rewards."""
     if history.config.is_warmup:
         return None
     if len(history.steps) >= RECENT and not any("reward/mean" in record for record in history.steps[-RECENT:]):
@@ -234,8 +212,9 @@ def no_reward(history: History) -> str | None:
     return None
 
 
-@rule("constant reward", "A part that never differs teaches nothing.", "Remove or repair it: `octet reward test`.")
+@rule("constant reward", "Remove or repair it: `octet reward test`.")
 def constant_part(history: History) -> str | None:
+    """A part that never differs teaches nothing."""
     for name, weight in history.config.reward.weights.items():
         values = history.of(f"reward/{name}")[-2 * RECENT :]
         if weight and name != "correct" and len(values) == 2 * RECENT and max(values) - min(values) < 1e-9:
@@ -243,8 +222,9 @@ def constant_part(history: History) -> str | None:
     return None
 
 
-@rule("a part dominates", "The model learns first what earns most.", "Lower its weight in reward.weights.")
+@rule("a part dominates", "Lower its weight in reward.weights.")
 def dominant_part(history: History) -> str | None:
+    """The model learns first what earns most."""
     weights = history.config.reward.weights
     earned = {name: abs(weight * history.now(f"reward/{name}")) for name, weight in weights.items()}
     name = max(earned, key=lambda name: earned[name], default="correct")
@@ -256,18 +236,19 @@ def dominant_part(history: History) -> str | None:
 
 @rule(
     "reward against accuracy",
-    "Something other than right answers is rewarded.",
     "Read samples.jsonl first. Check the sign of reward.weights and reward.custom: `octet reward test`.",
 )
 def reward_against_accuracy(history: History) -> str | None:
+    """Something other than right answers is rewarded."""
     reward, right = history.grown("reward/mean"), history.grown("accuracy/lenient")
     if reward > 0.05 and right < -0.1:
         return f"the reward has risen by {reward:.2f}, and the share of right answers has fallen by {-right:.0%}"
     return None
 
 
-@rule("accuracy falls", "The model forgets what it could do.", "Lower algorithm.lr by 3 to 10, or raise optim.warmup.")
+@rule("accuracy falls", "Lower algorithm.lr by 3 to 10, or raise optim.warmup.")
 def worse(history: History) -> str | None:
+    """The model forgets what it could do."""
     right = history.grown("accuracy/lenient")
     first = history.first("accuracy/lenient") or 0.0
     if right < -max(0.1, 0.5 * first) and not reward_against_accuracy(history):
@@ -275,12 +256,9 @@ def worse(history: History) -> str | None:
     return None
 
 
-@rule(
-    "held-out accuracy falls",
-    "The model memorizes the training problems, or exploits a loophole in the reward.",
-    "Use the adapter in best/, and stop earlier: eval.patience.",
-)
+@rule("held-out accuracy falls", "Use the adapter in best/, and stop earlier: eval.patience.")
 def overfitted(history: History) -> str | None:
+    """The model memorizes the training problems, or exploits a loophole in the reward."""
     evaluated = history.evaluated
     if len(evaluated) < 3 or history.grown("reward/mean") <= 0:
         return None
@@ -293,11 +271,11 @@ def overfitted(history: History) -> str | None:
 
 @rule(
     "plateau",
-    "More steps of this kind bring little.",
     "End the run here, raise algorithm.lr or rollout.group_size, or take harder problems. eval.patience=3 with "
     "eval.every=50 ends such a run by itself.",
 )
 def plateau(history: History) -> str | None:
+    """More steps of this kind bring little."""
     steps = [one for one in history.steps[-LATE:] if one.keys() >= {"reward/mean", "reward/std"}]
     run, done = history.config.run, history.records[-1]["step"]
     total = history.config.total_steps(history.problems) if run.steps or history.problems else 0
@@ -321,12 +299,9 @@ def plateau(history: History) -> str | None:
 # the update
 
 
-@rule(
-    "entropy collapse",
-    "The model always writes the same text, so it explores nothing.",
-    "Raise algorithm.clip_high or rollout.temperature, or lower algorithm.lr.",
-)
+@rule("entropy collapse", "Raise algorithm.clip_high or rollout.temperature, or lower algorithm.lr.")
 def entropy_gone(history: History) -> str | None:
+    """The model always writes the same text, so it explores nothing."""
     if history.config.is_warmup:  # a solution is to become certain
         return None
     first, now = history.first("entropy"), history.now("entropy", 1.0)
@@ -335,68 +310,55 @@ def entropy_gone(history: History) -> str | None:
     return None
 
 
-@rule("entropy explosion", "The model drifts into noise.", "Lower algorithm.lr by 3 to 10, or raise optim.warmup.")
+@rule("entropy explosion", "Lower algorithm.lr by 3 to 10, or raise optim.warmup.")
 def entropy_rises(history: History) -> str | None:
+    """The model drifts into noise."""
     first, now = history.first("entropy"), history.now("entropy")
     return f"the entropy has risen from {first:.2f} to {now:.2f}" if first and now > 1.5 * first + 0.2 else None
 
 
-@rule(
-    "far from the reference",
-    "The model has left what it knew before.",
-    "Raise algorithm.kl.coef, or lower algorithm.lr.",
-)
+@rule("far from the reference", "Raise algorithm.kl.coef, or lower algorithm.lr.")
 def far_from_reference(history: History) -> str | None:
+    """The model has left what it knew before."""
     now = history.now("kl")
     return f"the KL to the reference is {now:.2f} a token" if now > 0.5 else None
 
 
-@rule(
-    "clipping",
-    "Clipped tokens give no gradient: together, the updates of a step are too large.",
-    "Lower algorithm.lr or algorithm.epochs.",
-)
+@rule("clipping", "Lower algorithm.lr or algorithm.epochs.")
 def clipped(history: History) -> str | None:
+    """Clipped tokens give no gradient: together, the updates of a step are too large."""
     share = history.now("clipped/low") + history.now("clipped/high")
     if share > 0.2 and history.config.algorithm.loss != "gspo":  # whose bounds are made to clip many
         return f"{share:.0%} of the tokens are clipped"
     return None
 
 
-@rule(
-    "gradient at its limit",
-    "The gradient is cut to the same length in every update, however much there is to learn.",
-    "Lower algorithm.lr, or raise optim.max_grad_norm.",
-)
+@rule("gradient at its limit", "Lower algorithm.lr, or raise optim.max_grad_norm.")
 def gradient_at_its_limit(history: History) -> str | None:
+    """The gradient is cut to the same length in every update, however much there is to learn."""
     limit, norms = history.config.optim.max_grad_norm, history.of("grad_norm")[-2 * RECENT :]
     if limit and len(norms) == 2 * RECENT and min(norms) > 5 * limit:
         return f"the norm of the gradient is {median(norms):.1f}, far above optim.max_grad_norm={limit:g}"
     return None
 
 
-@rule(
-    "no gradient",
-    "All advantages are zero, or all tokens are masked or clipped.",
-    "Check algorithm.truncated and rollout.dead_groups.",
-)
+@rule("no gradient", "Check algorithm.truncated and rollout.dead_groups.")
 def no_gradient(history: History) -> str | None:
+    """All advantages are zero, or all tokens are masked or clipped."""
     norms = history.recent("grad_norm")
     return f"the gradient is zero in the last {RECENT} updates" if norms and max(norms) < 1e-9 else None
 
 
-@rule(
-    "learning rate too large",
-    "A few updates replace what the adapter has learned.",
-    "Lower algorithm.lr by 3 to 10, or raise optim.warmup.",
-)
+@rule("learning rate too large", "Lower algorithm.lr by 3 to 10, or raise optim.warmup.")
 def rate_too_large(history: History) -> str | None:
+    """A few updates replace what the adapter has learned."""
     size = history.update_size
     return f"an update at the full rate changes the adapter by {size:.0%} of its size" if size > 0.2 else None
 
 
-@rule("learning rate too small", "The adapter hardly moves.", "Raise algorithm.lr: adapters want 1e-5 to 1e-3.")
+@rule("learning rate too small", "Raise algorithm.lr: adapters want 1e-5 to 1e-3.")
 def rate_too_small(history: History) -> str | None:
+    """The adapter hardly moves."""
     size = history.update_size
     if 0 < size < 2e-4:
         return f"an update at the full rate changes the adapter by {size:.1e} of its size"
@@ -405,10 +367,10 @@ def rate_too_small(history: History) -> str | None:
 
 @rule(
     "sampler and trainer apart",
-    "The answers do not come from the policy that is trained.",
     "With vLLM, check --logprobs-mode and which adapter and precision it serves; otherwise write rollout.engine=hf.",
 )
 def sampler_apart(history: History) -> str | None:
+    """The answers do not come from the policy that is trained."""
     values = history.of("sampler_difference")[-3:]
     if len(values) == 3 and min(values) > LARGE_DIFFERENCE:
         return f"the log-probs of sampler and trainer differ by {fmean(values):.2f} a token"
@@ -418,12 +380,9 @@ def sampler_apart(history: History) -> str | None:
 # the machine
 
 
-@rule(
-    "slower",
-    "Something slows the machine down: other programs, heat, or swapped memory.",
-    "Look at nvidia-smi and top; memory/* and time/* are in metrics.jsonl.",
-)
+@rule("slower", "Look at nvidia-smi and top; memory/* and time/* are in metrics.jsonl.")
 def slower(history: History) -> str | None:
+    """Something slows the machine down: other programs, heat, or swapped memory."""
     timed = (one for one in history.steps if one.get("time/rollout") and one.keys() >= {"length", "groups"})
     speeds = [one["length"] * one["groups"] / one["time/rollout"] for one in timed]
     if len(speeds) >= LONG and median(speeds[-2 * RECENT :]) < median(speeds[RECENT : 3 * RECENT]) / 3:
@@ -433,11 +392,11 @@ def slower(history: History) -> str | None:
 
 @rule(
     "memory leak",
-    "The run would run out of memory hours later.",
     "Check the functions in reward.custom for what they keep. Save often (run.save_every): the run can be resumed.",
     of_each_rank=True,
 )
 def leak(history: History) -> str | None:
+    """The run would run out of memory hours later."""
     held = history.of("memory/held")[-LEAK_STEPS:]
     if len(held) < LEAK_STEPS or not history.memory:
         return None
@@ -456,26 +415,22 @@ def leak(history: History) -> str | None:
 
 @rule(
     "nothing to learn from",
-    "Without differences in reward there is no gradient.",
-    "Read samples.jsonl. If all answers are wrong: easier problems, prompt.style, reward.answer=lenient; all alike: "
-    "higher rollout.temperature, larger rollout.group_size; all cut off and masked (algorithm.truncated=mask): larger "
-    "rollout.max_new_tokens; without a reward: repair the judge.",
+    "Read samples.jsonl. If all answers are wrong: easier problems, prompt.style, reward.answer=lenient; all "
+    "alike: higher rollout.temperature, larger rollout.group_size; all cut off and masked "
+    "(algorithm.truncated=mask): larger rollout.max_new_tokens; without a reward: repair the judge.",
     severity="end",
 )
 def dead_steps(history: History) -> str | None:
+    """Without differences in reward there is no gradient."""
     steps = history.steps[-DEAD_STEPS:]
     if len(steps) == DEAD_STEPS and not any("lr" in one for one in steps):
         return f"no problem of the last {DEAD_STEPS} steps had answers to learn from"
     return None
 
 
-@rule(
-    "gradients not finite",
-    "Such updates are skipped, so the run learns nothing.",
-    "Lower algorithm.lr, or use model.dtype=bf16 or fp32.",
-    severity="end",
-)
+@rule("gradients not finite", "Lower algorithm.lr, or use model.dtype=bf16 or fp32.", severity="end")
 def not_finite(history: History) -> str | None:
+    """Such updates are skipped, so the run learns nothing."""
     last = history.records[-1]
     if (bad := last.get("bad_updates", 0)) and bad >= last["bad_updates_allowed"]:
         return (
@@ -487,24 +442,24 @@ def not_finite(history: History) -> str | None:
 
 @rule(
     "nothing trained",
-    "The run would end without learning.",
     "Check that lora.targets names layers of this model and that algorithm.lr is not too small.",
     severity="end",
 )
 def unchanged(history: History) -> str | None:
+    """The run would end without learning."""
     return "the first update changed no trainable parameter" if history.records[-1].get("unchanged") else None
 
 
 @rule(
     "another policy samples",
-    "Answers of another policy teach this one nothing that can be trusted.",
-    "Likely reasons with vLLM: the temperature is missing from its log-probs (--logprobs-mode raw_logprobs), it has an "
-    "adapter of an earlier step, or another base, precision or quantisation; with rollout.ahead=1 one update is part "
-    "of the difference, so lower algorithm.lr. Without vLLM only rounding should differ: try model.dtype=fp32 and "
-    "rollout.engine=hf.",
+    "Likely reasons with vLLM: the temperature is missing from its log-probs (--logprobs-mode raw_logprobs), it "
+    "has an adapter of an earlier step, or another base, precision or quantisation; with rollout.ahead=1 one "
+    "update is part of the difference, so lower algorithm.lr. Without vLLM only rounding should differ: try "
+    "model.dtype=fp32 and rollout.engine=hf.",
     severity="end",
 )
 def sampler_elsewhere(history: History) -> str | None:
+    """Answers of another policy teach this one nothing that can be trusted."""
     apart, limit = history.records[-1].get("sampler_difference", 0.0), history.config.rollout.vllm.max_difference
     if apart <= limit:  # which does not hold for NaN
         return None
