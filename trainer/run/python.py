@@ -120,15 +120,7 @@ def _with_rows(
         if test is not None:
             raise DataError("test", "held-out problems come with the problems to train on", "Hand over data as well")
         return config
-    for name, rows in (("data", data), ("test", test)):
-        if rows is not None and (isinstance(rows, str | Mapping) or not isinstance(rows, Iterable)):
-            raise DataError(
-                name,
-                f"it is a {type(rows).__name__}",
-                "Hand over a list of dictionaries; a file belongs to the settings task.name=records, task.path and "
-                "task.test_path",
-            )
-    parts = {name: list(rows) for name, rows in (("train", data), ("test", test)) if rows is not None}
+    parts = {"train": _rows("data", data)} | ({} if test is None else {"test": _rows("test", test)})
     paths = {name: folder / GIVEN / f"{name}.jsonl" for name in parts}
     changes: dict[str, Any] = {"name": "records" if config.task.name == "nano" else config.task.name}
     changes |= {"path": str(paths["train"])} | ({"test_path": str(paths["test"])} if "test" in paths else {})
@@ -140,15 +132,20 @@ def _with_rows(
     return changed
 
 
+def _rows(name: str, rows: Rows) -> list[Mapping[str, Any]]:
+    if isinstance(rows, str | Mapping) or not isinstance(rows, Iterable):
+        remedy = "Hand over a list of dictionaries; a file belongs to task.name=records, task.path and task.test_path"
+        raise DataError(name, f"it is a {type(rows).__name__}", remedy)
+    return list(rows)
+
+
 def _line(name: str, index: int, row: Mapping[str, Any]) -> str:
     try:
         return json.dumps(dict(row), ensure_ascii=False) + "\n"
     except (TypeError, ValueError) as error:
-        raise DataError(
-            f"{('data' if name == 'train' else name)}[{index}]",
-            f"it cannot be written as JSON ({error})",
-            "Use dictionaries of text, numbers, lists and dictionaries",
-        ) from None
+        where = f"{'data' if name == 'train' else name}[{index}]"
+        remedy = "Use dictionaries of text, numbers, lists and dictionaries"
+        raise DataError(where, f"it cannot be written as JSON ({error})", remedy) from None
 
 
 def _changed(config: Config, folder: Path, section: str, **values: Any) -> Config:

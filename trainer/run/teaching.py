@@ -125,16 +125,13 @@ def _report(
             f"none of {len(right)} worked solutions is that short; the shortest has {shortest} tokens",
             f"Write rollout.max_new_tokens={max(len(row.completion) for row in right)} for all",
         ).of_all()
-    if len(right) < problems:
-        log.screen.say(
-            f"data: {problems - len(right)} of {problems} problems have no worked solution that, as it is taught, "
-            "comes to their answer"
-        )
-    if len(rows) < len(right):
-        log.screen.say(
-            f"data: {len(right) - len(rows)} of {len(right)} worked solutions are left out because they are longer "
-            f"than rollout.max_new_tokens={limit}"
-        )
+    lost = {
+        "have no worked solution that, as it is taught, comes to their answer": problems - len(right),
+        f"have a longer one than rollout.max_new_tokens={limit}, and are left out": len(right) - len(rows),
+    }
+    for what, count in lost.items():
+        if count:
+            log.screen.say(f"data: {count} of {problems} problems {what}")
 
 
 def leave_start(config: Config, then: str, folder: Path) -> None:

@@ -53,7 +53,7 @@ class Origin:
 
     def load(self, state: dict[str, Any]) -> None:
         """Refuse a checkpoint with other data, weights or files, and warn of one that other versions have written. Its
-        settings were compared before (`earlier.py`)."""
+        settings were compared before (`previous_run.py`)."""
         if state["weights"] != self.weights and state["weights"] and self.weights:
             raise CheckpointError(
                 f"model.name={self.config.model.name}",
