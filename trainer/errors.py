@@ -36,7 +36,7 @@ class OctetError(Exception):
     is_of_all = False  # every rank raises it, so only rank 0 prints it
 
     def __init__(self, named: object, reason: str = "", remedy: str = "") -> None:
-        found = re.fullmatch(r"([\w.]+|--[\w-]+)[= ](.*)", str(named), re.DOTALL) if reason or remedy else None
+        found = re.fullmatch(r"([\w.]+(?==)|--[\w-]+)[= ](.*)", str(named), re.DOTALL) if reason or remedy else None
         self.key, self.value = found.groups() if found else (str(named) if reason or remedy else "", "")
         self.reason, self.remedy = reason, remedy
         start = f"{named}:" if reason else f"{named} cannot be used." if remedy else named

@@ -49,7 +49,7 @@ class Late(OctetError):
         return "rank 0 died"
 
 def command():
-    raise Late
+    raise Late("rank 0 died")
 
 listen()
 leave(answering_errors(command))
@@ -100,27 +100,14 @@ def test_an_error_quotes_no_key(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "failed").read_text() == "it said $HF_TOKEN\n"
 
 
+# fmt: off
 SECRETS = [
-    "OPENAI_API_KEY",
-    "HF_TOKEN",
-    "SLURM_JWT",
-    "AWS_SECRET_ACCESS_KEY",
-    "CLIENT_SECRET",
-    "DB_PASSWORD",
-    "PGPASSWORD",
+    "OPENAI_API_KEY", "HF_TOKEN", "SLURM_JWT", "AWS_SECRET_ACCESS_KEY", "CLIENT_SECRET", "DB_PASSWORD",
+    "PGPASSWORD", "MYSQL_PWD", "SSH_PASSPHRASE", "GITHUB_PAT", "GOOGLE_CREDENTIALS", "api_token", "HF_TOKEN_2",
+    "DEPLOY_KEYS", "BASIC_AUTH", "AUTHORIZATION", "BEARER", "SESSION_COOKIE", "API_CREDS", "API_KEY_PROD",
+    "TOKEN_A", "DBPASS",
 ]
-SECRETS += [
-    "MYSQL_PWD",
-    "SSH_PASSPHRASE",
-    "GITHUB_PAT",
-    "GOOGLE_CREDENTIALS",
-    "api_token",
-    "HF_TOKEN_2",
-    "DEPLOY_KEYS",
-]
-
-
-SECRETS += ["BASIC_AUTH", "AUTHORIZATION", "BEARER", "SESSION_COOKIE", "API_CREDS", "API_KEY_PROD", "TOKEN_A", "DBPASS"]
+# fmt: on
 
 
 @pytest.mark.parametrize("name", SECRETS)

@@ -9,10 +9,9 @@ import sys
 import psutil
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, refuses
 from trainer.commands import train
 from trainer.config.command_line import parse_command_line, resolve
-from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.machine.hardware import Gpu, Hardware
 from trainer.plan import preflight
@@ -78,8 +77,7 @@ def test_only_visible_cards_count(nvidia_smi, monkeypatch, visible, names):
 def test_a_card_that_is_not_there_is_an_error_and_not_no_gpu(nvidia_smi, monkeypatch, visible):
     nvidia_smi(TWO_CARDS)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    told = rf"CUDA_VISIBLE_DEVICES={visible}: there is no such card. This machine has 0 \(GPU-aa"
-    with pytest.raises(ConfigError, match=told):
+    with refuses("CUDA_VISIBLE_DEVICES", names="0 (GPU-aa"):
         hardware.detect()
 
 
@@ -120,7 +118,7 @@ def test_a_card_without_memory_of_its_own_has_that_of_the_machine(nvidia_smi):
     assert machine.memory_gb == pytest.approx(psutil.virtual_memory().total / 1e9)
     assert str(machine) == f"1 x NVIDIA GB10, {machine.memory_gb * 1e9 / 2**30:.0f} GB of RAM, shared with the CPU"
     (finding,) = preflight.card(resolve("nano"), machine.gpus[0])
-    assert "of RAM, shared with the CPU; how much is free is not known" in finding.text
+    assert "shared with the CPU" in str(finding)
 
 
 def test_nvidia_smi_is_asked_once(nvidia_smi, tmp_path):
@@ -183,18 +181,14 @@ def test_what_the_launcher_has_chosen_is_what_train_py_reads(tmp_path, monkeypat
     assert parse_command_line(["--resume", "run.steps=9"]).config.run.steps == 9
 
 
+FIXED = ("CUDA_DEVICE_ORDER", "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC", "TORCH_CUDNN_SDPA_DEPRIORITIZED")
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 @pytest.fixture
 def allocator(monkeypatch):
     """Return what prepare_cuda() has set for torch's allocator."""
-    for name in (
-        *ALLOCATOR,
-        "CUDA_DEVICE_ORDER",
-        "TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC",
-        "TORCH_CUDNN_SDPA_DEPRIORITIZED",
-    ):
+    for name in (*ALLOCATOR, *FIXED):
         monkeypatch.setenv(name, "")  # so that it is restored afterwards
         monkeypatch.delenv(name)
 
@@ -264,5 +258,5 @@ def test_a_card_that_torch_cannot_use_is_not_passed_over(nvidia_smi, monkeypatch
     nvidia_smi(TWO_CARDS)
     distributed.refuse_an_idle_card()  # the tests say that they mean the CPU
     monkeypatch.delenv("DS_ACCELERATOR")
-    with pytest.raises(ConfigError, match=r"NVIDIA GeForce RTX 3070: torch .* cannot use this card"):
+    with refuses("NVIDIA GeForce RTX 3070"):
         distributed.refuse_an_idle_card()

@@ -64,6 +64,8 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
      "it needs reward.judge.url and reward.judge.model", "Write both"),
     ("reward.judge.url", lambda c: c.reward.judge.url and "judge" not in c.reward.weights,
      "the judge has no weight", "Write reward.weights.judge=1.0"),
+    ("rollout.group_size", lambda c: c.rollout.group_size < 2,
+     "GRPO compares answers to the same problem, so it needs at least 2", "Try 8"),
     ("run.steps", lambda c: (c.run.steps is None) == (c.run.epochs is None),
      "a run has either run.steps or run.epochs", "Write one of them, such as run.steps=100"),
     ("eval.patience", lambda c: c.eval.patience is not None and (c.eval.every is None or not c.eval.problems),

@@ -46,8 +46,10 @@ def _status(command: Callable[[], None], debug: bool) -> int:
         try:
             command()
             sys.stdout.flush()
-        finally:
-            _ignore_signals()
+        finally:  # when a rank has failed, the launcher stops the others, which may just be saying so
+            for number in STOPPING:
+                if signal.getsignal(number) is _stop:
+                    signal.signal(number, signal.SIG_IGN)
     except OctetError as error:
         if debug and not isinstance(error, Interrupted):
             raise
@@ -83,14 +85,6 @@ def listen() -> None:
     sys.unraisablehook = _stop_soon
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _stop)
-
-
-def _ignore_signals() -> None:
-    """Let nothing disturb the end after `listen`: when a rank has failed, the launcher stops the others, which may just
-    be saying so."""
-    for number in STOPPING:
-        if signal.getsignal(number) is _stop:
-            signal.signal(number, signal.SIG_IGN)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

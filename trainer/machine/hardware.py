@@ -10,10 +10,12 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from ctypes import CDLL, byref, c_int, c_size_t, c_ubyte, create_string_buffer
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from uuid import UUID
 
 from trainer.errors import ConfigError
 
@@ -136,9 +138,24 @@ def _cards() -> list[Gpu]:
         if rows:
             return [gpu for row in rows for gpu in _card(*row)]
     if any(Path(file).exists() for file in CARD_FILES):  # there is a card, and no nvidia-smi
-        lines = _answer_of([sys.executable, "-m", "trainer.machine.driver"]).splitlines()
+        lines = _answer_of([sys.executable, "-m", "trainer.machine.hardware"]).splitlines()
         return [gpu for line in lines for gpu in _card(*(part.strip() for part in line.split(",")))]
     return []
+
+
+def cards_of_the_driver() -> Iterator[str]:
+    """Yield the cards that CUDA's driver knows, as `nvidia-smi --query-gpu=index,uuid,name,memory.total` prints them:
+    containers that bring CUDA but no tools, WSL and NixOS have no nvidia-smi. The program at the end prints them."""
+    cuda, count = CDLL("libcuda.so.1"), c_int()
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(byref(count)):
+        return
+    for index in range(count.value):
+        device, name, memory, identifier = c_int(), create_string_buffer(100), c_size_t(), (c_ubyte * 16)()
+        cuda.cuDeviceGet(byref(device), index)
+        cuda.cuDeviceGetName(name, len(name), device)
+        cuda.cuDeviceTotalMem_v2(byref(memory), device)
+        cuda.cuDeviceGetUuid(identifier, device)
+        yield f"{index}, GPU-{UUID(bytes=bytes(identifier))}, {name.value.decode()}, {memory.value >> 20}"
 
 
 def _card(index: str, uuid: str, name: str, memory: str, *state: str) -> list[Gpu]:
@@ -146,13 +163,10 @@ def _card(index: str, uuid: str, name: str, memory: str, *state: str) -> list[Gp
         return instances
     shares_ram = not _is_number(memory)  # [N/A] on a card with unified memory
     size = _meminfo()["MemTotal"] / 1e9 if shares_ram else _gigabytes(memory)
-    return [Gpu(int(index), uuid, name, size, _state(*state[:4]) if state else None, shares_ram)]
-
-
-def _state(used: str, free: str, capability: str, driver: str) -> CardState | None:
-    if not all(map(_is_number, (used, free, capability))):
-        return None
-    return CardState(_gigabytes(used), _gigabytes(free), float(capability), driver)
+    use = None
+    if state and all(map(_is_number, state[:3])):
+        use = CardState(_gigabytes(state[0]), _gigabytes(state[1]), float(state[2]), state[3])
+    return [Gpu(int(index), uuid, name, size, use, shares_ram)]
 
 
 def _instances(index: int, uuid: str, name: str) -> list[Gpu]:
@@ -210,12 +224,14 @@ def _limits(groups: Path) -> list[int]:
     for group in (folder, *folder.parents):
         limit = group / "memory.max"
         if groups in (group, *group.parents) and limit.is_file() and limit.read_text().strip().isdigit():
-            taken = int((group / "memory.current").read_text()) - _file_cache(group)
+            rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            # the kernel gives cached files back when memory is needed
+            cached = int(rows.get("inactive_file", 0)) + int(rows.get("active_file", 0))
+            taken = int((group / "memory.current").read_text()) - cached
             limits.append(max(0, int(limit.read_text()) - taken))
     return limits
 
 
-def _file_cache(group: Path) -> int:
-    """Return the bytes of cached files, which the kernel gives back when memory is needed."""
-    rows = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    return int(rows.get("inactive_file", 0)) + int(rows.get("active_file", 0))
+if __name__ == "__main__":
+    for card in cards_of_the_driver():
+        print(card)

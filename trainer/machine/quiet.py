@@ -20,20 +20,18 @@ def quiet() -> None:
     # bitsandbytes: an optional CPU kernel for 4-bit weights is not installed
     logging.getLogger(BITSANDBYTES).setLevel(logging.ERROR)
     # DeepSpeed has not tested the optimizers of bitsandbytes; tests/step/test_engine.py does
-    logging.getLogger("DeepSpeed").addFilter(_is_of_interest)
+    logging.getLogger("DeepSpeed").addFilter(
+        lambda record: "ZeRO with an untested optimizer" not in record.getMessage()
+    )
     # DeepSpeed's ZeRO-3 uses deprecated names of torch
     for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
         warnings.filterwarnings("ignore", message=f"`torch.distributed.{name}` is deprecated", category=FutureWarning)
-    # torch prints twenty C++ frames when a rank has died; ranks/rendezvous.py names the rank
+    # torch prints twenty C++ frames when a rank has died; ranks/watchdog.py names the rank
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # The thread that writes for TensorBoard prints its error; run_folder/journal.py gets it, too
     threading.excepthook = _report_unless_of_tensorboard
     # PEFT uses a deprecated name of transformers
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-
-
-def _is_of_interest(record: logging.LogRecord) -> bool:
-    return "ZeRO with an untested optimizer" not in record.getMessage()
 
 
 def _report_unless_of_tensorboard(raised: threading.ExceptHookArgs) -> None:
@@ -63,9 +61,8 @@ def put_back() -> Iterator[None]:
         bitsandbytes.setLevel(level)
         deepspeed.filters[:] = filters
         if had_bars:
-            warnings.filterwarnings(
-                "ignore", message="Cannot enable progress bars"
-            )  # of the hub: a variable forbids it
-            transformers_logging.enable_progress_bar()  # and those of the hub
+            # those of the hub, which a variable may forbid
+            warnings.filterwarnings("ignore", message="Cannot enable progress bars")
+            transformers_logging.enable_progress_bar()
         if not of_the_hub:
             disable_progress_bars()

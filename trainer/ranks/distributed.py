@@ -79,15 +79,9 @@ def take_card() -> None:
         _refuse_to_share_cards(torch.cuda.device_count())
         os.environ["LOCAL_RANK"] = str(device().index)
         torch.cuda.set_device(device())
-        if hardware.is_wsl():
-            _stay_off_system_memory()
-
-
-def _stay_off_system_memory() -> None:
-    """Let torch raise its out-of-memory error when the free memory of the card is used up. Under WSL the driver goes on
-    in the memory of the machine instead, far slower, and can bring down Windows."""
-    free, total = torch.cuda.mem_get_info()
-    torch.cuda.set_per_process_memory_fraction(max(0.1, (free - WSL_RESERVE) / total))
+        if hardware.is_wsl():  # where the driver would go on in the memory of the machine, and can bring down Windows
+            free, total = torch.cuda.mem_get_info()
+            torch.cuda.set_per_process_memory_fraction(max(0.1, (free - WSL_RESERVE) / total))
 
 
 def _refuse_to_share_cards(cards: int) -> None:
@@ -189,21 +183,17 @@ def on_main(work: Callable[[], Item]) -> Item:
     try:
         result: Any = work() if is_main() else None
     except Exception as error:  # whatever it is: the other ranks are waiting
-        gather((None, _for_all_ranks(error)))
+        told = (TrainingError.__name__, f"rank 0 failed: {type(error).__name__}: {error}")
+        if isinstance(error, OctetError):
+            error.of_all()
+            told = (type(error).__name__, str(error))
+        gather((None, told))
         raise
     result, failure = gather((result, None))[0]
     if failure is not None:
         kind, message = failure
         raise getattr(errors, kind, TrainingError)(message).of_all()
     return cast("Item", result)
-
-
-def _for_all_ranks(error: Exception) -> tuple[str, str]:
-    """Return the class and the message of an error to raise on the other ranks."""
-    if isinstance(error, OctetError):
-        error.of_all()
-        return type(error).__name__, str(error)
-    return TrainingError.__name__, f"rank 0 failed: {type(error).__name__}: {error}"
 
 
 def sum_in_place(tensor: torch.Tensor) -> None:

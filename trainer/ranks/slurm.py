@@ -39,12 +39,12 @@ def adopt_ranks() -> None:
 
 
 def is_step() -> bool:
-    """True if srun started this process, and not the shell of a batch script."""
+    """Return True if srun started this process, and not the shell of a batch script."""
     return "SLURM_STEP_ID" in os.environ
 
 
 def is_one_of_several() -> bool:
-    """True if srun started several tasks."""
+    """Return True if srun started several tasks."""
     return is_step() and _number("SLURM_STEP_NUM_TASKS", "1") > 1
 
 

@@ -11,7 +11,6 @@ import fcntl
 import os
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
@@ -22,7 +21,7 @@ from uuid import uuid4
 
 import torch.distributed as dist
 
-from trainer.machine import disk
+from trainer.machine import disk, threads
 from trainer.ranks.slurm import FOLDER
 
 T = TypeVar("T")
@@ -152,15 +151,7 @@ def _restarts() -> str:
 def within(seconds: float, call: Callable[[], T]) -> T:
     """Return what a function returns, or raise DistNetworkError after so many seconds. Its thread then waits on,
     because nothing can end a call into torch."""
-    answer: futures.Future[T] = futures.Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - it is raised below, in the thread that waits
-            answer.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
+    answer = threads.begin(call)
     done, _ = futures.wait([answer], seconds)
     if not done:
         raise dist.DistNetworkError(f"no answer within {seconds:g} s")

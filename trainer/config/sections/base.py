@@ -6,10 +6,11 @@ import urllib.parse
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 RUNS = Path("runs")
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+one_or_many = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
 
 
 def base_address(url: str) -> str:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field
 
 from trainer.config.nearest_name import did_you_mean
 from trainer.config.sections.base import Section
 
 UNSERVED = ("lm_head", "embed_tokens")  # layers whose adapters vLLM serves for a few models only
+
+
+def _name_here(targets: Any) -> Any:
+    return "all" if targets == "all-linear" else targets  # as PEFT calls them
 
 
 class Model(Section):
@@ -67,7 +71,7 @@ class Lora(Section):
     """LoRA+: the learning rate of the B matrices, as a multiple of algorithm.lr. Try 16, with a lower lr."""
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
     """Must be 0: with dropout, the trained policy is not the policy that sampled."""
-    targets: Literal["attention", "all"] | tuple[str, ...] = "attention"
+    targets: Annotated[Literal["attention", "all"] | tuple[str, ...], BeforeValidator(_name_here)] = "attention"
     """`attention` (q, k, v, o), `all` linear layers (`all-linear` in PEFT), or a list of module names."""
 
     @property
@@ -95,8 +99,3 @@ class Lora(Section):
             f"lora.targets={targets}: this model has {which}.{nearest} Its linear ones are {', '.join(layers)}. "
             "Write lora.targets=all or name some of them."
         )
-
-    @field_validator("targets", mode="before")
-    @classmethod
-    def _name_of_peft(cls, value: Any) -> Any:
-        return "all" if value == "all-linear" else value

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import urllib.parse
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from trainer.config.nearest_name import did_you_mean
-from trainer.config.sections.base import RUNS, Section
+from trainer.config.sections.base import RUNS, Section, one_or_many
 
 # The rewards of reward/built_in.py, the language model that grades (reward/judge.py), and tests (reward/programs.py).
 REWARDS = ("correct", "format", "length", "overlong", "repetition", "think_tags", "environment", "judge", "code")
@@ -88,7 +88,7 @@ class Code(Section):
 
 
 class Reward(Section):
-    custom: tuple[str, ...] = ()
+    custom: Annotated[tuple[str, ...], one_or_many] = ()
     """Your own reward functions with TRL's signature: `my_rewards.py:score`, or a list; see docs/rewards.md."""
     weights: dict[str, float] = Field({"correct": 1.0})
     """Weights of the components, whose weighted sum is the reward; see docs/rewards.md. A custom function has weight
@@ -126,11 +126,6 @@ class Reward(Section):
         if not 0 <= value[0] <= value[1]:
             raise ValueError("it goes from a number to a larger one. Write [50, 500]")
         return value
-
-    @field_validator("custom", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("custom")
     @classmethod

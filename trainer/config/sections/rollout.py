@@ -136,13 +136,6 @@ class Rollout(Section):
             raise ValueError(f"{escaped} has a backslash and an n, no line break. Write JSON: rollout.stop='{meant}'")
         return value
 
-    @field_validator("group_size")
-    @classmethod
-    def _group_of_two(cls, value: int) -> int:
-        if value < 2:
-            raise ValueError("GRPO compares answers to the same problem, so it needs at least 2. Try 8")
-        return value
-
     @property
     def names_servers(self) -> bool:
         return bool(self.vllm.urls) or self.vllm.start

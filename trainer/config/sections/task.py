@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from trainer.config.nearest_name import did_you_mean
-from trainer.config.sections.base import Section
+from trainer.config.sections.base import Section, one_or_many
 
 # The tasks that come with Octet, and where they are: functions that take the settings, like that of a user's file.
 BUILT_IN = {
@@ -36,7 +36,7 @@ class TaskSettings(Section):
     pass."""
     seed: int = Field(0, ge=0)
     """Seed of the numbers of `gsm8k-renumbered`."""
-    tools: tuple[Literal["calculator", "python"], ...] = ()
+    tools: Annotated[tuple[Literal["calculator", "python"], ...], one_or_many] = ()
     """Tools that the model may call while it answers; see docs/environments.md."""
     calls: Literal["auto", "template", "fenced", "inline"] = "auto"
     """How a tool is called. `template`: as in the model's chat template. `fenced`: in a fenced block. `inline`: the
@@ -76,11 +76,6 @@ class TaskSettings(Section):
     @classmethod
     def _mix_is_a_name(cls, values: Any) -> Any:
         return {**values, "name": "mix"} if isinstance(values, dict) and values.get("mix") else values
-
-    @field_validator("tools", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("name")
     @classmethod
