@@ -197,14 +197,10 @@ def table(plan: Plan) -> Table:
     last = ("allocator slack", "CUDA context")
     names = dict.fromkeys(name for terms in plan.phases.values() for name in terms)
     for name in (*(name for name in names if name not in last), *last):
-        made.add_row(name, *(_cell(terms.get(name, 0)) for terms in plan.phases.values()))
+        sizes = [terms.get(name, 0) for terms in plan.phases.values()]
+        texts = [f"{size / GB:.2f}" if size >= GB / 200 else "<0.01" if size else "-" for size in sizes]
+        made.add_row(name, *(Text(text, "" if text[0].isdigit() else "dim") for text in texts))
     return made
-
-
-def _cell(size: int) -> Text:
-    if not size:
-        return Text("-", "dim")
-    return Text(f"{size / GB:.2f}") if size >= GB / 200 else Text("<0.01", "dim")
 
 
 def answer(question: Question) -> Iterator[str | Text]:

@@ -118,13 +118,21 @@ def cache() -> Path:
 
 
 def snapshot(model: Model) -> Path | None:
-    """Return the folder of a model in the cache, or None if its configuration or any of its weights are missing."""
+    """Return the folder of a model in the cache, or None if its configuration or a part of its weights is missing."""
     folder = cache() / f"models--{model.name.replace('/', '--')}"
     revision = model.revision or "main"
     reference = folder / "refs" / revision
     commit = reference.read_text(errors="replace").strip() if reference.is_file() else revision
     found = folder / "snapshots" / commit
-    return found if Path(commit).name == commit and _is_complete(found) else None
+    if Path(commit).name != commit or not (found / "config.json").is_file():
+        return None
+    try:
+        indices = [_shards(index) for index in found.glob("*.index.json")]
+    except ModelError:
+        return None
+    here = {file.name for file in found.iterdir() if file.is_file()}
+    is_complete = any(shards <= here for shards in indices) if indices else any(map(_is_weights, here))
+    return found if is_complete else None
 
 
 def wanted(names: Iterable[str], code: bool = False) -> list[str]:
@@ -141,19 +149,6 @@ def wanted(names: Iterable[str], code: bool = False) -> list[str]:
 
 def _is_weights(name: str) -> bool:
     return name.endswith((".safetensors", ".bin"))
-
-
-def _is_complete(folder: Path) -> bool:
-    """True if there is a configuration and some weights; every shard of them if there is an index of shards."""
-    if not (folder / "config.json").is_file():
-        return False
-    try:
-        indices = [_shards(index) for index in folder.glob("*.index.json")]
-    except ModelError:
-        return False
-    if indices:
-        return any(all((folder / shard).is_file() for shard in shards) for shards in indices)
-    return any(_is_weights(file.name) for file in folder.iterdir())
 
 
 def _shards(index: Path) -> set[str]:

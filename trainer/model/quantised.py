@@ -34,12 +34,8 @@ def keep_training_arithmetic(model: Any) -> Any:
     for layer in layers(model):
         if layer.weight.device.type == "cpu":
             layer.support_avx512bf16_for_cpu = False
-            layer.register_forward_pre_hook(_in_training_mode)
+            layer.register_forward_pre_hook(lambda layer, _: setattr(layer, "training", True))
     return model
-
-
-def _in_training_mode(layer: Any, _: Any) -> None:
-    layer.training = True
 
 
 def release(model: Any) -> None:
