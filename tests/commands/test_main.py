@@ -40,6 +40,7 @@ def test_merge_writes_a_model_that_answers_alike(adapter):
     assert "it exists and is not empty" in again.stderr
 
 
+@pytest.mark.slow
 def test_the_largest_seed_trains_and_samples(adapter):
     answer = octet(adapter, "eval", "--adapter", str(adapter), "--problems", "4", "--samples", "2", "--json")
     assert answer.returncode == 0, answer.stderr

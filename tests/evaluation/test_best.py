@@ -216,6 +216,7 @@ def test_a_stopped_run_that_is_resumed_does_no_step(interrupted):
     assert "verdict: " in said
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_is_looked_at_more_closely_keeps_its_best(interrupted):
     folder = interrupted[0]
     before = [(folder / name).read_bytes() for name in KEPT]

@@ -79,6 +79,7 @@ def test_a_question_that_is_too_long_does_not_end_the_chat(octet):
     assert said.count("read: ") == 2
 
 
+@pytest.mark.slow
 def test_samples_of_the_same_question_differ_and_bytes_that_are_no_text_are_asked_as_such(octet):
     question = b"Amy has \xff 3 bags of 4 apples. How many is that?\n"
     said = octet("--temperature", "2", input=4 * question, text=False).stdout.decode()

@@ -64,14 +64,13 @@ def test_the_export_of_the_best_is_a_part_of_the_evaluation(runs):
 
 def test_an_evaluation_for_which_there_is_no_time_is_not_begun(runs):
     (_, first), (_, second) = runs[1]["time limit"]
-    assert "octet: stopped after step 1, which is saved: the time limit of the job is near." in first
+    assert "octet: stopped after step 1, which is saved: the time limit" in first
     assert "after step 1: " not in first
     assert "after step 1: " in second
 
 
 def test_a_merge_is_ended_at_once(runs):
-    said = runs[1]["merge"][0][1]
-    assert "octet: all steps are done and saved; the merge is left to the next start: SIGUSR1 was received." in said
+    assert "the merge is left to the next start" in runs[1]["merge"][0][1]
 
 
 def test_a_checkpoint_is_finished_before_a_signal_ends_the_run(runs):

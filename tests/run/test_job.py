@@ -231,6 +231,7 @@ def test_the_8gb_preset_on_real_gsm8k_text_with_a_tiny_model(tmp_path, tiny_mode
         (["engine.ds_config=zero9"], "engine.ds_config=zero9: "),
         (["task.name=gsm8k"], "task.name=gsm8k: "),
         (["run.dir=/dev/null"], "run.dir=/dev/null: "),
+        (["task.name=records", "task.path=bad.jsonl"], "bad.jsonl:2: "),
     ],
 )
 def test_what_cannot_be_is_answered_before_anything_is_loaded(tmp_path, program, arguments, told):
@@ -238,6 +239,7 @@ def test_what_cannot_be_is_answered_before_anything_is_loaded(tmp_path, program,
         "run_deepspeed.sh": [str(ROOT / program)],
         "train.py": [sys.executable, "-X", "importtime", str(ROOT / program)],
     }
+    (tmp_path / "bad.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\nbroken\n')
     command = [*starts[program], *arguments]
     answer = run(*command, folder=tmp_path, HF_HOME=str(tmp_path / "empty"))
     assert answer.returncode == 2
@@ -246,6 +248,7 @@ def test_what_cannot_be_is_answered_before_anything_is_loaded(tmp_path, program,
     assert " torch\n" not in answer.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [

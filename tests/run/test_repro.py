@@ -75,6 +75,7 @@ def test_another_number_of_threads_is_the_cause(recorded):
     assert "likely cause: threads: 2; the run had 1" in said
 
 
+@pytest.mark.slow
 def test_another_seed_is_the_cause(again):
     settings = (again / "it/config.yaml").read_text()
     (again / "it/config.yaml").write_text(settings.replace("\n  seed: 0\n", "\n  seed: 1\n"))
@@ -85,6 +86,7 @@ def test_another_seed_is_the_cause(again):
     assert "likely cause: the order of the training problems, which follows from run.seed" in said
 
 
+@pytest.mark.slow
 def test_a_row_of_the_data_that_has_changed_is_the_cause(again):
     text = (again / "data.jsonl").read_text()
     row = 3 if "records/train/3" in (again / "it/samples.jsonl").read_text() else 4  # one of the two is trained on
@@ -94,6 +96,7 @@ def test_a_row_of_the_data_that_has_changed_is_the_cause(again):
     assert said[1] == f"likely cause: the data: records/train/{row} is not what it was (1 of 8 training problems)"
 
 
+@pytest.mark.slow
 def test_another_reward_function_is_the_cause(again):
     (again / "score.py").write_text(SCORE.replace("% 5", "% 6"))
     status, said = repro(again, "--steps", "1")
@@ -101,6 +104,7 @@ def test_another_reward_function_is_the_cause(again):
     assert any(line.startswith("likely cause: checksum of score.py: ") for line in said)
 
 
+@pytest.mark.slow
 def test_other_weights_of_the_base_are_the_cause(again):
     """The first run is over a copy of the embedded model, and the weights of the copy change afterwards."""
     from safetensors.torch import load_file, save_file
@@ -115,6 +119,7 @@ def test_other_weights_of_the_base_are_the_cause(again):
     assert [line.partition(": ")[2].partition(":")[0] for line in said[1:]] == ["base weights"]
 
 
+@pytest.mark.slow
 def test_a_run_without_a_record_of_its_machine_is_said_to_be(again):
     (again / "it/machine.json").unlink()
     text = (again / "it/metrics.jsonl").read_text()

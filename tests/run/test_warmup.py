@@ -86,6 +86,7 @@ def test_a_run_cut_off_in_its_warm_up_comes_to_the_same_end(job, tmp_path):
         assert (cut / folder / ADAPTER).read_bytes() == (job[0] / folder / ADAPTER).read_bytes()
 
 
+@pytest.mark.slow
 def test_the_same_command_again_makes_no_warm_up(job, tmp_path):
     shutil.copytree(job[0], tmp_path / "it", symlinks=True)
     said = train(tmp_path, *WARMUP, "run.dir=it")
@@ -105,6 +106,7 @@ def test_two_ranks_learn_what_one_does(job, tmp_path):
         torch.testing.assert_close(theirs[name], value, atol=5e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_fresh_adapter_over_the_merged_warm_up(tmp_path):
     train(tmp_path, *WARMUP, "warmup.then=merged", "run.dir=it")
     settings = resolve(str(tmp_path / "it/config.yaml"))
@@ -113,6 +115,7 @@ def test_a_fresh_adapter_over_the_merged_warm_up(tmp_path):
     assert lines(tmp_path / "it")[0]["eval/accuracy"] == best["accuracy"]
 
 
+@pytest.mark.slow
 def test_a_whole_model_is_trained_further(tmp_path):
     train(tmp_path, *WARMUP, "lora.enabled=false", "warmup.lr=1e-4", "run.dir=it")
     assert resolve(str(tmp_path / "it/config.yaml")).model.name == "it/warmup/start"
@@ -145,6 +148,7 @@ def test_own_right_answers_in_rounds_and_the_same_after_an_interruption(tmp_path
     assert (cut / ADAPTER).read_bytes() == (tmp_path / "it" / ADAPTER).read_bytes()
 
 
+@pytest.mark.slow
 def test_what_is_said_at_the_end_of_a_warm_up_names_its_own_settings(tmp_path):
     settings = ["warmup.patience=1", "warmup.lr=1e-12", "optim.warmup=0", "optim.schedule=constant", "run.dir=it"]
     said = train(tmp_path, *WARMUP, *settings)

@@ -1,0 +1,51 @@
+"""What a path on a command line stands for."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trainer.config.command_line import resolve
+from trainer.config.settings import Model
+from trainer.errors import CheckpointError
+from trainer.run_folder.source import Source
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """The files by which a run folder is known, its adapter, a checkpoint, and the merged model."""
+    for place in ("adapter", "checkpoints/step_000002/adapter", "merged", "other"):
+        (tmp_path / "it" / place).mkdir(parents=True)
+        name = "config.json" if place == "merged" else "adapter_config.json"
+        (tmp_path / "it" / place / name).write_text(json.dumps({"base_model_name_or_path": "you/base"}))
+    (tmp_path / "it/config.yaml").write_text(resolve("nano").to_yaml())
+    return tmp_path / "it"
+
+
+@pytest.mark.parametrize(
+    ("named", "folder", "is_adapter"),
+    [
+        (".", "adapter", True),
+        ("adapter", "adapter", True),
+        ("checkpoints/step_000002/adapter", "checkpoints/step_000002/adapter", True),
+        ("merged", "merged", False),
+    ],
+)
+def test_a_path_stands_for_an_adapter_or_a_model_of_its_run(run, named, folder, is_adapter):
+    source = Source.of(run / named)
+    assert (source.folder, source.is_adapter, source.run) == (run / folder, is_adapter, run)
+    assert source.adapter == (run / folder if is_adapter else None)
+
+
+def test_an_adapter_knows_its_base_by_its_name_on_the_hub(run):
+    source = Source.of(run)
+    assert source.base == "you/base"
+    bases = {"you/base": True, "another/base": True, "you/other": False, "nano": False}
+    assert {name: source.is_over(Model(name=name)) for name in bases} == bases
+
+
+def test_a_name_is_no_folder_and_a_folder_without_a_model_is_refused(run):
+    assert Source.of("you/base") == Source(None)
+    (run / "tensorboard").mkdir()
+    with pytest.raises(CheckpointError, match="tensorboard: "):
+        Source.of(run / "tensorboard")
