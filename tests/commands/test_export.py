@@ -1,10 +1,8 @@
 """`octet export` without llama.cpp: what it writes and refuses. tests/llama compares answers."""
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import gguf
@@ -12,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from tests.conftest import NANO, ROOT, octet
+from tests.conftest import NANO, octet
+from tests.forks import forked
 from trainer.commands.main import main
 from trainer.config.command_line import resolve
 from trainer.config.settings import Lora, Model
@@ -79,11 +78,11 @@ def test_a_file_whose_check_broke_off_has_no_modelfile(run, tmp_path, monkeypatc
 def test_a_process_that_is_killed_leaves_no_name_of_a_checked_model(to, run, tmp_path):
     """Killed while the held-out problems are asked: the folder of GGUF has its name, its file has not."""
     (tmp_path / "llama_cpp.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
-    killed = "import trainer.run.evaluate_models as m, os; m.agreement = lambda *_: os.kill(os.getpid(), 9); "
-    start = f"{killed}from trainer.commands.main import main; main(['export', {str(run)!r}, '--to', {to!r}, "
-    start += f"'--problems', '2', '--out', {str(tmp_path / 'out')!r}])"
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-    assert subprocess.run([sys.executable, "-c", start], env=environment, check=False).returncode == -9
+    script = ["import os, sys", f"sys.path.insert(0, {str(tmp_path)!r})", "from trainer.commands.main import main"]
+    script += ["import trainer.run.evaluate_models as models", "models.agreement = lambda *_: os.kill(os.getpid(), 9)"]
+    asked = ["export", str(run), "--to", to, "--problems", "2", "--out", str(tmp_path / "out")]
+    (tmp_path / "killed.py").write_text("\n".join([*script, f"main({asked})"]))
+    assert subprocess.run([*forked(), str(tmp_path / "killed.py")], check=False).returncode == -9
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("out*/*") if path.suffix in ENDINGS}
     assert left == {"out/one-Q8_0.gguf.unchecked" if to == "gguf" else "out.unchecked/model.safetensors"}
 
