@@ -29,6 +29,7 @@ from trainer.config.command_line import overrides_of, resolve
 from trainer.config.settings import Config
 from trainer.errors import DataError
 from trainer.machine.visible import print
+from trainer.problem.sources import json_records
 from trainer.problem.task import make_task
 from trainer.records import Completion, Problem, Prompt, Score
 from trainer.reward.built_in import COMPONENTS
@@ -58,17 +59,11 @@ def add_reward_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     if options.task == "records":  # these completions are the records
         options.overrides[:0] = overrides_of({"task.path": options.file})
-    options.preset = options.preset or _settings_beside(options.file)
+    settings = Path(options.file).parent / "config.yaml"  # of the run that wrote the file
+    if not options.preset and options.file != "-" and settings.is_file():
+        print(f"octet: with the settings of {settings}; --preset names others", file=sys.stderr)
+        options.preset = str(settings)
     score_file(settings_for(options), options.file)
-
-
-def _settings_beside(file: str) -> str | None:
-    """Return the config.yaml of the run that wrote the file, and say that it is used; None if no run did."""
-    settings = Path(file).parent / "config.yaml"
-    if file == "-" or not settings.is_file():
-        return None
-    print(f"octet: with the settings of {settings}; --preset names others", file=sys.stderr)
-    return str(settings)
 
 
 def settings_for(options: Namespace, data_dir: Path | None = None) -> Config:
@@ -122,9 +117,10 @@ def as_record(score: Score) -> dict[str, Any]:
 
 
 def samples(lines: Iterable[bytes], name: str, needs_answer: bool = True) -> Iterator[Sample]:
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield _sample(_record(line, f"{name}:{number}"), f"{name}:{number}", needs_answer)
+    for record in json_records(lines, name):
+        if record.flaw:
+            raise DataError(record.where, record.flaw)
+        yield _sample(dict(record.values), record.where, needs_answer)
 
 
 def gold_of(answer: str) -> str:
@@ -139,16 +135,6 @@ def open_lines(path: str) -> IO[bytes]:
         return Path(path).open("rb")
     except OSError as error:
         raise DataError(path, f"it cannot be read: {error.strerror}", "Name a file of JSON lines, or - ") from None
-
-
-def _record(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(where, f"not JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise DataError(where, f"expected an object with `completion` and `answer`, found {line[:60]!r}")
-    return record
 
 
 def _sample(record: dict[str, Any], where: str, needs_answer: bool) -> Sample:

@@ -34,7 +34,10 @@ class RecordsTask(DataTask):
     needs_answers = True
 
     def problem(self, name: str, record: Record) -> Problem:
-        column = self.settings.question or _usual_column(record)
+        # data sets for TRL often have both columns
+        has_prompt = "prompt" in record.values and "question" not in record.values
+        is_usual = has_prompt or isinstance(record.values.get("prompt"), list)
+        column = self.settings.question or ("prompt" if is_usual else "question")
         answer = self.settings.answer or "answer"
         has_answer = answer != NO_ANSWER and (self.needs_answers or answer in record.values)
         record.must_have({column: "task.question"} | ({answer: "task.answer"} if has_answer else {}))
@@ -152,12 +155,6 @@ def own_task(settings: TaskSettings) -> Task:
     path, build = user_code.find("task.name", settings.name), user_code.load("task.name", settings.name)
     built = user_code.call(f"task.name={settings.name}: it raised ", path, lambda: build(settings))
     return built if isinstance(built, DataTask) else OwnTask(settings, built)
-
-
-def _usual_column(record: Record) -> str:
-    """Return `prompt` if it is a conversation or there is no `question`: data sets for TRL often have both columns."""
-    is_chat = isinstance(record.values.get("prompt"), list)
-    return "prompt" if is_chat or ("prompt" in record.values and "question" not in record.values) else "question"
 
 
 def conversation(record: Record, column: str) -> tuple[Mapping[str, Any], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from trainer.answers import find, number
 from trainer.answers.choice import LETTERS
@@ -52,7 +52,11 @@ class MathTask(DataTask):
         column = self.settings.question or "problem"
         question = record.text(column, "task.question")
         solution = str(record.values.get(self.settings.solution or "solution") or "").strip()
-        return Problem(name, question, self._gold(record), solution, record.others(column) | _level(record))
+        level = re.search(r"\d+", str(record.values.get("level")))  # 5 for "Level 5": a curriculum needs a number
+        extra = record.others(column) | {"level": int(level[0]) if level else None}
+        if subject := record.values.get("subject") or record.values.get("type"):
+            extra["subject"] = subject
+        return Problem(name, question, self._gold(record), solution, extra)
 
     def _gold(self, record: Record) -> str:
         """Return the `answer` column if there is one, else the content of the last box in the solution."""
@@ -68,13 +72,6 @@ class MathTask(DataTask):
         if gold is None:
             raise DataError(record.where, f"`{column}` has no answer in it; expected \\boxed{{...}}")
         return gold
-
-
-def _level(record: Record) -> dict[str, Any]:
-    """Return the subject, and `Level 5` as the number 5, which a curriculum by difficulty needs."""
-    digits = re.search(r"\d+", str(record.values.get("level")))
-    subject = record.values.get("subject") or record.values.get("type")
-    return ({"level": int(digits[0])} if digits else {"level": None}) | ({"subject": subject} if subject else {})
 
 
 class MultipleChoiceTask(DataTask):

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
@@ -155,19 +155,24 @@ class Source(Protocol):
 
 def _jsonl(path: Path) -> Iterator[Record]:
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            values, flaw = {}, ""
-            try:
-                values = json.loads(line.decode("utf-8-sig").rstrip())
-            except UnicodeDecodeError as error:
-                flaw = f"not UTF-8: byte {error.start + 1} of the line is {line[error.start]:#04x}"
-            except (ValueError, RecursionError) as error:
-                flaw = f"not JSON: {error}"
-            if not isinstance(values, dict):
-                flaw = f"it is {_kind(values)}; expected an object such as {{...}} on each line"
-            yield Record(f"{path}:{number}", values, flaw)
+        yield from json_records(lines, str(path))
+
+
+def json_records(lines: Iterable[bytes], name: str) -> Iterator[Record]:
+    """Read an object from each line that is not empty. `name` is that of the file."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        values, flaw = {}, ""
+        try:
+            values = json.loads(line.decode("utf-8-sig").rstrip())
+        except UnicodeDecodeError as error:
+            flaw = f"not UTF-8: byte {error.start + 1} of the line is {line[error.start]:#04x}"
+        except (ValueError, RecursionError) as error:
+            flaw = f"not JSON: {error}"
+        if not isinstance(values, dict):
+            flaw = f"it is {_kind(values)}; expected an object such as {{...}} on each line"
+        yield Record(f"{name}:{number}", values, flaw)
 
 
 def _csv(path: Path) -> Iterator[Record]:

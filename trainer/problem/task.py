@@ -131,10 +131,13 @@ class DataTask(Task):
                     raise DataError(record.where, record.flaw)
                 problem = self.problem(f"{self.name}/{split}/{index}", record)
                 where = seen.setdefault(normalised(problem.question), record.where)
-                if where != record.where:
-                    self._repeated(source, record, where)
-                else:
+                repeated = f"{record.where}: the question of {where} again; expected each one once."
+                if where == record.where:
                     problems.append(problem)
+                elif isinstance(source, HubSet):  # the user cannot mend a published set
+                    self.skipped.append(repeated)
+                else:
+                    raise DataError(repeated)
             except DataError as error:
                 if self.settings.on_bad_record == "error":
                     is_everywhere = isinstance(error, MissingColumn) and index == 0
@@ -145,13 +148,6 @@ class DataTask(Task):
             bad = self.skipped[skipped_before:]
             raise DataError(f"{source}: " + (f"no record can be used: {bad[0]}" if bad else "it is empty."))
         return problems
-
-    def _repeated(self, source: Source, record: Record, first: str) -> None:
-        """Raise an error for a repeated question; in a published set, which the user cannot mend, only count it."""
-        message = f"{record.where}: the question of {first} again; expected each one once."
-        if not isinstance(source, HubSet):
-            raise DataError(message)
-        self.skipped.append(message)
 
 
 def make_task(settings: TaskSettings) -> Task:

@@ -147,15 +147,13 @@ class Custom:
 
 
 def columns(readings: Sequence[Reading]) -> dict[str, list[Any]]:
-    records = [_record(reading.problem) for reading in readings]
+    records = []
+    for problem in (reading.problem for reading in readings):
+        known = {"question": problem.question, "answer": problem.gold, "gold": problem.gold}
+        own = {name: value for name, value in problem.extra.items() if name not in ("prompt", "completion")}
+        records.append({**known, "solution": problem.solution, "problem_id": problem.id, **own})
     names = {name: None for record in records for name in record}  # a set that keeps its order
     return {name: [record.get(name) for record in records] for name in names}
-
-
-def _record(problem: Problem) -> dict[str, Any]:
-    known = {"question": problem.question, "answer": problem.gold, "gold": problem.gold, "solution": problem.solution}
-    own = {name: value for name, value in problem.extra.items() if name not in ("prompt", "completion")}
-    return {**known, "problem_id": problem.id, **own}
 
 
 def described(readings: Sequence[Reading]) -> str:
