@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from jinja2 import Environment
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -15,10 +17,10 @@ from trainer.reports.chart import differences, svg
 from trainer.reports.curves import Group
 from trainer.reports.markup import Html, page, table, tag
 from trainer.reports.report import charts, section
-from trainer.reports.study import BETTER, CANNOT_TELL, COSTS, WORSE, Collected
+from trainer.reports.study import CANNOT_TELL, COSTS, Collected
 
 Found = Mapping[str, Any]
-SOME = 10  # names of runs in a sentence
+SENTENCES = Path(__file__).with_name("study.txt")
 SHOWN = {"samples": "{:,.0f} samples", "tokens": "{:,.0f} tokens", "seconds": "{:,.0f} s"}
 
 
@@ -93,78 +95,18 @@ def _gap(one: Found) -> list[str]:
     return [one["arm"], f"{one['old']:.1%}", f"{one['new']:.1%}", f"{100 * (one['old'] - one['new']):+.1f}", interval]
 
 
-def sentences(found: Found) -> Iterator[str]:
-    """Yield what the study says, one sentence for each thing."""
-    yield (
-        f"{found['problems']} held-out problems, greedy answers; {found['paid']} answers are paid, so they decide. "
-        "Intervals and tests are over seeds and problems; the tests are corrected for all comparisons, the intervals "
-        "for none."
-    )
-    if missing := found.get("missing"):
-        some = ", ".join(missing[:SOME]) + ", ..." * (len(missing) > SOME)
-        yield f"Runs that have not ended are left out: {some}."
-    for one in found["comparisons"]:
-        if one["against"] == BASE and one["arm"] == found["first"] and "verdict" in one:
-            yield _gain(one)
-    yield from map(_share, found["shares"])
-    for verdict in (BETTER, WORSE):
-        others = [one for one in found["comparisons"] if one["against"] != BASE and one.get("verdict") == verdict]
-        if others:
-            listed = ", ".join(f"{one['arm']} ({100 * one['difference']:+.1f})" for one in others)
-            yield f"{verdict.capitalize()} than {found['first']}, in points: {listed}."
-    for one in found["comparisons"]:
-        is_arm = one["arm"] not in found["controls"]
-        if is_arm and one["against"] == found["first"] and one.get("verdict") == CANNOT_TELL:
-            yield (
-                f"{one['arm']} and {found['first']}: no difference was found. This study finds one of "
-                f"{100 * one['detectable']:.1f} points with a probability of about {100 * FOUND:.0f} %."
-            )
-    yield from _contamination(found)
-    yield from _costs(found)
-
-
-def _contamination(found: Found) -> Iterator[str]:
+def sentences(found: Found) -> list[str]:
+    """Return what the study says, one sentence for each thing."""
     gaps = {one["arm"]: one for one in found.get("gaps", [])}
-    if BASE not in gaps or found["first"] not in gaps:
-        return
-    base, first = gaps[BASE], gaps[found["first"]]
-    old, new = (100 * (first[kind] - base[kind]) for kind in ("old", "new"))
-    yield f"The gain of {found['first']} is {old:+.1f} points on the old problems, and {new:+.1f} with new numbers."
-    if base.get("low", 0.0) > 0:
-        yield "The base solves more of the old ones: it may have seen them, or the new numbers are harder."
-    elif "low" in base:
-        yield "The base was not found to solve more of the old ones: no sign of contamination."
-
-
-def _gain(one: Found) -> str:
-    strict, lenient = 100 * one["strict"], 100 * one["lenient"]
-    found = f"{one['arm']} against the untrained base: {one['verdict']}, {strict:+.1f} points strict"
-    if one["verdict"] != BETTER or not 0 <= lenient < strict:
-        return f"{found}, {lenient:+.1f} where an answer may have any format."
-    return f"{found}. Where an answer may have any format, {lenient:+.1f} of them remain; the rest is format."
-
-
-def _share(one: Found) -> str:
-    if "share" not in one:
-        return f"The share of this gain that the control {one['control']} reaches cannot be told."
-    interval = f"({100 * one['low']:.0f} to {100 * one['high']:.0f} %)"
-    if one["low"] <= 0:
-        return f"The control {one['control']} was not found to reach any of this gain {interval}."
-    return f"The control {one['control']} reaches {100 * one['share']:.0f} % of this gain {interval}."
-
-
-def _costs(found: Found) -> Iterator[str]:
-    if len(_trained(found)) == 1:
-        return
     same = [kind for kind in COSTS if found["equal"][kind]["is_equal"]]
-    others = [kind for kind in COSTS if kind not in same]
-    if same:
-        yield f"All arms have spent the same {' and '.join(same)}."
-    if others:
-        yield (
-            f"The arms differ in cost: {', '.join(others)}. The last table has the accuracy of each arm when it "
-            "had spent what the most frugal one did in all."
-        )
+    text = Environment(trim_blocks=True, lstrip_blocks=True)
+    text.filters |= {"points": lambda value: f"{100 * value:+.1f}", "percent": lambda value: f"{100 * value:.0f}"}
+    said = text.from_string(SENTENCES.read_text(encoding="utf-8")).render(
+        **{**found, "found": FOUND, "base_gap": gaps.get(BASE), "first_gap": gaps.get(found["first"])},
+        same=same,
+        others=[kind for kind in COSTS if kind not in same],
+    )
+    return [line for line in said.splitlines() if line]
 
 
 def study_page(found: Found, collected: Collected) -> str:
