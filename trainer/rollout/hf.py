@@ -20,8 +20,8 @@ from trainer.rollout.draw import draw, uniforms
 from trainer.rollout.turns import OpenAnswer, Stops, TurnTaking
 
 
-class HfSampler(Sampler):
-    """Samples with the model that is being trained, at most `rows` completions at a time."""
+class OwnSampler(Sampler):
+    """Samples with the weights of the model that is being trained, at most `rows` completions at a time."""
 
     def __init__(
         self,
@@ -33,12 +33,19 @@ class HfSampler(Sampler):
         stop_strings: Sequence[str] = (),
         turns: Callable[[Stops], TurnTaking] = TurnTaking,
     ) -> None:
-        # an adapter that was saved without its task type would not pass our settings on to the model
-        self.model = causal_lm_of(model)
-        self.tokenizer = tokenizer
+        self.model, self.tokenizer = model, tokenizer
         self.stops = Stops(tokenizer, stop_tokens, stop_strings)
         self.turns = turns(self.stops)
         self.rows = limits.RowLimit(rows, say)
+        self._say = say
+
+
+class HfSampler(OwnSampler):
+    """Samples with `model.generate`."""
+
+    def __init__(self, model: Any, *arguments: Any, **options: Any) -> None:
+        # an adapter that was saved without its task type would not pass our settings on to the model
+        super().__init__(causal_lm_of(model), *arguments, **options)
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         limits.check_context(self.model, prompts, sampling.max_new_tokens)

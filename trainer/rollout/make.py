@@ -49,9 +49,8 @@ def make_sampler(
     if reason:
         say(f"rollout: sampling with model.generate, which takes three times as long or more, because {reason}")
     turns = partial(TurnTaking, prompter=prompter, limits=settings.turns)
-    if reason or settings.engine == "hf":
-        return HfSampler(model, tokenizer, stop_tokens, settings.rows, say, stop_strings, turns)
-    return DecodeSampler(model, tokenizer, stop_tokens, settings.rows, say, copies, stop_strings, turns)
+    kind = HfSampler if reason or settings.engine == "hf" else partial(DecodeSampler, copies=copies)
+    return kind(model, tokenizer, stop_tokens, settings.rows, say, stop_strings, turns)
 
 
 def may_colocate(settings: Rollout) -> bool:

@@ -123,10 +123,14 @@ class DeepSpeedPolicy:
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a share of the step's loss. The engine averages over ranks; the loss wants the sum."""
-        if self._collected is not None:
-            self._collect(loss)
-        else:
+        if self._collected is None:
             self.engine.backward(loss * distributed.world_size(), scale_wrt_gas=False)
+            return
+        scale = FP16_LOSS_SCALE if self.dtype == "fp16" else 1.0
+        parts = torch.autograd.grad(loss * scale, self.trainable, allow_unused=True)
+        for index, part in enumerate(parts):
+            if part is not None:
+                self._collected[index] += part.float() / scale
 
     def set_learning_rate(self, step: int) -> None:
         share = schedule(self.config.optim, step, self.total_steps)
@@ -204,14 +208,6 @@ class DeepSpeedPolicy:
             return self._collected
         finally:
             self._collected, self.is_displaced = None, False
-
-    def _collect(self, loss: Tensor) -> None:
-        assert self._collected is not None, "only while a gradient is collected"
-        scale = FP16_LOSS_SCALE if self.dtype == "fp16" else 1.0
-        parts = torch.autograd.grad(loss * scale, self.trainable, allow_unused=True)
-        for index, part in enumerate(parts):
-            if part is not None:
-                self._collected[index] += part.float() / scale
 
     def fingerprint(self) -> float:
         with self._whole(self.trainable):

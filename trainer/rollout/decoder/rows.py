@@ -283,14 +283,11 @@ class Batch:
         """Remove answers from the batch and return them, row by row."""
         rows = [row for row, dialogue in enumerate(self.dialogues) if dialogue in finished]
         taken = [(one.answer, one.dialogue) for row in rows for one in self.members[row]]
-        if rows:
-            self._compact(rows)
-        return taken
-
-    def _compact(self, finished: Sequence[int]) -> None:
-        """Move the last running rows to the rows that have finished."""
-        left, gone = self.active - len(finished), set(finished)
-        holes = [row for row in finished if row < left]
+        if not rows:
+            return taken
+        # the last running rows move to the rows that have finished
+        left, gone = self.active - len(rows), set(rows)
+        holes = [row for row in rows if row < left]
         movers = [row for row in range(left, self.active) if row not in gone]
         for hole, mover in zip(holes, movers, strict=True):
             self.members[hole] = self.members[mover]
@@ -298,3 +295,4 @@ class Batch:
         self._copy_rows(movers, holes, self.longest)
         self.running_R[left:] = False
         self.longest = int(self.places_R[:left].max()) if left else 0
+        return taken

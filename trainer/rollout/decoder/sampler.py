@@ -26,38 +26,22 @@ from trainer.machine.out_of_memory import is_out_of_memory, until_it_fits
 from trainer.plan.planner import PLACES
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout import limits
-from trainer.rollout.collect import Sampler
 from trainer.rollout.decoder.cuda_graphs import rounded_up
 from trainer.rollout.decoder.forward import Forward
 from trainer.rollout.decoder.rows import Batch, Size
 from trainer.rollout.decoder.schedule import Scheduler
 from trainer.rollout.decoder.weights import spare_bytes
-from trainer.rollout.hf import evaluating
-from trainer.rollout.turns import Stops, TurnTaking
+from trainer.rollout.hf import OwnSampler, evaluating
 
 IDLE = 1 / 8  # of the rows have to be free before prompts are read, because reading one takes as long as a decode step
 
 
-class DecodeSampler(Sampler):
-    """Samples with the weights of the model that is being trained, at most `rows` completions at a time."""
+class DecodeSampler(OwnSampler):
+    """Samples with its own forward pass. Without `copies`, the layers are called as they are."""
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        stop_tokens: Sequence[int],
-        rows: int,
-        say: limits.Say = limits.on_stderr,
-        copies: bool = True,
-        stop_strings: Sequence[str] = (),
-        turns: Callable[[Stops], TurnTaking] = TurnTaking,
-    ) -> None:
-        self.model = model
+    def __init__(self, *arguments: Any, copies: bool = True, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.copies = copies
-        self.stops = Stops(tokenizer, stop_tokens, stop_strings)
-        self.turns = turns(self.stops)
-        self.rows = limits.RowLimit(rows, say)
-        self._say = say
         self._keeps_memory = True
         self.forward: Forward | None = None
         self.batch: Batch | None = None

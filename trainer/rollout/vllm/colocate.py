@@ -50,7 +50,7 @@ class VllmColocateSampler(Sampler):
         self.sleeps = bool(context.config.rollout.vllm.sleep) and distributed.on_gpu()  # vLLM cannot sleep on a CPU
         self.publisher = Publisher(context.folder / "published")
         self.adapter: Any = None
-        self._loaded: int | None = None  # version of a whole model; the engine starts with the base
+        self._loaded: int | None = None  # the version that was given last; the engine starts with the base
         with restoring_global_state(), explaining_failures():
             self.llm = _engine(context)
         self._sleep()
@@ -123,28 +123,21 @@ class VllmColocateSampler(Sampler):
 
     def sync(self) -> int | None:
         """Load the present version of the policy, if it is new, and return it. Every rank calls it."""
-        version = self.context.policy.version
-        if not self.context.config.lora.enabled:
-            self._load_weights(version)
-        elif version is not None and (self.adapter is None or self.adapter.lora_int_id != version + 1):
-            self._load_adapter(version)
-        return version
-
-    def _load_adapter(self, version: int) -> None:
+        version, has_adapter = self.context.policy.version, self.context.config.lora.enabled
+        if version == self._loaded or (has_adapter and version is None):
+            return version
+        published, self._loaded = self.publisher.publish(self.context.policy, version), version
+        if not has_adapter:
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(published.path)})
+            self.llm.reset_prefix_cache()
+            return version
         from vllm.lora.request import LoRARequest
 
-        published, before = self.publisher.publish(self.context.policy, version), self.adapter
-        self.adapter = LoRARequest(published.name, version + 1, str(published.path))
+        assert version is not None, "an adapter has one"
+        before, self.adapter = self.adapter, LoRARequest(published.name, version + 1, str(published.path))
         if before is not None:
             self.llm.llm_engine.remove_lora(before.lora_int_id)
-
-    def _load_weights(self, version: int | None) -> None:
-        if version == self._loaded:
-            return
-        published = self.publisher.publish(self.context.policy, version)
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(published.path)})
-        self.llm.reset_prefix_cache()
-        self._loaded = version
+        return version
 
     def close(self) -> None:
         """Free the engine's memory. The engine itself ends just before our process group, which it destroys."""

@@ -82,21 +82,14 @@ def _start_all(context: SamplingContext) -> list[ServerProcess]:
     _must_have_vllm(python)
     shares = [settings.devices[first : first + size] for first in range(0, len(settings.devices), size)] or [()]
     command = [python, *arguments(context.config, context.location, context.dtype, context.context_length)]
-    modules = _copy_modules(context.folder)
-    logs = [context.folder / f"vllm-{number}.log" for number in range(len(shares))]
-    return [_start(command, devices, log, modules) for devices, log in zip(shares, logs)]
-
-
-def _copy_modules(folder: Path) -> Path:
-    """Return a folder with nothing but what a server imports: with our packages beside it, they would hide its own.
-
-    The copies have longer names, because a module called worker could hide another one.
-    """
-    modules = folder.resolve() / "vllm_modules"
+    # A folder with nothing but what a server imports: our packages beside it would hide its own. The copies have longer
+    # names, because a module called worker could hide another one.
+    modules = context.folder.resolve() / "vllm_modules"
     modules.mkdir(exist_ok=True)
     for name in OF_A_SERVER:
         shutil.copy(Path(__file__).parent / f"{name}.py", modules / f"vllm_{name}.py")
-    return modules
+    logs = [context.folder / f"vllm-{number}.log" for number in range(len(shares))]
+    return [_start(command, devices, log, modules) for devices, log in zip(shares, logs)]
 
 
 def arguments(config: Config, location: str, dtype: str, context_length: int) -> list[str]:

@@ -201,14 +201,11 @@ class WholeModelSampler(VllmServerSampler):
         version = self.context.policy.version
         if version != self._loaded:
             published = self.publisher.publish(self.context.policy, version)
-            distributed.on_main(lambda: self._send_weights(published))
+            loads = [partial(self._retry, partial(_load_weights, one, published), one) for one in self.servers]
+            distributed.on_main(lambda: [load() for load in loads])
             self._loaded = version
             self.weights = replace(published, name=self.servers[0].base)  # the run has given all the same name
         return None if version is None else self.weights
-
-    def _send_weights(self, published: Published) -> None:
-        for server in self.servers:
-            self._retry(partial(_load_weights, server, published), server)
 
 
 def _load_weights(server: Server, published: Published) -> None:

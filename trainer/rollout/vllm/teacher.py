@@ -54,8 +54,13 @@ class ServedTeacher:
     def __call__(self, batches: Sequence[TrainingBatch]) -> list[Tensor]:
         rows = [[*row.prompt, *row.completion] for batch in batches for row in batch.rows]
         found = dict(threads.each([partial(self._retry, partial(self._ask, row)) for row in rows], OPEN_REQUESTS))
-        answers = iter(found[index] for index in range(len(rows)))
-        return [_laid_out(batch, answers) for batch in batches]
+        answers, laid_out = iter(found[index] for index in range(len(rows))), []
+        for batch in batches:
+            found_BT = torch.zeros(batch.mask_BT.shape)
+            for values_T, logprobs in zip(found_BT, answers):
+                values_T[: len(logprobs)] = torch.tensor(logprobs)
+            laid_out.append(found_BT.to(batch.mask_BT.device).where(batch.mask_BT, 0.0))
+        return laid_out
 
     def _retry(self, request: Callable[[], T], begins: bool = False) -> T:
         retry = Retry(self.settings, self._say, threading.Event(), self.server.where, begins)  # nobody stops it
@@ -97,12 +102,3 @@ class ServedTeacher:
             f"{theirs[at : at + SHOWN]!r}, that of the model does with {ours[at : at + SHOWN]!r}",
             "Take a teacher of the same family",
         )
-
-
-def _laid_out(batch: TrainingBatch, answers: Any) -> Tensor:
-    """Return the log-probs of a batch, 0 outside its mask."""
-    found_BT = torch.zeros(batch.mask_BT.shape)
-    for values_T in found_BT:
-        logprobs = next(answers)
-        values_T[: len(logprobs)] = torch.tensor(logprobs)
-    return found_BT.to(batch.mask_BT.device).where(batch.mask_BT, 0.0)
