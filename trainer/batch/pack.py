@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -107,21 +108,20 @@ class Packer:
     def arrange(self, rows: Sequence[TrainingRow]) -> list[list[int]]:
         """Return the indices of the rows of each micro-batch."""
         batches: list[list[int]] = []
-        used = 0
         for index in self._order(rows):
-            used = self._with_one_more(used, [rows[one] for one in batches[-1]], rows[index]) if batches else 0
-            if not batches or used > self.token_budget:
-                batches.append([])
-                used = rows[index].length + self._keys(rows[index])
-            batches[-1].append(index)
+            if batches and self.cost_of([rows[one] for one in (*batches[-1], index)]) <= self.token_budget:
+                batches[-1].append(index)
+            else:
+                batches.append([index])
         return batches
 
     def cost_of(self, rows: Sequence[TrainingRow]) -> int:
-        """Return how much of the budget a micro-batch of these rows takes."""
-        used = rows[0].length + self._keys(rows[0])
-        for index, row in enumerate(rows[1:], 1):
-            used = self._with_one_more(used, rows[:index], row)
-        return used
+        """Return how much of the budget a micro-batch of these rows takes. Padded, all count as long as the first."""
+        if not self.flat:
+            return len(rows) * rows[0].length
+        shared = [False, *(one.prompt == other.prompt for one, other in pairwise(rows))]
+        new = (len(row.completion) if is_shared else row.length for row, is_shared in zip(rows, shared, strict=True))
+        return sum(new) + sum(row.length // 8 for row in rows)
 
     def _order(self, rows: Sequence[TrainingRow]) -> list[int]:
         longest: dict[tuple[int, ...], int] = {}
@@ -134,16 +134,6 @@ class Packer:
 
         key = by_group if self.flat else lambda index: rows[index].length
         return sorted(range(len(rows)), key=key, reverse=True)
-
-    def _with_one_more(self, used: int, batch: Sequence[TrainingRow], row: TrainingRow) -> int:
-        """Return the cost of a micro-batch with one more row. With padding, all rows count as long as the first."""
-        if not self.flat:
-            return (len(batch) + 1) * batch[0].length
-        new = len(row.completion) if row.prompt == batch[-1].prompt else row.length
-        return used + new + self._keys(row)
-
-    def _keys(self, row: TrainingRow) -> int:
-        return row.length // 8 if self.flat else 0
 
 
 def to_tensors(rows: Sequence[TrainingRow], pad_token: int) -> TrainingBatch:
@@ -209,19 +199,17 @@ class _Numbering:
 
 def halves(batch: Batch) -> list[Batch]:
     """Split a batch into two, with everything that has been measured."""
-    middle = len(batch.rows) // 2
+    middle, parts = len(batch.rows) // 2, []
     assert middle, "one row is not divided"
-    return [_part(batch, part) for part in (slice(0, middle), slice(middle, None))]
-
-
-def _part(batch: Batch, part: slice) -> Batch:
-    rows = batch.rows[part]
-    width = max(row.length for row in rows) - 1
-    cut = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    for name, value in cut.items():
-        if isinstance(value, Tensor):
-            cut[name] = value[part, :width] if name.endswith("_BT") else value[part]
-    return type(batch)(**cut | {"rows": rows, "tree": tree_of(rows, width).to(batch.inputs_BT.device)})
+    for part in (slice(0, middle), slice(middle, None)):
+        rows = batch.rows[part]
+        width = max(row.length for row in rows) - 1
+        cut = {field.name: getattr(batch, field.name) for field in fields(batch)}
+        for name, value in cut.items():
+            if isinstance(value, Tensor):
+                cut[name] = value[part, :width] if name.endswith("_BT") else value[part]
+        parts.append(type(batch)(**cut | {"rows": rows, "tree": tree_of(rows, width).to(batch.inputs_BT.device)}))
+    return parts
 
 
 def _pad(rows: Sequence[Sequence[float]], width: int, filler: float) -> Tensor:
