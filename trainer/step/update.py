@@ -115,16 +115,16 @@ class Updater:
         return {"kl_coef": used}
 
 
+@dataclass(slots=True)
 class BackwardPass:
     """Adds up the gradient of a mini-batch when it is called, in smaller pieces if memory runs out.
 
     Afterwards `minibatch` holds the log-probs of the policy that answered, which the first pass computes.
     """
 
-    def __init__(self, updater: Updater, minibatch: MiniBatch[PreparedBatch], tally: Tally) -> None:
-        self.updater = updater
-        self.minibatch = minibatch
-        self.tally = tally
+    updater: Updater
+    minibatch: MiniBatch[PreparedBatch]
+    tally: Tally
 
     def __call__(self) -> None:
         self.minibatch, seen = until_it_fits(self._attempt, self._make_room)
