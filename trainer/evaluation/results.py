@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -51,23 +51,13 @@ def document(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> 
 
 def write(folder: Path, settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    answers = [record for evaluation in evaluations for record in evaluation.records()]
+    flips = [{"models": one.names, **flip.record()} for one in all_pairs(evaluations) for flip in one.flips]
     disk.replace(folder / "eval.json", (json.dumps(document(settings, evaluations), indent=2) + "\n").encode())
     disk.replace(folder / "eval.md", markdown(settings, evaluations).encode())
-    _write_lines(
-        folder / "eval_answers.jsonl", (record for evaluation in evaluations for record in evaluation.records())
-    )
-    _write_lines(
-        folder / "eval_flips.jsonl",
-        (
-            {"models": comparison.names, **flip.record()}
-            for comparison in all_pairs(evaluations)
-            for flip in comparison.flips
-        ),
-    )
-
-
-def _write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    disk.replace(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode())
+    for name, records in (("eval_answers.jsonl", answers), ("eval_flips.jsonl", flips)):
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        disk.replace(folder / name, text.encode())
 
 
 # ------------------------------------------------------------------------------------------------------- side by side

@@ -43,7 +43,7 @@ from trainer.rollout.limits import Say, check_context, context_of, within_contex
 from trainer.rollout.make import make_sampler, make_vllm_sampler
 from trainer.rollout.vllm.teacher import ServedTeacher
 from trainer.run.data import Prompts, make_prompts, prompter_of, report
-from trainer.run_folder import checkpoints, lock
+from trainer.run_folder import checkpoints, lock, previous_run
 from trainer.run_folder.checkpoints import Learned
 from trainer.run_folder.journal import Journal, read_records
 from trainer.run_folder.provenance import Origin
@@ -284,7 +284,8 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
             f"the run in {folder} has made {first_step}",
             f"Write run.steps={first_step} or more",
         ).of_all()
-    before = lock.steps_before(folder) if is_main else None
+    stored = previous_run.settings_of(folder) if is_main else None
+    before = stored.run.steps if stored else None
     lock.write_config(folder, config)
     if not first_step:
         lock.write_machine(folder, config)

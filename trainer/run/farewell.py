@@ -174,12 +174,10 @@ def best_step(config: Config, history: EvaluationHistory, total_steps: int) -> I
     is_there = kept and (kept["step"], kept["problems"]) == (best.step, history.problems)
     why = history.lost or f"{history.folder}/best is of step {kept and kept['step']}"
     where = f"Its {config.lora.product} is in {history.folder}/best" if is_there else f"It is not kept: {why}"
-    shown = f"{_shown(metric, best.value)}, against {_shown(metric, last.value)} after step {last.step}"
-    many = f"of {len(history.milestones)} evaluations on the same problems the highest is partly luck"
-    if best.value > last.value:
-        yield f"step {best.step} was best: {shown}. {where}; {many}"
-    else:
-        yield f"step {best.step} was as good as the last one: {shown}. {where}"
+    shown = f"{_shown(metric, best.value)}, against {_shown(metric, last.value)} after step {last.step}. {where}"
+    many = f"; of {len(history.milestones)} evaluations on the same problems the highest is partly luck"
+    is_better = best.value > last.value
+    yield f"step {best.step} was {'best' if is_better else 'as good as the last one'}: {shown}{many * is_better}"
 
 
 def _shown(metric: str, value: float) -> str:

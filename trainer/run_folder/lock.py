@@ -83,7 +83,8 @@ def is_ours(folder: Path) -> bool:
 def write_config(folder: Path, config: Config) -> None:
     """Write the configuration into the run folder. Called when everything is loaded, so that a mistake leaves none."""
     if distributed.is_main():
-        text = f"# {provenance()}\n# {machine()}\n{config.to_yaml()}"
+        machine = f"{counted(distributed.world_size(), 'rank')}; {hardware.detect()}"
+        text = f"# {provenance()}\n# {machine}\n{config.to_yaml()}"
         disk.replace(folder / "config.yaml", text.encode())
 
 
@@ -106,12 +107,6 @@ def surroundings(config: Config) -> dict[str, Any]:
         "device": gpu or f"CPU with {torch.backends.cpu.get_cpu_capability()}",
         **{f"checksum of {name}": checksum for name, checksum in files_of(config).items()},
     }
-
-
-def steps_before(folder: Path) -> int | None:
-    """Return run.steps of the run that the folder holds."""
-    stored = previous_run.settings_of(folder)
-    return stored.run.steps if stored else None
 
 
 def _lock(folder: Path) -> None:
@@ -161,12 +156,6 @@ def provenance() -> str:
     """Return a line with the versions of Octet and of the packages that it trains with."""
     packages = [f"{name} {number}" for name, number in versions().items()]
     return ", ".join([*packages, f"git revision {found}" if (found := revision()) else "no git revision"])
-
-
-def machine() -> str:
-    """Return a line with the processes of the run, and what this node has."""
-    ranks = distributed.world_size()
-    return f"{counted(ranks, 'rank')}; {hardware.detect()}"
 
 
 def revision() -> str:
