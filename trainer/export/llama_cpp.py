@@ -109,7 +109,6 @@ class LlamaCppSampler(Sampler):
 
     @property
     def template(self) -> str | None:
-        """The chat template in the file."""
         found = self.library.llama_model_chat_template(self.model, None)
         return found.decode() if found else None
 

@@ -352,7 +352,6 @@ def save_difference(model: Any, start: Mapping[str, Tensor], folder: Path) -> No
 
 
 def trainable(model: Any) -> dict[str, Tensor]:
-    """Return everything that is trained, by name."""
     return {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
 
 

@@ -14,7 +14,6 @@ from transformers import BitsAndBytesConfig
 
 
 def options(kind: str, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Return the arguments for `from_pretrained`."""
     if kind == "int8":
         # With a threshold every layer would wait for the card to look for outliers, which no CUDA graph allows.
         how = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)

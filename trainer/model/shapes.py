@@ -26,8 +26,6 @@ class UnknownFamily(ModelError):
 
 
 class Linear(NamedTuple):
-    """A linear layer of a block."""
-
     name: str
     inputs: int
     outputs: int
@@ -69,7 +67,6 @@ class Shape:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """The linear layers of one block."""
         return tuple(linear for projection in self.projections for linear in projection)
 
     @property

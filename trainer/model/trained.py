@@ -44,7 +44,6 @@ class Snapshot:
         return exchanged(self._parameters, self.values)
 
     def refresh(self) -> None:
-        """Replace the values by the present ones."""
         self.take(self._parameters)
 
     @torch.no_grad()

@@ -352,7 +352,8 @@ def lines(found: Estimate | None) -> Iterator[str]:
     elif found.hours is None:
         yield "time: the steps follow from the number of problems, which is not known: write run.steps"
     else:
-        yield f"time: {_span(*map(_time, found.hours))} for {found.steps} steps, {found.basis}"
+        spans = [f"{hour:.1f} h" if hour >= 2 else f"{hour * 60:.1f} min" for hour in found.hours]
+        yield f"time: {_span(*spans)} for {found.steps} steps, {found.basis}"
         if found.kwh is not None:
             yield f"energy: at most {found.kwh:.2g} kWh"
         if found.price is not None:
@@ -361,12 +362,6 @@ def lines(found: Estimate | None) -> Iterator[str]:
 
 def _span(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
-
-
-def _time(hours: float) -> str:
-    if hours < 100 / 3600:
-        return f"{hours * 3600:.2g} s"
-    return f"{hours * 60:.0f} min" if hours < 100 / 60 else f"{hours:.1f} h"
 
 
 def limit_of_a_job(found: Estimate | None, jobs: int) -> str:

@@ -73,7 +73,6 @@ class Plan:
 
     @property
     def dominant(self) -> str:
-        """The largest term of the phase with the peak."""
         terms = self.phases[self.peak_phase]
         return max(terms, key=lambda name: terms[name])
 
@@ -142,7 +141,12 @@ class Planner:
                 trains | (reference if algorithm.kl.coef else self._layer_by_layer) | self.passing(self.targets)
             )
         phases |= {"backward": trains | self._backward(), "step": trains | self._step()}
-        return Plan(self.vram, {name: _with_overhead(terms) for name, terms in phases.items()}, self._ram())
+        planned = {}
+        for name, terms in phases.items():
+            found = {term: round(size) for term, size in terms.items() if size >= 1}
+            slack = round(SLACK * sum(found.values()))
+            planned[name] = {**found, "allocator slack": slack, "CUDA context": CONTEXT}
+        return Plan(self.vram, planned, self._ram())
 
     # what is there all the time
 
@@ -159,12 +163,10 @@ class Planner:
 
     @cached_property
     def adapted(self) -> list[Linear]:
-        """The linear layers of a block that have an adapter."""
         return [linear for linear in self.shape.linears if linear.name in self.targets]
 
     @cached_property
     def trained(self) -> int:
-        """The count of numbers that are trained."""
         lora = self.config.lora
         if not lora.enabled:
             return self.shape.parameters
@@ -493,14 +495,16 @@ class Planner:
     # the RAM of the machine
 
     def _ram(self) -> dict[str, Terms]:
-        """Return the bytes of all ranks on the machine."""
         model, shape = self.config.model, self.shape
         phases: dict[str, Sizes] = {"load": {}, "run": {}}
         phases["load"]["weights being loaded"] = (
             self.weights if model.quantize == "none" else shape.embedding * self.item
         )
         if self.offloads:
-            phases["run"]["optimizer state"] = self._offloaded
+            # weights and gradient in fp32 and a copy to send, page-locked as a rule, and the moments
+            sizes = (4 * self.shard, 4 * self.shard, self.item * self.shard)
+            buffers = map(_page_locked, sizes) if self.zero["offload_optimizer"].get("pin_memory") else sizes
+            phases["run"]["optimizer state"] = sum(buffers) + ADAM[self.config.optim.name] * self.shard
         if self.streams:
             phases["run"]["weights"] = _page_locked(shape.parameters * self.item / self.world_size)
         if model.embeddings == "cpu":
@@ -514,19 +518,6 @@ class Planner:
             phase: {"processes": ranks * PROCESS} | {name: round(ranks * size) for name, size in terms.items()}
             for phase, terms in phases.items()
         }
-
-    @property
-    def _offloaded(self) -> float:
-        """Bytes of an offloaded optimizer: weights and gradient in fp32 and a copy to send, page-locked as a rule, and
-        the moments."""
-        sizes = (4 * self.shard, 4 * self.shard, self.item * self.shard)
-        buffers = map(_page_locked, sizes) if self.zero["offload_optimizer"].get("pin_memory") else sizes
-        return sum(buffers) + ADAM[self.config.optim.name] * self.shard
-
-
-def _with_overhead(terms: Sizes) -> Terms:
-    found = {name: round(size) for name, size in terms.items() if size >= 1}
-    return {**found, "allocator slack": round(SLACK * sum(found.values())), "CUDA context": CONTEXT}
 
 
 def _larger(inside: float, kept: float, head: float) -> Sizes:

@@ -187,7 +187,13 @@ def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Fou
     width = 4 if dtype == "fp32" or (dtype == "auto" and not machine.gpus) else 2
     loaded = [numbers * (width if config.model.quantize == "none" else 1)]
     loaded.append(_numbers(teacher) * (width if config.teacher.quantize == "none" else 1))
-    trained = _trained_by_adapter(config) if is_adapter else numbers
+    trained = numbers
+    if is_adapter:
+        try:
+            shape = known_shape(config.model.name, config.model.revision)
+        except UnknownFamily:
+            shape = None
+        trained = Planner(shape, config, world_size=1, vram=0).trained if shape else 0
     state = STATE_BYTES[config.optim.name]
     checkpoint = trained * (state + width * (2 if is_adapter else 1))  # an adapter is also saved for other programs
     is_offloaded = ds_config.is_offloaded(ds_config.zero_settings(config), "optimizer")
@@ -205,15 +211,6 @@ def _numbers(found: Found) -> int:
     """Return how many numbers a model has, by the size of its files and the dtype in its config.json, if it is here."""
     stored = json.loads((found.folder / "config.json").read_text()) if found.folder else {}
     return found.weights // (4 if (stored.get("dtype") or stored.get("torch_dtype")) == "float32" else 2)
-
-
-def _trained_by_adapter(config: Config) -> int:
-    """Return how many numbers an adapter has; 0 for a model whose shape is not known here."""
-    try:
-        shape = known_shape(config.model.name, config.model.revision)
-    except UnknownFamily:
-        return 0
-    return Planner(shape, config, world_size=1, vram=0).trained if shape else 0
 
 
 def free_disk(folder: Path) -> int:

@@ -38,7 +38,6 @@ class Placement(Planner):
     """A model with its settings, on a card and a machine that they have to fit."""
 
     def fits(self, config: Config) -> bool:
-        """Return True if these settings fit the card and the RAM."""
         plan = replace(self, config=config).plan
         return plan.fits and plan.ram_peak <= self.ram
 
