@@ -86,22 +86,20 @@ class Curriculum:
             drawn += [problems[index] for index in first]
         return drawn
 
-    def _rng(self, step: int) -> random.Random:
-        return random.Random(f"{self.seed}/{step}")
-
 
 class EasyFirst(Curriculum):
     FIRST_SHARE = 0.25  # of the problems, at the first step
     ALL_FROM = 0.5  # of the run
 
     def order(self, problems: Sequence[Problem]) -> Sequence[Problem]:
-        return easy_first(problems)
+        in_order = sorted(zip(difficulties(problems), problems, strict=True), key=itemgetter(0))
+        return [problem for _, problem in in_order]  # those that are equally hard keep their shuffled order
 
     def draw(self, step: int) -> list[Problem]:
         pool = self.pool(step)
         if self.count >= len(pool):
             return draw(pool, step, self.count, self.seed)
-        return self._rng(step).sample(pool, self.count)
+        return random.Random(f"{self.seed}/{step}").sample(pool, self.count)
 
     def pool(self, step: int) -> Sequence[Problem]:
         progress = min(1.0, step / (self.total_steps * self.ALL_FROM))
@@ -115,7 +113,7 @@ class BySolveRate(Curriculum):
     NEWEST = 0.5  # weight of the newest group in the running solve rate
 
     def draw(self, step: int) -> list[Problem]:
-        return self._sample(self.problems_at(step), self._rng(step))
+        return self._sample(self.problems_at(step), random.Random(f"{self.seed}/{step}"))
 
     def weight(self, problem_id: str) -> float:
         rate = self.rates.get(problem_id)
@@ -150,11 +148,6 @@ def solve_rates(seen: Sequence[Outcomes], scales: bool) -> Rates:
 
 
 MEASURES = ("difficulty", "level", "steps")  # columns, the first that some problem has
-
-
-def easy_first(problems: Sequence[Problem]) -> list[Problem]:
-    """Return the problems by difficulty. Those that are equally hard keep their shuffled order."""
-    return [problem for _, problem in sorted(zip(difficulties(problems), problems, strict=True), key=itemgetter(0))]
 
 
 def difficulties(problems: Sequence[Problem]) -> list[float]:

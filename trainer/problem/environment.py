@@ -63,11 +63,9 @@ class Environments:
         try:
             environment, asked = begun.result(self.seconds)
         except TimeoutError:
-            raise DataError(
-                self.setting,
-                f"environment() or reset() has not returned after {self.seconds:g} seconds, for {problem.id}",
-                "Make it faster, or write a larger rollout.turns.seconds",
-            ) from None
+            reason = f"environment() or reset() has not returned after {self.seconds:g} seconds, for {problem.id}"
+            remedy = "Make it faster, or write a larger rollout.turns.seconds"
+            raise DataError(self.setting, reason, remedy) from None
         self.close(environment)
         return asked
 
@@ -88,12 +86,8 @@ class Environments:
         is_triple = isinstance(reply, tuple | list) and len(reply) == 3
         observation, done, reward = reply if is_triple else (reply, None, None)
         if not (isinstance(observation, str) and _is_number(reward) and _is_number(done)):
-            raise DataError(
-                self.setting,
-                f"step() returned {reply!r:.80} for {problem.id}",
-                'Return what the model is told, whether the answer is done, and a reward, such as ("too low", False, '
-                "0.0)",
-            )
+            remedy = 'Return what the model is told, whether it is done, and a reward, such as ("too low", False, 0.0)'
+            raise DataError(self.setting, f"step() returned {reply!r:.80} for {problem.id}", remedy)
         return observation, bool(done), float(reward or 0.0)
 
     def close(self, environment: Environment | None) -> None:
@@ -114,11 +108,8 @@ def environments_of(
     """Return the environments of a task, or of the tools that the settings name; None if there are none."""
     own = [part for part in task.parts if isinstance(part, DataTask) and part.environment]
     if own and settings.tools:
-        raise ConfigError(
-            f"task.tools={','.join(settings.tools)}",
-            f"{own[0].name} has an environment of its own",
-            "Leave one of the two out, or call the tools in its step()",
-        )
+        reason, remedy = f"{own[0].name} has an environment of its own", "Leave one out, or call them in its step()"
+        raise ConfigError(f"task.tools={','.join(settings.tools)}", reason, remedy)
     if settings.tools:
         return _with_tools(settings, chat_template)
     if not own:

@@ -93,27 +93,26 @@ class GeneratorTask(Task):
 
 def _versions(task: str, generator: str, parameters: Mapping[str, Any], by_level: bool) -> list[str]:
     """Return the parameters of the generator as JSON, once for each level of difficulty."""
-    gym = _reasoning_gym(task)
+    try:
+        import reasoning_gym as gym
+    except ImportError:
+        needs = "it needs reasoning-gym, which is not installed"
+        raise ConfigError(f"task.name={task}", needs, "Run: pip install 'octet-grpo[gym]'") from None
     if generator not in gym.factory.DATASETS:
-        raise ConfigError(
-            f"task.name={task}",
-            f"there is no such generator.{did_you_mean(generator, gym.factory.DATASETS)} There are: "
-            f"{', '.join(sorted(gym.factory.DATASETS))}",
-        )
+        reason = f"there is no such generator.{did_you_mean(generator, gym.factory.DATASETS)}"
+        raise ConfigError(f"task.name={task}", reason, f"There are: {', '.join(sorted(gym.factory.DATASETS))}")
     try:
         if not by_level:
             gym.create_dataset(generator, **parameters, seed=0, size=1)
             return [json.dumps(parameters)]
         if not gym.factory.has_curriculum(generator):
-            raise ConfigError(
-                "task.curriculum=difficulty", f"{task} has no levels of difficulty", "Write task.curriculum=solve_rate"
-            )
+            reason, remedy = f"{task} has no levels of difficulty", "Write task.curriculum=solve_rate"
+            raise ConfigError("task.curriculum=difficulty", reason, remedy)
         return [json.dumps({**_at_level(gym, generator, level), **parameters}) for level in range(LEVELS)]
     except (TypeError, ValueError, AssertionError) as error:
         known = [key for key in vars(gym.factory.DATASETS[generator][1]()) if key not in ("seed", "size")]
-        raise ConfigError(
-            f"task.gym={json.dumps(parameters)}", f"{task} does not take that ({error})", f"It has: {', '.join(known)}"
-        ) from None
+        reason = f"{task} does not take that ({error})"
+        raise ConfigError(f"task.gym={json.dumps(parameters)}", reason, f"It has: {', '.join(known)}") from None
 
 
 def _at_level(gym: Any, generator: str, level: int) -> dict[str, Any]:
@@ -140,16 +139,6 @@ def _data_set(generator: str, parameters: str, seed: int, count: int) -> Any:
     import reasoning_gym
 
     return reasoning_gym.create_dataset(generator, **json.loads(parameters), seed=seed, size=count)
-
-
-def _reasoning_gym(task: str) -> Any:
-    try:
-        import reasoning_gym
-    except ImportError:
-        raise ConfigError(
-            f"task.name={task}", "it needs reasoning-gym, which is not installed", "Run: pip install 'octet-grpo[gym]'"
-        ) from None
-    return reasoning_gym
 
 
 @cache

@@ -98,7 +98,9 @@ class Prompter:
         self.settings = settings
         self.max_tokens = settings.max_tokens
         self.style, self._style = _style(settings, task)
-        if self.style == "gsm8k" and _has_texts(task):
+        is_own = self.style == "gsm8k" and task.name == "records"
+        golds = [one.gold for one in task.train() if one.gold] if is_own else []
+        if sum(number(gold) is None for gold in golds) > len(golds) / 2:  # most are no numbers
             self._style = replace(self._style, request=self._style.request.replace("#### 42", "#### Paris"))
         self.answer_style = answer_style(settings, task)
         self._examples = examples(task, settings.shots) if self.style == "few_shot" else []
@@ -188,11 +190,8 @@ class Prompter:
         """Raise ConfigError if a turn would be written in another way once there are later ones: the model would not
         see the tokens that it wrote."""
         if self._style.raw:
-            raise ConfigError(
-                f"prompt.style={self.style}",
-                f"it has no place for what {environments.setting} says between turns",
-                "Write another style",
-            )
+            reason = f"it has no place for what {environments.setting} says between turns"
+            raise ConfigError(f"prompt.style={self.style}", reason, "Write another style")
         if not self.tokenizer.chat_template or self._keeps_turns():
             return
         own, others = self.settings, []
@@ -204,12 +203,9 @@ class Prompter:
         self.settings = own
         models = "Take a model whose template keeps them, such as Qwen2.5, Llama 3 or Gemma 3"
         remedy = f"Write {' or '.join(others)}" if others else models
-        raise ConfigError(
-            environments.setting,
-            f"the chat template of {self.tokenizer.name_or_path} writes a turn of the model in another way once there "
-            "are later ones, so the model would not see what it wrote",
-            remedy,
-        )
+        template = f"the chat template of {self.tokenizer.name_or_path}"
+        reason = f"{template} writes a turn in another way once there are later ones: the model would not see its own"
+        raise ConfigError(environments.setting, reason, remedy)
 
     def _keeps_turns(self) -> bool:
         """Return True if a conversation begins with what it was before its last turn, and with that turn as written.
@@ -255,11 +251,9 @@ class Prompter:
                 )
         except (TemplateError, *OF_A_TEMPLATE) as error:
             roles = ", ".join(message["role"] for message in messages)
-            raise DataError(
-                problem.id or "prompt",
-                f"the chat template of the model refuses the messages ({roles}): {error}",
-                "Many have no role `system`: leave prompt.system out",
-            ) from None
+            reason = f"the chat template of the model refuses the messages ({roles}): {error}"
+            remedy = "Many have no role `system`: leave prompt.system out"
+            raise DataError(problem.id or "prompt", reason, remedy) from None
         return text
 
 
@@ -268,11 +262,9 @@ def _must_have_variables(tokenizer: Any, settings: Iterable[str]) -> None:
     known = sorted(_variables(tokenizer.get_chat_template()) - SET_BY_OCTET) if tokenizer.chat_template else []
     for name in settings:
         if name not in known:
-            raise ConfigError(
-                f"prompt.template={{{name}: ...}}",
-                "the chat template of this model reads "
-                f"{', '.join(known) or 'no variables'}.{did_you_mean(name, known)} Correct the name, or leave it out",
-            )
+            reads = f"the chat template of this model reads {', '.join(known) or 'no variables'}"
+            remedy = f"{did_you_mean(name, known)} Correct the name, or leave it out".strip()
+            raise ConfigError(f"prompt.template={{{name}: ...}}", reads, remedy)
 
 
 def _variables(chat_template: str) -> set[str]:
@@ -282,18 +274,9 @@ def _variables(chat_template: str) -> set[str]:
     try:
         environment = _compile_jinja_template(chat_template).environment
     except TemplateSyntaxError as error:
-        raise ModelError(
-            "model.name",
-            f"its chat template is broken in line {error.lineno} ({error.message})",
-            "Restore the template, or take another model",
-        ) from None
+        broken = f"its chat template is broken in line {error.lineno} ({error.message})"
+        raise ModelError("model.name", broken, "Restore the template, or take another model") from None
     return meta.find_undeclared_variables(environment.parse(chat_template)) - environment.globals.keys()
-
-
-def _has_texts(task: Task) -> bool:
-    """Return True if most gold answers of a data set of one's own are no numbers."""
-    golds = [problem.gold for problem in task.train() if problem.gold] if task.name == "records" else []
-    return sum(number(gold) is None for gold in golds) > len(golds) / 2
 
 
 def answer_style(settings: PromptSettings, task: Task) -> str:

@@ -39,11 +39,8 @@ class Rules:
         """Return the number of tokens over which `overlong` falls. DAPO uses 4,096 of 20,480."""
         buffer = self.settings.overlong_buffer or max(1, self.max_new_tokens // 5)
         if buffer > self.max_new_tokens:
-            raise ConfigError(
-                f"reward.overlong_buffer={buffer}",
-                f"it is longer than rollout.max_new_tokens={self.max_new_tokens}",
-                f"Try {max(1, self.max_new_tokens // 5)}",
-            )
+            reason = f"it is longer than rollout.max_new_tokens={self.max_new_tokens}"
+            raise ConfigError(f"reward.overlong_buffer={buffer}", reason, f"Try {max(1, self.max_new_tokens // 5)}")
         return buffer
 
 

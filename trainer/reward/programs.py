@@ -98,12 +98,9 @@ class Programs:
 def refuse_unheld(settings: Code, held: Held) -> None:
     """Raise ConfigError if this machine cannot hold a program in."""
     if settings.command is not None and not (held.namespaces and held.counted):
-        raise ConfigError(
-            f"reward.code.command={settings.command}",
-            "it needs a folder of its own to write to and processes to start, which this machine cannot hold in. It "
-            f"has {held}",
-            "Allow user namespaces, or take another machine",
-        )
+        reason = f"it needs a folder and processes of its own, which this machine cannot hold in. It has {held}"
+        remedy = "Allow user namespaces, or take another machine"
+        raise ConfigError(f"reward.code.command={settings.command}", reason, remedy)
     if not (held.is_enough or settings.unsafe):
         raise ConfigError(
             "reward.weights.code",
