@@ -37,11 +37,9 @@ def taught(problem: Problem, style: str, in_thought: bool = False) -> str:
 def check(task: Task, problems: Sequence[Problem]) -> None:
     """Raise DataError if there is no worked solution to teach."""
     if not any(problem.solution for problem in problems):
-        raise DataError(
-            f"task.name={task.name}",
-            f"none of its {len(problems)} training problems has a worked solution, which a warm-up teaches",
-            "Name their column: task.solution=COLUMN. Without one, write warmup.steps=0",
-        )
+        reason = f"none of its {len(problems)} training problems has a worked solution, which a warm-up teaches"
+        remedy = "Name their column: task.solution=COLUMN. Without one, write warmup.steps=0"
+        raise DataError(f"task.name={task.name}", reason, remedy)
 
 
 def end_token(prompter: Prompter, stop_tokens: Sequence[int]) -> int:

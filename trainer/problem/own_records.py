@@ -109,11 +109,9 @@ class OwnTask(RecordsTask):
         super().__init__(settings)
         for method in METHODS:
             if not callable(getattr(own, method, None)) and (method == "train" or hasattr(own, method)):
-                raise ConfigError(
-                    f"task.name={settings.name}",
-                    f"it returns {own!r:.60}, which has no method `{method}`",
-                    "Return an object whose train() returns records; see docs/tasks.md",
-                )
+                reason = f"it returns {own!r:.60}, which has no method `{method}`"
+                remedy = "Return an object whose train() returns records; see docs/tasks.md"
+                raise ConfigError(f"task.name={settings.name}", reason, remedy)
         self.own = own
         self.name = user_code.find("task.name", settings.name).stem
         self.sources = {

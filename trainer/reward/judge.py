@@ -294,11 +294,9 @@ class Budget:
                 return spent
         except (ValueError, AttributeError, RecursionError):
             pass
-        raise CheckpointError(
-            self.file,
-            "it cannot be read, and it counts what the judge was asked for",
-            "Restore it, or delete it to count from 0",
-        )
+        reason = "it cannot be read, and it counts what the judge was asked for"
+        remedy = "Restore it, or delete it to count from 0"
+        raise CheckpointError(self.file, reason, remedy)
 
 
 class Cache:

@@ -127,11 +127,9 @@ def read_tests(problem: Problem, settings: Code) -> Tests:
         reason = str(error) if isinstance(error, DataError) else f"{EXPECTED}; {type(error).__name__}: {error}"
         raise DataError(problem.id, f"`{column}`: {reason}", ANOTHER_COLUMN) from None
     if tests.source and settings.command is not None:
-        raise DataError(
-            problem.id,
-            f"`{column}` holds tests in Python, and reward.code.command={settings.command} runs other programs",
-            "Tests of these are inputs and outputs",
-        )
+        reason = f"`{column}` holds tests in Python, and reward.code.command={settings.command} runs other programs"
+        remedy = "Tests of these are inputs and outputs"
+        raise DataError(problem.id, reason, remedy)
     return tests
 
 
