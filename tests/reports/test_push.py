@@ -87,25 +87,19 @@ def usage(said):
     return textwrap.dedent(shown).strip() + "\n"
 
 
-def test_the_card_of_an_adapter_loads_it_over_the_embedded_model(capsys, copied):
-    folder = copied("demo")
-    described = folder / "adapter/adapter_config.json"
-    described.write_bytes(push._without_path(described))  # as it is sent
-    (folder / "adapter/manifest.json").unlink()
-    code = usage(said_by(capsys, "push", folder, "--to", "me/demo")[1])
-    found = {}
-    exec(code.replace("me/demo", str(folder / "adapter")), found)  # noqa: S102
-    assert found["model"].peft_config["default"].r == 16
-
-
-def test_the_card_of_an_adapter_over_a_folder_asks_for_the_folder(capsys, copied, tmp_path):
-    folder, base = copied("demo"), shutil.copytree(NANO, tmp_path / "taught")
-    configure(folder, model__name=str(base))
+@pytest.mark.parametrize("base", ["nano", "taught"])
+def test_the_card_of_an_adapter_loads_it_over_its_base(base, capsys, copied, tmp_path):
+    folder, taught, found = copied("demo"), shutil.copytree(NANO, tmp_path / "taught"), {}
+    if base == "taught":
+        configure(folder, model__name=str(taught))
+    else:
+        described = folder / "adapter/adapter_config.json"
+        described.write_bytes(push._without_path(described))  # as it is sent
+        (folder / "adapter/manifest.json").unlink()
     said = said_by(capsys, "push", folder, "--to", "me/demo")[1]
-    assert 'base = "taught"  # is not on the hub: write the path of a copy of it\n' in usage(said)
     assert "base_model:" not in said
-    found = {}
-    exec(usage(said).replace("taught", str(base)).replace("me/demo", str(folder / "adapter")), found)  # noqa: S102
+    code = usage(said).replace("me/demo", str(folder / "adapter"))
+    exec(code.replace('"taught"', repr(str(taught))), found)  # noqa: S102
     assert found["model"].peft_config["default"].r == 16
 
 

@@ -96,14 +96,17 @@ def test_a_page_of_a_run_that_has_only_begun(only_settings):
     assert page_of(only_settings, only_settings).within("td").count("none yet") == 4
 
 
-def test_values_that_are_not_numbers_are_left_out_of_the_curves(copied):
+def test_alarms_plans_and_values_that_are_not_numbers(copied):
     folder = copied("broken")
-    records = lines_of(folder / "metrics.jsonl")
+    base, *records = lines_of(folder / "metrics.jsonl")
     records[2] |= {"loss": float("nan"), "grad_norm": float("inf")}
-    write_lines(folder / "metrics.jsonl", records)
+    write_lines(folder / "metrics.jsonl", [base, *(record | {"empty": 0.9} for record in records)])
+    (folder / "memory_plan.json").write_text('{"rollout": 5890000000}')
     text = report([read_run(folder)])
-    assert "nan," not in text
-    assert ",inf" not in text
+    assert not re.search("nan,|,inf", text)  # they are left out of the curves
+    seen = Seen(text)
+    assert ("planned at most" in seen.within("th"), "5.89 GB" in seen.within("td")) == (True, True)
+    assert ("empty answers" in seen.within("strong"), ", since step 5" in seen.within("p")) == (True, True)
 
 
 def test_several_runs_are_told_apart(finished, copied):
@@ -162,25 +165,6 @@ def test_runs_on_different_tasks_have_tables_of_their_own(finished, copied):
     seen = page_of(finished, other)
     assert seen.within("h3") == ["Task nano", "Task nano"]
     assert "Runs on different tasks are not compared with each other." in seen.within("p")
-
-
-def test_memory_stands_beside_the_plan(copied):
-    folder = copied("planned")
-    (folder / "memory_plan.json").write_text('{"rollout": 5890000000}')
-    seen = page_of(folder)
-    assert "planned at most" in seen.within("th")
-    assert "5.89 GB" in seen.within("td")
-
-
-def test_an_alarm_is_named_with_its_steps(copied):
-    folder = copied("alarm")
-    records = lines_of(folder / "metrics.jsonl")
-    for record in records[1:]:
-        record["empty"] = 0.9
-    write_lines(folder / "metrics.jsonl", records)
-    seen = page_of(folder)
-    assert "empty answers" in seen.within("strong")
-    assert ", since step 5" in seen.within("p")
 
 
 def test_the_command_on_the_page_makes_the_same_settings(finished):

@@ -81,22 +81,19 @@ def test_a_terminal_shows_it_until_the_run_was_stopped(broken_off):
         said += part
     os.close(terminal)
     assert process.wait(60) == 0
+    assert b"\x1b[?1049h" in said  # the alternate screen, and back
     assert "step 3 of 6, stopped after step 3" in said.rpartition(b"\x1b[?1049l")[2].decode()
 
 
-def test_memory_stands_beside_its_plan(copied, capsys):
-    folder = copied("planned")
-    (folder / "memory_plan.json").write_text('{"step": 4500000000}')
-    assert re.search(r"memory .*step \d\.\d\d of 4\.50 planned", watch(folder, capsys=capsys))
-
-
-def test_memory_that_is_the_same_in_all_phases_is_shown_once(copied, capsys):
+def test_memory_stands_beside_its_plan_and_once_where_it_is_the_same_in_all_phases(copied, capsys):
     folder = copied("even")
     records = lines_of(folder / "metrics.jsonl")
     for record in records:
         record.update({name: 0.774 for name in record if name.startswith("memory/")})
     write_lines(folder / "metrics.jsonl", records)
     assert re.search(r"│ memory +0\.77 GB +│", watch(folder, capsys=capsys))
+    (folder / "memory_plan.json").write_text('{"step": 4500000000}')
+    assert re.search(r"memory .*step 0\.77 of 4\.50 planned", watch(folder, capsys=capsys))
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 19), (60, 14), (120, 35), (80, 6)])
@@ -127,19 +124,6 @@ def test_what_a_model_wrote_is_text_on_the_screen(hostile, capsys):
     assert not {"\u202e", "\u2066", "\ud800"} & set(said)
     assert "␛[31mred" in said
     assert "[bold]markup[/bold]" in said
-
-
-def test_a_terminal_shows_it_until_the_run_has_ended(finished):
-    command = [sys.executable, "-m", "trainer.commands.main", "watch", str(finished)]
-    process, terminal = on_a_terminal(command, ROOT, 100, 40)
-    said = b""
-    while part := read(terminal):
-        said += part
-    os.close(terminal)
-    assert process.wait(60) == 0
-    assert b"\x1b[?1049h" in said  # the alternate screen, and back
-    assert b"\x1b[?1049l" in said
-    assert "step 6 of 6, ended" in said.rpartition(b"\x1b[?1049l")[2].decode()
 
 
 def test_blocks_and_times():
