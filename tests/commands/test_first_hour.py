@@ -7,7 +7,7 @@ import pytest
 from trainer.commands import main as cli
 from trainer.config.command_line import resolve
 from trainer.config.settings import Model
-from trainer.errors import ConfigError, DataError, ModelError
+from trainer.errors import DataError, ModelError
 from trainer.model import shapes
 from trainer.model.hub import find_model
 
@@ -33,14 +33,6 @@ def test_an_adapter_or_a_run_in_place_of_a_model_names_what_to_write(tmp_path):
 def test_a_path_that_does_not_exist_is_no_name_on_the_hub(name):
     with pytest.raises(ModelError, match=f"model.name={name}: there is no such folder"):
         find_model(Model(name=name))
-
-
-@pytest.mark.parametrize(
-    ("name", "written"), [("load_in_4bit", "model.quantize=nf4"), ("num_generations", "rollout.group_size")]
-)
-def test_settings_of_other_programs_are_known(name, written):
-    with pytest.raises(ConfigError, match=f"Write {written}"):
-        resolve("nano", None, [f"model.{name}=1"])
 
 
 def test_what_a_run_has_sampled_can_be_scored(capsys, tmp_path):

@@ -94,11 +94,6 @@ def test_a_resolved_configuration_is_frozen():
         resolve("nano").run.seed = 3
 
 
-def test_an_unknown_preset_names_the_real_ones():
-    with pytest.raises(ConfigError, match=r"--preset 8g: there is no such file or name. Did you mean 8gb"):
-        parse_command_line(["--preset", "8g"])
-
-
 @pytest.mark.parametrize(
     ("machine", "preset"),
     [
@@ -133,17 +128,15 @@ def test_resume_takes_the_settings_from_the_folder(tmp_path):
     (folder / "config.yaml").write_text(resolve("nano", None, ["algorithm.lr=0.5", "run.steps=9"]).to_yaml())
     request = parse_command_line(["--resume", str(folder), "run.steps=12"])
     assert (request.config.algorithm.lr, request.config.run.steps, request.config.run.dir) == (0.5, 12, folder)
-    with pytest.raises(ConfigError, match="is not the folder of a run"):
+    with refuses("--resume", names=tmp_path):
         parse_command_line(["--resume", str(tmp_path)])
-    with pytest.raises(ConfigError, match="Leave --preset"):
+    with refuses("--resume", names="--preset"):
         parse_command_line(["--resume", str(folder), "--preset", "nano"])
-    with pytest.raises(ConfigError, match=r"there is no config\.yaml in it"):
-        parse_command_line(["--resume", str(tmp_path / "nowhere"), "--preset", "nano"])
 
 
 def test_resume_without_a_folder_takes_the_latest_run(tmp_path, monkeypatch):
     monkeypatch.setattr(command_line, "RUNS", tmp_path)
-    with pytest.raises(ConfigError, match="there is no run in"):
+    with refuses("--resume"):
         parse_command_line(["--resume"])
     (tmp_path / "a").mkdir()
     (tmp_path / "a/config.yaml").write_text(resolve("nano").to_yaml())
@@ -180,12 +173,12 @@ def test_buffers_are_as_large_as_what_is_trained_unless_somebody_says_otherwise(
 def test_a_ds_config_must_not_set_what_has_another_home(tmp_path, key):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"zero_optimization": {"stage": 2}, key: 1}))
-    with pytest.raises(ConfigError, match=f"`{key}` must not stand in it. Write {ds_config.ELSEWHERE[key]}"):
+    with refuses("engine.ds_config", names=ds_config.ELSEWHERE[key]):
         ds_config.read(str(path))
 
 
 def test_an_unknown_ds_config_names_the_real_ones():
-    with pytest.raises(ConfigError, match=r"engine.ds_config=zero9: there is no .* Known: zero1, zero2, zero2_offload"):
+    with refuses("engine.ds_config", names="zero2_offload"):
         ds_config.read("zero9")
 
 
@@ -257,23 +250,6 @@ def test_settings_with_a_warm_up_are_refused_at_once_or_hold_for_both_runs(warmu
         assert after.warmup.steps == 0
         assert after.lora.start != config.lora.start or config.lora.start is None
     assert taken > len(BESIDE) / 2
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "rollout.vllm.urls=http://user:k3y@host:8000",
-        "rollout.vllm.urls=http://host:8000?token=k3y",
-        "rollout.vllm.arguments=--api-key,k3y",
-        "rollout.vllm.arguments=--api_key=k3y",
-        "rollout.vllm.arguments=--hf-token,k3y",
-    ],
-)
-def test_a_key_in_the_settings_is_refused_and_not_shown(override):
-    """`ps` and config.yaml would show it."""
-    with pytest.raises(ConfigError, match="VLLM_API_KEY") as refused:
-        resolve("nano", None, [override])
-    assert "k3y" not in str(refused.value)
 
 
 def test_what_makes_a_group_dead_follows_from_the_objective():

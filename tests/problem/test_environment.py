@@ -168,13 +168,6 @@ def test_what_does_not_go_together_is_refused(guessing, tokenizer):
         prompter(tokenizer, tools=("calculator",), calls="template")
     with pytest.raises(ConfigError, match=r"prompt.style=r1_zero: it has no place for what task.tools=calculator says"):
         prompter(tokenizer, tools=("calculator",), style="r1_zero")
-    for setting, said in [
-        ("task.calls=inline", "task.calls=inline: it is for the calculator"),
-        ("task.calls=fenced", "Write task.tools=\\[calculator\\] as well"),
-        ("task.tools=abacus", "calculator"),
-    ]:
-        with pytest.raises(ConfigError, match=said):
-            resolve("nano", None, [setting])
     config = resolve("nano", None, ["reward.weights={environment: 1.0}"])
     with pytest.raises(ConfigError, match=r"reward.weights.environment=1: nothing gives this reward"):
         prompter_of(config, NanoTask(), tokenizer)

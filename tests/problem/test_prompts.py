@@ -191,12 +191,6 @@ def test_a_template_that_cannot_be_used_is_answered(tokenizer, tmp_path, content
         prompter(tokenizer, style=str(path))
 
 
-def test_an_unknown_style_is_answered_with_the_nearest():
-    told = r"prompt.style=few_shots: it is neither a file nor a style. Did you mean few_shot\? Known: auto, chat"
-    with pytest.raises(ConfigError, match=told):
-        resolve("nano", None, ["prompt.style=few_shots"])
-
-
 # --- conversations of the data set
 
 
@@ -313,13 +307,3 @@ def test_a_variable_that_the_chat_template_does_not_read_is_an_error(tokenizer, 
         prompter(thinking, template={name: False})
     with pytest.raises(ConfigError, match="reads no variables"):
         prompter(WithoutTemplate(), template={name: False})
-
-
-def test_a_variable_is_refused_with_a_style_that_uses_no_chat_template():
-    with pytest.raises(ConfigError, match="style=r1_zero uses no chat template"):
-        resolve("nano", None, ["prompt.style=r1_zero", "prompt.template={enable_thinking: false}"])
-
-
-def test_a_variable_that_octet_sets_itself_is_refused():
-    with pytest.raises(ConfigError, match="Octet itself sets add_generation_prompt"):
-        resolve("nano", None, ["prompt.template={add_generation_prompt: false}"])

@@ -440,22 +440,6 @@ def test_a_file_that_is_not_there_is_known_before_anything_is_launched(monkeypat
         train.main()
 
 
-@pytest.mark.parametrize(
-    "setting, message",
-    [
-        ("my_rewards.py", "is not FILE.py:FUNCTION"),
-        ("my_rewards:score", "is not FILE.py:FUNCTION"),
-        ("a.py:not-a-name", "is not FILE.py:FUNCTION"),
-        ("a.py:correct", "the name correct is taken"),
-        ("a.py:strict", "the name strict is taken"),
-        ("[a.py:score,b.py:score]", "the name score is taken"),
-    ],
-)
-def test_settings_that_cannot_work(setting, message):
-    with pytest.raises(ConfigError, match=message):
-        resolve(None, None, [f"reward.custom={setting}"])
-
-
 HELPERS = {  # what a file imports, and the helpers in its folder and in that of another file
     "a module": ("import levels", "levels.py", "levels.py"),
     "inside a function": ("def f():\n    from levels import x", "levels.py", "levels.py"),

@@ -477,17 +477,6 @@ def test_the_rehearsal_asks_even_when_the_answer_is_kept(server, tmp_path):
         scorer.rehearse(PROMPT, worked(PROBLEM))
 
 
-@pytest.mark.parametrize("overrides, message", [
-    (["reward.weights={judge: 1}"], "needs reward.judge.url and reward.judge.model"),
-    (["reward.judge.url=http://h/v1", "reward.judge.model=m"], "the judge has no weight"),
-    (["reward.judge.url=ftp://h/v1", "reward.judge.model=m"], "does not begin with http"),
-    (["reward.judge.concurrency=0"], "greater than or equal to 1"),
-])  # fmt: skip
-def test_settings_that_cannot_work(overrides, message):
-    with pytest.raises(ConfigError, match=message):
-        resolve(None, None, overrides)
-
-
 def test_a_run_may_go_on_with_another_budget_but_not_with_another_grader(tmp_path):
     def with_judge(*overrides: str):
         named = ["reward.judge.url=http://h/v1", "reward.judge.model=m", "reward.weights={correct: 1, judge: 1}"]
