@@ -9,10 +9,8 @@ from trainer.batch.pack import to_tensors
 from trainer.config.command_line import resolve
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
-from trainer.problem import lessons
 from trainer.problem.environment import environments_of
-from trainer.problem.lessons import taught
-from trainer.problem.prompts import Prompter
+from trainer.problem.prompts import Prompter, must_have_solutions, taught
 from trainer.problem.task import make_task
 from trainer.records import Problem
 from trainer.reward.make import make_verifier
@@ -139,11 +137,11 @@ def test_what_would_be_taught_without_its_answer_is_left_out(tokenizer, solution
 
 def test_no_solution_at_all_is_an_error_that_names_the_setting():
     task = make_task(TaskSettings(name="nano"))
-    lessons.check(task, [Problem("p", "q", "3"), PROBLEM])
+    must_have_solutions(task, [Problem("p", "q", "3"), PROBLEM])
     with pytest.raises(
         DataError, match=r"none of its 1 training problems has a worked solution.*task\.solution=COLUMN"
     ):
-        lessons.check(task, [Problem("p", "q", "3")])
+        must_have_solutions(task, [Problem("p", "q", "3")])
 
 
 def records(tmp_path, *rows, **settings):

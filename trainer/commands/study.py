@@ -27,8 +27,7 @@ from trainer.machine import disk
 from trainer.machine.console import Console
 from trainer.machine.exits import listen
 from trainer.machine.visible import print
-from trainer.problem.lessons import check, taught
-from trainer.problem.prompts import answer_style
+from trainer.problem.prompts import answer_style, must_have_solutions, taught
 from trainer.problem.task import make_task, training_problems
 from trainer.reports import study_page
 from trainer.reports.study import RENUMBERED, collect, ended, summary, totals
@@ -91,7 +90,7 @@ def _must_have_solutions(study: Study) -> None:
         return
     task = make_task(config.task)
     try:
-        check(task, training_problems(task, config.task, config.run.seed)[:SOLUTIONS])
+        must_have_solutions(task, training_problems(task, config.task, config.run.seed)[:SOLUTIONS])
     except DataError as error:
         raise ConfigError(
             study.path, f"controls: supervised: {error.reason or error}", "Remove it from controls"

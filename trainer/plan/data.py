@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from trainer.config.settings import Config
-from trainer.problem import lessons
+from trainer.problem.prompts import must_have_solutions
 from trainer.problem.task import Task, evaluation_problems, make_task, training_problems
 from trainer.records import Problem
 from trainer.reward import gold_check, placebo
@@ -28,7 +28,7 @@ def read(config: Config) -> Data:
     held_out = evaluation_problems(task, config.eval.problems)
     gold_check.check(config, task, [*training, *held_out])
     if config.warmup.steps and config.warmup.source == "solutions":
-        lessons.check(task, training)
+        must_have_solutions(task, training)
     rehearse_functions(config, task, training[0])
     return Data(task, training, held_out)
 

@@ -17,8 +17,7 @@ from trainer.errors import ConfigError, DataError
 from trainer.loop import Lessons
 from trainer.model.load import resolve_dtype
 from trainer.model.merge import write_merged
-from trainer.problem.lessons import end_token, taught
-from trainer.problem.prompts import Prompter
+from trainer.problem.prompts import Prompter, end_token, taught
 from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, TrainingRow
 from trainer.reward.built_in import Rules, read
