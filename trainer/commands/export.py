@@ -31,11 +31,9 @@ def run(options: Namespace) -> None:
         raise CheckpointError(options.run, "there is no such folder", "Name the folder of a run")
     if source.adapter is None:
         if names_a_model(options):
-            raise ConfigError(
-                "--model",
-                f"{source.folder} is a whole model, and --model and model.name name the base of an adapter",
-                "Leave them out, or name the folder of the other model in place of this one",
-            )
+            reason = f"{source.folder} is a whole model, and --model and model.name name the base of an adapter"
+            remedy = "Leave them out, or name the folder of the other model in place of this one"
+            raise ConfigError("--model", reason, remedy)
         options.model = str(source.folder)
     kind = options.to if options.to == "safetensors" else f"{options.to}-{options.format}"
     beside = options.run.resolve()  # a model that was named itself; `octet push` sends all that is in it

@@ -126,11 +126,9 @@ def write(
                 parts = [quantize(some.float().numpy(), kinds[name]).view(np.uint8) for some in rows]
         except FloatingPointError:
             writer.close()
-            raise MergeError(
-                f"--format {fmt}",
-                f"{own} has a number beyond 65,504, which its 16 bits do not hold",
-                "Take --format bf16 or q8_0",
-            ) from None
+            reason = f"{own} has a number beyond 65,504, which its 16 bits do not hold"
+            remedy = "Take --format bf16 or q8_0"
+            raise MergeError(f"--format {fmt}", reason, remedy) from None
         writer.write_tensor_data(np.concatenate(parts))
     writer.close()
     return names

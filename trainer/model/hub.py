@@ -86,14 +86,12 @@ def find_model(model: Model) -> Found:
                 "Check the spelling, and log in with `hf auth login` if it is private or gated, or write the path of "
                 "a local folder",
             ) from None
-    except Unreachable as reason:
+    except Unreachable as unreachable:
         if not cached:
-            raise ModelError(
-                f"model.name={model.name}",
-                f"it is neither a folder nor complete in the cache ({cache()}), and {reason}",
-                f"Write the path of a local folder, or try --preset nano, which needs no download. {FETCH}",
-            ) from None
-        stay_offline(reason)
+            reason = f"it is neither a folder nor complete in the cache ({cache()}), and {unreachable}"
+            remedy = f"Write the path of a local folder, or try --preset nano, which needs no download. {FETCH}"
+            raise ModelError(f"model.name={model.name}", reason, remedy) from None
+        stay_offline(unreachable)
     else:
         if not cached:
             names = wanted(listed, model.trust_remote_code)
@@ -176,11 +174,9 @@ def _must_be_whole(name: str, folder: Path) -> None:
         return
     for index in sorted(folder.glob("*.safetensors.index.json")):
         if missing := sorted(_shards(index) - sizes.keys()):
-            raise ModelError(
-                f"model.name={name}",
-                f"{', '.join(missing)[:500]} is missing in this folder, and {index.name} names it",
-                "Download the model again",
-            )
+            reason = f"{', '.join(missing)[:500]} is missing in this folder, and {index.name} names it"
+            remedy = "Download the model again"
+            raise ModelError(f"model.name={name}", reason, remedy)
 
 
 def fingerprint(model: Model) -> str:
@@ -212,16 +208,12 @@ def local_folder(name: str) -> Path | None:
         if adapter:
             config = read_json(f"model.name={name}", adapter / "adapter_config.json")
             base, named = str(config.get("base_model_name_or_path"))[:200], shlex.quote(str(adapter))
-            raise ModelError(
-                f"model.name={name}",
-                f"that is {'an adapter' if adapter == folder else 'a run folder'}, not a model. Its base is {base}",
-                f"Write octet eval --adapter {named}, or octet merge --adapter {named} --out FOLDER",
-            )
-        raise ModelError(
-            f"model.name={name}",
-            "there is no config.json in this folder, so it is not a model",
-            "Name a folder that save_pretrained has written, or a model of the hub",
-        )
+            reason = f"that is {'an adapter' if adapter == folder else 'a run folder'}, not a model. Its base is {base}"
+            remedy = f"Write octet eval --adapter {named}, or octet merge --adapter {named} --out FOLDER"
+            raise ModelError(f"model.name={name}", reason, remedy)
+        reason = "there is no config.json in this folder, so it is not a model"
+        remedy = "Name a folder that save_pretrained has written, or a model of the hub"
+        raise ModelError(f"model.name={name}", reason, remedy)
     return folder
 
 

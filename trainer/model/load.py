@@ -110,18 +110,14 @@ def _check_kind(settings: Model) -> None:
     config = _load(AutoConfig, settings)
     if found := getattr(config, "quantization_config", None):
         method = found.get("quant_method", "unknown") if isinstance(found, dict) else found.quant_method
-        raise ModelError(
-            f"model.name={settings.name}",
-            f"it is quantised already ({method}), so an adapter could not be merged into its base",
-            "Name the model that it was made from, and write model.quantize=nf4 or int8",
-        )
+        reason = f"it is quantised already ({method}), so an adapter could not be merged into its base"
+        remedy = "Name the model that it was made from, and write model.quantize=nf4 or int8"
+        raise ModelError(f"model.name={settings.name}", reason, remedy)
     kinds = [str(kind) for kind in config.architectures or []]
     if kinds and not any(kind in CAUSAL or kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds):
-        raise ModelError(
-            f"model.name={settings.name}",
-            f"it is a {kinds[0]}, and Octet trains causal language models only, such as Qwen2ForCausalLM",
-            "Name one, for example Qwen/Qwen2.5-0.5B-Instruct",
-        )
+        reason = f"it is a {kinds[0]}, and Octet trains causal language models only, such as Qwen2ForCausalLM"
+        remedy = "Name one, for example Qwen/Qwen2.5-0.5B-Instruct"
+        raise ModelError(f"model.name={settings.name}", reason, remedy)
 
 
 def _disable_noise(model: Any) -> None:

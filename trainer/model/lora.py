@@ -88,18 +88,14 @@ def _init_pissa(model: Any, settings: Lora) -> None:
         weight = layer.get_base_layer().weight
         if weight is tied or isinstance(layer.get_base_layer(), torch.nn.Embedding):
             reason = "shares its weight with another layer" if weight is tied else "is an embedding"
-            raise ConfigError(
-                f"lora.init={settings.init}",
-                f"PiSSA moves a part of each weight into the adapter, and {name} {reason}",
-                "Leave it out of lora.targets, or write lora.init=zero",
-            )
+            reason = f"PiSSA moves a part of each weight into the adapter, and {name} {reason}"
+            remedy = "Leave it out of lora.targets, or write lora.init=zero"
+            raise ConfigError(f"lora.init={settings.init}", reason, remedy)
         if settings.r > min(weight.shape):
             shape = " x ".join(map(str, weight.shape))
-            raise ConfigError(
-                f"lora.r={settings.r}",
-                f"with lora.init={settings.init} a rank is a part of a weight, and {name} has {shape} entries",
-                f"Write lora.r={min(weight.shape)} or less",
-            )
+            reason = f"with lora.init={settings.init} a rank is a part of a weight, and {name} has {shape} entries"
+            remedy = f"Write lora.r={min(weight.shape)} or less"
+            raise ConfigError(f"lora.r={settings.r}", reason, remedy)
         whole = weight.data.clone()
         layer.pissa_init(ADAPTER, settings.init)
         for factor in (layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight):
@@ -173,11 +169,9 @@ def add_teacher(model: Any, folder: Path) -> None:
     base = model.get_base_model()
     ends = (base.get_input_embeddings(), base.get_output_embeddings())
     if model.peft_config[TEACHER].modules_to_save or any(TEACHER in getattr(end, "scaling", ()) for end in ends):
-        raise CheckpointError(
-            f"teacher.adapter={folder}",
-            "it changes the embedding or the output layer, or replaces whole layers, which the policy has to keep",
-            "Merge it (octet merge), and name the merged model in teacher.name",
-        )
+        reason = "it changes the embedding or the output layer, or replaces whole layers, which the policy has to keep"
+        remedy = "Merge it (octet merge), and name the merged model in teacher.name"
+        raise CheckpointError(f"teacher.adapter={folder}", reason, remedy)
 
 
 @contextmanager
@@ -206,11 +200,9 @@ def take_values(model: Any, settings: Lora) -> None:
     ):  # weights do not show
         wanted, found = getattr(model.peft_config[ADAPTER], key), stored.get(key, False)
         if wanted != found:
-            raise CheckpointError(
-                f"lora.start={folder}",
-                f"it was trained with lora.{setting}={str(found).lower()}, and this run has {str(wanted).lower()}",
-                f"Write lora.{setting}={str(found).lower()}",
-            )
+            reason = f"it was trained with lora.{setting}={str(found).lower()}, and this run has {str(wanted).lower()}"
+            remedy = f"Write lora.{setting}={str(found).lower()}"
+            raise CheckpointError(f"lora.start={folder}", reason, remedy)
     own = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
     apart = sorted(name for name in own.keys() | saved.keys() if _shape(own, name) != _shape(saved, name))
     if apart:
@@ -241,11 +233,9 @@ def _must_be_lora(folder: Path) -> dict[str, Any]:
         raise CheckpointError(folder, "there is no adapter_model.safetensors in it", "Name the adapter of a run")
     found = "LoRA of Megatron" if kind.get("megatron_config") else str(kind.get("peft_type"))[:100]
     if found != "LORA":  # Megatron's would be imported by a name in this file
-        raise CheckpointError(
-            folder,
-            f"it is {found}, and Octet reads plain LoRA adapters only",
-            "Merge it with PEFT, and name the merged model",
-        )
+        reason = f"it is {found}, and Octet reads plain LoRA adapters only"
+        remedy = "Merge it with PEFT, and name the merged model"
+        raise CheckpointError(folder, reason, remedy)
     return kind
 
 

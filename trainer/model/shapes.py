@@ -171,11 +171,9 @@ def adapter_shapes(setting: str, folder: Path) -> dict[str, list[int]]:
             entries = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         return {name: list(entry["shape"]) for name, entry in entries.items() if name != "__metadata__"}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError) as error:
-        raise ModelError(
-            f"{setting}={folder}",
-            f"its adapter_model.safetensors cannot be read ({type(error).__name__})",
-            "Name another adapter",
-        ) from None
+        reason = f"its adapter_model.safetensors cannot be read ({type(error).__name__})"
+        remedy = "Name another adapter"
+        raise ModelError(f"{setting}={folder}", reason, remedy) from None
 
 
 def known_shape(name: str, revision: str | None = None) -> Shape | None:
@@ -198,11 +196,9 @@ def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
     family = BY_TYPE.get(str(settings.get("model_type")))
     if quantised := settings.get("quantization_config"):
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else "unknown"
-        raise ModelError(
-            f"model.name={name}",
-            f"it is quantised already ({method}), so an adapter could not be merged into its base",
-            "Name the model that it was made from, and write model.quantize=nf4 or int8",
-        )
+        reason = f"it is quantised already ({method}), so an adapter could not be merged into its base"
+        remedy = "Name the model that it was made from, and write model.quantize=nf4 or int8"
+        raise ModelError(f"model.name={name}", reason, remedy)
     if family is None:
         raise UnknownFamily(
             f"model.name={name}: its family is {settings.get('model_type')}, and memory is planned for "

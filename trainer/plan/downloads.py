@@ -52,14 +52,12 @@ def find_data(data: HubSet, task: TaskSettings) -> bool:
                 "Check the spelling, and log in with `hf auth login` if it is private or gated, or write "
                 "task.data_dir=FOLDER",
             ) from None
-    except Unreachable as reason:
+    except Unreachable as unreachable:
         if not cached:
-            raise DataError(
-                f"task.name={task.name}",
-                f"{data} is not in the cache ({data_cache()}), and {reason}",
-                f"Write task.data_dir=FOLDER with train.jsonl and test.jsonl. {FETCH}",
-            ) from None
-        stay_offline(reason)
+            reason = f"{data} is not in the cache ({data_cache()}), and {unreachable}"
+            remedy = f"Write task.data_dir=FOLDER with train.jsonl and test.jsonl. {FETCH}"
+            raise DataError(f"task.name={task.name}", reason, remedy) from None
+        stay_offline(unreachable)
     return cached
 
 

@@ -239,11 +239,9 @@ def measured(duration: Duration, records: Iterable[Mapping[str, float]]) -> Dura
     Raise ConfigError if it has too few of them."""
     steps = [one for one in records if one.get("time/rollout") and one.get("time/step") and "length" in one][WARM:]
     if not steps:
-        raise ConfigError(
-            "--like",
-            f"that run has no step with a rollout to measure, the first {WARM} not counted",
-            f"Name one that has made {WARM + 1} or more, or leave --like out",
-        )
+        reason = f"that run has no step with a rollout to measure, the first {WARM} not counted"
+        remedy = f"Name one that has made {WARM + 1} or more, or leave --like out"
+        raise ConfigError("--like", reason, remedy)
     drops = duration.planner.config.drops_dead_groups
     live = 1 - median(one.get("dead_groups", 0.0) for one in steps) if drops else 1.0
     own = replace(duration, length=median(one["length"] for one in steps), live=live, ratio=AS_COMPUTED)
@@ -281,11 +279,8 @@ def estimate(options: Namespace, planner: Planner, machine: hardware.Hardware | 
         if value is not None and not 0 < value < inf:
             raise ConfigError(f"--{name} {value:g}", "it must be a number above 0")
     if options.card is not None and card_speed(options.card) is None:
-        raise ConfigError(
-            f"--card {options.card or repr('')}",
-            f"its speed is not known. Known are {', '.join(CARDS)}",
-            "Or name a run with --like",
-        )
+        reason, remedy = f"its speed is not known. Known are {', '.join(CARDS)}", "Or name a run with --like"
+        raise ConfigError(f"--card {options.card or repr('')}", reason, remedy)
     config, like = planner.config, read_run(options.like) if options.like else None
     card = options.card or (machine.gpus[0].name if machine and machine.gpus else "")
     speed, rounds, length = card_speed(card), 1, min(options.length or inf, float(config.rollout.max_new_tokens))
@@ -318,11 +313,9 @@ def _like(like: RunFiles, planner: Planner, options: Namespace, length: float) -
     the model are the same."""
     own, config, device = like.config, planner.config, like.machine.get("device", "")
     if options.card and not card_speed(device):
-        raise ConfigError(
-            f"--card {options.card}",
-            f"the run of --like was made on {device or 'an unknown machine'}, which says nothing of a card",
-            "Leave one of the two out",
-        )
+        reason = f"the run of --like was made on {device or 'an unknown machine'}, which says nothing of a card"
+        remedy = "Leave one of the two out"
+        raise ConfigError(f"--card {options.card}", reason, remedy)
     its_planner = Planner(shape_of(own.model.name, own.model.revision), own, int(like.machine.get("ranks", 1)), 0)
     earlier = measured(Duration(its_planner, card_speed(device) or CPU, length), like.metrics)
     is_alike = config.task == own.task and config.model.name == own.model.name

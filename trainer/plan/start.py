@@ -30,11 +30,9 @@ def training_cards(machine: hardware.Hardware, vllm: Vllm) -> hardware.Hardware:
     left = tuple(gpu for gpu in machine.gpus if gpu.index not in vllm.devices)
     if not left:
         taken, all_cards = (",".join(map(str, cards)) for cards in (vllm.devices, [gpu.index for gpu in machine.gpus]))
-        raise ConfigError(
-            f"rollout.vllm.devices={taken}",
-            f"no card is left to train on, of {all_cards or 'none'}",
-            "Name fewer, or write rollout.engine=vllm_colocate, which shares a card",
-        )
+        reason = f"no card is left to train on, of {all_cards or 'none'}"
+        remedy = "Name fewer, or write rollout.engine=vllm_colocate, which shares a card"
+        raise ConfigError(f"rollout.vllm.devices={taken}", reason, remedy)
     return replace(machine, gpus=left)
 
 

@@ -33,11 +33,9 @@ def to_gguf(config: Config, adapter: Path | None, out: Path, made_of: Mapping[st
     """Write a GGUF file, and a Modelfile for Ollama if that is asked for, and compare its answers."""
     weights = merge.stored_weights(config.model.clean, adapter, None)
     if weights is None:
-        raise ModelError(
-            f"model.name={config.model.name}",
-            "its weights, or the adapter's, cannot be read one by one",
-            "Write octet export --to safetensors first, and export that folder",
-        )
+        reason = "its weights, or the adapter's, cannot be read one by one"
+        remedy = "Write octet export --to safetensors first, and export that folder"
+        raise ModelError(f"model.name={config.model.name}", reason, remedy)
     tokenizer = load_tokenizer(config.model)
     name = re.sub(r"[^\w.-]+", "-", made_of["name"])  # a Modelfile names the file without quotes
     file = out / f"{name}-{options.format.upper()}.gguf"  # as files of the hub are called
@@ -68,11 +66,9 @@ def _write(
     """Write the file, by way of one in f32 where llama.cpp quantises."""
     gguf_file.family_of(weights.config)
     if fmt not in gguf_file.WRITTEN and not llama_cpp.is_here():
-        raise ConfigError(
-            f"--format {fmt}",
-            "llama.cpp writes it, and llama-cpp-python is not installed",
-            f"Install it, or take one of {', '.join(gguf_file.WRITTEN)}",
-        )
+        reason = "llama.cpp writes it, and llama-cpp-python is not installed"
+        remedy = f"Install it, or take one of {', '.join(gguf_file.WRITTEN)}"
+        raise ConfigError(f"--format {fmt}", reason, remedy)
     file.parent.mkdir(parents=True, exist_ok=True)
     with disk.writing(file.parent, "the GGUF file", "Make room, or name another --out."):
         if fmt in gguf_file.WRITTEN:
