@@ -211,16 +211,13 @@ def call(what: str, path: Path, work: Callable[[], Any], kind: type[OctetError] 
 
 def where(error: BaseException, path: Path) -> str:
     """Describe an exception and the last line of the user's file that was running."""
-    what = f"{type(error).__name__}: {without_keys(_text(error), 500)}".rstrip(": ")
+    try:
+        text = str(error)
+    except BaseException:  # noqa: BLE001  user code may raise anything, in its exceptions too
+        text = "its text cannot be read"
+    what = f"{type(error).__name__}: {without_keys(text, 500)}".rstrip(": ")
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"SyntaxError: {error.msg} ({path.name}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == str(path)]
     return f"{what} ({path.name}, line {own[-1].lineno}: `{own[-1].line}`)" if own else what
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException:  # noqa: BLE001  user code may raise anything, in its exceptions too
-        return "its text cannot be read"

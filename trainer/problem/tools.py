@@ -140,7 +140,11 @@ def calculated(expression: str) -> str:
     if len(text) > LONGEST_EXPRESSION or not text or text.strip(_EXPRESSION + "\n"):
         return "Error: an expression has numbers, + - * / // % ** and brackets."
     try:
-        return _shown(_value(ast.parse(text, mode="eval").body))
+        value = _value(ast.parse(text, mode="eval").body)
+        if isinstance(value, Fraction) and value.denominator == 1:
+            return str(value.numerator)
+        number = float(value) or 0.0  # not -0.0
+        return format(number, ".0f" if 1e10 <= abs(number) < 1e15 else ".10g")
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
         return f"Error: {'division by zero' if isinstance(error, ZeroDivisionError) else 'this cannot be calculated'}."
 
@@ -188,13 +192,6 @@ def _bounded(value: Fraction | float) -> Fraction | float:
         return value
     is_long = max(abs(value.numerator), value.denominator) >= 10**MOST_DIGITS
     return float(value) if is_long else Fraction(value)
-
-
-def _shown(value: Fraction | float) -> str:
-    if isinstance(value, Fraction) and value.denominator == 1:
-        return str(value.numerator)
-    number = float(value) or 0.0  # not -0.0
-    return format(number, ".0f" if 1e10 <= abs(number) < 1e15 else ".10g")
 
 
 # As many programs run at once as there are processors: more would only take their time.

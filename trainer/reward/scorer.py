@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Protocol
@@ -103,7 +103,11 @@ class Scorer:
 
     def read(self, prompt: Prompt, completion: Completion) -> Reading:
         """Find the answers in a completion, and compare them with the gold answer."""
-        return read(prompt, completion, self.rules, self._equal)
+        equal = compare.equal if self.symbolic is None else self.symbolic.equal
+        if not self.rules.settings.ignore_accents:
+            return read(prompt, completion, self.rules, equal)
+        plain = compare.without_accents
+        return read(prompt, completion, self.rules, lambda answer, gold: equal(plain(answer), plain(gold)))
 
     def rehearse(self, prompt: Prompt, completion: Completion) -> None:
         """Call every grader once, before anything is spent."""
@@ -121,13 +125,6 @@ class Scorer:
             hangs, self._hangs = self.symbolic.hangs - self._hangs, self.symbolic.hangs
             self.meter.add("symbolic/hangs", hangs)
         return self.meter.drain()
-
-    @property
-    def _equal(self) -> Callable[[str, str], bool]:
-        equal = compare.equal if self.symbolic is None else self.symbolic.equal
-        if not self.rules.settings.ignore_accents:
-            return equal
-        return lambda answer, gold: equal(compare.without_accents(answer), compare.without_accents(gold))
 
     def _score(self, reading: Reading, values: Mapping[str, float | None]) -> Score:
         found = (reading.strict, reading.lenient, reading.correct_strict, reading.correct_lenient)
