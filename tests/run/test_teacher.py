@@ -78,6 +78,7 @@ def test_over_the_same_base_it_is_not_saved(job):
     assert all(".default." in name for name in saved)
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_what_one_does(job, tmp_path):
     train(tmp_path, *TAUGHT, f"teacher.adapter={job.parent / 'teacher'}", ranks=2)
     for one, other in zip(lines(job), lines(tmp_path / "it"), strict=True):
@@ -85,6 +86,7 @@ def test_two_ranks_learn_what_one_does(job, tmp_path):
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_teacher_as_the_reference_of_the_kl(job, tmp_path):
     settings = ["teacher.form=loss", "algorithm.kl.coef=1", "algorithm.kl.estimator=k2"]
     train(tmp_path, *TAUGHT, "teacher.name=nano", *settings, f"teacher.adapter={job.parent / 'teacher'}")
@@ -93,6 +95,7 @@ def test_the_teacher_as_the_reference_of_the_kl(job, tmp_path):
     assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-3)  # both forms have one gradient at first
 
 
+@pytest.mark.slow
 def test_a_server_says_what_the_same_teacher_says_beside_the_policy(job, tmp_path):
     with VllmDouble(0) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
@@ -130,8 +133,5 @@ def test_a_teacher_that_is_not_there_is_named(tiny_model, tmp_path, alone):
 
 def test_a_server_that_is_not_there_at_the_start_is_named_once(alone):
     config = resolve("nano", None, ["teacher.url=http://127.0.0.1:1", "rollout.vllm.wait_s=0.01"])
-    with pytest.raises(TrainingError) as refused:
+    with pytest.raises(TrainingError, match=r"^teacher\.url=http://127\.0\.0\.1:1: ConnectionRefusedError"):
         make_teacher(config, load_tokenizer(config.model), 8)
-    address, _, remedy = str(refused.value).partition(". Octet has waited for ")
-    assert address == "teacher.url=http://127.0.0.1:1: ConnectionRefusedError: Connection refused"
-    assert remedy.endswith(" Start the server first, or write the address of one that runs.")
