@@ -10,7 +10,7 @@ too, the backward pass computes the logits of a chunk again instead.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -44,27 +44,17 @@ class LogProbs(nn.Module):
         return causal_lm_of(self.model).get_decoder()
 
     def forward(self, batch: TrainingBatch) -> Scores:
-        return Scores(*(self._from_line(batch) if self.is_flat else self._from_rows(batch)))
-
-    def _offloading(self) -> AbstractContextManager[Any]:
-        """Offload what the layers keep for the backward pass. With gradient checkpointing that is the input of each
-        layer.
-        """
-        return saved_tensors_hooks(_to_cpu, _to_device) if self.offload else nullcontext()
-
-    def _from_line(self, batch: TrainingBatch) -> Iterator[Tensor]:
-        with self._offloading():
-            hidden_EH = last_hidden(self.backbone, batch)
-        targets_E = batch.targets_BT.flatten()[batch.tree.edge_E]
-        for values_E in self.output(hidden_EH, targets_E):
-            yield values_E[batch.tree.edge_BT].where(batch.mask_BT, 0.0)
-
-    def _from_rows(self, batch: TrainingBatch) -> Iterator[Tensor]:
-        with self._offloading():
-            hidden_BTH = self.backbone(batch.inputs_BT, use_cache=False).last_hidden_state
-        hidden_NH, targets_N = hidden_BTH[batch.mask_BT], batch.targets_BT[batch.mask_BT]
-        for values_N in self.output(hidden_NH, targets_N):
-            yield torch.zeros_like(batch.mask_BT, dtype=values_N.dtype).masked_scatter(batch.mask_BT, values_N)
+        # with gradient checkpointing, what the layers keep for the backward pass is the input of each layer
+        with saved_tensors_hooks(_to_cpu, _to_device) if self.offload else nullcontext():
+            if self.is_flat:
+                hidden_EH = last_hidden(self.backbone, batch)
+            else:
+                hidden_BTH = self.backbone(batch.inputs_BT, use_cache=False).last_hidden_state
+        if self.is_flat:
+            found = self.output(hidden_EH, batch.targets_BT.flatten()[batch.tree.edge_E])
+            return Scores(*(values_E[batch.tree.edge_BT].where(batch.mask_BT, 0.0) for values_E in found))
+        found, mask_BT = self.output(hidden_BTH[batch.mask_BT], batch.targets_BT[batch.mask_BT]), batch.mask_BT
+        return Scores(*(torch.zeros_like(mask_BT, dtype=one.dtype).masked_scatter(mask_BT, one) for one in found))
 
 
 class Offloaded(NamedTuple):

@@ -81,7 +81,9 @@ class DeepSpeedPolicy:
         # both with the values as the engine has rounded them
         with self._whole(self.trainable):
             self.trained = make_trained(model, config, dtype)
-            self.reference = Snapshot(self.trainable) if _keeps_reference(config) else None
+            # an adapter's base is at hand; a whole model's original weights would be read again at every step
+            keeps = algorithm.kl.refresh is not None or (algorithm.kl.coef > 0 and not config.lora.enabled)
+            self.reference = Snapshot(self.trainable) if keeps else None
 
     @property
     def is_flat(self) -> bool:
@@ -278,7 +280,10 @@ class DeepSpeedPolicy:
 
     def load(self, folder: Path) -> None:
         """Load what `save` wrote, with this or another number of ranks."""
-        parts = sorted((folder / "engine").glob("*zero_pp_rank_*_optim_states.pt"), key=_rank_of)
+        parts = sorted(
+            (folder / "engine").glob("*zero_pp_rank_*_optim_states.pt"),
+            key=lambda path: int(path.name.partition("zero_pp_rank_")[2].partition("_")[0]),
+        )
         is_as_before = len(parts) == distributed.world_size()
         if not is_as_before and self.splits_weights:
             raise CheckpointError(
@@ -333,25 +338,12 @@ def _load_without_code(path: str, map_location: Any = None) -> Any:
         ) from None
 
 
-def _rank_of(path: Path) -> int:
-    return int(path.name.partition("zero_pp_rank_")[2].partition("_")[0])
-
-
 @torch.no_grad()
 def _change(before: Sequence[Tensor], now: Sequence[Tensor]) -> float:
     """Return the norm of the change of some tensors, relative to their norm before."""
     changes = torch._foreach_norm(torch._foreach_sub(list(now), list(before)))
     sizes = torch._foreach_norm(list(before))
     return float(torch.stack(changes).norm() / torch.stack(sizes).norm())
-
-
-def _keeps_reference(config: Config) -> bool:
-    """Return True if the reference is kept as a copy.
-
-    An adapter's base is at hand; the original weights of a whole model would have to be read again at every step.
-    """
-    kl = config.algorithm.kl
-    return kl.refresh is not None or (kl.coef > 0 and not config.lora.enabled)
 
 
 def _keep_trained(module: Any, state: dict[str, Any], *_: Any) -> None:

@@ -231,7 +231,11 @@ class Forward:
         }
         for index, layer in enumerate(self.layers):
             heads_NhD = layer.qkv(_normed(hidden_NH, layer.before_attention)).view(len(hidden_NH), -1, self.head_size)
-            self._norm_heads(heads_NhD, layer)
+            parts = heads_NhD.split([self.query_heads, self.kv_heads, self.kv_heads], dim=1)
+            for part_NhD, norm in zip(parts, (layer.of_queries, layer.of_keys)):
+                if norm is not None:  # of each head, or of all heads together
+                    normed = norm(part_NhD.reshape(len(part_NhD), -1, len(norm.weight)))
+                    part_NhD.copy_(normed.view_as(part_NhD))
             if layer.rotates:
                 _rotate(heads_NhD[:, : self.query_heads + self.kv_heads], *angles[layer.kind])
             attended_NH = _normed(layer.out(attend(index, heads_NhD)), layer.after_attention)
@@ -240,14 +244,6 @@ class Forward:
             fed_NH = _normed(layer.down(layer.activation(gate).mul_(up)), layer.after_mlp)
             hidden_NH.add_(fed_NH, alpha=self.residual_scale)
         return hidden_NH
-
-    def _norm_heads(self, heads_NhD: Tensor, layer: Layer) -> None:
-        """Apply the norms of queries and keys, of each head or of all heads together, in place."""
-        parts = heads_NhD.split([self.query_heads, self.kv_heads, self.kv_heads], dim=1)
-        for part_NhD, norm in zip(parts, (layer.of_queries, layer.of_keys)):
-            if norm is not None:
-                normed = norm(part_NhD.reshape(len(part_NhD), -1, len(norm.weight)))
-                part_NhD.copy_(normed.view_as(part_NhD))
 
 
 def _normed(hidden_NH: Tensor, norm: Norm | None) -> Tensor:

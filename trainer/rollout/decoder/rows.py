@@ -72,9 +72,6 @@ class Batch:
     def bytes(self) -> int:
         return self.cache_LRKTD.numel() * self.cache_LRKTD.element_size()
 
-    def has_room(self, wanted: Size) -> bool:
-        return all(have >= want for have, want in zip(self.size, wanted, strict=True))
-
     def reset(self, rows: int, sampling: Sampling) -> None:
         """Remove all sequences. From now on at most `rows` rows are used."""
         self.usable_rows = rows

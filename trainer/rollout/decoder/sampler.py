@@ -18,6 +18,7 @@ An answer on its way from a prompt to a completion:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import ge
 from typing import Any
 
 import torch
@@ -108,7 +109,7 @@ class DecodeSampler(OwnSampler):
             self.forward.refresh()
             places = rounded_up(longest_prompt + sampling.max_new_tokens, PLACES)
             size = Size(rows, places, sampling.max_new_tokens)
-            if self.batch is None or not self.batch.has_room(size):
+            if self.batch is None or not all(map(ge, self.batch.size, size)):
                 size = Size(*map(max, size, self.batch.size)) if self.batch else size  # for calls that alternate
                 self.batch = None  # free the old one first
                 self.batch = Batch(self.forward, size, self.turns, self._say)
