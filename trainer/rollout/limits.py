@@ -26,11 +26,9 @@ def check_context(model: Any, prompts: Sequence[Prompt], new_tokens: int) -> Non
     longest = max(prompts, key=lambda prompt: len(prompt.tokens))
     length = len(longest.tokens)
     if length >= context:
-        raise ConfigError(
-            "prompt.max_tokens",
-            f"the prompt of {longest.problem.id} has {length} tokens, and the context of this model is {context}",
-            f"Write prompt.max_tokens={max(1, context - new_tokens)}, which leaves it out",
-        )
+        reason = f"the prompt of {longest.problem.id} has {length} tokens, and the context of this model is {context}"
+        remedy = f"Write prompt.max_tokens={max(1, context - new_tokens)}, which leaves it out"
+        raise ConfigError("prompt.max_tokens", reason, remedy)
     if length + new_tokens > context:
         raise ConfigError(
             f"rollout.max_new_tokens={new_tokens}",
@@ -90,11 +88,9 @@ class RowLimit:
     def halve(self, tried: int) -> None:
         """Lower the limit after an attempt with `tried` rows ran out of memory."""
         if tried <= 1:
-            raise ConfigError(
-                "rollout.rows=1",
-                "not even one completion fits into the memory of the card",
-                "Write a smaller rollout.max_new_tokens, prompt.max_tokens or model.name",
-            )
+            reason = "not even one completion fits into the memory of the card"
+            remedy = "Write a smaller rollout.max_new_tokens, prompt.max_tokens or model.name"
+            raise ConfigError("rollout.rows=1", reason, remedy)
         self.limit = tried // 2
         if not self._has_warned:
             self._has_warned = True

@@ -93,11 +93,9 @@ def read(folder: Path, number: int) -> list[TrainingRow]:
     try:
         return [TrainingRow(**json.loads(line)) for line in path.read_text().splitlines()]
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(
-            path,
-            f"the answers of this round cannot be read ({error}), and the policy that wrote them has moved on",
-            "Restore the file, or delete the checkpoints of the round",
-        ) from None
+        reason = f"the answers of this round cannot be read ({error}), and the policy that wrote them has moved on"
+        remedy = "Restore the file, or delete the checkpoints of the round"
+        raise CheckpointError(path, reason, remedy) from None
 
 
 def _path(folder: Path, number: int) -> Path:

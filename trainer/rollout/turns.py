@@ -191,11 +191,9 @@ class TurnTaking:
             dialogue.environment, asked = self.environments.begin(problem)
             first = prompt.problem.question
             if asked is not None and asked != first:
-                raise DataError(
-                    self.environments.setting,
-                    f"reset() for {problem.id} asked {first[:60]!r} first and {asked[:60]!r} now",
-                    "The answers of a group have one prompt: draw at random by the problem alone",
-                )
+                reason = f"reset() for {problem.id} asked {first[:60]!r} first and {asked[:60]!r} now"
+                remedy = "The answers of a group have one prompt: draw at random by the problem alone"
+                raise DataError(self.environments.setting, reason, remedy)
         if dialogue.environment is None:
             return "", True, 0.0
         return self.environments.step(dialogue.environment, problem, text)

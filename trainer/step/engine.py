@@ -168,11 +168,9 @@ class DeepSpeedPolicy:
         """Forget what backward passes have added up since the update began, one that broke off included."""
         if self.splits_weights and not self.is_gathered:  # the other ranks are in the middle of gathering a layer
             budget = self.config.optim.tokens_per_micro_batch
-            raise TrainingError(
-                f"optim.tokens_per_micro_batch={budget}",
-                "out of memory in a training pass, and with split weights (ZeRO-3) it cannot begin again",
-                f"Write optim.tokens_per_micro_batch={max(1, budget // 2)}",
-            )
+            reason = "out of memory in a training pass, and with split weights (ZeRO-3) it cannot begin again"
+            remedy = f"Write optim.tokens_per_micro_batch={max(1, budget // 2)}"
+            raise TrainingError(f"optim.tokens_per_micro_batch={budget}", reason, remedy)
         self._forget()
 
     def _forget(self) -> None:

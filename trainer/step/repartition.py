@@ -45,11 +45,9 @@ def _empty(part: Part, zero: Any, path: Path) -> Part:
     for group, saved in part[STATE]["state"].items():
         for key, value in saved.items():
             if torch.is_tensor(value) and value.dim() and value.numel() < part[MASTERS][group].numel():
-                raise CheckpointError(
-                    path,
-                    f"its optimizer keeps {key} for blocks of values, which other ranks would cut elsewhere",
-                    "Start with as many ranks as have written it",
-                )
+                reason = f"its optimizer keeps {key} for blocks of values, which other ranks would cut elsewhere"
+                remedy = "Start with as many ranks as have written it"
+                raise CheckpointError(path, reason, remedy)
         is_cut = {key: torch.is_tensor(value) and value.dim() > 0 for key, value in saved.items()}
         state[group] = {
             key: torch.zeros_like(masters[group], dtype=value.dtype) if is_cut[key] else value

@@ -133,11 +133,9 @@ class Forward:
         rope = self.config.rope_parameters
         changes = rope.get("rope_type") == "longrope" or rope.get("llama_4_scaling_beta")
         if changes and places > (most := rope["original_max_position_embeddings"]):
-            raise ConfigError(
-                "rollout.max_new_tokens",
-                f"prompt and answer may have {places} tokens, and this model attends in another way beyond {most}",
-                "Write a smaller rollout.max_new_tokens or prompt.max_tokens, or rollout.engine=hf",
-            )
+            reason = f"prompt and answer may have {places} tokens, and this model attends in another way beyond {most}"
+            remedy = "Write a smaller rollout.max_new_tokens or prompt.max_tokens, or rollout.engine=hf"
+            raise ConfigError("rollout.max_new_tokens", reason, remedy)
 
     def refresh(self) -> None:
         """Read the present weights, which may have been updated or swapped."""

@@ -39,11 +39,9 @@ def check_version(found: str, where: str, say: Say, tested: Sequence[str] = TEST
     numbers = [int(part) for part in release.split(".")[:2] if part.isdigit()]
     known = ", ".join(tested)
     if len(numbers) == 2 and tuple(numbers) < OLDEST:
-        raise ConfigError(
-            where,
-            f"vLLM {found} is too old: the oldest version that works is {'.'.join(map(str, OLDEST))}",
-            f"Install a version that was tested: {known}",
-        )
+        reason = f"vLLM {found} is too old: the oldest version that works is {'.'.join(map(str, OLDEST))}"
+        remedy = f"Install a version that was tested: {known}"
+        raise ConfigError(where, reason, remedy)
     if release not in tested:
         say(f"rollout: vLLM {found} has not been tested (tested: {known}); its log-probs are compared below")
 
@@ -67,24 +65,18 @@ def check_server(server: Server, lora: Lora, say: Say) -> None:
     settings = (_optional(server.get, "/server_info?config_format=json") or {}).get("vllm_config", {})
     mode = settings.get("model_config", {}).get("logprobs_mode", MODE)
     if mode != MODE:
-        raise ConfigError(
-            where,
-            f"its log-probs are {mode}, without the temperature, so every ratio would be wrong",
-            f"Start it with --logprobs-mode {MODE}",
-        )
+        reason = f"its log-probs are {mode}, without the temperature, so every ratio would be wrong"
+        remedy = f"Start it with --logprobs-mode {MODE}"
+        raise ConfigError(where, reason, remedy)
     if (replicas := settings.get("parallel_config", {}).get("data_parallel_size", 1)) > 1:
-        raise ConfigError(
-            where,
-            f"it has {replicas} replicas (--data-parallel-size), and a new adapter does not reach all of them",
-            "Start one server for each and name them all in rollout.vllm.urls",
-        )
+        reason = f"it has {replicas} replicas (--data-parallel-size), and a new adapter does not reach all of them"
+        remedy = "Start one server for each and name them all in rollout.vllm.urls"
+        raise ConfigError(where, reason, remedy)
     slots = settings.get("lora_config") or {}
     if lora.enabled and slots and slots["max_loras"] < SLOTS:
-        raise ConfigError(
-            where,
-            f"it holds {slots['max_loras']} adapter, but a new one is loaded before the old one is removed",
-            f"Start it with --max-loras {SLOTS}",
-        )
+        reason = f"it holds {slots['max_loras']} adapter, but a new one is loaded before the old one is removed"
+        remedy = f"Start it with --max-loras {SLOTS}"
+        raise ConfigError(where, reason, remedy)
 
 
 def _optional(get: Callable[[str], Any], path: str) -> Any:

@@ -54,11 +54,9 @@ class Server:
         except NoReply as failure:
             if failure.status != 404:
                 raise
-            raise ConfigError(
-                self.where,
-                "no vLLM answers there, because /v1/models is unknown (HTTP 404)",
-                "Write the address of a vLLM server, with its port and without a path",
-            ) from None
+            reason = "no vLLM answers there, because /v1/models is unknown (HTTP 404)"
+            remedy = "Write the address of a vLLM server, with its port and without a path"
+            raise ConfigError(self.where, reason, remedy) from None
         base = next(card for card in cards if card.get("parent") is None)
         names = [str(card["id"]) for card in cards]
         if name is not None and name not in names:
@@ -68,11 +66,9 @@ class Server:
     def must_be(self, asked: str, answered: Any) -> None:
         """Raise TrainingError if another model has answered than the one that was asked."""
         if answered != asked:
-            raise TrainingError(
-                self.where,
-                f"asked for {asked}, it answered as {str(answered)[:100]}",
-                "A program between the trainer and vLLM changes the model; name the server itself",
-            )
+            reason = f"asked for {asked}, it answered as {str(answered)[:100]}"
+            remedy = "A program between the trainer and vLLM changes the model; name the server itself"
+            raise TrainingError(self.where, reason, remedy)
 
     def load_adapter(self, adapter: Published) -> None:
         """Load an adapter. A server that has it already keeps it."""

@@ -40,11 +40,9 @@ class VllmColocateSampler(Sampler):
 
     def __init__(self, context: SamplingContext) -> None:
         if (found := check.installed()) is None:
-            raise ConfigError(
-                "rollout.engine=vllm_colocate",
-                "vLLM is not in this environment",
-                "pip install octet-grpo[vllm], or write rollout.engine=decode",
-            )
+            reason = "vLLM is not in this environment"
+            remedy = "pip install octet-grpo[vllm], or write rollout.engine=decode"
+            raise ConfigError("rollout.engine=vllm_colocate", reason, remedy)
         check.check_version(found, "rollout.engine=vllm_colocate", context.say, check.COLOCATED)
         self.context = context
         self.sleeps = bool(context.config.rollout.vllm.sleep) and distributed.on_gpu()  # vLLM cannot sleep on a CPU

@@ -76,11 +76,9 @@ class ServedTeacher:
         next(of_tokens)  # nothing is before the first
         found = [float(candidates[str(token)]["logprob"]) for candidates, token in of_tokens]
         if not all(isfinite(one) and one < ROUNDING for one in found):
-            raise ConfigError(
-                self.server.where,
-                f"{max(found):g} is no log-prob",
-                "Start it without --logprobs-mode, or with processed_logprobs",
-            )
+            reason = f"{max(found):g} is no log-prob"
+            remedy = "Start it without --logprobs-mode, or with processed_logprobs"
+            raise ConfigError(self.server.where, reason, remedy)
         return found
 
     def _refuse_other_tokens(self, tokenizer: Any, name: str) -> None:
