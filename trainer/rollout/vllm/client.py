@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from trainer.config.settings import Vllm
@@ -127,24 +128,17 @@ def _explained(failure: NoReply, url: str, adapter: Published) -> Exception:
     return ConfigError(f"rollout.vllm.urls={url}", *why)
 
 
+@dataclass(slots=True)
 class Retry:
     """Retries one request until a server answers, for up to `rollout.vllm.wait_s`, and reports that it is waiting."""
 
-    def __init__(
-        self,
-        settings: Vllm,
-        say: Say,
-        stop: threading.Event,
-        where: str = "rollout.engine=vllm_server",
-        begins: bool = False,
-    ) -> None:
-        self.settings = settings
-        self.where = where
-        self.begins = begins  # True before the first step
-        self._stop = stop
-        self._say = say
-        self._began: float | None = None
-        self._invalid_replies = 0
+    settings: Vllm
+    say: Say
+    stop: threading.Event
+    where: str = "rollout.engine=vllm_server"
+    begins: bool = False  # True before the first step
+    began: float | None = None  # when the first attempt failed
+    invalid_replies: int = 0
 
     def call(self, request: Callable[[], T], url: str) -> T:
         """Return the result of `request`. Any exception that reading a reply can raise counts as an invalid reply."""
@@ -162,24 +156,24 @@ class Retry:
     def wait(self, failure: NoReply) -> None:
         """Pause before the next attempt, or raise if there should be none."""
         now = time.monotonic()
-        self._began = now if self._began is None else self._began
-        waited_s = now - self._began
-        self._invalid_replies += isinstance(failure, InvalidReply)
+        self.began = now if self.began is None else self.began
+        waited_s = now - self.began
+        self.invalid_replies += isinstance(failure, InvalidReply)
         if reason := self._why_give_up(failure, waited_s):
             said = str(failure).removeprefix(self.where.partition("=")[2]).removeprefix(": ")
             raise TrainingError(self.where, said, reason)
         if waited_s > SAY_EVERY_S:
-            self._say(f"waiting for vLLM, {waited_s:.0f} s so far: {failure}")
-        self._stop.wait(min(LONGEST_PAUSE_S, 0.1 + waited_s / 4))
+            self.say(f"waiting for vLLM, {waited_s:.0f} s so far: {failure}")
+        self.stop.wait(min(LONGEST_PAUSE_S, 0.1 + waited_s / 4))
 
     def _why_give_up(self, failure: NoReply, waited_s: float) -> str | None:
-        if self._stop.is_set():
+        if self.stop.is_set():
             return "Sampling was stopped."
         if not failure.again:
             return "A retry would fail in the same way; the log of the server says more."
-        if self._invalid_replies >= INVALID_REPLIES:
+        if self.invalid_replies >= INVALID_REPLIES:
             return (
-                f"These were {self._invalid_replies} invalid replies to one request. Is it vLLM itself that answers, "
+                f"These were {self.invalid_replies} invalid replies to one request. Is it vLLM itself that answers, "
                 "in a version that works?"
             )
         if waited_s > self.settings.wait_s:
