@@ -11,8 +11,6 @@ import pytest
 from tests.conftest import ROOT
 from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, DataError
-from trainer.machine.hardware import Hardware
-from trainer.plan import preflight
 from trainer.problem.task import make_task
 from trainer.reward import gold_check
 
@@ -84,9 +82,11 @@ def test_of_many_a_sample_is_checked(monkeypatch, tmp_path):
 
 def test_a_run_refuses_before_torch_is_imported(tmp_path):
     (tmp_path / "a.jsonl").write_text("".join(f'{{"question": "{n}?", "answer": "two\\nlines"}}\n' for n in range(9)))
-    config = resolve("nano", None, ["task.name=records", f"task.path={tmp_path}/a.jsonl"])
-    with pytest.raises(DataError, match="9 of 9 gold answers cannot be earned"):
-        preflight.check(config, Hardware(gpus=(), cores=2))
+    command = [sys.executable, "-X", "importtime", str(ROOT / "train.py"), "--preset", "nano", "task.name=records"]
+    done = subprocess.run([*command, "task.path=a.jsonl"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, " torch\n" in done.stderr) == (2, False)
+    assert "9 of 9 gold answers cannot be earned" in done.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_command_refuses_before_a_model_loads(tmp_path):
