@@ -30,6 +30,8 @@ def quiet() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # The thread that writes for TensorBoard prints its error; run_folder/journal.py gets it, too
     threading.excepthook = _report_unless_of_tensorboard
+    # Python compiles a library at its first import, and warns of what it finds in the sources
+    warnings.filterwarnings("ignore", category=SyntaxWarning, module=".*[/\\\\]site-packages[/\\\\]")
     # PEFT uses a deprecated name of transformers
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
 
