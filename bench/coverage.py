@@ -49,7 +49,7 @@ DESIGNS = [
 
 
 def level(accuracy: float, of_seed: float) -> float:
-    """Return the logit with which an arm has this accuracy in the mean over problems and seeds."""
+    """Return the logit with which an arm has this accuracy on average over problems and seeds."""
     spread = (DIFFICULTY**2 + 2 * DEVIATION**2 + of_seed**2) ** 0.5
     nodes = np.array([NormalDist().inv_cdf((place + 0.5) / 400) * spread for place in range(400)])
     low, high = -20.0, 20.0

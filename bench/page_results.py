@@ -181,11 +181,11 @@ def _coverage() -> Iterator[str]:
     yield from _how_often(found["coverage"])
     alarms = [one["false_alarms"] for one in found["false_alarms"]]
     yield f"Studies of {found['false_alarms'][0]['arms']} arms and a base without any effect raise an alarm, after"
-    yield f"Holm's correction, in {min(alarms):.1%} to {max(alarms):.1%} of cases, {fmean(alarms):.1%} in the mean. A"
+    yield f"Holm's correction, in {min(alarms):.1%} to {max(alarms):.1%} of cases, {fmean(alarms):.1%} on average. A"
     powers = [one["found"] for one in found["power"]]
     yield f"difference that a study says it finds in about {FOUND:.0%} of cases is found in"
     added = f"`{found['added']}` afterwards; " if "added" in found else ""
-    yield f"{min(powers):.0%} to {max(powers):.0%}, {fmean(powers):.0%} in the mean. {added}{on(found['machine'])}"
+    yield f"{min(powers):.0%} to {max(powers):.0%}, {fmean(powers):.0%} on average. {added}{on(found['machine'])}"
 
 
 def _how_often(designs: Sequence[Mapping[str, Any]]) -> Iterator[str]:

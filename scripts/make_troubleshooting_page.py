@@ -27,7 +27,7 @@ A run looks at its own metrics after each step. If something is wrong, it says w
 
 An alarm is printed once while it lasts, and again if it returns. Most rules look at the means of the last {RECENT}
 steps; those that compare with the beginning wait for {2 * RECENT} steps. With `--strict-health`
-(`run.strict_health=true`) the first alarm ends the run; those in bold always do, because it cannot go on.
+(`run.strict_health=true`) the first alarm ends the run; those in bold always end it, because it cannot go on.
 
 A loss of 0 is no alarm. With one update a step the advantages of a group add up to zero, so the loss is near zero in
 value. Its gradient is not: look at `grad_norm`, and at the reward.

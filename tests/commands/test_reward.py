@@ -32,7 +32,7 @@ FOUND = {
     "waiting": "`waiting` pays for repetition: a wrong answer with `Wait, wait,` 0, 25 and 50 times earns 0, 0.5",
     "formatted": "no reward tells right from wrong",
     "useless": "`useless` is 0.5 for every text, so nothing can be learned from it",
-    "inverted": "`inverted` pays wrong answers more than right ones: 1 and 0 in the mean",
+    "inverted": "`inverted` pays wrong answers more than right ones: 1 and 0 on average",
     "near": "`near` pays",
     "unsigned": "`unsigned` pays",
     "fragile": "nothing: reward.custom=",

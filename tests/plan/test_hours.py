@@ -25,7 +25,7 @@ def duration(*settings: str, speed: Speed = SLOW, length: float = 8.0, ranks: in
 
 
 def test_a_rollout_reads_prompts_and_decodes_in_waves():
-    """8 answers in 2 waves of 4 rows, in the mean over 6 + 8 / 2 places."""
+    """8 answers in 2 waves of 4 rows, on average over 6 + 8 / 2 places."""
     reading = 2 * (2 * WEIGHTS * 6 + 4 * 2 * 10 * 6 * 6 / 2)  # of 2 prompts
     decoding = 4 * (2 * (WEIGHTS + HEAD) + 4 * 2 * 10 * 10)  # of 4 rows
     norms = 2 * 2 * 10 + 10

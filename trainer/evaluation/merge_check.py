@@ -45,7 +45,7 @@ class Agreement:
         if unlike > (1 - ALIKE) * self.problems or not self.mean_difference <= rounding:
             raise MergeError(
                 f"the merged model is not the one that was trained: {unlike} of {self.problems} greedy answers differ, "
-                f"and log-probs by {self.mean_difference:.1e} in the mean; rounding to {dtype} explains up to "
+                f"and log-probs by {self.mean_difference:.1e} on average; rounding to {dtype} explains up to "
                 f"{rounding:g}. Use the adapter without merging it, and report lora.targets and the model."
             ).of_all()
 

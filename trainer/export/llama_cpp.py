@@ -146,7 +146,7 @@ class Difference:
     def __str__(self) -> str:
         return (
             f"llama.cpp against transformers with the weights of the file: log-probs within {self.largest:.1e}, "
-            f"{self.mean:.1e} in the mean (bound {self.bound:.1e})"
+            f"{self.mean:.1e} on average (bound {self.bound:.1e})"
         )
 
 

@@ -113,7 +113,7 @@ def card_speed(name: str) -> Speed | None:
 
 @dataclass(frozen=True)
 class Duration:
-    """The seconds of a run on one rank. Answers have `length` tokens in the mean, and a share of the groups is live.
+    """The seconds of a run on one rank. Answers have `length` tokens on average, and a share of the groups is live.
     A step samples in so many `rounds`, the first and those of `rollout.refills`."""
 
     planner: Planner
@@ -268,7 +268,7 @@ class Estimate(NamedTuple):
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--card", help="say how long the run takes on this card: RTX 4060, H100 ...")
     parser.add_argument("--like", type=Path, metavar="RUN", help="correct the time by the steps of an earlier run")
-    parser.add_argument("--length", type=float, metavar="N", help="tokens of an answer, as they are in the mean")
+    parser.add_argument("--length", type=float, metavar="N", help="average number of tokens of an answer")
 
 
 def estimate(options: Namespace, planner: Planner, machine: hardware.Hardware | None) -> Estimate | None:

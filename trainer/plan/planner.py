@@ -30,7 +30,7 @@ ADAPTERS = 2  # in vLLM at a time: the new one is loaded while the old one is st
 SLACK = 0.05  # of what the allocator hands out: blocks are rounded up, and holes stay; not measured
 PROCESS = 3 * GB // 2  # CPU memory of a rank for Python, torch and DeepSpeed
 ROOMY = 0.9  # of a card: a plan below is certain to fit
-TIGHT = 1.1  # a plan above is certain not to fit; between the two it is not known
+TIGHT = 1.1  # a plan above is certain not to fit; in between it may or may not fit
 
 # What rollout/decoder reads of this file.
 PREFILL_TOKENS = 4096  # in one pass, padding included: the activations of a prompt are larger than its cache

@@ -39,7 +39,7 @@ def judge(apart: Mapping[str, Sequence[float]], limit: float, say: Say) -> None:
     """Report the differences of each sampler, and raise if their mean is above the limit."""
     for name, of_one in apart.items():
         mean, most = sum(of_one) / len(of_one), max(of_one)
-        found = f"the log-probs of {name} and trainer differ by {mean:.1e} in the mean of {len(of_one)} tokens"
+        found = f"the log-probs of {name} and trainer differ by {mean:.1e} on average over {len(of_one)} tokens"
         say(f"rollout: {found}, by {most:.1e} at most")
         if not mean <= limit:  # which holds for NaN, too
             raise ConfigError(

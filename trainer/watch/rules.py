@@ -20,7 +20,7 @@ from trainer.watch.verdict import RISE
 Looks = Callable[[History], "str | None"]
 
 LONG = 30  # steps before times are compared
-LARGE_DIFFERENCE = 0.1  # of a token's log-prob between sampler and trainer, in the mean
+LARGE_DIFFERENCE = 0.1  # of a token's log-prob between sampler and trainer, on average
 DEAD_STEPS = 50  # in a row
 LEAK_STEPS = 50  # over which a leak is looked for
 CREEP = 0.01  # of all memory in so many steps, which fills the rest of it in a night at most
@@ -230,7 +230,7 @@ def dominant_part(history: History) -> str | None:
     name = max(earned, key=lambda name: earned[name], default="correct")
     can_differ = 0.02 < history.solve_rate < 0.98
     if weights.get("correct") and name != "correct" and earned[name] > 2 * weights["correct"] and can_differ:
-        return f"reward.weights.{name} pays {earned[name]:.2f} in the mean, and a right answer {weights['correct']:g}"
+        return f"reward.weights.{name} pays {earned[name]:.2f} on average, and a right answer {weights['correct']:g}"
     return None
 
 
@@ -464,6 +464,6 @@ def sampler_elsewhere(history: History) -> str | None:
     if apart <= limit:  # which does not hold for NaN
         return None
     return (
-        f"the log-probs of sampler and trainer differ by {apart:.2f} in the mean of the tokens, more than "
+        f"the log-probs of sampler and trainer differ by {apart:.2f} on average over the tokens, more than "
         f"rollout.vllm.max_difference={limit:g}"
     )
