@@ -28,7 +28,7 @@ FOUND = {
     "resembles": "`resembles` does not pay 4 of 4: a right answer, space around it",
     "counts": "`counts` pays",
     "long": "`long` is not bounded",
-    "tagged": "`tagged` pays for repetition: a wrong answer with format marks 0, 25 and 50 times earns 0, 10 and 20 in",
+    "tagged": "`tagged` pays for repetition: a wrong answer with format marks 0, 25 and 50 times earns 0, 10 and 20 on",
     "waiting": "`waiting` pays for repetition: a wrong answer with `Wait, wait,` 0, 25 and 50 times earns 0, 0.5",
     "formatted": "no reward tells right from wrong",
     "useless": "`useless` is 0.5 for every text, so nothing can be learned from it",
