@@ -86,7 +86,7 @@ def measure(way: str, tokens: int) -> dict[str, float]:
 def one_pass(way: str, layer: Any, hidden_NH: Any, targets_N: Any) -> float:
     """Forward and backward; the mean log-prob."""
     from trainer.loss.logprobs import chunked
-    from trainer.model.head import Head
+    from trainer.model.ends import Head
 
     if way == "chunked":
         logprobs_N, _ = chunked(Head(layer), hidden_NH, targets_N, temperature=1.0)

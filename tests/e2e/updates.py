@@ -25,7 +25,7 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.loss.kl import Coefficient
 from trainer.machine import quiet
-from trainer.model.head import causal_lm_of
+from trainer.model.ends import causal_lm_of
 from trainer.ranks import distributed
 from trainer.records import MiniBatch, PreparedBatch, TrainingRow
 from trainer.step.update import Updater

@@ -12,7 +12,7 @@ from trainer.batch.pack import Packer, to_tensors
 from trainer.errors import ModelError
 from trainer.loss import logprobs
 from trainer.loss.logprobs import LogProbs, chunked
-from trainer.model.head import Head
+from trainer.model.ends import Head
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainer.config.settings import Lora, Model
-from trainer.model import staging
+from trainer.model import load
 from trainer.model.load import load_model, load_tokenizer, location
 from trainer.model.lora import add_adapter
 from trainer.ranks import distributed
@@ -28,10 +28,10 @@ def model(tiny_model, tmp_path):
 
 
 def test_it_is_copied_and_read_from_there(scratch, model):
-    staging.stage(model)
+    load.stage(model)
     (copy,) = scratch.glob("octet-models-*/model-*")
     assert location(model) == str(copy)
-    assert {file.name for file in copy.iterdir()} == {file.name for file in staging._source(model).iterdir()}
+    assert {file.name for file in copy.iterdir()} == {file.name for file in load._source(model).iterdir()}
     load_tokenizer(model)
     adapted = add_adapter(load_model(model, "fp32", torch.device("cpu")), Lora())
     assert adapted.peft_config["default"].base_model_name_or_path == model.name, "and not the copy"
@@ -39,29 +39,29 @@ def test_it_is_copied_and_read_from_there(scratch, model):
 
 def test_only_the_first_rank_of_a_node_copies_and_only_once(scratch, model, monkeypatch):
     monkeypatch.setattr(distributed._connection, "ranks", Ranks(None, mine=3, hosts=["a", "b", "a", "b"]))
-    staging.stage(model)
+    load.stage(model)
     assert location(model) == model.name
     monkeypatch.undo()
     monkeypatch.setenv("OCTET_SCRATCH", str(scratch))
-    staging.stage(model)
-    before = (staging.staged_copy(model) / "config.json").stat().st_ino
-    staging.stage(model)
-    assert (staging.staged_copy(model) / "config.json").stat().st_ino == before
+    load.stage(model)
+    before = (load.staged_copy(model) / "config.json").stat().st_ino
+    load.stage(model)
+    assert (load.staged_copy(model) / "config.json").stat().st_ino == before
 
 
 def test_a_changed_model_is_another_copy(scratch, model, tmp_path):
-    staging.stage(model)
+    load.stage(model)
     (tmp_path / "model/config.json").write_text("{}")
     assert location(model) == model.name
-    staging.stage(model)
+    load.stage(model)
     assert len(list(scratch.glob("octet-models-*/*"))) == 2
 
 
 def test_a_model_is_not_copied_where_the_place_is_taken(scratch, model, monkeypatch, capsys):
-    staging.stage(model)
-    staging.staged_copy(model).chmod(0o770)
+    load.stage(model)
+    load.staged_copy(model).chmod(0o770)
     monkeypatch.setattr(shutil, "copytree", lambda *_: pytest.fail("it was copied"))
-    staging.stage(model)
+    load.stage(model)
     assert capsys.readouterr().err.count("or can enter it). It is read from where it is.") == 1
 
 
@@ -81,11 +81,11 @@ UNSAFE = {
 def test_a_copy_that_another_user_can_have_made_is_not_used(scratch, model, capsys, what, is_parent):
     if what == "another user's" and os.geteuid():
         pytest.skip("only root can give a folder away")
-    staging.stage(model)
-    copy = staging.staged_copy(model)
+    load.stage(model)
+    copy = load.staged_copy(model)
     UNSAFE[what](copy.parent if is_parent else copy)
     assert location(model) == model.name
-    staging.stage(model)
+    load.stage(model)
     assert location(model) == model.name
     if is_parent:
         assert "It is read from where it is" in capsys.readouterr().err
@@ -97,15 +97,15 @@ def test_a_disk_or_a_file_that_fails_is_no_error(scratch, model, tmp_path, capsy
         scratch.write_text("a file")
     else:
         (tmp_path / "model/gone").symlink_to(tmp_path / "nowhere")
-    staging.stage(model)
+    load.stage(model)
     assert "It is read from where it is" in capsys.readouterr().err
     assert location(model) == model.name
 
 
 def test_without_a_disk_and_for_the_embedded_model_nothing_happens(model, scratch, monkeypatch):
-    staging.stage(Model(name="nano"))
+    load.stage(Model(name="nano"))
     monkeypatch.delenv("OCTET_SCRATCH")
-    monkeypatch.setattr(staging, "_source", lambda settings: pytest.fail("it was looked for"))
-    staging.stage(model)
+    monkeypatch.setattr(load, "_source", lambda settings: pytest.fail("it was looked for"))
+    load.stage(model)
     assert not scratch.exists()
     assert location(model) == model.name

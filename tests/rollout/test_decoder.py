@@ -16,8 +16,7 @@ from trainer.batch.pack import to_tensors
 from trainer.config.settings import Lora, Model, Rollout
 from trainer.errors import ConfigError
 from trainer.loss.logprobs import LogProbs
-from trainer.model.attention import needs_repeated_keys
-from trainer.model.load import load_tokenizer, stop_tokens
+from trainer.model.load import load_tokenizer, needs_repeated_keys, stop_tokens
 from trainer.model.lora import add_adapter, add_teacher, save_adapter
 from trainer.model.trained import Snapshot
 from trainer.records import Completion, Problem, Prompt, Sampling, TrainingRow

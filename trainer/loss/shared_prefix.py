@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from trainer.batch.pack import to_tensors
-from trainer.model.attention import needs_repeated_keys
+from trainer.model.load import needs_repeated_keys
 from trainer.records import TrainingBatch, TrainingRow
 
 FLAT, BELOW = "octet_flat_sdpa", "sdpa"

@@ -80,12 +80,8 @@ def find_model(model: Model) -> Found:
         listed = listing("models", model.name, model.revision)
     except Refused as refusal:
         if not cached:
-            raise ModelError(
-                f"model.name={model.name}",
-                f"the hub does not give it ({refusal})",
-                "Check the spelling, and log in with `hf auth login` if it is private or gated, or write the path of "
-                "a local folder",
-            ) from None
+            remedy = "Check the spelling, `hf auth login` if it is private or gated, or write the path of a folder"
+            raise ModelError(f"model.name={model.name}", f"the hub does not give it ({refusal})", remedy) from None
     except Unreachable as unreachable:
         if not cached:
             reason = f"it is neither a folder nor complete in the cache ({cache()}), and {unreachable}"
@@ -94,8 +90,7 @@ def find_model(model: Model) -> Found:
         stay_offline(unreachable)
     else:
         if not cached:
-            names = wanted(listed, model.trust_remote_code)
-            return Found(None, {name: listed[name] for name in names})
+            return Found(None, {name: listed[name] for name in wanted(listed, model.trust_remote_code)})
     return Found(cached, _sizes(cached))
 
 
@@ -167,16 +162,14 @@ def _must_be_whole(name: str, folder: Path) -> None:
     manifest.must_be_whole(folder)
     sizes = _sizes(folder)
     if not any(map(_is_weights, sizes)):
-        raise ModelError(
-            f"model.name={name}", "there are no weights (*.safetensors) in this folder", "Download it again"
-        )
+        reason = "there are no weights (*.safetensors) in this folder"
+        raise ModelError(f"model.name={name}", reason, "Download it again")
     if (folder / "model.safetensors").is_file():  # transformers reads no index then
         return
     for index in sorted(folder.glob("*.safetensors.index.json")):
         if missing := sorted(_shards(index) - sizes.keys()):
             reason = f"{', '.join(missing)[:500]} is missing in this folder, and {index.name} names it"
-            remedy = "Download the model again"
-            raise ModelError(f"model.name={name}", reason, remedy)
+            raise ModelError(f"model.name={name}", reason, "Download the model again")
 
 
 def fingerprint(model: Model) -> str:

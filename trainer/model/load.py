@@ -1,8 +1,16 @@
-"""Loads a model and its tokenizer from a folder, the hub, or the package itself."""
+"""Load a model and its tokenizer from a folder, the hub, or the package itself.
+
+`OCTET_SCRATCH` names a folder on a local disk, to which a model is copied once per node and not once per rank. It
+belongs to the machine and is not a setting of the run; run folders record the model's own name.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+import shutil
+import sys
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -15,13 +23,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from trainer.config.settings import Model
 from trainer.errors import ConfigError, ModelError
+from trainer.machine import disk
 from trainer.machine.deadline import OF_A_TEMPLATE, TEMPLATE_S, deadline
 from trainer.machine.out_of_memory import is_out_of_memory
-from trainer.model import quantised
-from trainer.model.compact import compact
-from trainer.model.staging import staged_copy
+from trainer.model import hub, quantised
+from trainer.model.ends import compact
+from trainer.ranks import distributed
 
-NANO = Path(__file__).parent / "nano"
 ATTENTION = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}  # None: transformers chooses
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NOISE = re.compile("drop|(?<!router_)jitter")  # Phi-MoE's router_jitter_noise is a threshold in eval mode as well
@@ -34,7 +42,65 @@ END_OF_TEXT = "<|endoftext|>"  # ends a document wherever a vocabulary has it, a
 
 def location(settings: Model) -> str:
     """Return where the model is read from: the package, a copy on this node, or the folder or hub that it names."""
-    return str(NANO) if settings.name == "nano" else str(staged_copy(settings) or settings.name)
+    return str(hub.NANO) if settings.name == "nano" else str(staged_copy(settings) or settings.name)
+
+
+def stage(settings: Model) -> None:
+    """Copy the model, or warn if that is impossible. Every rank calls it before the model is loaded."""
+    if os.environ.get("OCTET_SCRATCH") and distributed.is_first_here():
+        try:
+            place, source = _place(settings), _source(settings)
+            if place and source and not staged_copy(settings):
+                # under a temporary name until it is complete: other jobs on this node may read or copy it
+                partial = place.with_name(f"{place.name}.{os.getpid()}")
+                disk.private_folder(place.parent)
+                if os.path.lexists(place):
+                    disk.private_folder(place)
+                try:
+                    shutil.copytree(source, partial)
+                    partial.chmod(0o700)
+                    if not place.is_dir():
+                        partial.rename(place)
+                finally:
+                    shutil.rmtree(partial, ignore_errors=True)
+        except OSError as error:
+            reason = f"{settings.name} cannot be copied there ({error.strerror or error})"
+            print(f"octet: warning: OCTET_SCRATCH: {reason}. It is read from where it is.", file=sys.stderr, flush=True)
+    distributed.barrier()
+
+
+def staged_copy(settings: Model) -> Path | None:
+    """Return the copy on this node, if there is a complete one that nobody but this user can have made."""
+    try:
+        place = _place(settings)
+    except OSError:  # a file cannot be read, of which `stage` has warned
+        return None
+    is_ours = place and place.is_dir() and disk.is_private(place.parent) and disk.is_private(place)
+    return place if is_ours else None
+
+
+def _place(settings: Model) -> Path | None:
+    """Return the path of the copy. It depends on the files of the model, so another version gets another copy."""
+    scratch = os.environ.get("OCTET_SCRATCH")
+    source = _source(settings) if scratch else None
+    if not scratch or source is None:
+        return None
+    files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.iterdir())
+    key = hashlib.sha256(repr((str(source.resolve()), files)).encode()).hexdigest()[:12]
+    return Path(scratch) / f"octet-models-{os.geteuid()}" / f"{Path(settings.name).name}-{key}"
+
+
+def _source(settings: Model) -> Path | None:
+    """Return the folder of the model, which may be in the hub's cache."""
+    if settings.name == "nano":
+        return None  # it is small, and part of the package
+    return hub.local_folder(settings.name) or hub.snapshot(settings)
+
+
+def needs_repeated_keys(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True if only the slow attention kernel, which keeps all scores, takes fewer heads of keys than of queries:
+    on cards before Ampere, and in fp32 on every card."""
+    return device.type == "cuda" and (dtype == torch.float32 or torch.cuda.get_device_capability(device) < (8, 0))
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> str:
@@ -67,16 +133,12 @@ def check_vocabulary(tokenizer: Any, model: Any) -> None:
     rows = model.config.get_text_config().vocab_size
     if tokenizer.pad_token_id >= rows:
         _choose_padding(tokenizer)
-    largest = max(
-        [tokenizer.vocab_size - 1, *tokenizer(_conversation(tokenizer), add_special_tokens=False)["input_ids"]]
-    )
+    written = tokenizer(_conversation(tokenizer), add_special_tokens=False)["input_ids"]
+    largest = max([tokenizer.vocab_size - 1, *written])
     if largest >= rows:
-        raise ModelError(
-            f"model.name={model.name_or_path}",
-            f"its tokenizer has a token {largest}, and the model has embeddings for {rows} tokens, from 0 on",
-            "The tokenizer is that of another model, or was extended without the model: restore it, or save the model "
-            f"after model.resize_token_embeddings({len(tokenizer)})",
-        )
+        reason = f"its tokenizer has a token {largest}, and the model has embeddings for {rows} tokens, from 0 on"
+        remedy = f"Restore it, or save the model after model.resize_token_embeddings({len(tokenizer)})"
+        raise ModelError(f"model.name={model.name_or_path}", reason, remedy)
 
 
 def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
@@ -87,12 +149,8 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
     wants_facts = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     model, facts = _load(AutoModelForCausalLM, settings, **wants_facts, **options)
     if unlike := sorted([*facts["missing_keys"], *(name for name, *_ in facts["mismatched_keys"])]):
-        raise ModelError(
-            f"model.name={settings.name}",
-            f"{unlike[0]} is missing in its files or has another shape than config.json says, one of {len(unlike)} "
-            "such weights; they would be random numbers",
-            "Download the model again",
-        )
+        reason = f"{unlike[0]} is missing in its files or has another shape than config.json says, one of {len(unlike)}"
+        raise ModelError(f"model.name={settings.name}", reason, "Download the model again")
     if settings.gradient_checkpointing:
         # the second name is that of transformers before 5.21
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
@@ -149,11 +207,8 @@ def stop_tokens(tokenizer: Any, model: Any) -> list[int]:
     stops = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
     stops |= {tokenizer.get_vocab().get(END_OF_TEXT), end_of_turn(tokenizer)}
     if not all(type(stop) is int for stop in stops - {None}):
-        raise ModelError(
-            f"model.name={model.name_or_path}",
-            f"eos_token_id is {configured!r} in its generation_config.json, and it is a number or a list of numbers",
-            "Correct it, or delete the file",
-        )
+        reason = f"eos_token_id is {configured!r} in its generation_config.json; expected one or several numbers"
+        raise ModelError(f"model.name={model.name_or_path}", reason, "Correct it, or delete the file")
     return sorted(stops - {None})
 
 
@@ -177,11 +232,10 @@ def _conversation(tokenizer: Any) -> str:
 
 
 def _load(loader: Any, settings: Model, **options: Any) -> Any:
+    options |= {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
     name = location(settings)
     try:
-        return loader.from_pretrained(
-            name, revision=settings.revision, trust_remote_code=settings.trust_remote_code, **options
-        )
+        return loader.from_pretrained(name, **options)
     except Exception as error:  # for files that make no sense, the libraries raise errors of every class
         if is_out_of_memory(error):
             raise

@@ -41,9 +41,8 @@ def add_adapter(model: Any, settings: Lora) -> Any:
         experts = ("gate_proj", "up_proj", "down_proj")  # PEFT takes all layers of these names for the experts'
         linear = {name: part for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
         head = model.get_output_embeddings()
-        wanted = sorted(
-            name for name, part in linear.items() if part is not head and name.rpartition(".")[2] not in experts
-        )
+        linear = {name: part for name, part in linear.items() if part is not head}
+        wanted = sorted(name for name in linear if name.rpartition(".")[2] not in experts)
     options = peft.LoraConfig(
         r=settings.r,
         lora_alpha=settings.alpha,
@@ -87,15 +86,14 @@ def _init_pissa(model: Any, settings: Lora) -> None:
     for name, layer in layers(model):
         weight = layer.get_base_layer().weight
         if weight is tied or isinstance(layer.get_base_layer(), torch.nn.Embedding):
-            reason = "shares its weight with another layer" if weight is tied else "is an embedding"
-            reason = f"PiSSA moves a part of each weight into the adapter, and {name} {reason}"
+            what = "shares its weight with another layer" if weight is tied else "is an embedding"
+            reason = f"PiSSA moves a part of each weight into the adapter, and {name} {what}"
             remedy = "Leave it out of lora.targets, or write lora.init=zero"
             raise ConfigError(f"lora.init={settings.init}", reason, remedy)
         if settings.r > min(weight.shape):
             shape = " x ".join(map(str, weight.shape))
             reason = f"with lora.init={settings.init} a rank is a part of a weight, and {name} has {shape} entries"
-            remedy = f"Write lora.r={min(weight.shape)} or less"
-            raise ConfigError(f"lora.r={settings.r}", reason, remedy)
+            raise ConfigError(f"lora.r={settings.r}", reason, f"Write lora.r={min(weight.shape)} or less")
         whole = weight.data.clone()
         layer.pissa_init(ADAPTER, settings.init)
         for factor in (layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight):
@@ -136,9 +134,8 @@ def load_adapter(model: Any, folder: Path, name: str = ADAPTER) -> Any:
 
     def no_fit(reason: str) -> CheckpointError:
         over = visible(str(own.get("base_model_name_or_path")))[:LONGEST_REASON]
-        return CheckpointError(
-            folder, f"it does not fit {base.name_or_path} ({reason})", f"It was trained over {over}: name that base"
-        )
+        remedy = f"It was trained over {over}: name that base"
+        return CheckpointError(folder, f"it does not fit {base.name_or_path} ({reason})", remedy)
 
     named = own["auto_mapping"] if isinstance(own.get("auto_mapping"), dict) else {}  # not every adapter has it
     kind, wanted = type(base).__name__, str(named.get("base_model_class", type(base).__name__))
@@ -193,11 +190,7 @@ def take_values(model: Any, settings: Lora) -> None:
         saved = peft.utils.load_peft_weights(str(folder), device="cpu")
     except (OSError, ValueError, RuntimeError, UnpicklingError, SafetensorError) as error:
         raise CheckpointError(f"lora.start={folder}", f"it cannot be read ({_reason(error)})", "Take another") from None
-    for key, setting in (
-        ("lora_alpha", "alpha"),
-        ("use_rslora", "rslora"),
-        ("use_dora", "dora"),
-    ):  # weights do not show
+    for setting, key in {"alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}.items():  # no weight tells
         wanted, found = getattr(model.peft_config[ADAPTER], key), stored.get(key, False)
         if wanted != found:
             reason = f"it was trained with lora.{setting}={str(found).lower()}, and this run has {str(wanted).lower()}"
@@ -206,12 +199,12 @@ def take_values(model: Any, settings: Lora) -> None:
     own = peft.get_peft_model_state_dict(model, save_embedding_layers=False)
     apart = sorted(name for name in own.keys() | saved.keys() if _shape(own, name) != _shape(saved, name))
     if apart:
-        raise CheckpointError(
-            f"lora.start={folder}",
-            f"it does not fit this model and the section `lora`: {len(apart)} of {len(own)} weights differ, the first "
-            f"of them {apart[0]}, with {_shape(saved, apart[0])} there and {_shape(own, apart[0])} here",
-            "Write the lora.r and lora.targets of its adapter_config.json",
+        first = f"{apart[0]}, with {_shape(saved, apart[0])} there and {_shape(own, apart[0])} here"
+        reason = (
+            f"it does not fit this model and the section `lora`: {len(apart)} of {len(own)} weights differ: {first}"
         )
+        remedy = "Write the lora.r and lora.targets of its adapter_config.json"
+        raise CheckpointError(f"lora.start={folder}", reason, remedy)
     if broken := next((name for name, value in saved.items() if not value.isfinite().all()), None):
         raise CheckpointError(f"lora.start={folder}", f"{broken} has numbers that are not finite", "Take another")
     peft.set_peft_model_state_dict(model, saved)
@@ -234,8 +227,7 @@ def _must_be_lora(folder: Path) -> dict[str, Any]:
     found = "LoRA of Megatron" if kind.get("megatron_config") else str(kind.get("peft_type"))[:100]
     if found != "LORA":  # Megatron's would be imported by a name in this file
         reason = f"it is {found}, and Octet reads plain LoRA adapters only"
-        remedy = "Merge it with PEFT, and name the merged model"
-        raise CheckpointError(folder, reason, remedy)
+        raise CheckpointError(folder, reason, "Merge it with PEFT, and name the merged model")
     return kind
 
 

@@ -139,10 +139,8 @@ class Weights(Mapping[str, Tensor]):
     def save(self, out: Path) -> None:
         """Write all weights, in several files and an index if they are many, and the configuration."""
         out.mkdir(parents=True, exist_ok=True)
-        pattern = "model{suffix}.safetensors"
-        split = split_state_dict_into_shards_factory(
-            self.bytes, get_storage_size=int, filename_pattern=pattern, max_shard_size=SHARD_BYTES
-        )
+        naming: dict[str, Any] = {"filename_pattern": "model{suffix}.safetensors", "max_shard_size": SHARD_BYTES}
+        split = split_state_dict_into_shards_factory(self.bytes, get_storage_size=int, **naming)
         for file, names in split.filename_to_tensors.items():
             save_file({name: self[name].contiguous() for name in names}, out / file, {"format": "pt"})
         if split.is_sharded:

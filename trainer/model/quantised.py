@@ -18,9 +18,8 @@ def options(kind: str, dtype: torch.dtype, device: torch.device) -> dict[str, An
         # With a threshold every layer would wait for the card to look for outliers, which no CUDA graph allows.
         how = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     else:
-        how = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
-        )
+        nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": dtype}
+        how = BitsAndBytesConfig(load_in_4bit=True, **nf4)
     return {"quantization_config": how, "device_map": {"": device}}
 
 

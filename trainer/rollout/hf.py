@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from trainer.machine.out_of_memory import is_out_of_memory
-from trainer.model.head import causal_lm_of
+from trainer.model.ends import causal_lm_of
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout import limits
 from trainer.rollout.collect import Sampler

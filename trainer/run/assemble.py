@@ -25,9 +25,8 @@ from trainer.loss.kl import Coefficient
 from trainer.loss.logprobs import LogProbs
 from trainer.loss.teacher import TeacherLogprobs
 from trainer.model import hub
-from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stop_tokens
+from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stage, stop_tokens
 from trainer.model.lora import load_adapter
-from trainer.model.staging import stage
 from trainer.plan.data import Data, read
 from trainer.policy import Policy
 from trainer.problem.prompts import Prompter

@@ -26,7 +26,7 @@ from trainer.config.settings import Config
 from trainer.errors import CheckpointError, TrainingError
 from trainer.loss.logprobs import LogProbs
 from trainer.model import lora, quantised
-from trainer.model.head import causal_lm_of
+from trainer.model.ends import causal_lm_of
 from trainer.model.trained import Snapshot, make_trained
 from trainer.ranks import distributed
 from trainer.records import Scores, TrainingBatch, Update

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer.errors import ConfigError
-from trainer.model.attention import needs_repeated_keys
-from trainer.model.compact import HostEmbedding
+from trainer.model.ends import HostEmbedding, causal_lm_of, head_of
 from trainer.model.families import BY_CLASS, Family
-from trainer.model.head import causal_lm_of, head_of
+from trainer.model.load import needs_repeated_keys
 from trainer.rollout.decoder.weights import Projection, copy_what_fits
 
 ROPES = ("default", "linear", "llama3", "yarn", "longrope")  # other types change the angles with the length

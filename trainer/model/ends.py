@@ -1,12 +1,12 @@
-"""The embedding of a frozen base in CPU memory, and its output layer in 8 bits.
+"""The two ends of a model: its embedding, and its output layer, which turns hidden states into logits.
 
-In a 7 B model with 4-bit layers these two are 2.2 of 5.6 GB. A model whose output layer is its embedding needs the
-weight on the card anyway.
+Those of a frozen base may be kept in CPU memory and in 8 bits: they are 2.2 of the 5.6 GB of a 7 B model in 4 bits. A
+model whose output layer is its embedding needs the weight on the card anyway.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +26,8 @@ def compact(model: Any, settings: Model) -> None:
     if not wanted:
         return
     if embedding.weight is head.weight or type(embedding) is not nn.Embedding or type(head) is not nn.Linear:
-        raise ModelError(
-            wanted[0],
-            f"the embedding and the output layer of {settings.name} are one weight, or of a kind of their own, so "
-            "there is nothing to gain",
-            "Leave the setting out",
-        )
+        reason = f"the embedding and the output layer of {settings.name} are one weight, or of a kind of their own"
+        raise ModelError(wanted[0], reason, "Leave the setting out")
     if settings.embeddings == "cpu":
         model.set_input_embeddings(HostEmbedding(embedding.weight))
     if settings.quantize_head == "int8":
@@ -80,3 +76,38 @@ class Int8Head(nn.Module):
         scaled = (slope_NV * self.factor_V).to(slope_NV.dtype).split(ROWS, dim=-1)
         codes = self.codes_VH.split(ROWS)
         return torch.stack([part @ rows.to(part.dtype) for part, rows in zip(scaled, codes, strict=True)]).sum(dim=0)
+
+
+class Head(NamedTuple):
+    """An output layer, with the scale and the soft cap that some model families apply to their logits."""
+
+    layer: Any
+    scale: float = 1.0  # Cohere, Granite
+    cap: float | None = None  # Gemma 2: logits stay in (-cap, cap)
+
+    def logits_NV(self, hidden_NH: Tensor) -> Tensor:
+        # A plain layer is not called: ZeRO-3's hooks would gather its weight again, then release it.
+        plain = (self.layer.weight, self.layer.bias) if type(self.layer) is nn.Linear else None
+        return self.finish((F.linear(hidden_NH, *plain) if plain else self.layer(hidden_NH)).float())
+
+    def finish(self, projected_NV: Tensor) -> Tensor:
+        """Apply scale and cap, in fp32, to what the layer returns."""
+        if self.scale != 1.0:
+            projected_NV = projected_NV.float() * self.scale
+        return projected_NV if self.cap is None else self.cap * torch.tanh(projected_NV.float() / self.cap)
+
+    def to_hidden(self, slope_NV: Tensor) -> Tensor:
+        """Take a gradient by what the layer returns back to the hidden state."""
+        return self.layer.to_hidden(slope_NV) if isinstance(self.layer, Int8Head) else slope_NV @ self.layer.weight
+
+
+def causal_lm_of(model: Any) -> Any:
+    """Return the transformers model, without the adapter's wrapper if it has one."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def head_of(model: Any) -> Head:
+    config = model.config.get_text_config()
+    scale = getattr(config, "logit_scale", None) or 1.0
+    divisor = getattr(config, "logits_scaling", None) or 1.0
+    return Head(model.get_output_embeddings(), scale / divisor, getattr(config, "final_logit_softcapping", None))
