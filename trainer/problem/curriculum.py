@@ -37,9 +37,7 @@ class Curriculum:
         self, problems: Sequence[Problem], count: int, seed: int, total_steps: int, later: Later | None = None
     ) -> None:
         self.problems = self.order(problems)
-        self.count = count
-        self.seed = seed
-        self.total_steps = total_steps
+        self.count, self.seed, self.total_steps = count, seed, total_steps
         in_order = (lambda passes: self.order(later(passes))) if later else None
         self._later = lru_cache(maxsize=2)(in_order) if in_order else None  # two passes, as sampling ahead draws both
         self.rates: dict[str, float] = {}  # how often each problem was solved, if that is learned
@@ -159,10 +157,6 @@ def difficulties(problems: Sequence[Problem]) -> list[float]:
     else:
         measured = [float(problem.solution.count("\n")) if problem.solution else inf for problem in problems]
     if len(set(measured)) < 2:
-        raise ConfigError(
-            "task.curriculum=difficulty",
-            "nothing tells easy problems from hard ones. It takes a column `difficulty`, `level` or `steps` with "
-            "numbers, or worked solutions",
-            "Write task.curriculum=solve_rate, which measures it",
-        )
+        reason = f"nothing tells easy problems from hard ones: no worked solutions, no numbers in {', '.join(MEASURES)}"
+        raise ConfigError("task.curriculum=difficulty", reason, "Write task.curriculum=solve_rate, which measures it")
     return measured

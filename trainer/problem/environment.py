@@ -129,10 +129,8 @@ def _with_tools(settings: TaskSettings, chat_template: str | None) -> Environmen
     calls = settings.calls if settings.calls != "auto" else "template" if knows_tools else "fenced"
     tools = tools_of(settings.tools)
     if calls == "template" and not knows_tools:
-        raise ConfigError(
-            "task.calls=template", "the chat template of this model has no tools", "Write task.calls=fenced"
-        )
-
+        reason = "the chat template of this model has no tools"
+        raise ConfigError("task.calls=template", reason, "Write task.calls=fenced")
     how: dict[str, dict[str, Any]] = {
         "inline": {"is_inline": True, "stops": ("=",)},
         "template": {"role": "tool", "schemas": tuple(tool.schema for tool in tools)},

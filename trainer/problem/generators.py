@@ -108,18 +108,18 @@ def _versions(task: str, generator: str, parameters: Mapping[str, Any], by_level
         if not gym.factory.has_curriculum(generator):
             reason, remedy = f"{task} has no levels of difficulty", "Write task.curriculum=solve_rate"
             raise ConfigError("task.curriculum=difficulty", reason, remedy)
-        return [json.dumps({**_at_level(gym, generator, level), **parameters}) for level in range(LEVELS)]
+        versions = []
+        for level in range(LEVELS):
+            curriculum = gym.factory.create_curriculum(generator)
+            curriculum.set_global_level(level)
+            usual = vars(curriculum.generate_configuration())
+            usual = {key: value for key, value in usual.items() if key not in ("seed", "size") and _is_json(value)}
+            versions.append(json.dumps({**usual, **parameters}))
+        return versions
     except (TypeError, ValueError, AssertionError) as error:
         known = [key for key in vars(gym.factory.DATASETS[generator][1]()) if key not in ("seed", "size")]
         reason = f"{task} does not take that ({error})"
         raise ConfigError(f"task.gym={json.dumps(parameters)}", reason, f"It has: {', '.join(known)}") from None
-
-
-def _at_level(gym: Any, generator: str, level: int) -> dict[str, Any]:
-    curriculum = gym.factory.create_curriculum(generator)
-    curriculum.set_global_level(level)
-    made = vars(curriculum.generate_configuration())
-    return {key: value for key, value in made.items() if key not in ("seed", "size") and _is_json(value)}
 
 
 def _is_json(value: Any) -> bool:

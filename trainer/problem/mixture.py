@@ -31,12 +31,8 @@ class MixedTask(Task):
         self.parts = [make_task(settings.model_copy(update={"name": name, "mix": {}})) for name in settings.mix]
         reading = [part.name for part in self.parts if isinstance(part, DataTask) and not isinstance(part, OwnTask)]
         if (settings.path or settings.data_dir) and len(reading) != 1:
-            raise ConfigError(
-                "task.mix",
-                f"task.path and task.data_dir are the data of one part, and {len(reading)} read data "
-                f"({', '.join(reading) or 'none'})",
-                "Leave them out, or put your data into one file",
-            )
+            reason = f"task.path and task.data_dir are the data of one part, and {len(reading)} read data"
+            raise ConfigError("task.mix", reason, "Leave them out, or put your data into one file")
         self.prompt_style = _agreed([part.prompt_style for part in self.parts])
         self.answer_style = _agreed([part.answer_style for part in self.parts])
         self.symbolic = any(part.symbolic for part in self.parts)

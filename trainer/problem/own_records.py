@@ -43,8 +43,7 @@ class RecordsTask(DataTask):
         record.must_have({column: "task.question"} | ({answer: "task.answer"} if has_answer else {}))
         messages = conversation(record, column)
         solution = self._solution(record)
-        if messages and column == self.settings.solution:
-            messages = messages[:-1]
+        messages = messages[:-1] if column == self.settings.solution else messages
         spoken = "\n\n".join(message["content"].strip() for message in messages if message["role"] != "system")
         question = spoken or record.text(column, "task.question")
         gold, solution = self._gold(record, solution) if has_answer else ("", solution)
@@ -59,9 +58,8 @@ class RecordsTask(DataTask):
         if not isinstance(messages, list):
             return record.text(column, "task.solution")
         if not messages or not all(map(_is_message, messages)) or messages[-1]["role"] != "assistant":
-            raise DataError(
-                record.where, f"`{column}` is no conversation that ends with a message of the role `assistant`"
-            )
+            reason = f"`{column}` is no conversation that ends with a message of the role `assistant`"
+            raise DataError(record.where, reason)
         return str(messages[-1]["content"]).strip()
 
     def _gold(self, record: Record, solution: str) -> tuple[str, str]:
@@ -114,18 +112,15 @@ class OwnTask(RecordsTask):
                 raise ConfigError(f"task.name={settings.name}", reason, remedy)
         self.own = own
         self.name = user_code.find("task.name", settings.name).stem
-        self.sources = {
-            split: Rows(settings.name, getattr(own, split)) if hasattr(own, split) else None
-            for split in ("train", "test")
-        }
+        methods = {split: getattr(own, split, None) for split in ("train", "test")}
+        self.sources = {split: Rows(settings.name, method) if method else None for split, method in methods.items()}
         self.prompt_style = getattr(own, "prompt_style", self.prompt_style)
         self.answer_style = getattr(own, "answer_style", self.answer_style)
         for name, (_, *known) in STYLES.items():  # without `auto`
             style = getattr(self, name)
             if style not in known and not (name == "prompt_style" and os.path.isfile(style)):
-                raise ConfigError(
-                    f"task.name={settings.name}", f"its {name} is {style!r}", f"Known: {', '.join(known)}"
-                )
+                reason = f"its {name} is {style!r}"
+                raise ConfigError(f"task.name={settings.name}", reason, f"Known: {', '.join(known)}")
         self.needs_answers = not hasattr(own, "score")
         for method in RESULTS:
             if hasattr(own, method):

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,7 +86,8 @@ MARKS = {
     "alone": "{}",
 }
 PLAIN_STOPS = ("\nQuestion:",)  # a model without a chat template that makes up the next question
-ROLES = {"user": "Question: ", "assistant": "Answer: ", "system": ""}  # for a model without a chat template
+# A message, for a model without a chat template. Data sets have other roles, such as `tool`.
+ROLES = defaultdict(lambda: "{}\n\n", user="Question: {}\n", assistant="Answer: {}\n\n")
 
 
 class Prompter:
@@ -105,7 +107,12 @@ class Prompter:
             self._style = replace(self._style, request=self._style.request.replace("#### 42", "#### Paris"))
         self.answer_style = answer_style(settings, task)
         self._examples = examples(task, settings.shots) if self.style == "few_shot" else []
-        _must_have_variables(tokenizer, settings.template)
+        known = sorted(_variables(tokenizer.get_chat_template()) - SET_BY_OCTET) if tokenizer.chat_template else []
+        for name in settings.template:
+            if name not in known:  # it would have no effect
+                reads = f"the chat template of this model reads {', '.join(known) or 'no variables'}"
+                remedy = f"{did_you_mean(name, known)} Correct the name, or leave it out".strip()
+                raise ConfigError(f"prompt.template={{{name}: ...}}", reads, remedy)
         if environments and not environments.is_inline:
             self._must_keep_turns(environments)
 
@@ -235,37 +242,23 @@ class Prompter:
 
     def _rendered(self, messages: Messages, problem: Problem) -> str:
         if not self.tokenizer.chat_template:
-            return _plain(messages)
+            text = "".join(ROLES[one["role"]].format(one["content"]) for one in messages)
+            return text.rstrip() if messages[-1]["role"] == "assistant" else f"{text}Answer:"
         from jinja2 import TemplateError
 
         continues = messages[-1]["role"] == "assistant"  # the data set has begun the answer
-        schemas = self.environments.schemas if self.environments else ()
+        options = {"tokenize": False, "add_generation_prompt": not continues, "continue_final_message": continues}
+        if self.environments and self.environments.schemas:
+            options["tools"] = list(self.environments.schemas)
         try:
             with deadline(TEMPLATE_S):
-                text: str = self.tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tokenize=False,
-                    add_generation_prompt=not continues,
-                    continue_final_message=continues,
-                    **({"tools": list(schemas)} if schemas else {}),
-                    **self.settings.template,
-                )
+                text = self.tokenizer.apply_chat_template([*map(dict, messages)], **options, **self.settings.template)
         except (TemplateError, *OF_A_TEMPLATE) as error:
             roles = ", ".join(message["role"] for message in messages)
             reason = f"the chat template of the model refuses the messages ({roles}): {error}"
             remedy = "Many have no role `system`: leave prompt.system out"
             raise DataError(problem.id or "prompt", reason, remedy) from None
-        return text
-
-
-def _must_have_variables(tokenizer: Any, settings: Iterable[str]) -> None:
-    """Raise ConfigError if the chat template does not read a variable, which would have no effect."""
-    known = sorted(_variables(tokenizer.get_chat_template()) - SET_BY_OCTET) if tokenizer.chat_template else []
-    for name in settings:
-        if name not in known:
-            reads = f"the chat template of this model reads {', '.join(known) or 'no variables'}"
-            remedy = f"{did_you_mean(name, known)} Correct the name, or leave it out".strip()
-            raise ConfigError(f"prompt.template={{{name}: ...}}", reads, remedy)
+        return str(text)
 
 
 def _variables(chat_template: str) -> set[str]:
@@ -307,9 +300,8 @@ def examples(task: Task, shots: int) -> list[Problem]:
     """Return training problems for few-shot prompts, always the same, and a spare in case one is the question."""
     problems = [problem for problem in task.train() if not problem.messages]
     if len(problems) <= shots:
-        raise ConfigError(
-            f"prompt.shots={shots}", f"the training set has only {len(problems)} problems; it takes one more"
-        )
+        reason = f"the training set has only {len(problems)} problems; it takes one more"
+        raise ConfigError(f"prompt.shots={shots}", reason)
     return random.Random(0).sample(problems, shots + 1)
 
 
@@ -323,14 +315,6 @@ def solved(problem: Problem, answer_style: str) -> str:
         return problem.solution
     work = problem.solution if found is None else ""
     return f"{work}\n{MARKS[answer_style].format(problem.gold)}".strip()
-
-
-def _plain(messages: Messages) -> str:
-    text = ""
-    for message in messages:
-        end = "\n" if message["role"] == "user" else "\n\n"
-        text += f"{ROLES.get(message['role'], '')}{message['content']}{end}"
-    return f"{text}Answer:" if messages[-1]["role"] != "assistant" else text.rstrip()
 
 
 _MARKED = re.compile(r"\n?[ \t]*####[^\n]*|</?answer>")

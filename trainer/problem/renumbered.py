@@ -51,12 +51,8 @@ class RenumberedTask(Gsm8kTask):
 
     def test(self) -> list[Problem]:
         if not self._new:
-            raise DataError(
-                self.sources["test"] or self.sources["train"],
-                "no held-out problem can be renumbered. They need solutions like those of GSM8K, with annotations "
-                "such as <<48/2=24>>",
-                "Write task.name=gsm8k",
-            )
+            reason = "no held-out problem can be renumbered: that takes annotations like those of GSM8K, <<48/2=24>>"
+            raise DataError(self.sources["test"] or self.sources["train"], reason, "Write task.name=gsm8k")
         return self._new
 
     def notes(self) -> list[str]:
@@ -113,9 +109,6 @@ class Step:
             raise Unsuitable("an expression cannot be read") from None
         return cls(parsed, list(_values(expression)), _value(result))
 
-    def calculated(self, numbers: Numbers) -> Fraction:
-        return _calculated(self.expression, numbers)
-
 
 def _calculated(node: ast.expr, numbers: Numbers) -> Fraction:
     if isinstance(node, ast.Constant):
@@ -134,9 +127,12 @@ def steps_of(solution: str) -> list[Step]:
     gold = solution.rpartition("####")[2].strip()
     if solution.count("<<") != len(found) or not all(map(NUMBER.fullmatch, [gold, *(result for _, result in found)])):
         raise Unsuitable("an annotation or the answer cannot be read")
-    steps = [Step.parse(*one) for one in found]
-    same = {value: value for value in _values(solution)}
-    if not steps or steps[-1].result != _value(gold) or any(step.calculated(same) != step.result for step in steps):
+    steps, same = [Step.parse(*one) for one in found], {value: value for value in _values(solution)}
+    if (
+        not steps
+        or steps[-1].result != _value(gold)
+        or any(_calculated(one.expression, same) != one.result for one in steps)
+    ):
         raise Unsuitable("the annotations do not lead to the answer")
     return steps
 
@@ -269,9 +265,8 @@ def _meant(question: str, solution: str) -> set[Fraction]:
     words = {*re.findall("[a-z]+", f"{question} {solution}".lower())}
     words |= {word.removesuffix("s") for word in words}
     found = {Fraction(1), *(Fraction(value) for word, value in SPOKEN.items() if word in words)}
-    found |= {
-        Fraction(value) for values, named in _IMPLIED.items() if words & {*named.split()} for value in values.split()
-    }
+    implied = " ".join(values for values, named in _IMPLIED.items() if words & {*named.split()})
+    found |= {Fraction(value) for value in implied.split()}
     for percent in (_value(text) for text in re.findall(rf"({NUMBER.pattern})(?=%|\s*percent)", question)):
         of_hundred = {Fraction(100), percent, 100 - percent, 100 + percent}
         found |= of_hundred | {value / 100 for value in of_hundred}
@@ -321,7 +316,7 @@ class Template:
     def _calculated(self, numbers: dict[Fraction, Fraction]) -> Numbers:
         """Add the results. Raise Unsuitable if one of them is another kind of number than before."""
         for step in self.steps:
-            old, new = step.result, step.calculated(numbers)
+            old, new = step.result, _calculated(step.expression, numbers)
             is_alike = new > 0 and not old.denominator % new.denominator and 1 / SIMILAR <= new / old <= SIMILAR
             if numbers.setdefault(old, new) != new or not is_alike:
                 raise Unsuitable("a result is another kind of number")

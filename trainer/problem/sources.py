@@ -139,12 +139,9 @@ class HubSet:
         # ConnectionError is an OSError; not in the cache while offline, or no such split, a ValueError
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             first_line = str(error).strip().partition("\n")[0]
-            raise DataError(
-                self,
-                f"it cannot be had from the hub ({type(error).__name__}: {first_line})",
-                "Connect to the internet once, log in with `hf auth login` if it is gated, or write "
-                "task.data_dir=FOLDER",
-            ) from None
+            reason = f"it cannot be had from the hub ({type(error).__name__}: {first_line})"
+            remedy = "Connect to the internet once, `hf auth login` if it is gated, or write task.data_dir=FOLDER"
+            raise DataError(self, reason, remedy) from None
         for index, row in enumerate(rows):
             yield Record(f"{self}[{index}]", dict(row))
 
@@ -247,9 +244,8 @@ def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) 
         return None
     source = _named("task.path", settings.path, settings.subset, settings.test_split)
     if isinstance(source, File):
-        raise DataError(
-            f"task.test_split={settings.test_split}", f"{source} is a file and has no splits; task.test_path"
-        )
+        reason = f"{source} is a file and has no splits"
+        raise DataError(f"task.test_split={settings.test_split}", reason, "Write task.test_path=FILE")
     return source
 
 

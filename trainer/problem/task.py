@@ -90,12 +90,9 @@ class DataTask(Task):
         return self._problems("test") if self.sources["test"] else self._halves[1]
 
     def notes(self) -> list[str]:
-        notes = []
-        if self.overlap:
-            notes.append(f"training problems left out because the test set asks them too: {self.overlap}")
-        if self.skipped:
-            notes.append(f"bad records left out: {len(self.skipped)}; the first: {self.skipped[0]}")
-        return notes
+        overlap = f"training problems left out because the test set asks them too: {self.overlap}"
+        bad = [f"bad records left out: {len(self.skipped)}; the first: {first}" for first in self.skipped[:1]]
+        return [overlap, *bad] if self.overlap else bad
 
     def hub_sets(self) -> list[HubSet]:
         return [source for source in self.sources.values() if isinstance(source, HubSet)]
@@ -108,9 +105,8 @@ class DataTask(Task):
         chosen = set(random.Random(0).sample(range(len(problems)), count))
         halves: tuple[list[Problem], list[Problem]] = ([], [])
         for index, problem in enumerate(problems):
-            is_held_out = index in chosen
-            own = replace(problem, id=problem.id.replace("/train/", "/held-out/")) if is_held_out else problem
-            halves[is_held_out].append(own)
+            own = replace(problem, id=problem.id.replace("/train/", "/held-out/")) if index in chosen else problem
+            halves[index in chosen].append(own)
         return halves
 
     def _problems(self, split: str) -> list[Problem]:
@@ -173,12 +169,10 @@ def training_problems(task: Task, settings: TaskSettings, seed: int) -> list[Pro
     held_out = {asked(problem) for problem in task.test()}
     problems = [problem for problem in task.train() if asked(problem) not in held_out]
     random.Random(seed).shuffle(problems)
-    problems = problems[: settings.limit]
     if not problems:
-        raise DataError(
-            f"task.name={task.name}", "no training problem is left: the held-out set asks them all", "Add some"
-        )
-    return problems
+        reason = "no training problem is left: the held-out set asks them all"
+        raise DataError(f"task.name={task.name}", reason, "Add some")
+    return problems[: settings.limit]
 
 
 def evaluation_problems(task: Task, count: int) -> list[Problem]:

@@ -173,14 +173,12 @@ def _power(base: Fraction | float, exponent: Fraction | float) -> Fraction | flo
     return float(base) ** times if is_long else base**times
 
 
-_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
+_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Pow: _power}
+_OPERATORS |= {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-    ast.Pow: _power,
 }
 
 
@@ -216,12 +214,8 @@ def _sandbox() -> Sandbox:
     sandbox = Sandbox(Limits(seconds=PYTHON_S, memory_mb=PYTHON_MB))
     atexit.register(sandbox.close)
     if not sandbox.held.is_enough:
-        raise ConfigError(
-            "task.tools=python",
-            f"this machine cannot hold a program in. It has {sandbox.held}, and Landlock and seccomp are needed "
-            "(Linux 5.13 or newer)",
-            "Take another machine, or write task.tools=calculator",
-        )
+        reason = f"this machine cannot hold a program in. It has {sandbox.held}, and needs Landlock and seccomp"
+        raise ConfigError("task.tools=python", reason, "Take another machine, or write task.tools=calculator")
     return sandbox
 
 
