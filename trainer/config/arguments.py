@@ -32,6 +32,14 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
 
+FLAGS = {
+    "--dry-run": "print the resolved configuration and stop",
+    "--accept-changes": "go on although code of a reward or task has changed since",
+    "--json": "print the result as JSON on standard output, progress on standard error",
+    "--strict-health": "the same as run.strict_health=true",
+    "--strict-verdict": "the same as run.strict_verdict=true",
+    "--debug": "show tracebacks",
+}
 EXAMPLES = {
     "train": "octet train --preset 8gb algorithm.lr=2e-5 run.steps=100",
     "warmup": "octet warmup --preset 8gb warmup.steps=200",
@@ -51,18 +59,10 @@ def argument_parser(command: str = "train") -> argparse.ArgumentParser:
         "--preset", help=f"{', '.join(names_in(PRESETS))}, or a YAML file; by default the hardware decides"
     )
     parser.add_argument("--recipe", help=f"an objective on top: {', '.join(names_in(RECIPES))}, or a YAML file")
-    parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
     parser.add_argument(
         "--resume", nargs="?", const="", metavar="DIR", help="resume the run in DIR, by default the latest run"
     )
-    parser.add_argument(
-        "--accept-changes", action="store_true", help="go on although code of a reward or task has changed since"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print the result as JSON on standard output, progress on standard error"
-    )
-    parser.add_argument("--strict-health", action="store_true", help="the same as run.strict_health=true")
-    parser.add_argument("--strict-verdict", action="store_true", help="the same as run.strict_verdict=true")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    for flag, what in FLAGS.items():
+        parser.add_argument(flag, action="store_true", help=what)
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # deepspeed adds it; the environment is read instead
     return parser

@@ -61,18 +61,21 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     if recipe:
         layers.append(_load_layer(recipe, RECIPES, "--recipe"))
     if isinstance(overrides, str):
-        raise ConfigError(
-            "overrides", f"{_shown(overrides)!r} is one text", f"Write a list of them: [{_shown(overrides)!r}]"
-        )
+        text = repr(_shown(overrides))
+        raise ConfigError("overrides", f"{text} is one text", f"Write a list of them: [{text}]")
     overrides = ["".join(map(str.strip, text.partition("="))) for text in overrides]
-    if any(text.startswith("reward.weights.") for text in overrides):  # one weight goes beside the others
-        layers = [*layers, _default_weights(layers)]
+    has_weights = any("weights" in (layer.get("reward") or {}) for layer in layers)
+    if not has_weights and any(text.startswith("reward.weights.") for text in overrides):  # beside the default ones
+        layers.append({"reward": {"weights": Reward.model_fields["weights"].default}})
     merged: dict[str, Any] = {}
     layers.append(_layer_of(overrides))
     for layer in layers:
         _refuse_unknown_keys(layer)
         _refuse_impossible_values(layer)
-        merged = _merge(_without_other_length(merged, layer), layer)
+        for key, rival in (("steps", "epochs"), ("epochs", "steps")):  # the later of the two counts
+            if layer.get("run", {}).get(key) is not None and "run" in merged:
+                merged = _merge(merged, {"run": {rival: None}})
+        merged = _merge(merged, layer)
     typed = dict(text.partition("=")[::2] for text in overrides)
     if not any("dead_by" in layer.get("rollout", {}) for layer in layers[1:]):  # a preset's is one for its own rewards
         plain = _merge(merged, {"rollout": {"dead_by": "reward"}})
@@ -89,13 +92,6 @@ def validated(values: Mapping[str, Any], typed: Mapping[str, str] | None = None)
         first, *others = _explained(error.errors(), typed or {})
         first.args = ("\n".join(map(str, (first, *others))),)
         raise first from None
-
-
-def _default_weights(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a layer with the default weights, or an empty one if a layer has weights of its own."""
-    if any("weights" in (layer.get("reward") or {}) for layer in layers):
-        return {}
-    return {"reward": {"weights": Reward.model_fields["weights"].default}}
 
 
 def choose_preset(machine: hardware.Hardware) -> tuple[str, str]:
@@ -152,9 +148,8 @@ def _load_layer(name: str, folder: Path, flag: str) -> dict[str, Any]:
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if not os.path.isfile(path):  # unlike Path.is_file, it takes a name that is too long
         known = names_in(folder)
-        raise ConfigError(
-            f"{flag} {name}", f"there is no such file or name.{did_you_mean(name, known)} Known: {', '.join(known)}"
-        )
+        reason = f"there is no such file or name.{did_you_mean(name, known)}"
+        raise ConfigError(f"{flag} {name}", reason, f"Known: {', '.join(known)}")
     try:
         layer = read_yaml(path.read_bytes()) or {}
     except BadYaml as error:
@@ -187,22 +182,13 @@ def _parsed(text: str) -> dict[str, Any]:
         nested: Any = read_setting(value)
     except BadYaml as error:
         quoted = _shown(shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}"))
-        raise ConfigError(
-            _shown(text), f"the value is not valid YAML: {error}", f"Put quotes around it: {quoted}"
-        ) from None
+        reason = f"the value is not valid YAML: {error}"
+        raise ConfigError(_shown(text), reason, f"Put quotes around it: {quoted}") from None
     if isinstance(nested, str) and nested.startswith("~"):  # the shell expands no ~ after an equals sign
         nested = os.path.expanduser(nested)
     for part in reversed(key.split(".")):
         nested = {part: nested}
     return nested
-
-
-def _without_other_length(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop `run.epochs` from the earlier layers if a later one sets `run.steps`, and the other way round."""
-    for key, rival in (("steps", "epochs"), ("epochs", "steps")):
-        if above.get("run", {}).get(key) is not None and "run" in below:
-            below = _merge(below, {"run": {rival: None}})
-    return below
 
 
 def _refuse_impossible_values(settings: Mapping[str, Any], prefix: str = "") -> None:
@@ -215,14 +201,11 @@ def _refuse_impossible_values(settings: Mapping[str, Any], prefix: str = "") -> 
                 raise ConfigError(f"{prefix}{name}={_shown(text)}", "it is too large", "Write a smaller number")
             if not isinstance(text, str):
                 continue
+            key, shown = f"{prefix}{name}", _shown(text)
             if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-                raise ConfigError(
-                    f"{prefix}{name}={_shown(text)!r}", "a text has no such character", "Write it without"
-                )
+                raise ConfigError(f"{key}={shown!r}", "a text has no such character", "Write it without")
             if re.match(r"~[\w.-]+(/|$)", text) and os.path.expanduser(text) == text:
-                raise ConfigError(
-                    f"{prefix}{name}={_shown(text)}", "there is no such user", "Write the path of a folder"
-                )
+                raise ConfigError(f"{key}={shown}", "there is no such user", "Write the path of a folder")
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,12 +29,9 @@ def check(config: Config, has_gpu: bool) -> None:
     """Raise ConfigError for settings that the engine cannot combine, without importing it."""
     zero = zero_settings(config)
     if config.optim.name == "adamw_8bit" and is_offloaded(zero, "optimizer"):
-        raise ConfigError(
-            "optim.name=adamw_8bit",
-            f"engine.ds_config={config.engine.ds_config} keeps the optimizer state in CPU memory, where 8 bits are 40 "
-            "times slower than 32",
-            "Write engine.ds_config=zero2, which does not, or optim.name=adamw",
-        )
+        reason = f"engine.ds_config={config.engine.ds_config} keeps its state in CPU memory, where 8 bits are very slow"
+        remedy = "Write engine.ds_config=zero2, which does not, or optim.name=adamw"
+        raise ConfigError("optim.name=adamw_8bit", reason, remedy)
     if config.model.attention == "flash":
         _check_flash(config.model, has_gpu)
     if splits_weights(zero):
@@ -78,18 +75,16 @@ def _check_split_weights(config: Config) -> None:
         (model.quantize_head != "none", f"those of model.quantize_head={model.quantize_head} cannot be split", ""),
         (
             config.algorithm.gradreg.strength,
-            "algorithm.gradreg takes gradients of whole weights",
+            "algorithm.gradreg takes whole weights",
             ", or algorithm.gradreg.strength=0",
         ),
         (lora.enabled and lora.dora, "lora.dora=true measures whole weights in each pass", ", or lora.dora=false"),
         (ends, f"lora.targets={','.join(ends)} is worked with in pieces", ", or lora.targets=all"),
     ):
         if is_wrong:
-            raise ConfigError(
-                f"engine.ds_config={config.engine.ds_config}",
-                f"it splits the weights over the ranks (ZeRO-3), and {reason}",
-                f"Write engine.ds_config=zero2_offload{instead}",
-            )
+            why = f"it splits the weights over the ranks (ZeRO-3), and {reason}"
+            remedy = f"Write engine.ds_config=zero2_offload{instead}"
+            raise ConfigError(f"engine.ds_config={config.engine.ds_config}", why, remedy)
 
 
 def read(name: str) -> dict[str, Any]:

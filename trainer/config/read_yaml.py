@@ -40,7 +40,13 @@ def read_yaml(content: bytes | str) -> Any:
         text = content.decode() if isinstance(content, bytes) else content
         if len(text) > LONGEST:
             raise BadYaml(f"it has more than {LONGEST:,} characters")
-        _refuse_depth_and_aliases(text)
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise BadYaml(f"it has lists or mappings more than {DEEPEST} deep")
+            if isinstance(event, yaml.AliasEvent):
+                raise BadYaml(f"it has an alias (*{event.anchor}). Write the value out")
         return yaml.load(text, _Loader)
     except UnicodeDecodeError as error:
         raise BadYaml(f"not UTF-8: byte {error.start + 1} is {error.object[error.start]:#04x}") from None
@@ -70,26 +76,11 @@ def read_setting(text: str) -> Any:
 class _OneLine(yaml.SafeDumper):
     """Writes line breaks and control characters as escapes."""
 
-
-_OneLine.add_representer(
-    str, lambda own, text: own.represent_scalar("tag:yaml.org,2002:str", text, None if text.isprintable() else '"')
-)
+    def represent_scalar(self, tag: str, value: str, style: str | None = None) -> yaml.ScalarNode:
+        return super().represent_scalar(tag, value, style if value.isprintable() else '"')
 
 
 def written(value: Any) -> str:
     """Return a value as it stands on a command line."""
-    return (
-        yaml.dump(value, None, _OneLine, default_flow_style=True, width=inf, allow_unicode=True)
-        .removesuffix("...\n")
-        .strip()
-    )
-
-
-def _refuse_depth_and_aliases(text: str) -> None:
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise BadYaml(f"it has lists or mappings more than {DEEPEST} deep")
-        if isinstance(event, yaml.AliasEvent):
-            raise BadYaml(f"it has an alias (*{event.anchor}). Write the value out")
+    text = yaml.dump(value, None, _OneLine, default_flow_style=True, width=inf, allow_unicode=True)
+    return str(text).removesuffix("...\n").strip()

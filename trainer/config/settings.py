@@ -59,11 +59,8 @@ class Config(Section):
         """Raise ConfigError if there are more ranks than problems: a group is never split over ranks."""
         problems = self.rollout.problems
         if problems < ranks:
-            raise ConfigError(
-                f"rollout.problems={problems}",
-                f"each of the {ranks} ranks needs one",
-                f"Write rollout.problems={ranks} or more, or take {problems} GPUs or fewer",
-            )
+            remedy = f"Write rollout.problems={ranks} or more, or take {problems} GPUs or fewer"
+            raise ConfigError(f"rollout.problems={problems}", f"each of the {ranks} ranks needs one", remedy)
 
     @property
     def is_warmup(self) -> bool:
@@ -75,23 +72,15 @@ class Config(Section):
 
         With an advantage of 1 and no correction for a sampler, the loss is the cross-entropy of the solutions.
         """
-        warmup = self.warmup
+        warmup, objective = self.warmup, {"loss": "reinforce_baseline", "correction": {"level": "none"}}
+        metric = warmup.metric if warmup.every else "accuracy"
         return self._with(
             warmup={"only": True},
             teacher=Teacher().model_dump(),
             rollout={"temperature": 1.0, "ahead": 0},
-            algorithm={
-                **Algorithm().model_dump(),
-                "loss": "reinforce_baseline",
-                "correction": {"level": "none"},
-                "lr": warmup.lr,
-            },
+            algorithm={**Algorithm().model_dump(), **objective, "lr": warmup.lr},
             run={"dir": folder, "steps": warmup.steps, "epochs": None, "merge": self.run.merge and warmup.only},
-            eval={
-                "every": warmup.every,
-                "metric": warmup.metric if warmup.every else "accuracy",
-                "patience": warmup.patience,
-            },
+            eval={"every": warmup.every, "metric": metric, "patience": warmup.patience},
         )
 
     def after_warmup(self, folder: Path) -> Config:

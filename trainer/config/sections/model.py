@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -14,8 +14,8 @@ from trainer.config.sections.base import Section
 UNSERVED = ("lm_head", "embed_tokens")  # layers whose adapters vLLM serves for a few models only
 
 
-def _name_here(targets: Any) -> Any:
-    return "all" if targets == "all-linear" else targets  # as PEFT calls them
+# PEFT calls all of them `all-linear`.
+_named_here = BeforeValidator(lambda targets: "all" if targets == "all-linear" else targets)
 
 
 class Model(Section):
@@ -71,7 +71,7 @@ class Lora(Section):
     """LoRA+: the learning rate of the B matrices, as a multiple of algorithm.lr. Try 16, with a lower lr."""
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
     """Must be 0: with dropout, the trained policy is not the policy that sampled."""
-    targets: Annotated[Literal["attention", "all"] | tuple[str, ...], BeforeValidator(_name_here)] = "attention"
+    targets: Annotated[Literal["attention", "all"] | tuple[str, ...], _named_here] = "attention"
     """`attention` (q, k, v, o), `all` linear layers (`all-linear` in PEFT), or a list of module names."""
 
     @property
@@ -94,8 +94,5 @@ class Lora(Section):
         """Return an error message about targets that are no layers of the model, whose linear ones are `layers`."""
         targets = self.targets if isinstance(self.targets, str) else ",".join(self.targets)
         which = "no such layers" if isinstance(self.targets, str) else f"no layer {', '.join(missing)}"
-        nearest = did_you_mean(missing[0], layers)
-        return (
-            f"lora.targets={targets}: this model has {which}.{nearest} Its linear ones are {', '.join(layers)}. "
-            "Write lora.targets=all or name some of them."
-        )
+        which += f".{did_you_mean(missing[0], layers)} Its linear ones are {', '.join(layers)}"
+        return f"lora.targets={targets}: this model has {which}. Write lora.targets=all or name some of them."

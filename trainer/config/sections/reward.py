@@ -146,10 +146,9 @@ class Reward(Section):
         known = [*REWARDS, *map(function_name, info.data.get("custom", ()))]
         for name in value:
             if name not in known:
-                raise ValueError(
-                    f"there is no reward `{name}`.{did_you_mean(name, known)} Known: {', '.join(known)}, "
-                    "and your own functions, with reward.custom=FILE.py:FUNCTION"
-                )
+                nearest = did_you_mean(name, known)
+                own = "and your own functions, with reward.custom=FILE.py:FUNCTION"
+                raise ValueError(f"there is no reward `{name}`.{nearest} Known: {', '.join(known)}, {own}")
         return value
 
     @property

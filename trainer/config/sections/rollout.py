@@ -43,12 +43,7 @@ class Vllm(Section):
     max_difference: float = Field(1.0, gt=0.0)
     """Largest mean difference between the log-probs of sampler and trainer. Above it, the run is refused or ends."""
 
-    @field_validator("urls", "arguments", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return tuple(value.split(",")) if isinstance(value, str) else value
-
-    @field_validator("devices", mode="before")
+    @field_validator("urls", "arguments", "devices", mode="before")
     @classmethod
     def _by_comma(cls, value: Any) -> Any:
         return str(value).split(",") if isinstance(value, (str, int)) else value

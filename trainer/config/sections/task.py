@@ -93,9 +93,8 @@ class TaskSettings(Section):
     @property
     def own_data(self) -> list[str]:
         """Return the settings that name the problems of a file or a data set, and its columns."""
-        return [
-            name for name in ("data_dir", "path", "question", "answer", "solution") if getattr(self, name) is not None
-        ]
+        names = ("data_dir", "path", "question", "answer", "solution")
+        return [name for name in names if getattr(self, name) is not None]
 
 
 def known_task(name: str) -> str:
@@ -112,18 +111,10 @@ def known_task(name: str) -> str:
 
 
 PROMPT_STYLES = ("auto", "chat", "r1_zero", "gsm8k", "boxed", "tags", "letter", "few_shot")
-
-
 # arguments of transformers' apply_chat_template, and the variables that it makes of them
-SET_BY_OCTET = {
-    "conversation",
-    "messages",
-    "chat_template",
-    "add_generation_prompt",
-    "continue_final_message",
-    "tokenize",
-}
-SET_BY_OCTET |= {"padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"}
+SET_BY_OCTET = {"conversation", "messages", "add_generation_prompt", "continue_final_message", "tokenize"}
+SET_BY_OCTET |= {"chat_template", "padding", "truncation", "max_length", "return_tensors", "return_dict"}
+SET_BY_OCTET |= {"return_assistant_tokens_mask"}
 
 
 class PromptSettings(Section):
@@ -155,6 +146,5 @@ class PromptSettings(Section):
     def _known_or_file(cls, style: str) -> str:
         if style in PROMPT_STYLES or os.path.isfile(style):  # False for a name that is too long
             return style
-        raise ValueError(
-            f"it is neither a file nor a style.{did_you_mean(style, PROMPT_STYLES)} Known: {', '.join(PROMPT_STYLES)}"
-        )
+        nearest = did_you_mean(style, PROMPT_STYLES)
+        raise ValueError(f"it is neither a file nor a style.{nearest} Known: {', '.join(PROMPT_STYLES)}")
