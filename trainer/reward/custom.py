@@ -42,10 +42,8 @@ class Custom:
     last_failure = ""  # a failure here ends the run
 
     def __init__(self, setting: str, settings: Reward) -> None:
-        self.setting = setting
-        self.name = function_name(setting)
-        self.timeout = settings.timeout
-        self.format = settings.custom_format
+        self.setting, self.name = setting, function_name(setting)
+        self.timeout, self.format = settings.timeout, settings.custom_format
         self.path = find(KEY, setting)
         self.function = load(KEY, setting, RewardError)
 
@@ -79,9 +77,8 @@ class Custom:
         with contained:
             ended = call.within(self.timeout)
         if not ended:
-            raise self._error(
-                f"no result after {self.timeout:g} seconds. Make it faster, or raise reward.timeout.", readings
-            )
+            what = f"no result after {self.timeout:g} seconds. Make it faster, or raise reward.timeout."
+            raise self._error(what, readings)
         return call
 
     def _grades(self, readings: Sequence[Reading]) -> list[float | None]:
@@ -92,9 +89,8 @@ class Custom:
             raise self._error(f"it returned {shown(result)}. Return a list with one number for each completion.")
         grades = list(result)
         if len(grades) != len(readings):
-            raise self._error(
-                f"it returned {len(grades)} rewards for {len(readings)} completions. Return one for each."
-            )
+            found = f"{len(grades)} rewards for {len(readings)} completions"
+            raise self._error(f"it returned {found}. Return one for each.")
         return [self._number(grade, reading) for grade, reading in zip(grades, readings, strict=True)]
 
     def _number(self, grade: Any, reading: Reading) -> float | None:
@@ -112,10 +108,8 @@ class Custom:
         wanted = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
         missing = {one.name for one in parameters if one.default is one.empty and one.name in wanted} - set(offered)
         if missing:
-            raise self._error(
-                f"it asks for `{'`, `'.join(sorted(missing))}`, which is no column of the data. "
-                f"There are: {', '.join(sorted(offered))}."
-            )
+            what = f"it asks for `{'`, `'.join(sorted(missing))}`, which is no column of the data"
+            raise self._error(f"{what}. There are: {', '.join(sorted(offered))}.")
         takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
         return offered if takes_all else {name: column for name, column in offered.items() if name in wanted}
 

@@ -39,21 +39,14 @@ def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
     lost = [problem for problem in known if not is_earned(problem, rules)]
     cut = [stop for stop in config.rollout.stop if known and not lost and not is_earned(known[0], rules, stop)]
     if cut:
-        raise ConfigError(
-            f"rollout.stop={cut[0]!r}",
-            "it ends an answer before there is one, so nothing can be earned. Answers look like "
-            f"{written(known[0], rules).text!r}",
-            "Leave it out",
-        )
+        reason = f"it ends an answer before there is one. Answers look like {written(known[0], rules).text!r}"
+        raise ConfigError(f"rollout.stop={cut[0]!r}", reason, "Leave it out")
     if lost:
         golds = [one.gold if len(one.gold) <= 60 else f"{one.gold[:60]}..." for one in lost[:SHOWN]]
         shown = "; ".join(f"{one.id}: {gold!r}" for one, gold in zip(lost, golds))
-        raise DataError(
-            f"task.name={task.name}",
-            f"{len(lost)} of {len(problems)} gold answers cannot be earned. Written as "
-            f"{MARKS[rules.style].format('...')!r}, they are not read as themselves: {shown}",
-            _remedy(lost, rules),
-        )
+        reason = f"{len(lost)} of {len(problems)} gold answers cannot be earned. Written as"
+        reason += f" {MARKS[rules.style].format('...')!r}, they are not read as themselves: {shown}"
+        raise DataError(f"task.name={task.name}", reason, _remedy(lost, rules))
 
 
 def is_earned(problem: Problem, rules: Rules, stop: str = "") -> bool:

@@ -124,13 +124,13 @@ class Judge:
     def rehearse(self, reading: Reading) -> None:
         grades = self.client.ask(self._question(reading), self.rubric.grades, Meter(), fresh=True)
         if grades is None and self.client.last_failure != SPENT:  # a resumed run may have nothing left to spend
-            raise RewardError(
-                f"reward.judge.url={self.settings.url}",
-                f"the grader gave no grade: {self.client.last_failure}",
-                f"Is the server there, does it know reward.judge.model={self.settings.model}, and does "
-                f"{self.settings.key_env} hold the right key? If it refuses `response_format`: "
-                "reward.judge.structured=false",
+            reason = f"the grader gave no grade: {self.client.last_failure}"
+            asked = self.settings
+            remedy = (
+                f"Is it there, does it know reward.judge.model={asked.model}, and does {asked.key_env} hold the right"
             )
+            remedy += " key? If it refuses `response_format`: reward.judge.structured=false"
+            raise RewardError(f"reward.judge.url={self.settings.url}", reason, remedy)
 
     def _question(self, reading: Reading) -> dict[str, Any]:
         system = {"role": "system", "content": self.rubric.system_message()}
@@ -167,12 +167,8 @@ def load_rubric(name: str) -> Rubric:
         raise ConfigError(f"reward.judge.rubric={name}", f"not valid YAML: {error}") from None
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}" for one in error.errors())
-        raise ConfigError(
-            f"reward.judge.rubric={name}",
-            wrong,
-            "It has `instructions`, and under `criteria` for each name a `weight` and a `description`, as "
-            "trainer/reward/rubrics/science.yaml has",
-        ) from None
+        remedy = "Write `instructions`, and `criteria` with weights and descriptions, as in rubrics/science.yaml"
+        raise ConfigError(f"reward.judge.rubric={name}", wrong, remedy) from None
 
 
 # ------------------------------------------------------------------------------------------------------ the endpoint
@@ -205,7 +201,9 @@ class Client:
             meter.add("judge/from_cache", 1)
             return cached
         for attempt in range(self.settings.retries + 1):
-            self._wait(attempt)
+            backoff = min(LONGEST_BACKOFF_S, self.settings.backoff_s * 2 ** (attempt - 1)) if attempt else 0.0
+            jitter = random.uniform(0.5, 1.5)  # so that threads do not retry together
+            time.sleep(max(backoff * jitter, self._not_before - time.monotonic(), 0.0))
             if not self.budget.take():
                 self.last_failure = f"{self.last_failure}, and then {SPENT}" if attempt else SPENT
                 return None
@@ -223,11 +221,6 @@ class Client:
                     self.cache.put(name, text)
                 return parsed
         return None
-
-    def _wait(self, attempt: int) -> None:
-        """Wait before an attempt, twice as long each time, with jitter so that threads do not retry together."""
-        backoff = min(LONGEST_BACKOFF_S, self.settings.backoff_s * 2 ** (attempt - 1)) if attempt else 0.0
-        time.sleep(max(backoff * random.uniform(0.5, 1.5), self._not_before - time.monotonic(), 0.0))
 
     def _reply(self, body: Mapping[str, Any], meter: Meter) -> str:
         meter.add("judge/requests", 1)
@@ -295,8 +288,7 @@ class Budget:
         except (ValueError, AttributeError, RecursionError):
             pass
         reason = "it cannot be read, and it counts what the judge was asked for"
-        remedy = "Restore it, or delete it to count from 0"
-        raise CheckpointError(self.file, reason, remedy)
+        raise CheckpointError(self.file, reason, "Restore it, or delete it to count from 0")
 
 
 class Cache:
@@ -307,9 +299,8 @@ class Cache:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(
-                f"reward.judge.cache={folder}", f"it cannot be made: {error}", "Name a folder you may write to, or null"
-            ) from None
+            remedy = "Name a folder you may write to, or null"
+            raise ConfigError(f"reward.judge.cache={folder}", f"it cannot be made: {error}", remedy) from None
 
     def get(self, name: str) -> str | None:
         try:

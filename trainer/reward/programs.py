@@ -102,12 +102,9 @@ def refuse_unheld(settings: Code, held: Held) -> None:
         remedy = "Allow user namespaces, or take another machine"
         raise ConfigError(f"reward.code.command={settings.command}", reason, remedy)
     if not (held.is_enough or settings.unsafe):
-        raise ConfigError(
-            "reward.weights.code",
-            f"this machine cannot hold a program in. It has {held}, and Landlock and seccomp are needed (Linux 5.13 "
-            "or newer, x86-64 or Arm; a container may forbid them)",
-            "Take another machine, or write reward.code.unsafe=true if whatever a model writes may run here",
-        )
+        reason = f"this machine cannot hold a program in. It has {held}, and needs Landlock and seccomp (Linux 5.13)"
+        remedy = "Take another machine, or write reward.code.unsafe=true if whatever a model writes may run here"
+        raise ConfigError("reward.weights.code", reason, remedy)
 
 
 def same_text(output: bytes, expected: bytes) -> bool:
@@ -128,8 +125,7 @@ def read_tests(problem: Problem, settings: Code) -> Tests:
         raise DataError(problem.id, f"`{column}`: {reason}", ANOTHER_COLUMN) from None
     if tests.source and settings.command is not None:
         reason = f"`{column}` holds tests in Python, and reward.code.command={settings.command} runs other programs"
-        remedy = "Tests of these are inputs and outputs"
-        raise DataError(problem.id, reason, remedy)
+        raise DataError(problem.id, reason, "Tests of these are inputs and outputs")
     return tests
 
 
@@ -178,10 +174,9 @@ def _python(source: str, columns: Mapping[str, Any]) -> Tests:
     if name in bound:
         raise DataError(f"the tests define `{name}` themselves, so no answer would be tested")
     if not name or set(missing) - {name}:
-        raise DataError(
-            f"the tests use {', '.join(missing) or 'nothing'} without a definition, and one function can be asked for. "
-            "Name it in a column `entry_point`, and define others in `test_setup_code`"
-        )
+        used = ", ".join(missing) or "nothing"
+        reason = f"the tests use {used} without a definition, and one function can be asked for"
+        raise DataError(f"{reason}. Name it in a column `entry_point`, and define others in `test_setup_code`")
     if "check" in bound - _loaded(tree):  # as HumanEval's, which its harness calls
         source = f"{source}\ncheck({name})\n"
     return Tests(source=source, name=name)

@@ -96,10 +96,8 @@ class Scorer:
         for grader in self.graders:
             with self.meter.seconds(grader.name):
                 values[grader.name] = grader.grade(readings, self.meter)
-        return [
-            self._score(reading, {name: column[row] for name, column in values.items()})
-            for row, reading in enumerate(readings)
-        ]
+        columns = zip(*values.values()) if values else [()] * len(readings)
+        return [self._score(one, dict(zip(values, row))) for one, row in zip(readings, columns, strict=True)]
 
     def read(self, prompt: Prompt, completion: Completion) -> Reading:
         """Find the answers in a completion, and compare them with the gold answer."""
@@ -140,9 +138,7 @@ def total(values: Mapping[str, float | None], weights: Mapping[str, float]) -> f
     for name, value in values.items():
         weight = weights.get(name, 0.0)
         if value is not None and abs(value * max(1.0, weight)) > LARGEST:
-            raise RewardError(
-                f"`{name}` is {value:g}, and a reward is at most {LARGEST:g}: advantages have its square."
-            )
+            raise RewardError(f"`{name}` is {value:g}, and a reward is at most {LARGEST:g}: it is squared.")
         if weight:
             summed = None if value is None or summed is None else summed + weight * value
     return summed
