@@ -98,11 +98,11 @@ def test_the_gradient_of_the_output_layer_has_its_closed_form(model):
 
 def test_the_loss_of_held_out_solutions_is_that_of_the_tokens_that_the_model_writes(model):
     measured = SimpleNamespace(measure=LogProbs(model, 1.0, flat=False))
-    updater = SimpleNamespace(policy=measured, packer=Packer(30, 0, flat=False), device="cpu")
+    updater = Updater(measured, SETTINGS, "cpu", Packer(30, 0, flat=False), shrinker=None, kl=None)
     inputs, labels = padded()
     with torch.no_grad():
         expected = cross_entropy(model(inputs).logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-    assert Updater.held_out_loss(updater, ROWS) == pytest.approx(expected.item(), rel=1e-6)
+    assert updater.held_out_loss(ROWS) == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_trls_sft_trainer_has_the_same_loss_and_gradient(model, tmp_path):

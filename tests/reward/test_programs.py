@@ -240,7 +240,7 @@ def test_a_machine_that_cannot_hold_programs_in_refuses_them(tmp_path, monkeypat
         scorer_of(*overrides)
     make.check(resolve(None, None, [*overrides, "reward.code.unsafe=true"]))
     monkeypatch.setattr(sys, "executable", python_without("UNSHARE", tmp_path))
-    with pytest.raises(ConfigError, match=r"reward.code.command=sh program: it needs a folder of its own to write to"):
+    with pytest.raises(ConfigError, match=r"reward.code.command=sh program: it needs a folder and proc"):
         make.check(resolve(None, None, [*overrides, "reward.code.command=sh program", "reward.code.unsafe=true"]))
 
 
