@@ -47,7 +47,7 @@ class Prompt:
     tokens: tuple[int, ...]
     repeat: int = 0  # how often the step has this problem before; it gets other answers each time
     place: int = 0  # among the prompts of the step, on all ranks
-    origin: Problem | None = None  # as the data has it, where an environment asks something else than its question
+    original: Problem | None = None  # as the data has it, where an environment asks something else than its question
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from tests.e2e import chaos
 from trainer.machine import quiet
 from trainer.problem.word_problems import NanoTask
 from trainer.run import job
-from trainer.run_folder import manifest, previous_run
+from trainer.run_folder import checkpoints, previous_run
 from trainer.run_folder.run_log import RunLog
 
 
@@ -95,7 +95,7 @@ def start_and_delete(folder: Path) -> chaos.Ended:
 
 def wrong(ended: chaos.Ended, status: int, told: str, folder: Path) -> str:
     """Return what is wrong with a start, or "" if it has ended with this status and this message."""
-    if damaged := [path.name for path in previous_run.checkpoints(folder) if manifest.damage(path)]:
+    if damaged := [path.name for path in previous_run.checkpoints(folder) if checkpoints.damage(path)]:
         return f"damaged: {damaged}"
     if ended.statuses == [status] and told in ended.said and "Traceback" not in ended.said:
         return ""

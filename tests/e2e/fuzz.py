@@ -54,9 +54,9 @@ from trainer.reward.scorer import Meter
 from trainer.rollout.context import SamplingContext, StaticPolicy
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.server import VllmServerSampler
-from trainer.run_folder import checkpoints, manifest, previous_run
+from trainer.run_folder import checkpoints, previous_run
 from trainer.run_folder.journal import Journal, read_records
-from trainer.run_folder.provenance import Origin
+from trainer.run_folder.provenance import Provenance
 from trainer.run_folder.run_log import Logs
 from trainer.run_folder.source import Source
 
@@ -186,7 +186,7 @@ METRICS = {"step": 1, "reward": 0.5, "eval/accuracy": 0.25, "eval/lenient": 0.5,
 PROBLEMS = make_task(nano().task).train()[:8]
 
 
-ORIGIN, SETTINGS = Origin(nano(), Path("no-folder"), PROBLEMS, [], accepts=False), nano().to_yaml().encode()
+ORIGIN, SETTINGS = Provenance(nano(), Path("no-folder"), PROBLEMS, [], accepts=False), nano().to_yaml().encode()
 
 
 def learned() -> checkpoints.Learned:
@@ -202,7 +202,7 @@ def of_states(rng: random.Random, folder: Path) -> None:
     parts = learned()
     good = {"step": 1, **{name: part.state() for name, part in parts._asdict().items()}}
     (saved / "state.json").write_bytes(other_json(rng, good))
-    manifest.seal(saved)
+    checkpoints.seal(saved)
     previous_run.refuse_other_settings(folder, nano())
     checkpoints.resume(SimpleNamespace(load=lambda _: None), folder, 2, parts)  # type: ignore[arg-type]
     parts.curriculum.draw(2)
@@ -214,7 +214,7 @@ def of_manifests(rng: random.Random, folder: Path) -> None:
     parts = learned()
     state = {"step": 1, **{name: part.state() for name, part in parts._asdict().items()}}
     (saved / "state.json").write_text(json.dumps(state))
-    manifest.seal(saved)
+    checkpoints.seal(saved)
     good = json.loads((saved / "manifest.json").read_text())
     (saved / "manifest.json").write_bytes(other_json(rng, good))
     checkpoints.resume(SimpleNamespace(load=lambda _: None), folder, 2, parts)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from trainer.machine import quiet
 from trainer.machine.exits import answering_errors
 from trainer.ranks import stopping
 from trainer.run import job
-from trainer.run_folder import manifest
+from trainer.run_folder import checkpoints
 
 SETTINGS = ["--preset", "nano", "rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=24"]
 SETTINGS += ["run.steps=2", "eval.problems=8", "eval.every=1", "rollout.dead_groups=keep", "run.threads=1"]
@@ -78,7 +78,7 @@ def start(folder: Path, moment: str) -> tuple[int, str]:
             os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), descriptor)
         evaluator.evaluate = tells(moment, "", evaluator.evaluate)
         job.write_merged = tells(moment, "merge", job.write_merged)
-        manifest.seal = stops(moment, manifest.seal)
+        checkpoints.seal = stops(moment, checkpoints.seal)
         best.EvaluationHistory.keep = tells(moment, "best", best.EvaluationHistory.keep)
         if moment == AN_HOUR:
             os.environ["SLURM_JOB_END_TIME"] = str(int(time.time() + 1.5 * 3600))

@@ -179,7 +179,7 @@ def test_every_flipped_bit_of_a_manifest_is_found(tmp_path):
     content = path.read_bytes()
     for place in range(8 * len(content)):
         path.write_bytes(bytes(byte ^ (1 << place % 8) * (place // 8 == index) for index, byte in enumerate(content)))
-        assert checkpoints._damage(path.parent) or json.loads(path.read_bytes()) == json.loads(content)
+        assert checkpoints._unusable(path.parent) or json.loads(path.read_bytes()) == json.loads(content)
 
 
 def test_a_stray_folder_and_a_renamed_one_are_not_taken_for_the_newest(tmp_path, capsys):
@@ -231,7 +231,7 @@ def test_a_damaged_one_never_counts_for_those_that_are_kept(tmp_path, at, keep):
     assert resume(FilePolicy("fresh"), tmp_path, keep) == 4
     assert {"step_000002", "step_000004"} <= {path.name for path in folder.iterdir()}
     save(FilePolicy("after 6"), tmp_path, 6, keep=keep)
-    whole = [path.name for path in previous_run.checkpoints(tmp_path) if not checkpoints._damage(path)]
+    whole = [path.name for path in previous_run.checkpoints(tmp_path) if not checkpoints._unusable(path)]
     assert whole == ["step_000002", "step_000004", "step_000006"][-keep:]
 
 

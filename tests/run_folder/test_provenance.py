@@ -13,11 +13,11 @@ from trainer.config.command_line import resolve
 from trainer.config.settings import Config, Model
 from trainer.errors import CheckpointError, ConfigError, DataError
 from trainer.records import Problem
-from trainer.run_folder.provenance import Origin, checksums
+from trainer.run_folder.provenance import Provenance, checksums
 
 
-def origin(model: Model) -> Origin:
-    return Origin(Config(model=model), Path("no-folder"), [], [], accepts=False)
+def origin(model: Model) -> Provenance:
+    return Provenance(Config(model=model), Path("no-folder"), [], [], accepts=False)
 
 
 def test_other_weights_are_refused(tiny_model, tmp_path):
@@ -52,11 +52,11 @@ def problems(*golds: str) -> list[Problem]:
     return [Problem(f"records/train/{number}", "q", gold) for number, gold in enumerate(golds)]
 
 
-def made_from(folder, training, held_out=(), files=(), accepts=False) -> Origin:
+def made_from(folder, training, held_out=(), files=(), accepts=False) -> Provenance:
     config = resolve(
         "nano", None, ["task.name=records", "task.path=rows.jsonl", *(f"{key}={value}" for key, value in files)]
     )
-    return Origin(config, folder, training, held_out, accepts)
+    return Provenance(config, folder, training, held_out, accepts)
 
 
 @pytest.mark.parametrize(

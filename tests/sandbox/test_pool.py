@@ -19,7 +19,7 @@ import pytest
 from tests.sandbox.lacking import python_without
 from trainer.sandbox import syscalls
 from trainer.sandbox.kernel import FOLDER, Limits
-from trainer.sandbox.pool import Sandbox, Verdict
+from trainer.sandbox.pool import Assertions, Sandbox
 
 LIMITS = Limits(seconds=20, output_kb=1, file_mb=1)
 
@@ -166,7 +166,7 @@ def test_the_process_that_starts_programs_is_started_again(sandbox):
     os.kill(sandbox._process.pid, signal.SIGKILL)
     assert sandbox.run("print(1)", b"").output == b"1\n"
     os.kill(sandbox._process.pid, signal.SIGKILL)
-    assert sandbox.judge("def f(): return 1", "assert f() == 1", "f") == Verdict(1, 1)
+    assert sandbox.judge("def f(): return 1", "assert f() == 1", "f") == Assertions(1, 1)
 
 
 def test_every_process_of_a_command_ends_with_the_process_that_starts_commands():
@@ -308,15 +308,16 @@ def test_tests_and_programs_draw_the_same_numbers_each_time(sandbox, draw):
     drawn = sandbox.run(f"{imports}print({draw})", b"").output.decode().strip()
     for _ in range(2):
         verdict = sandbox.judge("def f(x): return x", f"{imports}assert str(f({draw})) == {drawn!r}", "f")
-        assert verdict == Verdict(1, 1)
+        assert verdict == Assertions(1, 1)
 
 
 def test_one_assertion_that_does_not_hold_is_enough_where_all_have_to(sandbox):
-    assert sandbox.judge("def f(x): return x", "assert f(1) == 2\nassert f(1) == 1", "f", first=True) == Verdict(0, 1)
+    found = sandbox.judge("def f(x): return x", "assert f(1) == 2\nassert f(1) == 1", "f", first=True)
+    assert found == Assertions(0, 1)
 
 
 def test_a_method_of_a_class_called_solution_is_found(sandbox):
-    assert sandbox.judge("class Solution:\n    def f(self, x): return x", "assert f(1) == 1", "f") == Verdict(1, 1)
+    assert sandbox.judge("class Solution:\n    def f(self, x): return x", "assert f(1) == 1", "f") == Assertions(1, 1)
 
 
 def test_an_argument_that_is_no_plain_value_is_a_fault_of_the_tests(sandbox):
@@ -327,7 +328,7 @@ def test_an_argument_that_is_no_plain_value_is_a_fault_of_the_tests(sandbox):
 @pytest.mark.parametrize("verdict", ["", "[5, 3, 0]", "[-1, 3, 0]", "[1e9, 1e9, 0]", "3", "[[[", "[" * 9999])
 def test_tests_that_write_a_verdict_of_their_own_are_worth_nothing_if_it_is_none(sandbox, verdict):
     tests = f"import os\nos.write(6, {verdict!r}.encode())\nos._exit(0)\nassert f()"
-    assert sandbox.judge("def f(): return 1", tests, "f") == Verdict(0, 1)
+    assert sandbox.judge("def f(): return 1", tests, "f") == Assertions(0, 1)
 
 
 def test_tests_that_hang_or_a_function_that_hangs_end_at_the_deadline():

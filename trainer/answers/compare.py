@@ -12,7 +12,7 @@ from collections.abc import Hashable
 
 from trainer.answers.choice import choice_letter
 from trainer.answers.equation import exact, parted
-from trainer.answers.notation import DECORATION, LONGEST_ANSWER, PICTURE, clean, visible
+from trainer.answers.notation import DECORATION, LONGEST_ANSWER, PICTURE, clean, normalise
 from trainer.answers.number import is_plain, number, with_words
 
 _SHELL = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}|\$(.+)\$|\s")  # what may stand around a symbol
@@ -50,7 +50,7 @@ def equal(answer: str, gold: str) -> bool:
 
 def _bare(text: str) -> str:
     """Return symbols as they are, without what may stand around them: `\\text{}`, dollars, spaces, capitals."""
-    text = _SHELL.sub(r"\1\2", _SHELL.sub(r"\1\2", visible(text)))
+    text = _SHELL.sub(r"\1\2", _SHELL.sub(r"\1\2", normalise(text)))
     return _LATIN_WORD.sub(lambda word: word[0].lower(), text)
 
 

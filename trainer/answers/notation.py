@@ -37,7 +37,7 @@ _SCRIPT_ENDS = re.compile("(?<=[\u3040-\u9fff])(?=[0-9])")  # 答案是18
 _FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 
 
-def visible(text: str) -> str:
+def normalise(text: str) -> str:
     """Compose accents, write spaces and hyphens in ASCII, and drop what is invisible. Every symbol is kept."""
     if text.isascii() and text.isprintable():
         return text
@@ -49,7 +49,7 @@ def to_ascii(text: str) -> str:
     """Convert digits and signs to ASCII as well: a cross and a dot are both a product."""
     if text.isascii() and text.isprintable():
         return text
-    text = _DEGREES.sub("^\\\\circ ", _GLUED_METRES.sub(" ", visible(text)))
+    text = _DEGREES.sub("^\\\\circ ", _GLUED_METRES.sub(" ", normalise(text)))
     text = _SUPERSCRIPT.sub(lambda run: "^{" + run[0].translate(_SUPERSCRIPT_DIGITS) + "}", text)
     text = _FOREIGN_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text.translate(_CHARACTERS))
     return _SCRIPT_ENDS.sub(" ", text)

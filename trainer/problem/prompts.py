@@ -118,11 +118,11 @@ class Prompter:
 
     def prompt(self, problem: Problem) -> Prompt:
         asked = self.environments.reset(problem) if self.environments else None
-        origin = None if asked is None else problem
+        original = None if asked is None else problem
         problem = problem if asked is None else replace(problem, question=asked, messages=())
         text, has_special_tokens = self._text(problem)
         tokens = self.tokenizer(text, add_special_tokens=not has_special_tokens)["input_ids"]
-        return Prompt(problem, text, tuple(tokens), origin=origin)
+        return Prompt(problem, text, tuple(tokens), original=original)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

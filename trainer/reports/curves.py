@@ -46,7 +46,7 @@ def of_phases(run: RunFiles, kind: str, together: Callable[[Iterable[float]], fl
     return look
 
 
-class Source(NamedTuple):
+class Series(NamedTuple):
     """What a curve shows. `looks` returns for a run how a record of its metrics is read."""
 
     name: str
@@ -54,25 +54,25 @@ class Source(NamedTuple):
     dots: bool = False
 
 
-def metric(name: str, key: str) -> Source:
-    return Source(name, lambda run: plain(key))
+def metric(name: str, key: str) -> Series:
+    return Series(name, lambda run: plain(key))
 
 
 # What is drawn: the curves of each chart of each file.
-CHARTS: dict[str, dict[str, list[Source]]] = {
+CHARTS: dict[str, dict[str, list[Series]]] = {
     "curves": {
         "mean reward": [metric("reward", "reward/mean")],
-        "accuracy": [Source("training", accuracy), Source("held-out, 95 %", lambda run: run.held_out, dots=True)],
+        "accuracy": [Series("training", accuracy), Series("held-out, 95 %", lambda run: run.held_out, dots=True)],
         "loss": [metric("loss", "loss")],
-        "reward, lowest to highest": [Source("reward", lambda run: reward_with_range)],
+        "reward, lowest to highest": [Series("reward", lambda run: reward_with_range)],
     },
     "details": {
         "entropy of a token": [metric("entropy", "entropy")],
         "KL to the reference, a token": [metric("KL", "kl")],
         "tokens of an answer": [metric("length", "length")],
         "norm of the gradient": [metric("norm", "grad_norm")],
-        "seconds of a step": [Source("all", lambda run: of_phases(run, "time", sum))],
-        "memory at its peak, GB": [Source("all", lambda run: of_phases(run, "memory", max))],
+        "seconds of a step": [Series("all", lambda run: of_phases(run, "time", sum))],
+        "memory at its peak, GB": [Series("all", lambda run: of_phases(run, "memory", max))],
     },
 }
 PERCENT = "accuracy"
@@ -112,27 +112,27 @@ def _name(names: Sequence[str], run: RunFiles, keys: Sequence[str]) -> str:
 
 def charts_of(groups: Sequence[Group], file: str) -> list[Chart]:
     """Return the charts of a file, without those that these runs have no metrics for."""
-    charts = (chart(title, groups, sources) for title, sources in CHARTS[file].items())
+    charts = (chart(title, groups, series) for title, series in CHARTS[file].items())
     return [one for one in charts if one.curves]
 
 
-def chart(title: str, groups: Sequence[Group], sources: Sequence[Source]) -> Chart:
-    """Return a chart: each run in its colour, or each source in its colour if there is one run."""
+def chart(title: str, groups: Sequence[Group], series: Sequence[Series]) -> Chart:
+    """Return a chart: each run in its colour, or each series in its colour if there is one run."""
     alone, curves = len(groups) == 1, []
     for number, group in enumerate(groups):
-        for which, source in enumerate(sources):
-            name = source.name if alone else f"{group.name}, {source.name}" if len(sources) > 1 else group.name
-            if values := thinned(_values(group, source)):
-                curves.append(Curve(name, values, which if alone else number, source.dots))
-    dots = "" if alone else "".join(f" (dots: {source.name})" for source in sources if source.dots)
+        for which, one in enumerate(series):
+            name = one.name if alone else f"{group.name}, {one.name}" if len(series) > 1 else group.name
+            if values := thinned(_values(group, one)):
+                curves.append(Curve(name, values, which if alone else number, one.dots))
+    dots = "" if alone else "".join(f" (dots: {one.name})" for one in series if one.dots)
     return Chart(f"{title}{dots}", curves, title == PERCENT, legend=alone)
 
 
-def _values(group: Group, source: Source) -> list[Value]:
+def _values(group: Group, one: Series) -> list[Value]:
     """Return the mean over the runs of a group, and the range that holds all of them."""
     found: dict[int, list[Range]] = defaultdict(list)
     for run in group.runs:
-        look = source.looks(run)
+        look = one.looks(run)
         for record in run.metrics:
             if (seen := look(record)) is not None:
                 found[record["step"]].append(seen)

@@ -30,7 +30,7 @@ from trainer.records import Problem
 from trainer.reward.built_in import Reading
 from trainer.reward.scorer import Meter
 from trainer.sandbox.kernel import Held, Limits
-from trainer.sandbox.pool import Sandbox, Verdict
+from trainer.sandbox.pool import Assertions, Sandbox
 
 ANOTHER_COLUMN = "Name another column: reward.code.tests=COLUMN."
 EXPECTED = "expected inputs with outputs, or Python with assertions: see docs/sandbox.md"
@@ -66,22 +66,22 @@ class Programs:
     def grade(self, readings: Sequence[Reading], meter: Meter) -> list[float | None]:
         problems = {id(one.problem): one.problem for one in readings}  # the name of one may occur twice in a file
         tests = {key: read_tests(problem, self.settings) for key, problem in problems.items()}
-        work = [lambda one=one: self._verdict(one, tests[id(one.problem)]) for one in readings]
-        verdicts = dict(threads.each(work, self.at_once))
-        meter.add("code/timeouts", sum(verdict.timed_out for verdict in verdicts.values()), len(verdicts))
-        meter.add("code/faults", sum(bool(verdict.fault) for verdict in verdicts.values()), len(verdicts))
-        found = [verdicts[index] for index in range(len(readings))]
+        work = [lambda one=one: self._result(one, tests[id(one.problem)]) for one in readings]
+        results = dict(threads.each(work, self.at_once))
+        meter.add("code/timeouts", sum(result.timed_out for result in results.values()), len(results))
+        meter.add("code/faults", sum(bool(result.fault) for result in results.values()), len(results))
+        found = [results[index] for index in range(len(readings))]
         if self.settings.score == "all":
             return [float(0 < one.total == one.passed) for one in found]
         return [one.passed / one.total if one.total else 0.0 for one in found]
 
     def rehearse(self, reading: Reading) -> None:
         """Run the tests once, so that tests that cannot be run are found before anything is spent."""
-        verdict = self._verdict(reading, read_tests(reading.problem, self.settings))
-        if verdict.fault:
-            raise DataError(reading.problem.id, f"`{self.settings.tests}`: {verdict.fault}", "Leave the record out")
+        result = self._result(reading, read_tests(reading.problem, self.settings))
+        if result.fault:
+            raise DataError(reading.problem.id, f"`{self.settings.tests}`: {result.fault}", "Leave the record out")
 
-    def _verdict(self, reading: Reading, tests: Tests) -> Verdict:
+    def _result(self, reading: Reading, tests: Tests) -> Assertions:
         """Run a program on each input, or with its tests. All runs together have the time of one program."""
         source, stops = program(reading.completion.text), self.settings.score == "all"
         if not tests.pairs:
@@ -91,8 +91,8 @@ class Programs:
             ran = self.sandbox.run(source, given, max(0.0, deadline - time.monotonic()))
             passed += ran.status == 0 and not ran.cut and same_text(ran.output, expected)
             if ran.timed_out or (stops and passed < count):
-                return Verdict(passed, len(tests.pairs), timed_out=ran.timed_out)
-        return Verdict(passed, len(tests.pairs))
+                return Assertions(passed, len(tests.pairs), timed_out=ran.timed_out)
+        return Assertions(passed, len(tests.pairs))
 
 
 def refuse_unheld(settings: Code, held: Held) -> None:

@@ -186,7 +186,7 @@ class TurnTaking:
         """Return what the environment of an answer says to a turn. It begins with the first turn."""
         assert self.environments is not None, "who else replies"
         prompt = dialogue.prompt
-        problem = prompt.origin or prompt.problem
+        problem = prompt.original or prompt.problem
         if len(dialogue.turns) == 1:
             dialogue.environment, asked = self.environments.begin(problem)
             first = prompt.problem.question

@@ -45,7 +45,7 @@ from trainer.run.data import Prompts, make_prompts, prompter_of, report
 from trainer.run_folder import checkpoints, lock, previous_run
 from trainer.run_folder.checkpoints import Learned
 from trainer.run_folder.journal import Journal, read_records
-from trainer.run_folder.provenance import Origin
+from trainer.run_folder.provenance import Provenance
 from trainer.run_folder.run_log import Logs, RunLog
 from trainer.step.optimizer import schedule
 from trainer.step.update import Updater
@@ -80,7 +80,7 @@ def build(request: Request, data: Data | None = None) -> Run:
     scorer.rehearse(prompts.prompter.prompt(prompts.problems[0]), worked(prompts.problems[0]))
     policy, teacher = make_models(config, prompts, tokenizer)
     kl = Coefficient(config.algorithm.kl)
-    origin = Origin(config, folder, prompts.problems, data.task.test(), request.accepts_changes)
+    origin = Provenance(config, folder, prompts.problems, data.task.test(), request.accepts_changes)
     log = open_log(request, folder, policy, prompts, Learned(origin, prompts.curriculum, kl, Logs(folder)))
     samplers = make_sampling(config, policy, prompts, log)
     report(folder, log.screen, data, prompts.problems, len(samplers.held_out))

@@ -17,16 +17,16 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from trainer.errors import CheckpointError, OctetError
-from trainer.machine import disk
-from trainer.machine.manifest import OTHER
+from trainer.machine import disk, manifest
 from trainer.machine.visible import visible
 from trainer.policy import Policy
 from trainer.ranks import distributed
-from trainer.run_folder import manifest, previous_run
+from trainer.run_folder import previous_run
 
 _whole: dict[Path, bool] = {}  # whether a checkpoint is whole, of those that this process has written or read
 
@@ -59,7 +59,7 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learne
     if distributed.is_main():
         _publish(partial, final)
     distributed.barrier()
-    if wrong := manifest.damage(final):
+    if wrong := damage(final):
         raise CheckpointError(
             final, f"{wrong}, though it was written a moment ago", f"Check the disk; the same command then {goes_on}"
         ).of_all()
@@ -81,7 +81,7 @@ def _write(policy: Policy, partial: Path, step: int, learned: Learned) -> None:
         state |= {name: part.state() for name, part in learned._asdict().items()}
         (partial / "state.json").write_text(json.dumps(state))
     distributed.barrier()
-    manifest.seal(partial)
+    seal(partial)
 
 
 def latest(run_folder: Path) -> Path | None:
@@ -104,9 +104,9 @@ def resume(policy: Policy, run_folder: Path, keep: int, learned: Learned) -> int
         return 0
     for path in distributed.gather([str(path) for path in previous_run.checkpoints(run_folder)[::-1]])[0]:
         folder = Path(path)
-        wrong = _damage(folder)
+        wrong = _unusable(folder)
         _whole[folder] = not wrong
-        if wrong.startswith(OTHER):
+        if wrong.startswith(manifest.OTHER):
             raise CheckpointError(folder, visible(wrong), "Go on with that version, or delete it").of_all()
         if wrong:
             if distributed.is_main():
@@ -126,9 +126,33 @@ def resume(policy: Policy, run_folder: Path, keep: int, learned: Learned) -> int
     ).of_all()
 
 
-def _damage(folder: Path) -> str:
+def seal(folder: Path) -> None:
+    """Write the manifest of a checkpoint, and have the disk keep everything in it. Every rank calls it."""
+    sums = _checksums(folder, distributed.gather(sorted(manifest.files(folder)))[0])
+    for name in distributed.mine(list(sums)):
+        disk.keep(folder / name)
+    if distributed.is_main():
+        manifest.write(folder, sums)
+    distributed.barrier()
+
+
+def damage(folder: Path) -> str:
+    """Return what is wrong with a folder, or "" if it is as it was sealed. Every rank calls it and gets the same."""
+    sums, wrong = distributed.gather(manifest.read(folder) if distributed.is_main() else ({}, ""))[0]
+    return wrong or manifest.unlike(sums, _checksums(folder, sums))
+
+
+def _checksums(folder: Path, names: Iterable[str]) -> dict[str, int | None]:
+    """Return the checksum of each file, None if there is no such file. Each rank reads its share of the files."""
+    sums: dict[str, int | None] = {}
+    for part in distributed.gather({name: manifest.checksum(folder / name) for name in distributed.mine(list(names))}):
+        sums |= part
+    return sums
+
+
+def _unusable(folder: Path) -> str:
     """Return what is wrong with a checkpoint, or "" if it can be loaded. Every rank calls it and gets the same."""
-    if wrong := manifest.damage(folder):
+    if wrong := damage(folder):
         return wrong
     try:
         step = json.loads((folder / "state.json").read_text())["step"]
@@ -184,7 +208,7 @@ def _delete_earlier(run_folder: Path, step: int, keep: int) -> None:
     while found and whole < keep:
         path = found.pop()
         if path not in _whole:
-            _whole[path] = not _damage(path)
+            _whole[path] = not _unusable(path)
         whole += _whole[path]
     if distributed.is_main():
         for path in found:

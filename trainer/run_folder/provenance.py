@@ -29,7 +29,7 @@ ACCEPT = "--accept-changes"
 TEACHER = "teacher.name="  # what the name of a checksum begins with that is of no file
 
 
-class Origin:
+class Provenance:
     """A part of every checkpoint. To load it is to compare it with what this run is made from."""
 
     def __init__(

@@ -2,7 +2,7 @@
 
     with Sandbox(Limits(seconds=2)) as sandbox:
         sandbox.run("print(int(input()) + 1)", b"41").output                     # b"42\n"
-        sandbox.judge("def f(x): return x + 1", "assert f(41) == 42", "f")       # Verdict(passed=1, total=1)
+        sandbox.judge("def f(x): return x + 1", "assert f(41) == 42", "f")       # Assertions(passed=1, total=1)
 
 Sandbox may be called from several threads; the processes run side by side.
 """
@@ -46,7 +46,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Assertions:
     """How many assertions of the tests hold. `fault` says what is wrong with the tests themselves."""
 
     passed: int
@@ -81,7 +81,7 @@ class Sandbox:
         """Run a program on an input. By `command`, if there is one, else as Python."""
         return self._twice(lambda: self._run(source, given, self.limits.seconds if seconds is None else seconds))
 
-    def judge(self, source: str, tests: str, name: str, first: bool = False) -> Verdict:
+    def judge(self, source: str, tests: str, name: str, first: bool = False) -> Assertions:
         """Run tests of a function that a program has. `first` stops at the first assertion that does not hold."""
         return self._twice(lambda: self._judge(source, tests, name, first))
 
@@ -106,7 +106,7 @@ class Sandbox:
                 ended = _how_it_ended(control)
         return Ran(text[:most], ended["status"], ended["timed_out"], len(text) > most, ended["cpu_s"])
 
-    def _judge(self, source: str, tests: str, name: str, first: bool) -> Verdict:
+    def _judge(self, source: str, tests: str, name: str, first: bool) -> Assertions:
         (asked, asks), (replied, replies), (reading, writing) = os.pipe(), os.pipe(), os.pipe()
         with open(reading, "rb", buffering=0) as output:
             function = [_file(source.encode(errors="replace")), asked, replies]
@@ -119,7 +119,7 @@ class Sandbox:
                 ended = _how_it_ended(control)
                 _end(control_of_function)
                 timed_out = _how_it_ended(control_of_function)["timed_out"] or ended["timed_out"]
-        return _verdict(text, timed_out)
+        return _assertions(text, timed_out)
 
     @contextmanager
     def _started(
@@ -175,15 +175,15 @@ class Sandbox:
                 self._start()
 
 
-def _verdict(text: bytes, timed_out: bool) -> Verdict:
-    """Read a verdict. There is none after the deadline, or if the tests end their own process."""
+def _assertions(text: bytes, timed_out: bool) -> Assertions:
+    """Read what the tests have found, which is nothing after the deadline, or if the tests end their own process."""
     try:
         passed, total, fault = json.loads(text)
         if isinstance(passed, int) and isinstance(total, int) and 0 <= passed <= total:
-            return Verdict(passed, total, str(fault), timed_out)
+            return Assertions(passed, total, str(fault), timed_out)
     except (ValueError, TypeError, RecursionError):  # the tests are data, and may write anything
         pass
-    return Verdict(0, 1, "", timed_out)
+    return Assertions(0, 1, "", timed_out)
 
 
 def _file(content: bytes) -> int:

@@ -13,7 +13,7 @@ from trainer.records import Sampling
 from trainer.rollout import limits
 from trainer.rollout.decoder.cuda_graphs import DecodeStep
 from trainer.rollout.decoder.forward import Forward
-from trainer.rollout.decoder.schedule import AnswerId, Request
+from trainer.rollout.decoder.schedule import AnswerId, NewAnswers
 from trainer.rollout.draw import draw, uniforms
 from trainer.rollout.turns import OpenAnswer, TurnTaking
 
@@ -107,11 +107,11 @@ class Batch:
         return len(self.waiting) < self.active
 
     @torch.inference_mode()
-    def add(self, requests: Sequence[Request]) -> None:
+    def add(self, starting: Sequence[NewAnswers]) -> None:
         """Read the prompts and sample the first token of each completion."""
         device = self.forward.device
-        prompts = [request.prompt.tokens for request in requests]
-        members = [self._members(request) for request in requests]
+        prompts = [new.prompt.tokens for new in starting]
+        members = [self._members(new) for new in starting]
         groups = [[group] if self.shares else [[one] for one in group] for group in members]  # rows of each prompt
         lengths, counts = [len(tokens) for tokens in prompts], [len(group) for group in groups]
         width = max(lengths)
@@ -135,14 +135,14 @@ class Batch:
         self._sample(logits_PV.repeat_interleave(counts_P, dim=0), rows, width)
         self.longest = max(self.longest, width)
 
-    def _members(self, request: Request) -> list[RowMember]:
+    def _members(self, new: NewAnswers) -> list[RowMember]:
         return [
             RowMember(
-                AnswerId(request.prompt_index, number),
-                self.turns.begin(request.prompt, number, self.sampling),
-                uniforms(self.sampling, request.prompt, number) if self.temperature else [0.0] * self.limit,
+                AnswerId(new.prompt_index, number),
+                self.turns.begin(new.prompt, number, self.sampling),
+                uniforms(self.sampling, new.prompt, number) if self.temperature else [0.0] * self.limit,
             )
-            for number in request.numbers
+            for number in new.numbers
         ]
 
     @torch.inference_mode()

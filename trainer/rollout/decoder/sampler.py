@@ -1,13 +1,13 @@
 """rollout with Octet's own decoder: continuous batching on the training device.
 
 Each prompt is read once for its whole group. A finished sequence leaves the batch at once, and the sequences of the
-next request are added when there are free rows. The state of a row (last token, position, cache) stays on the device;
+next prompt are added when there are free rows. The state of a row (last token, position, cache) stays on the device;
 the host checks only every few steps which rows have finished. On a CPU, answers to a prompt share a row for as long as
 they are the same, because there a step takes longer the more rows it has.
 
 An answer on its way from a prompt to a completion:
 
-    Request      answers to one prompt that start together      schedule.py decides when
+    NewAnswers   answers to one prompt that start together   schedule.py decides when
     AnswerId     the index of the prompt, and the number of the answer in its group
     RowMember    the answer in a row, with its random numbers   rows.py decodes it
     OpenAnswer   all tokens so far, and the environment         turns.py adds turns and replies to it
@@ -74,8 +74,8 @@ class DecodeSampler(OwnSampler):
             rows = min(self.rows.limit, len(prompts) * sampling.group)
             batch = self._prepare(rows, scheduler.longest_prompt, sampling)
             batch.shares = False  # at its largest, no two answers are the same
-            while requests := scheduler.schedule(batch.free, batch.usable_rows):
-                batch.add(requests)
+            while starting := scheduler.schedule(batch.free, batch.usable_rows):
+                batch.add(starting)
             batch.decode()
 
         def make_room() -> None:
@@ -119,8 +119,8 @@ class DecodeSampler(OwnSampler):
     def _decode(self, batch: Batch, scheduler: Scheduler) -> Iterator[tuple[int, list[Completion]]]:
         while not scheduler.is_finished:
             begins = not batch.active or batch.free >= IDLE * batch.usable_rows
-            while begins and (requests := scheduler.schedule(batch.free, batch.usable_rows)):
-                batch.add(requests)
+            while begins and (starting := scheduler.schedule(batch.free, batch.usable_rows)):
+                batch.add(starting)
                 yield from self._finish(batch, scheduler)  # the first token may be a stop token
             batch.decode()
             if self.on_tokens:

@@ -12,7 +12,7 @@ from trainer.plan.planner import PREFILL_TOKENS
 from trainer.records import Completion, Prompt
 
 
-class Request(NamedTuple):
+class NewAnswers(NamedTuple):
     """Answers to one prompt that start together."""
 
     prompt_index: int
@@ -47,27 +47,27 @@ class Scheduler:
     def is_finished(self) -> bool:
         return not self._waiting and not self._running
 
-    def schedule(self, free: int, usable: int) -> list[Request]:
-        """Return requests for `free` rows of the `usable` ones in a batch, as many as may be read in one pass.
+    def schedule(self, free: int, usable: int) -> list[NewAnswers]:
+        """Return answers to start in `free` rows of the `usable` ones in a batch, as many as may be read in one pass.
 
         A group that is larger than the batch begins in parts.
         """
-        requests: list[Request] = []
+        starting: list[NewAnswers] = []
         while self._waiting:
             index, missing = self._waiting[0]
             count, prompt = min(len(missing), usable), self._prompts[index]
-            width = max(len(prompt.tokens), *(len(request.prompt.tokens) for request in requests), 0)
+            width = max(len(prompt.tokens), *(len(new.prompt.tokens) for new in starting), 0)
             if free < count and free * 4 >= usable:  # start a part of a large group rather than leave rows idle
                 count = free
-            if count > free or (requests and (len(requests) + 1) * width > PREFILL_TOKENS):
+            if count > free or (starting and (len(starting) + 1) * width > PREFILL_TOKENS):
                 break
             self._waiting.popleft()
             if missing[count:]:
                 self._waiting.appendleft((index, missing[count:]))
-            requests.append(Request(index, prompt, missing[:count]))
+            starting.append(NewAnswers(index, prompt, missing[:count]))
             self._running.update(AnswerId(index, number) for number in missing[:count])
             free -= count
-        return requests
+        return starting
 
     def finish(self, answer: AnswerId, completion: Completion) -> list[Completion] | None:
         """Add a completion to the group of its prompt. Return the group, in the order of its numbers, when complete."""
