@@ -53,6 +53,7 @@ def test_the_layout_by_hand():
 
 
 FAMILIES = {"qwen2": {}, "qwen3": {}, "llama": {}, "mistral": {"sliding_window": None}, "gemma": {}}
+FAMILIES |= {"lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}}
 
 
 def tiny(family: str, dtype=torch.float32, **options):

@@ -203,15 +203,12 @@ def test_weights_and_adapter_to_the_byte(name, settings):
 def test_the_cache_to_the_byte():
     planned = planner_of("Qwen/Qwen2.5-1.5B", "prompt.max_tokens=100", "rollout.max_new_tokens=60")
     shape, config = planned.shape, AutoConfig.for_model(**settings_of(planned.shape))
-    from trainer.rollout.decoder.forward import Forward
+    from trainer.rollout.decoder.layers.passes import Cache, Keys
 
-    decoder = type(
-        "Decoder", (), {"allocate_cache": Forward.allocate_cache, "_make_angles": lambda self, places: None}
-    )()
-    decoder.layers, decoder.kv_heads, decoder.head_size = range(shape.layers), shape.kv_heads, shape.head_size
-    decoder.dtype, decoder.device = torch.bfloat16, torch.device("meta")
+    kept = [[Keys(2 * shape.kv_heads, shape.head_size)]] * shape.layers
+    cache = Cache(kept, 32, 160, torch.bfloat16, torch.device("meta"))
     assert planned.places == 160
-    assert planned._cache(32) == bytes_of([decoder.allocate_cache(32, 160)])
+    assert planned._cache(32) == cache.bytes
     assert planned._cache(1) == row_bytes(config, 160, 2) - 12 * shape.vocabulary
 
 

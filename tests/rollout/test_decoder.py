@@ -40,6 +40,7 @@ TWO_ROPES = {
 }
 WINDOWED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 2.0}
+LFM2 = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
 # By name: the type of the model, and where it differs from the shape of all.
 FAMILIES = {
     "qwen2": ("qwen2", {}),
@@ -58,6 +59,8 @@ FAMILIES = {
     "granite": ("granite", GRANITE),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", WINDOWED),
+    "lfm2": ("lfm2", LFM2),
+    "lfm2 with biases": ("lfm2", LFM2 | {"conv_bias": True, "conv_L_cache": 4}),
     "seed_oss": ("seed_oss", {"head_dim": 8, "residual_dropout": 0.0, "attention_dropout": 0.0}),
 }
 PLAIN = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
@@ -438,7 +441,8 @@ def test_what_is_not_a_number_in_one_row_does_not_stay_in_its_place(temperature,
     sampler, drawn = DecodeSampler(model, tokenizer, SOME, 64), sampling(temperature=temperature)
     wanted = dict(sampler.sample(asked, drawn))
     with torch.inference_mode():
-        sampler.batch.cache_LRKTD.fill_(float("nan"))
+        for kept in sampler.batch.cache.tensors:
+            kept.fill_(float("nan"))
     assert dict(sampler.sample(asked, drawn)) == wanted
 
 
@@ -653,7 +657,7 @@ def test_what_is_given_back_is_free_at_once(tokenizer):
     """Memory in a reference cycle would stay until the cyclic garbage collector runs, through a training pass."""
     sampler = DecodeSampler(family(), tokenizer, SOME, 8)
     list(sampler.sample(prompts(3, 9), sampling()))
-    batch, cache = weakref.ref(sampler.batch), weakref.ref(sampler.batch.cache_LRKTD)
+    batch, cache = weakref.ref(sampler.batch), weakref.ref(sampler.batch.cache.tensors[0])
     gc.disable()
     try:
         assert sampler.give_back()

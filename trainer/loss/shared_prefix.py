@@ -5,7 +5,8 @@ work, sees one line of tokens (`Tree` in records.py), which holds a prompt once 
 beginning of answers once.
 
 The attention function below lays queries, keys and values out, once as prompts and once as answers that look back at
-their prompt, calls the model's own attention, and puts the result back into the line.
+their prompt, calls the model's own attention, and puts the result back into the line. Layers with a state, which a line
+would mix, read each row from its beginning: two hooks lay their input out and put their output back.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from trainer.batch.pack import to_tensors
+from trainer.model.families import MIXERS
 from trainer.model.load import needs_repeated_keys
 from trainer.records import TrainingBatch, TrainingRow
 
@@ -31,6 +33,8 @@ class Layout(NamedTuple):
     keys_AK: Tensor  # what an answer looks at: its prompt, then itself
     mask_ACK: Tensor  # bool: this query may see this key
     source_N: Tensor  # which of the places of all prompts, then of all answers, computes a token of the line
+    place_BT: Tensor  # the places of whole rows
+    line_N: Tensor  # which of the tokens of all rows computes a token of the line
 
     def rows(self, line_1HND: Tensor, index: Tensor) -> Tensor:
         """Lay the line out in rows."""
@@ -65,6 +69,8 @@ def layout_of(batch: TrainingBatch) -> Layout:
         keys_AK=torch.cat([prompts_PT[own_prompt_B[answers]], answers_AC], dim=1),
         mask_ACK=_answer_mask(in_prompt_PT[own_prompt_B[answers]], longest),
         source_N=torch.where(in_answer_N, of_answer_N, of_prompt_N),
+        place_BT=tree.place_BT,
+        line_N=tree.line_N,
     )
 
 
@@ -93,21 +99,45 @@ def make_flat(model: Any) -> bool:
     below = model.config._attn_implementation
     if below == FLAT:
         return True
-    if below != BELOW or _has_sliding_window(model.config.get_text_config()):
+    config = model.config.get_text_config()
+    if below != BELOW or _has_unknown_layers(config):
         return False
     model.set_attn_implementation(FLAT)
+    mixers = [getattr(block, MIXERS[kind]) for block, kind in with_a_state(model)]
+    hooks = [mixer.register_forward_pre_hook(_to_rows, with_kwargs=True) for mixer in mixers]
+    hooks += [mixer.register_forward_hook(_to_line, with_kwargs=True) for mixer in mixers]
     if _is_exact(model):
         return True
+    for hook in hooks:
+        hook.remove()
     model.set_attn_implementation(below)
     return False
 
 
-def _has_sliding_window(config: Any) -> bool:
+def with_a_state(model: Any) -> list[tuple[Any, str]]:
+    """Return the blocks whose layer is no attention, with its kind."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
+    return [(block, kind) for block, kind in zip(model.get_decoder().layers, kinds) if kind in MIXERS]
+
+
+def _has_unknown_layers(config: Any) -> bool:
     """Return True for attention with a window, which needs a mask. Qwen2 names a window that it does not use."""
     kinds = getattr(config, "layer_types", None)
     if kinds:
-        return set(kinds) != {"full_attention"}
+        return not set(kinds) <= {"full_attention", *MIXERS}
     return bool(getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None))
+
+
+def _to_rows(mixer: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...] | None:
+    layout: Layout | None = options.get("layout")
+    if layout is None:  # while sampling
+        return None
+    return inputs, {**options, "hidden_states": options["hidden_states"][0, layout.place_BT]}
+
+
+def _to_line(mixer: Any, inputs: tuple[Any, ...], options: dict[str, Any], output: Tensor) -> Tensor:
+    layout: Layout | None = options.get("layout")
+    return output if layout is None else output.flatten(0, 1)[layout.line_N][None]
 
 
 @torch.no_grad()

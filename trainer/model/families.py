@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 STRETCHES = ("default", "linear", "yarn")  # of the rotary angles, which llama.cpp knows in all families
+ATTENTIONS = ("full_attention", "sliding_attention")  # kinds of layers, and the name in a block of each other kind:
+MIXERS = {"conv": "conv"}
 ALL_STRETCHES = (*STRETCHES, "llama3", "longrope")  # these with a tensor of factors, which few families read
 
 
@@ -19,6 +21,7 @@ class Family:
     kind: str  # the name of the class, without "ForCausalLM"
     model_type: str  # in config.json
     decodes: bool = True  # rollout/decoder computes what the class computes
+    plans: bool = True  # model/shapes.py and plan/ know the bytes of its blocks
 
     # the weights
     is_joined: bool = False  # one linear layer makes queries, keys and values, and another one gate and up
@@ -27,6 +30,7 @@ class Family:
     norms: Literal["before", "after", "both"] = "before"  # where the norms of attention and feed-forward layers are
     query_norms: Literal["none", "each", "all"] = "none"  # norms of queries and keys: of each head, or of all together
     adds_one: bool = False  # norms are stored less 1
+    names: tuple[tuple[str, str], ...] = ()  # of the parts that are not named as in Llama
 
     # the forward pass
     windows: Literal["configured", "every layer", "some layers"] = "configured"  # which layers have a sliding window
@@ -41,10 +45,27 @@ class Family:
     def class_name(self) -> str:
         return f"{self.kind}ForCausalLM"
 
+    def part(self, name: str) -> str:
+        """Return what the class calls a part of Llama."""
+        return dict(self.names).get(name, name)
+
     @property
     def block_norms(self) -> int:
         return 4 if self.norms == "both" else 2
 
+
+LFM2_NAMES = (
+    ("o_proj", "out_proj"),
+    ("q_norm", "q_layernorm"),
+    ("k_norm", "k_layernorm"),
+    ("mlp", "feed_forward"),
+    ("gate_proj", "w1"),
+    ("up_proj", "w3"),
+    ("down_proj", "w2"),
+    ("input_layernorm", "operator_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("norm", "embedding_norm"),
+)
 
 ROWS = (
     Family("Qwen2", "qwen2", has_biases=True, arch="qwen2"),
@@ -80,6 +101,7 @@ ROWS = (
         windows="some layers",
         arch="gemma3",
     ),
+    Family("Lfm2", "lfm2", plans=False, is_tied=True, query_norms="each", names=LFM2_NAMES),
 )
 BY_CLASS = {row.class_name: row for row in ROWS}
-BY_TYPE = {row.model_type: row for row in ROWS}
+BY_TYPE = {row.model_type: row for row in ROWS if row.plans}

@@ -390,7 +390,7 @@ class Planner:
         """Return the bytes of a block of the decoder: the hidden state, and what its halves read and make."""
         shape = self.shape
         adapters = 0 if self.copies else 3 * max((one.outputs for one in self.adapted), default=0)
-        live = 2 * shape.hidden + shape.queries + 2 * shape.keys + 4 * shape.intermediate + adapters
+        live = 2 * shape.hidden + max(2 * (shape.queries + shape.keys), 3 * shape.intermediate) + adapters
         return tokens * live * self.item
 
     def _rollout(self) -> Sizes:

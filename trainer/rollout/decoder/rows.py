@@ -52,7 +52,7 @@ class Batch:
     def __init__(self, forward: Forward, size: Size, turns: TurnTaking, say: limits.Say) -> None:
         self.forward, self.size, self.turns, self.stops, device = forward, size, turns, turns.stops, forward.device
         rows, places, new_tokens = size
-        self.cache_LRKTD = forward.allocate_cache(rows, places)
+        self.cache = forward.allocate_cache(rows, places)
         self.mask_RT = torch.zeros(rows, places, dtype=forward.dtype, device=device)
         self.tokens_R, self.places_R, self.counts_R, self.ends_R = torch.zeros(4, rows, dtype=torch.long, device=device)
         self.hidden_RH = torch.zeros(rows, forward.config.hidden_size, dtype=forward.dtype, device=device)
@@ -70,7 +70,7 @@ class Batch:
 
     @property
     def bytes(self) -> int:
-        return self.cache_LRKTD.numel() * self.cache_LRKTD.element_size()
+        return self.cache.bytes
 
     def reset(self, rows: int, sampling: Sampling) -> None:
         """Remove all sequences. From now on at most `rows` rows are used."""
@@ -119,9 +119,8 @@ class Batch:
         lengths_P, counts_P = torch.tensor(lengths, device=device), torch.tensor(counts, device=device)
         rows = slice(self.active, self.active + sum(counts))
         self.members += [row for group in groups for row in group]
-        self.cache_LRKTD[:, rows, :, width:].zero_()  # an earlier sequence may have left NaN
-        cache_LBKTD = self.cache_LRKTD[:, rows]
-        logits_PV = self.forward.prefill(torch.tensor(padded, device=device), lengths_P, cache_LBKTD, counts_P)
+        self.cache.clear(rows, width)
+        logits_PV = self.forward.prefill(torch.tensor(padded, device=device), lengths_P, self.cache, rows, counts_P)
         places_B = lengths_P.repeat_interleave(counts_P)
         self.places_R[rows], self.counts_R[rows], self.running_R[rows] = places_B, 0, True
         beyond_BT = torch.arange(self.size.places, device=device) >= places_B[:, None]
@@ -159,7 +158,8 @@ class Batch:
         active, places_B = slice(0, rows), self.places_R[:rows]
         self.mask_RT[active].scatter_(1, places_B[:, None], 0.0)
         hidden_BH = self.hidden_RH[active] if self.forward.embeds_on_host else self.forward.embed(self.tokens_R[active])
-        logits_BV = self.forward.step(hidden_BH, places_B, self.mask_RT[active, :width], self.cache_LRKTD)
+        mask_BT, running_B = self.mask_RT[active, :width], self.running_R[active]
+        logits_BV = self.forward.step(hidden_BH, places_B, running_B, mask_BT, self.cache)
         places_B += self.running_R[active]  # a row that ends now stops at the place of its last token
         self._sample(logits_BV, active, width)
 
@@ -196,7 +196,7 @@ class Batch:
         if not moved:
             return tokens_BG[:, 0], logprobs_BG[:, 0]
         new = range(rows.start + len(members), self.active)
-        self.cache_LRKTD[:, new.start : new.stop, :, width:].zero_()  # as in `add`
+        self.cache.clear(slice(new.start, new.stop), width)
         self._copy_rows([rows.start + row for row, _ in moved], new, width)
         rows_M, places_M = torch.tensor(moved).T
         tokens_B = torch.cat((tokens_BG[:, 0], tokens_BG[rows_M, places_M]))
@@ -217,7 +217,7 @@ class Batch:
         return moved
 
     def _copy_rows(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
-        """Copy rows over others, with the first `width` places of their caches."""
+        """Copy rows over others, with what the layers keep of their first `width` places."""
         if not sources:
             return
         source, target = (torch.tensor([*rows], device=self.forward.device) for rows in (sources, targets))
@@ -225,8 +225,7 @@ class Batch:
         state += [self.sampled_RN, self.logprobs_RN, self.uniform_RN, self.mask_RT]
         for buffer in [*state, self.forced_RN] if self.forced_RN is not None else state:
             buffer[target] = buffer[source]
-        for one, other in zip(sources, targets, strict=True):  # copying row by row is four times faster than an index
-            self.cache_LRKTD[:, other, :, :width].copy_(self.cache_LRKTD[:, one, :, :width])
+        self.cache.copy(sources, targets, width)
 
     @torch.inference_mode()
     def ended(self) -> list[EndedTurn]:

@@ -1,0 +1,54 @@
+"""A block: a layer that looks at other tokens, and one that does not, with their norms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from trainer.model.families import MIXERS, Family
+from trainer.rollout.decoder.layers.attention import Attention
+from trainer.rollout.decoder.layers.norm import Norm, normed
+from trainer.rollout.decoder.layers.passes import Pass
+from trainer.rollout.decoder.layers.short_convolution import ShortConvolution
+from trainer.rollout.decoder.weights import Projection
+
+KINDS: dict[str, Any] = {"conv": ShortConvolution}  # the others are attention
+# The names of the norms before and after attention, then before and after the feed-forward layers.
+NORMS = {
+    "before": ("input_layernorm", "", "post_attention_layernorm", ""),
+    "after": ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
+    "both": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+}
+
+
+class Block:
+    def __init__(self, block: Any, config: Any, index: int, family: Family) -> None:
+        kind = (getattr(config, "layer_types", None) or {index: ""})[index]
+        mixer = getattr(block, MIXERS.get(kind, "self_attn"))
+        self.mixer = KINDS.get(kind, Attention)(mixer, config, index, family)
+        mlp = getattr(block, family.part("mlp"))
+        gates = ("gate_up_proj",) if family.is_joined else ("gate_proj", "up_proj")
+        self.gate_up = Projection([getattr(mlp, family.part(name)) for name in gates])
+        self.down = Projection([getattr(mlp, family.part("down_proj"))])
+        self.projections = [*self.mixer.projections, self.gate_up, self.down]
+        self.activation = getattr(mlp, "act_fn", getattr(mlp, "activation_fn", F.silu))
+        self.residual_scale = getattr(config, "residual_multiplier", 1.0)
+        made = [getattr(block, family.part(name), None) for name in NORMS[family.norms]]
+        norms = [norm if norm is None else Norm(norm, family.adds_one) for norm in made]
+        self.before_mixer, self.after_mixer, self.before_mlp, self.after_mlp = norms
+        self.norms = [norm for norm in norms if norm] + self.mixer.norms
+
+    def __call__(self, hidden_NH: Tensor, at: Pass) -> None:
+        """Overwrite the hidden states with those behind the block."""
+        mixed_NH = normed(self.mixer(normed(hidden_NH, self.before_mixer), at), self.after_mixer)
+        hidden_NH.add_(mixed_NH, alpha=self.residual_scale)
+        gate, up = self.gate_up(normed(hidden_NH, self.before_mlp)).chunk(2, dim=-1)
+        fed_NH = normed(self.down(self.activation(gate).mul_(up)), self.after_mlp)
+        hidden_NH.add_(fed_NH, alpha=self.residual_scale)
