@@ -6,6 +6,6 @@
 #   bash tests/pairs.sh pairs.json 7 5     five of them
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[[ "$*" =~ ^[^ ]+( [0-9]+){0,2}$ ]] || { sed -n 's/^# //p' "tests/$(basename "$0")" >&2; exit 2; }
+[[ "$*" =~ ^[^[:space:]]+( [0-9]+){0,2}$ ]] || { sed -n 's/^# //p' "tests/$(basename "$0")" >&2; exit 2; }
 export OMP_NUM_THREADS=1
 exec "${OCTET_PYTHON:-python}" -m tests.e2e.pairs "$@"

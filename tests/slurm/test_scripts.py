@@ -16,18 +16,11 @@ from trainer.commands import slurm
 from trainer.config.command_line import resolve
 
 JOBS = sorted((ROOT / "slurm").glob("*.sbatch"))
-SCRIPTS = [*JOBS, ROOT / "slurm/common.sh", ROOT / "slurm/site.env.example", ROOT / "run_deepspeed.sh"]
-SCRIPTS += [
-    *(ROOT / "scripts").glob("*.sh"),
-    *(ROOT / "tests/vllm").glob("*.sh"),
-    ROOT / "slurm/vllm_server.sh",
-    ROOT / "bench/card.sh",
-    ROOT / "tests/run.sh",
-    ROOT / ".ci/run",
-]
+SCRIPTS = [*JOBS, ROOT / "slurm/site.env.example", ROOT / "run_deepspeed.sh", ROOT / ".ci/run"]
+SCRIPTS += [file for folder in ("bench", "scripts", "slurm", "tests") for file in (ROOT / folder).rglob("*.sh")]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_bash_and_shellcheck_find_nothing(script):
     shellcheck = shutil.which("shellcheck", path=f"{sys.prefix}/bin") or shutil.which("shellcheck")
     if shellcheck is None:
