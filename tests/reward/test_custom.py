@@ -213,6 +213,8 @@ NAMED = {
     "torch.set_num_threads(torch.get_num_threads() + 1)": r"torch\.get_num_threads\(\) was \d+",
     "torch.set_float32_matmul_precision('medium')": r"torch\.get_float32_matmul_precision\(\) was highest",
     "os.closerange(3, 64)": r"it called os\.closerange, which a reward may not \(my_rewards\.py, line 3",
+    "os.execvp('true', ['true'])": r"it called os\.execv, which",
+    "os.execle('/bin/true', 'true', {})": r"it called os\.execve, which",
     "os.abort()": r"it called os\.abort, which",
     "signal.alarm(1); time.sleep(3)": r"it called signal\.alarm, which",
     "signal.setitimer(signal.ITIMER_REAL, 0.01); time.sleep(1)": r"it called signal\.setitimer, which",

@@ -285,6 +285,10 @@ EARNED_WITHOUT_SOLVING = {
     "sends an ellipsis": (SENDS_ELLIPSIS, "assert f(0) == 0\ny = f(2)\nassert f(y) == 16"),
     "sends a list of ellipses": (SENDS_ELLIPSIS.replace("...", "[...]"), "assert f(0) == 0\ny = f(2)\nz = f(y)"),
     "has the tests pass nan": ("return 0", "assert f(1) == 0\nx = f(2) * float('inf')\ny = f(x)\nassert y == 4"),
+    "meets a call that cannot be made, caught by the tests": (
+        "return 0",
+        "assert f(1) == 0\ntry: f(lambda: 1)\nexcept Exception: caught = True\nassert caught",
+    ),
     "meets a call that cannot be made": ("return 0", "assert f(1) == 0\ny = f(lambda: 1)\nassert y == 1"),
 }
 
@@ -299,6 +303,7 @@ def test_no_share_is_earned_by_what_ends_the_tests_early(sandbox, name, first):
 
 DRAWS = ["random.random()", "random.SystemRandom().random()", "secrets.randbelow(1000)", "numpy.random.random()"]
 DRAWS += ["numpy.random.default_rng().random()", "random.sample(range(99), 3)", "uuid.uuid4().hex", "os.urandom(4)"]
+DRAWS += ["random.Random().random()", "(random.seed(), random.random())", "random.choice([random.Random()]).random()"]
 
 
 @pytest.mark.parametrize("draw", DRAWS)

@@ -27,7 +27,8 @@ from trainer.machine.visible import without_keys
 GRACE_S = 5.0
 
 # What ends the process, or harms it later, is refused while user code runs.
-REFUSED = {os: ("_exit", "abort", "closerange"), signal: ("alarm", "setitimer"), resource: ("setrlimit", "prlimit")}
+REFUSED = {os: ("_exit", "abort", "closerange", "execv", "execve")}
+REFUSED |= {signal: ("alarm", "setitimer"), resource: ("setrlimit", "prlimit")}
 # Settings of torch that change results, and what they are when it has been imported. "set" for "get" sets them.
 OF_TORCH: dict[str, str | int] = {"get_default_dtype": "torch.float32", "get_float32_matmul_precision": "highest"}
 OF_TORCH |= {"get_num_threads": "", "get_deterministic_debug_mode": 0}
