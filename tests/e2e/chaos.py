@@ -161,8 +161,8 @@ def differences(folder: Path, undisturbed: dict[str, Any]) -> list[str]:
 
 
 def survivors() -> list[str]:
-    """Return the processes that a run has left behind. Helpers of a killed run may take a moment to notice."""
-    until = time.monotonic() + 10
+    """Return the processes that a run has left behind. A helper of a killed run notices when it has imported what it needs."""
+    until = time.monotonic() + 60
     while (left := list(_other_children())) and time.monotonic() < until:
         time.sleep(0.05)
     return left
