@@ -161,7 +161,7 @@ def differences(folder: Path, undisturbed: dict[str, Any]) -> list[str]:
 
 
 def survivors() -> list[str]:
-    """Return the processes that a run has left behind. A helper of a killed run notices when it has imported what it needs."""
+    """Return the processes that a run has left behind. A helper of a killed run first imports what it needs."""
     until = time.monotonic() + 60
     while (left := list(_other_children())) and time.monotonic() < until:
         time.sleep(0.05)

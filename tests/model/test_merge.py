@@ -97,3 +97,15 @@ def test_what_cannot_be_read_weight_by_weight_is_merged_as_a_whole(tmp_path):
     (base / "config.json").write_bytes((NANO / "config.json").read_bytes())
     torch.save(load_file(NANO / "model.safetensors"), base / "pytorch_model.bin")
     assert merge.stored_weights(Model(name=str(base)), None, None) is None
+
+
+@pytest.mark.parametrize("adapter", ["both embeddings"], indirect=True)
+def test_no_link_leads_what_is_written_elsewhere(adapter, tmp_path):
+    (tmp_path / "other").write_text("kept")
+    (tmp_path / "merged").mkdir()
+    names = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    for name in names:
+        (tmp_path / "merged" / name).symlink_to(tmp_path / "other")
+    merge.write_merged(Model(), adapter, tmp_path / "merged", "fp32")
+    assert (tmp_path / "other").read_text() == "kept"
+    assert all((tmp_path / "merged" / name).is_file() for name in names)

@@ -38,6 +38,8 @@ def write_merged(settings: Model, adapter: Path | None, out: Path, dtype: str | 
     whole = ["merge", "--adapter", str(adapter)] if adapter else ["export", settings.name, "--to", "safetensors"]
     remedy = f"Make room, or {shlex.join(['octet', *whole])} --out FOLDER, on another disk."
     weights = stored_weights(settings.clean, adapter, DTYPES[dtype] if dtype else None)
+    for link in filter(Path.is_symlink, out.rglob("*")):  # it would lead what is written elsewhere
+        link.unlink()
     if weights is None:
         model = load_model(settings.clean, dtype or "bf16", torch.device("cpu"))
         model = lora.merged(model, adapter) if adapter else model
