@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from trainer.errors import ConfigError, OctetError
@@ -27,7 +28,7 @@ from trainer.machine.visible import without_keys
 GRACE_S = 5.0
 
 # What ends the process, or harms it later, is refused while user code runs.
-REFUSED = {os: ("_exit", "abort", "closerange", "execv", "execve")}
+REFUSED: dict[ModuleType, tuple[str, ...]] = {os: ("_exit", "abort", "closerange", "execv", "execve")}
 REFUSED |= {signal: ("alarm", "setitimer"), resource: ("setrlimit", "prlimit")}
 # Settings of torch that change results, and what they are when it has been imported. "set" for "get" sets them.
 OF_TORCH: dict[str, str | int] = {"get_default_dtype": "torch.float32", "get_float32_matmul_precision": "highest"}
