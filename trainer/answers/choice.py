@@ -22,7 +22,7 @@ _BESIDE = re.compile(
     re.IGNORECASE,
 )
 _IS_RIGHT = re.compile(
-    r"\s*(?:$|[,;–(-]|(?:because|since|as|which|rather)\b|[A-Z]"
+    r"\s*(?:$|[,;–(-]|(?:because|since|as|which|rather)\b|(?!(?:Wait|Oops|Sorry|Hmm)\b)[A-Z]"
     r"|(?:is|as|being|seems|must\s+be|would\s+be)\s+(?:the\s+|my\s+|most\s+)?(?:final\s+|only\s+|best\s+|most\s+)?"
     r"(?:right|correct|true|best|answer|choice|option|one|likely|accurate|appropriate)\b)"
 )
@@ -70,9 +70,9 @@ _RULED_OUT = re.compile(
     re.IGNORECASE,
 )
 _NAMED = re.compile(
-    r"\b(?:[Oo]ption|[Cc]ho(?:ice|ose)|[Pp]ick|[Ss]elect|go with)(?::|\s+is|(?=\s))[\s*]*"
+    r"\b(?:[Oo]ption|[Cc]ho(?:ice|ose)|[Pp]ick|[Ss]elect|go with|[Ii]t(?: is|'s| must be))(?::|\s+is|(?=\s))[\s*]*"
     r"\(?([A-J])\b(?!(?<=A) (?!is|because|since|as)[a-z])"  # but not "I choose A good one"
-    r"|(?<![\w'])([A-J])\W* is the (?:correct|right|best) (?:answer|choice|option)\b"
+    r"|(?<![\w'])([A-J])\W* is the (?:(?:correct|right|best) )?(?:answer|choice|option)\b"
 )
 
 

@@ -13,12 +13,12 @@ from collections.abc import Hashable
 from trainer.answers.choice import choice_letter
 from trainer.answers.equation import exact, parted
 from trainer.answers.notation import DECORATION, LONGEST_ANSWER, PICTURE, clean, normalise
-from trainer.answers.number import is_plain, number, with_words
+from trainer.answers.number import is_plain, is_rounded, number, with_words
 
 _SHELL = re.compile(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}|\$(.+)\$|\s")  # what may stand around a symbol
 _LATIN_WORD = re.compile("[A-Za-z]{3,}")
 _LETTER_OR_DIGIT = re.compile(r"[^\W_]")
-_ROUGHLY = re.compile(r"(?:\\[A-Za-z]+|[^A-Za-z])*?(?:\\approx(?![A-Za-z])|≈)")  # \frac13 \approx
+_ROUGHLY = re.compile(r"((?:\\[A-Za-z]+|[^A-Za-z])*?)(?:\\approx(?![A-Za-z])|≈)(.*)", re.DOTALL)  # \frac13 \approx 0.33
 _UNION = re.compile(r"\\cup")
 _SEPARATOR = re.compile(r"(?: ?[,;]| (?:and|or)(?=[ ,]))+ ?")
 _BARE_NUMBER = re.compile(r"[-+]?[0-9,]*\.?[0-9]+")
@@ -39,7 +39,9 @@ def equal(answer: str, gold: str) -> bool:
         return bare[0] == bare[1]  # the notation of mathematics takes a dot for a cross
     answer = DECORATION.sub(" ", answer)
     if is_plain(gold):
-        return number(gold) in (number(answer), number(_ROUGHLY.sub("", answer, count=1)))  # 1/3 ≈ 0.333 is both
+        rough = _ROUGHLY.fullmatch(answer)  # 1/3 ≈ 0.333 is both
+        rounded = number(rough[2]) if rough and is_rounded(rough[1], rough[2]) else None
+        return number(gold) in (number(answer), rounded)
     named = "=" in gold
     if _key(answer, named, _DEPTH) == _key(gold, named, _DEPTH) or _is_without_its_noun(answer, gold):
         return True
@@ -167,7 +169,7 @@ def _split(text: str, separator: re.Pattern[str]) -> list[str] | None:
 
 _WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*")
 _FORMULA = re.compile(r"[\\^_=<>+*/|{}\[\]()]|\b(?:sin|cos|tan|sec|csc|cot|log|ln|exp|mod)\b")
-_LONG_WORD = re.compile(r"\b[^\W\d_]{3,}\b|[0-9] [A-Z]?[a-z]+$")
+_LONG_WORD = re.compile(r"\b[^\W\d_]{3,}\b|[0-9] [A-Za-z][a-z]+$")
 _ONE_IN_BRACES = re.compile(r"(?<=[\^_])\{([0-9A-Za-z])\}")
 _EARLY = re.compile(r"(?<![0-9:.,])0(?=[0-9]:[0-9]{2})")  # 03:30
 _BARE_ROOT = re.compile(r"\\sqrt([0-9A-Za-z])")
@@ -179,8 +181,8 @@ def _is_words(text: str) -> bool:
 
 
 def _text_key(text: str) -> str:
-    text = text.strip().rstrip(".")
+    text = _EARLY.sub("", text.strip().rstrip("."))
     if _is_words(text.rstrip("!")):
         return " ".join(text.rstrip("!").casefold().split())
     text = "".join(text.split())
-    return _EARLY.sub("", _BARE_ROOT.sub(r"\\sqrt{\1}", _ONE_IN_BRACES.sub(r"\1", text)))
+    return _BARE_ROOT.sub(r"\\sqrt{\1}", _ONE_IN_BRACES.sub(r"\1", text))

@@ -26,7 +26,7 @@ from trainer.answers.choice import LETTER, choice_letter, closing_choice, named_
 from trainer.answers.compare import equal
 from trainer.answers.notation import LONGEST_ANSWER
 from trainer.answers.number import is_plain, number
-from trainer.answers.phrase import CORRECTION, DIGIT, last_number, offered, tidy
+from trainer.answers.phrase import CORRECTION, DIGIT, TURNED, last_number, offered, tidy
 from trainer.answers.strip_thinking import after_thinking
 
 MOST_TRIES = 8  # earlier marks looked at when the last one holds nothing
@@ -81,16 +81,14 @@ _JOINED = re.compile(  # between two marks: "or", "\\quad\\text{and}", "**, mayb
     re.IGNORECASE,
 )
 _CORRECTED = re.compile(r"\b(?:no|wait|rather|actually|sorry|oops|correction)\b", re.IGNORECASE)
-_DRESS = r"[ \t$*_({\[]*(?:\\[(\[][ \t]*)?"
-_DENIED_BEFORE = re.compile(  # It is not \\boxed{18}, 20 or \\boxed{18}, but not "It is not hard: \\boxed{18}"
-    rf"(?:(?:\b(?:not|never|cannot|neither|nor)|n't)(?:[ \t]+[A-Za-z]+){{0,2}}"
-    rf"|\b(?:or|except|instead[ ]of|than|nearly|almost|hardly|barely|scarcely)){_DRESS}\Z",
-    re.IGNORECASE,
-)
+_JOINED_BEFORE = re.compile(r"\b(?:or|except|than)[ \t$*_({\[]*(?:\\[(\[][ \t]*)?\Z", re.IGNORECASE)
 _DENIED_AFTER = re.compile(  # \\boxed{18} is wrong, \\boxed{18} or 20
-    r"(?:\\[)\]]|[ \t$*_,)}\]])*(?:(?:is|was|seems|looks|can|could|may|might)\b[^.!?\n]{0,20}?"
-    r"(?:\bnot|n't|\bwrong|\bincorrect|\bfalse)\b"
-    r"|isn't\b|cannot\b|(?:or|but\s+maybe|maybe|perhaps|possibly|alternatively)\b(?P<other>(?:[^.!?\n]|\.(?=[0-9]))*))",
+    r"(?:[ \t]?\^(?!\s*\{?\s*\\circ)|_[0-9{]|[ \t]?\\(?:pi|sqrt|times|cdot|div|pm)\b|\.?[0-9]|[a-fijknp-rt-z]\b"
+    r"|[ \t]?[-+*/<>][ \t]?[0-9(\\]|[ \t$]+to[ \t$]+[0-9]|\$?[-–][$0-9]"
+    r"|[ \t]?(?:\\text\{)?[ \t]?(?:hundred|thousand|[mb]illion)\b"
+    r"|(?:\\[)\]]|[ \t$*_,)}\]])*(?:\?|(?:is|was|seems|looks|can|could|may|might|would)\b[^.!?\n]{0,20}?"
+    r"(?:\bnot|n't|\bwrong|\bincorrect|\bfalse|\btoo|\bguess)\b"
+    r"|(?:isn't|wasn't|cannot|can't)\b|(?:or|but\s+maybe|maybe|perhaps|possibly|alternatively)\b(?P<other>(?:[^.!?\n]|\.(?=[0-9]))*)))",
     re.IGNORECASE,
 )
 _SENTENCE_START = re.compile(r"[.!?]\s|\n")
@@ -143,7 +141,8 @@ def _denied(text: str, start: int, mark: Mark) -> str | None:
     after = _DENIED_AFTER.match(text, mark.end, mark.end + LONGEST_ANSWER)
     if after and after["other"] and equal(tidy(after["other"]), mark.inner):
         after = None
-    if after is None and not _DENIED_BEFORE.search(near):
+    is_product = text[start] == "\\" and near[-1:] in ("-", *"0123456789")  # 2\\boxed{18}
+    if after is None and not is_product and not _JOINED_BEFORE.search(near) and not TURNED.search(near):
         return None
     before = text[max(0, start - LONGEST_ANSWER) : start]
     before = before[max((stop.end() for stop in _SENTENCE_START.finditer(before)), default=0) :]
@@ -238,7 +237,7 @@ def _phrases(text: str) -> list[str]:
         if lead := _ANSWER_IS.match(window):
             rest = _CALCULATION.sub("", window[lead.end() :])
             ends = [stop.start() for stop in _SENTENCE_END.finditer(rest) if not _GOES_ON.match(rest, stop.end())]
-            return [rest[:stop] for stop in ends[:MOST_TRIES]] or [rest]
+            return [rest[: stop + rest.startswith("?", stop)] for stop in ends[:MOST_TRIES]] or [rest]
         end = start
     return []
 
@@ -254,8 +253,11 @@ def _answer_is(phrases: list[str], wanted: str | None) -> str | None:
     return None if is_sentence or picked[:4].lower() == "not " else picked
 
 
+_THEREFORE = re.compile(r"(?:so|thus|hence|therefore)\b[,:]?\s+(?=\W*[A-J]\b\W*\Z)", re.IGNORECASE)  # Hence, D.
+
+
 def _letter(text: str, wanted: str | None) -> str | None:
-    phrase, line = next(iter(_phrases(text)), ""), _last_line(text).lstrip("# ")
+    phrase, line = next(iter(_phrases(text)), ""), _THEREFORE.sub("", _last_line(text).lstrip("# "))
     for found in (_found(text, "boxed", wanted), _found(text, "tags", wanted)):
         if found and (choice := choice_letter(found.answer)):
             return choice if choice_letter(phrase) in (None, choice) else None

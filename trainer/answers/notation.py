@@ -14,7 +14,7 @@ _INVISIBLE += [*range(0x202A, 0x202F), *range(0x2060, 0x2070), *range(0xFE00, 0x
 VULGAR_FRACTIONS = {c: unicodedata.normalize("NFKC", c).replace("\u2044", "/") for c in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
 _SIGNS = {
     "×": "*", "✖": "*", "⋅": "*", "·": "*", "∙": "*",
-    "÷": "/", "➗": "/", "⁄": "/", "∕": "/", "➕": "+", "。": ".", "∶": ":", "٫": ".", "٬": ",",
+    "÷": "/", "➗": "/", "⁄": "/", "∕": "/", "➕": "+", "。": ".", "∶": ":", "٫": ".", "٬": ",", "￥": "¥", "￡": "£",
     "∴": " ", "≈": "\\approx ", "π": "\\pi ", "∞": "\\infty ", "∪": "\\cup ", "∈": "\\in ", "≤": "\\leq ",
     "≥": "\\geq ", "≠": "\\neq ", "√": "\\sqrt ", "“": '"', "”": '"', "‘": "'", "’": "'",
 }  # fmt: skip
@@ -32,7 +32,9 @@ _GLUED_METRES = re.compile(r"(?<=[0-9])(?=m[²³](?!\w))")  # 18m² is an area, 
 _DEGREES = re.compile(r"(?<=[0-9}]) ?°")
 PICTURE = re.compile("[\u2190-\u21ff\u2500-\u27bf\u2b00-\u2bff\U0001f000-\U0001fbff\ufffd]")  # arrows, suits, emoji
 # What may stand beside an answer without being a part of it. Crosses, question marks and a thumb down may not.
-DECORATION = re.compile("^\\s*[-=]>|(?![\U0001f44e\U0001f6ab])[\U0001f300-\U0001faff]|[✅✓✔☑☀☺⭐★✨❤➡→⇒\ufffd]")
+DECORATION = re.compile(
+    "^\\s*[-=]+>|(?![\U0001f44e\U0001f6ab])[\U0001f1e6-\U0001f1ff\U0001f300-\U0001faff]|[✅✓✔☑☀☺⭐★✨❤➡→⇒\ufffd]"
+)
 _SCRIPT_ENDS = re.compile("(?<=[\u3040-\u9fff])(?=[0-9])")  # 答案是18
 _FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 
@@ -56,7 +58,7 @@ def to_ascii(text: str) -> str:
 
 
 _TEXT_COMMANDS = "text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|boldsymbol|underline"
-BOLD = re.compile(r"(?<![\w)*])(\*\*|__)([^*_]+)\1(?!\w)")  # but not the power 2**3
+BOLD = re.compile(r"(?<![\w)*])(\*\*|__|`)([^*_`]+)\1(?!\w)")  # but not the power 2**3
 _MATHS = re.compile(r"(?<!\\)\$((?:[^$\\]|\\.)*)\$")
 _STYLE = re.compile(r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|it|rm)(?![A-Za-z])")
 _COLOUR = re.compile(r"\\(?:text)?color\s*\{[^{}]*\}(?:\s*\{([^{}]*)\})?")  # \color{red}{18}
@@ -69,12 +71,13 @@ _LATEX = [
         (r"\\[(\[\])]", " "),  # \( \) \[ \]
         (r"\\(?:left|right|displaystyle|bigl|bigr|Bigl|Bigr|big|Big)(?![A-Za-z])\.?", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (rf"\\(?:{_TEXT_COMMANDS})\s*\{{([^{{}}]*)\}}", r" \1 "),
+        *[(rf"\\(?:{_TEXT_COMMANDS})\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}", r" \1 ")] * 2,  # one within another
         (r"\\pounds(?![A-Za-z])", "£"),
         (r"\^\s*\{?\s*(st|nd|rd|th)\b\s*\}?", r" \1"),  # 18^{\text{th}}
         (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\\degree(?![A-Za-z])", " "),
         (r"\\([$%&#_])", r"\1"),
         (r"\\approx(?![A-Za-z])|\\simeq(?![A-Za-z])", "=~"),
+        (r"\(\s*(=~[^()]*)\)", r" \1"),  # 1/3 (\approx 0.333)
         (r"\\(?:times|cdot)(?![A-Za-z])", "*"),
         (r"\\(le|ge|ne)(?![A-Za-z])", r"\\\1q"),
         (r"\\frac\s*([0-9]|\\(?:pi|theta|alpha|beta)(?![A-Za-z]))", r"\\frac{\1}"),  # \frac12, \frac\pi2

@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import takewhile
 
+from trainer.answers.arithmetic import UNCALCULATED, worth
 from trainer.answers.equation import GREEK, exact, parted
 from trainer.answers.notation import DECORATION, LONGEST_ANSWER, WRAPPERS, clean
 from trainer.answers.words import SCALES, SHORT_UNITS, are_units, word_set
@@ -19,7 +20,7 @@ _DIGITS = (  # 1,234,567 or 1 234 567 or 1'234'567 or 12,34,567 as in India
 _DOTTED = r"[0-9]{1,3}(?:(?:\.[0-9]{3}){2,}(?:,[0-9]+)?|\.[0-9]{3},[0-9]{1,2})(?![0-9]|[.,][0-9])"  # 1.234.567,89
 DECIMAL = rf"(?:{_DOTTED}|{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)"
 _POWER = r"10\s*\^\s*[{(]?\s*(?P<NAME>[-+]?[0-9]+)\s*[)}]?"
-_SYMBOLS = "$¢£¤¥\u20a0-\u20c0"
+_SYMBOLS = "$¢£¤¥฿\u20a0-\u20c0"
 CURRENCY = (
     rf"(?:(?:US|AU|CA|A|C|HK|NZ|NT|S|R|MX|AR)?[{_SYMBOLS}]"
     r"|(?:USD|EUR|GBP|INR|CAD|AUD|CHF|JPY|CNY|RMB|BRL|MXN|SEK|NOK|DKK|PLN|CZK|HUF|NZD|SGD|HKD|ZAR|PKR|NGN|PHP|IDR|RUB|[Kk]r\.?|Rs\.?|Rp\.?|RM)(?=[\s0-9]))"
@@ -107,8 +108,9 @@ def _nouns(tail: str) -> tuple[str, ...]:
 
 
 _OPENING = re.compile(r"[(\[{]")
-_SUM = re.compile(rf"\s*(?:{CURRENCY}?{DECIMAL}%?\s*(?:[-+*/x]\s*|$))+")
-_OPERATION = re.compile(rf"(?P<operator>^|[-+*/x])\s*{CURRENCY}?(?P<number>{DECIMAL})")  # * 6
+_OPERAND = re.compile(rf"{CURRENCY}?\s?({DECIMAL})%?")
+_OPERATION = re.compile(r"[0-9%)]\s*[-+*/x^(]")
+_ROUND = str.maketrans("{}", "()")
 _NAMED = re.compile(r"([0-9]?)(\\?)(?!a [a-z])([A-Za-z']+)")
 _DENIED = re.compile(
     r"n't\b|\b(?:no|not|never|none|cannot|false|wrong|incorrect|or|if|unless|maybe|perhaps|either)\b", re.IGNORECASE
@@ -123,18 +125,22 @@ def _after_equals(text: str) -> str:
     if _DENIED.search(" ".join((*labels, *working))) or not (labels or all(map(_is_of_numbers, working))):
         return text
     if result.startswith("~"):
-        return result[1:] if exact(sides) == sides else working[-1] if _is_rounded(working[-1], result[1:]) else text
+        if working and not is_rounded(working[-1], result[1:]):
+            return text
+        return result[1:] if exact(sides) == sides else working[-1]
     value = number(result) if working else None
     return result if all(_of_working(side) in (None, value) for side in working) else text
 
 
-def _is_rounded(side: str, decimals: str) -> bool:
-    """Return True for 2/3 and 0.67, or 0.66."""
-    decimals = decimals.partition("\\")[0].rstrip(". ")  # without \\ldots
-    value, rounded, places = number(side), number(decimals), len(decimals.partition(".")[2])
-    if value is None or rounded is None or value * rounded < 0:
-        return False
-    return Fraction(-1, 2) <= (abs(value) - abs(rounded)) * 10**places < 1
+def is_rounded(side: str, rounded: str) -> bool:
+    """Return True for 2/3 and 0.67, or 0.66, for 1234 and 1200, for 17.2 and 18, and if the side is no number."""
+    rounded = rounded.partition("\\")[0].rstrip(". ")  # without \\ldots
+    value, shown, decimals = number(side), number(rounded), rounded.partition(".")[2]
+    if value is None or shown is None:
+        return value is None
+    digits = rounded.replace(",", "")
+    off = (value - shown) * 10 ** len(decimals) / 10 ** (len(digits) - len(digits.rstrip("0")) if not decimals else 0)
+    return (Fraction(-1, 2) if decimals else -1) <= (off if shown > 0 else -off) < 1
 
 
 def _is_of_numbers(side: str) -> bool:
@@ -153,24 +159,22 @@ def _is_variable(digit: str, backslash: str, word: str) -> bool:
 
 
 def _of_working(side: str) -> Fraction | None:
-    """Return what one side of an equation comes to, or None if that is not known: for brackets, roots and words."""
-    return worked_out(side) if _SUM.fullmatch(side) else number(side)
+    """Return what one side of an equation comes to, or None if that is not known: for roots and words."""
+    value = worked_out(side)
+    return number(side) if value is None else value
 
 
 def worked_out(working: str) -> Fraction | None:
-    """Return what `6 x 3` comes to. Signs go from left to right, and products before sums."""
-    total, term = Fraction(0), Fraction(0)
-    for step in _OPERATION.finditer(working):
-        value = number(step["number"]) or Fraction(0)
-        if step["operator"] in ("*", "x"):
-            term *= value
-        elif step["operator"] == "/":
-            if not value:
-                return None
-            term /= value
-        else:
-            total, term = total + term, -value if step["operator"] == "-" else value
-    return total + term
+    """Return what `6 x 3` and `2(4 + 5)` come to, or None if that is not known."""
+    if not _OPERATION.search(working):
+        return None
+    text = _TIMES.sub("*", working).replace("^", "**").translate(_ROUND)
+    text = _OPERAND.sub(lambda operand: f"({_decimal(operand[1])})", text).replace(")(", ")*(")
+    try:
+        value = worth(text)
+    except UNCALCULATED:
+        return None
+    return value if isinstance(value, Fraction) else None
 
 
 def _as_fraction(repeating: re.Match[str]) -> str:

@@ -21,8 +21,12 @@ _NUMBER = rf"""(?:(?<!\))-\s?(?=[$€£\\])|(?<![\w)])[-+](?=[0-9.]))?
       |(?:{CURRENCY}\s?-?)?[0-9]+[ ][0-9]+/[0-9]+(?![0-9])
       |(?:{CURRENCY}\s?-?)?{DECIMAL}(?:\s?/\s?[0-9]+(?![0-9])|[eE][-+]?[0-9]+(?!\w)|\s?(?:\*|x|\\times|\\cdot)\s?10\^\{{?-?[0-9]+\}}?)?)
     (?:\s?\\?%|(?:\s(?:hundred|thousand|[mb]illion)s?\b)+)?"""
+_NUMERAL = re.compile(_NUMBER, re.VERBOSE)
 _SPOKEN = "|".join(SPOKEN)
 _OPERAND = rf"{CURRENCY}?{DECIMAL}%?(?:[ ][a-z]{{2,}}(?=[ ]?(?:[-+*/=]|x[ ])))?"
+_NO_OPERAND = re.compile("[a-z]{2,}|=")
+_SIGN_WORDS = {"times": "*", "multiplied by": "*", "plus": "+", "minus": "-"}
+_SPOKEN_SIGN = re.compile(rf"(?<=[0-9]) ({'|'.join(_SIGN_WORDS)}) (?=[0-9])")  # 8 times 8 is 64
 CORRECTION = re.compile(  # 18, no wait, 20
     r"[ \t,.;(-]{1,4}(?:no\b[,.;:!]?[ \t])?(?:wait|actually|sorry|oops|correction|scratch that|i mean|make that)\b"
     r"(?:[ \t,.:;!-]{1,4}no\b)?",
@@ -54,12 +58,13 @@ _TOKEN = re.compile(
 _MARKS = {"=": "=", ":": ":", "/": "p", "~": "m"}
 _REMARK = re.compile(  # (see above). I hope this helps!
     r"\bI\s(?:think|believe)(?:\sthat)?\b|"
-    r"\b(?:a\s)?total\sof\b|\(?\b(?:see|cf\.)\s[^().]*\)?|\b(?:I hope|hope this|let me know|thank|please let)\b[^.!]*",
+    r"\b(?:a\s)?total\sof\b|\bi\.e\.|(?<=the\s)two(?=\s[a-z])|\(?\b(?:see|cf\.)\s[^().]*\)?|"
+    r"\b(?:I hope|hope this|let me know|thank|please let)\b[^.!]*",
     re.IGNORECASE,
 )
 _ALGEBRA = re.compile(  # 18^2, 18_8, 18!, 18(x + 1), x != 18, 18 - x, 18/x, above 18, but not 12-inch and $18/hour
     r"""[^\w\s.,;:!()\[\]"'$&=~/-]|_|[0-9][!(]|!=|\b(?:above|below)\s[0-9]|\bused\sto\b|\b(?:answer|result|solution)\s(?:has|had|contains)\b
-    |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)(?:/|-(?![0-9.$€£]))|/(?![a-z])|(?<![a-z]{2})/(?![a-z]{3})""",
+    |-(?![a-z]{3}|[0-9.$€£])|(?<!\w)(?:/|-(?![0-9.$€£]))|/(?![a-z])|(?<![a-z]{2})(?<![0-9])/(?![a-z]{3})""",
     re.VERBOSE | re.IGNORECASE,
 )
 DIGIT = re.compile(f"[\\d{''.join(VULGAR_FRACTIONS)}]")
@@ -68,10 +73,10 @@ DIGIT = re.compile(f"[\\d{''.join(VULGAR_FRACTIONS)}]")
 def tidy(phrase: str) -> str:
     """Strip what surrounds an answer, and leave the answer as it was written."""
     phrase = phrase.strip().lstrip("# ")
-    phrase = BOLD.sub(r"\2", phrase) if "**" in phrase or "__" in phrase else phrase
+    phrase = BOLD.sub(r"\2", phrase)
     before = ""
     while phrase != before:  # **$18$**. has three layers
-        before, phrase = phrase, phrase.rstrip(".,;: ").strip(WRAPPERS)
+        before, phrase = phrase, phrase.rstrip(".,;: \\").strip(WRAPPERS)
         if phrase.startswith("$") and phrase.endswith("$") and len(phrase) > 2:
             phrase = phrase.strip("$").strip()
         elif phrase.startswith(("\\(", "\\[")) and phrase.endswith(("\\)", "\\]")):
@@ -91,6 +96,7 @@ def offered(phrase: str) -> str | None:
 def _among_words(phrase: str) -> str | None:
     """Drop what offers nothing, and return the number that is left if nothing that was dropped contradicts it."""
     plain = " ".join(clean("; ".join(phrase.split("\n"))).split())
+    plain = _SPOKEN_SIGN.sub(lambda sign: _SIGN_WORDS[sign[1]], plain)
     first = DIGIT.search(plain)
     if first is None:
         return None
@@ -104,7 +110,7 @@ def _among_words(phrase: str) -> str | None:
         if not found["equals"] and number(found[0]) is not None:  # a fraction
             return found[0]
         if "%" not in found[0]:
-            results.add(worked_out(found[0]))
+            results.add(worked_out(_NO_OPERAND.sub("", found[0])))
         return " "
 
     plain = plain[: first.end()] + _DENIED.sub(denied, plain[first.end() :])  # "not 17, 18" denies the first number
@@ -117,7 +123,8 @@ def _among_words(phrase: str) -> str | None:
 
 def _only_number(plain: str) -> str | None:
     """Return the number of a text if there is one, said once or more often, and a statement around it."""
-    if _ALGEBRA.search(plain):
+    bare = _NUMERAL.sub(lambda numeral: numeral[0][0].strip("\\") + "0", plain)  # 3/4 and 50% are no algebra
+    if _ALGEBRA.search(bare):
         return None
     found, values, kinds = None, set[Fraction | int | None](), ""
     for token in _TOKEN.finditer(plain):
@@ -132,7 +139,7 @@ def _only_number(plain: str) -> str | None:
                 values.add(spoken)
                 kinds += "N"
             elif _is_name(plain, token, kinds):
-                kinds += "w"
+                kinds += "s" if kinds.endswith("v") else "w"
             else:
                 kinds += unit_kind(word) if kinds.endswith("N") else kind(word)
         else:
@@ -141,10 +148,10 @@ def _only_number(plain: str) -> str | None:
 
 
 def _is_name(plain: str, word: re.Match[str], kinds: str) -> bool:
-    """Return True for the x of `x = 18` and `the value of x is 18`, and for the May of `in May`."""
+    """Return True for the x of `x = 18` and `value of x is 18`, the May of `in May`, and for a name after a verb."""
     if len(word[0]) == 1:
         return plain[word.end() :].lstrip().startswith("=") or plain[: word.start()].endswith("value of ")
-    return word[0][0].isupper() and kinds[-1:] in ("p", "a")
+    return word[0][0].isupper() and (kinds[-1:] in ("p", "P", "a") or (kinds.endswith("v") and kind(word[0]) == "w"))
 
 
 def _spoken(word: str) -> int | None:
@@ -162,10 +169,11 @@ _PARTS = re.compile(  # between two numbers of which neither is the answer: 17, 
     r"|(?:\s[a-z]+)?,?\s(?:and|or|to)\s(?:[a-z]+\s)?)(?:[a-z]\s?=\s?|\*+)?",
     re.IGNORECASE,
 )
-_TURNED = re.compile(  # before a number: isn't 18, cannot be 18, at least 18, half of 18, x^18, x > 18, except 18
-    r"""(?:(?<![a-z]{2})[<>]=?\s?|\\(?:leq?|geq?|lt|gt|neq?)\s+|\b(?:(?:instead|other|rather)\s(?:of|than)|except(?:\sfor)?|anything\sbut)\s
-    |\b(?:(?:not|never|cannot|[a-z]+n't)(?:\s[a-z]+){0,2}|at\s(?:least|most)|(?:more|less|fewer|greater)\sthan
-    |half(?:\sof)?|twice|up\sto)\s|[\^_]\{?)[*$]*$""",
+TURNED = re.compile(  # before a number: isn't 18, cannot be 18, at least 18, half of 18, x^18, x > 18, except 18
+    r"""(?:(?<![a-z]{2})[<>]=?\s?|\\(?:leq?|geq?|lt|gt|neq?)\s+|\b(?:(?:instead|other|rather)\s(?:of|than)|except(?:\sfor)?|(?:any|every)thing\sbut)\s
+    |\b(?:(?:not|never|cannot|neither|nor|(?:doubt|unless)(?:\sthat)?|[a-z]+n't)(?:\s[a-z]+){0,2}|at\s(?:least|most)|(?:more|less|fewer|greater)\sthan
+    |half(?:\sof)?|twice|up\sto|nearly|almost|hardly|barely|scarcely|(?:may|might|could)\sbe|maybe|perhaps|possibly|probably
+    |over|under|above|below|beyond|double|close\sto|(?:third|quarter)\sof|between\s\S+\sand)\s|[\^_]\{?|\\(?:d?frac|sqrt)\{)[*$({\[\\]*$""",
     re.VERBOSE | re.IGNORECASE,
 )
 # Behind a number: 18x, 18 squared, 18^2, 18!
@@ -192,7 +200,7 @@ def _stands_alone(plain: str, numbers: list[re.Match[str]]) -> bool:
     """Return False for the last number of "18 or 20", "2^18" and "isn't 18"."""
     first, last = numbers[0], numbers[-1]
     before = plain[max(0, last.start() - 30) : last.start()]
-    if _TURNED.search(before):
+    if TURNED.search(before):
         return False
     behind = _CONTINUED.match(plain, last.end())
     is_joy = behind and behind[0] == "!" and before.rstrip(" :*$")[-1:].isalpha()  # She has 18! but not n = 18!

@@ -27,35 +27,43 @@ def word_set(text: str) -> frozenset[str]:
 
 SHORT_UNITS = word_set(
     "cm mm km kg mg ml kl lb lbs oz ft in yd yds mi hr hrs min mins sec secs mph kph kmh am pm st nd rd th pts pcs "
-    "sq wk wks yr yrs mos usd eur gbp chf brl gb mb kb tb kwh kw hz khz mhz ghz rpm psi kj rs kr zł kč"
+    "sq wk wks yr yrs mos tsp tbs fl qt qts cl dl cc px pct ct cts pk pkg pkgs mcg nm kv mw hp dz pp usd eur gbp chf "
+    "brl gb mb kb tb kwh kw hz khz mhz ghz rpm psi kj rs kr zł kč"
 )
 _ONE_LETTER_UNITS = frozenset("mgshlLKVWNJCF")
 _KINDS = {  # of which N is a number, w any other word, and x what may be a variable
-    "s": "i you he she it we they there",
-    "d": "the a an his her its their my our your every this these those that some both",
+    "s": "i you he she it we they there me him us them",
+    "d": "the a an his her its their my our your every this these those that some both another",
     "E": "each apiece",
-    "m": "about around approximately approx roughly exactly precisely only just simply really actually",
-    "p": "of in for per at on by from with among during within into across between after than",
+    "m": "about around approximately approx roughly exactly precisely only just simply really actually originally "
+    "initially eventually currently",
+    "p": "of in per on by from among during within into across between after than",
+    "P": "at for with",
     "o": "to",
+    "u": "up",
     "a": "and",
     "c": "so thus hence therefore then finally because since as which",
-    "i": "is are was were equals it's that's there's es son ist sind est sont é são 是 答案是",
+    "r": "are were",
+    "i": "is was equals it's that's there's es son ist sind est sont é são 是 答案是",
     "t": "all apart left over remaining remain remains more fewer extra total altogether overall combined again now "
     "away old long tall wide deep high together daily weekly monthly yearly annually today tomorrow",
+    "C": "change",  # but 18 dollars and change is more than 18
     "A": "answer result total solution correct right final",
     "v": "be been being am has have had having will would can should must do does did made got sold bought took "
     "taken ate ran drove spent paid lost won threw gave given kept brought built caught cut drank found held grew "
     "rode slept swam taught wore wrote equal able "
-    "make earn spend pay cost need get sell buy take eat run walk drive travel read use weigh save owe collect receive "
-    "finish contain produce lose leave work watch bake plant pick score win throw give gain add drink cook carry hold "
-    "keep bring build catch charge complete cover donate fill find fit hike invest jump learn lift live measure move "
-    "order own play practice print put raise require return ride sew share ship sleep solve start stay study swim "
-    "teach visit arrive end begin want wash wear write grow come amount",
+    "last gives make earn spend pay cost need get sell buy take eat run walk drive travel read use weigh save owe "
+    "collect receive finish contain produce lose leave work watch bake plant pick score win throw give gain add drink "
+    "cook carry hold keep bring build catch charge complete cover donate fill find fit hike invest jump learn lift "
+    "live measure move turn gather harvest deliver serve climb consume deposit borrow type order own play practice "
+    "print put raise require return ride sew share ship sleep solve start stay study swim teach visit arrive end "
+    "begin want wash wear write grow come amount",
     "q": "not no nope nor never none cannot nobody nothing neither either or but if unless otherwise maybe perhaps "
-    "could may might except without besides least most best worst first almost under above below near beyond up "
-    "upwards onwards down off plus minus divided multiplied less remainder power root once thrice double doubled "
+    "could may might except without besides least most best worst first almost under above below near beyond "
+    "upward upwards whenever fold fail fails onwards "
+    "down off plus minus divided multiplied less remainder power root once thrice double doubled "
     "triple tripled quadruple halved halves third thirds quarter quarters tens lakh lakhs crore crores mil mille "
-    "tausend millones millionen short shy close far too tops max maximum minimum something odd ish give change wrong "
+    "tausend millones millionen short shy close far too tops max maximum minimum something odd ish give wrong "
     "false incorrect untrue invalid mistaken mistake error guess doubt unsure uncertain unknown joke kidding jk "
     "theory dreams what who whom whose when where while until before though although however instead rather such "
     "like point negative choose pi different followed wait oops sorry hmm scratch lie lies",
@@ -68,16 +76,22 @@ _CHANGES = re.compile(  # hardly, isn't, 18ish, thousandths, and thousands in ot
 )
 _VOWEL = re.compile("[aeiouæœø\u0400-\uffff]")  # no Greek letter is one
 
-_NOUN = "[wAvt]"  # many verbs are nouns, too: the total cost
+_NOUN = "[wAvtC]"  # many verbs are nouns, too: the total cost
 # Every part begins with a letter that no part goes on with, so that there is one way to read a string.
-_MORE = r"(?:[tm]|[podE][wAv]{0,4}(?:a[wAv]{1,2})?)*(?<![pod])"  # left, each day, at the market, to buy a house
-_UNIT = rf"t?{_NOUN}{{1,3}}(?:a{_NOUN})?"
+_MORE = r"(?:[tm]|[pPodE]s?[wAvC]{0,4}(?:a[wAv]{1,2})?)*(?<![pPod])"  # left, each day, at the market, to buy a house
+_UNIT = rf"t?{_NOUN}{{1,3}}(?:a[wAvt])?"
 _OF_WHICH = rf"(?:d?(?:s|{_NOUN}{{1,2}})v{{1,2}}{_MORE})?"  # that she sells each day
-_NAME = rf"(?:[sd]|sad?{_NOUN}{{1,3}}|Ep[sdw]|[dE]?{_NOUN}{{1,5}}(?:[pao]d?{_NOUN}{{1,3}}){{0,2}}{_OF_WHICH})"
-_BEFORE = rf"(?:[po][dpE]{{0,2}}{_NOUN}{{1,4}})?(?:{_NAME}[iv]+(?:o[iv]?)?|i+)?d?m*"
-_BEHIND = rf"(?:(?:{_UNIT})?{_MORE}(?:[iv]+d?A+{_MORE})?|{_UNIT}[iv]+t?{_MORE})"
+_NAME = (
+    rf"(?:[tm]?s[wm]?|d|sad?{_NOUN}{{1,3}}|E(?:p[sdw])?"
+    rf"|[dE]?{_NOUN}{{1,5}}(?:[pPao](?:s|d?{_NOUN}{{1,3}})){{0,2}}{_OF_WHICH})"
+)
+_BEFORE = (
+    rf"(?:[pPo][dpE]{{0,2}}{_NOUN}{{1,4}})?"
+    rf"(?:{_NAME}(?:[irv]+(?:o[iv]?|[ut]?P)?|[iv]*v(?:s(?:a[sw])?|d{_NOUN}?)[pP]?)|[ir]+)?d?m*"  # It takes Sam 18
+)
+_BEHIND = rf"(?:(?:{_UNIT})?{_MORE}(?:[irv]+d?A+{_MORE})?|{_UNIT}(?:p{_UNIT})?(?:[irv]+[ts]?|r{_NOUN}){_MORE})"
 _UNITS = re.compile(_BEHIND)
-_CLAUSE = re.compile(rf"c*(?:{_BEFORE}N{_BEHIND}=?|{_NAME}[:=]|[iv]?{_MORE}=?)")
+_CLAUSE = re.compile(rf"c*(?:{_BEFORE}N{_BEHIND}=?|{_NAME}[:=]|pd|[iv]?{_MORE}=?)")
 _MOST = 60  # words
 
 
@@ -111,7 +125,7 @@ def kind(word: str) -> str:
 def unit_kind(word: str) -> str:
     """Return the letter for a word right behind a number, where `m` is a unit, and `xy` a product."""
     lower = word.lower()
-    if word in _ONE_LETTER_UNITS or lower in SHORT_UNITS or lower.rstrip("s") in SCALES:
+    if word in _ONE_LETTER_UNITS or {lower, lower.rstrip("s")} & (SHORT_UNITS | SCALES.keys()):
         return "w"
     found = kind(word)
     is_product = found == "w" and len(word) < 4 and not _VOWEL.search(unicodedata.normalize("NFD", lower))  # 18 xy

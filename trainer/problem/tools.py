@@ -11,10 +11,8 @@ A turn without a call ends the answer.
 
 from __future__ import annotations
 
-import ast
 import atexit
 import json
-import operator
 import os
 import re
 import threading
@@ -22,9 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
-from math import log10
 from typing import Any
 
+from trainer.answers.arithmetic import UNCALCULATED, worth
 from trainer.answers.strip_thinking import after_thinking
 from trainer.errors import ConfigError
 from trainer.records import Problem
@@ -33,8 +31,6 @@ from trainer.sandbox.pool import Sandbox
 
 LONGEST_EXPRESSION = 200  # characters
 MOST_CALLS = 8  # in a turn
-MOST_DIGITS = 30  # before the point; a fraction of longer numbers goes on as a float
-LARGEST_POWER = 100_000  # beyond it, a float has fewer than ten right digits
 PYTHON_S, PYTHON_MB = 5.0, 512
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FENCED = re.compile(r"```(\w+)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -140,56 +136,18 @@ def calculated(expression: str) -> str:
     if len(text) > LONGEST_EXPRESSION or not text or text.strip(_EXPRESSION + "\n"):
         return "Error: an expression has numbers, + - * / // % ** and brackets."
     try:
-        value = _value(ast.parse(text, mode="eval").body)
+        value = worth(text)
         if isinstance(value, Fraction) and value.denominator == 1:
             return str(value.numerator)
         number = float(value) or 0.0  # not -0.0
         return format(number, ".0f" if 1e10 <= abs(number) < 1e15 else ".10g")
-    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
+    except UNCALCULATED as error:
         return f"Error: {'division by zero' if isinstance(error, ZeroDivisionError) else 'this cannot be calculated'}."
 
 
 def _plain(text: str) -> str:
     """Return a text with the signs of Python, and without those of currencies and thousands."""
     return _THOUSANDS.sub("", _TIMES.sub("*", text)).translate(_SIGNS)
-
-
-def _value(node: ast.expr) -> Fraction | float:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return _bounded(Fraction(str(node.value)))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
-        value = _value(node.operand)
-        return -value if isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _bounded(_OPERATORS[type(node.op)](_value(node.left), _value(node.right)))
-    raise ValueError("it has something else than arithmetic")
-
-
-def _power(base: Fraction | float, exponent: Fraction | float) -> Fraction | float:
-    times = int(exponent)
-    if times != exponent or abs(times) > LARGEST_POWER:
-        raise ValueError("the power is no whole number, or too large")
-    is_long = isinstance(base, float) or abs(times) * log10(max(abs(base.numerator), base.denominator)) > MOST_DIGITS
-    return float(base) ** times if is_long else base**times
-
-
-_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Pow: _power}
-_OPERATORS |= {
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-
-
-def _bounded(value: Fraction | float) -> Fraction | float:
-    """Return a fraction, or a float in place of one of long numbers."""
-    if abs(value) >= 10**MOST_DIGITS:
-        raise ValueError("a number is too long")
-    if isinstance(value, float):
-        return value
-    is_long = max(abs(value.numerator), value.denominator) >= 10**MOST_DIGITS
-    return float(value) if is_long else Fraction(value)
 
 
 # As many programs run at once as there are processors: more would only take their time.
