@@ -160,11 +160,7 @@ FAULTS: dict[str, Fault] = {
         ("held-out accuracy falls", "paid by length", *RUIN, "reward against accuracy"),
         None,
     ),
-    "a constant reward alone": (
-        ["{constant}", "rollout.dead_groups=keep"],
-        ("no gradient", "constant reward"),
-        None,
-    ),
+    "a constant reward alone": (["{constant}", "rollout.dead_groups=keep"], ("no gradient", "constant reward"), None),
     "a machine that slows down": (["run.steps=40"], ("slower",), lambda sampler, _: Slower(sampler)),
     "no hold by the KL": (
         ["algorithm.kl.coef=1e-9", "algorithm.lr=0.03", "rollout.dead_groups=keep"],

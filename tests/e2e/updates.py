@@ -160,11 +160,7 @@ def main(model: str, out: str, cases: str) -> None:
         start = sum(case.groups[: distributed.rank()])
         mine = groups[start : start + case.groups[distributed.rank()]]
         results[case.name] = run(
-            config,
-            [row for pair in mine for row in pair],
-            case.memory[distributed.rank()],
-            case.breaks,
-            case.as_it_is,
+            config, [row for pair in mine for row in pair], case.memory[distributed.rank()], case.breaks, case.as_it_is
         )
     if distributed.is_main():
         Path(out).write_text(json.dumps(results))

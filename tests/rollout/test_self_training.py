@@ -65,9 +65,6 @@ def test_the_answers_of_a_round_are_read_back_as_they_were_written(tmp_path):
     rows = kept(answers(("a", 2, True), ("b", 3, True)))
     self_training.write(tmp_path, 0, rows)
     found = self_training.read(tmp_path, 0)
-    assert [(*row.prompt, *row.completion) for row in found] == [
-        (5, 6, 0, 1),
-        (5, 6, 0, 1, 2),
-    ]
+    assert [(*row.prompt, *row.completion) for row in found] == [(5, 6, 0, 1), (5, 6, 0, 1, 2)]
     with pytest.raises(CheckpointError, match=r"round_002\.jsonl: the answers of this round cannot be read"):
         self_training.read(tmp_path, 1)

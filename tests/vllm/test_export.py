@@ -128,12 +128,7 @@ def adapted(tmp_path_factory) -> dict[str, tuple[torch.nn.Module, Path]]:
 @pytest.fixture(scope="module")
 def answered(adapted) -> dict[str, list]:
     """The greedy answers of vLLM and their log-probs. One process loads all models."""
-    command = [
-        PYTHON,
-        "-c",
-        f"PROMPTS = {PROMPTS}\n{IN_VLLM}",
-        *(str(folder) for _, folder in adapted.values()),
-    ]
+    command = [PYTHON, "-c", f"PROMPTS = {PROMPTS}\n{IN_VLLM}", *(str(folder) for _, folder in adapted.values())]
     said = subprocess.run(command, env=surroundings(), capture_output=True, text=True, check=False)
     found = [json.loads(line.removeprefix("FOUND")) for line in said.stdout.splitlines() if line.startswith("FOUND")]
     assert len(found) == len(adapted), said.stderr[-4000:]
