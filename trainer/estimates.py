@@ -27,12 +27,11 @@ class Share(NamedTuple):
     high: float
 
 
-def wilson(successes: float, trials: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def wilson(successes: float, trials: float) -> tuple[float, float]:
     """Return the Wilson interval of a share, which is valid for small samples and near 0 and 1 as well."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    share, spread = successes / trials, z * z / trials
+    share, spread = successes / trials, Z * Z / trials
     middle = share + spread / 2
-    half = z * sqrt(share * (1 - share) / trials + spread / trials / 4)
+    half = Z * sqrt(share * (1 - share) / trials + spread / trials / 4)
     return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))
 
 

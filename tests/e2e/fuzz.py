@@ -51,7 +51,7 @@ from trainer.ranks import slurm
 from trainer.records import Prompt, Sampling
 from trainer.reward.judge import Judge
 from trainer.reward.scorer import Meter
-from trainer.rollout.context import SamplingContext, StaticPolicy
+from trainer.rollout.collect import SamplingContext, StaticPolicy
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.server import VllmServerSampler
 from trainer.run_folder import checkpoints, previous_run
@@ -66,20 +66,8 @@ LONGEST_MESSAGE = 3000
 VALUES: list[Any] = [None, True, -1, 0, 1.5, 1e308, float("nan"), float("inf"), 10**30, "", "x", "x" * 5000, [], {}]
 VALUES += ["../../x", "/etc/passwd", "nano", [[[]]], {"": None}, "1e999", [1, "a"], "\u202e"]
 VALUES += ["\x1b[2J", "\0", "\ud800"]
-BYTES = [
-    b"\0",
-    b"\xff",
-    b"\x1b[2J",
-    b"\n",
-    b'"',
-    b"{",
-    b"[" * 3000,
-    b"9" * 4400,
-    b"\xed\xa0\x80",
-    b"NaN",
-    b"1e999",
-    b",",
-]
+BYTES = [b"\0", b"\xff", b"\x1b[2J", b"\n", b'"', b"{", b"[" * 3000, b"9" * 4400, b"\xed\xa0\x80"]
+BYTES += [b"NaN", b"1e999", b","]
 
 
 class TooLong(BaseException):
@@ -195,29 +183,33 @@ def learned() -> checkpoints.Learned:
     return checkpoints.Learned(ORIGIN, curriculum, Coefficient(config.algorithm.kl), Logs(ROOT))
 
 
-def of_states(rng: random.Random, folder: Path) -> None:
-    """`state.json` of a checkpoint whose manifest is right."""
+def save_state(folder: Path, parts: checkpoints.Learned, change: Callable[[Any], bytes]) -> Path:
+    """Save a checkpoint with a changed `state.json`, and a manifest that is right."""
     saved = folder / "checkpoints" / "step_000001"
     saved.mkdir(parents=True)
-    parts = learned()
-    good = {"step": 1, **{name: part.state() for name, part in parts._asdict().items()}}
-    (saved / "state.json").write_bytes(other_json(rng, good))
+    state = {"step": 1, **{name: part.state() for name, part in parts._asdict().items()}}
+    (saved / "state.json").write_bytes(change(state))
     checkpoints.seal(saved)
-    previous_run.refuse_other_settings(folder, nano())
+    return saved
+
+
+def go_on(folder: Path, parts: checkpoints.Learned) -> None:
     checkpoints.resume(SimpleNamespace(load=lambda _: None), folder, 2, parts)  # type: ignore[arg-type]
+
+
+def of_states(rng: random.Random, folder: Path) -> None:
+    parts = learned()
+    save_state(folder, parts, lambda state: other_json(rng, state))
+    previous_run.refuse_other_settings(folder, nano())
+    go_on(folder, parts)
     parts.curriculum.draw(2)
 
 
 def of_manifests(rng: random.Random, folder: Path) -> None:
-    saved = folder / "checkpoints" / "step_000001"
-    saved.mkdir(parents=True)
     parts = learned()
-    state = {"step": 1, **{name: part.state() for name, part in parts._asdict().items()}}
-    (saved / "state.json").write_text(json.dumps(state))
-    checkpoints.seal(saved)
-    good = json.loads((saved / "manifest.json").read_text())
-    (saved / "manifest.json").write_bytes(other_json(rng, good))
-    checkpoints.resume(SimpleNamespace(load=lambda _: None), folder, 2, parts)  # type: ignore[arg-type]
+    path = save_state(folder, parts, lambda state: json.dumps(state).encode()) / "manifest.json"
+    path.write_bytes(other_json(rng, json.loads(path.read_text())))
+    go_on(folder, parts)
 
 
 def of_logs(rng: random.Random, folder: Path) -> None:
@@ -355,42 +347,13 @@ def of_vllm(rng: random.Random, folder: Path) -> None:
 
 SLURM = ["PROCID", "LOCALID", "STEP_NUM_TASKS", "STEP_TASKS_PER_NODE", "NODEID", "STEP_ID", "JOB_ID", "STEP_NODELIST"]
 SLURM += ["RESTART_COUNT", "ARRAY_TASK_ID", "ARRAY_JOB_ID", "JOB_END_TIME", "JOB_NODELIST"]
-OF_SLURM = [
-    "",
-    "x",
-    "-1",
-    "2(x",
-    "(x2)",
-    "1,2,,",
-    "9" * 4400,
-    "1.5",
-    "0x2",
-    "a[1-",
-    "\x1b[2J",
-    " 3 ",
-    "4",
-    "1700000000",
-]
+OF_SLURM = ["", "x", "-1", "2(x", "(x2)", "1,2,,", "9" * 4400, "1.5", "0x2", "a[1-", "\x1b[2J", " 3 ", "4"]
 
 
 def of_slurm(rng: random.Random, folder: Path) -> None:
-    names = [
-        "PROCID",
-        "LOCALID",
-        "STEP_NUM_TASKS",
-        "STEP_TASKS_PER_NODE",
-        "NODEID",
-        "STEP_ID",
-        "JOB_ID",
-        "STEP_NODELIST",
-    ]
-    names += ["RESTART_COUNT", "ARRAY_TASK_ID", "ARRAY_JOB_ID", "JOB_END_TIME", "JOB_NODELIST"]
     good = {"STEP_NUM_TASKS": "2", "STEP_TASKS_PER_NODE": "2(x1)", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}
     good |= {"STEP_ID": "0", "JOB_ID": "7", "RESTART_COUNT": "0", "STEP_NODELIST": "a[1-2]"}
-    for name in rng.sample(names, rng.randint(1, 4)):
-        good[name] = rng.choice(
-            ["", "x", "-1", "2(x", "(x2)", "1,2,,", "9" * 4400, "1.5", "0x2", "a[1-", "\x1b[2J", " 3 "]
-        )
+    good |= {name: rng.choice(OF_SLURM) for name in rng.sample(SLURM, rng.randint(1, 4))}
     before = dict(os.environ)
     os.environ.update({f"SLURM_{name}": value for name, value in good.items()} | {"MASTER_ADDR": "127.0.0.1"})
     try:

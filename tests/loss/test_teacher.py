@@ -10,9 +10,9 @@ from tests.conftest import row
 from tests.loss.test_warmup import assert_same, gradients, padded
 from trainer.batch.pack import Packer, to_tensors
 from trainer.config.command_line import resolve
+from trainer.loss.before_update import with_teacher
 from trainer.loss.logprobs import LogProbs
 from trainer.loss.objectives import LOSSES, objective, total
-from trainer.loss.teacher import with_teacher
 from trainer.records import Scores, TrainingRow
 
 # TRL itself sets it by its old name

@@ -294,6 +294,6 @@ def test_the_metrics_of_a_step_are_of_its_own_answers():
         tally = Tally()
         rollouts.scored_groups(rollouts.prompts_of(step), step, tally, samples_ahead=step < steps - 1)
         if step < steps - 1:
-            wait([rollouts.under_way._under_way[1]])
+            wait(rollouts.under_way.values())
         assert tally.sums["counting/graded"] == (2 * (step + 1), 1.0)
         assert tally.sums["time/reward/counting"][0] > 0

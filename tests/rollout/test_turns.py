@@ -30,7 +30,7 @@ from trainer.records import Completion, Score, ScoredGroup, Turn
 from trainer.reward.built_in import Rules, read
 from trainer.reward.custom import Custom
 from trainer.reward.scorer import Meter
-from trainer.rollout.context import SamplingContext, StaticPolicy
+from trainer.rollout.collect import SamplingContext, StaticPolicy
 from trainer.rollout.decoder.rows import STEPS_PER_CHECK
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
@@ -386,20 +386,15 @@ def test_a_batch_that_is_taken_apart_keeps_its_mask(tokenizer):
 @pytest.fixture
 def served(tmp_path, tokenizer):
     """Return a function that makes a sampler of a server with the embedded model."""
-    with VllmDouble(0) as double:
-        threading.Thread(target=double.serve_forever, args=(0.01,), daemon=True).start()
-        url = f"http://127.0.0.1:{double.server_port}"
+    with VllmDouble().serving() as double:
 
         def sampler(found):
-            config = resolve("nano", None, [f"rollout.vllm.urls={url}"])
+            config = resolve("nano", None, [f"rollout.vllm.urls={double.url}"])
             prompter = turns_of(tokenizer, found).keywords["prompter"]
-            run = SamplingContext(
-                config, StaticPolicy(), "nano", "fp32", 256, tokenizer, [2], tmp_path, print, (), prompter
-            )
-            return VllmServerSampler(run, [Server(url)])
+            of_nano = ("nano", "fp32", 256, tokenizer, [2], tmp_path, print, (), prompter)
+            return VllmServerSampler(SamplingContext(config, StaticPolicy(), *of_nano), [Server(double.url)])
 
         yield sampler
-        double.shutdown()
 
 
 def test_a_server_goes_on_behind_a_reply(served, tokenizer):

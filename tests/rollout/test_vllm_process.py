@@ -20,10 +20,10 @@ from trainer.config.command_line import resolve
 from trainer.errors import ConfigError, TrainingError
 from trainer.machine.hardware import Gpu, Hardware
 from trainer.model import shapes
-from trainer.plan import planner, search
+from trainer.plan import planner
 from trainer.plan.start import must_leave_our_cards, training_cards
 from trainer.rollout import make
-from trainer.rollout.context import SamplingContext, StaticPolicy
+from trainer.rollout.collect import SamplingContext, StaticPolicy
 from trainer.rollout.vllm import check, process, server
 from trainer.rollout.vllm.key_check import KeyCheck
 from trainer.rollout.vllm.supervisor import GRACE_S
@@ -77,17 +77,19 @@ def test_a_rank_started_by_hand_does_not_share_its_card_with_a_server(monkeypatc
 
 
 def of_server(*overrides: str) -> str:
-    return " ".join(process.arguments(resolve("nano", None, [START, *overrides]), "some/model", "bf16", 512))
+    context = replace(outside(Path(), START, *overrides), location="some/model", dtype="bf16", context_length=512)
+    return " ".join(process.arguments(context))
 
 
 def test_a_server_is_started_with_what_a_run_needs():
     words = of_server("lora.r=24", "rollout.vllm.arguments=--quantization,fp8")
     for wanted in (
-        "--model some/model --served-model-name base --dtype bfloat16 --max-model-len 512",
-        "--logprobs-mode processed_logprobs --generation-config vllm",
-        "--max-lora-rank 32 --max-loras 2 --enable-lora",
+        *("--model some/model", "--served-model-name base", "--dtype bfloat16", "--max-model-len 512"),
+        *("--logprobs-mode processed_logprobs", "--generation-config vllm", "--enforce-eager --"),
+        *("--max-lora-rank 32", "--max-loras 2", "--enable-lora --", "--max-num-batched-tokens 65536 "),
     ):
         assert wanted in words
+    assert "--revision" not in words
     assert words.endswith("--quantization fp8")
     assert "--max-lora-rank 64" in of_server("lora.r=24", "lora.init=pissa")
     on_cards = of_server("rollout.vllm.devices=0,1", "rollout.vllm.tensor_parallel=2")
@@ -326,14 +328,11 @@ def test_the_plan_gives_vllm_its_share_of_the_card():
     assert "KV cache" in planned().phases["rollout"]
 
 
-@pytest.mark.parametrize(
-    ("given", "engine", "urls"),
-    [
-        ([], "auto", ()),
-        (["rollout.engine=decode"], "decode", ()),
-        (["rollout.vllm.urls=http://new:8000"], "auto", ("http://new:8000",)),
-    ],
-)
+ASKED = [([], "auto", ()), (["rollout.engine=decode"], "decode", ())]
+ASKED += [(["rollout.vllm.urls=http://new:8000"], "auto", ("http://new:8000",))]
+
+
+@pytest.mark.parametrize(("given", "engine", "urls"), ASKED)
 def test_whoever_asks_about_a_served_adapter_does_not_need_its_server(tmp_path, given, engine, urls):
     served = ["rollout.engine=vllm_server", "rollout.vllm.urls=http://gone:8000", "rollout.ahead=1"]
     (tmp_path / "adapter").mkdir()
@@ -355,16 +354,6 @@ def test_auto_says_why_it_leaves_an_installed_vllm(tmp_path, monkeypatch):
     monkeypatch.setattr(make, "find_spec", lambda name: name)
     assert make.make_vllm_sampler(run) is None
     assert said == ["rollout: sampling without the vLLM of this environment: there is no GPU"]
-
-
-def test_auto_leaves_vllm_alone_where_it_serves_no_adapter_of_a_layer():
-    def why_not(*overrides: str) -> str | None:
-        shape = shapes.shape_of("Qwen/Qwen2.5-1.5B-Instruct")
-        return search.Placement(shape, resolve("8gb", None, overrides), 1, 80 * 10**9, 10**12, 1).why_no_vllm
-
-    plain = ["model.quantize=none"]
-    assert why_not(*plain) is None
-    assert why_not(*plain, "lora.targets=[q_proj,lm_head]") == "it serves no adapter of lm_head"
 
 
 AUTO = """

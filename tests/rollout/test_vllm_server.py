@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
+from tests.e2e import vllm_double
+from tests.e2e.vllm_double import Reply
 from tests.forks import forked
 from tests.run_on_ranks import on_two_ranks
 from trainer.batch.pack import Packer
@@ -31,7 +31,7 @@ from trainer.config.settings import Lora
 from trainer.errors import CheckpointError, ConfigError, TrainingError
 from trainer.machine import hardware
 from trainer.records import Problem, Prompt, Sampling, Scores, TrainingBatch
-from trainer.rollout.context import SamplingContext, StaticPolicy
+from trainer.rollout.collect import SamplingContext, StaticPolicy
 from trainer.rollout.vllm import check
 from trainer.rollout.vllm.check import check_server
 from trainer.rollout.vllm.client import Server
@@ -46,18 +46,13 @@ PROMPTS = [Prompt(Problem(f"p{n}", "q", "1"), "q", tuple(range(20, 25 + n))) for
 
 PACKER = Packer(512, 0, flat=False)
 
-Reply = tuple[int, bytes]
 
-
-class Double(ThreadingHTTPServer):
+class Double(vllm_double.Double):
     """Keeps adapters by name, as vLLM does. `faults` are answers to requests for completions, in turn, before the good
     ones."""
 
-    daemon_threads = True
-    allow_reuse_address = True
-
     def __init__(self, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), Handler)
+        super().__init__(port)
         self.adapters: dict[str, str] = {}
         self.history: list[tuple[str, str]] = []  # every name and path that was ever loaded
         self.faults: list[Callable[[dict[str, Any]], Reply]] = []
@@ -67,10 +62,6 @@ class Double(ThreadingHTTPServer):
         self.facts: dict[str, Any] = {"logprobs_mode": "processed_logprobs", "max_loras": 2, "version": "0.32.0"}
         self.facts["replicas"] = 1
         self.lock = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
     def get(self, path: str) -> Reply:
         if path in self.instead:
@@ -82,15 +73,16 @@ class Double(ThreadingHTTPServer):
         settings["parallel_config"] = {"data_parallel_size": self.facts["replicas"]}
         known = {"/v1/models": {"data": cards}, "/version": {"version": self.facts["version"]}}
         known["/server_info?config_format=json"] = {"vllm_config": settings}
-        return (200, json.dumps(known[path]).encode()) if path in known else (404, b'{"detail":"Not Found"}')
+        return (200, known[path]) if path in known else (404, {"detail": "Not Found"})
 
     def post(self, path: str, body: dict[str, Any]) -> Reply:
-        if path == "/v1/load_lora_adapter":
-            return self._load(**body)
-        if path == "/v1/unload_lora_adapter":
-            return (200, b"removed") if self.adapters.pop(body["lora_name"], None) else (404, b"cannot be found")
-        self.asked.append(body)
-        return self.faults.pop(0)(body) if self.faults else good(body, self)
+        with self.lock:
+            if path == "/v1/load_lora_adapter":
+                return self._load(**body)
+            if path == "/v1/unload_lora_adapter":
+                return (200, b"removed") if self.adapters.pop(body["lora_name"], None) else (404, b"cannot be found")
+            self.asked.append(body)
+            return self.faults.pop(0)(body) if self.faults else good(body, self)
 
     def _load(self, lora_name: str, lora_path: str) -> Reply:
         if lora_name in self.adapters:
@@ -102,34 +94,11 @@ class Double(ThreadingHTTPServer):
         return 200, b"added"
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Double
-
-    def do_GET(self) -> None:
-        self._say(*self.server.get(self.path))
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.server.lock:
-            status, said = self.server.post(self.path, body)
-        self._say(status, said)
-
-    def _say(self, status: int, said: bytes) -> None:
-        try:
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(said)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # the client did not wait
-
-    def log_message(self, *arguments: Any) -> None: ...
-
-
 def good(body: dict[str, Any], server: Double | None = None, **changed: Any) -> Reply:
     """Answers that tell from which version they are: its number is their first token."""
     name = body["model"]
     if server is not None and name != server.name and name not in server.adapters:
-        return 404, json.dumps({"error": {"message": f"The model `{name}` does not exist."}}).encode()
+        return 404, {"error": {"message": f"The model `{name}` does not exist."}}
     version = int(name.rpartition("v")[2]) if name.startswith("octet-") else 0
     tokens = [100 + version, body["prompt"][-1], STOP]
     answer = {"token_ids": tokens, "logprobs": {"token_logprobs": [-0.5, -0.25, -1.0]}, **changed}
@@ -158,16 +127,11 @@ class Tokenizer:
 
 @pytest.fixture
 def double() -> Iterator[Double]:
-    yield from serving(Double())
-
-
-def serving(double: Double) -> Iterator[Double]:
-    with double:
-        thread = threading.Thread(target=double.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
+    with Double().serving() as double:
         yield double
-        double.shutdown()
-        thread.join()
+
+
+other = double  # a second server
 
 
 def around(folder: Path, policy: Any, *urls: str, settings: tuple[str, ...] = ()) -> SamplingContext:
@@ -201,11 +165,6 @@ def make_sampler(policy, tmp_path):
 @pytest.fixture
 def sampler(double, make_sampler):
     return make_sampler(double)
-
-
-@pytest.fixture
-def other() -> Iterator[Double]:
-    yield from serving(Double())
 
 
 def sample(sampler, sampling=SAMPLING):
@@ -373,7 +332,7 @@ def test_a_server_that_is_not_up_yet_is_waited_for(policy, tmp_path, monkeypatch
     with ThreadPoolExecutor() as pool:
         connecting = pool.submit(connect, run)
         assert not wait([connecting], timeout=0.5).done
-        for _ in serving(Double(port)):
+        with Double(port).serving():
             sampler = connecting.result()
             assert first_tokens(sample(sampler)) == {100}
             sampler.close()
@@ -475,13 +434,13 @@ def test_an_adapter_in_a_folder_is_served_under_a_new_name(double, make_sampler,
 def test_the_key_of_the_server_goes_with_every_request(double, monkeypatch, make_sampler):
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     seen: list[str | None] = []
-    say = Handler._say
+    answer = vllm_double.Handler.answer
 
-    def noting(handler: Handler, *reply: Any) -> None:
+    def noting(handler: vllm_double.Handler, *reply: Any) -> None:
         seen.append(handler.headers.get("Authorization"))
-        say(handler, *reply)
+        answer(handler, *reply)
 
-    monkeypatch.setattr(Handler, "_say", noting)
+    monkeypatch.setattr(vllm_double.Handler, "answer", noting)
     sampler = make_sampler(double)
     sample(sampler)
     sampler.close()
@@ -493,7 +452,7 @@ import os, sys
 from tests.rollout.test_vllm_server import *
 from trainer.machine import http_client as web
 
-for double in serving(Double()):
+with Double().serving() as double:
     sampler = connect(around(Path(sys.argv[1]), Policy(), double.url, settings=("rollout.vllm.wait_s=0.3",)))
     print(first_tokens(sample(sampler)))
     sampler.close()
@@ -507,11 +466,7 @@ for double in serving(Double()):
 def test_a_server_is_asked_without_the_proxies_that_others_are_asked_through(tmp_path):
     """The proxy of the environment is a closed port here; a judge still has to go through it."""
     proxies = {"http_proxy": f"http://127.0.0.1:{hardware.free_port()}", "no_proxy": ""}
-    command = [*forked(), "-c", BEHIND_A_PROXY, str(tmp_path)]
-    surroundings = os.environ | proxies
-    answer = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, cwd=ROOT, env=surroundings, check=False
-    )
+    answer = ran(*forked(), "-c", BEHIND_A_PROXY, tmp_path, timeout=60, env=os.environ | proxies)
     served, judged = answer.stdout.splitlines()
     assert served == "{100}"
     assert "refused" in judged
@@ -592,7 +547,7 @@ def test_more_groups_are_asked_for_than_the_local_sampler_decodes_rows(double, m
 
 
 HANGING = """
-import os, signal, sys
+import os, signal, sys, time
 from tests.rollout.test_vllm_server import *
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its background jobs without
@@ -613,8 +568,7 @@ finally:
 
 def test_an_interrupt_does_not_wait_for_a_silent_server(tmp_path):
     """It would answer after an hour, and the run would ask again after ten minutes."""
-    command = [*forked(), "-c", HANGING, str(tmp_path)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, check=False)
+    answer = ran(*forked(), "-c", HANGING, tmp_path, timeout=300)
     assert "KeyboardInterrupt" in answer.stderr
     assert "files left: 0" in answer.stdout
 

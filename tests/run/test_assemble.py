@@ -7,7 +7,7 @@ from trainer.config.command_line import resolve
 from trainer.errors import ConfigError
 from trainer.model.load import load_model
 from trainer.problem.task import make_task
-from trainer.rollout.context import StaticPolicy
+from trainer.rollout.collect import StaticPolicy
 from trainer.run.assemble import make_samplers, sampling_context, stretched
 from trainer.run.data import prompter_of
 

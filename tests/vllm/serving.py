@@ -26,7 +26,7 @@ from trainer.run.assemble import Run
 LONG = "Think it through: " + "read the story, write down what is known, and work towards what is asked. " * 3
 BASIC = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "64", "--enforce-eager"]
 BASIC += ["--no-enable-chunked-prefill", "--block-size", "32", "--generation-config", "vllm"]
-BASIC += ["--max-num-batched-tokens", "16384"]  # no prompt in parts; see max_batched_tokens
+BASIC += ["--max-num-batched-tokens", "16384"]  # no prompt in parts; see engine_options
 ARGUMENTS = [*BASIC, "--enable-lora", "--max-lora-rank", "16"]
 PROCESSED = ["--logprobs-mode", "processed_logprobs", "--max-loras", "2"]
 # The servers' vLLM; by default that of this environment. Another one shows whether another version works.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
 import torch
 
-from tests.conftest import NANO, ROOT
+from tests.conftest import NANO, ran
 from tests.vllm.serving import largest, metrics, samples, surroundings, train
 from trainer.config.settings import Lora, Model
 from trainer.model.load import load_model
@@ -21,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from trainer.ranks import distributed
 from trainer.errors import ConfigError
-from trainer.rollout.context import SamplingContext, StaticPolicy
+from trainer.rollout.collect import SamplingContext, StaticPolicy
 from trainer.rollout.vllm.colocate import VllmColocateSampler
 from trainer.model.load import load_tokenizer
 from trainer.config.command_line import resolve
@@ -82,15 +81,7 @@ def test_a_whole_model_is_sampled_as_it_is_trained(tmp_path):
 
 def test_building_the_engine_leaves_random_numbers_and_environment_alone():
     code = f"NANO = {str(NANO)!r}\n{SAME}"
-    answer = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=580,
-        env=surroundings(),
-        cwd=ROOT,
-        check=False,
-    )
+    answer = ran(sys.executable, "-c", code, timeout=580, env=surroundings())
     found = [line for line in answer.stdout.splitlines() if line.startswith("FOUND ")]
     assert found, answer.stderr[-3000:]
     refused = [line for line in answer.stdout.splitlines() if line.startswith("REFUSED ")]
@@ -104,9 +95,7 @@ def test_octet_eval_has_base_and_adapter_answered_in_its_own_process(tmp_path):
     save_adapter(add_adapter(load_model(Model(), "fp32", torch.device("cpu")), Lora(r=8)), adapter)
     settings = [f"--adapter={adapter}", "--model=nano", "--problems=8", f"--out={tmp_path / 'out'}"]
     command = [sys.executable, "-m", "trainer.commands.main", "eval", *settings, "rollout.engine=vllm_colocate"]
-    answer = subprocess.run(
-        command, capture_output=True, text=True, timeout=580, env=surroundings(), cwd=ROOT, check=False
-    )
+    answer = ran(*command, timeout=580, env=surroundings())
     assert answer.returncode == 0, answer.stderr[-3000:]
     assert answer.stderr.count("log-probs of sampler and trainer differ by") == 2
     assert not (tmp_path / "out" / "published").exists()

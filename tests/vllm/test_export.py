@@ -5,14 +5,13 @@ Variants of a family with other rotary angles or with biases are left out, for t
 beyond its original context, vLLM 0.32.0 computes something else than transformers."""
 
 import json
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import octet
+from tests.conftest import octet, ran
 from tests.llama.families import FAMILIES, make
 from tests.vllm.serving import BASIC, PYTHON, RealServer, opened, surroundings, train_all
 from trainer.answers.compare import equal
@@ -129,7 +128,7 @@ def adapted(tmp_path_factory) -> dict[str, tuple[torch.nn.Module, Path]]:
 def answered(adapted) -> dict[str, list]:
     """The greedy answers of vLLM and their log-probs. One process loads all models."""
     command = [PYTHON, "-c", f"PROMPTS = {PROMPTS}\n{IN_VLLM}", *(str(folder) for _, folder in adapted.values())]
-    said = subprocess.run(command, env=surroundings(), capture_output=True, text=True, check=False)
+    said = ran(*command, env=surroundings())
     found = [json.loads(line.removeprefix("FOUND")) for line in said.stdout.splitlines() if line.startswith("FOUND")]
     assert len(found) == len(adapted), said.stderr[-4000:]
     return dict(zip(adapted, found, strict=True))

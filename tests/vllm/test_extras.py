@@ -3,11 +3,10 @@
 import configparser
 import os
 import shutil
-import subprocess
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.13"])
@@ -22,7 +21,7 @@ def test_all_extras_resolve_together(python, tmp_path):
     (tmp_path / "all.in").write_text("\n".join(names))
     links = ["--find-links", os.environ["PIP_FIND_LINKS"]] if "PIP_FIND_LINKS" in os.environ else []
     command = [uv, "pip", "compile", "--quiet", "--python-version", python, *links, str(tmp_path / "all.in")]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
+    answer = ran(*command, timeout=580)
     if "error sending request" in answer.stderr:
         pytest.skip("no index of packages can be reached")
     assert answer.returncode == 0, answer.stderr

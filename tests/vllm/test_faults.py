@@ -31,7 +31,7 @@ from trainer.errors import ConfigError, TrainingError
 from trainer.machine.http_client import exchange
 from trainer.model.load import load_tokenizer
 from trainer.records import Sampling
-from trainer.rollout.context import SamplingContext, StaticPolicy
+from trainer.rollout.collect import SamplingContext, StaticPolicy
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.publish import Published

@@ -29,18 +29,15 @@ def rows(
 
 def rows_of(group: ScoredGroup, advantages_G: Sequence[float | None], settings: Algorithm) -> list[TrainingRow]:
     """Return the completions of a group as rows, without those that have no reward or are masked."""
+    every = zip(group.completions, advantages_G, group.rewards_G, strict=True)
+    masks = settings.truncated == "mask"
     kept = [
-        (completion, score.reward, advantage)
-        for completion, score, advantage in zip(group.completions, group.scores, advantages_G, strict=True)
-        if score.reward is not None
-        and advantage is not None
-        and not (completion.truncated and settings.truncated == "mask")
+        (one, advantage, reward)
+        for one, advantage, reward in every
+        if advantage is not None and reward is not None and not (one.truncated and masks)
     ]
     weights_G = AGGREGATIONS[settings.aggregation].weights_G([completion.length for completion, *_ in kept])
-    return [
-        row_of(group, completion, advantage, reward, weight)
-        for (completion, reward, advantage), weight in zip(kept, weights_G, strict=True)
-    ]
+    return [row_of(group, *one, weight) for one, weight in zip(kept, weights_G, strict=True)]
 
 
 def row_of(
@@ -67,10 +64,8 @@ def minibatches(
     aggregation = config.algorithm.aggregation
     dealt = _deal(rows, config.algorithm.minibatches)
     packed = [packer.pack(part) for part in dealt]
-    facts = [
-        (len(batches), AGGREGATIONS[aggregation].size(part), tokens_in(part))
-        for part, batches in zip(dealt, packed, strict=True)
-    ]
+    pairs, size = zip(dealt, packed, strict=True), AGGREGATIONS[aggregation].size
+    facts = [(len(batches), size(part), tokens_in(part)) for part, batches in pairs]
     made = []
     for batches, of_all_ranks in zip(packed, zip(*distributed.gather(facts), strict=True), strict=True):
         counts, sizes, tokens = zip(*of_all_ranks, strict=True)

@@ -29,19 +29,16 @@ class Shrinker:
         self.policy.start_over()
         given_back = [give_back() for give_back in self.give_back]
         if any(given_back):
-            self.warn(
-                "out of memory in training: what sampling kept from one step to the next is given back after each"
-            )
+            kept = "what sampling kept from one step to the next is given back after each"
+            self.warn(f"out of memory in training: {kept}")
             return batches
         tried = max(self.packer.cost_of(batch.rows) for batch in batches)
         smaller = tried // 2
         if all(self._stays_whole(batch, smaller) for batch in batches):
-            raise TrainingError(
-                f"optim.tokens_per_micro_batch={self.packer.token_budget}",
-                f"not even one answer fits into memory in a training pass (it counts as {tried} tokens)",
-                "Write a smaller rollout.max_new_tokens or prompt.max_tokens, model.gradient_checkpointing=true, or "
-                "the name of a smaller model",
-            )
+            reason = f"not even one answer fits into memory in a training pass (it counts as {tried} tokens)"
+            remedy = "Write a smaller rollout.max_new_tokens or prompt.max_tokens, model.gradient_checkpointing=true, "
+            remedy += "or the name of a smaller model"
+            raise TrainingError(f"optim.tokens_per_micro_batch={self.packer.token_budget}", reason, remedy)
         self.warn(
             f"optim.tokens_per_micro_batch={self.packer.token_budget}: out of memory with {tried} tokens; the same "
             f"answers go on in halves. Write optim.tokens_per_micro_batch={smaller} to begin with that."

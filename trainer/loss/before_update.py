@@ -6,11 +6,18 @@ Each forward pass here is made only if its result cannot be had otherwise:
   has moved the policy is scored before.
 - *entropies* of all tokens, if only the most uncertain tokens of the step are trained on.
 - *reference log-probs*, if the KL has a price.
+
+A teacher says more about the answers of the policy, token by token (on-policy distillation). The reverse KL of the
+policy to the teacher, estimated from the sampled token, is log pi - log pi_teacher. It enters
+
+    advantage   A_t = reward x A - weight x (log pi_sampler - log pi_teacher)        (Lu and Thinking Machines 2025)
+    loss        kl.coef x its estimator k2, with the teacher as the reference: the gradient is an estimate of that of
+                GKD with beta = 1 (Agarwal et al. 2024), from one token instead of the whole vocabulary
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
 
@@ -18,12 +25,13 @@ import torch
 from torch import Tensor
 
 from trainer.batch.pack import Packer, to_tensors
-from trainer.config.settings import Config
+from trainer.config.settings import Config, Teacher
 from trainer.loss.kl import ESTIMATORS
-from trainer.loss.teacher import TeacherLogprobs, with_teacher
 from trainer.policy import Policy
 from trainer.ranks import distributed
 from trainer.records import PreparedBatch, ScoredGroup, TrainingBatch, TrainingRow
+
+TeacherLogprobs = Callable[[Sequence[TrainingBatch]], Sequence[Tensor]]  # returns the log-probs_BT of each batch
 
 
 def prepared(
@@ -48,6 +56,19 @@ def prepared(
     if not is_first:
         return [batch.measured(policy.measure(batch).logprobs_BT) for batch in ready]
     return ready
+
+
+@torch.no_grad()
+def with_teacher(
+    batch: TrainingBatch, teacher_BT: Tensor, reference_BT: Tensor | None, settings: Teacher
+) -> PreparedBatch:
+    """Return a batch with what the teacher says about it, and the log-probs of the reference if there is one."""
+    share = settings.reward
+    weighed = replace(batch, advantages_B=share * batch.advantages_B, rewards_B=share * batch.rewards_B)
+    if settings.form == "loss":
+        return weighed.prepared(teacher_BT)
+    apart_BT = batch.sampled_logprobs_BT - teacher_BT
+    return weighed.prepared(reference_BT, weighed.advantages_B[:, None] - settings.weight * apart_BT)
 
 
 def _reference_logprobs(
@@ -97,8 +118,6 @@ def divergences(
 
 def without_kl(group: ScoredGroup, penalties_G: Sequence[float]) -> ScoredGroup:
     """Return the group with a penalty taken off each reward."""
-    scores = [
-        score if score.reward is None else replace(score, reward=score.reward - penalty)
-        for score, penalty in zip(group.scores, penalties_G, strict=True)
-    ]
-    return replace(group, scores=tuple(scores))
+    pairs = zip(group.scores, penalties_G, strict=True)
+    lower = (one if one.reward is None else replace(one, reward=one.reward - penalty) for one, penalty in pairs)
+    return replace(group, scores=tuple(lower))

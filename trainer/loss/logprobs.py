@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,23 +57,17 @@ class LogProbs(nn.Module):
         return Scores(*(torch.zeros_like(mask_BT, dtype=one.dtype).masked_scatter(mask_BT, one) for one in found))
 
 
-class Offloaded(NamedTuple):
-    """A tensor that waits for the backward pass, and the device that it came from."""
-
-    tensor: Tensor
-    device: torch.device
-
-
-def _to_cpu(tensor: Tensor) -> Offloaded:
-    """Copy a tensor to CPU memory. Parameters stay on the device, where they are anyway."""
+def _to_cpu(tensor: Tensor) -> tuple[Tensor, torch.device]:
+    """Return a copy in CPU memory, and the device to go back to. Parameters stay where they are."""
     if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
-        return Offloaded(tensor, tensor.device)
+        return tensor, tensor.device
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    return Offloaded(copy.copy_(tensor, non_blocking=tensor.is_cuda), tensor.device)
+    return copy.copy_(tensor, non_blocking=tensor.is_cuda), tensor.device
 
 
-def _to_device(kept: Offloaded) -> Tensor:
-    return kept.tensor.to(kept.device, non_blocking=True)
+def _to_device(kept: tuple[Tensor, torch.device]) -> Tensor:
+    tensor, device = kept
+    return tensor.to(device, non_blocking=True)
 
 
 class Output(nn.Module):
@@ -191,12 +185,9 @@ def _refuse_noise(model: Any) -> None:
         differs = (noisy_1TH - hidden_1TH).abs().max() > rounding * hidden_1TH.abs().max()
     backbone.train(was_training)
     if differs:
-        raise ModelError(
-            f"model.name={model.name_or_path}",
-            f"{model.config.model_type} computes something else while it is trained than while it is sampled from: it "
-            "has a dropout or other noise that cannot be switched off",
-            "Choose another model family",
-        )
+        reason = f"{model.config.model_type} computes something else while it is trained than while it is sampled "
+        reason += "from: it has a dropout or other noise that cannot be switched off"
+        raise ModelError(f"model.name={model.name_or_path}", reason, "Choose another model family")
 
 
 @torch.no_grad()
@@ -209,10 +200,6 @@ def _refuse_unknown_head(backbone: Any, head: Head, model: Any) -> None:
     logits_NV = head.logits_NV(backbone(tokens_1T, use_cache=False).last_hidden_state[0])
     expected_NV = model(tokens_1T, use_cache=False).logits[0].float()
     if (logits_NV - expected_NV).abs().max() > 0.02 * expected_NV.abs().max().clamp(min=1.0):  # bf16 rounds to 0.4 %
-        raise ModelError(
-            "model.name",
-            f"{model.config.model_type} does more to its logits than Octet knows of, so their probabilities would be "
-            "wrong",
-            "Known are a factor (logit_scale, logits_scaling) and a soft cap (final_logit_softcapping). Choose "
-            "another model family",
-        )
+        reason = f"{model.config.model_type} does more to its logits than Octet knows of, so their probabilities would "
+        known = "Known are a factor (logit_scale, logits_scaling) and a soft cap (final_logit_softcapping)"
+        raise ModelError("model.name", f"{reason}be wrong", f"{known}. Choose another model family")

@@ -59,17 +59,14 @@ def writing(folder: Path, what: str, remedy: str, needed: int = 0) -> Iterator[N
         written, state = size(folder), full(folder.parent)
         room = written + shutil.disk_usage(folder.parent).free if folder.parent.is_dir() else 0
         shutil.rmtree(folder, ignore_errors=True)
-        if number not in FULL:
-            raise CheckpointError(
-                folder.parent,
-                f"{what} cannot be written ({os.strerror(number)})",
-                "Check the disk, or the server that it is on; the same command then goes on",
-            ) from error
-        wanted = amount(needed) if needed > written else f"more than {amount(written)}"
-        state = state if number == errno.ENOSPC else "the quota of the disk is used up"
-        raise CheckpointError(
-            folder.parent, f"{state}: {what} needs {wanted}, and {amount(room)} were free", remedy
-        ) from error
+        if number in FULL:
+            wanted = amount(needed) if needed > written else f"more than {amount(written)}"
+            state = state if number == errno.ENOSPC else "the quota of the disk is used up"
+            reason = f"{state}: {what} needs {wanted}, and {amount(room)} were free"
+        else:
+            reason = f"{what} cannot be written ({os.strerror(number)})"
+            remedy = "Check the disk, or the server that it is on; the same command then goes on"
+        raise CheckpointError(folder.parent, reason, remedy) from error
 
 
 def full(folder: Path) -> str:

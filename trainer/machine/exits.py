@@ -131,11 +131,8 @@ def naming_missing_packages() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        print(
-            f"octet: {sys.executable} has no package {error.name}. Start with ./run_deepspeed.sh, which makes .venv "
-            "with all of them, or use .venv/bin/python.",
-            file=sys.stderr,
-        )
+        remedy = "Start with ./run_deepspeed.sh, which makes .venv with all of them, or use .venv/bin/python."
+        print(f"octet: {sys.executable} has no package {error.name}. {remedy}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("octet: stopped.", file=sys.stderr)

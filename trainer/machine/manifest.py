@@ -57,12 +57,8 @@ def must_be_whole(folder: Path) -> None:
     folder = folder.resolve()
     sealed = next((one for one in (folder, folder.parent) if (one / NAME).is_file()), None)
     if sealed and (wrong := damage(sealed, folder)):
-        raise CheckpointError(
-            folder,
-            f"it is damaged: {wrong}",
-            "Restore it from a copy; to resume a run writes its result anew. If you have changed it yourself, delete "
-            f"{sealed / NAME}",
-        )
+        remedy = "Restore it from a copy; to resume a run writes its result anew. If you have changed it yourself, "
+        raise CheckpointError(folder, f"it is damaged: {wrong}", f"{remedy}delete {sealed / NAME}")
 
 
 def damage(folder: Path, inside: Path | None = None) -> str:

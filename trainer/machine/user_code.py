@@ -1,4 +1,5 @@
-"""Load and call code of the user, which may raise anything, print, or try to end the process."""
+"""Load and call code of the user, which may raise anything, print, or try to end the process; and a time limit for code
+that comes with a model, such as a chat template, which may not end."""
 
 from __future__ import annotations
 
@@ -19,13 +20,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from trainer.errors import ConfigError, OctetError
 from trainer.machine.visible import without_keys
 
 GRACE_S = 5.0
+TEMPLATE_S = 10.0  # for a chat template
+# What a chat template may raise beside jinja2.TemplateError: it calls methods of Python's values.
+OF_A_TEMPLATE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TimeoutError, TypeError, ValueError)
 
 # What ends the process, or harms it later, is refused while user code runs.
 REFUSED: dict[ModuleType, tuple[str, ...]] = {os: ("_exit", "abort", "closerange", "execv", "execve")}
@@ -223,3 +227,23 @@ def where(error: BaseException, path: Path) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == str(path)]
     return f"{what} ({path.name}, line {own[-1].lineno}: `{own[-1].line}`)" if own else what
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError inside of the context when the time is over. Outside of the main thread there is no limit,
+    because Python runs signal handlers there only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"it did not end within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

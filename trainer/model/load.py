@@ -24,8 +24,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from trainer.config.settings import Model
 from trainer.errors import ConfigError, ModelError
 from trainer.machine import disk
-from trainer.machine.deadline import OF_A_TEMPLATE, TEMPLATE_S, deadline
 from trainer.machine.out_of_memory import is_out_of_memory
+from trainer.machine.user_code import OF_A_TEMPLATE, TEMPLATE_S, deadline
 from trainer.model import hub, quantised
 from trainer.model.ends import compact
 from trainer.ranks import distributed

@@ -30,7 +30,7 @@ from trainer.config.nearest_name import did_you_mean
 from trainer.config.sections.task import SET_BY_OCTET
 from trainer.config.settings import PromptSettings
 from trainer.errors import ConfigError, DataError, ModelError
-from trainer.machine.deadline import OF_A_TEMPLATE, TEMPLATE_S, deadline
+from trainer.machine.user_code import OF_A_TEMPLATE, TEMPLATE_S, deadline
 from trainer.problem.environment import Environments
 from trainer.problem.task import Task
 from trainer.records import Problem, Prompt

@@ -60,11 +60,8 @@ def refuse_an_idle_card() -> None:
     """Raise ConfigError if there is a card that torch cannot use: training would silently run on the CPU."""
     gpus = [] if os.environ.get("DS_ACCELERATOR") == "cpu" else hardware.detect().gpus
     if gpus and not torch.cuda.is_available():
-        raise ConfigError(
-            gpus[0].name,
-            f"torch {torch.__version__} cannot use this card",
-            "`octet doctor` says why. To train on the CPU, set DS_ACCELERATOR=cpu in the environment",
-        )
+        remedy = "`octet doctor` says why. To train on the CPU, set DS_ACCELERATOR=cpu in the environment"
+        raise ConfigError(gpus[0].name, f"torch {torch.__version__} cannot use this card", remedy)
 
 
 def device() -> torch.device:
@@ -88,12 +85,10 @@ def _refuse_to_share_cards(cards: int) -> None:
     """Raise ClusterError if several ranks would use one card. A rank that sees a single card may have it to itself."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if ranks > cards > 1:
-        raise ClusterError(
-            f"LOCAL_WORLD_SIZE={ranks}",
-            f"{ranks} ranks on this node, and each sees {cards} GPUs",
-            f"Start one for each: --num_gpus={cards} with deepspeed, --nproc-per-node={cards} with torchrun, "
-            f"--ntasks-per-node={cards} with srun, or --gpus-per-task=1 where the node has {ranks}",
-        )
+        remedy = f"Start one for each: --num_gpus={cards} with deepspeed, --nproc-per-node={cards} with torchrun, "
+        remedy += f"--ntasks-per-node={cards} with srun, or --gpus-per-task=1 where the node has {ranks}"
+        reason = f"{ranks} ranks on this node, and each sees {cards} GPUs"
+        raise ClusterError(f"LOCAL_WORLD_SIZE={ranks}", reason, remedy)
 
 
 def connect(timeout_s: float, connect_s: float = CONNECT_S) -> None:

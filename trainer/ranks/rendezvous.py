@@ -25,9 +25,8 @@ from trainer.ranks.watchdog import Ranks, host, interfaces, short
 def meet(rank: int, world_size: int, seconds: float) -> Ranks:
     """Connect to the store and exchange hosts. Raise ClusterError that names the ranks that did not come in time."""
     try:
-        store, found = stores.within(
-            seconds + 2 * watchdog.ANSWER_S, partial(_exchange_hosts, rank, world_size, seconds)
-        )
+        exchange = partial(_exchange_hosts, rank, world_size, seconds)
+        store, found = stores.within(seconds + 2 * watchdog.ANSWER_S, exchange)
     except PermissionError as error:
         raise ClusterError(str(error.filename), str(error.strerror), "Set TMPDIR to a folder of your own") from None
     except UNREACHABLE as error:

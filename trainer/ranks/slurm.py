@@ -68,10 +68,8 @@ def _number(name: str, default: str = "") -> int:
 
 
 def _unreadable(name: str) -> ClusterError:
-    text = visible(os.environ.get(name, ""))[:100]
-    return ClusterError(
-        f"{name}={text}", "that is not what Slurm writes there", "Do not set it yourself, or start with srun"
-    )
+    text, remedy = visible(os.environ.get(name, ""))[:100], "Do not set it yourself, or start with srun"
+    return ClusterError(f"{name}={text}", "that is not what Slurm writes there", remedy)
 
 
 def nodes() -> list[str]:
@@ -79,16 +77,13 @@ def nodes() -> list[str]:
     listed = os.environ.get("SLURM_STEP_NODELIST")
     if not is_step() or not listed:
         return []
+    command = ["scontrol", "show", "hostnames", listed]
     try:
-        answer = subprocess.run(
-            ["scontrol", "show", "hostnames", listed], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
-        )
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise ClusterError(
-            f"SLURM_STEP_NODELIST={visible(listed)[:200]}",
-            f"`scontrol show hostnames` cannot list the nodes ({visible(str(error))[:200]})",
-            "Before srun, write export MASTER_ADDR=$(scontrol show hostnames | head -n 1)",
-        ) from None
+        reason = f"`scontrol show hostnames` cannot list the nodes ({visible(str(error))[:200]})"
+        remedy = "Before srun, write export MASTER_ADDR=$(scontrol show hostnames | head -n 1)"
+        raise ClusterError(f"SLURM_STEP_NODELIST={visible(listed)[:200]}", reason, remedy) from None
     return answer.stdout.split()
 
 

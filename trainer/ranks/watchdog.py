@@ -13,13 +13,16 @@ collective of NCCL, and no error of it could be caught here: such a wait is repo
 
 from __future__ import annotations
 
+import faulthandler
 import operator
 import os
 import re
 import socket
 import sys
+import sysconfig
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,13 +33,15 @@ from typing import Any
 import torch.distributed as dist
 
 from trainer.errors import ClusterError, Interrupted, LostRank
-from trainer.ranks import slurm, stacks, stores
+from trainer.ranks import slurm, stores
 from trainer.ranks.nccl_log import NcclLog
 from trainer.ranks.stores import UNREACHABLE, absent
 
 WAITING = "waiting"  # the state of a rank whose collective has failed
 GLOO_SOURCE = re.compile(r"^\[[^]]*gloo[^]]*\] ")  # the source file and line that gloo's messages begin with
 OF_THIS_CARD = re.compile("cuda (error|failure)", re.IGNORECASE)
+COLLECTIVE = "/torch/distributed/"  # in the path of a file, where the main thread waits for other ranks
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 INTERFACE_KEYS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE")
 ANSWER_S = 5.0  # how long a rank that has failed waits for the others to write their state
 HEARTBEAT_S = 0.5
@@ -145,11 +150,11 @@ class Ranks:
                     return
             if over.wait(ANSWER_S / 2):  # a collective of its own has failed at about the same time
                 return
-            store.set(f"place/{self.mine}", place := stacks.place())
+            store.set(f"place/{self.mine}", place := _place())
         except UNREACHABLE:  # the store is gone with rank 0, and this rank's next collective fails
             return
         if place and self.stacks:
-            stacks.write(self.stacks, self.mine)
+            _write_stacks(self.stacks, self.mine)
         while not self._has_one_ended(store, over):
             if over.is_set():
                 return
@@ -189,21 +194,17 @@ class Ranks:
         self.store.set("somebody waits", "yes")
         silent = absent(self.store, [f"state/{rank}" for rank in self._all()], ANSWER_S)
         states = {rank: self.store.get(f"state/{rank}").decode() for rank in self._all() if rank not in silent}
-        places = {
-            rank: self.store.get(f"place/{rank}").decode() for rank in silent if self.store.check([f"place/{rank}"])
-        }
+        heard = [rank for rank in silent if self.store.check([f"place/{rank}"])]
+        places = {rank: self.store.get(f"place/{rank}").decode() for rank in heard}
         self._publish("diagnosed", "yes")
         self._keep_store_for([f"diagnosed/{rank}" for rank, state in states.items() if state == WAITING])
         ended = [f"{self._name(rank)}: {state}" for rank, state in states.items() if state != WAITING]
         gone = [rank for rank in silent if rank not in places]
         lost = [f"{self._name(rank)}: it died, or did not answer within {waited}" for rank in gone]
-        stuck = [
-            f"{self._name(rank)} is alive, but took no part in the collective within {waited}: it is at {place}"
-            for rank, place in places.items()
-            if place
-        ]
+        alive = f"is alive, but took no part in the collective within {waited}: it is at"
+        stuck = [f"{self._name(rank)} {alive} {place}" for rank, place in places.items() if place]
         if stuck and self.stacks:
-            stacks.write(self.stacks, self.mine, error)
+            _write_stacks(self.stacks, self.mine, error)
             stuck.append(f"the stacks of all ranks are in {self.stacks}")
         if ended or lost or stuck:
             return "; ".join([*ended, *lost, *stuck]), bool(lost or stuck)
@@ -245,3 +246,26 @@ def short(error: BaseException) -> str:
     """Return the class and the first line of an error, without gloo's source file."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {GLOO_SOURCE.sub('', text)[:120]}"
+
+
+def _place() -> str:
+    """Return the line that the main thread is at, outside of libraries; "" while it waits in a collective."""
+    stack = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident])  # type: ignore[index]
+    if any(COLLECTIVE in frame.filename for frame in stack):
+        return ""
+    own = [frame for frame in stack if not frame.filename.startswith(LIBRARIES)]
+    last = (own or stack)[-1]
+    return f"{Path(last.filename).name}:{last.lineno} in {last.name}"
+
+
+def _write_stacks(folder: Path, rank: int, error: BaseException | None = None) -> None:
+    """Write the stacks of all threads into a file of this rank, after the traceback of its error."""
+    with suppress(OSError):  # a disk that is full must not hide the error
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"rank_{rank}.txt"
+        path.unlink(missing_ok=True)  # a link would lead elsewhere
+        with path.open("x") as file:
+            if error:
+                traceback.print_exception(error, file=file)
+                file.flush()
+            faulthandler.dump_traceback(file)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from trainer.config.settings import Config
 from trainer.machine import threads
@@ -17,6 +19,8 @@ from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Prompt, Sampling, ScoredGroup
 from trainer.reward import placebo
 from trainer.reward.scorer import Scorer
+from trainer.rollout.limits import Say
+from trainer.rollout.turns import Stops, TurnTaking
 from trainer.watch.tally import Sums, Tally
 
 
@@ -54,38 +58,65 @@ class Sampler(Protocol):
         return
 
 
+class Exportable(Protocol):
+    """A policy that can be written to disk: the one that is trained, or a `StaticPolicy`."""
+
+    @property
+    def version(self) -> int | None:
+        """The number of updates behind what the model computes now, or None while it computes the base."""
+
+    def write_model(self, folder: Path) -> None:
+        """Write it in a format that other programs read. Only rank 0 calls it."""
+
+
+@dataclass(slots=True)
+class StaticPolicy:
+    """A policy that is not trained: the base model, or an adapter in a folder."""
+
+    adapter: Path | None = None
+
+    @property
+    def version(self) -> int | None:
+        return None if self.adapter is None else 0
+
+    def write_model(self, folder: Path) -> None:
+        assert self.adapter is not None, "a base is not published"
+        shutil.copytree(self.adapter, folder)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingContext:
+    """What a sampler needs to know of a run."""
+
+    config: Config
+    policy: Exportable
+    location: str  # of the base: a folder, or a name on the hub
+    dtype: str
+    context_length: int  # tokens that a prompt and its answer may have
+    tokenizer: Any
+    stop_tokens: Sequence[int]
+    folder: Path  # for published versions and logs
+    say: Say
+    stop_strings: Sequence[str] = ()
+    prompter: Prompter | None = None
+
+    @property
+    def turns(self) -> TurnTaking:
+        stops = Stops(self.tokenizer, self.stop_tokens, self.stop_strings)
+        return TurnTaking(stops, self.prompter, self.config.rollout.turns)
+
+
 ScoredRollout = tuple[list[ScoredGroup], Sums]  # groups, and what was measured while they were scored
-
-
-class Ahead:
-    """Holds the groups of the next step, which are sampled in a thread while the policy trains on those of this one.
-
-    After a failure they are lost, and the resumed run samples them again. None are under way at a checkpoint that is
-    due by the settings, because the loop then does not sample ahead. A run that is told to stop loses them.
-    """
-
-    def __init__(self) -> None:
-        self._under_way: tuple[int, Future[ScoredRollout]] | None = None
-
-    def begin(self, step: int, roll_out: Callable[[], ScoredRollout]) -> None:
-        assert self._under_way is None, "one step ahead, not two"
-        self._under_way = step, threads.begin(roll_out)
-
-    def take(self, step: int) -> ScoredRollout | None:
-        """Wait for the groups of this step and return them; None if they were not begun."""
-        if self._under_way is None:
-            return None
-        (begun, rollout), self._under_way = self._under_way, None
-        assert begun == step, "what was begun is what comes next"
-        return rollout.result()
-
-    def close(self) -> None:
-        self._under_way = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """Draws the problems of each step, and samples and scores a group of answers to each."""
+    """Draws the problems of each step, and samples and scores a group of answers to each.
+
+    The groups of the next step may be sampled ahead, in a thread, while the policy trains on those of this one. After a
+    failure they are lost, and so are those of a run that is told to stop; the resumed run samples them again. None are
+    under way at a checkpoint that is due by the settings, because the loop then does not sample ahead.
+    """
 
     config: Config
     curriculum: Curriculum
@@ -93,7 +124,7 @@ class Rollouts:
     sampler: Sampler
     scorer: Scorer
     longest: Prompt  # among the training problems
-    under_way: Ahead = field(default_factory=Ahead)
+    under_way: dict[int, Future[ScoredRollout]] = field(default_factory=dict)  # by the step that they are of
 
     def prompts_of(self, step: int) -> list[Prompt]:
         """Return this rank's share of the prompts of a step."""
@@ -103,12 +134,13 @@ class Rollouts:
         self, prompts: Sequence[Prompt], step: int, tally: Tally, samples_ahead: bool
     ) -> list[ScoredGroup]:
         """Return the scored groups of a step; with `samples_ahead`, start sampling those of the next step."""
-        groups, measured = self.under_way.take(step) or self._sampled(self.sampler, prompts, step)
+        begun = self.under_way.pop(step, None)
+        groups, measured = begun.result() if begun else self._sampled(self.sampler, prompts, step)
         tally.merge(measured)
         self._observe(groups)
         if samples_ahead:
             following, frozen = self.prompts_of(step + 1), self.sampler.frozen()
-            self.under_way.begin(step + 1, partial(self._sampled, frozen, following, step + 1))
+            self.under_way[step + 1] = threads.begin(partial(self._sampled, frozen, following, step + 1))
         return groups
 
     def sampling_of(self, step: int, number: int = 0) -> Sampling:
@@ -121,7 +153,7 @@ class Rollouts:
         return Sampling(rollout.group_size, rollout.temperature, rollout.max_new_tokens, seed)
 
     def close(self) -> None:
-        self.under_way.close()
+        self.under_way.clear()
         self.sampler.close()
 
     def _sampled(self, sampler: Sampler, prompts: Sequence[Prompt], step: int) -> ScoredRollout:

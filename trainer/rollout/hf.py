@@ -50,11 +50,8 @@ class HfSampler(OwnSampler):
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         limits.check_context(self.model, prompts, sampling.max_new_tokens)
         by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index].tokens))
-        waiting = [
-            (index, self.turns.begin(prompts[index], number, sampling))
-            for index in by_length
-            for number in range(sampling.group)
-        ]
+        places = [(index, number) for index in by_length for number in range(sampling.group)]
+        waiting = [(index, self.turns.begin(prompts[index], number, sampling)) for index, number in places]
         groups: defaultdict[int, dict[int, Completion]] = defaultdict(dict)
         longest = max((len(prompt.tokens) for prompt in prompts), default=0) + sampling.max_new_tokens
         at_once = limits.rows_that_fit(self.model, longest, self.rows.limit)

@@ -30,23 +30,19 @@ def check_context(model: Any, prompts: Sequence[Prompt], new_tokens: int) -> Non
         remedy = f"Write prompt.max_tokens={max(1, context - new_tokens)}, which leaves it out"
         raise ConfigError("prompt.max_tokens", reason, remedy)
     if length + new_tokens > context:
-        raise ConfigError(
-            f"rollout.max_new_tokens={new_tokens}",
-            f"with the {length} tokens of the prompt of {longest.problem.id} that is more than the context of this "
-            f"model, {context}",
-            f"Write rollout.max_new_tokens={context - length} or less, or a smaller prompt.max_tokens",
-        )
+        prompt = f"the {length} tokens of the prompt of {longest.problem.id}"
+        reason = f"with {prompt} that is more than the context of this model, {context}"
+        remedy = f"Write rollout.max_new_tokens={context - length} or less, or a smaller prompt.max_tokens"
+        raise ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, remedy)
 
 
 def within_context(prompts: Sequence[Prompt], context: int | None, new_tokens: int) -> list[Prompt]:
     """Return the prompts that fit into the context with their answers. Raise if none of them does."""
     fitting = [prompt for prompt in prompts if context is None or len(prompt.tokens) + new_tokens <= context]
     if prompts and not fitting:
-        raise ConfigError(
-            f"rollout.max_new_tokens={new_tokens}",
-            f"with such an answer, none of {len(prompts)} held-out prompts fits into the context of {context} tokens",
-            "Write a smaller one, or eval.problems=0",
-        )
+        none = f"none of {len(prompts)} held-out prompts fits into the context of {context} tokens"
+        remedy = "Write a smaller one, or eval.problems=0"
+        raise ConfigError(f"rollout.max_new_tokens={new_tokens}", f"with such an answer, {none}", remedy)
     return fitting
 
 

@@ -17,8 +17,7 @@ from trainer.plan.planner import CONTEXT, GB, SLEEPING, Plan
 from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
 from trainer.rollout import limits
-from trainer.rollout.collect import Sampler
-from trainer.rollout.context import SamplingContext
+from trainer.rollout.collect import Sampler, SamplingContext
 from trainer.rollout.decoder.forward import why_unsupported
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler

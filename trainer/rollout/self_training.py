@@ -42,12 +42,9 @@ def sample(rollouts: Rollouts, step: int, number: int) -> tuple[list[TrainingRow
     rows = kept((row for *_, of_group in everywhere for row in of_group), config.warmup.keep)
     right, answers = (sum(facts[index] for facts in everywhere) for index in (0, 1))
     if not rows:
-        raise DataError(
-            "warmup.from=samples",
-            f"none of {answers} answers to {len(everywhere)} problems is right in round {number + 1}, so there is "
-            "nothing to learn from",
-            "Write warmup.from=solutions, or take easier problems",
-        ).of_all()
+        none = f"none of {answers} answers to {len(everywhere)} problems is right in round {number + 1}"
+        remedy = "Write warmup.from=solutions, or take easier problems"
+        raise DataError("warmup.from=samples", f"{none}, so there is nothing to learn from", remedy).of_all()
     return rows, {
         "samples/right": right / answers,
         "samples/solved": fmean(right > 0 for right, *_ in everywhere),

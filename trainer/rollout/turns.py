@@ -150,12 +150,10 @@ class TurnTaking:
         try:
             text, done, reward = dialogue.reply.result(max(0.0, dialogue.deadline - time.monotonic()))
         except TimeoutError:
-            raise TrainingError(
-                self.environments.setting,
-                f"step() has not returned after {self.limits.seconds:g} seconds, in an answer to "
-                f"{dialogue.prompt.problem.id}",
-                "Make it faster, or write a larger rollout.turns.seconds",
-            ) from None
+            where = f"in an answer to {dialogue.prompt.problem.id}"
+            reason = f"step() has not returned after {self.limits.seconds:g} seconds, {where}"
+            remedy = "Make it faster, or write a larger rollout.turns.seconds"
+            raise TrainingError(self.environments.setting, reason, remedy) from None
         dialogue.reply = None
         dialogue.reward += reward
         has_stopped = self.environments.is_inline and dialogue.tokens[-1] in self.stops.tokens

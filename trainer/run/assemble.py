@@ -21,9 +21,9 @@ from trainer.errors import ConfigError, ModelError
 from trainer.evaluation.best import EvaluationHistory
 from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
 from trainer.evaluation.evaluator import Evaluator
+from trainer.loss.before_update import TeacherLogprobs
 from trainer.loss.kl import Coefficient
 from trainer.loss.logprobs import LogProbs
-from trainer.loss.teacher import TeacherLogprobs
 from trainer.model import hub
 from trainer.model.load import check_vocabulary, load_model, load_tokenizer, location, resolve_dtype, stage, stop_tokens
 from trainer.model.lora import load_adapter
@@ -35,8 +35,7 @@ from trainer.ranks.stopping import Stopping
 from trainer.records import Draws, Prompt, TrainingBatch
 from trainer.reports import terminal
 from trainer.reward.make import make_scorer, make_verifier, worked
-from trainer.rollout.collect import PlaceboRollouts, Rollouts, Sampler
-from trainer.rollout.context import Exportable, SamplingContext
+from trainer.rollout.collect import Exportable, PlaceboRollouts, Rollouts, Sampler, SamplingContext
 from trainer.rollout.hf import HfSampler
 from trainer.rollout.limits import Say, check_context, context_of, within_context
 from trainer.rollout.make import make_sampler, make_vllm_sampler

@@ -34,8 +34,7 @@ from trainer.problem.prompts import Prompter
 from trainer.ranks import distributed
 from trainer.records import Draws, Prompt, Sampling
 from trainer.rollout import limits
-from trainer.rollout.collect import Sampler
-from trainer.rollout.context import StaticPolicy
+from trainer.rollout.collect import Sampler, StaticPolicy
 from trainer.rollout.make import make_vllm_sampler, may_colocate
 from trainer.run import assemble, sampler_check
 from trainer.run.data import prompter_of
@@ -201,6 +200,6 @@ def answer(facts: dict[str, Any], evaluations: list[Evaluation], as_json: bool) 
         return
     screen = Screen()
     if evaluations:
-        screen.show(results.evaluation_table(evaluations))
+        screen.say(results.evaluation_table(evaluations))
     for line in facts["said"]:
         screen.say(line)

@@ -100,7 +100,7 @@ def summarise(
     verdict = verdict_of(document, read_records(folder / "metrics.jsonl"), config)
     if models:
         results.write(folder, settings, models)
-        screen.show(results.evaluation_table(models))
+        screen.say(results.evaluation_table(models))
     text = json.dumps({"verdict": verdict.kind, "evidence": verdict.evidence}) + "\n"
     disk.replace(folder / VERDICT, text.encode())  # last, because it marks the run as ended
     said = [f"verdict: {verdict.text}"]

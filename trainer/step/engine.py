@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, cast
 
 import deepspeed
 import torch
@@ -39,7 +39,7 @@ PATIENCE = {"fp16": 24}  # fp16 starts with a loss scale of 2 ** 16 and halves i
 
 
 class DeepSpeedPolicy:
-    """The model inside the DeepSpeed engine. Each update is one reduction over the ranks and one optimizer step."""
+    """A `Policy` inside the DeepSpeed engine. Each update is one reduction over the ranks and one optimizer step."""
 
     def __init__(self, model: Any, config: Config, dtype: str, total_steps: int) -> None:
         self.model = model
@@ -55,26 +55,20 @@ class DeepSpeedPolicy:
         self.is_displaced = False  # the weights are not the policy's: nothing of this pass is logged
         self._collected: gradient_regularisation.Gradient | None = None
         self._is_base = False
-        optimizer = make_optimizer(model, config)
-        self.peaks = [group["lr"] for group in optimizer.param_groups]
-        settings = ds_config.fill(
-            ds_config.read(config.engine.ds_config),
-            dtype,
-            config.optim.max_grad_norm,
-            trained=sum(parameter.numel() for parameter in self.trainable),
-        )
+        trained = sum(parameter.numel() for parameter in self.trainable)
+        own, limit = ds_config.read(config.engine.ds_config), config.optim.max_grad_norm
+        settings = ds_config.fill(own, dtype, limit, trained=trained)
         if not distributed.on_gpu():
             deepspeed.ops.__compatible_ops__ = {}  # DeepSpeed would compile an all-reduce for a minute
         _import_muon()
         self.splits_weights = ds_config.splits_weights(settings["zero_optimization"])
         self.is_gathered = False
         algorithm, flat = config.algorithm, config.optim.layout == "flat"
-        scoring = LogProbs(
-            model, config.rollout.temperature, bool(algorithm.entropy_bonus), flat, config.model.activation_offload
-        )
-        self.engine, *_ = deepspeed.initialize(
-            model=scoring, optimizer=optimizer, config=settings, dist_init_required=False
-        )
+        has_bonus, offload = bool(algorithm.entropy_bonus), config.model.activation_offload
+        scoring = LogProbs(model, config.rollout.temperature, has_bonus, flat, offload)
+        parts = {"model": scoring, "optimizer": make_optimizer(model, config)}
+        self.peaks = [group["lr"] for group in parts["optimizer"].param_groups]
+        self.engine, *_ = deepspeed.initialize(**parts, config=settings, dist_init_required=False)
         distributed.before_disconnect(_leave_group)
         self.engine.checkpoint_engine.load = _load_without_code  # DeepSpeed's own runs what a pickle says
         self.engine.module.register_state_dict_post_hook(_keep_trained)
@@ -111,11 +105,9 @@ class DeepSpeedPolicy:
         return GatheredParameters(parameters, modifier_rank=0 if writes else None, enabled=is_needed)
 
     def score(self, batch: TrainingBatch) -> Scores:
-        """Return log-probs and entropies that have a gradient."""
         # The engine's forward would hang its hooks on what comes back, or gather what is there.
         beside_the_engine = self._collected is not None or self.is_gathered
-        scores: Scores = self.engine.module(batch) if beside_the_engine else self.engine(batch)
-        return scores
+        return cast("Scores", self.engine.module(batch) if beside_the_engine else self.engine(batch))
 
     @torch.no_grad()
     def measure(self, batch: TrainingBatch) -> Scores:
@@ -140,10 +132,8 @@ class DeepSpeedPolicy:
             group["lr"] = peak * share
 
     def accumulating(self) -> AbstractContextManager[None]:
-        """Add up the gradients of every `backward` inside, and reduce them once over the ranks at the end."""
         self.engine.train()
-        reduced_once: AbstractContextManager[None] = self.engine.coalesce_grad_reduction()
-        return reduced_once
+        return cast("AbstractContextManager[None]", self.engine.coalesce_grad_reduction())
 
     def step(self, measured: dict[str, float]) -> Update:
         """Let the optimizer take a step on what has been added up. The first steps of an adapter are measured."""
@@ -186,16 +176,14 @@ class DeepSpeedPolicy:
         self.engine.train()
         eps = self.config.algorithm.gradreg.eps
         with gradient_regularisation.in_fp32(self.trainable):
-            found = gradient_regularisation.regularised(
-                partial(self._whole_gradient, gradient), self.trainable, eps, strength, self._ends
-            )
+            whole = partial(self._whole_gradient, gradient)
+            found = gradient_regularisation.regularised(whole, self.trainable, eps, strength, self._ends)
         with self.engine.coalesce_grad_reduction():
             parts = zip(self.trainable, found.gradient, strict=True)
-            self.engine.backward(
-                sum((parameter.float() * part).sum() for parameter, part in parts), scale_wrt_gas=False
-            )
-        norms = {"first_norm": found.first_norm, "second_norm": found.second_norm}
-        return {f"gradreg/{name}": value for name, value in (norms | {"strength": strength}).items()}
+            linear = sum((parameter.float() * part).sum() for parameter, part in parts)
+            self.engine.backward(linear, scale_wrt_gas=False)
+        norms = {"gradreg/first_norm": found.first_norm, "gradreg/second_norm": found.second_norm}
+        return norms | {"gradreg/strength": strength}
 
     def _whole_gradient(self, gradient: Callable[[], None], displaced: bool) -> gradient_regularisation.Gradient:
         """Return what `gradient` adds up over all ranks, without the engine's hooks."""
@@ -225,7 +213,6 @@ class DeepSpeedPolicy:
 
     @contextmanager
     def as_base(self) -> Iterator[None]:
-        """Compute as the model did before the first update."""
         self._is_base = True
         try:
             with self.gathered(), self.trained.as_base(self.engine.global_steps):
@@ -235,18 +222,15 @@ class DeepSpeedPolicy:
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """Compute as the model that the KL is measured against."""
         with self.gathered(), self.reference.swapped_in() if self.reference else self.as_base():
             yield
 
     @contextmanager
     def as_teacher(self) -> Iterator[None]:
-        """Compute with the teacher's adapter instead of the one that is trained."""
         with self.gathered(), lora.as_teacher(self.model):
             yield
 
     def refresh_reference(self, step: int) -> None:
-        """Make the policy its own reference at the start of a step if `algorithm.kl.refresh` says so."""
         every = self.config.algorithm.kl.refresh
         if self.reference and every and step % every == 0:
             with self._whole(self.trainable):
@@ -278,21 +262,15 @@ class DeepSpeedPolicy:
 
     def load(self, folder: Path) -> None:
         """Load what `save` wrote, with this or another number of ranks."""
-        parts = sorted(
-            (folder / "engine").glob("*zero_pp_rank_*_optim_states.pt"),
-            key=lambda path: int(path.name.partition("zero_pp_rank_")[2].partition("_")[0]),
-        )
+        found = (folder / "engine").glob("*zero_pp_rank_*_optim_states.pt")
+        parts = sorted(found, key=lambda path: int(path.name.partition("zero_pp_rank_")[2].partition("_")[0]))
         is_as_before = len(parts) == distributed.world_size()
         if not is_as_before and self.splits_weights:
-            raise CheckpointError(
-                folder,
-                f"it was written by {len(parts)} ranks, this run has {distributed.world_size()}, and split weights "
-                "(ZeRO-3) cannot be dealt anew",
-                f"Start with {len(parts)}",
-            )
-        path, state = self.engine.load_checkpoint(
-            str(folder), tag="engine", load_module_strict=False, load_optimizer_states=is_as_before
-        )
+            reason = f"it was written by {len(parts)} ranks, this run has {distributed.world_size()}, and split "
+            reason += "weights (ZeRO-3) cannot be dealt anew"
+            raise CheckpointError(folder, reason, f"Start with {len(parts)}")
+        options = {"load_module_strict": False, "load_optimizer_states": is_as_before}
+        path, state = self.engine.load_checkpoint(str(folder), tag="engine", **options)
         if path is None:
             raise CheckpointError(folder, "it holds no engine state", "Delete it to go on from the one before")
         if not is_as_before:
@@ -323,17 +301,14 @@ def _leave_group() -> None:
 
 def _load_without_code(path: str, map_location: Any = None) -> Any:
     """Return what a file of a checkpoint holds: tensors, plain values, and four small classes of DeepSpeed."""
-    allowed = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
     try:
-        with torch.serialization.safe_globals(allowed):
+        with torch.serialization.safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]):
             return torch.load(path, map_location=map_location, weights_only=True)
     except UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
-        raise CheckpointError(
-            path,
-            f"it holds more than tensors ({(found[1] if found else 'a broken pickle')}), and a run saves only tensors",
-            "Go on from a checkpoint that this run has written",
-        ) from None
+        what = found[1] if found else "a broken pickle"
+        reason = f"it holds more than tensors ({what}), and a run saves only tensors"
+        raise CheckpointError(path, reason, "Go on from a checkpoint that this run has written") from None
 
 
 @torch.no_grad()

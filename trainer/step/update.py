@@ -13,10 +13,10 @@ from trainer.batch.pack import Packer, row_of
 from trainer.batch.shrinker import Shrinker
 from trainer.config.settings import Algorithm, Config, GradReg
 from trainer.loss import before_update
+from trainer.loss.before_update import TeacherLogprobs
 from trainer.loss.kl import Coefficient
 from trainer.loss.metrics import tally_batch
 from trainer.loss.objectives import objective, total
-from trainer.loss.teacher import TeacherLogprobs
 from trainer.machine.out_of_memory import until_it_fits
 from trainer.policy import Policy
 from trainer.ranks import distributed

@@ -8,7 +8,6 @@ from textwrap import fill
 from time import perf_counter
 
 from rich.console import RenderableType
-from rich.table import Table
 
 from trainer.machine.console import Console
 from trainer.machine.visible import print
@@ -51,8 +50,8 @@ class Screen:
         self._began = perf_counter()
         self._next_drawing = 0.0  # the first drawing took longer than later ones will
 
-    def say(self, text: str) -> None:
-        self.footer.print(text)
+    def say(self, content: RenderableType) -> None:
+        self.footer.print(content)
 
     def warn(self, text: str) -> None:
         """Print a warning, from any rank."""
@@ -94,9 +93,6 @@ class Screen:
         self._view = None
         self.footer.hide()
 
-    def show(self, table: Table) -> None:
-        self.footer.print(table)
-
 
 def progress_line(
     step: int, total: int, metrics: Mapping[str, float], seconds_left: float, answer: str = "strict"
@@ -106,11 +102,8 @@ def progress_line(
     if "length" in metrics:  # a warm-up samples nothing
         parts += sampled_parts(metrics, answer)
     if "loss" in metrics:
-        parts += [
-            f"loss {metrics['loss']:+.3f}",
-            f"entropy {metrics['entropy']:.2f}",
-            f"step {metrics['time/step']:.1f}s",
-        ]
+        parts += [f"loss {metrics['loss']:+.3f}", f"entropy {metrics['entropy']:.2f}"]
+        parts.append(f"step {metrics['time/step']:.1f}s")
     if "grad_norm" in metrics:
         parts.append(f"grad {metrics['grad_norm']:.2f}")
     return "  ".join([*parts, f"{clock(seconds_left)} left"])

@@ -91,24 +91,12 @@ def _identity(folder: Path) -> str:
 def _wandb(folder: Path, identity: str, settings: dict[str, Any]) -> Any:
     import wandb
 
-    quiet = wandb.Settings(
-        console="off",  # it would copy what is printed, and disturb the screen
-        silent=True,
-        disable_git=True,
-        disable_code=True,
-        login_timeout=LOGIN_S,
-        finish_timeout=FINISH_S,
-    )
-    project = os.environ.get("WANDB_PROJECT", "octet")
-    wandb.init(
-        project=project,
-        id=identity,
-        name=folder.resolve().name,
-        dir=folder,
-        config=settings,
-        resume="allow",
-        settings=quiet,
-    )
+    # its console would copy what is printed, and disturb the screen
+    quiet: dict[str, Any] = {"console": "off", "silent": True, "disable_git": True, "disable_code": True}
+    options = wandb.Settings(**quiet, login_timeout=LOGIN_S, finish_timeout=FINISH_S)
+    name, project = folder.resolve().name, os.environ.get("WANDB_PROJECT", "octet")
+    run: dict[str, Any] = {"project": project, "id": identity, "name": name, "dir": folder}
+    wandb.init(**run, config=settings, resume="allow", settings=options)
     return wandb
 
 

@@ -15,19 +15,17 @@ from typing import Any
 import numpy
 import torch
 
-from trainer.config.settings import SERVED_RANKS
 from trainer.errors import ConfigError
 from trainer.plan import search
 from trainer.plan.planner import Planner
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
-from trainer.rollout.collect import Sampler
-from trainer.rollout.context import SamplingContext
+from trainer.rollout.collect import Sampler, SamplingContext
 from trainer.rollout.draw import group_seed
 from trainer.rollout.turns import OpenAnswer
 from trainer.rollout.vllm import check
-from trainer.rollout.vllm.process import DTYPES, ON_A_CPU, max_batched_tokens
-from trainer.rollout.vllm.publish import MODE, NEUTRAL, SLOTS, Publisher
+from trainer.rollout.vllm.process import ON_A_CPU, engine_options, turn_options
+from trainer.rollout.vllm.publish import Publisher
 
 UNPLANNED = 0.3  # share of the card for a model whose memory cannot be planned
 CPU_CACHE_BYTES = 256 << 20  # the default is half of the machine
@@ -89,32 +87,17 @@ class VllmColocateSampler(Sampler):
         """Return tokens and log-probs of so many next turns of each answer, by this seed."""
         from vllm import SamplingParams
 
-        settings = [
-            SamplingParams(
-                n=count,
-                temperature=sampling.temperature,
-                max_tokens=dialogue.end - len(dialogue.tokens),
-                seed=seed,
-                stop_token_ids=sorted(self.context.stop_tokens),
-                stop=list(self.context.stop_strings),
-                include_stop_str_in_output=True,
-                logprobs=0,
-                detokenize=bool(self.context.stop_strings),
-                **NEUTRAL,
-            )
-            for dialogue, count, seed in asked
-        ]
+        options = [turn_options(self.context, dialogue, sampling, *rest) for dialogue, *rest in asked]
+        settings = [SamplingParams(**one, detokenize=bool(self.context.stop_strings)) for one in options]
         inputs = [{"prompt_token_ids": list(dialogue.context)} for dialogue, *_ in asked]
         adapter = None if version is None else self.adapter
         outputs = self.llm.generate(inputs, settings, lora_request=adapter, use_tqdm=False)
-        return [
-            (
-                list(answer.token_ids),
-                [float(at[token].logprob) for token, at in zip(answer.token_ids, answer.logprobs, strict=True)],
-            )
-            for output in outputs
-            for answer in output.outputs
-        ]
+        written = []
+        for answer in (answer for output in outputs for answer in output.outputs):
+            tokens = list(answer.token_ids)
+            pairs = zip(tokens, answer.logprobs, strict=True)
+            written.append((tokens, [float(at[token].logprob) for token, at in pairs]))
+        return written
 
     def context_limit(self) -> int | None:
         return self.context.context_length
@@ -157,31 +140,13 @@ def _engine(context: SamplingContext) -> Any:
         os.environ.setdefault(name, value)
     from vllm import LLM
 
-    config, rows, lora = context.config, context.config.rollout.rows, context.config.lora
-    if not on_a_card and not lora.enabled:
+    config = context.config
+    if not on_a_card and not config.lora.enabled:
         from trainer.rollout.vllm import worker  # noqa: F401  disables packed weights, which could not be replaced
-    rank = next((rank for rank in SERVED_RANKS if rank >= lora.served_rank), SERVED_RANKS[0])
-    on_a_cpu = {"kv_cache_memory_bytes": CPU_CACHE_BYTES}
-    on_a_cpu["max_num_batched_tokens"] = max_batched_tokens(rows, context.context_length)
-    return LLM(
-        model=context.location,
-        revision=config.model.revision,
-        trust_remote_code=config.model.trust_remote_code,
-        dtype=DTYPES[context.dtype],
-        seed=config.run.seed % 2**32,  # vLLM seeds numpy with it
-        max_model_len=context.context_length,
-        max_num_seqs=rows,
-        enable_lora=lora.enabled,
-        max_loras=SLOTS,
-        max_lora_rank=rank,
-        logprobs_mode=MODE,
-        generation_config="vllm",
-        distributed_executor_backend="external_launcher",
-        enable_sleep_mode=on_a_card,
-        enforce_eager=not on_a_card,
-        disable_log_stats=True,
-        **({"gpu_memory_utilization": _share(context)} if on_a_card else on_a_cpu),
-    )
+    own = {"max_num_seqs": config.rollout.rows, "distributed_executor_backend": "external_launcher"}
+    own |= {"enable_sleep_mode": on_a_card, "disable_log_stats": True}
+    own |= {"gpu_memory_utilization": _share(context)} if on_a_card else {"kv_cache_memory_bytes": CPU_CACHE_BYTES}
+    return LLM(**engine_options(context, on_a_card) | own)
 
 
 def _share(context: SamplingContext) -> float:
@@ -202,12 +167,10 @@ def explaining_failures() -> Iterator[None]:
         yield
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ConfigError(
-            "rollout.engine=vllm_colocate",
-            f"vLLM cannot start in this process ({reason})",
-            "If memory is short, write another rollout.vllm.memory or a smaller rollout.rows; to do without vLLM, "
-            "rollout.engine=decode",
-        ) from error
+        remedy = "If memory is short, write another rollout.vllm.memory or a smaller rollout.rows; to do without "
+        remedy += "vLLM, rollout.engine=decode"
+        what = f"vLLM cannot start in this process ({reason})"
+        raise ConfigError("rollout.engine=vllm_colocate", what, remedy) from error
 
 
 @contextmanager

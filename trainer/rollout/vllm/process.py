@@ -1,4 +1,4 @@
-"""Starts vLLM servers on this machine, one for every `tensor_parallel` devices, and ends them with the run."""
+"""What vLLM is told, and servers on this machine: one for every `tensor_parallel` devices, which end with the run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from trainer.config.settings import SERVED_RANKS, Config
+from trainer.config.settings import SERVED_RANKS
 from trainer.errors import ConfigError, TrainingError
 from trainer.machine import hardware
 from trainer.ranks import distributed
-from trainer.rollout.context import SamplingContext
+from trainer.records import Sampling
+from trainer.rollout.collect import SamplingContext
+from trainer.rollout.turns import OpenAnswer
 from trainer.rollout.vllm.publish import MODE, SLOTS
 
 SUPERVISOR = Path(__file__).parent / "supervisor.py"
@@ -30,6 +33,9 @@ PYTHON_S = 60.0  # for an interpreter to start
 LAST_LINES = 300  # of a log; earlier ones may be of an earlier start
 COLOURS = re.compile("\x1b\\[[0-9;]*m")
 RAISED = re.compile(r"(?:\(.*? pid=\d+\) )?(?:ERROR .*?\] )?(\w[\w.]*Error: .*)")
+# Sent with every request, so that the model's own generation config cannot change the distribution.
+NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "min_tokens": 0}
+NEUTRAL |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 ON_A_CPU = {"VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB; the default is half of the machine
 ON_A_CPU |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}  # the trainer needs the cores, too
 
@@ -66,11 +72,9 @@ def error_lines(log: str) -> list[str]:
 def start(context: SamplingContext) -> list[ServerProcess]:
     """Start the servers without waiting until they are ready. Every rank calls it; only rank 0 gets the processes."""
     if len(set(distributed.gather(socket.gethostname()))) > 1:
-        raise ConfigError(
-            "rollout.vllm.start=true",
-            "these servers listen on one machine only, and the run has ranks on others",
-            "Start them yourself and write rollout.vllm.urls",
-        ).of_all()
+        reason = "these servers listen on one machine only, and the run has ranks on others"
+        remedy = "Start them yourself and write rollout.vllm.urls"
+        raise ConfigError("rollout.vllm.start=true", reason, remedy).of_all()
     servers: list[ServerProcess] = []  # filled on rank 0, because a process cannot be sent to other ranks
     distributed.on_main(lambda: servers.extend(_start_all(context)))
     return servers
@@ -81,7 +85,7 @@ def _start_all(context: SamplingContext) -> list[ServerProcess]:
     python, size = str(settings.python or sys.executable), settings.tensor_parallel
     _must_have_vllm(python)
     shares = [settings.devices[first : first + size] for first in range(0, len(settings.devices), size)] or [()]
-    command = [python, *arguments(context.config, context.location, context.dtype, context.context_length)]
+    command = [python, *arguments(context)]
     # A folder with nothing but what a server imports: our packages beside it would hide its own. The copies have longer
     # names, because a module called worker could hide another one.
     modules = context.folder.resolve() / "vllm_modules"
@@ -92,44 +96,60 @@ def _start_all(context: SamplingContext) -> list[ServerProcess]:
     return [_start(command, devices, log, modules) for devices, log in zip(shares, logs)]
 
 
-def arguments(config: Config, location: str, dtype: str, context_length: int) -> list[str]:
+def arguments(context: SamplingContext) -> list[str]:
     """Return the arguments of a server, except its address."""
-    settings, lora = config.rollout.vllm, config.lora
-    options = {
-        "model": location,
-        "served-model-name": "base",
-        "dtype": DTYPES[dtype],
-        "max-model-len": context_length,
-        "tensor-parallel-size": settings.tensor_parallel,
-        "logprobs-mode": MODE,
-        "generation-config": "vllm",  # the model's own could set top-k
-        "middleware": "vllm_key_check.KeyCheck",
-        "seed": config.run.seed % 2**32,  # vLLM seeds numpy with it
-    }
-    if config.model.revision:
-        options["revision"] = config.model.revision
+    config, settings = context.config, context.config.rollout.vllm
+    options = engine_options(context, bool(settings.devices))
+    options |= {"served_model_name": "base", "tensor_parallel_size": settings.tensor_parallel}
+    options |= {"middleware": "vllm_key_check.KeyCheck"}
     if settings.devices:
-        options["gpu-memory-utilization"] = settings.memory or 0.9
-    else:
-        tokens = max_batched_tokens(config.rollout.rows, context_length)
-        options |= {"max-num-seqs": config.rollout.rows, "max-num-batched-tokens": tokens}
+        options["gpu_memory_utilization"] = settings.memory or 0.9
+    if not config.lora.enabled:
+        options["worker_extension_cls"] = "vllm_worker.WholeModel"
+    given = [(f"--{name.replace('_', '-')}", value) for name, value in options.items() if value not in (None, False)]
+    named = [text for name, value in given for text in ([name] if value is True else [name, str(value)])]
+    return ["-m", "vllm.entrypoints.openai.api_server", *named, *settings.arguments]
+
+
+def engine_options(context: SamplingContext, on_cards: bool) -> dict[str, Any]:
+    """Return what an engine has to know of a run, by vLLM's names, wherever it runs."""
+    config, lora, rows = context.config, context.config.lora, context.config.rollout.rows
+    options = {
+        "model": context.location,
+        "revision": config.model.revision,
+        "trust_remote_code": config.model.trust_remote_code,
+        "dtype": DTYPES[context.dtype],
+        "max_model_len": context.context_length,
+        "logprobs_mode": MODE,
+        "generation_config": "vllm",  # the model's own could set top-k
+        "seed": config.run.seed % 2**32,  # vLLM seeds numpy with it
+        "enable_lora": lora.enabled,
+        "enforce_eager": not on_cards,
+    }
     if lora.enabled:
         rank = next(rank for rank in SERVED_RANKS if rank >= lora.served_rank)
-        options |= {"max-lora-rank": rank, "max-loras": SLOTS}
-    else:
-        options["worker-extension-cls"] = "vllm_worker.WholeModel"
-    flags = ["--enable-lora"] * lora.enabled + ["--trust-remote-code"] * config.model.trust_remote_code
-    flags += ["--enforce-eager"] * (not settings.devices)
-    named = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    return ["-m", "vllm.entrypoints.openai.api_server", *named, *flags, *settings.arguments]
+        options |= {"max_lora_rank": rank, "max_loras": SLOTS}
+    if not on_cards:
+        # So many that a prompt is never read in parts: vLLM 0.32 then rewinds the generator of a request with a seed,
+        # which a CPU generator cannot.
+        options |= {"max_num_seqs": rows, "max_num_batched_tokens": rows * context.context_length}
+    return options
 
 
-def max_batched_tokens(rows: int, context_length: int) -> int:
-    """Return a limit with which vLLM on a CPU never reads a prompt in parts.
-
-    After reading in parts, vLLM 0.32 rewinds the generator of a request with a seed, which a CPU generator cannot.
-    """
-    return rows * context_length
+def turn_options(
+    context: SamplingContext, answer: OpenAnswer, sampling: Sampling, count: int, seed: int
+) -> dict[str, Any]:
+    """Return how vLLM samples so many next turns of an answer, wherever it runs."""
+    return NEUTRAL | {
+        "n": count,
+        "temperature": sampling.temperature,
+        "max_tokens": answer.end - len(answer.tokens),
+        "seed": seed,
+        "stop_token_ids": sorted(context.stop_tokens),
+        "stop": list(context.stop_strings),
+        "include_stop_str_in_output": True,  # or vLLM may keep back the tokens of a stop string
+        "logprobs": 0,
+    }
 
 
 def _start(command: Sequence[str], devices: Sequence[int], log: Path, modules: Path | None = None) -> ServerProcess:

@@ -16,16 +16,13 @@ from pathlib import Path
 from trainer.machine import disk
 from trainer.plan.planner import ADAPTERS
 from trainer.ranks import distributed
-from trainer.rollout.context import Exportable
+from trainer.rollout.collect import Exportable
 from trainer.run_folder import lock
 
 MODE = "processed_logprobs"  # log-probs of the distribution that is sampled from, temperature included
 # A new adapter is loaded before the old one is removed. With a single slot it would replace the old one, which is right
 # only if no request for the old one is in flight. The plan counts the memory of as many.
 SLOTS = ADAPTERS
-# Sent with every request, so that the model's own generation config cannot change the distribution.
-NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "min_tokens": 0}
-NEUTRAL |= {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,15 +22,14 @@ from trainer.machine import threads
 from trainer.machine.http_client import NoReply, read_key
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
-from trainer.rollout.collect import Sampler
-from trainer.rollout.context import SamplingContext
+from trainer.rollout.collect import Sampler, SamplingContext
 from trainer.rollout.draw import group_seed
 from trainer.rollout.turns import OpenAnswer
 from trainer.rollout.vllm import process
 from trainer.rollout.vllm.check import check_server
 from trainer.rollout.vllm.client import KEY, InvalidReply, Retry, Server, rate_limited
-from trainer.rollout.vllm.process import ServerProcess
-from trainer.rollout.vllm.publish import NEUTRAL, Published, Publisher
+from trainer.rollout.vllm.process import ServerProcess, turn_options
+from trainer.rollout.vllm.publish import Published, Publisher
 
 T = TypeVar("T")
 Body = dict[str, Any]  # of a request
@@ -156,20 +155,10 @@ class VllmServerSampler(Sampler):
                     failure = InvalidReply(str(failure))  # counted, so that it does not go on for ever
                 retry.wait(failure)
 
-    def _body(self, answer: OpenAnswer, sampling: Sampling, count: int, seed: int) -> Body:
+    def _body(self, answer: OpenAnswer, *asked: Any) -> Body:
         """Return a request for the next turn of an answer, or of several that have no turn yet."""
-        return NEUTRAL | {
-            "prompt": list(answer.context),
-            "n": count,
-            "temperature": sampling.temperature,
-            "max_tokens": answer.end - len(answer.tokens),
-            "seed": seed,
-            "stop_token_ids": sorted(self.context.stop_tokens),
-            "stop": list(self.context.stop_strings),
-            "include_stop_str_in_output": True,  # or vLLM may keep back the tokens of a stop string
-            "logprobs": 0,
-            "return_token_ids": True,
-        }
+        options = turn_options(self.context, answer, *asked)
+        return options | {"prompt": list(answer.context), "return_token_ids": True}
 
     def _written(self, reply: Any, server: Server, body: Body) -> list[Written]:
         """Return the tokens and log-probs of each answer in a reply."""
@@ -257,13 +246,11 @@ def _too_long(servers: Sequence[Server], prompts: Sequence[Prompt], new_tokens: 
     longest = max((len(prompt.tokens) for prompt in prompts), default=0)
     for server in servers:
         if server.max_model_len is not None and longest + new_tokens > server.max_model_len:
-            return ConfigError(
-                f"rollout.max_new_tokens={new_tokens}",
-                f"with a prompt of {longest} tokens that is more than {server.url} has room for, "
-                f"{server.max_model_len}",
-                "Start it with a larger --max-model-len, or write a smaller rollout.max_new_tokens or "
-                "prompt.max_tokens",
-            )
+            reason = f"with a prompt of {longest} tokens that is more than {server.url} has room for, "
+            reason += str(server.max_model_len)
+            smaller = "write a smaller rollout.max_new_tokens or prompt.max_tokens"
+            remedy = f"Start it with a larger --max-model-len, or {smaller}"
+            return ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, remedy)
     return None
 
 

@@ -42,13 +42,11 @@ class ServedTeacher:
         self.model, room = distributed.on_main(partial(self._retry, describe, begins=True))
         needed = longest_prompt + config.rollout.max_new_tokens + 1
         if room is not None and needed > room:
-            raise ConfigError(
-                f"rollout.max_new_tokens={config.rollout.max_new_tokens}",
-                f"with a prompt of {longest_prompt} tokens and one more, that is more than the teacher at "
-                f"{self.server.url} has room for, {room}",
-                f"Start it with --max-model-len {needed}, or write a smaller rollout.max_new_tokens or "
-                "prompt.max_tokens",
-            ).of_all()
+            where = f"the teacher at {self.server.url} has room for, {room}"
+            reason = f"with a prompt of {longest_prompt} tokens and one more, that is more than {where}"
+            smaller = "write a smaller rollout.max_new_tokens or prompt.max_tokens"
+            remedy = f"Start it with --max-model-len {needed}, or {smaller}"
+            raise ConfigError(f"rollout.max_new_tokens={config.rollout.max_new_tokens}", reason, remedy).of_all()
         distributed.on_main(partial(self._refuse_other_tokens, tokenizer, config.model.name))
 
     def __call__(self, batches: Sequence[TrainingBatch]) -> list[Tensor]:
@@ -94,9 +92,7 @@ class ServedTeacher:
             return
         pairs = enumerate(zip(theirs, ours))
         at = next((place for place, (one, other) in pairs if one != other), min(len(theirs), len(ours)))
-        raise ModelError(
-            self.server.where,
-            f"its tokenizer is not that of the model, {name}: where its vocabulary goes on with "
-            f"{theirs[at : at + SHOWN]!r}, that of the model does with {ours[at : at + SHOWN]!r}",
-            "Take a teacher of the same family",
-        )
+        here, there = theirs[at : at + SHOWN], ours[at : at + SHOWN]
+        reason = f"its tokenizer is not that of the model, {name}: where its vocabulary goes on with {here!r}, that of "
+        reason += f"the model does with {there!r}"
+        raise ModelError(self.server.where, reason, "Take a teacher of the same family")
