@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -34,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files that start processes first: they take longest, and the quick ones then fill up both workers."""
-    items.sort(key=lambda item: not {"forked", "short_job", "subprocess"} & set(vars(item.module)))  # type: ignore[attr-defined]
+    items.sort(key=lambda item: not {"forked", "ran", "short_job", "subprocess"} & set(vars(item.module)))  # type: ignore[attr-defined]
 
 
 def octet(*arguments: object) -> int:
@@ -44,6 +46,12 @@ def octet(*arguments: object) -> int:
     with pytest.raises(SystemExit) as ended:
         main([str(one) for one in arguments])
     return int(ended.value.code or 0)
+
+
+def ran(*command: object, cwd: Path = ROOT, check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program, and return its status and what it has printed."""
+    words = [str(one) for one in command]
+    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=check, **options)
 
 
 @contextmanager

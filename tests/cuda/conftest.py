@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
 
 if "CUDA_STUB" not in os.environ:
     collect_ignore_glob = ["test_*.py"]  # they import what is not there
@@ -34,9 +34,7 @@ def on_card(
     if card.get("nvml") is False:
         environment["LD_LIBRARY_PATH"] = ":".join(path for path in libraries if not path.endswith("/nvml"))
     command = [sys.executable, *command]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
-    )
+    return ran(*command, cwd=folder, env=environment, timeout=500)
 
 
 def answer(code: str, **card: Any) -> Any:

@@ -29,17 +29,8 @@ from tests.cuda.stub.library import Forget, Replay, library
 # Tensors of floats beyond so many bytes stay what they are: memory at true size, without the arithmetic.
 LIMIT = int(os.environ.get("CUDA_STUB_COMPUTE_BYTES", str(1 << 62)))
 # Host code that does all of the work: it allocates, copies through the runtime, or calls NCCL.
-HOST_ONLY = {
-    "empty",
-    "empty_strided",
-    "empty_like",
-    "new_empty",
-    "new_empty_strided",
-    "record_stream",
-    "set_",
-    "resize_",
-}
-HOST_ONLY |= {"_local_scalar_dense", "is_pinned", "pin_memory", "_pin_memory"}
+HOST_ONLY = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "record_stream", "set_"}
+HOST_ONLY |= {"resize_", "_local_scalar_dense", "is_pinned", "pin_memory", "_pin_memory"}
 # The size of a result or of a workspace comes from the card, like that of the operations that torch tags so.
 FROM_THE_CARD = {"isin", "_linalg_svd", "linalg_qr", "linalg_eigh"}
 INDEXES = {"index", "_unsafe_index", "index_put", "index_put_", "_unsafe_index_put"}
@@ -184,9 +175,8 @@ def reads_from_the_card(func: Any, name: str, args: Any, kwargs: Any) -> bool:
     if name == "repeat_interleave":
         return kwargs.get("output_size") is None
     if name in INDEXES:
-        return any(
-            isinstance(leaf, Tensor) and leaf.dtype in (torch.bool, torch.uint8) for leaf in tree_leaves(args[1])
-        )
+        indices = [leaf for leaf in tree_leaves(args[1]) if isinstance(leaf, Tensor)]
+        return any(leaf.dtype in (torch.bool, torch.uint8) for leaf in indices)
     return name in FROM_THE_CARD or bool(TAGS & set(func.tags))
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer import loop
 from trainer.config.command_line import Request, resolve
@@ -24,14 +24,8 @@ from trainer.rollout.collect import Sampler
 from trainer.run import assemble
 
 STEPS = 20
-ALWAYS = [
-    "run.steps=20",
-    "algorithm.lr=1e-3",
-    "rollout.problems=8",
-    "eval.problems=0",
-    "run.merge=false",
-    "run.save_every=99",
-]
+ALWAYS = ["run.steps=20", "algorithm.lr=1e-3", "rollout.problems=8", "eval.problems=0", "run.merge=false"]
+ALWAYS += ["run.save_every=99"]
 CUSTOM = {  # name -> what a reward of one's own gives for a text
     "inverted": "float(not text.rstrip().endswith(f'#### {right}'))",
     "long": "len(text) / 100",
@@ -92,80 +86,83 @@ class Formed(Scripted):
         yield from super().sample(prompts, sampling)
 
 
-def scripted(text: Callable[[Prompt, int], str], truncated: bool = False) -> Callable[[Any, Any], Sampler]:
-    return lambda sampler, tokenizer: Scripted(tokenizer, text, truncated)
-
-
 # what a model that is being ruined also shows
 RUIN = ("accuracy falls", "all wrong", "small groups", "answers alike", "cut off", "answers grow", "answers shrink")
 RUIN += ("entropy explosion", "entropy collapse", "repetition", "learning rate too large")
-# name -> settings, the alarms that belong to it (the first one has to be raised), and another sampler
-Fault = tuple[list[str], tuple[str, ...], Any]
-FAULTS: dict[str, Fault] = {
-    "rate x 100": (["algorithm.lr=0.1"], ("learning rate too large", *RUIN), None),
-    "rate x 1/1000": (["algorithm.lr=1e-6"], ("learning rate too small",), None),
-    "temperature 0.05": (["rollout.temperature=0.05"], ("answers alike",), None),
-    "wrong gold answers": (["{wrong}"], ("all wrong",), None),
-    "reward inverted": (["{inverted}"], ("reward against accuracy", *RUIN), None),
-    "reward is the length": (
-        ["{long}"],
-        ("paid by length", "answers grow", "accuracy falls", "reward against accuracy"),
-        None,
+LENGTH = ("paid by length", *RUIN, "reward against accuracy")  # a reward for length, which ruins the model
+WEIGHTS = "reward.weights="
+
+
+class Fault(NamedTuple):
+    """Settings, a sampler in place of the run's, and the alarms that belong to it. The first one has to be raised."""
+
+    settings: Sequence[str]
+    alarms: Sequence[str]
+    sampler: Any = None
+
+
+def fault(*settings: str, raises: str | Sequence[str], sampler: Any = None) -> Fault:
+    return Fault(settings, raises.split(", ") if isinstance(raises, str) else raises, sampler)
+
+
+def told(text: Callable[[Prompt, int], str], raises: str, truncated: bool = False) -> Fault:
+    """A model that writes what it is told to."""
+    return fault(raises=raises, sampler=lambda _, tokenizer: Scripted(tokenizer, text, truncated))
+
+
+FAULTS = {
+    "rate x 100": fault("algorithm.lr=0.1", raises=("learning rate too large", *RUIN)),
+    "rate x 1/1000": fault("algorithm.lr=1e-6", raises="learning rate too small"),
+    "temperature 0.05": fault("rollout.temperature=0.05", raises="answers alike"),
+    "wrong gold answers": fault("{wrong}", raises="all wrong"),
+    "reward inverted": fault("{inverted}", raises=("reward against accuracy", *RUIN)),
+    "reward is the length": fault(
+        "{long}", raises="paid by length, answers grow, accuracy falls, reward against accuracy"
     ),
-    "6 new tokens": (["rollout.max_new_tokens=6"], ("cut off", "all wrong", "small groups"), None),
-    "groups of 2": (["rollout.group_size=2", "rollout.problems=16"], ("small groups",), None),
-    "a constant part": (["{constant}", "reward.weights.correct=1.0"], ("constant reward",), None),
-    "format pays most": (["reward.weights={correct: 1.0, format: 5.0}"], ("a part dominates", "constant reward"), None),
-    "another form": (
-        [],
-        ("form never seen", "all wrong"),
-        scripted(lambda prompt, number: f"The answer is {prompt.problem.gold if number % 2 else number}."),
+    "6 new tokens": fault("rollout.max_new_tokens=6", raises="cut off, all wrong, small groups"),
+    "groups of 2": fault("rollout.group_size=2", "rollout.problems=16", raises="small groups"),
+    "a constant part": fault("{constant}", "reward.weights.correct=1.0", raises="constant reward"),
+    "format pays most": fault(WEIGHTS + "{correct: 1.0, format: 5.0}", raises="a part dominates, constant reward"),
+    "another form": told(
+        lambda prompt, number: f"The answer is {prompt.problem.gold if number % 2 else number}.",
+        "form never seen, all wrong",
     ),
-    "a reward without values": (["{silent}"], ("no reward",), None),
-    "8 problems": (["task.limit=8"], ("few problems",), None),
-    "stale sampler": ([], ("sampler and trainer apart",), lambda sampler, _: Stale(sampler)),
-    "always right": ([], ("all right", "answers alike"), scripted(lambda prompt, _: f"#### {prompt.problem.gold}")),
-    "empty answers": ([], ("empty answers", "all wrong", "answers alike"), scripted(lambda *_: "")),
-    "a loop": ([], ("repetition", "all wrong"), scripted(lambda _, number: "3 + 4 = " * 40 + str(number))),
-    "endless thinking": (
-        [],
-        ("thinking fills the limit", "all wrong"),
-        scripted(lambda _, number: f"<think> {number}" + " + 1" * number, truncated=True),
+    "a reward without values": fault("{silent}", raises="no reward"),
+    "8 problems": fault("task.limit=8", raises="few problems"),
+    "stale sampler": fault(raises="sampler and trainer apart", sampler=lambda sampler, _: Stale(sampler)),
+    "always right": told(lambda prompt, _: f"#### {prompt.problem.gold}", "all right, answers alike"),
+    "empty answers": told(lambda *_: "", "empty answers, all wrong, answers alike"),
+    "a loop": told(lambda _, number: "3 + 4 = " * 40 + str(number), "repetition, all wrong"),
+    "endless thinking": told(
+        lambda _, number: f"<think> {number}" + " + 1" * number, "thinking fills the limit, all wrong", truncated=True
     ),
-    "a narrow clip": (
-        ["algorithm.epochs=8", "algorithm.clip_low=0.0001", "algorithm.clip_high=0.0001"],
-        ("clipping",),
-        None,
+    "a narrow clip": fault(
+        "algorithm.epochs=8", "algorithm.clip_low=0.0001", "algorithm.clip_high=0.0001", raises="clipping"
     ),
-    "a frozen adapter": (["algorithm.lr=1e-30"], ("nothing trained",), None),
-    "reward is shortness": (["{short}"], ("paid by length", *RUIN, "reward against accuracy"), None),
-    "a punishment of every length": (
-        ["reward.weights={correct: 1.0, overlong: 3.0}", "reward.overlong_buffer=39"],
-        ("paid by length", *RUIN, "reward against accuracy"),
-        None,
+    "a frozen adapter": fault("algorithm.lr=1e-30", raises="nothing trained"),
+    "reward is shortness": fault("{short}", raises=LENGTH),
+    "a punishment of every length": fault(
+        WEIGHTS + "{correct: 1.0, overlong: 3.0}", "reward.overlong_buffer=39", raises=LENGTH
     ),
-    "entropy is all that counts": (
-        ["algorithm.entropy_bonus=5.0", "rollout.dead_groups=keep"],
-        ("entropy explosion", *RUIN),
-        None,
+    "entropy is all that counts": fault(
+        "algorithm.entropy_bonus=5.0", "rollout.dead_groups=keep", raises=("entropy explosion", *RUIN)
     ),
-    "a tiny limit of the gradient": (["optim.max_grad_norm=0.001"], ("gradient at its limit",), None),
-    "form is learned alone": (
-        ["reward.weights={correct: 1.0, format: 1.0}"],
-        ("form alone", "all wrong", "constant reward"),
-        lambda _, tokenizer: Formed(tokenizer),
+    "a tiny limit of the gradient": fault("optim.max_grad_norm=0.001", raises="gradient at its limit"),
+    "form is learned alone": fault(
+        WEIGHTS + "{correct: 1.0, format: 1.0}",
+        raises="form alone, all wrong, constant reward",
+        sampler=lambda _, tokenizer: Formed(tokenizer),
     ),
-    "shortness is paid, and held-out problems are asked": (
-        ["{short}", "eval.every=2", "eval.problems=64"],
-        ("held-out accuracy falls", "paid by length", *RUIN, "reward against accuracy"),
-        None,
+    "shortness is paid, and held-out problems are asked": fault(
+        "{short}", "eval.every=2", "eval.problems=64", raises=("held-out accuracy falls", *LENGTH)
     ),
-    "a constant reward alone": (["{constant}", "rollout.dead_groups=keep"], ("no gradient", "constant reward"), None),
-    "a machine that slows down": (["run.steps=40"], ("slower",), lambda sampler, _: Slower(sampler)),
-    "no hold by the KL": (
-        ["algorithm.kl.coef=1e-9", "algorithm.lr=0.03", "rollout.dead_groups=keep"],
-        ("far from the reference", "no gradient", *RUIN),
-        None,
+    "a constant reward alone": fault("{constant}", "rollout.dead_groups=keep", raises="no gradient, constant reward"),
+    "a machine that slows down": fault("run.steps=40", raises="slower", sampler=lambda sampler, _: Slower(sampler)),
+    "no hold by the KL": fault(
+        "algorithm.kl.coef=1e-9",
+        "algorithm.lr=0.03",
+        "rollout.dead_groups=keep",
+        raises=("far from the reference", "no gradient", *RUIN),
     ),
 }
 HEALTHY: dict[str, list[str]] = {f"seed {seed}": [f"run.seed={seed}"] for seed in range(8)}

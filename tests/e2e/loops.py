@@ -80,11 +80,9 @@ def run(folder: Path, case: str) -> dict[str, Any]:
     own = [f"engine.ds_config={split(folder, engine)}", f"run.dir={folder / case}-{distributed.world_size()}"]
     made = assemble.build(Request(resolve("nano", None, [*SETTINGS, *SETTINGS_OF[kind], *own]), "nano", ""))
     logprobs.CHUNK_BYTES = 4 * made.updater.policy.model.config.vocab_size * TOKENS_AT_ONCE
-    places = {
-        problem.id: (step, i) for step in range(STEPS) for i, problem in enumerate(made.rollouts.curriculum.draw(step))
-    }
+    drawn = [enumerate(made.rollouts.curriculum.draw(step)) for step in range(STEPS)]
     for sampler in told:
-        sampler.places.update(places)
+        sampler.places = {problem.id: (step, place) for step, of_step in enumerate(drawn) for place, problem in of_step}
     policy = made.updater.policy
     loop.train(made.log.config, *made)
     with policy.gathered():
@@ -97,9 +95,8 @@ def metrics(folder: Path) -> list[dict[str, float]]:
     if not distributed.is_main():
         return []
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {name: value for name, value in line.items() if not name.startswith(("time/", "memory/"))} for line in lines
-    ]
+    machine = ("time/", "memory/")
+    return [{name: value for name, value in line.items() if not name.startswith(machine)} for line in lines]
 
 
 def main(folder: str, *cases: str) -> None:

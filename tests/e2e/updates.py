@@ -124,17 +124,9 @@ def run(config: Config, mine: list[TrainingRow], memory: int | None, breaks: str
         measured.append(tally.means(distributed.gather))
     with policy.gathered():
         adapter = {name: value.flatten().tolist() for name, value in model.named_parameters() if value.requires_grad}
-    norms = [update.grad_norm for update in steps]
-    return {
-        "loss": measured[0]["loss"],
-        "grad_norms": norms,
-        "lr": [update.lr for update in steps],
-        "rates": rates,  # of each group
-        "adapter": adapter,  # or all of the model
-        "measured": measured,
-        "told": told,
-        "updates": [dict(update.measured) for update in steps],
-    }
+    of_steps = {"grad_norms": [one.grad_norm for one in steps], "lr": [one.lr for one in steps]}
+    of_steps |= {"updates": [dict(one.measured) for one in steps], "rates": rates, "measured": measured}
+    return {"loss": measured[0]["loss"], "adapter": adapter, "told": told, **of_steps}  # rates of each group
 
 
 def deterministic(model: torch.nn.Module, only_trained: bool = False) -> None:
@@ -143,9 +135,8 @@ def deterministic(model: torch.nn.Module, only_trained: bool = False) -> None:
         for number, (name, value) in enumerate(sorted(model.named_parameters())):
             if only_trained and not value.requires_grad:
                 continue
-            wave = torch.sin(torch.arange(value.numel(), dtype=torch.float64) * (1.0 + 0.37 * number)).reshape(
-                value.shape
-            )
+            places = torch.arange(value.numel(), dtype=torch.float64)
+            wave = torch.sin(places * (1.0 + 0.37 * number)).reshape(value.shape)
             value.copy_(wave * (0.0 if "lora_B" in name else 0.1) + (1.0 if "norm" in name else 0.0))
 
 
@@ -158,10 +149,8 @@ def main(model: str, out: str, cases: str) -> None:
         rows = in_pairs(ROWS, config.algorithm.aggregation)
         groups = [*zip(rows[::2], rows[1::2])][:: -1 if case.backwards else 1]
         start = sum(case.groups[: distributed.rank()])
-        mine = groups[start : start + case.groups[distributed.rank()]]
-        results[case.name] = run(
-            config, [row for pair in mine for row in pair], case.memory[distributed.rank()], case.breaks, case.as_it_is
-        )
+        mine = [row for pair in groups[start : start + case.groups[distributed.rank()]] for row in pair]
+        results[case.name] = run(config, mine, case.memory[distributed.rank()], case.breaks, case.as_it_is)
     if distributed.is_main():
         Path(out).write_text(json.dumps(results))
     distributed.barrier()

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -20,14 +22,49 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.model.hub import NANO
 
-Reply = tuple[int, Any]
+Reply = tuple[int, Any]  # a status, and bytes, a text, or what is sent as JSON
 
 
-class VllmDouble(ThreadingHTTPServer):
-    daemon_threads = True
+class Handler(BaseHTTPRequestHandler):
+    """Has the server's `get` and `post` answer."""
 
-    def __init__(self, port: int) -> None:
+    server: Any
+
+    def do_GET(self) -> None:
+        self.answer(*self.server.get(self.path))
+
+    def do_POST(self) -> None:
+        self.answer(*self.server.post(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+
+    def answer(self, status: int, said: Any) -> None:
+        text = said if isinstance(said, str | bytes) else json.dumps(said)
+        with suppress(BrokenPipeError, ConnectionResetError):  # the client did not wait
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode() if isinstance(text, str) else text)
+
+    def log_message(self, *arguments: Any) -> None: ...
+
+
+class Double(ThreadingHTTPServer):
+    def __init__(self, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    @contextmanager
+    def serving(self) -> Iterator[Any]:
+        """Answer from a thread."""
+        with self:
+            thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
+            thread.start()
+            yield self
+            self.shutdown()
+            thread.join()
+
+
+class VllmDouble(Double):
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(port)
         self.models: dict[str, Any] = {"nano": AutoModelForCausalLM.from_pretrained(NANO)}
         self.tokenizer = AutoTokenizer.from_pretrained(NANO)
         self.one_at_a_time = threading.Lock()
@@ -37,9 +74,8 @@ class VllmDouble(ThreadingHTTPServer):
         cards = [{"id": "nano", "parent": None, "max_model_len": 1024}, *adapters]
         settings = {"model_config": {"logprobs_mode": "processed_logprobs"}, "lora_config": {"max_loras": 2}}
         known = {"/v1/models": {"data": cards}, "/version": {"version": "0.32.0"}}
-        known["/server_info?config_format=json"] = {
-            "vllm_config": settings | {"parallel_config": {"data_parallel_size": 1}}
-        }
+        settings |= {"parallel_config": {"data_parallel_size": 1}}
+        known["/server_info?config_format=json"] = {"vllm_config": settings}
         return (200, known[path]) if path in known else (404, "Not Found")
 
     def post(self, path: str, body: dict[str, Any]) -> Reply:
@@ -66,17 +102,7 @@ class VllmDouble(ThreadingHTTPServer):
         return 200, "added"
 
     @torch.no_grad()
-    def complete(
-        self,
-        model: str,
-        prompt: list[int],
-        n: int,
-        seed: int,
-        temperature: float,
-        max_tokens: int,
-        stop_token_ids: list[int],
-        **_: Any,
-    ) -> Reply:
+    def complete(self, model: str, prompt: list[int], n: int, seed: int, temperature: float, **asked: Any) -> Reply:
         if model not in self.models:
             return 404, {"error": {"message": f"The model `{model}` does not exist."}}
         randoms = [torch.Generator().manual_seed((seed + index) % (1 << 63)) for index in range(n)]
@@ -92,26 +118,9 @@ class VllmDouble(ThreadingHTTPServer):
                 tokens, token = choices[index]["token_ids"], int(tokens_GT[index])
                 tokens.append(token)
                 choices[index]["logprobs"]["token_logprobs"].append(float(logprobs_GV[index, token]))
-                if len(tokens) == max_tokens or token in stop_token_ids:
+                if len(tokens) == asked["max_tokens"] or token in asked["stop_token_ids"]:
                     going.remove(index)
         return 200, {"model": model, "choices": choices}
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: VllmDouble
-
-    def do_GET(self) -> None:
-        self.answer(*self.server.get(self.path))
-
-    def do_POST(self) -> None:
-        self.answer(*self.server.post(self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-
-    def answer(self, status: int, said: Any) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(said.encode() if isinstance(said, str) else json.dumps(said).encode())
-
-    def log_message(self, *arguments: Any) -> None: ...
 
 
 if __name__ == "__main__":

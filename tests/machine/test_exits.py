@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
 from trainer.errors import RewardError
 from trainer.machine import user_code
 from trainer.machine.exits import answering_errors
@@ -31,13 +31,6 @@ def command():
 
 raise SystemExit(answering_errors(command))
 """
-
-
-def test_a_signal_is_not_lost_while_an_object_is_deleted():
-    done = subprocess.run([sys.executable, "-c", DELETED], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (130, "octet: stopped.\n")
-
-
 FAILS = """
 import os, signal
 from trainer.errors import OctetError
@@ -56,22 +49,6 @@ leave(answering_errors(command))
 """
 
 
-def test_a_signal_does_not_disturb_what_is_said_at_the_end():
-    """When a rank fails, the launcher stops the others, which find it out at the same time."""
-    done = subprocess.run([sys.executable, "-c", FAILS], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "octet: rank 0 died\n")
-
-
-def test_a_folder_that_is_gone_is_named(tmp_path):
-    gone = tmp_path / "gone"
-    code = f"import os, sys; os.mkdir({str(gone)!r}); os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); "
-    code += f"sys.path.insert(0, {str(ROOT)!r}); from trainer.commands.main import main; main()"
-    command = [sys.executable, "-c", code, "doctor"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    assert "the folder in which you are has been deleted" in done.stderr
-
-
 NO_ROOM = """
 import resource, threading
 from trainer.machine.exits import answering_errors
@@ -79,12 +56,37 @@ from trainer.machine.exits import answering_errors
 resource.setrlimit(resource.RLIMIT_AS, (1 << 24, 1 << 24))
 raise SystemExit(answering_errors(threading.Thread(target=print).start))
 """
+EARLY = """
+import os, signal
+from trainer.machine.exits import naming_missing_packages
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
+with naming_missing_packages():
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+DOCTOR = "from trainer.commands.main import main; main(['doctor', '--preset', 'nano'])"
+ENDS = {
+    "a signal while an object is deleted": (["-c", DELETED], 130, "octet: stopped."),
+    "a signal while an error is printed": (["-c", FAILS], 2, "octet: rank 0 died"),  # the launcher stops the others
+    "no memory for a thread": (["-c", NO_ROOM], 2, "octet: no thread can be started. Raise the limits of `ulimit -v`"),
+    "a signal while a start imports": (["-c", EARLY], 130, "octet: stopped."),
+    "a Python without texts": (["-OO", "-c", DOCTOR], 2, "octet: PYTHONOPTIMIZE=2 removes"),
+}
 
 
-def test_too_little_memory_for_a_thread_is_explained():
-    done = subprocess.run([sys.executable, "-c", NO_ROOM], cwd=ROOT, capture_output=True, text=True, check=False)
-    said = "octet: no thread can be started. Raise the limits of `ulimit -v` and `ulimit -u`.\n"
-    assert (done.returncode, done.stderr) == (2, said)
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_ends_with_its_status_and_one_line(end):
+    arguments, status, said = ENDS[end]
+    done = ran(sys.executable, *arguments)
+    assert (done.returncode, done.stderr.count("\n"), done.stderr.startswith(said)) == (status, 1, True)
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path):
+    gone = tmp_path / "gone"
+    code = f"import os, sys; os.mkdir({str(gone)!r}); os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); "
+    code += f"sys.path.insert(0, {str(ROOT)!r}); from trainer.commands.main import main; main()"
+    done = ran(sys.executable, "-c", code, "doctor")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "the folder in which you are has been deleted" in done.stderr
 
 
 def test_an_error_quotes_no_key(tmp_path, monkeypatch, capsys):
@@ -146,26 +148,6 @@ def test_the_password_of_an_address_and_an_escaped_key_are_not_quoted(monkeypatc
     shown = without_keys(" ".join(said))
     assert not re.search("hunter|short12", shown)
     assert "postgres://$DATABASE_URL@host/db" in shown
-
-
-EARLY = """
-import os, signal
-from trainer.machine.exits import naming_missing_packages
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
-with naming_missing_packages():
-    os.kill(os.getpid(), signal.SIGINT)
-"""
-DOCTOR = "from trainer.commands.main import main; main(['doctor', '--preset', 'nano'])"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "said"),
-    [(["-c", EARLY], 130, "octet: stopped."), (["-OO", "-c", DOCTOR], 2, "octet: PYTHONOPTIMIZE=2 removes")],
-)
-def test_a_start_that_ends_early_says_so_in_a_line(arguments, status, said):
-    answer = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert (answer.returncode, answer.stderr.count("\n")) == (status, 1)
-    assert answer.stderr.startswith(said)
 
 
 def test_a_run_whose_output_nobody_reads_says_that_it_stops(tmp_path):

@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from tests.conftest import ROOT, refuses
+from tests.conftest import ran, refuses
 from trainer.commands import train
 from trainer.config.command_line import parse_command_line, resolve
 from trainer.machine import hardware
@@ -133,11 +133,10 @@ def test_the_ranks_take_the_answers_of_nvidia_smi_from_the_launcher(nvidia_smi, 
     """A detection in another process asks again, unless it has been given the answers."""
     nvidia_smi(ALONE)
     assert len(hardware.detect().gpus) == 1
-    command = [sys.executable, "-c", "from trainer.machine import hardware; print(len(hardware.detect().gpus))"]
+    code = "from trainer.machine import hardware; print(len(hardware.detect().gpus))"
     handed = os.environ | {hardware.ANSWERS: json.dumps(hardware.answers)}
     for environment, calls in ((handed, 1), (os.environ, 2)):
-        answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-        assert answer.stdout == "1\n"
+        assert ran(sys.executable, "-c", code, env=environment).stdout == "1\n"
         assert len((tmp_path / "calls").read_text().splitlines()) == calls
 
 
@@ -167,14 +166,9 @@ def test_what_the_launcher_has_chosen_is_what_train_py_reads(tmp_path, monkeypat
     (tmp_path / "runs/old").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/old/config.yaml").write_text(resolve("nano", None, ["run.steps=7"]).to_yaml())
-    starts = (
-        [],
-        ["run.seed=3"],
-        ["--preset", "8gb", "algorithm.lr=2e-5"],
-        ["--resume", "run.steps=9"],
-        ["--resume", "runs/old"],
-    )
-    for start in (list(start) for start in starts):
+    starts = ([], ["run.seed=3"], ["--preset", "8gb", "algorithm.lr=2e-5"])
+    starts += (["--resume", "run.steps=9"], ["--resume", "runs/old"])
+    for start in starts:
         chosen = parse_command_line(start)
         again = parse_command_line(train.with_choices(chosen, start))
         assert (again.config, again.resumes) == (chosen.config, chosen.resumes)

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
 from tests.forks import forked
 from tests.run_on_ranks import on_two_ranks
 from trainer.errors import ClusterError, Interrupted, LostRank
@@ -112,15 +112,8 @@ def test_a_silent_rank_is_named_when_a_collective_fails(address, quick):
         assert "rank 0" not in str(error)
 
 
-def test_a_rank_that_ended_is_named_with_its_reason(address, patient):
-    """Nobody is lost: the job is not tried again."""
-    first, failed, _ = together(lambda rank: fails_at(rank, raises={1: ValueError("out of cheese")}))
-    assert isinstance(failed, ValueError)
-    assert type(first) is ClusterError
-    assert "it ended with ValueError: out of cheese" in str(first)
-
-
-OF_ONE_CARD = [
+OF_ITSELF = [
+    ValueError("out of cheese"),
     torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
     torch.AcceleratorError("CUDA error: the launch timed out and was terminated"),  # by the watchdog of a display
     torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"),
@@ -133,8 +126,9 @@ OF_ONE_CARD = [
 ]
 
 
-@pytest.mark.parametrize("error", OF_ONE_CARD, ids=lambda error: str(error)[:60])
-def test_an_error_of_one_card_is_no_lost_rank(address, patient, tmp_path, monkeypatch, error):
+@pytest.mark.parametrize("error", OF_ITSELF, ids=lambda error: str(error)[:60])
+def test_a_rank_that_ended_by_itself_or_by_its_card_is_no_lost_one(address, patient, tmp_path, monkeypatch, error):
+    """The others name it with its reason, and the job is not tried again."""
     monkeypatch.setenv("OCTET_FAILED", str(tmp_path / "failed"))
     first, failed, last = together(lambda rank: fails_at(rank, raises={1: error}))
     assert failed is error
@@ -209,6 +203,19 @@ def test_in_a_container_without_slurm_the_missing_rank_is_named_all_the_same(add
         rendezvous.meet(0, 2, seconds=0.5)
 
 
+def start_two(*arguments: object, cwd: Path = ROOT) -> list[subprocess.Popen]:
+    """Start a program of two ranks."""
+    around = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
+    around |= {"WORLD_SIZE": "2", "SLURMD_NODENAME": "far", "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [*forked(), *map(str, arguments)]
+    return [subprocess.Popen(command, cwd=cwd, env=around | {"RANK": rank}, **pipes) for rank in "01"]
+
+
+def said_by(rank: subprocess.Popen) -> str:
+    return rank.communicate(timeout=180)[0]
+
+
 RANK = """
 import os, sys, tempfile
 tempfile.tempdir = sys.argv[1]
@@ -235,15 +242,9 @@ os._exit(0)
 @PROCESSES
 def test_a_rank_that_dies_is_named_over_gloo(address, tmp_path):
     """NCCL's log is shown and kept; the log of the rank that died is kept anyway."""
-    command = [*forked(), "-c", RANK, str(tmp_path)]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
-    environment = clean | {"WORLD_SIZE": "2", "SLURMD_NODENAME": "far"}
-    first, second = (
-        subprocess.Popen(command, cwd=ROOT, env=environment | {"RANK": rank}, stdout=subprocess.PIPE, text=True)
-        for rank in "01"
-    )
-    assert second.communicate(timeout=180)[0] == ""
-    said = first.communicate(timeout=180)[0]
+    first, second = start_two("-c", RANK, tmp_path)
+    assert said_by(second) == ""
+    said = said_by(first)
     assert second.returncode == 9
     assert "rank 1 on far: it died, or did not answer within 60 s (engine.timeout_s)" in said
     assert "\n  far:1:1 [0] net.cc:9 NCCL WARN connection closed by remote peer" in said
@@ -270,15 +271,9 @@ except errors.OctetError as error:
 @PROCESSES
 def test_an_error_of_rank_0_is_heard_before_its_store_goes(address):
     """Over gloo: the barrier of the other one fails only when rank 0 has gone."""
-    environment = os.environ | {"WORLD_SIZE": "2", "SLURMD_NODENAME": "far"}
-    first, second = (
-        subprocess.Popen(
-            [*forked(), "-c", ERROR], cwd=ROOT, env=environment | {"RANK": rank}, stdout=subprocess.PIPE, text=True
-        )
-        for rank in "01"
-    )
-    assert first.communicate(timeout=180)[0] == "out of cheese\n"
-    assert "rank 0 on far: it ended with ConfigError: out of cheese" in second.communicate(timeout=180)[0]
+    first, second = start_two("-c", ERROR)
+    assert said_by(first) == "out of cheese\n"
+    assert "rank 0 on far: it ended with ConfigError: out of cheese" in said_by(second)
     assert (first.returncode, second.returncode) == (2, 2)
 
 
@@ -310,18 +305,11 @@ except errors.LostRank as error:
 """
 
 
-def two_processes(folder: Path, *arguments: str) -> list[subprocess.Popen]:
-    (folder / "my_reward.py").write_text(STUCK)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = os.environ | {"WORLD_SIZE": "2", "SLURMD_NODENAME": "far", "PYTHONPATH": str(ROOT)}
-    command = [*forked(), str(folder / "my_reward.py"), *arguments]
-    return [subprocess.Popen(command, cwd=folder, env=environment | {"RANK": rank}, **pipes) for rank in "01"]
-
-
 @PROCESSES
 @pytest.mark.parametrize("stuck", [0, slow(1)])
 def test_a_rank_that_is_alive_and_stuck_is_named_with_its_place_and_ended(address, tmp_path, stuck):
-    ranks = two_processes(tmp_path, str(stuck), "stuck")
+    (tmp_path / "my_reward.py").write_text(STUCK)
+    ranks = start_two("my_reward.py", stuck, "stuck", cwd=tmp_path)
     said = [rank.communicate(timeout=180) for rank in ranks]
     place = "my_reward.py:13 in score"
     told = f"rank {stuck} on far is alive, but took no part in the collective within 3 s (engine.timeout_s): it is at "
@@ -337,12 +325,12 @@ def test_a_rank_that_is_alive_and_stuck_is_named_with_its_place_and_ended(addres
 @pytest.mark.parametrize("stopped", [slow(0), 1])
 def test_a_rank_that_was_stopped_is_named(address, tmp_path, stopped):
     """It may be stopped by a debugger, by SIGSTOP, or by the machine. If the TCPStore is in it, that never answers."""
-    ranks = two_processes(tmp_path, str(stopped), "stopped")
-    said = ranks[1 - stopped].communicate(timeout=180)[0]
+    ranks = start_two("-c", STUCK, stopped, "stopped", cwd=tmp_path)
+    said = said_by(ranks[1 - stopped])
     assert re.search(rf"rank {stopped} on far(: it died, or did not answer within 3 s| died, was stopped, or)", said)
     assert ranks[1 - stopped].returncode == LostRank.status
     ranks[stopped].kill()
-    ranks[stopped].communicate(timeout=180)
+    said_by(ranks[stopped])
 
 
 STOPPED_EARLY = """
@@ -381,15 +369,11 @@ except errors.ClusterError as error:
     [slow("before it meets the others", 2), ("while it connects", 76), slow("in the first all-reduce", 76)],
 )
 def test_a_main_rank_that_is_stopped_at_the_start_is_named(address, when, status):
-    command, group = [*forked(), "-c", STOPPED_EARLY, when], {"WORLD_SIZE": "2", "SLURMD_NODENAME": "far"}
-    stopped, waits = (
-        subprocess.Popen(command, cwd=ROOT, env=os.environ | group | {"RANK": rank}, stdout=subprocess.PIPE, text=True)
-        for rank in "01"
-    )
-    assert re.search(r"^rank (1 on far: rank 0 did not answer|0 on far)", waits.communicate(timeout=180)[0])
+    stopped, waits = start_two("-c", STOPPED_EARLY, when)
+    assert re.search(r"^rank (1 on far: rank 0 did not answer|0 on far)", said_by(waits))
     assert waits.returncode == status
     stopped.kill()
-    stopped.communicate(timeout=180)
+    said_by(stopped)
 
 
 def test_a_rank_is_not_ended_by_a_word_in_the_store(address, quick, monkeypatch):
@@ -442,9 +426,8 @@ input()
 
 
 def test_what_a_killed_start_has_left_is_not_read(one_machine):
-    killed = subprocess.Popen(
-        [*forked(), "-c", KILLED], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    killed = subprocess.Popen([*forked(), "-c", KILLED], cwd=ROOT, **pipes)
     assert killed.stdout.readline() == "up\n"
     with pytest.raises(ClusterError, match=r"rank 0 on .*another run uses this MASTER_PORT"):
         rendezvous.meet(0, 2, seconds=1.0)
@@ -452,9 +435,8 @@ def test_what_a_killed_start_has_left_is_not_read(one_machine):
     killed.communicate()
     with pytest.raises(ClusterError, match=r"rank 0 did not answer within 0.1 s .*has not created .*29500"):
         rendezvous.meet(1, 2, seconds=0.1)
-    assert [ranks.hosts for ranks in together(lambda rank: rendezvous.meet(rank, 2, 60.0), (0, 1))] == [
-        [rendezvous.host()] * 2
-    ] * 2
+    met = together(lambda rank: rendezvous.meet(rank, 2, 60.0), (0, 1))
+    assert [ranks.hosts for ranks in met] == [[rendezvous.host()] * 2] * 2
 
 
 def test_what_killed_runs_have_left_is_deleted_and_what_is_in_use_stays(one_machine, monkeypatch):
@@ -512,6 +494,5 @@ distributed.disconnect()
 
 def test_a_run_on_one_machine_listens_on_no_outer_interface():
     alone = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
-    command = [*forked(), "-c", LISTENING]
-    answer = subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, check=True)
+    answer = ran(*forked(), "-c", LISTENING, env=alone, check=True)
     assert [answer.stdout.strip(), *on_two_ranks(LISTENING)] == ["set()"] * 3

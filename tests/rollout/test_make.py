@@ -34,15 +34,18 @@ def test_auto_takes_vllm_where_the_plan_has_room_for_both(installed):
     assert chosen.plan.phases["backward"]["sleeping vLLM"] == ASLEEP
 
 
-@pytest.mark.parametrize(
-    ("vram", "overrides", "reason"),
-    [
-        (8, [], r"with it \d+\.\d GB are planned \(rollout\), of 8\.0 GB"),
-        (24, ["model.quantize=nf4"], "the base is quantised"),
-        (24, ["lora.dora=true"], "plain LoRA adapters only"),
-        (80, ["lora.enabled=false", "algorithm.lr=1e-6"], "plain LoRA adapters only"),
-    ],
-)
+LEFT = [  # GB, settings, and why, if that is to be said
+    (8, [], r"with it \d+\.\d GB are planned \(rollout\), of 8\.0 GB"),
+    (24, ["model.quantize=nf4"], "the base is quantised"),
+    (24, ["lora.dora=true"], "plain LoRA adapters only"),
+    (80, ["lora.enabled=false", "algorithm.lr=1e-6"], "plain LoRA adapters only"),
+    (80, ["model.quantize=none", "lora.targets=[q_proj,lm_head]"], "^it serves no adapter of lm_head$"),
+    (24, ["rollout.engine=decode"], ""),  # what was said is not changed
+    (24, ["rollout.vllm.urls=http://here:8000"], ""),
+]
+
+
+@pytest.mark.parametrize(("vram", "overrides", "reason"), LEFT)
 def test_auto_leaves_it_where_it_does_not_fit(installed, vram, overrides, reason):
     placement = placed(vram, *overrides)
     assert placement.with_chosen_engine() is placement
@@ -68,12 +71,6 @@ def test_auto_takes_versions_that_were_tried_in_the_process(monkeypatch, version
     monkeypatch.setattr(check, "installed", lambda: version)
     found = check.why_not_automatic()
     assert found is None if reason is None else reason in found
-
-
-def test_what_was_said_is_not_changed(installed):
-    for said in (["rollout.engine=decode"], ["rollout.vllm.urls=http://here:8000"]):
-        placement = placed(24, *said)
-        assert placement.with_chosen_engine() is placement
 
 
 @pytest.mark.parametrize("installed", [False], indirect=True)

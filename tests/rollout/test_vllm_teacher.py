@@ -1,6 +1,5 @@
 """A vLLM server as teacher, against a server that speaks as much of the protocol; the real one is in tests/vllm/."""
 
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -22,10 +21,8 @@ QUICK = ["algorithm.loss=reinforce_baseline", "rollout.vllm.wait_s=1", "rollout.
 
 @pytest.fixture
 def double():
-    with VllmDouble(0) as double:
-        threading.Thread(target=double.serve_forever, args=(0.01,), daemon=True).start()
+    with VllmDouble().serving() as double:
         yield double
-        double.shutdown()
 
 
 @pytest.fixture

@@ -26,14 +26,8 @@ LIMITS = Limits(seconds=20, memory_mb=256, processes=16, file_mb=1, output_kb=64
 SECONDS = 20.0  # for an escape, in the sandbox or without it
 HANGS = {"loop": 0.8, "sleep": 0.8, "ignore all signals": 0.8}  # seconds for programs that take 1.2
 # What a kernel without some part, or a user who is not root, answers.
-LACKING = {
-    errno.ENOSYS,
-    errno.EAFNOSUPPORT,
-    errno.ESOCKTNOSUPPORT,
-    errno.EPROTONOSUPPORT,
-    errno.EOPNOTSUPP,
-    errno.ENODEV,
-}
+LACKING = {errno.ENOSYS, errno.EAFNOSUPPORT, errno.ESOCKTNOSUPPORT, errno.EPROTONOSUPPORT, errno.EOPNOTSUPP}
+LACKING |= {errno.ENODEV}
 NOT_ROOT = {errno.EPERM, errno.EACCES}
 REPORT = """
 import sys
@@ -77,12 +71,8 @@ class Canaries:
         self.file.chmod(0o644)
         self.state = self.file.stat()
         self.victim = subprocess.Popen(["sleep", "100"], env={"CANARY": SECRET}, start_new_session=True)
-        self.tcp, self.unix, self.abstract = (
-            socket.socket(),
-            socket.socket(socket.AF_UNIX),
-            socket.socket(socket.AF_UNIX),
-        )
-        self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.tcp, self.udp = socket.socket(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.unix, self.abstract = (socket.socket(socket.AF_UNIX) for _ in range(2))
         for server in (self.tcp, self.udp):
             server.bind(("127.0.0.1", 0))
         self.unix.bind(str(folder / "unix"))
@@ -192,15 +182,9 @@ def assert_is_held(name: str, sandbox: Sandbox, canaries: Canaries) -> None:
 def test_an_escape_succeeds_without_the_sandbox(name, canaries):
     with canaries.file.open("rb") as kept:
         os.set_inheritable(kept.fileno(), True)
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", REPORT + canaries.source(ESCAPES[name], str(canaries.own))],
-            env={**os.environ, "OCTET_CANARY": SECRET},
-            stdout=subprocess.PIPE,
-            pass_fds=[kept.fileno()],
-            timeout=SECONDS,
-            cwd=canaries.own,
-            check=False,
-        )
+        command = [sys.executable, "-I", "-c", REPORT + canaries.source(ESCAPES[name], str(canaries.own))]
+        own = {"env": {**os.environ, "OCTET_CANARY": SECRET}, "cwd": canaries.own, "pass_fds": [kept.fileno()]}
+        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=SECONDS, check=False, **own)
     failed = re.search(rb"FAILED (\d+)", done.stdout)
     if failed and int(failed[1]) in LACKING | (NOT_ROOT if os.getuid() else set()):
         pytest.skip(f"this kernel or user cannot do it at all: {done.stdout.decode().strip()}")
@@ -235,9 +219,8 @@ def test_a_forged_result_is_believed_by_a_harness_that_runs_program_and_tests_to
     reading, writing = os.pipe()
     command = [sys.executable, "-c", NAIVE, str(writing)]
     with open(reading, "rb") as report:
-        done = subprocess.run(
-            command, cwd=tmp_path, pass_fds=[writing], stderr=subprocess.DEVNULL, timeout=SECONDS, check=False
-        )
+        own = {"cwd": tmp_path, "pass_fds": [writing], "stderr": subprocess.DEVNULL}
+        done = subprocess.run(command, timeout=SECONDS, check=False, **own)
         os.close(writing)
         assert done.returncode == 0 or report.read().startswith(b"[3, 3")
 

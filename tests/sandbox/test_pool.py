@@ -7,7 +7,6 @@ import platform
 import re
 import signal
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.conftest import ran
 from tests.sandbox.lacking import python_without
 from trainer.sandbox import syscalls
 from trainer.sandbox.kernel import FOLDER, Limits
@@ -200,7 +200,7 @@ def test_everything_ends_with_the_trainer():
         "print(sandbox._process.pid, open(children).read(), flush=True)\n"
         "os.kill(os.getpid(), 9)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = ran(sys.executable, "-c", code)
     processes = done.stdout.split()
     assert len(processes) == 2
     assert_ended(processes)
@@ -345,6 +345,12 @@ def test_tests_that_hang_or_a_function_that_hangs_end_at_the_deadline():
 # ---------------------------------------------------------------- the filter
 
 
+# Calls that depend on their arguments, and the names of those that are called otherwise here.
+CHECKED = dict.fromkeys(("CLONE", "CLONE3", "OPENAT", "IOCTL", "FCNTL", "TGKILL", "GETPGID", "GETSID"), "")
+CHECKED |= dict.fromkeys(("CLOCK_GETTIME", "CLOCK_GETRES", "CLOCK_NANOSLEEP"), "")
+CHECKED |= {"PRLIMIT": "prlimit64", "GETAFFINITY": "sched_getaffinity"}
+
+
 def verdict_of(code: bytes, machine: str, number: int, *arguments: int) -> int:
     """Run a filter as the kernel does."""
     data = struct.pack("iIQ6Q", number, syscalls.ARCHITECTURES[machine], 0, *arguments, *[0] * (6 - len(arguments)))
@@ -365,10 +371,7 @@ def test_the_filter_allows_what_is_listed_and_nothing_else(machine):
     column = list(syscalls.ARCHITECTURES).index(machine)
     code = syscalls.of_process(syscalls.assemble(machine, threads=True, commands=False), 77)
     plain = {pair[column] for pair in syscalls.ALLOWED.values()} - {None}
-    checked = {pair[column] for pair in (syscalls.OPENAT, syscalls.IOCTL, syscalls.FCNTL, syscalls.TGKILL)}
-    checked |= {pair[column] for pair in (syscalls.PRLIMIT, syscalls.CLONE, syscalls.CLONE3, syscalls.GETPGID)}
-    checked |= {pair[column] for pair in (syscalls.GETSID, syscalls.GETAFFINITY, syscalls.CLOCK_GETTIME)}
-    checked |= {pair[column] for pair in (syscalls.CLOCK_GETRES, syscalls.CLOCK_NANOSLEEP)}
+    checked = {getattr(syscalls, name)[column] for name in CHECKED}
     for number in {*range(600), 1 << 30} - checked:
         assert (verdict_of(code, machine, number) == syscalls.ALLOW) is (number in plain)
     allowed = {
@@ -400,13 +403,10 @@ def test_the_numbers_are_those_of_the_kernel(machine, header):
         pytest.skip(f"the headers of the kernel, {header}, are not here")
     text = found[0].read_text()
     numbers = {name: int(number) for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)}
-    names = [*syscalls.ALLOWED.items(), *syscalls.ALLOWED_FOR_COMMANDS.items(), ("prlimit64", syscalls.PRLIMIT)]
-    checked = ("CLONE", "OPENAT", "IOCTL", "FCNTL", "TGKILL", "GETPGID", "GETSID")
-    checked += ("CLOCK_GETTIME", "CLOCK_GETRES", "CLOCK_NANOSLEEP")
-    names += [(name.lower(), getattr(syscalls, name)) for name in checked]
-    names += [("sched_getaffinity", syscalls.GETAFFINITY)]
+    pairs = syscalls.ALLOWED | syscalls.ALLOWED_FOR_COMMANDS
+    pairs |= {name or constant.lower(): getattr(syscalls, constant) for constant, name in CHECKED.items()}
     column = list(syscalls.ARCHITECTURES).index(machine)
-    listed = {{"newfstatat": "fstatat"}.get(name, name) if column else name: pair[column] for name, pair in names}
+    listed = {{"newfstatat": "fstatat"}.get(name, name) if column else name: of[column] for name, of in pairs.items()}
     known = {name: number for name, number in listed.items() if name in numbers and number is not None}
     assert known == {name: numbers[name] for name in known}
     assert len(known) > 90

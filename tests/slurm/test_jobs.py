@@ -5,13 +5,12 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
 from tests.slurm.conftest import ENDED, SMALL, Job
 from tests.slurm.lab import NODES, until
 
@@ -60,9 +59,7 @@ def test_the_result_is_that_of_two_ranks_without_slurm(undisturbed, tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     command = [*launch, str(ROOT / "train.py"), *RUN, f"run.dir={tmp_path / 'run'}"]
-    answer = subprocess.run(
-        command, env=clean | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=580, check=False
-    )
+    answer = ran(*command, env=clean | {"OMP_NUM_THREADS": "1"}, timeout=580)
     assert answer.returncode == 0, answer.stderr
     assert adapter(tmp_path / "run") == adapter(undisturbed[0])
     assert metrics(tmp_path / "run") == metrics(undisturbed[0])
@@ -144,7 +141,7 @@ def test_a_sweep_is_a_run_for_each_line(cluster, tmp_path):
     assert [steps_done(run) for run in runs] == [2, 2]
     assert "format: 0.1" in (runs[1] / "config.yaml").read_text()
     command = [sys.executable, "-m", "trainer.commands.main", "compare", *map(str, runs)]
-    table = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=True).stdout
+    table = ran(*command, timeout=240, check=True).stdout
     assert "algorithm.lr" in table
 
 

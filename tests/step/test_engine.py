@@ -1,8 +1,6 @@
 """The real DeepSpeed engine: one gradient however the rows are dealt, equal to plain PyTorch, equal to what it was."""
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from dataclasses import asdict
@@ -12,7 +10,7 @@ import torch
 
 from tests.conftest import ROOT
 from tests.e2e.updates import ROWS, UPDATES, Case, deterministic, make_model, settings
-from tests.forks import forked
+from tests.run_on_ranks import start_ranks
 
 GOLDEN = ROOT / "tests/golden/one_step.json"
 HOW_TO_DECIDE = (
@@ -22,17 +20,9 @@ HOW_TO_DECIDE = (
 )
 
 
-RICH = (
-    "algorithm.epochs=2",
-    "algorithm.correction.level=token",
-    "algorithm.kl.coef=0.1",
-    "algorithm.kl.refresh=2",
-    "algorithm.entropy_bonus=0.05",
-    "algorithm.top_entropy=0.5",
-    "algorithm.dual_clip=1.5",
-    "algorithm.clip_high=0.05",
-    "algorithm.clip_low=0.05",
-)
+RICH = ("algorithm.epochs=2", "algorithm.correction.level=token", "algorithm.kl.coef=0.1", "algorithm.kl.refresh=2")
+RICH += ("algorithm.entropy_bonus=0.05", "algorithm.top_entropy=0.5", "algorithm.dual_clip=1.5")
+RICH += ("algorithm.clip_high=0.05", "algorithm.clip_low=0.05")
 EPS, STRENGTH = 0.01, 0.02
 GRADREG = (f"algorithm.gradreg.strength={STRENGTH}", f"algorithm.gradreg.eps={EPS}", "optim.max_grad_norm=100")
 OBJECTIVES = {
@@ -97,24 +87,13 @@ def variants(world: int) -> list[Case]:
     if world == 2:
         return [Case(f"{name} uneven", [3, 1], budget=30, settings=chosen) for name, chosen in VARIANTS.items()]
     alone = VARIANTS | RATES | CLIPPED | EIGHT_BITS
-    pieces = [
-        Case(f"{name} pieces", [4], budget=30, ds_config="zero2", settings=chosen) for name, chosen in VARIANTS.items()
-    ]
+    in_pieces: dict = {"budget": 30, "ds_config": "zero2"}
+    pieces = [Case(f"{name} pieces", [4], settings=chosen, **in_pieces) for name, chosen in VARIANTS.items()]
     return pieces + [Case(f"{name} whole", [4], settings=chosen) for name, chosen in alone.items()]
 
 
 def launch(model, out, world: int, cases: list[Case]) -> dict:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    what = json.dumps([asdict(case) for case in cases])
-    command = [*forked(), "-m", "tests.e2e.updates", str(model), str(out), what]
-    shared = os.environ | {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        subprocess.Popen(command, cwd=ROOT, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(world)
-    ]
-    assert [rank.wait(timeout=580) for rank in ranks] == [0] * world
+    start_ranks(world, "-m", "tests.e2e.updates", model, out, json.dumps([asdict(case) for case in cases]))
     return json.loads(out.read_text())
 
 
@@ -224,13 +203,8 @@ def without_engine(tiny_model, *chosen: str):
     return model, [parameter for parameter in model.parameters() if parameter.requires_grad], config
 
 
-PLAIN = {
-    "dapo": (),
-    "warmup": OBJECTIVES["warmup"],
-    "plus": VARIANTS["plus"],
-    "dora": VARIANTS["dora"],
-    "full": FULL,
-} | CLIPPED
+PLAIN = {"dapo": (), "warmup": OBJECTIVES["warmup"], "plus": VARIANTS["plus"], "dora": VARIANTS["dora"], "full": FULL}
+PLAIN |= CLIPPED
 
 
 @pytest.mark.parametrize("case", PLAIN)
@@ -298,9 +272,8 @@ def completion_logprobs(model, temperature: float) -> torch.Tensor:
     """Return the log-prob of every completion token, one row at a time."""
     logprobs = []
     for one in ROWS:
-        everything = torch.log_softmax(
-            model(torch.tensor([[*one.prompt, *one.completion]])).logits[0] / temperature, -1
-        )
+        logits = model(torch.tensor([[*one.prompt, *one.completion]])).logits[0]
+        everything = torch.log_softmax(logits / temperature, -1)
         for position, token in enumerate(one.completion, start=len(one.prompt)):
             logprobs.append(everything[position - 1, token])
     return torch.stack(logprobs)
@@ -314,12 +287,8 @@ def test_golden_step(one_rank):
 
 def summary(result: dict) -> dict:
     values = torch.tensor([value for values in result["adapter"].values() for value in values])
-    return {
-        "loss": result["loss"],
-        "grad_norms": result["grad_norms"],
-        "adapter_norm": float(values.norm()),
-        "adapter_sum": float(values.sum()),
-    }
+    own = {"loss": result["loss"], "grad_norms": result["grad_norms"]}
+    return own | {"adapter_norm": float(values.norm()), "adapter_sum": float(values.sum())}
 
 
 def test_the_compiler_is_not_imported_for_an_optimizer_that_is_not_used():

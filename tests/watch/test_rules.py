@@ -16,27 +16,10 @@ from trainer.watch.history import History
 from trainer.watch.rules import RULES
 
 STEPS = 20
-HEALTHY = {
-    "accuracy/strict": 0.4,
-    "accuracy/lenient": 0.45,
-    "reward/mean": 0.4,
-    "reward/correct": 0.4,
-    "dead_groups": 0.3,
-    "dead_groups/wrong": 0.2,
-    "dead_groups/right": 0.1,
-    "distinct": 0.9,
-    "length": 200.0,
-    "groups": 8.0,
-    "truncated": 0.05,
-    "entropy": 0.4,
-    "clipped/low": 0.0,
-    "clipped/high": 0.0,
-    "grad_norm": 0.5,
-    "sampler_difference": 0.01,
-    "update_size": 0.005,
-    "lr": 5e-5,
-    "time/rollout": 10.0,
-}
+HEALTHY = {"accuracy/strict": 0.4, "accuracy/lenient": 0.45, "reward/mean": 0.4, "reward/correct": 0.4}
+HEALTHY |= {"dead_groups": 0.3, "dead_groups/wrong": 0.2, "dead_groups/right": 0.1, "distinct": 0.9, "length": 200.0}
+HEALTHY |= {"groups": 8.0, "truncated": 0.05, "entropy": 0.4, "clipped/low": 0.0, "clipped/high": 0.0, "grad_norm": 0.5}
+HEALTHY |= {"sampler_difference": 0.01, "update_size": 0.005, "lr": 5e-5, "time/rollout": 10.0}
 
 
 def run(*settings: str, steps: int = STEPS, problems: int = 7000, evaluated=(), **metrics) -> History:
@@ -182,6 +165,5 @@ def test_every_remedy_names_settings_that_exist():
     for rule in RULES:
         for name in re.findall(r"\b[a-z]+\.[a-z_]+(?:\.[a-z_]+)*", f"{rule.why} {rule.remedy}"):
             if name.partition(".")[0] in sections():
-                assert any(name == one or name.startswith(f"{one}.") or one.startswith(f"{name}.") for one in known), (
-                    name
-                )
+                below = (one for one in known if f"{name}.".startswith(f"{one}.") or one.startswith(f"{name}."))
+                assert any(below), name

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, ran
 from tests.forks import forked
 from trainer.watch.trackers import TRL, Tracker, tracked_name
 
@@ -71,7 +71,7 @@ def train(folder: Path, library: str, *more: str, **environment: str) -> subproc
         pytest.skip(f"{library} is not installed: pip install {library}")
     command = [*forked(), str(ROOT / "train.py"), *FEW, f"run.track={library}", *more]
     own = os.environ | environment
-    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=True, timeout=580)
+    return ran(*command, cwd=folder, env=own, check=True, timeout=580)
 
 
 @pytest.mark.slow
