@@ -60,9 +60,9 @@ def test_the_energy_of_a_card_that_counts_it(tmp_path):
         folder.mkdir()
         train(folder, "run.steps=3", nvml=folder == counted)
     steps = [one for one in metrics(counted / "cuda") if one["step"]]
-    assert [one["energy/rollout"] for one in steps] == pytest.approx(
-        [100 * one["time/rollout"] for one in steps], rel=0.01
-    )
+    # the counter is read around the clock, and another program may run between the two
+    surplus = [one["energy/rollout"] / one["time/rollout"] / 100 - 1 for one in steps]
+    assert -0.01 < min(surplus) < 0.01
     assert not any(name.startswith("energy/") for one in metrics(uncounted / "cuda") for name in one)
     assert on_card(["-m", "trainer.commands.main", "report", "cuda"], counted).returncode == 0
     assert "energy of a card" in (counted / "cuda/report.html").read_text()

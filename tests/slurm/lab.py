@@ -21,7 +21,7 @@ from pathlib import Path
 PACKAGES = ("munge", "slurmctld", "slurmd", "slurm-client")
 NODES = ("node1", "node2")
 GPUS, CPUS = 2, 8  # of a node; nothing holds them to it
-CLIENT_S = 30  # no client of Slurm may take longer
+CLIENT_S = 240  # no client of Slurm may take longer, on a busy machine either
 NAMESPACE = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
 
 CONF = """

@@ -106,7 +106,7 @@ def test_answers_that_the_cache_has_no_room_for_wait_and_are_right(servers, mode
 def test_a_server_with_another_model_is_refused(servers, tmp_path):
     with (
         built(tmp_path / "run", f"rollout.vllm.urls={servers.small.url}", "run.steps=1") as run,
-        pytest.raises(ConfigError, match=r"does not take the adapter\. Does it serve the model of this run\?"),
+        pytest.raises(ConfigError, match="does not take the adapter"),
     ):
         run.rollouts.sampler.sync()
 

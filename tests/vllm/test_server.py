@@ -183,7 +183,7 @@ def test_what_is_beyond_the_servers_context_is_refused(run):
 
 def test_a_folder_that_the_server_cannot_see_is_said_so(server, tmp_path):
     with pytest.raises(ConfigError, match="cannot see"):
-        Server(server.url).load(Published("octet-x-v1", tmp_path / "nowhere", 1))
+        Server(server.url).load_adapter(Published("octet-x-v1", tmp_path / "nowhere", 1))
 
 
 def test_a_server_that_says_nothing_is_asked_for_its_logprobs(tmp_path):

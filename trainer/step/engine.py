@@ -35,6 +35,8 @@ from trainer.step.optimizer import make_optimizer, schedule
 
 FP16_LOSS_SCALE = 2.0**12  # keeps the gradients that are taken beside the engine out of the dust of fp16
 MEASURED_STEPS = 10  # updates whose size is measured
+# Python 3.11.0 to 3.11.3 would pickle a member as a call of getattr, which no checkpoint is read with.
+ZeroStageEnum.__reduce_ex__ = lambda self, _: (type(self), (self.value,))
 PATIENCE = {"fp16": 24}  # fp16 starts with a loss scale of 2 ** 16 and halves it until gradients are finite
 
 
