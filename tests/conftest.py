@@ -57,7 +57,7 @@ def ran(*command: object, cwd: Path = ROOT, check: bool = False, **options: Any)
 @contextmanager
 def refuses(key: object, kind: type[OctetError] = ConfigError, *, names: object = "") -> Iterator[None]:
     """Expect an error of this kind about a setting, an option or a path, with a reason. `names` stands in its text: a
-    number or a name that the user needs, and no wording."""
+    number or a name that the user needs, or one word that tells this reason from others, and no wording."""
     with pytest.raises(kind) as refused:
         yield
     assert (refused.value.key, bool(refused.value.reason)) == (str(key), True), refused.value

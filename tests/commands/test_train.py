@@ -8,11 +8,10 @@ import sys
 import psutil
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, refuses
 from trainer.commands import train
 from trainer.commands.train import shell_status
 from trainer.config.command_line import resolve
-from trainer.errors import ConfigError
 from trainer.machine import exits
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
@@ -183,5 +182,5 @@ def test_the_first_line_names_the_preset_before_anything_loads(tmp_path):
 def test_other_settings_in_a_used_folder_are_refused_before_anything_starts(tmp_path):
     (tmp_path / "config.yaml").write_text(resolve("nano").to_yaml())
     (tmp_path / "checkpoints/step_000002").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"it holds a run with other settings: algorithm\.lr=0\.5"):
+    with refuses("run.dir", names="algorithm.lr"):
         train.main(["--preset", "nano", "algorithm.lr=0.5", f"run.dir={tmp_path}"])

@@ -6,7 +6,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from tests.conftest import NANO
+from tests.conftest import NANO, refuses
 from trainer.config.command_line import resolve
 from trainer.config.settings import Config
 from trainer.errors import ModelError
@@ -73,7 +73,7 @@ def test_the_system_message_that_a_template_adds_and_that_of_the_run(own):
 )
 def test_a_template_that_would_be_guessed_is_refused(template, own):
     own.chat_template = template
-    with pytest.raises(ModelError, match="a template for Ollama would have to be guessed"):
+    with refuses("--to", ModelError, names="template"):
         ollama.modelfile("it.gguf", resolve("nano"), own, [])
 
 

@@ -6,6 +6,7 @@ import json
 import pytest
 import yaml
 
+from tests.conftest import refuses
 from trainer.answers import compare, find
 from trainer.config.command_line import resolve
 from trainer.config.settings import PROMPT_STYLES, PromptSettings, TaskSettings
@@ -158,7 +159,7 @@ def test_an_example_ends_with_a_strict_answer(style):
 
 
 def test_too_few_examples_are_answered(tokenizer):
-    with pytest.raises(ConfigError, match=r"prompt.shots=9: the training set has only 9 problems; it takes one more"):
+    with refuses("prompt.shots", names="training"):
         prompter(tokenizer, style="few_shot", shots=9)
 
 
@@ -220,7 +221,7 @@ def test_a_template_that_refuses_the_messages_is_answered(tokenizer):
 
     strict = copy.deepcopy(tokenizer)
     strict.chat_template = "{{ raise_exception('System role not supported') }}"
-    with pytest.raises(DataError, match=r"p/1: .* refuses the messages \(system, user\): System role not supported"):
+    with refuses("p/1", DataError, names="supported"):
         text(strict, system="Be brief.")
 
 
@@ -251,7 +252,7 @@ def test_prompts_that_are_too_long_are_left_out(tokenizer):
     assert kept == [one for one in problems if len(asks.prompt(one).tokens) <= 60] == problems[:2]
     long_talk = talk(("user", "word " * 100))  # its `question` is short
     assert asks.fitting([problems[0], long_talk]) == problems[:1]
-    with pytest.raises(DataError, match=r"prompt.max_tokens=60: none of 1 prompts is that short"):
+    with refuses("prompt.max_tokens", DataError, names="60"):
         asks.fitting(problems[2:])
 
 

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 
+from tests.conftest import refuses
 from trainer.answers import compare
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
@@ -128,5 +129,5 @@ def test_a_set_without_annotations_is_answered(tmp_path):
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text(json.dumps({"question": f"3 + 4 {split}?", "answer": "#### 7"}))
     task = make_task(TaskSettings(name="gsm8k-renumbered", data_dir=tmp_path))
-    with pytest.raises(DataError, match=r"test\.jsonl: no held-out problem can be renumbered.*task\.name=gsm8k"):
+    with refuses(tmp_path / "test.jsonl", DataError, names="task.name"):
         task.test()

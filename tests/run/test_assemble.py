@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tests.conftest import refuses
 from trainer.config.command_line import resolve
-from trainer.errors import ConfigError
 from trainer.model.load import load_model
 from trainer.problem.task import make_task
 from trainer.rollout.collect import StaticPolicy
@@ -40,7 +40,7 @@ def test_a_stop_string_that_is_a_special_token_ends_answers_at_that_token(tmp_pa
 
 def test_a_stop_string_with_a_special_token_in_it_is_refused(tmp_path, tokenizer, model):
     config = resolve("nano", None, ["rollout.stop=<|im_end|> so"])
-    with pytest.raises(ConfigError, match=r"^rollout.stop='<\|im_end\|> so': no answer has <\|im_end\|> in its text"):
+    with refuses("rollout.stop", names="im_end"):
         sampling_context(
             config, StaticPolicy(), model, prompter_of(config, make_task(config.task), tokenizer), [], tmp_path, print
         )
