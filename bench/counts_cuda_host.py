@@ -29,7 +29,7 @@ import vs_trl
 from memory_cuda_host import in_a_child, save_zeros
 
 from machine import describe
-from trainer.plan.hours import Speed, card_speed
+from trainer.plan.cards import Speed, card_of
 
 COMMON = 7  # a token that ends no answer
 
@@ -51,9 +51,9 @@ class Card:
     @property
     def speed(self) -> Speed:
         """What its maker publishes: bf16, dense, sums in fp32. In fp32 it is half of that, without tensor cores."""
-        found = card_speed(self.name)
+        found = card_of(self.name)
         assert found, self.name
-        return found
+        return found.speed
 
 
 CARDS = [

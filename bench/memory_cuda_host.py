@@ -40,17 +40,27 @@ class Case:
 
 
 LONG = ("rollout.max_new_tokens=1024", "rollout.rows=24")
-CASES = [
+WIDE = ("rollout.max_new_tokens=512", "rollout.rows=32")
+LARGER = ("rollout.max_new_tokens=1024", "rollout.rows=48", "optim.tokens_per_micro_batch=6144")
+ENDS = ("rollout.max_new_tokens=512", "rollout.rows=16", "model.quantize_head=int8", "model.embeddings=cpu")
+SMALL_PARTS = ("rollout.rows=8", "optim.tokens_per_micro_batch=1024")
+CASES = [  # those with the name of a preset are the presets as they were with Qwen2.5
     Case("0.5b bf16 1024", "0.5b", "8gb", 8, LONG),
-    Case("8gb", "1.5b", "8gb", 8),
+    Case("8gb", "1.5b", "8gb", 8, WIDE),
     Case("1.5b bf16 1024", "1.5b", "8gb", 8, ("rollout.max_new_tokens=1024", "rollout.rows=16")),
-    Case("1.5b nf4 512", "1.5b", "8gb", 8, ("model.quantize=nf4",)),
-    Case("3b bf16 512", "3b", "8gb", 8, ("rollout.rows=8", "optim.tokens_per_micro_batch=1024")),
-    Case("8gb-7b", "7b", "8gb-7b", 8),
-    Case("12gb", "3b", "12gb", 12),
-    Case("16gb", "3b", "16gb", 16),
-    Case("24gb", "7b", "24gb", 24),
-    Case("80gb", "7b", "80gb", 80),
+    Case("1.5b nf4 512", "1.5b", "8gb", 8, (*WIDE, "model.quantize=nf4")),
+    Case("3b bf16 512", "3b", "8gb", 8, ("rollout.max_new_tokens=512", *SMALL_PARTS)),
+    Case("8gb-7b", "7b", "8gb-4b", 8, ENDS),
+    Case("12gb", "3b", "12gb", 12, WIDE),
+    Case(
+        "16gb",
+        "3b",
+        "16gb",
+        16,
+        ("rollout.max_new_tokens=1024", "rollout.rows=48", "optim.tokens_per_micro_batch=6144"),
+    ),
+    Case("24gb", "7b", "24gb", 24, ("rollout.max_new_tokens=768", "rollout.rows=24")),
+    Case("80gb", "7b", "80gb", 80, ("rollout.problems=32", "rollout.max_new_tokens=2048", "rollout.rows=192")),
     Case("tiny", "tiny", "nano", 8, ("model.dtype=bf16",)),
 ]
 

@@ -24,7 +24,8 @@ from hours import Case, duration_of, run
 
 from machine import describe
 from trainer.config.command_line import resolve
-from trainer.plan.hours import Speed, measured
+from trainer.plan.cards import Speed
+from trainer.plan.hours import measured
 
 RESULTS = Path(__file__).parent / "results/step_cost.json"
 USUAL = Case(hidden=256, layers=4, problems=8, group=8, tokens=64)

@@ -14,7 +14,8 @@ from trainer.commands import main, slurm
 from trainer.config.command_line import resolve
 from trainer.errors import ClusterError, ConfigError
 from trainer.model.shapes import shape_of
-from trainer.plan.hours import H100, Duration, card_speed
+from trainer.plan.cards import CARDS
+from trainer.plan.hours import H100, Duration
 from trainer.plan.planner import Planner
 
 
@@ -259,7 +260,7 @@ def test_the_time_of_a_job_is_half_as_much_again_in_quarters_of_an_hour(site, ca
     assert limit("run.steps=1") == "00:15:00"
     config = resolve("80gb", None, ["run.steps=1000"])
     planner = Planner(shape_of(config.model.name), config, 1, 0)
-    seconds = 1.5 * Duration(planner, card_speed("H100"), config.rollout.max_new_tokens, ratio=H100).run(1000)
+    seconds = 1.5 * Duration(planner, CARDS["H100"].speed, config.rollout.max_new_tokens, ratio=H100).run(1000)
     hours, minutes, _ = map(int, limit("run.steps=1000").split(":"))
     assert 0 <= 3600 * hours + 60 * minutes - seconds < 900
     assert limit("run.steps=100", "--gpus", "4") < limit("run.steps=100")

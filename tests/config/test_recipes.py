@@ -38,7 +38,7 @@ def layer(recipe: str) -> dict:
 @pytest.mark.parametrize("preset", names_in(PRESETS))
 @pytest.mark.parametrize("recipe", NAMES)
 def test_a_recipe_goes_over_every_preset(recipe, preset, tmp_path):
-    if preset == "8gb-7b" and layer(recipe).get("lora.enabled") is False:
+    if preset == "8gb-4b" and layer(recipe).get("lora.enabled") is False:
         with refuses("model.quantize"):
             resolve(preset, recipe)
         return

@@ -220,7 +220,7 @@ def test_the_page_of_objectives_has_every_choice_setting_and_recipe():
 
 def test_help_names_the_presets_and_the_recipes():
     told = " ".join(argument_parser().format_help().split())
-    assert "8gb, 8gb-7b, cluster, nano" in told
+    assert "8gb, 8gb-4b, cluster, nano" in told
     assert "on top: cispo, dapo, distill, dr_grpo" in told
 
 

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from tests.conftest import NANO, ROOT
 from tests.forks import forked
 from tests.hub_server import serving, use_hub
 from trainer.commands import train
-from trainer.config.command_line import GPU_PRESETS, PRESETS, names_in, resolve
+from trainer.config.command_line import resolve
 from trainer.config.settings import Lora
 from trainer.errors import ConfigError, ModelError
 from trainer.machine import hardware
@@ -383,30 +382,6 @@ def test_what_is_scored_before_the_update_is_a_phase_only_where_something_is():
     assert "score" in planner_of("Qwen/Qwen2.5-0.5B", "algorithm.kl.coef=0.1").plan.phases
 
 
-# presets
-
-
-@pytest.mark.parametrize("preset", GPU_PRESETS)
-def test_a_preset_fits_its_card_and_uses_it(preset):
-    config = resolve(preset)
-    planned = planner.plan(shapes.shape_of(config.model.name), config, vram=GPU_PRESETS[preset] * GB)
-    assert planned.fits
-    assert planned.peak > 0.6 * planned.vram
-    assert planned.ram_peak < 2 * planned.vram
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/memory.md"])
-def test_the_pages_say_what_is_planned(page):
-    lines = (ROOT / page).read_text().splitlines()
-    for preset, size in GPU_PRESETS.items():
-        config = resolve(preset)
-        planned = planner.plan(shapes.shape_of(config.model.name), config, vram=size * GB)
-        (line,) = (line for line in lines if line.startswith(f"| `{preset}` |"))
-        for fact in (config.model.name.partition("/")[2], f"{config.rollout.max_new_tokens:,}"):
-            assert fact in line
-        assert f"| {planned.peak / GB:.1f} GB" in line
-
-
 @pytest.mark.parametrize(("size", "gigabytes", "preset"), [("0.5B", 8, "8gb"), ("1.5B", 8, "8gb"), ("3B", 16, "16gb")])
 def test_the_baseline_of_verl_fits_the_card_that_the_page_names(size, gigabytes, preset):
     config = resolve(preset, "verl_gsm8k", [f"model.name=Qwen/Qwen2.5-{size}-Instruct"])
@@ -414,11 +389,6 @@ def test_the_baseline_of_verl_fits_the_card_that_the_page_names(size, gigabytes,
     assert planned.fits
     page = (ROOT / "docs/objectives.md").read_text()
     assert f"| Qwen2.5-{size}-Instruct | `{preset}` | {planned.peak / GB:.1f} of {gigabytes} GB |" in page
-
-
-def test_every_preset_for_a_card_is_planned():
-    assert {*GPU_PRESETS, "nano", "smollm2", "smollm2-gsm8k", "cluster"} == {*names_in(PRESETS)}
-    assert all(small <= large for small, large in pairwise(GPU_PRESETS.values()))
 
 
 # what to change, and what is refused
@@ -454,7 +424,7 @@ def test_a_whole_model_is_offloaded_and_never_quantised():
 
 
 def test_the_largest_values_fit_and_one_more_does_not():
-    config = resolve("8gb", None, ["rollout.max_new_tokens=512"])
+    config = resolve("8gb", None, ["rollout.max_new_tokens=512", "model.name=Qwen/Qwen2.5-1.5B"])
     placement = Placement(shapes.shape_of(config.model.name), config, 1, 7 * GB)
     tokens, length = placement.limits()["tokens_per_micro_batch"], placement.limits()["max_new_tokens"]
     for key, value in (("optim.tokens_per_micro_batch", tokens), ("rollout.max_new_tokens", length)):
@@ -462,15 +432,20 @@ def test_the_largest_values_fit_and_one_more_does_not():
         assert not placement.fits(changed(config, {key: value + 1}))
 
 
+SEVEN = "model.name=Qwen/Qwen2.5-7B-Instruct"
 WHOLE_3B = ["model.name=Qwen/Qwen2.5-3B-Instruct", "lora.enabled=false"]
 
 
 @pytest.mark.parametrize(
     ("gigabytes", "overrides", "told"),
     [
-        (8.6, ["model.name=Qwen/Qwen2.5-7B-Instruct"], "17.3 GB.* card has 8.6 GB. What fits: model.quantize=nf4"),
-        (8.6, ["model.name=Qwen/Qwen2.5-14B-Instruct"], "What fits: model.name=Qwen/Qwen2.5-7B-Instruct model.quan"),
-        (8.6, ["lora.enabled=false", "engine.ds_config=zero2"], "What fits: engine.ds_config=zero3_offload$"),
+        (8.6, ["model.name=Qwen/Qwen2.5-7B-Instruct"], "17.1 GB.* card has 8.6 GB. What fits: model.quantize=nf4"),
+        (8.6, ["model.name=Qwen/Qwen2.5-14B-Instruct"], "What fits: model.name=Qwen/Qwen3-8B model.quan"),
+        (
+            8.6,
+            ["lora.enabled=false", "engine.ds_config=zero2", "model.name=Qwen/Qwen2.5-1.5B"],
+            "What fits: engine.ds_config=zero3_offload$",
+        ),
         (8.6, WHOLE_3B, "What fits: lora.enabled=true model.quantize=nf4"),  # ZeRO-3 would need 77.7 GB of RAM
         (1.0, [], "Write --preset nano"),
         (8.6, ["lora.targets=[q, kv]"], "lora.targets=q,kv: this model has no layer q, kv"),
@@ -503,8 +478,8 @@ def test_a_model_that_may_fit_is_tried_with_a_warning(monkeypatch, capsys):
             "engine.ds_config=zero2_offload: ",
             "What fits: engine.ds_config=zero2",
         ),
-        (["24gb"], 24, 10, "model.name=Qwen/Qwen2.5-7B-Instruct: 16.7 GB", "What fits: model.quantize=nf4"),
-        (["24gb"], 24, 1, "model.name=Qwen/Qwen2.5-7B-Instruct: ", "smaller model.name"),
+        (["24gb", SEVEN], 24, 10, "model.name=Qwen/Qwen2.5-7B-Instruct: 16.7 GB", "What fits: model.quantize=nf4"),
+        (["24gb", SEVEN], 24, 1, "model.name=Qwen/Qwen2.5-7B-Instruct: ", "smaller model.name"),
     ],
 )
 def test_too_little_ram_is_said_with_its_setting_and_what_fits(monkeypatch, settings, gigabytes, ram, starts, proposed):
@@ -572,7 +547,7 @@ def test_the_name_that_peft_has_for_all_layers_is_understood():
 @pytest.mark.parametrize(
     ("preset", "settings", "refused"),
     [
-        ("8gb", [], "no GPU was found, and with 1.5 B parameters"),
+        ("8gb", [], "no GPU was found, and with 1.7 B parameters"),
         ("8gb", ["model.dtype=bf16"], None),  # it is meant
         ("8gb", ["model.name=somebody/else"], None),
         ("24gb", ["model.dtype=bf16", "model.quantize=nf4"], None),

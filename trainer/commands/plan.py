@@ -1,5 +1,5 @@
 """`octet plan`: will it fit, and how long will it take? The plan of `plan/planner.py` as a table, what could be
-larger or must be smaller, and the hours, energy and price of `plan/hours.py`.
+larger or must be smaller, and the hours of `plan/hours.py`. With a card and no model, the models that fit it.
 
 Exit status: 0 when it fits or may fit, 1 when it does not.
 """
@@ -28,6 +28,7 @@ from trainer.machine.shipped import TRAIN
 from trainer.machine.visible import print
 from trainer.model.shapes import shape_of
 from trainer.plan import hours, memory_check, search
+from trainer.plan.cards import card_of, common
 from trainer.plan.planner import GB, ROOMY, Plan
 from trainer.plan.search import Placement
 
@@ -38,7 +39,7 @@ VERDICTS = {
     "no ram": ("it fits the card, and not the RAM of this machine", "bold red"),
 }
 LARGEST = {"rows": "rows", "group_size": "answers in a group", "max_new_tokens": "new tokens"}
-LARGEST |= {"tokens_per_micro_batch": "tokens in a micro-batch"}
+LARGEST |= {"tokens_per_micro_batch": "tokens a micro-batch"}
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,16 @@ class Question:
     """What is to be planned, and the command that would run it."""
 
     placement: Placement
-    card: str  # and where its size comes from
+    size: str  # of the card, and where it comes from
+    card: str  # whose speed is taken where none is named
     command: Sequence[str]
     free_ram: int  # of this machine
     options: Namespace
-    machine: hardware.Hardware
     proposal: Sequence[str] | None = None  # settings that the search has changed
 
     @property
     def time(self) -> hours.Estimate | None:
-        return hours.estimate(self.options, self.placement, None if self.options.vram else self.machine)
+        return hours.estimate(self.options, self.placement, self.card)
 
     @property
     def ram_fits(self) -> bool:
@@ -66,26 +67,32 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet plan --preset 8gb --vram 6 --search"
     add_settings_of_a_run(parser)
     parser.add_argument("--model", help="a hub id, a folder, or nano; by default that of the preset")
-    parser.add_argument("--vram", type=float, metavar="GB", help="of the card; by default that of this machine, else 8")
+    parser.add_argument(
+        "--vram", type=float, metavar="GB", help="of the card; by default that of --card or of this machine"
+    )
     parser.add_argument("--gpus", type=int, metavar="N", help="cards that share the work; by default those here")
     parser.add_argument("--group", type=int, metavar="G", help="the same as rollout.group_size=G")
     parser.add_argument("--completion", type=int, metavar="N", help="the same as rollout.max_new_tokens=N")
     parser.add_argument("--prompt", type=int, metavar="N", help="the same as prompt.max_tokens=N")
     parser.add_argument("--search", action="store_true", help="propose settings that fit, and use the card")
     hours.add_arguments(parser)
-    parser.add_argument("--price", type=float, metavar="P", help="of an hour of a card: say what the run costs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(options: Namespace) -> None:
-    """Print the plan, and exit with status 1 if the run cannot fit."""
+    """Print the plan, and exit with status 1 if the run cannot fit; or print the models that fit a card."""
+    console = Console(soft_wrap=True)
+    console.soft_wrap = not console.is_terminal
+    named = options.preset or options.model or any(text.startswith("model.name=") for text in options.overrides)
+    if not named and not options.search and (options.vram is not None or options.card is not None):
+        show_models(options, console)
+        return
     question = ask(options)
     if options.search:
         question = searched(question)
     if options.json:
         print(json.dumps(document(question), indent=2))
     else:
-        console = Console(soft_wrap=True)
         for part in (title(question), table(question.placement.plan), *answer(question)):
             console.print(part)
     plan = question.placement.plan
@@ -93,37 +100,79 @@ def run(options: Namespace) -> None:
         sys.exit(1)
 
 
+def show_models(options: Namespace, console: Console) -> None:
+    """Print the models that fit a card, the best first, with what they need and how long the run of a preset takes."""
+    questions = list(_fitting(options))
+    if options.json:
+        print(json.dumps([document(question) for question in questions], indent=2))
+        return
+    made = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in ("model", "GB", "about", "steps", "with"):
+        made.add_column(name, justify="left" if name in ("model", "with") else "right", no_wrap=name != "with")
+    for question in questions:
+        placement, time = question.placement, question.time
+        about = [*hours.spoken(time.about), str(time.steps)] if time and time.hours else ["?", "?"]
+        changes = shlex.join(question.proposal or [])
+        made.add_row(placement.config.model.name, f"{placement.plan.peak / GB:.1f}", *about, changes)
+    console.print(made)
+    size = questions[0].size if questions else "this card"
+    console.print(f"\nOn {size}, times on {options.card or questions[0].card}." if questions else "Nothing fits it.")
+    console.print("octet plan --model NAME has the whole plan and the command.")
+
+
+def _fitting(options: Namespace) -> Iterator[Question]:
+    for name in search.CHOICES:
+        question = ask(Namespace(**{**vars(options), "model": name}))
+        if question.placement.plan.fits:
+            yield question
+        elif question.placement.search():
+            yield searched(question)
+
+
 def ask(options: Namespace) -> Question:
     machine = hardware.detect()
-    vram, card = _card(options, machine)
+    vram, size, card = _card(options, machine)
     preset = options.preset or ("nano" if options.model == "nano" else command_line.preset_for(vram) or "8gb")
     named = {"model.name": options.model, "rollout.group_size": options.group, "prompt.max_tokens": options.prompt}
     named |= {"rollout.max_new_tokens": options.completion}
     overrides = command_line.overrides_of(named) + options.overrides
     config = command_line.resolve(preset, options.recipe, overrides)
-    ranks, local = hardware.ranks(machine) if options.gpus is None else (options.gpus, options.gpus)
+    elsewhere = options.vram is not None or options.card is not None  # a card that is named may be in another machine
+    ranks, local = (1, 1) if elsewhere else hardware.ranks(machine)
+    if options.gpus is not None:
+        ranks = local = options.gpus
     if ranks < 1:
         raise ConfigError(f"--gpus {ranks}", "at least one card is needed", "Write --gpus 1")
     free = hardware.free_ram()
-    ram = free if options.vram is None else inf  # a card that is named may be in another machine
     shape = shape_of(config.model.name, config.model.revision)
+    ram = inf if elsewhere else free
     placement = Placement(shape, config, ranks, round(vram * GB), ram, local).with_chosen_engine()
     _refuse_what_a_run_refuses(placement)
+    return Question(placement, size, card, _command(options, preset, overrides), free, options)
+
+
+def _command(options: Namespace, preset: str, overrides: Sequence[str]) -> list[str]:
     recipe = ["--recipe", options.recipe] if options.recipe else []
-    return Question(placement, card, [*TRAIN.split(), "--preset", preset, *recipe, *overrides], free, options, machine)
+    return [*TRAIN.split(), "--preset", preset, *recipe, *overrides]
 
 
-def _card(options: Namespace, machine: hardware.Hardware) -> tuple[float, str]:
+def _card(options: Namespace, machine: hardware.Hardware) -> tuple[float, str, str]:
+    """Return the GB of the card, the same in words, and the name of the card whose speed is taken."""
+    if options.card is not None:
+        hours.must_know(options.card)
     if options.vram is not None:
         if not 0 < options.vram < inf:
             raise ConfigError(
                 f"--vram {options.vram:g}", "that is not the size of a card", "Write its GB, such as --vram 8"
             )
-        return options.vram, f"{options.vram:g} GB"
+        return options.vram, f"{options.vram:g} GB", common(options.vram)
+    if options.card is not None and (card := card_of(options.card)):
+        return card.memory_gb, f"{card.name}, {card.memory_gb:g} GB", card.name
     if machine.gpus:
-        return machine.memory_gb, str(machine)
+        return machine.memory_gb, str(machine), machine.gpus[0].name
     size = command_line.GPU_PRESETS.get(options.preset, search.WITHOUT_A_CARD)
-    return size, f"{size} GB, because no GPU was found; --vram says otherwise"
+    is_for_a_card = options.preset in (None, *command_line.GPU_PRESETS)
+    return size, f"{size} GB (no GPU was found; --card names one)", common(size) if is_for_a_card else ""
 
 
 def _refuse_what_a_run_refuses(placement: Placement) -> None:
@@ -142,8 +191,11 @@ def _refuse_what_a_run_refuses(placement: Placement) -> None:
 
 
 def searched(question: Question) -> Question:
-    """Return the question with the settings that the search proposes. Raise ConfigError if it finds none."""
+    """Return the question with the preset or the settings that the search proposes. Raise ConfigError if it finds
+    none."""
     placement = question.placement
+    if not placement.plan.fits and (shipped := _shipped(question)):
+        return shipped
     found = placement.search()
     if found is None:
         and_ram = "" if placement.ram == inf else f" and the {question.free_ram / GB:.1f} GB of RAM that are free"
@@ -162,6 +214,22 @@ def searched(question: Question) -> Question:
     return replace(question, placement=placement, command=[*kept, *changes], proposal=changes)
 
 
+def _shipped(question: Question) -> Question | None:
+    """Return the question about the preset that is made for this model, if it fits the card."""
+    options, placement = question.options, question.placement
+    others = [text for text in question.command if "=" in text and not text.startswith("model.name=")]
+    for name, size in command_line.GPU_PRESETS.items():
+        of_preset = command_line.resolve(name, options.recipe)
+        if of_preset.model.name.lower() != placement.config.model.name.lower() or name in question.command:
+            continue
+        config = command_line.resolve(name, options.recipe, others)
+        found = replace(placement, config=config)
+        if size * GB <= 1.07 * placement.vram and found.fits(config):
+            command = _command(options, name, others)
+            return replace(question, placement=found, command=command, proposal=["--preset", name])
+    return None
+
+
 # for people
 
 
@@ -174,8 +242,8 @@ def title(question: Question) -> Text:
     by_vllm = " by vLLM in this process" if config.rollout.engine == "vllm_colocate" else ""
     return Text.assemble(
         (config.model.name, "bold"),
-        f" on {question.card}{f', one of {ranks}' if ranks > 1 else ''}\n"
-        f"{_count(placement.shape.parameters)} parameters in {precision}, {_count(placement.trained)} trained ({how}), "
+        f" on {question.size}{f', one of {ranks}' if ranks > 1 else ''}\n"
+        f"{_count(placement.shape.parameters)} parameters in {precision}, {_count(placement.trained)} trained ({how})\n"
         f"engine {config.engine.ds_config}, {checkpoints} gradient checkpointing\n"
         f"a step: {rollout.problems} x {rollout.group_size} answers of up to {rollout.max_new_tokens:,} tokens to "
         f"prompts of up to {placement.prompt:,}\n"
@@ -193,7 +261,7 @@ def table(plan: Plan) -> Table:
     made.add_column("GB", footer=Text("peak", "bold"), no_wrap=True)
     for phase in plan.phases:
         peak = Text(f"{plan.peak_of(phase) / GB:.2f}", "bold reverse" if phase == plan.peak_phase else "bold")
-        made.add_column(phase, footer=peak, justify="right", min_width=9, no_wrap=True)
+        made.add_column(phase, footer=peak, justify="right", min_width=max(6, 48 // len(plan.phases) - 2), no_wrap=True)
     last = ("allocator slack", "CUDA context")
     names = dict.fromkeys(name for terms in plan.phases.values() for name in terms)
     for name in (*(name for name in names if name not in last), *last):
@@ -215,13 +283,16 @@ def answer(question: Question) -> Iterator[str | Text]:
     )
     parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in plan.ram_terms.items())
     yield Text.assemble(
-        f"RAM: {plan.ram_peak / GB:.1f} GB ({parts}) of {question.free_ram / GB:.1f} that are free here",
+        f"RAM: {plan.ram_peak / GB:.1f} GB of {question.free_ram / GB:.1f} that are free here ({parts})",
         "" if question.ram_fits else Text.assemble(", ", ("more than this machine has", "bold red")),
     )
     little = ", because LoRA trains little" if placement.config.lora.enabled else " of the card"
     yield f"optimizer offload saves {placement.state / GB:.2f} GB{little}"
     yield from _limits(placement)
-    yield from hours.lines(question.time)
+    time = question.time
+    yield f"time: {time or 'not known for this machine; name a --card, or an earlier run with --like'}"
+    if time and (shorter := hours.shorter(time)):
+        yield f"  {shorter}"
     if question.proposal is None and not placement.fits(placement.config):
         if placement.search() is None:
             yield placement.nearest()
@@ -229,10 +300,8 @@ def answer(question: Question) -> Iterator[str | Text]:
             question = searched(question)
     if question.proposal is not None:
         yield Text.assemble("proposed: ", (shlex.join(question.proposal) or "nothing to change", "bold"))
-        yield f"  {shlex.join(question.command)}"
-    yield Text(
-        f"An estimate for the longest prompts and answers; below {ROOMY:.0%} of a card counts as fitting.", "dim"
-    )
+        yield Text(f"  {shlex.join(question.command)}", no_wrap=True, overflow="ignore")
+    yield Text(f"Of the longest prompts and answers; below {ROOMY:.0%} of a card counts as fitting.", "dim")
 
 
 def _limits(placement: Placement) -> Iterator[str]:
@@ -270,7 +339,7 @@ def document(question: Question) -> dict[str, Any]:
         "verdict": plan.verdict,
         "largest": placement.limits(),
         "optimizer_offload_saves": round(placement.state),
-        "time": time and time._asdict(),
+        "time": time and {**time._asdict(), "about": time.about},
         "proposal": question.proposal,
         "command": shlex.join(question.command),
     }

@@ -97,7 +97,7 @@ def _limit(config: Config, request: JobRequest, options: Namespace) -> str:
     _check(config, request)
     ranks = request.gpus * (request.least or request.nodes)
     planner = Planner(shape_of(config.model.name, config.model.revision), config, ranks, 0)
-    return hours.limit_of_a_job(hours.estimate(options, planner, None), request.chain)
+    return hours.limit_of_a_job(hours.estimate(options, planner, ""), request.chain)
 
 
 def _nodes(text: str) -> tuple[int | None, int]:

@@ -29,8 +29,8 @@ from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.machine.visible import visible
 
-# and the GB of the card that each is for; the last that fits is chosen, so 8gb-7b only by name
-GPU_PRESETS = {"8gb-7b": 8, "8gb": 8, "12gb": 12, "16gb": 16, "24gb": 24, "80gb": 80}
+# and the GB of the card that each is for; the last that fits is chosen, so the first three only by name
+GPU_PRESETS = {"cluster": 80, "smollm2-gsm8k": 8, "8gb-4b": 8, "8gb": 8, "12gb": 12, "16gb": 16, "24gb": 24, "80gb": 80}
 
 LARGEST_BITS = 128  # of a number
 LONGEST_SHOWN = 200  # characters of a value

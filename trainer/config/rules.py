@@ -56,7 +56,7 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
      "problems come from one source, and task.data_dir={c.task.data_dir} is another", "Write one of the two"),
     ("task.path", lambda c: c.task.path is None and (c.task.test_path or c.task.subset or c.task.test_split),
      "task.test_path, task.subset and task.test_split belong to it", "Write task.path as well"),
-    ("prompt.template", lambda c: c.prompt.template and c.prompt.style == "r1_zero",
+    ("prompt.template", lambda c: {*c.prompt.template} - {"enable_thinking"} and c.prompt.style == "r1_zero",
      "prompt.style=r1_zero uses no chat template", "Leave prompt.template out, or choose another style"),
     ("reward.weights", lambda c: not any(c.reward.all_weights.values()),
      "no reward has a weight, so there is nothing to learn", "Write reward.weights={{correct: 1.0}}"),

@@ -130,8 +130,10 @@ _TABLE: dict[str, tuple[Any, ...]] = {
     "HuggingFaceTB/SmolLM2-135M": ("llama", 576, 30, 9, 3, 64, 1536, 49152, True, 8192),
     "HuggingFaceTB/SmolLM2-360M": ("llama", 960, 32, 15, 5, 64, 2560, 49152, True, 8192),
     "HuggingFaceTB/SmolLM2-1.7B": ("llama", 2048, 24, 32, 32, 64, 8192, 49152, True, 8192),
+    "HuggingFaceTB/SmolLM3-3B": ("smollm3", 2048, 36, 16, 4, 128, 11008, 128256, True, 65536),
     "google/gemma-2-2b": ("gemma2", 2304, 26, 8, 4, 256, 9216, 256000, True, 8192),
     "google/gemma-2-9b": ("gemma2", 3584, 42, 16, 8, 256, 14336, 256000, True, 8192),
+    "google/gemma-3-270m": ("gemma3_text", 640, 18, 4, 1, 256, 2048, 262144, True, 32768),
     "google/gemma-3-1b": ("gemma3_text", 1152, 26, 4, 1, 256, 6912, 262144, True, 32768),
 }
 

@@ -44,3 +44,9 @@ def read_held_out(config: Config) -> Data:
 def training_of(task: Task, config: Config) -> list[Problem]:
     """Return the training problems, with the gold answers of one another if a control of an experiment asks for it."""
     return placebo.shuffle_golds(training_problems(task, config.task, config.run.seed), config)
+
+
+def count_local(config: Config) -> int | None:
+    """Return the number of training problems, if the data of the task is on this machine."""
+    task = make_task(config.task)
+    return None if task.hub_sets() else len(training_of(task, config))

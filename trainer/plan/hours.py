@@ -7,12 +7,12 @@ in an earlier run.
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import cached_property
-from math import ceil, inf
+from math import ceil, sqrt
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -21,7 +21,10 @@ from trainer.config.settings import Config
 from trainer.errors import ConfigError
 from trainer.machine import hardware
 from trainer.model.shapes import shape_of
+from trainer.plan.cards import CARDS, Speed, card_of
+from trainer.plan.data import count_local
 from trainer.plan.planner import DRAW, Planner
+from trainer.plan.search import planned_shape
 from trainer.problem.published import GSM8K_TRAINING_PROBLEMS
 from trainer.run_folder.reader import RunFiles, read_run
 
@@ -30,15 +33,8 @@ STATES = 28  # bytes that an optimizer step reads and writes for each number tra
 PCIE = 10e9  # bytes a second between an offloaded optimizer and its card
 WARM = 1  # steps of a measured run that are not counted
 SAFE = 1.5  # times the longer time, for the limit of a job
-
-
-class Speed(NamedTuple):
-    """What a processor does in a second at most."""
-
-    flops: float  # of dense matrix products in the precision of the model
-    bandwidth: float  # bytes
-    latency: float  # seconds of a layer for a single token
-    watts: float = 0.0  # that it draws at most
+LONG = 8.0  # hours from which on a run says what would be shorter
+EVENING = 4.0  # hours of that
 
 
 class Line(NamedTuple):
@@ -59,56 +55,9 @@ class Ratio(NamedTuple):
 
 AS_COMPUTED = Ratio()
 CPU = Speed(100e9, 3e9, 3e-4)  # of one core, fitted to six small models; a measured run corrects it
-LATENCY = 1.1e-4  # of a layer on a card: an H100 decodes 256 tokens for 32 rows of 1.5 B parameters in 1.06 s
-# bf16 (V100, T4, RTX 20: fp16) with sums in fp32, without sparsity; memory; power of the board. As their makers publish
-# them: a GeForce card with sums in fp32 does half of what it does with sums in fp16, which is often the number quoted.
-CARDS = {
-    "RTX 2060": (25.8, 336, 160),
-    "RTX 2070": (29.9, 448, 175),
-    "RTX 3060": (25.5, 360, 170),
-    "RTX 3060 Ti": (32.4, 448, 200),
-    "RTX 3070": (40.6, 448, 220),
-    "RTX 3080": (59.5, 760, 320),
-    "RTX 3090": (71, 936, 350),
-    "RTX 4060": (30.2, 272, 115),
-    "RTX 4060 Ti": (44.1, 288, 160),
-    "RTX 4070": (58.3, 504, 200),
-    "RTX 4080": (97.5, 717, 320),
-    "RTX 4090": (165.2, 1008, 450),
-    "RTX 5060": (38.4, 448, 145),
-    "RTX 5090": (209.5, 1792, 575),
-    "T4": (65, 320, 70),
-    "V100": (125, 900, 300),
-    "V100 PCIe": (112, 900, 250),
-    "A100": (312, 1555, 400),
-    "A100 80GB PCIe": (312, 1935, 300),
-    "L40S": (362, 864, 350),
-    "L4": (121, 300, 72),
-    "H100": (989, 3350, 700),
-    "H100 PCIe": (756, 2000, 350),
-    "H100 NVL": (835, 3938, 400),
-    "H200": (989, 4800, 700),
-    "H200 NVL": (835, 4800, 600),
-}
-OTHERS = {"TI", "SUPER", "LAPTOP", "MAX", "WITH", "D"}  # words in the name of another card
-SLICES = 7  # of a card in MIG mode
-EIGHTHS = {"1": 1, "2": 2, "3": 4, "4": 4, "7": 8}  # of its memory, by the number before the `g`
 # Computed seconds times these are those that an H100 took for 32 answers of 256 to 512 tokens with 1.5 B parameters.
 # A slower card loses a smaller share, so its seconds lie between the computed ones and these.
 H100 = Ratio(rollout=1.4, update=7.0)
-
-
-def card_speed(name: str) -> Speed | None:
-    """Return the published numbers of a card from its name, as nvidia-smi or a person writes it; None if unknown."""
-    words = {*re.sub("(?<=RTX)(?=[0-9])|(?<=[0-9])(?=TI)", " ", name.upper().replace("-", " ")).split()}
-    part = re.search(r"\bMIG (?:(\d)C\.)?(\d)G", name.upper())  # 1c.3g.40gb computes with one of the three
-    share = int(part[1] or part[2]) / SLICES if part else 1.0
-    memory = EIGHTHS[part[2]] / 8 if part else 1.0
-    for known in sorted(CARDS, key=lambda one: -len(one.split())):
-        own, (teraflops, gigabytes, watts) = {*known.upper().split()}, CARDS[known]
-        if own <= words and not (words - own) & OTHERS:
-            return Speed(share * teraflops * 1e12, memory * gigabytes * 1e9, LATENCY, share * watts)
-    return None
 
 
 @dataclass(frozen=True)
@@ -137,9 +86,9 @@ class Duration:
         return own + replace(self, planner=warmup, live=1.0)._own(config.warmup.steps)
 
     def _own(self, steps: int) -> float:
-        """Return the seconds of steps and evaluations: of the base, of the trained model, and those between."""
-        every = self.planner.config.eval.every
-        return steps * self.step + (2 + ((steps - 1) // every if every else 0)) * self.evaluation
+        """Return the seconds of steps and evaluations: of base, trained and merged model, and those between."""
+        every, merged = self.planner.config.eval.every, self.planner.config.merges
+        return steps * self.step + (2 + merged + ((steps - 1) // every if every else 0)) * self.evaluation
 
     @cached_property
     def rollout(self) -> float:
@@ -261,100 +210,135 @@ class Estimate(NamedTuple):
     hours: tuple[float, float] | None
     seconds: dict[str, tuple[float, float]]  # of a rollout, an update and an evaluation
     basis: str
-    kwh: float | None  # if all cards draw their most for the longer time
-    price: tuple[float, float] | None
+
+    @property
+    def about(self) -> float:
+        """Hours in the middle of what is possible: as many times more than the least as the most is more than them."""
+        least, most = self.hours or (0.0, 0.0)
+        return sqrt(least * most)
+
+    def __str__(self) -> str:
+        if self.hours is None or self.steps is None:
+            return "not known, because nobody has counted the problems of the task: write run.steps"
+        least, most = self.hours
+        if most < 1 / 60:
+            return f"less than a minute for {self.steps:,} steps {self.basis}"
+        about, low, high = spoken(self.about, least, most)
+        between = "" if least == most else f" (between {low.split()[0]} and {high.split()[0]})"
+        return f"about {about}{between} for {self.steps:,} steps {self.basis}"
+
+
+def spoken(*hours: float) -> list[str]:
+    """Return times as people say them, in the unit of the longest: 40 min, 2.5 h, 3 days."""
+    units = ((48, 24, "days"), (1.5, 1, "h"), (0, 1 / 60, "min"))
+    size, unit = next((size, unit) for least, size, unit in units if max(hours) >= least)
+    numbers = [one / size for one in hours]
+    return [f"{one:.0f} {unit}" if one >= 9.5 else f"{one:.1f}".removesuffix(".0") + f" {unit}" for one in numbers]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--card", help="say how long the run takes on this card: RTX 4060, H100 ...")
+    parser.add_argument("--card", help="say how long the run takes on this card: RTX 4060, 4070 laptop, H100 ...")
     parser.add_argument("--like", type=Path, metavar="RUN", help="correct the time by the steps of an earlier run")
-    parser.add_argument("--length", type=float, metavar="N", help="average number of tokens of an answer")
 
 
-def estimate(options: Namespace, planner: Planner, machine: hardware.Hardware | None) -> Estimate | None:
-    """Return the time of a run on the named card, on the device of the earlier run, or on this machine; None if its
-    speed is not known."""
-    for name in ("length", "price"):
-        value = getattr(options, name, None)
-        if value is not None and not 0 < value < inf:
-            raise ConfigError(f"--{name} {value:g}", "it must be a number above 0")
-    if options.card is not None and card_speed(options.card) is None:
-        reason, remedy = f"its speed is not known. Known are {', '.join(CARDS)}", "Or name a run with --like"
-        raise ConfigError(f"--card {options.card or repr('')}", reason, remedy)
-    config, like = planner.config, read_run(options.like) if options.like else None
-    card = options.card or (machine.gpus[0].name if machine and machine.gpus else "")
-    speed, rounds, length = card_speed(card), 1, min(options.length or inf, float(config.rollout.max_new_tokens))
-    if config.rollout.dead_groups == "refill" and not config.is_warmup:
-        rounds += config.rollout.refills  # at most: nobody knows before the answers are there
-    if like:
-        low, basis = _like(like, planner, options, length), f"by the steps of {options.like}"
-        high = low if like.config.rollout.dead_groups == "refill" else replace(low, rounds=rounds)
-    elif speed:
-        low, basis = Duration(planner, speed, length), f"by the published numbers of {card}"
-        high = replace(low, ratio=H100, rounds=rounds)
-    else:
+def estimate(options: Namespace, planner: Planner, here: str) -> Estimate | None:
+    """Return the time of a run on the named card, else on the one `here`, or by an earlier run; None if the speed is
+    not known."""
+    if options.card is not None:
+        must_know(options.card)
+    if not options.like:
+        return on_card(options.card or here, planner)
+    like = read_run(options.like)
+    low = _like(like, planner, options.card)
+    rounds = 1 if like.config.rollout.dead_groups == "refill" else _rounds(planner.config)
+    problems = like.history.problems if planner.config.task == like.config.task else None
+    return _between(low, replace(low, rounds=rounds), _steps(planner.config, problems), f"by those of {options.like}")
+
+
+def must_know(card: str) -> None:
+    """Raise ConfigError for a card that is neither known nor beside a known one."""
+    if card_of(card) is None:
+        known = ", ".join([*CARDS][::6])
+        reason, remedy = f"its speed is not known, as that of {known} is", "Name a card near it, or a run with --like"
+        raise ConfigError(f"--card {card or repr('')}", reason, remedy)
+
+
+def on_card(name: str, planner: Planner, problems: int | None = None) -> Estimate | None:
+    """Return the time of a run on a card by its published numbers; None if they are not known."""
+    if (card := card_of(name)) is None:
         return None
-    return _between(low, high, _steps(config, like), basis, getattr(options, "price", None))
+    low = Duration(planner, card.speed, float(planner.config.rollout.max_new_tokens))
+    guess = f", taken for {card.neighbour}" if card.neighbour else ""
+    high = replace(low, ratio=H100, rounds=_rounds(planner.config))
+    cards = f"{planner.world_size} x " if planner.world_size > 1 else ""
+    return _between(low, high, _steps(planner.config, problems), f"on {cards}{name}{guess}")
 
 
-def _between(low: Duration, high: Duration, steps: int | None, basis: str, price: float | None) -> Estimate:
-    cards, parts = high.planner.world_size, ("rollout", "update", "evaluation")
-    seconds = {name: (getattr(low, name), getattr(high, name)) for name in parts}
-    if steps is None:
-        return Estimate(None, None, seconds, basis, None, None)
-    first, last = low.run(steps) / 3600, high.run(steps) / 3600
-    kwh = last * high.speed.watts * cards / 1000
-    cost = None if price is None else (first * cards * price, last * cards * price)
-    return Estimate(steps, (first, last), seconds, basis, kwh or None, cost)
+def _rounds(config: Config) -> int:
+    """Return how often a step samples at most: nobody knows before the answers are there."""
+    refills = config.rollout.dead_groups == "refill" and not config.is_warmup
+    return 1 + config.rollout.refills * refills
 
 
-def _like(like: RunFiles, planner: Planner, options: Namespace, length: float) -> Duration:
+def _between(low: Duration, high: Duration, steps: int | None, basis: str) -> Estimate:
+    seconds = {name: (getattr(low, name), getattr(high, name)) for name in ("rollout", "update", "evaluation")}
+    hours = None if steps is None else (low.run(steps) / 3600, high.run(steps) / 3600)
+    return Estimate(steps, hours, seconds, basis)
+
+
+def at_start(config: Config, first_step: int, total_steps: int, world_size: int) -> str | None:
+    """Return what a run says of its time before its first step, with the hour of the clock at which it ends, and fewer
+    steps if it is long; None on a CPU and on a card that is not known."""
+    gpus, shape = hardware.detect().gpus, planned_shape(config)
+    if not gpus or shape is None or first_step >= total_steps:
+        return None
+    left = config.model_copy(update={"run": config.run.model_copy(update={"steps": total_steps - first_step})})
+    found = on_card(gpus[0].name, Planner(shape, left, world_size, 0))
+    return found and f"{found}{ends(found.about)}. {shorter(found)}".removesuffix(". ")
+
+
+def ends(hours: float) -> str:
+    """Return when something ends that takes so many hours from now."""
+    end = datetime.now() + timedelta(hours=hours)
+    return f", until {end:%H:%M}" if hours < 12 else f", until {end:%A %H:%M}" if hours < 150 else ""
+
+
+def shorter(found: Estimate) -> str:
+    """Return what would be shorter than a long run."""
+    if found.about <= LONG or not found.steps:
+        return ""
+    return f"run.steps={max(1, int(found.steps * EVENING / found.about))} would take about {EVENING:g} h"
+
+
+def _like(like: RunFiles, planner: Planner, card: str | None) -> Duration:
     """Return the time that follows from an earlier run, with its length and its share of live groups if the task and
     the model are the same."""
     own, config, device = like.config, planner.config, like.machine.get("device", "")
-    if options.card and not card_speed(device):
+    its_card, other = card_of(device), card_of(card or "")
+    if other and not its_card:
         reason = f"the run of --like was made on {device or 'an unknown machine'}, which says nothing of a card"
         remedy = "Leave one of the two out"
-        raise ConfigError(f"--card {options.card}", reason, remedy)
+        raise ConfigError(f"--card {card}", reason, remedy)
     its_planner = Planner(shape_of(own.model.name, own.model.revision), own, int(like.machine.get("ranks", 1)), 0)
-    earlier = measured(Duration(its_planner, card_speed(device) or CPU, length), like.metrics)
+    length, speed = float(config.rollout.max_new_tokens), its_card.speed if its_card else CPU
+    earlier = measured(Duration(its_planner, speed, length), like.metrics)
     is_alike = config.task == own.task and config.model.name == own.model.name
-    if is_alike and not options.length:
-        length = min(earlier.length, length)
     live = earlier.live if is_alike and config.drops_dead_groups else 1.0
-    return Duration(planner, card_speed(options.card or "") or earlier.speed, length, live, earlier.ratio)
+    length = min(earlier.length, length) if is_alike else length
+    return Duration(planner, other.speed if other else speed, length, live, earlier.ratio)
 
 
-def _steps(config: Config, like: RunFiles | None) -> int | None:
+def _steps(config: Config, problems: int | None) -> int | None:
     """Return the steps of the run; None if they follow from the number of problems, and that is not known here."""
-    task = config.task
     if config.is_warmup:
         return config.warmup.steps
     if config.run.steps is not None:
         return config.run.steps
-    if like and task == like.config.task and like.history.problems:
-        return config.total_steps(like.history.problems)
-    is_published = task.name == "gsm8k" and task.data_dir is None and task.path is None and task.limit is None
-    return config.total_steps(GSM8K_TRAINING_PROBLEMS) if is_published else None
-
-
-def lines(found: Estimate | None) -> Iterator[str]:
-    """Yield the time, the energy and the price of a run for people."""
-    if found is None:
-        yield "time: not known for this machine; name a --card, or an earlier run with --like"
-    elif found.hours is None:
-        yield "time: the steps follow from the number of problems, which is not known: write run.steps"
-    else:
-        spans = [f"{hour:.1f} h" if hour >= 2 else f"{hour * 60:.1f} min" for hour in found.hours]
-        yield f"time: {_span(*spans)} for {found.steps} steps, {found.basis}"
-        if found.kwh is not None:
-            yield f"energy: at most {found.kwh:.2g} kWh"
-        if found.price is not None:
-            yield f"price: {_span(*(f'{amount:.2f}' for amount in found.price))}"
-
-
-def _span(low: str, high: str) -> str:
-    return low if low == high else f"{low} to {high}"
+    task = config.task
+    if task.name == "gsm8k" and task.data_dir is None and task.path is None:
+        problems = min(GSM8K_TRAINING_PROBLEMS, task.limit or GSM8K_TRAINING_PROBLEMS)
+    problems = problems or count_local(config)
+    return config.total_steps(problems) if problems else None
 
 
 def limit_of_a_job(found: Estimate | None, jobs: int) -> str:

@@ -108,8 +108,8 @@ class Prompter:
         self.answer_style = answer_style(settings, task)
         self._examples = examples(task, settings.shots) if self.style == "few_shot" else []
         known = sorted(_variables(tokenizer.get_chat_template()) - SET_BY_OCTET) if tokenizer.chat_template else []
-        for name in settings.template:
-            if name not in known:  # it would have no effect
+        for name, value in settings.template.items():
+            if name not in known and (name, value) != ("enable_thinking", False):  # it would have no effect
                 reads = f"the chat template of this model reads {', '.join(known) or 'no variables'}"
                 remedy = f"{did_you_mean(name, known)} Correct the name, or leave it out".strip()
                 raise ConfigError(f"prompt.template={{{name}: ...}}", reads, remedy)

@@ -1,0 +1,104 @@
+"""Cards by the names that nvidia-smi and people give them."""
+
+import pytest
+
+from trainer.plan.cards import CARDS, card_of, common
+
+NAMES = {
+    "NVIDIA H100 80GB HBM3": "H100",
+    "NVIDIA A100-SXM4-80GB": "A100",
+    "NVIDIA A100 80GB PCIe": "A100 80GB PCIe",
+    "Tesla V100-PCIE-16GB": "V100 PCIe",
+    "NVIDIA H100 NVL": "H100 NVL",
+    "NVIDIA L40S": "L40S",
+    "NVIDIA RTX A6000": "A6000",
+    "NVIDIA RTX 6000 Ada Generation": "RTX 6000 Ada",
+    "NVIDIA A10": "A10",
+    "NVIDIA GeForce RTX 4060": "RTX 4060",
+    "rtx4060": "RTX 4060",
+    "RTX\u00a04060": "RTX 4060",
+    "4060": "RTX 4060",
+    "rtx4060ti": "RTX 4060 Ti",
+    "NVIDIA GeForce RTX 4060 Ti": "RTX 4060 Ti",
+    "RTX 4070 Ti SUPER": "RTX 4070 Ti Super",
+    "4060 laptop": "RTX 4060 Laptop",
+    "NVIDIA GeForce RTX 4060 Laptop GPU": "RTX 4060 Laptop",
+    "NVIDIA GeForce RTX 4090 D": "RTX 4090 D",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_card_is_known_by_its_names(name):
+    found = card_of(name)
+    assert (found.speed, found.neighbour) == (CARDS[NAMES[name]].speed, "")
+
+
+NEIGHBOURS = {
+    "NVIDIA GeForce RTX 2070 with Max-Q Design": "RTX 2070",
+    "RTX 4050": "RTX 4050 Laptop",
+    "RTX 3050 Ti Laptop GPU": "RTX 3050",
+    "RTX 6060 Ti": "RTX 5060 Ti",
+    "RTX 5070 Super": "RTX 5070",
+    "A800": "A100",
+    "NVIDIA H800": "H200",
+    "B300": "B200",
+}
+
+
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_an_unknown_card_is_taken_for_its_neighbour(name):
+    found = card_of(name)
+    assert (found.neighbour, found.speed) == (NEIGHBOURS[name], CARDS[NEIGHBOURS[name]].speed)
+    assert (found.name, found.memory_gb) == (name, CARDS[NEIGHBOURS[name]].memory_gb)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Voodoo 2", "AMD Instinct MI300X", "Radeon RX 9070 XT", "GTX 1080", "CPU with AVX2"]
+)
+def test_what_has_no_neighbour_is_not_known(name):
+    assert card_of(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [("RTX 3060", 12), ("RTX 4060 Ti", 8), ("RTX 4060 Ti 16GB", 16), ("NVIDIA A100-SXM4-80GB", 80), ("a100", 40)],
+)
+def test_a_card_has_the_memory_of_its_name_or_else_of_the_smallest(name, gigabytes):
+    assert card_of(name).memory_gb == gigabytes
+
+
+@pytest.mark.parametrize(
+    ("name", "like", "share", "memory", "gigabytes"),
+    [
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "A100", 1 / 7, 1 / 8, 5),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "A100", 3 / 7, 1 / 2, 40),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", "H100", 1 / 7, 1 / 8, 10),
+        ("NVIDIA H100 80GB HBM3 MIG 1c.3g.40gb", "H100", 1 / 7, 1 / 2, 40),
+        ("NVIDIA H100 80GB HBM3 MIG 4g.40gb", "H100", 4 / 7, 1 / 2, 40),
+        ("NVIDIA H200 MIG 7g.141gb", "H200", 1, 1, 141),
+        ("NVIDIA H100 PCIe MIG 2g.20gb", "H100 PCIe", 2 / 7, 2 / 8, 20),
+    ],
+)
+def test_a_slice_of_a_card_is_its_fraction(name, like, share, memory, gigabytes):
+    found, whole = card_of(name), CARDS[like].speed
+    assert found.speed[:2] == pytest.approx((share * whole.flops, memory * whole.bandwidth))
+    assert (found.memory_gb, found.neighbour) == (gigabytes, "")
+
+
+CORES = {"2070": (2304, 1.62), "2080 Super": (3072, 1.815), "3060 Ti": (4864, 1.665), "3080": (8704, 1.71)}  # and GHz
+CORES |= {"3050": (2560, 1.777), "4060": (3072, 2.46), "4060 Laptop": (3072, 2.37), "4070": (5888, 2.475)}
+CORES |= {"4070 Ti Super": (8448, 2.61), "5060": (3840, 2.497), "5060 Ti": (4608, 2.572), "5080": (10752, 2.617)}
+CORES |= {"5070 Laptop": (4608, 2.347)}
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_a_gaming_card_has_the_peak_of_sums_in_fp32(name):
+    """Cores times their boost clock: its tensor cores do 4 operations a cycle for each, and those of Turing 8."""
+    count, clock = CORES[name]
+    of_core = 8 if name.startswith("2") else 4  # operations in a cycle
+    assert CARDS[f"RTX {name}"].speed.flops / 1e9 == pytest.approx(of_core * count * clock, rel=0.01)
+
+
+@pytest.mark.parametrize(("gigabytes", "name"), [(6, "RTX 4060"), (11.9, "RTX 3060"), (48, "RTX 3090")])
+def test_a_common_card_is_no_larger(gigabytes, name):
+    assert common(gigabytes) == name
