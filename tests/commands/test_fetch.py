@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from tests.commands.test_doctor import NO_CARDS, python
-from tests.conftest import NANO, ROOT, refuses
+from tests.commands.test_doctor import NO_CARDS
+from tests.conftest import NANO, ROOT, launch, refuses, said_by
 from tests.hub_server import Hub, serving, use_hub
 from trainer.commands import fetch
 from trainer.config.command_line import resolve
@@ -48,10 +48,8 @@ def gsm8k(tmp_path_factory) -> Path:
     (folder / "README.md").write_text(CARD)
     (folder / "main").mkdir()
     for split, first, count in (("train", 0, 40), ("test", 100, 12)):
-        rows = [
-            {"question": f"Anna has {n} apples and buys 2. How many has she?", "answer": f"{n} + 2\n#### {n + 2}"}
-            for n in range(first, first + count)
-        ]
+        asked = "Anna has {} apples and buys 2. How many has she?"
+        rows = [{"question": asked.format(n), "answer": f"{n} + 2\n#### {n + 2}"} for n in range(first, first + count)]
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"main/{split}-00000-of-00001.parquet")
     return folder
 
@@ -67,8 +65,8 @@ def model(tmp_path_factory) -> Path:
     return folder
 
 
-def octet(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
-    return python("-m", "trainer.commands.main", *arguments, folder=folder, **environment)
+def octet(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return launch(sys.executable, "-m", "trainer.commands.main", *arguments, folder=folder, **environment)
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +96,8 @@ def test_it_goes_on_where_it_stopped_and_fetches_nothing_twice(fetched):
     assert second.returncode == 0, second.stderr
     assert downloads[0].count("model.safetensors") == 2  # it broke off once
     assert set(downloads[1]) == {"README.md", "main/train-00000-of-00001.parquet", "main/test-00000-of-00001.parquet"}
-    assert second.stdout.splitlines()[:2] == [
-        "model   octet/nano: 2.6 MB in 5 files",
-        "data    openai/gsm8k: train 40, test 12 problems",
-    ]
+    said = ["model   octet/nano: 2.6 MB in 5 files", "data    openai/gsm8k: train 40, test 12 problems"]
+    assert second.stdout.splitlines()[:2] == said
 
 
 def test_only_what_a_run_reads_is_fetched_and_no_login(fetched):
@@ -126,7 +122,7 @@ def test_the_printed_command_runs_without_a_hub_from_wherever_the_folder_is(fetc
     assert environment == {"HF_HOME": str(here), "HF_HUB_OFFLINE": "1"}
     arguments = [*words[words.index("./run_deepspeed.sh") + 1 :], "run.dir=it"]
     environment["HF_ENDPOINT"] = "http://127.0.0.1:9"  # nobody listens there
-    answer = python(str(ROOT / "train.py"), *arguments, folder=tmp_path, **environment)
+    answer = launch(sys.executable, ROOT / "train.py", *arguments, folder=tmp_path, **environment)
     assert answer.returncode == 0, answer.stderr
     assert "octet/nano on gsm8k (40 problems): 2 steps" in answer.stdout
     assert answer.stderr == ""  # the libraries have nothing to say about it
@@ -152,15 +148,6 @@ def test_another_configuration_of_a_data_set_is_not_the_one_that_is_asked_for(fe
     assert prepared == [True, True, False, False, False]
 
 
-def test_a_hub_that_takes_four_seconds_does_not_switch_the_run_offline(fetched, model, monkeypatch, capsys):
-    with serving({"models/octet/nano": model}) as slow:
-        slow.delay_s = 4.0
-        use_hub(monkeypatch, slow.url, fetched[0])
-        assert hub.find_model(Model(name="octet/nano")).folder is not None
-    assert not hub.is_offline()
-    assert capsys.readouterr().err == ""
-
-
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory) -> Path:
     """A certificate that signs itself, with its key in the same file."""
@@ -182,8 +169,8 @@ def test_a_mirror_with_a_certificate_of_its_own_is_trusted_when_it_is_named(
     named = {variable: str(certificate)} if variable else {}
     with serving({"models/octet/nano": model}, certificate=certificate) as mirror:
         environment = {"HF_ENDPOINT": mirror.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
-        answer = octet("fetch", "--preset", "nano", "model.name=octet/nano", "--to", "it", "--no-wheels",
-                       folder=tmp_path, **environment, **named)  # fmt: skip
+        asked = ["--preset", "nano", "model.name=octet/nano", "--to", "it", "--no-wheels"]
+        answer = octet("fetch", *asked, folder=tmp_path, **environment, **named)
     if variable:
         assert answer.returncode == 0, answer.stderr
     else:
@@ -201,71 +188,49 @@ def test_records_of_the_hub_are_read_under_any_name(gsm8k, model, tmp_path):
     assert "apples and buys 2. How many has she?" in answer.stdout
 
 
-@pytest.mark.parametrize(
-    "change", [Path.unlink, lambda file: file.write_bytes(b"x" + file.read_bytes()[1:])], ids=["missing", "changed"]
-)
-def test_a_copy_that_is_not_whole_is_found_out(fetched, tmp_path, change):
-    here = tmp_path / "copy"
-    shutil.copytree(fetched[0], here, symlinks=False)  # a stick without links
-    fetch.verify(here)
-    (file,) = (here / "hub/models--octet--nano/snapshots").rglob("model.safetensors")
-    change(file)
-    with pytest.raises(DataError, match=r"model\.safetensors is "):
-        fetch.verify(here)
-
-
-CONTENTS = [None, "[1]", '{"files": 5}', '{"format": 1, "files": {"../a": 1}}']
-
-
-@pytest.mark.parametrize("content", CONTENTS)
-def test_a_manifest_that_is_none_or_names_files_elsewhere_is_refused(tmp_path, content):
-    (tmp_path / "a").touch()
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    if content:
-        (folder / "manifest.json").write_text(content)
-    with pytest.raises(DataError, match="--verify"):
-        fetch.verify(folder)
-
-
 @pytest.fixture
-def hub_with_teacher(model, tmp_path, monkeypatch) -> Iterator[Hub]:
-    with serving({"models/octet/large": model}) as one:
-        use_hub(monkeypatch, one.url, tmp_path / "home")
-        yield one
+def strict_hub(model, monkeypatch, tmp_path) -> Iterator[Hub]:
+    with serving({"models/octet/nano": model}, token=TOKEN) as it:
+        use_hub(monkeypatch, it.url, tmp_path)
+        yield it
 
 
-def test_the_teacher_is_fetched_and_looked_for_as_the_model_is(hub_with_teacher, tmp_path, monkeypatch):
-    distill = ["algorithm.loss=reinforce_baseline", "teacher.name=octet/large"]
+CHANGES = {
+    "missing": Path.unlink,
+    "changed": lambda file: file.write_bytes(b"x" + file.read_bytes()[1:]),
+    "without a manifest": lambda file: (file.parents[4] / "manifest.json").unlink(),
+    "elsewhere": lambda file: (file.parents[4] / "manifest.json").write_text('{"format": 1, "files": {"../a": 1}}'),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_copy_that_is_not_whole_is_found_out(fetched, tmp_path, capsys, change):
+    here = shutil.copytree(fetched[0], tmp_path / "copy", symlinks=False)  # a stick without links
+    (tmp_path / "a").touch()
+    assert said_by(capsys, "fetch", "--verify", here)[0] == 0
+    (file,) = (here / "hub/models--octet--nano/snapshots").rglob("model.safetensors")
+    CHANGES[change](file)
+    status, _, error = said_by(capsys, "fetch", "--verify", here)
+    assert (status, f"--verify {here}: " in error) == (2, True)
+
+
+def test_the_teacher_is_fetched_and_looked_for_as_the_model_is(strict_hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    distill = ["algorithm.loss=reinforce_baseline", "teacher.name=octet/nano"]
     config = resolve("nano", None, distill)
     size = downloads.find_teacher(config).download
     assert size > 2_000_000
     needs = preflight.needs(config, NANO_HERE, NO_CARDS, downloads.find_teacher(config))
     assert needs.download == size
-    environment = {"HF_ENDPOINT": hub_with_teacher.url, "HF_HUB_OFFLINE": "0"}
+    environment = {"HF_ENDPOINT": strict_hub.url, "HF_HUB_OFFLINE": "0"}
     answer = octet("fetch", "--preset", "nano", *distill, "--to", "it", "--no-wheels", folder=tmp_path, **environment)
-    assert answer.stdout.splitlines()[:2] == [
-        "model   nano: it comes with Octet",
-        "teacher octet/large: 2.6 MB in 5 files",
-    ], answer.stderr
+    said = ["model   nano: it comes with Octet", "teacher octet/nano: 2.6 MB in 5 files"]
+    assert answer.stdout.splitlines()[:2] == said, answer.stderr
     use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "it")
     teacher = downloads.find_teacher(config)
     assert teacher.download == 0
     ram = [preflight.needs(config, NANO_HERE, NO_CARDS, one).ram for one in (hub.NOTHING, teacher)]
     assert ram[1] - ram[0] == pytest.approx(teacher.weights, rel=0.01)  # fp32 in the file as well as here
-
-
-def test_a_teacher_that_nobody_has_is_refused_before_the_run(hub_with_teacher, tmp_path):
-    config = resolve("nano", None, ["algorithm.loss=reinforce_baseline", "teacher.name=octet/none"])
-    with pytest.raises(ModelError, match=r"^teacher\.name=octet/none: the hub does not give it"):
-        downloads.find_teacher(config)
-
-
-@pytest.mark.parametrize("key", ["teacher.adapter", "lora.start"])
-def test_an_adapter_that_is_not_there_is_refused_before_the_run(key, tmp_path):
-    config = resolve("nano", None, ["algorithm.loss=reinforce_baseline", f"{key}={tmp_path}"])
-    with pytest.raises(ModelError, match=rf"^{key}=.*: there is no adapter_config\.json in it"):
-        preflight.check(config, NO_CARDS)
 
 
 def test_a_model_of_which_a_part_is_missing_is_not_taken_for_cached(fetched, tmp_path, monkeypatch):
@@ -282,16 +247,6 @@ def test_a_model_of_which_a_part_is_missing_is_not_taken_for_cached(fetched, tmp
     assert hub.snapshot(Model(name="octet/nano", revision="other")) is None
 
 
-# ---------------------------------------------------------------- what the hub refuses
-
-
-@pytest.fixture
-def strict_hub(model, monkeypatch, tmp_path) -> Iterator[Hub]:
-    with serving({"models/octet/nano": model}, token=TOKEN) as it:
-        use_hub(monkeypatch, it.url, tmp_path)
-        yield it
-
-
 def test_a_stored_login_is_used_and_without_one_the_answer_is_clear(strict_hub, tmp_path):
     with refuses("model.name", ModelError, names="octet/nano"):
         hub.find_model(Model(name="octet/nano"))
@@ -300,14 +255,13 @@ def test_a_stored_login_is_used_and_without_one_the_answer_is_clear(strict_hub, 
     assert found.folder is None
     assert found.download == sum((NANO / name).stat().st_size for name in found.sizes)
     assert "model.safetensors" in found.sizes
-
-
-def test_a_revision_and_a_data_set_that_do_not_exist_are_refused(strict_hub, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    with refuses("model.name", ModelError, names="404"):
+    with pytest.raises(ModelError, match=r"the hub does not give it \(404"):
         hub.find_model(Model(name="octet/nano", revision="typo"))
     with refuses("task.name", DataError, names="task.data_dir"):
         downloads.find_data(HubSet("no/body", None, "train"), resolve("nano").task)
+    config = resolve("nano", None, ["algorithm.loss=reinforce_baseline", "teacher.name=octet/none"])
+    with pytest.raises(ModelError, match=r"^teacher\.name=octet/none: the hub does not give it"):
+        downloads.find_teacher(config)
 
 
 def test_a_folder_that_is_too_small_is_refused_before_the_download(strict_hub, monkeypatch, tmp_path):
@@ -342,58 +296,36 @@ def test_of_a_model_the_weights_come_once(weights, others, kept):
     names = {"config.json", "tokenizer.json", *weights, *kept}
     assert set(hub.wanted([*names, *others])) == names
     assert set(hub.wanted([*names, *others], code=True)) - names <= {"modeling.py"}
+    elsewhere = ["../x.json", "a/../../x.json", "/etc/x.json", "sub/config.json"]
+    assert set(hub.wanted([*names, *elsewhere])) == names
 
 
-# ---------------------------------------------------------------- packages
-
-
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory) -> Path:
-    """Two small packages, from whatever index pip asks here."""
-    folder = tmp_path_factory.mktemp("wheels")
-    probe = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder / "probe"), "idna"]
-    if subprocess.run(probe, capture_output=True, check=False).returncode != 0:
+def test_the_packages_are_those_of_the_constraints_and_make_the_environment_without_an_index(tmp_path, monkeypatch):
+    wanted = fetch.requirements()
+    assert {"torch", "deepspeed", "transformers", "math-verify", "setuptools"} <= set(wanted)
+    assert "pytest" not in wanted
+    probe = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", tmp_path / "probe", "idna"]
+    if launch(*probe).returncode != 0:
         pytest.skip("no package index can be reached from here")
-    said = fetch.fetch_wheels(["idna", "mdurl"], fetch.CONSTRAINTS, folder / "it")
-    assert re.fullmatch(r"wheels  2 packages, 0\.\d MB", said)
-    return folder / "it"
-
-
-@pytest.fixture
-def no_index(wheels, monkeypatch):
-    """After the packages have come, pip knows of no place where there are any."""
+    assert re.fullmatch(r"wheels  2 packages, 0\.\d MB", fetch.fetch_wheels(["idna", "mdurl"], tmp_path / "it"))
+    assert {file.name.rsplit("-", 3)[0] for file in (tmp_path / "it").glob("*.whl")} == {"idna-3.20", "mdurl-0.1.2"}
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     nowhere = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9", "PIP_RETRIES": "0"}
     for name, value in nowhere.items():
         monkeypatch.setenv(name, value)
-
-
-@pytest.mark.usefixtures("no_index")
-def test_the_packages_are_those_of_the_constraints_and_come_once(wheels):
-    assert {file.name.rsplit("-", 3)[0] for file in wheels.glob("*.whl")} == {"idna-3.20", "mdurl-0.1.2"}
-    fetch.fetch_wheels(["idna", "mdurl"], fetch.CONSTRAINTS, wheels)  # asks nobody
+    assert fetch.fetch_wheels(["idna", "mdurl"], tmp_path / "it").startswith("wheels  2")  # which are there already
     with refuses("--to", names="packages"):
-        fetch.fetch_wheels(["idna", "sniffio"], fetch.CONSTRAINTS, wheels)
-
-
-@pytest.mark.usefixtures("no_index")
-def test_the_environment_is_made_from_them_without_an_index(wheels, tmp_path):
-    script = f'source "{ROOT}/scripts/environment.sh"; _pip --target "{tmp_path}/it" "$@"'
-    environment = os.environ | {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", "OCTET_WHEELS": str(wheels)}
-    command = ["bash", "-c", script, "bash", "-c", str(fetch.CONSTRAINTS)]
-    done = subprocess.run([*command, "idna", "mdurl"], env=environment, capture_output=True, text=True, check=True)
-    assert (done.stderr, done.stdout.split()[0]) == ("", "Installing")
-    assert (tmp_path / "it/idna/__init__.py").is_file()
-    answer = subprocess.run([*command, "sniffio"], env=environment, capture_output=True, text=True, check=False)
-    assert answer.returncode == 2
-    assert "octet: pip could not install the dependencies; its message is above." in answer.stderr
-
-
-def test_every_package_that_octet_needs_is_on_the_list():
-    wanted = fetch.requirements()
-    assert {"torch", "deepspeed", "transformers", "math-verify", "setuptools"} <= set(wanted)
-    assert "pytest" not in wanted
+        fetch.fetch_wheels(["idna", "sniffio"], tmp_path / "it")
+    script = f'source "{ROOT}/scripts/environment.sh"; _pip --target "{tmp_path}/made" "$@"'
+    environment = {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", "OCTET_WHEELS": str(tmp_path / "it")}
+    command = ["bash", "-c", script, "bash", "-c", fetch.CONSTRAINTS]
+    done = launch(*command, "idna", "mdurl", **environment)
+    assert (done.returncode, done.stderr, done.stdout.split()[0]) == (0, "", "Installing")
+    assert (tmp_path / "made/idna/__init__.py").is_file()
+    done = launch(*command, "sniffio", **environment)
+    assert done.returncode == 2
+    assert "octet: pip could not install the dependencies; its message is above." in done.stderr
 
 
 def test_a_reference_that_leads_out_of_the_cache_is_no_model(tmp_path, monkeypatch):
@@ -406,8 +338,3 @@ def test_a_reference_that_leads_out_of_the_cache_is_no_model(tmp_path, monkeypat
     (tmp_path / "elsewhere/model.safetensors").touch()
     (references / "main").write_text("../../../elsewhere")
     assert hub.snapshot(Model(name="a/b")) is None
-
-
-def test_only_files_at_the_top_of_a_repository_are_fetched():
-    names = ["config.json", "model.safetensors", "../x.json", "a/../../x.json", "/etc/x.json", "sub/config.json"]
-    assert hub.wanted(names) == ["config.json", "model.safetensors"]

@@ -26,10 +26,11 @@ def add_settings_of_a_run(parser: ArgumentParser) -> None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raise ConfigError if what `--out` names cannot be written."""
+def writing(path: Path, option: str = "--out") -> Iterator[None]:
+    """Raise ConfigError if what `--out` or `--to` names cannot be written."""
     try:
         yield
     except OSError as error:
         place = error.filename2 or error.filename or path  # the file in the folder, and not its temporary name
-        raise ConfigError(f"--out {place}", f"it cannot be written ({error.strerror})", "Name another place") from None
+        reason = f"it cannot be written ({error.strerror})"
+        raise ConfigError(f"{option} {place}", reason, "Name another place") from None
