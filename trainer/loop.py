@@ -27,8 +27,7 @@ from dataclasses import dataclass, replace
 from trainer import advantage
 from trainer.batch import pack
 from trainer.config.settings import Config
-from trainer.evaluation.best import describe, metrics_of
-from trainer.evaluation.evaluator import Evaluator
+from trainer.evaluation.best import Evaluator, describe, metrics_of
 from trainer.problem.task import draw
 from trainer.ranks import distributed
 from trainer.records import TrainingRow

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import train
-from trainer.evaluation import best, evaluator
+from trainer.evaluation import best
 from trainer.machine import quiet
 from trainer.machine.exits import answering_errors
 from trainer.ranks import stopping
@@ -76,13 +76,13 @@ def start(folder: Path, moment: str) -> tuple[int, str]:
     if (child := os.fork()) == 0:
         for descriptor in (1, 2):
             os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), descriptor)
-        evaluator.evaluate = tells(moment, "", evaluator.evaluate)
+        best.evaluate = tells(moment, "", best.evaluate)
         job.write_merged = tells(moment, "merge", job.write_merged)
         checkpoints.seal = stops(moment, checkpoints.seal)
         best.EvaluationHistory.keep = tells(moment, "best", best.EvaluationHistory.keep)
         if moment == AN_HOUR:
             os.environ["SLURM_JOB_END_TIME"] = str(int(time.time() + 1.5 * 3600))
-            evaluator.evaluate = takes_an_hour(evaluator.evaluate)
+            best.evaluate = takes_an_hour(best.evaluate)
         sys.argv = ["train.py", *SETTINGS, f"run.dir={folder}"]
         status = answering_errors(train.main)
         sys.stdout.flush()

@@ -254,11 +254,11 @@ def test_a_verifier_asks_nobody():
 
 
 def test_evaluation_in_the_loop_uses_the_verifier(monkeypatch):
-    from trainer.evaluation import evaluator
+    from trainer.evaluation import best
 
-    monkeypatch.setattr(evaluator, "evaluate", lambda name, sampler, scorer, *_, **__: scorer)
+    monkeypatch.setattr(best, "evaluate", lambda name, sampler, scorer, *_, **__: scorer)
     scorer, policy = Scorer(scorer_of().rules, [Meeting()]), SimpleNamespace(gathered=nullcontext)
-    assert evaluator.Evaluator(policy, None, scorer, [], 8, None, None).evaluate("step 1").graders == ()
+    assert best.Evaluator(policy, None, scorer, [], 8, None, None).evaluate("step 1").graders == ()
 
 
 class Counting:

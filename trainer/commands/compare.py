@@ -14,10 +14,8 @@ from rich.table import Table
 
 from trainer.machine.console import Console
 from trainer.machine.visible import print
-from trainer.reports.ranking import Pair, ranked
-from trainer.reports.report import shown
-from trainer.run_folder.evaluation_table import percent
-from trainer.run_folder.reader import RunFiles, differing, facts_of, names_of, read_runs
+from trainer.reports.report import Pair, ranked, shown
+from trainer.run_folder.reader import RunFiles, differing, facts_of, names_of, percent, read_runs
 from trainer.watch.progress import clock
 
 WIDTH = 500  # characters of a line where there is no screen
@@ -32,14 +30,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    compare(options.runs, options.json)
-
-
-def compare(runs: Sequence[Path], as_json: bool) -> None:
-    read = read_runs(runs)
+    read = read_runs(options.runs)
     keys = differing([run.settings for run in read])
     tasks = [[_row(run, these[0][0], pair, keys) for run, pair in these] for these in ranked(read)]
-    if as_json:
+    if options.json:
         print(json.dumps([row for rows in tasks for row in rows], indent=2))
         return
     console = Console(wide=WIDTH)
@@ -60,7 +54,10 @@ def _row(run: RunFiles, best: RunFiles, pair: Pair | None, keys: Sequence[str]) 
 def tables(rows: Sequence[dict[str, Any]], names: Mapping[str, str], width: int) -> Iterator[Table]:
     """Yield a table of runs, or several with some of the columns each where all are too wide."""
     first, *others = _columns(rows, names).items()
-    title = _title(rows)
+    problems = sorted({row["problems"] for row in rows if row["problems"]})
+    compared = sum(row["against"] is not None for row in rows)
+    corrected = f", p corrected for {compared} runs (Holm)" if compared > 1 else ""
+    title = f"Held-out problems: {', '.join(map(str, problems)) or 'none yet'}; 95 % intervals{corrected}"
     while others:
         shown, room = [first, others.pop(0)], width - _width(first)
         room -= _width(shown[1])
@@ -100,10 +97,3 @@ def _columns(rows: Sequence[dict[str, Any]], names: Mapping[str, str]) -> dict[s
     if not any(columns[MEASURED[-1]]):
         del columns[MEASURED[-1]]
     return columns
-
-
-def _title(rows: Sequence[dict[str, Any]]) -> str:
-    problems = sorted({row["problems"] for row in rows if row["problems"]})
-    compared = sum(row["against"] is not None for row in rows)
-    corrected = f", p corrected for {compared} runs (Holm)" if compared > 1 else ""
-    return f"Held-out problems: {', '.join(map(str, problems)) or 'none yet'}; 95 % intervals{corrected}"

@@ -17,6 +17,7 @@ import sys
 import textwrap
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -41,8 +42,7 @@ from trainer.sandbox.pool import Sandbox
 CONSTRAINTS = ROOT / "constraints.txt"
 REQUIRED = ["torch", "deepspeed", "transformers", "peft", "accelerate", "datasets", "bitsandbytes", "tensorboard"]
 REQUIRED += ["safetensors", "pydantic", "PyYAML", "rich"]
-MARKS = {"note": "✓", "warn": "!", "end": "✗"}
-COLOURS = {"note": "32", "warn": "33", "end": "31"}
+MARKS = {"note": ("✓", "32"), "warn": ("!", "33"), "end": ("✗", "31")}  # and their colours
 NAME, WIDTH = 14, 100
 
 
@@ -56,47 +56,41 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
+    """Print every finding as soon as it is known, and exit with 1 if there is a problem."""
     preset, why = (options.preset, "") if options.preset else choose_preset(hardware.detect())
     config = resolve(preset, options.recipe, options.overrides)
     title = " ".join([f"preset {preset}", *([options.recipe] if options.recipe else []), *options.overrides])
-    if examine(config, f"{title} ({why})" if why else title, options.json):
-        sys.exit(1)
-
-
-def examine(config: Config, title: str, as_json: bool) -> int:
-    """Print every finding as soon as it is known, and return the number of problems."""
-    if not as_json:
+    title += f" ({why})" if why else ""
+    if not options.json:
         print(f"octet doctor: {title}\n", flush=True)
     found = []
     for finding in everything(config):
         found.append(finding)
-        if not as_json:
+        if not options.json:
             print(line(finding), flush=True)
     count = {severity: sum(finding.severity == severity for finding in found) for severity in MARKS}
-    if as_json:
+    warnings = counted(count["warn"], "warning")
+    if options.json:
         print(json.dumps({"for": title, **count, "findings": [asdict(finding) for finding in found]}, indent=2))
+    elif count["end"]:
+        problems = counted(count["end"], "problem")
+        print(f"\n{problems}, {warnings}: such a run cannot start, or would not end well.")
     else:
-        print(f"\n{_verdict(count)}")
-    return count["end"]
+        print(f"\nNo problem, {warnings}: such a run can start.")
+    if count["end"]:
+        sys.exit(1)
 
 
 def line(finding: Finding) -> str:
     """Return a finding wrapped to 100 columns, with its remedy below."""
-    mark = MARKS[finding.severity]
+    mark, colour = MARKS[finding.severity]
     if sys.stdout.isatty():
-        mark = f"\033[{COLOURS[finding.severity]}m{mark}\033[0m"
+        mark = f"\033[{colour}m{mark}\033[0m"
     indent = " " * (NAME + 3)
     rows = textwrap.wrap(finding.seen, WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
     todo = textwrap.wrap(finding.remedy, WIDTH - len(indent) - 2, break_long_words=False, break_on_hyphens=False)
     rows += [f"{'> ' if index == 0 else '  '}{row}" for index, row in enumerate(todo)]
     return f"{mark} {finding.name:<{NAME}} " + f"\n{indent}".join(rows)
-
-
-def _verdict(count: Mapping[str, int]) -> str:
-    problems, warnings = counted(count["end"], "problem"), counted(count["warn"], "warning")
-    if count["end"]:
-        return f"{problems}, {warnings}: such a run cannot start, or would not end well."
-    return f"No problem, {warnings}: such a run can start."
 
 
 def everything(config: Config) -> Iterator[Finding]:
@@ -109,11 +103,10 @@ def everything(config: Config) -> Iterator[Finding]:
         yield python_and_packages()
         yield from visible_cards(config, machine)
         yield from settings(config, machine)
-        yield from optional_programs()
+        yield Finding("note", "vLLM", "installed" if importlib.util.find_spec("vllm") else "not installed; optional")
+        yield Finding("note", "Slurm", shutil.which("sbatch") or "not on this machine; optional")
+        yield sandbox()
         yield from of_torch(config, probe, machine)
-
-
-# ---------------------------------------------------------------- light
 
 
 def python_and_packages() -> Finding:
@@ -123,8 +116,7 @@ def python_and_packages() -> Finding:
         remedy = "./run_deepspeed.sh --dry-run installs them, or pip install -c constraints.txt -e ."
         return Finding("end", "packages", f"not installed: {', '.join(missing)}", remedy)
     tried, python = pinned(CONSTRAINTS), f"Python {platform.python_version()}"
-    others = [f"{name} {_version(name)} (tried: {tried[name]})" for name in REQUIRED if differs(name, tried[name])]
-    if others:
+    if others := [f"{name} {_version(name)} (tried: {tried[name]})" for name in REQUIRED if differs(name, tried[name])]:
         text = f"{python}; versions other than those that were tried together: {', '.join(others)}"
         return Finding("warn", "packages", text, "If something fails: pip install -c constraints.txt -e .")
     return Finding("note", "packages", f"{python}, and {len(REQUIRED)} packages in the versions of constraints.txt")
@@ -168,37 +160,35 @@ def visible_cards(config: Config, machine: hardware.Hardware) -> Iterator[Findin
 def settings(config: Config, machine: hardware.Hardware) -> Iterator[Finding]:
     """Check model, data and settings as a run does, and whether card, disk and RAM are large enough."""
     found = teacher = hub.NOTHING
-    errors = list[tuple[str, OctetError]]()
-    try:
+    errors = dict[str, OctetError]()
+
+    @contextmanager
+    def noting(name: str) -> Iterator[None]:
+        try:
+            yield
+        except OctetError as error:
+            errors[name] = error
+
+    with noting("model"):
         found = hub.find_model(config.model)
         yield Finding("note", "model", f"{config.model.name}: {_where(found)}")
-    except OctetError as error:
-        errors.append(("model", error))
-    try:
+    with noting("adapter"):
         downloads.find_adapters(config)
-    except OctetError as error:
-        errors.append(("adapter", error))
-    try:
+    with noting("teacher"):
         teacher = downloads.find_teacher(config)
         if config.teacher_model:
             yield Finding("note", "teacher", f"{config.teacher.name}: {_where(teacher)}")
-    except OctetError as error:
-        errors.append(("teacher", error))
-    try:
+    with noting("data"):
         yield Finding("note", "data", f"{config.task.name}: {_place(config)}")
         yield from (one for one in preflight.packages(config) if one.severity == "end")  # else they are tried below
-    except OctetError as error:
-        errors.append(("data", error))
-    try:
+    with noting("settings"):
         make.check(config)
         ours = start.training_cards(machine, config.rollout.vllm)
         ds_config.check(config, has_gpu=bool(ours.gpus))
         config.refuse_idle(max(1, len(ours.gpus)))
         yield from plan(config, ours)
         yield from room(config, found, ours, teacher)
-    except OctetError as error:
-        errors.append(("settings", error))
-    for name, why in errors:
+    for name, why in errors.items():
         yield Finding("end", name, *_and_remedy(str(why)))
 
 
@@ -244,13 +234,6 @@ def _place(config: Config) -> str:
     return f"in the cache, {downloads.data_cache()}" if all(cached) else "on the hub, which answers"
 
 
-def optional_programs() -> Iterator[Finding]:
-    has_vllm, slurm = importlib.util.find_spec("vllm") is not None, shutil.which("sbatch")
-    yield Finding("note", "vLLM", "installed" if has_vllm else "not installed; optional")
-    yield Finding("note", "Slurm", slurm or "not on this machine; optional")
-    yield sandbox()
-
-
 def sandbox() -> Finding:
     """Say what this machine can hold programs in with, which only the reward `code` needs."""
     try:
@@ -277,10 +260,8 @@ def of_torch(config: Config, probe: subprocess.Popen[str], machine: hardware.Har
             yield bitsandbytes(facts["trouble"], config)
     errors = probe.stderr.read().strip().splitlines()
     if probe.wait() != 0:
-        remedy = "pip install --force-reinstall -c constraints.txt torch bitsandbytes"
-        yield Finding(
-            "end", "torch", f"it ended with status {probe.returncode}: {errors[-1] if errors else ''}", remedy
-        )
+        ended = f"it ended with status {probe.returncode}: {errors[-1] if errors else ''}"
+        yield Finding("end", "torch", ended, "pip install --force-reinstall -c constraints.txt torch bitsandbytes")
 
 
 def build(facts: Mapping[str, Any], machine: hardware.Hardware, driver_cuda: str | None) -> Finding:

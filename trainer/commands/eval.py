@@ -61,16 +61,16 @@ def run(options: Namespace) -> None:
         raise ConfigError(f"--out {out}", "it is a file", "Name a folder")
     from trainer.run import evaluate_models
 
-    models = evaluate_models.Models(source.adapter if source else None, options.merged)
+    named = {"adapter": source.adapter if source else None, "merged": options.merged}
+    models = {name: path for name, path in named.items() if path}
     evaluate_models.evaluate(config, data, models, draws, out, as_json=options.json)
 
 
 def _source(options: Namespace) -> Source | None:
     """Return what was named: an adapter, a merged model, a run folder before the settings, or a model."""
     if options.merged and not (options.merged / "config.json").is_file():
-        raise CheckpointError(
-            f"--merged {options.merged}", "there is no config.json in it", "Name a folder with a model"
-        )
+        reason = "there is no config.json in it"
+        raise CheckpointError(f"--merged {options.merged}", reason, "Name a folder with a model")
     if options.adapter:
         return adapter_of(options)
     folder = Path(next(iter(options.overrides), ""))
@@ -84,13 +84,9 @@ def _source(options: Namespace) -> Source | None:
 
 
 def adapter_of(options: Namespace) -> Source:
-    """Return what --adapter names."""
     if not (options.adapter / "adapter_config.json").is_file():
-        raise CheckpointError(
-            f"--adapter {options.adapter}",
-            "there is no adapter_config.json in it",
-            "Name the `adapter` folder of a run, or a whole model with --model",
-        )
+        remedy = "Name the `adapter` folder of a run, or a whole model with --model"
+        raise CheckpointError(f"--adapter {options.adapter}", "there is no adapter_config.json in it", remedy)
     return Source(options.adapter, is_adapter=True)
 
 
@@ -104,9 +100,8 @@ def settings_for(options: Namespace, source: Source | None) -> Config:
         elif source and base is None:
             raise ConfigError(f"--merged {source.folder}", "it has no run's config.yaml beside it", "Name its --model")
         if base == "" and not names_a_model(options):
-            raise CheckpointError(
-                f"--adapter {options.adapter}", "it does not say what it was trained over", "Name that with --model"
-            )
+            reason = "it does not say what it was trained over"
+            raise CheckpointError(f"--adapter {options.adapter}", reason, "Name that with --model")
         preset = "nano" if base in (None, "nano") else None
     named = {"model.name": base or None, "task.name": options.task, "eval.problems": options.problems}
     local = NO_SERVERS if preset and resolve(preset).rollout.uses_servers else ()
@@ -130,11 +125,9 @@ def _refuse_another_base(source: Source, config: Config, is_named: bool) -> None
         known = f"it was trained over {base}" if base else "it does not say what it was trained over"
         print(f"octet: warning: --adapter {source.folder}: {known}; is model.name={model} the same?", file=sys.stderr)
     elif not is_base:
-        raise CheckpointError(
-            f"--adapter {source.folder}",
-            f"it was trained over {base or 'a model without a name'}, not over model.name={model}",
-            f"Write --model {base or 'and its base'}, or leave --preset out",
-        )
+        reason = f"it was trained over {base or 'a model without a name'}, not over model.name={model}"
+        remedy = f"Write --model {base or 'and its base'}, or leave --preset out"
+        raise CheckpointError(f"--adapter {source.folder}", reason, remedy)
 
 
 def names_a_model(options: Namespace) -> bool:
@@ -151,9 +144,6 @@ def _draws(options: Namespace, seed: int) -> Draws | None:
             raise ConfigError(f"--{name} {value}", "it must be at least 1", "Leave it out for greedy answers only")
     temperature = SAMPLE_TEMPERATURE if options.temperature is None else options.temperature
     if not 0 < temperature < inf:
-        raise ConfigError(
-            f"--temperature {temperature:g}",
-            "samples need one above 0",
-            "Greedy answers are always there: leave it out",
-        )
+        reason = "samples need one above 0"
+        raise ConfigError(f"--temperature {temperature:g}", reason, "Greedy answers are always there: leave it out")
     return Draws(options.samples or 1, temperature, options.trials or 1, seed)

@@ -56,7 +56,10 @@ COMMANDS = {name: summary for group in GROUPS.values() for name, summary in grou
 def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(help_page())
+        print("usage: octet COMMAND ...\n\nGRPO training of language models, on one card or on a cluster.")
+        for group, commands in GROUPS.items():
+            print("", f"{group}:", *(f"  {name:<10} {summary}" for name, summary in commands.items()), sep="\n")
+        print("\n`octet COMMAND --help` shows the options of a command, and an example.")
         sys.exit(0 if arguments else 2)
     name, *rest = arguments
     if name == "--version":
@@ -70,13 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"octet: {name}: there is no such command.{nearest}", file=sys.stderr)
         print(f"Commands: {', '.join(COMMANDS)}. `octet --help` explains them.", file=sys.stderr)
         sys.exit(2)
-
-
-def help_page() -> str:
-    lines = ["usage: octet COMMAND ...", "", "GRPO training of language models, on one card or on a cluster."]
-    for group, commands in GROUPS.items():
-        lines += ["", f"{group}:", *(f"  {name:<10} {summary}" for name, summary in commands.items())]
-    return "\n".join([*lines, "", "`octet COMMAND --help` shows the options of a command, and an example."])
 
 
 def _train(name: str, arguments: Sequence[str]) -> None:
@@ -101,7 +97,6 @@ def _run(name: str, arguments: Sequence[str]) -> None:
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
-    """Return the parser of a command."""
     if name in ("train", "warmup"):
         return argument_parser(name)
     parser = Parser(prog=f"octet {name}", description=COMMANDS[name], allow_abbrev=False)

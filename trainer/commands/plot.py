@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainer.commands.options import writing
 from trainer.errors import DataError
+from trainer.machine import disk
 from trainer.machine.visible import print
 from trainer.reports import curves
 from trainer.run_folder.reader import read_runs
@@ -25,5 +26,7 @@ def run(options: Namespace) -> None:
             raise DataError(one.folder, "no step is logged yet, so there is nothing to plot", "Leave this run out")
     folder = options.out or (options.runs[0] if len(options.runs) == 1 else Path("plots"))
     with writing(folder):
-        paths = list(curves.write(runs, folder))
-    print(*paths, sep="\n")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in curves.files(runs).items():
+            disk.replace(folder / name, content)
+            print(folder / name)

@@ -40,7 +40,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    _must_be_a_name(options.to)
+    try:
+        validate_repo_id(options.to)
+        _owner, _name = options.to.split("/")
+    except ValueError:
+        raise ConfigError(f"--to {options.to}", "it is no name of a repository", "Write OWNER/NAME") from None
     run = read_run(options.run)
     folder = options.run / (options.what or run.config.lora.product)
     manifest.must_be_whole(folder)
@@ -49,7 +53,10 @@ def run(options: Namespace) -> None:
     text = card.card(run, options.to, _kind(folder), hub.licence(run.config.model), CURVES if curves else None, made)
     contents: dict[str, Any] = {**files, "README.md": text.encode(), **curves}
     if ADAPTER in files:
-        contents[ADAPTER] = _without_path(files[ADAPTER])
+        stored = json.loads(files[ADAPTER].read_text())
+        base = Path(stored["base_model_name_or_path"])  # one in a folder of this machine goes by the folder's name
+        stored["base_model_name_or_path"] = base.name if base.is_absolute() else str(base)
+        contents[ADAPTER] = json.dumps(stored, indent=2).encode()
     if options.yes:
         print(_send(options.to, contents, private=not options.public))
         return
@@ -58,14 +65,6 @@ def run(options: Namespace) -> None:
         print(f"{amount(content.stat().st_size if isinstance(content, Path) else len(content)):>9}  {name}")
     kind = "public" if options.public else "private"
     print(f"nothing was sent: --yes sends these files to {options.to}, {kind} if the repository is new")
-
-
-def _must_be_a_name(to: str) -> None:
-    try:
-        validate_repo_id(to)
-        _owner, _name = to.split("/")
-    except ValueError:
-        raise ConfigError(f"--to {to}", "it is no name of a repository", "Write OWNER/NAME") from None
 
 
 def _made(run: RunFiles, folder: Path) -> dict[str, Any]:
@@ -97,15 +96,6 @@ def _files(folder: Path) -> dict[str, Path]:
     return sent
 
 
-def _without_path(file: Path) -> bytes:
-    """Return the configuration of an adapter. A base in a folder of this machine is named by the folder's name."""
-    stored = json.loads(file.read_text())
-    base = Path(stored["base_model_name_or_path"])
-    return json.dumps(
-        stored | {"base_model_name_or_path": base.name if base.is_absolute() else str(base)}, indent=2
-    ).encode()
-
-
 def _kind(folder: Path) -> str:
     if (folder / ADAPTER).is_file():
         return "adapter"
@@ -124,11 +114,9 @@ def _send(to: str, contents: dict[str, Any], private: bool) -> str:
         added = [CommitOperationAdd(name, content) for name, content in contents.items()]
         return str(api.create_commit(to, added, commit_message="Add a model trained with Octet").commit_url)
     except errors.LocalTokenNotFoundError:
-        raise ConfigError(
-            f"--to {to}", "there is no login on this machine", "`hf auth login`, or set HF_TOKEN"
-        ) from None
+        remedy = "`hf auth login`, or set HF_TOKEN"
+        raise ConfigError(f"--to {to}", "there is no login on this machine", remedy) from None
     except (httpx2.HTTPError, OSError, RuntimeError) as error:  # the last of a large file
         reason = str(error.__cause__ or error).strip().splitlines()[0]
-        raise ConfigError(
-            f"--to {to}", f"the hub did not take it ({reason})", "See that the login may write there"
-        ) from None
+        remedy = "See that the login may write there"
+        raise ConfigError(f"--to {to}", f"the hub did not take it ({reason})", remedy) from None

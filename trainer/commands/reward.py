@@ -67,9 +67,8 @@ def labelled(path: str, rules: Rules, needs_answer: bool) -> list[Sample]:
     for prompt, completion in given:
         is_right = prompt.problem.extra.get("right")
         if not isinstance(is_right, bool):
-            raise DataError(
-                prompt.problem.id, f"`right` is {is_right!r:.60}", "Write true or false beside the completion"
-            )
+            reason = f"`right` is {is_right!r:.60}"
+            raise DataError(prompt.problem.id, reason, "Write true or false beside the completion")
         listed = possible_answers(golds_there, prompt.problem.gold, rules.style)
         known = {"right" if is_right else "wrong": completion.text}
         samples.append(Sample(prompt, rules.style, start_of(rules.opened, rules.style), listed, **known))

@@ -31,7 +31,7 @@ from trainer.errors import DataError
 from trainer.machine.visible import print
 from trainer.problem.sources import json_records
 from trainer.problem.task import make_task
-from trainer.records import Completion, Problem, Prompt, Score
+from trainer.records import Completion, Problem, Prompt
 from trainer.reward.built_in import COMPONENTS
 from trainer.reward.make import make_scorer
 from trainer.reward.scorer import Scorer
@@ -102,18 +102,9 @@ def with_every_component(config: Config) -> Config:
 def scored(given: Iterator[Sample], scorer: Scorer) -> Iterator[dict[str, Any]]:
     at_once = LINES_AT_ONCE if scorer.graders else 1
     while batch := list(islice(given, at_once)):
-        yield from map(as_record, scorer.scores(batch))
-
-
-def as_record(score: Score) -> dict[str, Any]:
-    return {
-        "strict": score.strict,
-        "lenient": score.lenient,
-        "correct_strict": score.correct_strict,
-        "correct_lenient": score.correct_lenient,
-        **score.components,
-        "reward": score.reward,
-    }
+        for one in scorer.scores(batch):
+            read = {name: getattr(one, name) for name in ("strict", "lenient", "correct_strict", "correct_lenient")}
+            yield {**read, **one.components, "reward": one.reward}
 
 
 def samples(lines: Iterable[bytes], name: str, needs_answer: bool = True) -> Iterator[Sample]:

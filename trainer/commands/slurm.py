@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -41,8 +41,6 @@ SITE |= {"CPUS_PER_GPU": "cpus-per-gpu", "NETWORK": "network", "HINT": "hint"}
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """The job that the command line asks for."""
-
     nodes: int  # at most
     gpus: int  # per node
     time: str | None = None
@@ -78,8 +76,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> None:
     config = resolve(options.preset, options.recipe, options.overrides)
-    least, most = _nodes(options.nodes)
-    request = JobRequest(most, options.gpus, options.time, options.sweep, options.chain, least)
+    nodes = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,5})", options.nodes)
+    if not nodes:
+        reason = "write a number, or two with a hyphen, such as 1-4"
+        raise ConfigError(f"--nodes {visible(options.nodes)[:100]}", reason)
+    least = int(nodes[1]) if nodes[1] else None
+    request = JobRequest(int(nodes[2]), options.gpus, options.time, options.sweep, options.chain, least)
     if options.time == "auto":
         request = replace(request, time=_limit(config, request, options))
     for number, line in enumerate(_lines(options.sweep) if options.sweep else [], start=1):
@@ -100,14 +102,6 @@ def _limit(config: Config, request: JobRequest, options: Namespace) -> str:
     return hours.limit_of_a_job(hours.estimate(options, planner, ""), request.chain)
 
 
-def _nodes(text: str) -> tuple[int | None, int]:
-    """Return the numbers in `2` or `1-4`, where there may be no first one."""
-    numbers = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,5})", text)
-    if not numbers:
-        raise ConfigError(f"--nodes {visible(text)[:100]}", "write a number, or two with a hyphen, such as 1-4")
-    return int(numbers[1]) if numbers[1] else None, int(numbers[2])
-
-
 def slurm(config: Config, preset: str, request: JobRequest, dry_run: bool) -> None:
     _check(config, request)
     folder = config.run.dir or RUNS / f"{Path(preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -115,10 +109,8 @@ def slurm(config: Config, preset: str, request: JobRequest, dry_run: bool) -> No
         print("\n".join(_script(folder.absolute(), request)), end="")
         print(f"\n# nothing is written or submitted; without --dry-run this is {folder}/job.sbatch")
         return
-    script = write(config, folder.absolute(), request)
-    jobs = _submit(script, request)
-    for line in _next_commands(jobs, folder, request):
-        print(line)
+    jobs = _submit(write(config, folder.absolute(), request), request)
+    print("\n".join(_next_commands(jobs, folder, request)))
 
 
 def write(config: Config, folder: Path, request: JobRequest) -> Path:
@@ -137,9 +129,8 @@ def write(config: Config, folder: Path, request: JobRequest) -> Path:
 
 def _script(folder: Path, request: JobRequest) -> Iterator[str]:
     shipped = (SCRIPTS / request.script).read_text().splitlines()
-    options = dict(
-        line.removeprefix("#SBATCH --").partition("=")[::2] for line in shipped if line.startswith("#SBATCH")
-    )
+    marked = [line.removeprefix("#SBATCH --") for line in shipped if line.startswith("#SBATCH")]
+    options = dict(line.partition("=")[::2] for line in marked)
     arguments = ["--preset", str(folder / "job.yaml"), f"run.dir={folder}"]
     yield "#!/usr/bin/env bash"
     yield f"# Made by octet slurm from slurm/{request.script}. Submitted again, it continues the run."
@@ -157,7 +148,11 @@ def _script(folder: Path, request: JobRequest) -> Iterator[str]:
 
 def _options(folder: Path, request: JobRequest) -> dict[str, str]:
     site = read_site(site_file())
-    _refuse_unknown(site)
+    for name, value in site.items():  # a variable that would otherwise be ignored silently
+        if name.startswith("SBATCH_") and name.removeprefix("SBATCH_") not in SITE and value:
+            known = f"octet slurm does not support this variable. It supports, after SBATCH_, {', '.join(SITE)}"
+            remedy = "Remove it, or submit a script of slurm/ with sbatch, which reads it"
+            raise ConfigError(site_file(), f"{name}={value}: {known}", remedy)
     options = {option: site[f"SBATCH_{name}"] for name, option in SITE.items() if site.get(f"SBATCH_{name}")}
     options |= {"nodes": request.range, "gpus-per-node": str(request.gpus), "job-name": folder.name}
     options["chdir"] = str(Path.cwd())  # what paths in the settings are relative to
@@ -172,18 +167,6 @@ def _options(folder: Path, request: JobRequest) -> dict[str, str]:
             where = {"chdir": "the working folder", "output": "run.dir", "job-name": "run.dir"}.get(name, f"--{name}")
             raise ConfigError(f"{where}={value!r}", "it has a control character in it", "Write it without")
     return options
-
-
-def _refuse_unknown(site: dict[str, str]) -> None:
-    """Raise ConfigError for a SBATCH_ variable that would otherwise be ignored silently."""
-    for name, value in site.items():
-        if name.startswith("SBATCH_") and name.removeprefix("SBATCH_") not in SITE and value:
-            raise ConfigError(
-                site_file(),
-                f"{name}={value}: octet slurm does not support this variable. It supports, after SBATCH_, "
-                f"{', '.join(SITE)}",
-                "Remove it, or submit a script of slurm/ with sbatch, which reads it",
-            )
 
 
 def site_file() -> Path:
@@ -213,9 +196,8 @@ def _without_options() -> dict[str, str]:
 def _lines(grid: Path) -> list[str]:
     """Return the lines of a grid that are neither empty nor comments."""
     if not grid.is_file():
-        raise ConfigError(
-            f"--sweep {grid}", "there is no such file", "Copy slurm/grid.example: each line has the settings of a run"
-        )
+        reason = "there is no such file"
+        raise ConfigError(f"--sweep {grid}", reason, "Copy slurm/grid.example: each line has the settings of a run")
     try:
         text = grid.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -235,12 +217,11 @@ def _check(config: Config, request: JobRequest) -> None:
         raise ConfigError(f"--nodes {request.range}", "the first number is at least 1, and at most the second")
     engine = config.engine.ds_config
     if request.least is not None and ds_config.splits_weights(ds_config.read(engine).get("zero_optimization", {})):
-        raise ConfigError(
-            f"--nodes {request.range}",
+        reason = (
             f"engine.ds_config={engine} splits the weights over the ranks (ZeRO-3), and such a run resumes with the "
-            "same number of ranks only",
-            f"Write --nodes {request.nodes}",
+            "same number of ranks only"
         )
+        raise ConfigError(f"--nodes {request.range}", reason, f"Write --nodes {request.nodes}")
     config.refuse_idle(request.nodes * request.gpus)
 
 
@@ -264,9 +245,7 @@ def _submit(script: Path, request: JobRequest) -> list[str]:
 def _sbatch(script: Path, options: Sequence[str], request: JobRequest) -> str:
     command = ["sbatch", "--parsable", *options, str(script)]
     try:
-        answer = subprocess.run(
-            command, env=_without_options(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
+        answer = _run(command, _without_options())
     except FileNotFoundError:
         raise ClusterError("there is no sbatch on this machine. Log in to a Slurm cluster, or add --dry-run.") from None
     except (OSError, subprocess.SubprocessError) as error:
@@ -277,6 +256,10 @@ def _sbatch(script: Path, options: Sequence[str], request: JobRequest) -> str:
     if answer.returncode:
         raise ClusterError(_explain(answer.stderr, script.read_text(), request))
     return answer.stdout.strip().partition(";")[0]
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
 def _explain(complaint: str, script: str, request: JobRequest) -> str:
@@ -302,7 +285,7 @@ def _explain(complaint: str, script: str, request: JobRequest) -> str:
 def _sinfo(wanted: str, *options: str) -> str:
     command = ["sinfo", "--noheader", f"--format={wanted}", *options]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        answer = _run(command)
     except (OSError, subprocess.SubprocessError) as error:
         return f"unknown nodes and partitions, because sinfo failed ({error})"
     return ", ".join(sorted(set(answer.stdout.split("\n")) - {""})) or "none that you may use"

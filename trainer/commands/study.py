@@ -30,6 +30,7 @@ from trainer.machine.visible import print
 from trainer.problem.prompts import answer_style, must_have_solutions, taught
 from trainer.problem.task import make_task, training_problems
 from trainer.reports import study_page
+from trainer.reports.markup import page
 from trainer.reports.study import RENUMBERED, collect, ended, summary, totals
 from trainer.run_folder.reader import facts_of, read_run
 from trainer.sandbox.kernel import PR_SET_PDEATHSIG, libc
@@ -65,8 +66,14 @@ def run(options: Namespace) -> None:
     if not options.slurm and (options.time or options.gpus != 1):
         raise ConfigError("--time and --gpus are for jobs. Write --slurm as well, or leave them out.")
     study = read_study(options.file, options.overrides)
-    if not (options.collect or options.dry_run):
-        _must_have_solutions(study)
+    config = next((study.config(one) for one in study.runs() if one.arm == SUPERVISED), None)
+    if config and not (options.collect or options.dry_run):
+        task = make_task(config.task)
+        try:
+            must_have_solutions(task, training_problems(task, config.task, config.run.seed)[:SOLUTIONS])
+        except DataError as error:
+            reason = f"controls: supervised: {error.reason or error}"
+            raise ConfigError(study.path, reason, "Remove it from controls") from None
     if options.dry_run:
         for one in study.runs():
             later = f"# {one.name}: when {study.first}-{one.seed} has ended, with as many steps as have its tokens"
@@ -78,23 +85,8 @@ def run(options: Namespace) -> None:
     failed = [] if options.collect else _train(study, options.jobs)
     _judge(study)
     if failed:
-        raise StudyError(
-            f"{counted(len(failed), 'run')} failed: {', '.join(failed)}. The same command tries them again."
-        )
-
-
-def _must_have_solutions(study: Study) -> None:
-    """Raise ConfigError if the control `supervised` has nothing to teach."""
-    config = next((study.config(one) for one in study.runs() if one.arm == SUPERVISED), None)
-    if config is None:
-        return
-    task = make_task(config.task)
-    try:
-        must_have_solutions(task, training_problems(task, config.task, config.run.seed)[:SOLUTIONS])
-    except DataError as error:
-        raise ConfigError(
-            study.path, f"controls: supervised: {error.reason or error}", "Remove it from controls"
-        ) from None
+        told = f"{counted(len(failed), 'run')} failed: {', '.join(failed)}"
+        raise StudyError(f"{told}. The same command tries them again.")
 
 
 def _arguments(study: Study, one: StudyRun) -> list[str]:
@@ -112,11 +104,12 @@ def _train(study: Study, jobs: int) -> list[str]:
     listen()
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            failed = [*pool.map(runner.train, _pending(study))]
-            failed += [*pool.map(runner.train, _pending_supervised(study))]
+            failed = [*pool.map(runner.train, _pending(study, supervised=False))]
+            failed += [*pool.map(runner.train, _pending(study, supervised=True))]
             failed += [*pool.map(runner.ask_again, study.runs())] if study.file.renumbered else []
         except KeyboardInterrupt:
-            runner.stop()
+            for child in [*runner.children]:  # each saves a checkpoint and ends
+                child.terminate()
             raise KeyboardInterrupt("The same command goes on with the study.") from None
     return [name for name in failed if name]
 
@@ -148,22 +141,14 @@ class Runner:
         asked = ["task.name=gsm8k-renumbered", f"--problems={config.eval.problems}", f"--out={out}"]
         return self._run(one, ["trainer.commands.main", "eval", str(folder), *asked], fine=(0,))
 
-    def stop(self) -> None:
-        """Have the runs save a checkpoint and end."""
-        for child in [*self.children]:
-            child.terminate()
-
     def _run(self, one: StudyRun, program: Sequence[str], fine: Collection[int]) -> str:
         log = self.study.folder / f"{one.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with disk.naming(log), log.open("a") as output:
-            child = subprocess.Popen(
-                [sys.executable, "-m", *program],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # the run saves and ends even if this process is killed
-                preexec_fn=partial(libc.prctl, PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0),  # noqa: PLW1509
-            )
+            command, merged = [sys.executable, "-m", *program], subprocess.STDOUT
+            # the run saves and ends even if this process is killed
+            dies = partial(libc.prctl, PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+            child = subprocess.Popen(command, stdout=output, stderr=merged, preexec_fn=dies)  # noqa: PLW1509
             self.children.add(child)
             status = child.wait()
             self.children.remove(child)
@@ -174,15 +159,11 @@ class Runner:
         return one.name
 
 
-def _pending(study: Study) -> list[StudyRun]:
-    return [one for one in study.runs() if one.arm != SUPERVISED and ended(study, one) is None]
-
-
-def _pending_supervised(study: Study) -> list[StudyRun]:
-    """Return the runs of `supervised` for whose seed the first arm has ended."""
+def _pending(study: Study, supervised: bool) -> list[StudyRun]:
+    """Return the runs to make; of `supervised` those for whose seed the first arm has ended."""
+    runs = [one for one in study.runs() if (one.arm == SUPERVISED) == supervised and ended(study, one) is None]
     done = {one.seed for one in study.runs() if one.arm == study.first and ended(study, one)}
-    pending = (one for one in study.runs() if one.arm == SUPERVISED and one.seed in done)
-    return [_as_long(study, one) for one in pending if ended(study, one) is None]
+    return [_as_long(study, one) for one in runs if one.seed in done] if supervised else runs
 
 
 def _as_long(study: Study, one: StudyRun) -> StudyRun:
@@ -202,7 +183,7 @@ def _as_long(study: Study, one: StudyRun) -> StudyRun:
 
 def _submit(study: Study, options: Namespace) -> None:
     """Submit the runs that have not ended. `supervised` can be submitted when the first arm has ended."""
-    ready = [*_pending(study), *_pending_supervised(study)]
+    ready = _pending(study, supervised=False) + _pending(study, supervised=True)
     if not ready:
         print("octet: nothing to submit; `octet study FILE --collect` judges the runs")
         return
@@ -222,7 +203,9 @@ def _judge(study: Study) -> None:
         raise StudyError(f"{study.folder}: no run of {study.first}, the first arm, has ended yet.")
     found = summary(collected)
     disk.replace(study.folder / "study.json", (json.dumps(found, indent=1) + "\n").encode())
-    disk.replace(study.folder / "study.html", study_page.study_page(found, collected).encode())
+    disk.replace(
+        study.folder / "study.html", page(f"{study.name}: Octet", *study_page.sections(found, collected)).encode()
+    )
     console = Console(wide=WIDTH)
     for table in study_page.screen(found):
         console.print(table)

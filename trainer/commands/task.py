@@ -10,7 +10,7 @@ import logging
 import random
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from statistics import median
 from typing import Any
 
@@ -22,7 +22,7 @@ from trainer.machine.visible import print
 from trainer.plan import downloads
 from trainer.problem.environment import Environments, environments_of
 from trainer.problem.prompts import Prompter
-from trainer.problem.task import Task, evaluation_problems, make_task, training_problems
+from trainer.problem.task import evaluation_problems, make_task, training_problems
 from trainer.records import Completion, Problem, Prompt, Score
 from trainer.reward import gold_check
 from trainer.reward.make import make_scorer
@@ -57,9 +57,14 @@ def run(options: Namespace) -> None:
 
 def show(config: Config, split: str, count: int, as_json: bool) -> None:
     task = make_task(config.task)
-    problems, sizes = _problems(task, config, split)  # raises an error for bad data before a tokenizer loads
+    count_held_out = len(task.test())
+    if split == "test":
+        problems, sizes = evaluation_problems(task, count_held_out), {}
+    else:
+        problems = training_problems(task, config.task, config.run.seed)
+        sizes = {"train": len(problems)}
     gold_check.check(config, task, problems)
-    facts: dict[str, Any] = {"task": task.name, **sizes, "notes": task.notes()}
+    facts: dict[str, Any] = {"task": task.name, **sizes, "test": count_held_out, "notes": task.notes()}
 
     print(f"octet: loading the tokenizer of {config.model.name}", file=sys.stderr, flush=True)
     from trainer.model.load import load_tokenizer
@@ -72,28 +77,14 @@ def show(config: Config, split: str, count: int, as_json: bool) -> None:
     prompts = [prompter.prompt(problem) for problem in problems[:MEASURED]]
     facts |= {"prompt_style": prompter.style, "answer_style": prompter.answer_style, "model": config.model.name}
     facts["stop_strings"] = [*prompter.stop_strings, *config.rollout.stop]
-    facts["prompt_tokens"] = _lengths(prompts, config.prompt.max_tokens)
+    lengths, limit = [len(prompt.tokens) for prompt in prompts], config.prompt.max_tokens
+    spread = {"min": min(lengths), "median": median(lengths), "max": max(lengths), "measured": len(lengths)}
+    facts["prompt_tokens"] = {**spread, "limit": limit, "too_long": sum(length > limit for length in lengths)}
     facts["problems"] = [
         {"id": one.problem.id, "gold": one.problem.gold, "tokens": len(one.tokens), "text": one.text}
         for one in prompts[:count]
     ]
     print(json.dumps(facts, indent=2) if as_json else _as_text(facts, split))
-
-
-def _problems(task: Task, config: Config, split: str) -> tuple[list[Problem], dict[str, int]]:
-    """Return the problems of a split, and how many each split has. The training set may be missing."""
-    count = len(task.test())
-    if split == "test":
-        return evaluation_problems(task, count), {"test": count}
-    problems = training_problems(task, config.task, config.run.seed)
-    return problems, {"train": len(problems), "test": count}
-
-
-def _lengths(prompts: Sequence[Prompt], limit: int) -> dict[str, Any]:
-    lengths = [len(prompt.tokens) for prompt in prompts]
-    too_long = sum(length > limit for length in lengths)
-    spread = {"min": min(lengths), "median": median(lengths), "max": max(lengths)}
-    return {**spread, "measured": len(lengths), "limit": limit, "too_long": too_long}
 
 
 def _as_text(facts: dict[str, Any], split: str) -> str:

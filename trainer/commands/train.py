@@ -155,18 +155,15 @@ def run(launch: Sequence[str], environment: Mapping[str, str] | None = None) -> 
 def _wait_for_group(group: int, seconds: float) -> None:
     """Wait until the processes of a group have ended, which may be saving a checkpoint. Say so after a second."""
     for tenth in range(int(10 * seconds)):
-        if not any(_is_running_in(group, process) for process in psutil.process_iter()):
+        running = 0
+        for process in psutil.process_iter():
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):  # it has just ended
+                running += os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
+        if not running:
             return
         if tenth == 10:
             print(f"octet: waiting {seconds:g} s at most for processes that the run has started", file=sys.stderr)
         time.sleep(0.1)
-
-
-def _is_running_in(group: int, process: psutil.Process) -> bool:
-    try:
-        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
-    except (ProcessLookupError, psutil.NoSuchProcess):
-        return False
 
 
 def _ranks_below(runner: int) -> list[psutil.Process]:

@@ -25,7 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
-    console = terminal.console()
+    console = Console(wide=terminal.WIDE)  # plain text where standard output is not a terminal
     if console.is_terminal and not options.once:
         with suppress(KeyboardInterrupt):  # how one stops watching
             watch(options.runs, console)

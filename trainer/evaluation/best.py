@@ -1,4 +1,4 @@
-"""The evaluations of a run: which was the best, and whether the accuracy still rises.
+"""The evaluations of a run: of its base, after some of its steps, which was the best, and whether accuracy still rises.
 
     <run folder>/best/            the adapter (or model) with the highest `eval.metric` so far
                       best.json   its step and accuracy
@@ -11,20 +11,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from trainer.config.settings import Eval
-from trainer.evaluation.evaluate import Evaluation
+from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
 from trainer.machine import disk, manifest
 from trainer.machine.visible import visible
+from trainer.policy import Policy
 from trainer.ranks import distributed
-from trainer.run_folder.evaluation_table import percent
+from trainer.records import Prompt
+from trainer.reward.scorer import Scorer
+from trainer.rollout.collect import Sampler
 from trainer.run_folder.journal import read_records
+from trainer.run_folder.reader import percent
 
 NOTED = {"step", "accuracy", "lenient", "problems"}  # in every best.json
 
@@ -107,6 +111,38 @@ class EvaluationHistory:
         self.kept, self.lost = note, ""
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluator:
+    """Evaluates the policy on the held-out problems, and keeps the best adapter or model in the run folder."""
+
+    policy: Policy
+    sampler: Sampler  # without merged copies, so that a merged model is compared with the adapter as it is
+    scorer: Scorer
+    held_out: Sequence[Prompt]
+    max_new_tokens: int
+    history: EvaluationHistory
+    progress: ShowProgress
+    left_out: int = 0  # held-out problems that exceed the context
+    loss: Callable[[], float | None] | None = None  # of a token of held-out solutions, in a warm-up
+
+    def evaluate(self, name: str) -> Evaluation:
+        """Return the evaluation of the policy as it is. Every rank calls it."""
+        with self.policy.gathered():
+            scorer, left_out = self.scorer.verifier(), self.left_out
+            new_tokens, progress = self.max_new_tokens, self.progress
+            found = evaluate(name, self.sampler, scorer, self.held_out, new_tokens, None, progress, left_out)
+            return replace(found, loss=self.loss()) if self.loss else found
+
+    def keep_if_best(self, step: int, evaluation: Evaluation) -> bool:
+        """Add the evaluation after a step to the history; write the policy into `best/` if it is the best."""
+        is_best = self.history.add(step, evaluation)
+        if is_best:
+            with self.policy.gathered():
+                if distributed.is_main():
+                    self.history.keep(self.policy.write_model)
+        return is_best
+
+
 def describe(evaluation: Evaluation, answer: str = "strict") -> str:
     """Return the headline of an evaluation. The accuracy that `reward.answer` pays for comes first."""
     loss = "" if evaluation.loss is None else f", {evaluation.loss:.3f} the loss of a token of their solutions"
@@ -119,20 +155,12 @@ def describe(evaluation: Evaluation, answer: str = "strict") -> str:
 
 def metrics_of(evaluation: Evaluation) -> dict[str, float]:
     """Return what is written into `metrics.jsonl`."""
-    left_out = {"eval/left_out": evaluation.left_out} if evaluation.left_out else {}
-    loss = {} if evaluation.loss is None else {"eval/loss": evaluation.loss}
-    return (
-        left_out
-        | loss
-        | {
-            "eval/accuracy": evaluation.strict.value,
-            "eval/lenient": evaluation.lenient.value,
-            "eval/low": evaluation.strict.low,
-            "eval/high": evaluation.strict.high,
-            "eval/problems": len(evaluation.outcomes),
-            **{f"eval/part/{name}": share.value for name, share in evaluation.parts.items()},
-        }
-    )
+    strict, lenient, left_out = evaluation.strict, evaluation.lenient, evaluation.left_out
+    found: dict[str, float] = {"eval/left_out": left_out} if left_out else {}
+    found |= {} if evaluation.loss is None else {"eval/loss": evaluation.loss}
+    found |= {"eval/accuracy": strict.value, "eval/lenient": lenient.value, "eval/low": strict.low}
+    found |= {"eval/high": strict.high, "eval/problems": len(evaluation.outcomes)}
+    return found | {f"eval/part/{name}": share.value for name, share in evaluation.parts.items()}
 
 
 def _worth(metrics: Mapping[str, float], metric: str) -> float:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
@@ -43,20 +44,12 @@ class Outcome:
         return "wrong answer" if self.score.strict is not None else "no answer"
 
     def record(self) -> dict[str, Any]:
-        return {
-            "problem": self.problem_id,
-            "question": self.question,
-            "gold": self.gold,
-            "completion": self.completion.text,
-            "category": self.category,
-            "strict": self.score.strict,
-            "lenient": self.score.lenient,
-            "correct_strict": self.score.correct_strict,
-            "correct_lenient": self.score.correct_lenient,
-            "truncated": self.completion.truncated,
-            "tokens": self.completion.length,
-            **self.completion.transcript,
-        }
+        asked = {"problem": self.problem_id, "question": self.question, "gold": self.gold}
+        score, answer = self.score, self.completion
+        read: dict[str, Any] = {"category": self.category, "strict": score.strict, "lenient": score.lenient}
+        read |= {"correct_strict": score.correct_strict, "correct_lenient": score.correct_lenient}
+        size = {"truncated": answer.truncated, "tokens": answer.length}
+        return {**asked, "completion": answer.text, **read, **size, **answer.transcript}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +61,10 @@ class Sampled:
 
     @property
     def by_problem(self) -> list[list[Outcome]]:
-        """Return all answers to each problem, over all trials."""
         return [[outcome for group in groups for outcome in group] for groups in zip(*self.trials, strict=True)]
 
     @property
     def accuracies(self) -> list[float]:
-        """Return the accuracy of each trial."""
         return [fmean(outcome.score.correct_strict for group in trial for outcome in group) for trial in self.trials]
 
     def shares(self) -> dict[str, Share]:
@@ -116,7 +107,6 @@ class Evaluation:
 
     @property
     def asked(self) -> str:
-        """Say how many problems were asked, and how many were not."""
         others = f" ({self.left_out} more exceed the context)" if self.left_out else ""
         return f"{len(self.outcomes)} held-out problems{others}"
 
@@ -143,27 +133,19 @@ class Evaluation:
     @property
     def parts(self) -> dict[str, Share]:
         """Return the accuracy in each part of a mixture of tasks."""
-        names = sorted({outcome.part for outcome in self.outcomes if outcome.part})
-        return {
-            name: share_of([outcome.score.correct_strict for outcome in self.outcomes if outcome.part == name])
-            for name in names
-        }
+        right: dict[str, list[bool]] = defaultdict(list)
+        for one in self.outcomes:
+            right[one.part].append(one.score.correct_strict)
+        return {name: share_of(right[name]) for name in sorted(right) if name}
 
     def summary(self) -> dict[str, Any]:
         """Return what is printed and stored; `records` has the single answers."""
-        return {
-            "name": self.name,
-            "problems": len(self.outcomes),
-            "left_out": self.left_out,
-            "accuracy": self.accuracy,
-            "interval": list(self.strict[1:]),
-            "lenient_accuracy": self.lenient.value,
-            "lenient_interval": list(self.lenient[1:]),
-            **({} if self.loss is None else {"loss": self.loss}),
-            **({"parts": {name: _as_json(share) for name, share in self.parts.items()}} if self.parts else {}),
-            **describe(self.outcomes),
-            **({"sampled": self.sampled.summary()} if self.sampled else {}),
-        }
+        found = {"name": self.name, "problems": len(self.outcomes), "left_out": self.left_out}
+        found |= {"accuracy": self.accuracy, "interval": list(self.strict[1:])}
+        found |= {"lenient_accuracy": self.lenient.value, "lenient_interval": list(self.lenient[1:])}
+        found |= {} if self.loss is None else {"loss": self.loss}
+        found |= {"parts": {name: _as_json(share) for name, share in self.parts.items()}} if self.parts else {}
+        return found | describe(self.outcomes) | ({"sampled": self.sampled.summary()} if self.sampled else {})
 
     def records(self) -> list[dict[str, Any]]:
         """Return every answer. Greedy answers have temperature 0; sampled ones are numbered within their trial."""
@@ -182,12 +164,10 @@ class Evaluation:
 def describe(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Return the three categories as counts and shares, the share of truncated answers, and the mean length."""
     counts = {name: sum(outcome.category == name for outcome in outcomes) for name in CATEGORIES}
-    return {
-        "categories": counts,
-        "category_shares": {name: count / len(outcomes) for name, count in counts.items()},
-        "truncated": fmean(outcome.completion.truncated for outcome in outcomes),
-        "mean_tokens": fmean(outcome.completion.length for outcome in outcomes),
-    }
+    shares = {name: count / len(outcomes) for name, count in counts.items()}
+    truncated = fmean(outcome.completion.truncated for outcome in outcomes)
+    length = fmean(outcome.completion.length for outcome in outcomes)
+    return {"categories": counts, "category_shares": shares, "truncated": truncated, "mean_tokens": length}
 
 
 def majority(outcomes: Sequence[Outcome]) -> Outcome | None:

@@ -86,6 +86,5 @@ def _left(logprob: float) -> float:
 
 
 def _shared(one: Completion, other: Completion) -> int:
-    """Return how many tokens at the beginning are the same."""
     pairs = enumerate(zip(one.tokens, other.tokens))
     return next((at for at, (a, b) in pairs if a != b), min(len(one.tokens), len(other.tokens)))

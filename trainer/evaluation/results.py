@@ -1,9 +1,11 @@
-"""Write an evaluation into four files (see `FILES`), and format what is printed."""
+"""Compare evaluations of the same problems, write them into four files (see `FILES`), and format what is printed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -12,26 +14,85 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from trainer.config.settings import Config
-from trainer.evaluation.comparison import Comparison, Flip, all_pairs
-from trainer.evaluation.evaluate import Evaluation
+from trainer.estimates import SIGNIFICANT, mcnemar, paired_difference
+from trainer.evaluation.evaluate import Evaluation, Outcome
 from trainer.machine import disk
-from trainer.run_folder.evaluation_table import rows as numbers
+from trainer.run_folder.reader import table_rows
+from trainer.watch.verdict import evidence_of
 
 SHOWN_FLIPS = 3  # of each direction; all of them are in eval_flips.jsonl
 FILES = "eval.json, eval.md, eval_answers.jsonl, eval_flips.jsonl"
 
 
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A problem that only one of two models solves."""
+
+    direction: str  # gained or lost
+    before: Outcome
+    after: Outcome
+
+    def record(self) -> dict[str, Any]:
+        asked = {"problem": self.before.problem_id, "question": self.before.question, "gold": self.before.gold}
+        sides = {"before": self.before, "after": self.after}
+        answers = {f"{side}_answer": outcome.score.strict for side, outcome in sides.items()}
+        completions = {f"{side}_completion": outcome.completion.text for side, outcome in sides.items()}
+        return {"direction": self.direction, **asked, **answers, **completions}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    before: Evaluation
+    after: Evaluation
+
+    @property
+    def names(self) -> str:
+        return f"{self.before.name} -> {self.after.name}"
+
+    @property
+    def test(self) -> tuple[int, int, float]:
+        """Return the problems gained, the problems lost, and p of the exact McNemar test."""
+        return mcnemar(self.before.correct, self.after.correct)
+
+    @property
+    def flips(self) -> list[Flip]:
+        return [
+            Flip("gained" if new.score.correct_strict else "lost", old, new)
+            for old, new in zip(self.before.outcomes, self.after.outcomes, strict=True)
+            if old.score.correct_strict != new.score.correct_strict
+        ]
+
+    @property
+    def sentence(self) -> str:
+        """Return whether the second model is better, worse, or within the noise of so few problems, and why."""
+        gained, lost, p = self.test
+        problems = len(self.before.outcomes)
+        difference = paired_difference(gained, lost, problems)
+        kind = "within the noise" if p >= SIGNIFICANT else "better" if gained > lost else "worse"
+        return f"{kind}: {evidence_of(self.before.accuracy, self.after.accuracy, problems, difference, p)}"
+
+    def summary(self) -> dict[str, Any]:
+        gained, lost, p = self.test
+        named = {"before": self.before.name, "after": self.after.name}
+        in_any_form = zip(("gained", "lost", "p"), mcnemar(self.before.correct_lenient, self.after.correct_lenient))
+        strict = {"gained": gained, "lost": lost, "p": p, "sentence": self.sentence}
+        return {**named, **strict, "lenient": dict(in_any_form)}
+
+
+def all_pairs(evaluations: Sequence[Evaluation]) -> list[Comparison]:
+    """Compare each model with every earlier one: base and adapter, base and merged, adapter and merged."""
+    return [Comparison(*pair) for pair in combinations(evaluations, 2)]
+
+
+# ---------------------------------------------------------------------------------------------------------- the files
+
+
 def settings_of(config: Config) -> dict[str, Any]:
     """Return the settings that the numbers depend on."""
     quantised = {"quantize": config.model.quantize} if config.model.quantize != "none" else {}
-    return {
-        "model": config.model.name,
-        **quantised,
-        "task": config.task.name,
-        "prompt_style": config.prompt.style,
-        **({"template": config.prompt.template} if config.prompt.template else {}),
-        "max_new_tokens": config.rollout.max_new_tokens,
-    }
+    template = {"template": config.prompt.template} if config.prompt.template else {}
+    of_prompt = {"task": config.task.name, "prompt_style": config.prompt.style, **template}
+    return {"model": config.model.name, **quantised, **of_prompt, "max_new_tokens": config.rollout.max_new_tokens}
 
 
 def merged_against(other: str, config: Config) -> str:
@@ -42,11 +103,9 @@ def merged_against(other: str, config: Config) -> str:
 
 
 def document(settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> dict[str, Any]:
-    return {
-        "settings": dict(settings),
-        "evaluations": [evaluation.summary() for evaluation in evaluations],
-        "comparisons": [comparison.summary() for comparison in all_pairs(evaluations)],
-    }
+    found = [evaluation.summary() for evaluation in evaluations]
+    pairs = [comparison.summary() for comparison in all_pairs(evaluations)]
+    return {"settings": dict(settings), "evaluations": found, "comparisons": pairs}
 
 
 def write(folder: Path, settings: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> None:
@@ -64,9 +123,8 @@ def write(folder: Path, settings: Mapping[str, Any], evaluations: Sequence[Evalu
 
 
 def rows(evaluations: Sequence[Evaluation]) -> list[list[str]]:
-    """Return the table: a row for each number, a column for each model."""
     found = document({}, evaluations)
-    return numbers(found["evaluations"], found["comparisons"])
+    return table_rows(found["evaluations"], found["comparisons"])
 
 
 def title(evaluations: Sequence[Evaluation]) -> str:
@@ -90,16 +148,11 @@ def flip_lines(comparison: Comparison) -> Iterator[str]:
         more = f", {SHOWN_FLIPS} of them" if len(flips) > SHOWN_FLIPS else ""
         if flips:
             yield f"{comparison.names}, {label}: {len(flips)}{more}"
-        yield from (f"  {_flip_line(flip, comparison)}" for flip in flips[:SHOWN_FLIPS])
-
-
-def _flip_line(flip: Flip, comparison: Comparison) -> str:
-    question = shorten(flip.before.question, 70, placeholder=" ...")
-    answers = [
-        f"{model.name} {'no answer' if outcome.score.strict is None else shorten(outcome.score.strict, 30)}"
-        for model, outcome in ((comparison.before, flip.before), (comparison.after, flip.after))
-    ]
-    return f"{flip.before.problem_id}: {question} (gold {flip.before.gold}; {', '.join(answers)})"
+        for flip in flips[:SHOWN_FLIPS]:
+            sides = ((comparison.before, flip.before.score.strict), (comparison.after, flip.after.score.strict))
+            told = [f"{model.name} {'no answer' if read is None else shorten(read, 30)}" for model, read in sides]
+            asked = f"{flip.before.problem_id}: {shorten(flip.before.question, 70, placeholder=' ...')}"
+            yield f"  {asked} (gold {flip.before.gold}; {', '.join(told)})"
 
 
 # ------------------------------------------------------------------------------------------------------------ eval.md

@@ -40,12 +40,11 @@ def family_of(config: Any) -> Family:
     """Return how llama.cpp stores a model. Raise ModelError for one that it would compute otherwise."""
     kind = (config.architectures or ["?"])[0]
     if reason := next(_reasons(config, kind), None):
-        raise ModelError(
-            f"--to gguf of a {kind}",
-            reason,
+        remedy = (
             "Export --to safetensors, which transformers and vLLM run; llama.cpp's convert_hf_to_gguf.py, which makes "
-            "a GGUF file of that, may know more",
+            "a GGUF file of that, may know more"
         )
+        raise ModelError(f"--to gguf of a {kind}", reason, remedy)
     return BY_CLASS[kind]
 
 

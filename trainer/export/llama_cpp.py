@@ -202,12 +202,11 @@ def _must_be_within_a_step(file: Path, name: str, found: Tensor, wanted: Tensor,
     size = wanted.abs().amax(-1, keepdim=True)
     allowed = size * (STEP[kind] + (OF_SCALES if block > 1 else 0)) + SMALLEST
     if not bool(((found - wanted).abs() <= allowed).all()):
-        raise MergeError(
-            file,
+        reason = (
             f"{name} is further from the merged weight than {kind.name} explains: up to "
-            f"{float((found - wanted).abs().max()):.1e}",
-            "Export it again, and report it if it stays",
+            f"{float((found - wanted).abs().max()):.1e}"
         )
+        raise MergeError(file, reason, "Export it again, and report it if it stays")
 
 
 def _round_input(kind: Kind, module: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

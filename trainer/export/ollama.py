@@ -56,17 +56,18 @@ FORMS = {
 
 def modelfile(file: str, config: Config, tokenizer: Any, stops: Sequence[str]) -> str:
     """Return the text of a Modelfile. Raise ModelError for a chat template that would have to be guessed."""
-    form, default = _form_of(tokenizer, config.prompt.template)
+    forms = FORMS.values() if tokenizer.chat_template else ()
+    found = ((form, _default_system(form, tokenizer, config.prompt.template)) for form in forms)
+    form, default = next((pair for pair in found if pair[1] is not None), (None, None))
+    if form is None:
+        reason = f"the chat template of this model is not one of {', '.join(FORMS)}, and a template for Ollama would "
+        reason += "have to be guessed"
+        raise ModelError("--to ollama", reason, "Export --to gguf, and write a Modelfile by hand")
     system = config.prompt.system or default
-    settings = {
-        "temperature": f"{config.rollout.temperature:g}",
-        "num_predict": config.rollout.max_new_tokens,
-        "num_ctx": config.prompt.max_tokens + config.rollout.max_new_tokens,  # Ollama's own may be smaller
-        "top_k": 0,  # the run draws from all tokens, with their own probabilities; Ollama's defaults do not
-        "top_p": 1,
-        "min_p": 0,
-        "repeat_penalty": 1,
-    }
+    new, temperature = config.rollout.max_new_tokens, f"{config.rollout.temperature:g}"
+    # Ollama's own context may be smaller, and it does not draw from all tokens with their own probabilities.
+    settings = {"temperature": temperature, "num_predict": new, "num_ctx": config.prompt.max_tokens + new}
+    settings |= {"top_k": 0, "top_p": 1, "min_p": 0, "repeat_penalty": 1}
     lines = [f"FROM ./{file}", f"TEMPLATE {_quoted(form.template)}"]
     lines += [f"SYSTEM {_quoted(system)}"] if system else []
     lines += [f"PARAMETER {name} {value}" for name, value in settings.items()]
@@ -78,28 +79,12 @@ def _quoted(text: str) -> str:
     """Return the text in the quotes of a Modelfile, which has no escapes: it ends at the first line that ends with
     three quotation marks."""
     if re.search(r'"""\s*[\r\n]', text):
-        raise ModelError(
-            "--to ollama",
+        reason = (
             f"a Modelfile cannot hold {visible(text)[:LONGEST_SHOWN]!r}, because a line in it ends with three "
-            'quotation marks (""") and is not the last',
-            "Write another prompt.system or rollout.stop, or export --to gguf",
+            'quotation marks (""") and is not the last'
         )
+        raise ModelError("--to ollama", reason, "Write another prompt.system or rollout.stop, or export --to gguf")
     return f'"""{text}"""' if "\n" in text or '"' in text else f'"{text}"'
-
-
-def _form_of(tokenizer: Any, variables: Mapping[str, Any]) -> tuple[Form, str]:
-    """Return the form that writes the same as the chat template, and the system message that the template adds."""
-    if tokenizer.chat_template:
-        for form in FORMS.values():
-            default = _default_system(form, tokenizer, variables)
-            if default is not None:
-                return form, default
-    raise ModelError(
-        "--to ollama",
-        f"the chat template of this model is not one of {', '.join(FORMS)}, and a template for Ollama would have to "
-        "be guessed",
-        "Export --to gguf, and write a Modelfile by hand",
-    )
 
 
 def _default_system(form: Form, tokenizer: Any, variables: Mapping[str, Any]) -> str | None:

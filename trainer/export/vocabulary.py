@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gguf
@@ -70,22 +70,10 @@ def begins_with_space(rules: Mapping[str, Any]) -> bool:
     raise _unknown(f"it is of the SentencePiece kind, with {json.dumps([normalizer, splits])[:200]}")
 
 
-def _scores(tokens: Sequence[str], merges: Sequence[Sequence[str]]) -> list[float]:
-    """Return what llama.cpp merges by: the earlier a token comes in the list of merges, the higher its score."""
-    first: dict[str, int] = {}
-    for rank, (left, right) in enumerate(merges):
-        first.setdefault(left + right, rank)
-    return [-float(first.get(token, len(merges))) for token in tokens]
-
-
 def _unknown(reason: str) -> ModelError:
-    known = ", ".join(PRE.values())
-    return ModelError(
-        "--to gguf",
-        f"this tokenizer cannot be written ({reason})",
-        f"Known are those that llama.cpp calls {known}. Export --to safetensors, and convert that with llama.cpp's "
-        "convert_hf_to_gguf.py",
-    )
+    remedy = f"Known are those that llama.cpp calls {', '.join(PRE.values())}. Export --to safetensors, and convert "
+    remedy += "that with llama.cpp's convert_hf_to_gguf.py"
+    return ModelError("--to gguf", f"this tokenizer cannot be written ({reason})", remedy)
 
 
 def _splits(rule: Mapping[str, Any] | None) -> Iterator[str]:
@@ -118,7 +106,10 @@ def write(writer: gguf.GGUFWriter, tokenizer: Any, size: int, end_of_turn: int |
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
         writer.add_add_space_prefix(begins_with_space(rules))
-        writer.add_token_scores(_scores(tokens, merges))
+        first: dict[str, int] = {}  # llama.cpp merges what has the higher score, and not what comes first in this list
+        for rank, (left, right) in enumerate(merges):
+            first.setdefault(left + right, rank)
+        writer.add_token_scores([-float(first.get(token, len(merges))) for token in tokens])
         kinds = [gguf.TokenType.BYTE if BYTE.fullmatch(token) else kind for token, kind in zip(tokens, kinds)]
     else:
         writer.add_tokenizer_model("gpt2")

@@ -14,8 +14,7 @@ from trainer.config.command_line import flat
 from trainer.estimates import wilson
 from trainer.machine.visible import visible
 from trainer.reports import repeat
-from trainer.run_folder.evaluation_table import percent, rows
-from trainer.run_folder.reader import RunFiles, facts_of
+from trainer.run_folder.reader import RunFiles, facts_of, percent, table_rows
 from trainer.watch.alarms import alarms_of
 
 TEMPLATE = Path(__file__).with_suffix(".md")
@@ -53,22 +52,17 @@ def card(run: RunFiles, name: str, kind: str, licence: str | None, curves: str |
     preset, changes = repeat.nearest_preset(whole)
     template = Environment(finalize=_harmless, trim_blocks=True, lstrip_blocks=True)
     template.filters["code"] = Code
-    text = template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        **{"run": run, "settings": settings, "name": name, "kind": kind, "licence": licence, "made": made},
-        **{"curves": curves, "base": base, "is_on_the_hub": _is_on_the_hub(base), "facts": facts_of(run)},
-        metadata=_metadata(run, kind, licence),
-        title=name.rpartition("/")[2],
-        what={"adapter": f"A LoRA adapter of {base}", "model": base, "gguf": f"A GGUF file of {base}"}[kind],
-        how="supervised training on worked solutions" if is_warmup else "GRPO",
-        base_in_code=json.dumps(base, ensure_ascii=False),
-        data=_data(run),
-        **_evaluation(run, made["step"]),
-        recipe=(OF_A_WARMUP if is_warmup else OF_GRPO) | (OF_LORA if settings["lora.enabled"] else {}),
-        preset=preset,
-        changes=repeat.written(changes),
-        commands=repeat.commands(whole, run.made_with),
-        alarms=[alarm.finding.name for alarm in alarms_of(run.history) if alarm.lasts],
-    )
+    values = {"run": run, "settings": settings, "name": name, "kind": kind, "licence": licence, "made": made}
+    values |= {"curves": curves, "base": base, "is_on_the_hub": _is_on_the_hub(base), "facts": facts_of(run)}
+    values |= {"metadata": _metadata(run, kind, licence), "title": name.rpartition("/")[2], "data": _data(run)}
+    what = {"adapter": f"A LoRA adapter of {base}", "model": base, "gguf": f"A GGUF file of {base}"}[kind]
+    values |= {"what": what, "how": "supervised training on worked solutions" if is_warmup else "GRPO"}
+    recipe = (OF_A_WARMUP if is_warmup else OF_GRPO) | (OF_LORA if settings["lora.enabled"] else {})
+    values |= {"recipe": recipe, "preset": preset, "changes": repeat.written(changes)}
+    alarms = [alarm.finding.name for alarm in alarms_of(run.history) if alarm.lasts]
+    values |= {"commands": repeat.commands(whole, run.made_with), "alarms": alarms, **_evaluation(run, made["step"])}
+    values["base_in_code"] = json.dumps(base, ensure_ascii=False)
+    text = template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(values)
     for value in sorted(filter(_is_path, _strings(settings.values())), key=len, reverse=True):
         text = text.replace(value, Path(value.rstrip("/")).name)  # a folder of this machine is nobody's business
     return text
@@ -135,8 +129,8 @@ def _evaluation(run: RunFiles, step: int | None) -> dict[str, Any]:
     if step == run.steps and run.has_ended:  # else eval.json is of an earlier end
         if not models:
             return {"evaluated": "never"}
-        names = [model["name"] for model in models]
-        return {"evaluated": "last", "problems": models[0]["problems"], "columns": names, "rows": rows(models, pairs)}
+        names, cells = [model["name"] for model in models], table_rows(models, pairs)
+        return {"evaluated": "last", "problems": models[0]["problems"], "columns": names, "rows": cells}
     if step is None or step != run.best.get("step"):
         return {"evaluated": "unknown" if step is None else "other"}
     kept, problems = run.best, run.best["problems"]

@@ -52,10 +52,6 @@ def line(points: Iterable[Point], colour: str = "currentColor", width: float = 1
     return tag("polyline", points=_joined(points), fill="none", stroke_linejoin="round", **stroke)
 
 
-def area(points: Iterable[Point], colour: str) -> Html:
-    return tag("polygon", points=_joined(points), fill=colour, fill_opacity=0.18)
-
-
 def dot(x: float, y: float, colour: str) -> Html:
     return tag("circle", cx=_short(x), cy=_short(y), r=3, fill=colour)
 
@@ -133,7 +129,7 @@ class Chart:
             ends = [(frame.across(one.step), frame.down(one.low), frame.down(one.high)) for one in curve.values]
             if any(low != high for _, low, high in ends):
                 outline = [(x, low) for x, low, _ in ends] + [(x, high) for x, _, high in reversed(ends)]
-                yield area(outline, colour_of(curve.colour))
+                yield tag("polygon", points=_joined(outline), fill=colour_of(curve.colour), fill_opacity=0.18)
         for curve in self.curves:
             points = [(frame.across(one.step), frame.down(one.middle)) for one in curve.values]
             yield line(points, colour_of(curve.colour))
@@ -183,12 +179,8 @@ def thinned(values: Sequence[Value]) -> list[Value]:
     """Leave out what is not finite, and average neighbours where there are more than can be seen."""
     finite = [value for value in values if all(map(isfinite, value))]
     size = -(-len(finite) // MOST_POINTS) or 1
-    parts = [finite[start : start + size] for start in range(0, len(finite), size)]
-    return [part[0] if len(part) == 1 else Value(part[-1].step, *_means(part)) for part in parts]
-
-
-def _means(values: Sequence[Value]) -> Iterator[float]:
-    return (fmean(value[place] for value in values) for place in (1, 2, 3))
+    parts = [list(zip(*finite[start : start + size])) for start in range(0, len(finite), size)]
+    return [Value(steps[-1], *map(fmean, others)) for steps, *others in parts]
 
 
 def differences(title: str, judged: Sequence[Mapping[str, Any]], undecided: str) -> tuple[list[Html], float, float]:

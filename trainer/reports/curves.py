@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
 from trainer.config.settings import fields
-from trainer.machine import disk
 from trainer.machine.visible import visible
 from trainer.reports.chart import HEIGHT, WIDTH, Chart, Curve, Value, colour_of, label, svg, thinned
 from trainer.reports.markup import Html, tag
@@ -20,19 +18,17 @@ Range = tuple[float, float, float]  # a value, and the lowest and highest around
 Looks = Callable[[Metrics], "Range | None"]
 LONGEST_NAME = 60
 COLUMNS = 2  # of a file
+RANGE = ("mean", "min", "max")
 GAP, LINE = 14.0, 16.0
 
 
-def plain(name: str) -> Looks:
-    return lambda record: (record[name],) * 3 if name in record else None
+def plain(middle: str, low: str = "", high: str = "") -> Looks:
+    names = (middle, low or middle, high or middle)
+    return lambda record: (record[names[0]], record[names[1]], record[names[2]]) if names[1] in record else None
 
 
 def accuracy(run: RunFiles) -> Looks:
     return plain(f"accuracy/{run.settings['reward.answer'] or 'strict'}")
-
-
-def reward_with_range(record: Metrics) -> Range | None:
-    return (record["reward/mean"], record["reward/min"], record["reward/max"]) if "reward/min" in record else None
 
 
 def of_phases(run: RunFiles, kind: str, together: Callable[[Iterable[float]], float]) -> Looks:
@@ -47,30 +43,29 @@ def of_phases(run: RunFiles, kind: str, together: Callable[[Iterable[float]], fl
 
 
 class Series(NamedTuple):
-    """What a curve shows. `looks` returns for a run how a record of its metrics is read."""
+    """What a curve shows: a metric, or what `looks` returns for a run, which reads a record of its metrics."""
 
     name: str
-    looks: Callable[[RunFiles], Looks]
+    looks: str | Callable[[RunFiles], Looks]
     dots: bool = False
-
-
-def metric(name: str, key: str) -> Series:
-    return Series(name, lambda run: plain(key))
 
 
 # What is drawn: the curves of each chart of each file.
 CHARTS: dict[str, dict[str, list[Series]]] = {
     "curves": {
-        "mean reward": [metric("reward", "reward/mean")],
-        "accuracy": [Series("training", accuracy), Series("held-out, 95 %", lambda run: run.held_out, dots=True)],
-        "loss": [metric("loss", "loss")],
-        "reward, lowest to highest": [Series("reward", lambda run: reward_with_range)],
+        "mean reward": [Series("reward", "reward/mean")],
+        "accuracy": [
+            Series("training", accuracy),
+            Series("held-out, 95 %", lambda run: run.held_out, dots=True),
+        ],
+        "loss": [Series("loss", "loss")],
+        "reward, lowest to highest": [Series("reward", lambda run: plain(*(f"reward/{one}" for one in RANGE)))],
     },
     "details": {
-        "entropy of a token": [metric("entropy", "entropy")],
-        "KL to the reference, a token": [metric("KL", "kl")],
-        "tokens of an answer": [metric("length", "length")],
-        "norm of the gradient": [metric("norm", "grad_norm")],
+        "entropy of a token": [Series("entropy", "entropy")],
+        "KL to the reference, a token": [Series("KL", "kl")],
+        "tokens of an answer": [Series("length", "length")],
+        "norm of the gradient": [Series("norm", "grad_norm")],
         "seconds of a step": [Series("all", lambda run: of_phases(run, "time", sum))],
         "memory at its peak, GB": [Series("all", lambda run: of_phases(run, "memory", max))],
     },
@@ -132,26 +127,12 @@ def _values(group: Group, one: Series) -> list[Value]:
     """Return the mean over the runs of a group, and the range that holds all of them."""
     found: dict[int, list[Range]] = defaultdict(list)
     for run in group.runs:
-        look = one.looks(run)
+        look = plain(one.looks) if isinstance(one.looks, str) else one.looks(run)
         for record in run.metrics:
             if (seen := look(record)) is not None:
                 found[record["step"]].append(seen)
-    return [Value(step, *_together(seen)) for step, seen in sorted(found.items())]
-
-
-def _together(seen: Sequence[Range]) -> Range:
-    if len(seen) == 1:  # as in most groups
-        return seen[0]
-    middles, lows, highs = zip(*seen, strict=True)
-    return fmean(middles), min(lows), max(highs)
-
-
-def write(runs: Sequence[RunFiles], folder: Path) -> Iterator[Path]:
-    """Write the files, and yield their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files(runs).items():
-        disk.replace(folder / name, content)
-        yield folder / name
+    ranges = {step: list(zip(*seen, strict=True)) for step, seen in sorted(found.items())}
+    return [Value(step, fmean(middles), min(lows), max(highs)) for step, (middles, lows, highs) in ranges.items()]
 
 
 def files(runs: Sequence[RunFiles]) -> dict[str, bytes]:

@@ -36,18 +36,15 @@ def commands(settings: Mapping[str, Any], made_with: Sequence[str]) -> list[str]
     revision = made_with[0].rpartition(", ")[2].removeprefix("git revision ") if made_with else ""
     changed = ", and changes that were not committed" if revision.endswith("-dirty") else ""
     checkout = f"git checkout {revision.removesuffix('-dirty')}   # in a clone of Octet{changed}"
-    return [*([checkout] if re.fullmatch(REVISION, revision) else []), command(*nearest_preset(settings))]
+    preset, changes = nearest_preset(settings)
+    command = shlex.join(["octet", "train", "--preset", preset, *written(changes)])
+    return [*([checkout] if re.fullmatch(REVISION, revision) else []), command]
 
 
 def own_files(settings: Mapping[str, Any]) -> list[str]:
     """Return the settings that name a file or folder of one's own."""
     named = ((key, str(settings[key])) for key in FILES if settings[key])
     return [f"{key}={value}" for key, value in named if Path(value.partition(":")[0]).suffix or key == "task.data_dir"]
-
-
-def command(preset: str, changes: list[Change]) -> str:
-    """Return the command that starts a run with the same settings in a new folder."""
-    return shlex.join(["octet", "train", "--preset", preset, *written(changes)])
 
 
 def written(changes: Sequence[Change]) -> list[str]:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from trainer.estimates import paired_difference
+from trainer.estimates import Share, corrected, mcnemar, paired_difference
 from trainer.machine.visible import around, shortened
 from trainer.reports import repeat
 from trainer.reports.chart import HEIGHT, WIDTH, colour_of, line, svg
 from trainer.reports.curves import CHARTS, Group, charts_of, groups_of
 from trainer.reports.markup import Html, joined, page, table, tag
-from trainer.reports.ranking import ranked
 from trainer.reports.terminal import stopped, told
-from trainer.run_folder import evaluation_table
-from trainer.run_folder.evaluation_table import percent
-from trainer.run_folder.reader import RunFiles, differing, facts_of, phases
+from trainer.run_folder.reader import RunFiles, differing, facts_of, percent, phases, table_rows
 from trainer.watch.alarms import Alarm, alarms_of, interval
 from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED, points
 
@@ -26,6 +23,7 @@ SHORTER = {  # what may shorten the phase that takes most of the time
     "score": "Without algorithm.kl.coef, and with one update a step, there is nothing to compute before the update.",
     "step": "Larger optim.tokens_per_micro_batch, or no model.gradient_checkpointing, take more memory and less time.",
 }
+OF_TRAINING = {"task.limit", "task.curriculum"}  # they leave the held-out problems as they are
 MOST_FLIPS = 20  # shown in each direction; all of them are in eval_flips.jsonl
 KWH = 3.6e6  # joules
 CLASSES = {LEARNED: "verdict better", NOT_LEARNED: "verdict worse", CANNOT_TELL: "verdict"}
@@ -41,11 +39,15 @@ def report(runs: Sequence[RunFiles]) -> str:
 def of_one(run: RunFiles) -> Iterator[Html]:
     alarms = alarms_of(run.history)
     yield tag("h1", run.name)
-    yield tag("p", _what(run), class_="soft")
+    ended = "ended" if run.has_ended else stopped(run) or "not ended"
+    trained = f"{run.settings['model.name']} on {run.settings['task.name']}, {run.steps} of {run.total_steps} steps"
+    yield tag("p", f"{trained}, {ended}", class_="soft")
     yield verdict(run, alarms)
     yield from section("Curves", charts(groups_of([run])))
     yield from section("Evaluation", evaluation(run))
-    yield from section("Alarms", *map(alarm, alarms), looks(run))
+    every = interval(len(run.history.steps))
+    looks = tag("p", f"The rules looked at every {every}th step.", class_="soft") if every > 1 else Html()
+    yield from section("Alarms", *map(alarm, alarms), looks)
     yield from section("Answers won and lost", *flips(run.flips()))
     yield from section("First and last answers", *samples(run.samples()))
     yield from section("Settings", settings(run))
@@ -69,12 +71,6 @@ def section(title: str, *parts: Html) -> Iterator[Html]:
     yield joined(*parts) if any(parts) else tag("p", "None.", class_="soft")
 
 
-def _what(run: RunFiles) -> str:
-    settings = run.settings
-    ended = "ended" if run.has_ended else stopped(run) or "not ended"
-    return f"{settings['model.name']} on {settings['task.name']}, {run.steps} of {run.total_steps} steps, {ended}"
-
-
 def verdict(run: RunFiles, alarms: Sequence[Alarm]) -> Html:
     """Return whether the run has learned, and how many alarms there were."""
     kind, evidence = run.verdict
@@ -90,13 +86,10 @@ def charts(groups: Sequence[Group]) -> Html:
     figures = [tag("figure", svg(chart.marks(), WIDTH, HEIGHT, chart.title)) for chart in drawn]
     if not figures:
         return Html()
-    named = [tag("li", swatch(number), group.name) for number, group in enumerate(groups)]
+    marks = [line([(0, 5), (14, 5)], colour_of(number), width=4) for number in range(len(groups))]
+    named = [tag("li", svg([mark], 14, 10, "colour"), group.name) for mark, group in zip(marks, groups, strict=True)]
     key = tag("ul", *named, class_="key") if len(groups) > 1 else Html()
     return joined(key, tag("div", *figures, class_="charts"))
-
-
-def swatch(number: int) -> Html:
-    return svg([line([(0, 5), (14, 5)], colour_of(number), width=4)], 14, 10, "colour")
 
 
 def evaluation(run: RunFiles) -> Html:
@@ -105,16 +98,15 @@ def evaluation(run: RunFiles) -> Html:
     if not models:
         return Html()
     asked = f"{models[0]['problems']} held-out problems, greedy answers; 95 % intervals in brackets."
-    first = table(["", *(model["name"] for model in models)], evaluation_table.rows(models, pairs), "numbers")
-    rows = [_pair(run, one, models[0]["problems"]) for one in pairs]
+    first = table(["", *(model["name"] for model in models)], table_rows(models, pairs), "numbers")
+    rows = []
+    for pair in pairs:
+        paid = pair["lenient"] if run.pays_lenient else pair
+        difference = points(paired_difference(paid["gained"], paid["lost"], models[0]["problems"]))
+        counts = [paid["gained"], paid["lost"], difference, f"{paid['p']:.2g}"]
+        rows.append([f"{pair['before']} → {pair['after']}", *counts])
     head = ["", "gained", "lost", "difference", "p, exact McNemar test"]
     return joined(tag("p", asked, class_="soft"), first, table(head, rows) if rows else "")
-
-
-def _pair(run: RunFiles, pair: Mapping[str, Any], problems: int) -> list[object]:
-    paid = pair["lenient"] if run.pays_lenient else pair
-    difference = points(paired_difference(paid["gained"], paid["lost"], problems))
-    return [f"{pair['before']} → {pair['after']}", paid["gained"], paid["lost"], difference, f"{paid['p']:.2g}"]
 
 
 def alarm(one: Alarm) -> Html:
@@ -123,12 +115,6 @@ def alarm(one: Alarm) -> Html:
     seen = tag("p", f"{found.seen[:1].upper()}{found.seen[1:]}.")
     remedy = tag("p", f"{found.why} {found.remedy}")
     return tag("div", title, seen, remedy, class_="alarm" if one.lasts else "alarm over")
-
-
-def looks(run: RunFiles) -> Html:
-    """Say so if the rules looked at some of the steps only."""
-    every = interval(len(run.history.steps))
-    return tag("p", f"The rules looked at every {every}th step.", class_="soft") if every > 1 else Html()
 
 
 def flips(found: Sequence[Mapping[str, Any]]) -> Iterator[Html]:
@@ -155,14 +141,12 @@ def samples(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Html]:
     for name, sample in found.items():
         read = sample["strict"] if sample["strict"] is not None else sample["lenient"]
         earned = "no reward" if sample["reward"] is None else f"reward {sample['reward']:.3g}"
-        title = joined(
-            tag("strong", name, class_=name.split()[-1]), f", step {sample['step']}, {earned}; the answer is "
-        )
+        told_of = f", step {sample['step']}, {earned}; the answer is "
+        title = joined(tag("strong", name, class_=name.split()[-1]), told_of)
         asked = tag("details", tag("summary", "prompt"), tag("pre", shortened(sample["prompt"])))
         cut = tag("p", "cut off", class_="soft") if sample["truncated"] else ""
-        earlier = [
-            part for turn in told(sample) for part in (tag("p", turn["role"], class_="soft"), tag("pre", turn["text"]))
-        ]
+        turns = [(tag("p", turn["role"], class_="soft"), tag("pre", turn["text"])) for turn in told(sample)]
+        earlier = [part for turn in turns for part in turn]
         last = tag("p", "model", class_="soft") if earlier else ""
         written = answer(sample["completion"], read)
         yield tag("div", tag("h3", title, tag("code", sample["gold"])), asked, *earlier, last, written, cut)
@@ -195,18 +179,13 @@ def time_and_memory(run: RunFiles) -> Html:
     whole, plan = sum(map(sum, seconds.values())), run.memory_plan
     joules = {name: sum(line.get(f"energy/{name}", 0.0) for line in lines) for name in seconds}
     counts = any(joules.values())
-    rows = [
-        [
-            name,
-            f"{sum(values):.1f} s",
-            f"{sum(values) / (whole or 1):.0%}",
-            f"{fmean(values):.2f} s",
-            _peak(lines, name),
-            *([f"{plan[name] / 1e9:.2f} GB" if name in plan else ""] if plan else []),
-            *([f"{joules[name] / KWH:.3g} kWh"] if counts else []),
-        ]
-        for name, values in seconds.items()
-    ]
+    rows = []
+    for name, values in seconds.items():
+        peak = max((line[f"memory/{name}"] for line in lines if f"memory/{name}" in line), default=None)
+        row = [name, f"{sum(values):.1f} s", f"{sum(values) / (whole or 1):.0%}", f"{fmean(values):.2f} s"]
+        row += ["" if peak is None else f"{peak:.2f} GB"]
+        row += [f"{plan[name] / 1e9:.2f} GB" if name in plan else ""] if plan else []
+        rows.append([*row, *([f"{joules[name] / KWH:.3g} kWh"] if counts else [])])
     head = ["phase", "all steps", "share", "a step", "memory at its peak"]
     head += [*(["planned at most"] if plan else []), *(["energy of a card"] if counts else [])]
     if not rows:
@@ -214,11 +193,6 @@ def time_and_memory(run: RunFiles) -> Html:
     longest = max(seconds, key=lambda name: sum(seconds[name]))
     most = f"Most of the time goes to {longest}. {SHORTER.get(longest, '')}"
     return joined(tag("p", most, class_="soft"), table(head, rows, "numbers"))
-
-
-def _peak(lines: Sequence[Mapping[str, Any]], phase: str) -> str:
-    peaks = [line[f"memory/{phase}"] for line in lines if f"memory/{phase}" in line]
-    return f"{max(peaks):.2f} GB" if peaks else ""
 
 
 def how_it_was_made(run: RunFiles) -> Iterator[Html]:
@@ -240,9 +214,8 @@ def results(runs: Sequence[RunFiles]) -> Iterator[Html]:
         first, _ = these[0]
         if len(tasks) > 1:
             yield tag("h3", f"Task {first.settings['task.name']}")
-        rows = [
-            [run.name, *_result(run), pair or ("" if run is first else "no common problems")] for run, pair in these
-        ]
+        against = ["" if run is first else pair or "no common problems" for run, pair in these]
+        rows = [[run.name, *_result(run), told] for (run, _), told in zip(these, against, strict=True)]
         head = ["run", "base", "trained", "gained", "lost", "steps", "training", f"against {first.name}, points"]
         yield table(head, rows, "numbers")
     if len(tasks) > 1:
@@ -262,3 +235,45 @@ def different_settings(runs: Sequence[RunFiles]) -> Html:
     keys = differing([run.settings for run in runs])
     rows = [[tag("code", key), *(shown(run.settings[key]) for run in runs)] for key in keys]
     return table(["setting", *(run.name for run in runs)], rows) if rows else Html()
+
+
+# ---------------------------------------------------------------- each run tested against the best, problem by problem
+
+
+class Pair(NamedTuple):
+    """What the trained model of one run gains and loses against that of another. `p` is corrected for several runs."""
+
+    problems: int
+    gained: int
+    lost: int
+    p: float
+    difference: Share
+
+    def __str__(self) -> str:
+        value, low, high = (100 * number for number in self.difference)
+        return f"{value:+.1f} ({low:+.1f} to {high:+.1f}), p = {self.p:.2g}"
+
+
+def ranked(runs: Sequence[RunFiles]) -> list[list[tuple[RunFiles, Pair | None]]]:
+    """Return the runs of each task, the highest accuracy first, and how each differs from the first where both were
+    asked the same problems. Accuracies on different tasks have no order. Holm's correction of p is within a task."""
+    tasks: dict[str, list[RunFiles]] = {}
+    for run in runs:
+        keys = (key for key in run.settings if key.startswith("task.") and key not in OF_TRAINING)
+        tasks.setdefault(str([run.settings[key] for key in keys]), []).append(run)
+    found = []
+    for of_task in tasks.values():
+        first, *others = sorted(of_task, key=lambda run: -(facts_of(run)["accuracy"] or 0.0))
+        pairs = [_paired(first, run) for run in others]
+        ps = iter(corrected([pair.p for pair in pairs if pair]))
+        pairs = [pair and pair._replace(p=next(ps)) for pair in pairs]
+        found.append([(first, None), *zip(others, pairs, strict=True)])
+    return found
+
+
+def _paired(before: RunFiles, after: RunFiles) -> Pair | None:
+    both = [problem for problem in before.solved if problem in after.solved]
+    if not both:
+        return None
+    gained, lost, p = mcnemar([before.solved[one] for one in both], [after.solved[one] for one in both])
+    return Pair(len(both), gained, lost, p, paired_difference(gained, lost, len(both)))

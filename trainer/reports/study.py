@@ -15,7 +15,7 @@ from typing import Any
 
 from trainer.config.study import BASE, SUPERVISED, Study, StudyRun
 from trainer.errors import DataError
-from trainer.estimates import SIGNIFICANT, Effect, Table, corrected, effect, is_enough, share_reached
+from trainer.estimates import SIGNIFICANT, Table, corrected, effect, is_enough, share_reached
 from trainer.run_folder import previous_run
 from trainer.run_folder.reader import RunFiles, phases, read_run
 
@@ -44,12 +44,10 @@ class Collected:
         ((first, _), problems), *others = found.items()
         for (folder, _), answered in others:
             if answered.keys() != problems.keys():
-                raise DataError(
-                    f"{folder}/eval_answers.jsonl",
-                    f"it answers {len(answered)} held-out problems, and {first} {len(problems)}, or other ones",
-                    "Give every arm the same eval.problems and held-out problems, and delete the folder if its file "
-                    "is damaged; the study makes the run again",
-                )
+                reason = f"it answers {len(answered)} held-out problems, and {first} {len(problems)}, or other ones"
+                remedy = "Give every arm the same eval.problems and held-out problems, and delete the folder if its "
+                remedy += "file is damaged; the study makes the run again"
+                raise DataError(f"{folder}/eval_answers.jsonl", reason, remedy)
         return [*problems]
 
     @property
@@ -103,11 +101,8 @@ def ended(study: Study, run: StudyRun) -> RunFiles | None:
         found = previous_run.differences(warmup, config.warmed_up_in(warmup))
         found += previous_run.differences(folder, config.after_warmup(warmup))
     if changes := [str(one) for one in found if one.key not in previous_run.NO_EFFECT | own]:
-        raise DataError(
-            folder,
-            f"it was made with other settings than the study has now: {', '.join(changes)}",
-            f"Write those of before, rename the arm or {study.path.name}, or delete this folder",
-        )
+        remedy = f"Write those of before, rename the arm or {study.path.name}, or delete this folder"
+        raise DataError(folder, f"it was made with other settings than the study has now: {', '.join(changes)}", remedy)
     files = read_run(folder)
     if files.has_ended and not files.metrics:
         raise DataError(f"{folder}/metrics.jsonl", "it is empty", "Delete this folder; the study makes the run again")
@@ -118,29 +113,26 @@ def summary(collected: Collected) -> dict[str, Any]:
     """Return what `study.json` holds."""
     study = collected.study
     judged = comparisons(collected)
-    costs = {arm: [totals(run) for run in runs.values()] for arm, runs in collected.runs.items()}
+    arms: dict[str, dict[str, Any]] = {}
+    for arm in [BASE, *collected.runs]:
+        strict, lenient = (collected.accuracies(arm, kind) for kind in (False, True))
+        costs = [totals(run) for run in collected.runs.get(arm, {}).values()]
+        arms[arm] = {"settings": study.arms.get(arm, {}), "strict": strict, "lenient": lenient}
+        arms[arm] |= {name: fmean(one[name] for one in costs) for name in COSTS if costs}
+    named = {"study": study.name, "first": study.first, "controls": list(study.file.controls)}
+    named |= {"missing": list(collected.missing), "paid": "lenient" if collected.pays_lenient else "strict"}
+    made_with = next(iter(collected.runs[study.first].values())).made_with
+    of_arms = {arm: collected.seeds(arm).values() for arm in arms}
+    runs = [(arm, seed, run) for arm, seeds in collected.runs.items() for seed, run in seeds.items()]
     return {
-        "study": study.name,
-        "first": study.first,
-        "controls": list(study.file.controls),
-        "missing": list(collected.missing),
-        "paid": "lenient" if collected.pays_lenient else "strict",
-        "problems": len(collected.problems),
-        "made_with": next(iter(collected.runs[study.first].values())).made_with,
-        "arms": {arm: _arm(collected, arm, costs.get(arm, [])) for arm in [BASE, *collected.runs]},
-        "comparisons": judged,
+        **named,
+        **{"problems": len(collected.problems), "made_with": made_with, "arms": arms, "comparisons": judged},
         "shares": shares(collected, judged),
         "equal": equal(collected),
-        "gaps": gaps({arm: collected.seeds(arm).values() for arm in [BASE, *collected.runs]}, collected.pays_lenient),
-        "answers": {arm: _answers(collected, arm) for arm in [BASE, *collected.runs]},
-        "runs": [_run(arm, seed, run) for arm, seeds in collected.runs.items() for seed, run in seeds.items()],
+        "gaps": gaps(of_arms, collected.pays_lenient),
+        "answers": {arm: _answers(collected, arm) for arm in arms},
+        "runs": [{"arm": arm, "seed": seed, "curve": _points(run)} for arm, seed, run in runs],
     }
-
-
-def _arm(collected: Collected, arm: str, costs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    strict, lenient = (collected.accuracies(arm, kind) for kind in (False, True))
-    found: dict[str, Any] = {"settings": collected.study.arms.get(arm, {}), "strict": strict, "lenient": lenient}
-    return found | {name: fmean(one[name] for one in costs) for name in COSTS if costs}
 
 
 def comparisons(collected: Collected) -> list[dict[str, Any]]:
@@ -148,33 +140,25 @@ def comparisons(collected: Collected) -> list[dict[str, Any]]:
     first, paid = collected.study.first, collected.pays_lenient
     pairs = [(arm, BASE) for arm in collected.runs]
     pairs += [(arm, first) for arm in collected.runs if arm != first]
-    tables = {pair: collected.differences(*pair, paid) for pair in pairs}
+    tables = {pair: table for pair in pairs if (table := collected.differences(*pair, paid))}
     judged = {pair: effect(table) for pair, table in tables.items() if is_enough(table)}
     ps = dict(zip(judged, corrected([one.p for one in judged.values()]), strict=True))
-    return [
-        {
-            "arm": pair[0],
-            "against": pair[1],
-            "seeds": len(table),
-            "difference": _mean(table),
-            "strict": _mean(collected.differences(*pair, lenient=False)),
-            "lenient": _mean(collected.differences(*pair, lenient=True)),
-            **(_judged(judged[pair], ps[pair], len(judged)) if pair in judged else {}),
-        }
-        for pair, table in tables.items()
-        if table
-    ]
+    found = []
+    for pair, table in tables.items():
+        one: dict[str, Any] = {"arm": pair[0], "against": pair[1], "seeds": len(table), "difference": _mean(table)}
+        one["strict"] = _mean(collected.differences(*pair, lenient=False))
+        one["lenient"] = _mean(collected.differences(*pair, lenient=True))
+        if pair in judged:
+            value, p, (low, high) = judged[pair].value, ps[pair], judged[pair].interval
+            one |= {"low": low, "high": high, "p": judged[pair].p, "p_holm": p}
+            one["detectable"] = judged[pair].detectable(len(judged))
+            one["verdict"] = CANNOT_TELL if p >= SIGNIFICANT else BETTER if value > 0 else WORSE
+        found.append(one)
+    return found
 
 
 def _mean(table: Table) -> float:
     return fmean(map(fmean, table))
-
-
-def _judged(found: Effect, p: float, comparisons: int) -> dict[str, Any]:
-    verdict = CANNOT_TELL if p >= SIGNIFICANT else BETTER if found.value > 0 else WORSE
-    low, high = found.interval
-    detectable = found.detectable(comparisons)
-    return {"low": low, "high": high, "p": found.p, "p_holm": p, "detectable": detectable, "verdict": verdict}
 
 
 def shares(collected: Collected, comparisons: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -212,13 +196,9 @@ def _pairs(run: RunFiles, arm: str, lenient: bool) -> Mapping[str, tuple[bool, b
     """Return by the number of a problem whether a model solved the old one, and the new one."""
     kind = "correct_lenient" if lenient else "correct_strict"
     renumbered = RunFiles(run.folder / RENUMBERED, run.settings)
-    old, new = (
-        {one["problem"].split("/")[-1]: one[kind] for one in files.greedy.get(model, {}).values()}
-        for files, model in (
-            (run.before_training, "base") if arm == BASE else (run, "trained"),
-            (renumbered, "base" if arm == BASE else "adapter"),
-        )
-    )
+    before = run.before_training.greedy.get("base", {}) if arm == BASE else run.greedy.get("trained", {})
+    after = renumbered.greedy.get("base" if arm == BASE else "adapter", {})
+    old, new = ({one["problem"].split("/")[-1]: one[kind] for one in of.values()} for of in (before, after))
     return {number: (old[number], solved) for number, solved in new.items() if number in old}
 
 
@@ -238,22 +218,17 @@ def curve(run: RunFiles) -> Iterator[tuple[dict[str, float], Mapping[str, float]
     parts = [folder for folder in (run.folder / "warmup", run.folder) if (folder / "config.yaml").is_file()]
     for files in map(read_run, parts):
         for line in files.metrics:
-            _spend(spent, files, line)
+            if "groups" in line:
+                samples = line["groups"] * files.settings["rollout.group_size"]
+                tokens = samples * line["length"]
+            else:  # of a warm-up, or the evaluation of the base
+                samples, tokens = files.settings["warmup.problems"] * ("tokens" in line), line.get("tokens", 0.0)
+            seconds = sum(line.get(f"time/{name}", 0.0) for name in phases([line]))
+            for name, more in zip(COSTS, (samples, tokens, seconds), strict=True):
+                spent[name] += more
             if files.folder == run.folder and "eval/accuracy" in line:
                 yield {**spent}, line
     yield {**spent}, line
-
-
-def _spend(spent: dict[str, float], run: RunFiles, line: Mapping[str, float]) -> None:
-    """Add what one step has cost."""
-    if "groups" in line:
-        samples = line["groups"] * run.settings["rollout.group_size"]
-        spent["samples"] += samples
-        spent["tokens"] += samples * line["length"]
-    elif "tokens" in line:
-        spent["samples"] += run.settings["warmup.problems"]
-        spent["tokens"] += line["tokens"]
-    spent["seconds"] += sum(line.get(f"time/{name}", 0.0) for name in phases([line]))
 
 
 def equal(collected: Collected) -> dict[str, Any]:
@@ -296,11 +271,7 @@ def _answers(collected: Collected, arm: str) -> dict[str, list[str]]:
     }
 
 
-def _run(arm: str, seed: int, run: RunFiles) -> dict[str, Any]:
-    names = {"eval/accuracy": "strict", "eval/lenient": "lenient"}
-    points = [
-        {"step": line["step"], **cost, **{short: line[name] for name, short in names.items()}}
-        for cost, line in curve(run)
-        if "eval/accuracy" in line
-    ]
-    return {"arm": arm, "seed": seed, "curve": points}
+def _points(run: RunFiles) -> list[dict[str, float]]:
+    lines = [(cost, line) for cost, line in curve(run) if "eval/accuracy" in line]
+    shares = [{"strict": line["eval/accuracy"], "lenient": line["eval/lenient"]} for _, line in lines]
+    return [{"step": line["step"], **cost, **share} for (cost, line), share in zip(lines, shares, strict=True)]

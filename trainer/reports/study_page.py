@@ -15,7 +15,7 @@ from trainer.config.study import BASE
 from trainer.estimates import FOUND, LEAST_SEEDS
 from trainer.reports.chart import differences, svg
 from trainer.reports.curves import Group
-from trainer.reports.markup import Html, page, table, tag
+from trainer.reports.markup import Html, table, tag
 from trainer.reports.report import charts, section
 from trainer.reports.study import CANNOT_TELL, COSTS, Collected
 
@@ -37,7 +37,12 @@ def screen(found: Found) -> Iterator[Table]:
 
 def tables(found: Found) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Yield the title, head and rows of each table."""
-    yield "Accuracy on held-out problems", ["arm", "seeds", "strict", "any format", "cost", "", ""], [*_arms(found)]
+    rows = []
+    for arm, one in found["arms"].items():
+        costs = [SHOWN[kind].format(one[kind]) if kind in one else "" for kind in COSTS]
+        name = f"{arm} (control)" if arm in found["controls"] else arm
+        rows.append([name, str(len(one["strict"])), _spread(one["strict"]), _spread(one["lenient"]), *costs])
+    yield "Accuracy on held-out problems", ["arm", "seeds", "strict", "any format", "cost", "", ""], rows
     head = ["", "points", "95 % interval", "p", "p (Holm)", "verdict"]
     for against in (BASE, found["first"]):
         rows = [_comparison(one) for one in found["comparisons"] if one["against"] == against]
@@ -45,17 +50,17 @@ def tables(found: Found) -> Iterator[tuple[str, list[str], list[list[str]]]]:
             yield f"Against {'the untrained base' if against == BASE else against}", head, rows
     if found.get("gaps"):
         head = ["", "old numbers", "new numbers", "gap", "95 % interval"]
-        yield f"The same {found['gaps'][0]['problems']} problems with new numbers", head, [*map(_gap, found["gaps"])]
+        rows = []
+        for one in found["gaps"]:
+            interval = f"{100 * one['low']:+.1f} to {100 * one['high']:+.1f}" if "low" in one else ""
+            shares = [f"{one['old']:.1%}", f"{one['new']:.1%}", f"{100 * (one['old'] - one['new']):+.1f}"]
+            rows.append([one["arm"], *shares, interval])
+        yield f"The same {found['gaps'][0]['problems']} problems with new numbers", head, rows
     at = {kind: found["equal"][kind]["accuracy"] for kind in COSTS}
-    rows = [
-        [arm, *("" if at[kind][arm] is None else f"{at[kind][arm]:.1%}" for kind in COSTS)] for arm in _trained(found)
-    ]
+    reached = {arm: [at[kind][arm] for kind in COSTS] for arm in found["arms"] if arm != BASE}
+    rows = [[arm, *("" if one is None else f"{one:.1%}" for one in of_arm)] for arm, of_arm in reached.items()]
     budgets = [f"at {SHOWN[kind].format(found['equal'][kind]['budget'])}" for kind in COSTS]
     yield "Accuracy where every arm has spent as much", ["arm", *budgets], rows
-
-
-def _trained(found: Found) -> list[str]:
-    return [arm for arm in found["arms"] if arm != BASE]
 
 
 def drawings(found: Found) -> Iterator[tuple[Sequence[Html], float, float, str]]:
@@ -65,13 +70,6 @@ def drawings(found: Found) -> Iterator[tuple[Sequence[Html], float, float, str]]
         if judged:
             title = f"points against {'the untrained base' if against == BASE else against}, 95 % intervals"
             yield (*differences(title, judged, CANNOT_TELL), title)
-
-
-def _arms(found: Found) -> Iterator[list[str]]:
-    for arm, one in found["arms"].items():
-        costs = [SHOWN[kind].format(one[kind]) if kind in one else "" for kind in COSTS]
-        control = " (control)" if arm in found["controls"] else ""
-        yield [f"{arm}{control}", str(len(one["strict"])), _spread(one["strict"]), _spread(one["lenient"]), *costs]
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -90,31 +88,20 @@ def _comparison(one: Found) -> list[str]:
     return [one["arm"], points, interval, f"{one['p']:.2g}", f"{one['p_holm']:.2g}", one["verdict"]]
 
 
-def _gap(one: Found) -> list[str]:
-    interval = f"{100 * one['low']:+.1f} to {100 * one['high']:+.1f}" if "low" in one else ""
-    return [one["arm"], f"{one['old']:.1%}", f"{one['new']:.1%}", f"{100 * (one['old'] - one['new']):+.1f}", interval]
-
-
 def sentences(found: Found) -> list[str]:
     """Return what the study says, one sentence for each thing."""
     gaps = {one["arm"]: one for one in found.get("gaps", [])}
     same = [kind for kind in COSTS if found["equal"][kind]["is_equal"]]
     text = Environment(trim_blocks=True, lstrip_blocks=True)
     text.filters |= {"points": lambda value: f"{100 * value:+.1f}", "percent": lambda value: f"{100 * value:.0f}"}
-    said = text.from_string(SENTENCES.read_text(encoding="utf-8")).render(
-        **{**found, "found": FOUND, "base_gap": gaps.get(BASE), "first_gap": gaps.get(found["first"])},
-        same=same,
-        others=[kind for kind in COSTS if kind not in same],
-    )
+    values = {**found, "found": FOUND, "base_gap": gaps.get(BASE), "first_gap": gaps.get(found["first"])}
+    values |= {"same": same, "others": [kind for kind in COSTS if kind not in same]}
+    said = text.from_string(SENTENCES.read_text(encoding="utf-8")).render(values)
     return [line for line in said.splitlines() if line]
 
 
-def study_page(found: Found, collected: Collected) -> str:
-    """Return the page of a study."""
-    return page(f"{found['study']}: Octet", *_sections(found, collected))
-
-
-def _sections(found: Found, collected: Collected) -> Iterator[Html]:
+def sections(found: Found, collected: Collected) -> Iterator[Html]:
+    """Yield the page of a study."""
     yield tag("h1", found["study"])
     for sentence in sentences(found):
         yield tag("p", sentence)

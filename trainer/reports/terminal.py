@@ -88,14 +88,10 @@ def _state(run: RunFiles) -> str:
     path = run.folder / "metrics.jsonl"
     if not run.steps:
         return "not one step is logged yet"
-    left = seconds_of_a_step(run.metrics) * (run.total_steps - run.steps)
-    return f"{clock(left)} left, last step at {datetime.fromtimestamp(path.stat().st_mtime):%H:%M:%S}"
-
-
-def seconds_of_a_step(records: Sequence[Mapping[str, Any]]) -> float:
-    last = _recent(records)
+    last = _recent(run.metrics)
     names = [f"time/{name}" for name in phases(last)]
-    return fmean(sum(record.get(name, 0.0) for name in names) for record in last) if last else 0.0
+    left = fmean(sum(record.get(name, 0.0) for name in names) for record in last) * (run.total_steps - run.steps)
+    return f"{clock(left)} left, last step at {datetime.fromtimestamp(path.stat().st_mtime):%H:%M:%S}"
 
 
 def _recent(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -154,11 +150,6 @@ def told(sample: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
     return list(sample.get("turns", ()))[:-1]
 
 
-def console() -> Console:
-    """Return a console that prints plain text where standard output is not a terminal."""
-    return Console(wide=WIDE)
-
-
 def stopped(run: RunFiles) -> str | None:
     """Return what to say of a run that was stopped; None if it goes on or has ended.
 
@@ -171,7 +162,9 @@ def stopped(run: RunFiles) -> str | None:
         return f"stopped after step {run.steps}"
     written = [path.stat().st_mtime for path in map(run.folder.joinpath, WRITTEN) if path.exists()]
     silent = time.time() - max(written)
-    if silent < max(PATIENCE_S, PATIENCE_STEPS * _longest_step(run)):
+    names = [f"time/{name}" for name in (*phases(run.metrics), "evaluation")]
+    longest = max((sum(record.get(name, 0.0) for name in names) for record in run.metrics), default=0.0)
+    if silent < max(PATIENCE_S, PATIENCE_STEPS * longest):
         return None
     return f"nothing for {silent / 60:.0f} min"
 
@@ -191,9 +184,3 @@ def _is_local(folder: Path) -> bool:
     mounts = [line.split() for line in MOUNTS.read_text().splitlines()] if MOUNTS.exists() else []
     around = [(len(place), kind) for _, place, kind, *_ in mounts if folder.resolve().is_relative_to(place)]
     return max(around, default=(0, ""))[1] in LOCAL
-
-
-def _longest_step(run: RunFiles) -> float:
-    """Return the seconds of the longest step, with its evaluation."""
-    names = [f"time/{name}" for name in (*phases(run.metrics), "evaluation")]
-    return max((sum(record.get(name, 0.0) for name in names) for record in run.metrics), default=0.0)

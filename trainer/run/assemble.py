@@ -18,9 +18,8 @@ from trainer.batch.shrinker import Shrinker
 from trainer.config.command_line import Request, flat
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, ModelError
-from trainer.evaluation.best import EvaluationHistory
+from trainer.evaluation.best import EvaluationHistory, Evaluator
 from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
-from trainer.evaluation.evaluator import Evaluator
 from trainer.loss.before_update import TeacherLogprobs
 from trainer.loss.kl import Coefficient
 from trainer.loss.logprobs import LogProbs
@@ -77,7 +76,11 @@ def build(request: Request, data: Data | None = None) -> Run:
     folder = lock.claim(request)  # not before: bad data leaves no folder that refuses the mended settings
     scorer = make_scorer(config, data.task, folder)
     scorer.rehearse(prompts.prompter.prompt(prompts.problems[0]), worked(prompts.problems[0]))
-    policy, teacher = make_models(config, prompts, tokenizer)
+    teacher = make_teacher(config, tokenizer, len(prompts.longest.tokens))
+    policy = make_policy(config, prompts.total_steps)
+    check_vocabulary(tokenizer, policy.model)
+    check_context(policy.model, [prompts.longest], config.rollout.max_new_tokens)
+    teacher = partial(by_adapter, policy) if config.shares_base else teacher
     kl = Coefficient(config.algorithm.kl)
     origin = Provenance(config, folder, prompts.problems, data.task.test(), request.accepts_changes)
     log = open_log(request, folder, policy, prompts, Learned(origin, prompts.curriculum, kl, Logs(folder)))
@@ -101,15 +104,6 @@ def build(request: Request, data: Data | None = None) -> Run:
 
 
 # ---------------------------------------------------------------- the models
-
-
-def make_models(config: Config, prompts: Prompts, tokenizer: Any) -> tuple[Any, TeacherLogprobs | None]:
-    """Load the teacher and the policy. Raise an error for a model that cannot have these prompts and answers."""
-    ask = make_teacher(config, tokenizer, len(prompts.longest.tokens))
-    policy = make_policy(config, prompts.total_steps)
-    check_vocabulary(tokenizer, policy.model)
-    check_context(policy.model, [prompts.longest], config.rollout.max_new_tokens)
-    return policy, partial(by_adapter, policy) if config.shares_base else ask
 
 
 def make_policy(config: Config, total_steps: int) -> Any:
@@ -143,12 +137,11 @@ def make_teacher(config: Config, tokenizer: Any, longest_prompt: int) -> Teacher
     with hub.naming("teacher.name"):
         theirs, ours = load_tokenizer(settings).get_vocab(), tokenizer.get_vocab()
         if apart := sorted(token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token)):
-            raise ModelError(
-                f"teacher.name={own.name}",
+            reason = (
                 f"its tokenizer is not that of the model, {config.model.name}: {len(apart)} tokens differ, the first "
-                f"of them {apart[0]!r}",
-                "Take a teacher of the same family",
+                f"of them {apart[0]!r}"
             )
+            raise ModelError(f"teacher.name={own.name}", reason, "Take a teacher of the same family")
         model = load_model(settings, resolve_dtype(settings.dtype, device), device)
     if own.adapter:
         model = load_adapter(model, own.adapter)
@@ -184,42 +177,25 @@ def make_samplers(context: SamplingContext, model: Any, warn: Say, copies: bool)
     if outside := make_vllm_sampler(context):
         return outside, outside
     choose = partial(make_sampler, context.config.rollout, model, context.tokenizer, context.stop_tokens, warn)
-    sampler = choose(copies=copies, stop_strings=context.stop_strings, prompter=context.prompter)
-    if isinstance(sampler, HfSampler):
-        return sampler, sampler
-    return sampler, choose(copies=False, stop_strings=context.stop_strings, prompter=context.prompter)
+    choose = partial(choose, stop_strings=context.stop_strings, prompter=context.prompter)
+    sampler = choose(copies=copies)
+    return sampler, sampler if isinstance(sampler, HfSampler) else choose(copies=False)
 
 
 def sampling_context(
-    config: Config,
-    policy: Exportable,
-    model: Any,
-    prompter: Prompter,
-    held_out: Sequence[Prompt],
-    folder: Path,
-    say: Say,
+    config: Config, policy: Exportable, model: Any, prompter: Prompter, asked: Sequence[Prompt], folder: Path, say: Say
 ) -> SamplingContext:
     """Return what an engine outside needs to know about this model.
 
     Held-out prompts may be longer than those of the training, up to the memory that is planned for all its rows.
     """
     trained = config.prompt.max_tokens + config.rollout.max_new_tokens
-    longest = max((len(prompt.tokens) for prompt in held_out), default=0) + config.rollout.max_new_tokens
+    longest = max((len(prompt.tokens) for prompt in asked), default=0) + config.rollout.max_new_tokens
     wanted = min(max(trained, longest), trained * config.rollout.rows)
     stops, strings = ends(config, prompter, model)
-    return SamplingContext(
-        config,
-        policy,
-        location(config.model),
-        resolve_dtype(config.model.dtype, distributed.device()),
-        min(context_of(model) or wanted, wanted),
-        prompter.tokenizer,
-        stops,
-        folder,
-        say,
-        strings,
-        prompter,
-    )
+    dtype, length = resolve_dtype(config.model.dtype, distributed.device()), min(context_of(model) or wanted, wanted)
+    of_model = (config, policy, location(config.model), dtype, length, prompter.tokenizer, stops)
+    return SamplingContext(*of_model, folder, say, strings, prompter)
 
 
 def ends(config: Config, prompter: Prompter, model: Any) -> tuple[list[int], tuple[str, ...]]:
@@ -233,11 +209,9 @@ def ends(config: Config, prompter: Prompter, model: Any) -> tuple[list[int], tup
     strings = (*prompter.stop_strings, *config.rollout.stop)
     for string in strings:
         if string not in special and (inside := next((name for name in special if name in string), None)):
-            raise ConfigError(
-                f"rollout.stop={string!r}",
-                f"no answer has {inside} in its text, because it is a special token",
-                "Write it alone to end answers at this token, or leave it out",
-            )
+            reason = f"no answer has {inside} in its text, because it is a special token"
+            remedy = "Write it alone to end answers at this token, or leave it out"
+            raise ConfigError(f"rollout.stop={string!r}", reason, remedy)
     tokens = {*stop_tokens(tokenizer, model), *(special[string] for string in strings if string in special)}
     return sorted(tokens), tuple(string for string in strings if string not in special)
 
@@ -277,11 +251,8 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
     config, is_main, total_steps = request.config, distributed.is_main(), prompts.total_steps
     first_step = checkpoints.resume(policy, folder, config.run.keep, learned)
     if first_step > total_steps:
-        raise ConfigError(
-            f"run.steps={total_steps}",
-            f"the run in {folder} has made {first_step}",
-            f"Write run.steps={first_step} or more",
-        ).of_all()
+        reason = f"the run in {folder} has made {first_step}"
+        raise ConfigError(f"run.steps={total_steps}", reason, f"Write run.steps={first_step} or more").of_all()
     stored = previous_run.settings_of(folder) if is_main else None
     before = stored.run.steps if stored else None
     lock.write_config(folder, config)

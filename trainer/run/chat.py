@@ -103,15 +103,19 @@ def _answer(
     prompt = prompter.prompt(problem)
     length, longest, context = len(prompt.tokens), sampling.max_new_tokens, voices[0].context
     if context is not None and length + longest > context:
-        raise ConfigError(
-            f"rollout.max_new_tokens={longest}",
-            f"with such an answer a prompt of {length} tokens exceeds the context of this model, {context}",
-            "Ask a shorter question, or start again with a smaller rollout.max_new_tokens",
-        )
+        reason = f"with such an answer a prompt of {length} tokens exceeds the context of this model, {context}"
+        remedy = "Ask a shorter question, or start again with a smaller rollout.max_new_tokens"
+        raise ConfigError(f"rollout.max_new_tokens={longest}", reason, remedy)
     for voice in voices:
         console.rule(voice.name, align="left")
         completion = _ask(voice, prompt, sampling)
-        print(_reading(prompt, completion, scorer))
+        if not problem.gold:
+            print()
+            continue
+        (score,) = scorer.score(prompt, [completion]).scores
+        found = score.strict if score.strict is not None else score.lenient
+        read = "nothing" if found is None else found + (" elsewhere" if score.strict is None else "")
+        print(f"\nread: {read}, {'right' if score.correct_strict else 'wrong'}; the answer is {problem.gold}")
     print(flush=True)
 
 
@@ -137,13 +141,3 @@ def _ask(voice: Voice, prompt: Prompt, sampling: Sampling) -> Completion:
     if printed != completion.text:  # the model began again, with less memory or after the answer of a tool
         print(f"\n{completion.text}", end="")
     return completion
-
-
-def _reading(prompt: Prompt, completion: Completion, scorer: Scorer) -> str:
-    """Return what the verifier reads in an answer to a question whose answer is known."""
-    if not prompt.problem.gold:
-        return ""
-    (score,) = scorer.score(prompt, [completion]).scores
-    found = score.strict if score.strict is not None else score.lenient
-    read = "nothing" if found is None else found + (" elsewhere" if score.strict is None else "")
-    return f"\nread: {read}, {'right' if score.correct_strict else 'wrong'}; the answer is {prompt.problem.gold}"

@@ -56,11 +56,9 @@ def prompter_of(config: Config, task: Task, tokenizer: Any) -> Prompter:
     """Return what writes the prompts of a task, with its tools or environment."""
     found = environments_of(task, config.task, tokenizer.chat_template, config.rollout.turns.seconds)
     if found is None and config.reward.weights.get("environment"):
-        raise ConfigError(
-            f"reward.weights.environment={config.reward.weights['environment']:g}",
-            f"nothing gives this reward, because task.name={config.task.name} has no environment",
-            "Leave it out; docs/environments.md says how to have one",
-        )
+        reason = f"nothing gives this reward, because task.name={config.task.name} has no environment"
+        remedy = "Leave it out; docs/environments.md says how to have one"
+        raise ConfigError(f"reward.weights.environment={config.reward.weights['environment']:g}", reason, remedy)
     return Prompter(tokenizer, config.prompt, task, found)
 
 
@@ -85,13 +83,8 @@ def report(folder: Path, screen: Screen, data: Data, problems: Sequence[Problem]
         screen.say(f"data: {note}")
     if distributed.is_main():
         text = "\n".join(f"{problem.question}\t{problem.gold}" for problem in problems)
-        facts = {
-            "task": data.task.name,
-            "training_problems": len(problems),
-            "sha256": hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest(),  # of what is trained on
-            "checksums": checksums(problems),
-            "held_out": asked,
-            "test_problems": len(data.task.test()),
-            "notes": said,
-        }
+        digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
+        facts = {"task": data.task.name, "training_problems": len(problems), "sha256": digest}
+        facts |= {"checksums": checksums(problems), "held_out": asked}
+        facts |= {"test_problems": len(data.task.test()), "notes": said}
         disk.replace(folder / "data.json", (json.dumps(facts, indent=2) + "\n").encode())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,10 +15,9 @@ from transformers import AutoConfig
 from trainer.batch.pack import Packer
 from trainer.config.settings import Config
 from trainer.evaluation import results
-from trainer.evaluation.comparison import Comparison
 from trainer.evaluation.evaluate import Evaluation
 from trainer.evaluation.merge_check import Agreement, agreement
-from trainer.evaluation.results import flip_lines
+from trainer.evaluation.results import Comparison, flip_lines
 from trainer.loss.logprobs import LogProbs
 from trainer.machine import disk, hardware
 from trainer.machine.console import Console
@@ -50,16 +48,10 @@ def progress(task: str, total: int) -> Progress:
 evaluate_model = partial(assemble.evaluate_model, progress=progress)
 
 
-@dataclass(frozen=True, slots=True)
-class Models:
-    """What is evaluated in addition to the model of the configuration."""
-
-    adapter: Path | None = None
-    merged: Path | None = None
-
-
-def evaluate(config: Config, data: Data, models: Models, draws: Draws | None, out: Path, as_json: bool) -> None:
-    """Evaluate the model of the configuration, and the adapter and the merged model if they are named.
+def evaluate(
+    config: Config, data: Data, models: dict[str, Path], draws: Draws | None, out: Path, as_json: bool
+) -> None:
+    """Evaluate the model of the configuration, and those that `models` has under `adapter` and `merged`.
 
     Under srun or torchrun the problems are split over the ranks."""
     start.must_leave_our_cards(hardware.detect(), config.rollout.vllm, distributed.world_size())
@@ -68,12 +60,11 @@ def evaluate(config: Config, data: Data, models: Models, draws: Draws | None, ou
         evaluations = list(_evaluations(config, data, models, draws, out))
     if not distributed.is_main():
         return
-    named = {name: str(path) for name, path in asdict(models).items() if path}
-    settings = {**results.settings_of(config), **named}
+    settings = {**results.settings_of(config), **{name: str(path) for name, path in models.items()}}
     results.write(out, settings, evaluations)
     flips = [line for pair in pairwise(evaluations) for line in flip_lines(Comparison(*pair))]
     said = [*results.verdicts(evaluations), *flips, f"written to {out}: {results.FILES}"]
-    alike = agreement(evaluations[1], evaluations[2]) if models.adapter and models.merged else None
+    alike = agreement(evaluations[1], evaluations[2]) if len(models) == 2 else None
     if alike:
         said.insert(0, f"{results.merged_against('adapter', config)}: {alike}")
     answer({**results.document(settings, evaluations), "out": str(out), "said": said}, evaluations, as_json)
@@ -81,26 +72,26 @@ def evaluate(config: Config, data: Data, models: Models, draws: Draws | None, ou
         alike.must_be_rounding(resolve_dtype(config.model.dtype, distributed.device()))
 
 
-def _evaluations(config: Config, data: Data, models: Models, draws: Draws | None, out: Path) -> Iterator[Evaluation]:
+def _evaluations(
+    config: Config, data: Data, models: Mapping[str, Path], draws: Draws | None, out: Path
+) -> Iterator[Evaluation]:
     """Evaluate one model after the other, so that only one is in memory. vLLM has the base and the adapter."""
     model, tokenizer = load(config)
-    alone = models.adapter is None and models.merged is None
-    if models.adapter:
-        stored_weights(config.model.clean, models.adapter, None)  # which refuses one of another base now
+    if adapter := models.get("adapter"):
+        stored_weights(config.model.clean, adapter, None)  # which refuses one of another base now
     prompter = prompter_of(config, data.task, tokenizer)
     held_out = [prompter.prompt(problem) for problem in data.held_out]
     with _outside(config, model, prompter, held_out, out) as (sampler, shown):
-        yield evaluate_model("model" if alone else "base", model, tokenizer, config, data, draws, sampler)
-        if models.adapter:
-            adapted = load_adapter(model, models.adapter)
-            shown.adapter = models.adapter
+        yield evaluate_model("base" if models else "model", model, tokenizer, config, data, draws, sampler)
+        if adapter:
+            adapted, shown.adapter = load_adapter(model, adapter), adapter
             if sampler:
                 _must_be(adapted, prompter, held_out, config, sampler)
             yield evaluate_model("adapter", adapted, tokenizer, config, data, draws, sampler)
             del adapted
     del model
-    if models.merged:
-        model, tokenizer = load(config, str(models.merged))
+    if "merged" in models:
+        model, tokenizer = load(config, str(models["merged"]))
         yield evaluate_model("merged", model, tokenizer, config, data, draws)
 
 
@@ -160,7 +151,10 @@ def merge_and_compare(
         merged = evaluate_model("merged", model, tokenizer, config, data)
         alike = agreement(adapted, merged)
         if config.model.quantize == "none":  # else the bases differ as well
-            alike.must_be_rounding(_coarser(str(AutoConfig.from_pretrained(unchecked).dtype), config))
+            written = str(AutoConfig.from_pretrained(unchecked).dtype)
+            files = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}[written]
+            here = resolve_dtype(config.model.dtype, distributed.device())
+            alike.must_be_rounding(max(files, here, key=["fp32", "fp16", "bf16"].index))  # the coarser of the two
         facts = checked(alike, [adapted, merged])
         record(unchecked, made_of, facts)
     said = [f"{results.merged_against('adapter', config)}: {alike}", f"written to {out}"]
@@ -177,12 +171,6 @@ def checked(alike: Agreement, evaluations: list[Evaluation]) -> dict[str, Any]:
 def record(folder: Path, made_of: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     """Write what was exported, and how its check ended, beside it: for the card of octet push."""
     (folder / "export.json").write_text(json.dumps({**made_of, **facts}, indent=2) + "\n")
-
-
-def _coarser(written: str, config: Config) -> str:
-    """Return the coarser of two precisions: the one of the files, and the one in which models are evaluated here."""
-    short = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}[written]
-    return max(short, resolve_dtype(config.model.dtype, distributed.device()), key=["fp32", "fp16", "bf16"].index)
 
 
 def load(config: Config, name: str | None = None) -> tuple[Any, Any]:

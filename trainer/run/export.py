@@ -11,9 +11,9 @@ from typing import Any
 
 from trainer.config.settings import Config
 from trainer.errors import ConfigError, MergeError, ModelError
-from trainer.evaluation.comparison import Comparison
 from trainer.evaluation.evaluate import Evaluation
 from trainer.evaluation.merge_check import agreement
+from trainer.evaluation.results import Comparison
 from trainer.export import gguf_file, llama_cpp, ollama, vocabulary
 from trainer.machine import disk
 from trainer.model import hub, merge
@@ -39,13 +39,18 @@ def to_gguf(config: Config, adapter: Path | None, out: Path, made_of: Mapping[st
     tokenizer = load_tokenizer(config.model)
     name = re.sub(r"[^\w.-]+", "-", made_of["name"])  # a Modelfile names the file without quotes
     file = out / f"{name}-{options.format.upper()}.gguf"  # as files of the hub are called
-    beside = _modelfile(file.name, config, weights, tokenizer) if options.to == "ollama" else None
-    why_not = _why_unchecked(config) if not options.no_check else "--no-check was given"
-    about = {
-        "name": made_of["name"],
-        "base": config.model.name if adapter else "",
-        "licence": hub.licence(config.model),
-    }
+    beside = ""
+    if options.to == "ollama":
+        tokens, strings = assemble.ends(config, prompter_of(config, make_task(config.task), tokenizer), weights.model)
+        ends = [*tokenizer.convert_ids_to_tokens(tokens), *strings]
+        beside = ollama.modelfile(file.name, config, tokenizer, ends)
+    why_not = "--no-check was given" if options.no_check else ""
+    if not why_not and not llama_cpp.is_here():
+        why_not = "llama-cpp-python is not installed, so nothing has read this file. `pip install llama-cpp-python`"
+    elif not why_not and config.task.tools:
+        why_not = "with task.tools an answer has several turns, which llama.cpp is not asked for"
+    base, licence = config.model.name if adapter else "", hub.licence(config.model)
+    about = {"name": made_of["name"], "base": base, "licence": licence}
     facts: dict[str, Any] = {"not_checked": why_not}
     evaluations: list[Evaluation] = []
     said: list[str] = []
@@ -78,20 +83,6 @@ def _write(
             names = gguf_file.write(exact, weights, tokenizer, "f32", end_of_turn(tokenizer), about)
             llama_cpp.quantise(exact, file, fmt)
         return names
-
-
-def _modelfile(file: str, config: Config, weights: merge.Weights, tokenizer: Any) -> str:
-    prompter = prompter_of(config, make_task(config.task), tokenizer)
-    tokens, strings = assemble.ends(config, prompter, weights.model)
-    return ollama.modelfile(file, config, tokenizer, [*tokenizer.convert_ids_to_tokens(tokens), *strings])
-
-
-def _why_unchecked(config: Config) -> str | None:
-    if not llama_cpp.is_here():
-        return "llama-cpp-python is not installed, so nothing has read this file. `pip install llama-cpp-python`"
-    if config.task.tools:
-        return "with task.tools an answer has several turns, which llama.cpp is not asked for"
-    return None
 
 
 def _checked(

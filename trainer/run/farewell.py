@@ -174,11 +174,8 @@ def best_step(config: Config, history: EvaluationHistory, total_steps: int) -> I
     is_there = kept and (kept["step"], kept["problems"]) == (best.step, history.problems)
     why = history.lost or f"{history.folder}/best is of step {kept and kept['step']}"
     where = f"Its {config.lora.product} is in {history.folder}/best" if is_there else f"It is not kept: {why}"
-    shown = f"{_shown(metric, best.value)}, against {_shown(metric, last.value)} after step {last.step}. {where}"
+    values = [f"loss {abs(one):.4f}" if metric == "loss" else f"{metric} {one:.1%}" for one in (best.value, last.value)]
+    shown = f"{values[0]}, against {values[1]} after step {last.step}. {where}"
     many = f"; of {len(history.milestones)} evaluations on the same problems the highest is partly luck"
     is_better = best.value > last.value
     yield f"step {best.step} was {'best' if is_better else 'as good as the last one'}: {shown}{many * is_better}"
-
-
-def _shown(metric: str, value: float) -> str:
-    return f"loss {abs(value):.4f}" if metric == "loss" else f"{metric} {value:.1%}"

@@ -108,8 +108,11 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
         farewell.introduce(run, request)
         _rehearse_and_check(config, run)
         if evaluator.held_out:
-            with log.stopping.timing_an_evaluation():
-                evaluations["base"] = _evaluate_base(run)
+            with log.stopping.timing_an_evaluation(), run.updater.policy.as_base():
+                base = evaluations["base"] = evaluator.evaluate("base")  # which is step 0 of the curves
+            log.screen.say(f"base model: {describe(base, config.reward.answer)}")
+            if log.first_step == 0:
+                log.base(metrics_of(base))
         if lessons:
             warm_up(config, *run, lessons)
         else:
@@ -160,17 +163,6 @@ def _rehearse_and_check(config: Config, run: Run) -> None:
                 disk.replace(run.log.folder / "memory_plan.json", (json.dumps(plan) + "\n").encode())
     if outside:
         sampler_check.check(run)
-
-
-def _evaluate_base(run: Run) -> Evaluation:
-    """Evaluate what training starts from, which is step 0 of the curves."""
-    log = run.log
-    with run.updater.policy.as_base():
-        base = run.evaluator.evaluate("base")
-    log.screen.say(f"base model: {describe(base, log.config.reward.answer)}")
-    if log.first_step == 0:
-        log.base(metrics_of(base))
-    return base
 
 
 def _merge_and_evaluate(config: Config, log: RunLog, data: Data) -> Evaluations:

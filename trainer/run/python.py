@@ -6,10 +6,14 @@ resumed, evaluated and repeated by the commands.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 import random
+import re
 import sys
+import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +30,6 @@ from trainer.errors import ConfigError, DataError
 from trainer.machine import disk, hardware, quiet, user_code
 from trainer.machine.visible import print
 from trainer.plan import start
-from trainer.run import function_source
 from trainer.run_folder import previous_run
 
 if TYPE_CHECKING:
@@ -57,13 +60,11 @@ def train(
     """
     config = Config() if config is None else config
     if not isinstance(config, Config):
-        raise ConfigError(
-            "config", f"it is a {type(config).__name__}", "Write train(resolve(...)) or train(Config(...))"
-        )
+        reason = f"it is a {type(config).__name__}"
+        raise ConfigError("config", reason, "Write train(resolve(...)) or train(Config(...))")
     if (ranks := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
-        raise ConfigError(
-            f"WORLD_SIZE={ranks}", "train() is one process", "Start it without a launcher, or several with octet train"
-        )
+        reason = "train() is one process"
+        raise ConfigError(f"WORLD_SIZE={ranks}", reason, "Start it without a launcher, or several with octet train")
     machine = hardware.detect()
     machine = replace(machine, gpus=machine.gpus[:1])
     with _put_back(config.rollout.engine):
@@ -99,7 +100,7 @@ def _with_functions(config: Config, folder: Path, functions: Sequence[Reward]) -
     changed = _changed(config, folder, "reward", custom=[*config.reward.custom, *settings], weights=weights)
     for function, setting in zip(functions, settings):
         path = Path(setting.rpartition(":")[0])
-        text, missing = function_source.write(function)
+        text, missing = source_of(function)
         if text:
             _write(path, text)
         if missing or not text:
@@ -160,11 +161,8 @@ def _write(path: Path, text: str) -> None:
     """Write a file of what was handed over. Raise ConfigError if a run that has saved something was made with
     another."""
     if path.is_file() and path.read_text() != text and previous_run.has_saved(path.parents[1]):
-        raise ConfigError(
-            f"run.dir={path.parents[1]}",
-            f"it holds a run with another {path.name}",
-            "Hand over what it had, or choose another folder",
-        )
+        reason = f"it holds a run with another {path.name}"
+        raise ConfigError(f"run.dir={path.parents[1]}", reason, "Hand over what it had, or choose another folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     disk.replace(path, text.encode())
 
@@ -177,11 +175,8 @@ def _put_back(engine: str) -> Iterator[None]:
     import torch
 
     if torch.distributed.is_initialized():
-        raise ConfigError(
-            "train()",
-            "this process has a process group already",
-            "Call torch.distributed.destroy_process_group() first",
-        )
+        reason = "this process has a process group already"
+        raise ConfigError("train()", reason, "Call torch.distributed.destroy_process_group() first")
     threads, numbers = torch.get_num_threads(), random.getstate()
     try:
         with warnings.catch_warnings(), quiet.put_back(), torch.random.fork_rng(devices=[]):
@@ -193,3 +188,70 @@ def _put_back(engine: str) -> Iterator[None]:
         os.environ.clear()
         os.environ.update(environment)
         user_code.given.clear()
+
+
+# ---------------------------------------------------------------- a function of a script, in a file of its own
+
+
+def source_of(function: Callable[..., Any]) -> tuple[str, list[str]]:
+    """Return the text of a file that defines the function, and the names in it that the text does not define. There is
+    no text where Python keeps no source, as in a plain shell."""
+    texts: dict[str, str | None] = {}
+    _define(function.__name__ if inspect.isfunction(function) else "", function, texts)
+    *used, (_, text) = texts.items()
+    if text is None:
+        return "", []
+    parts = ["from __future__ import annotations\n", *(part for _, part in used if part), text]
+    return "\n".join(parts), [name for name, part in used if part is None]
+
+
+def _define(name: str, value: Any, texts: dict[str, str | None]) -> None:
+    """Add the text that defines a name, after the texts of the names that it uses. It is None if there is none."""
+    texts[name] = None  # a function may use itself
+    try:
+        text = textwrap.dedent(inspect.getsource(value))
+    except (OSError, TypeError):
+        text = None
+    for used, its_value in _names(inspect.unwrap(value), text or ""):
+        if used in texts:
+            continue
+        if (line := _definition(used, its_value, value.__module__)) is not None:
+            texts[used] = line
+        else:
+            _define(used, its_value, texts)
+    del texts[name]
+    texts[name] = text
+
+
+def _names(value: Any, text: str) -> Iterator[tuple[str, Any]]:
+    """Yield the names of the script that a function or class uses, with their values."""
+    scope: dict[str, Any] = getattr(sys.modules.get(getattr(value, "__module__", "")), "__dict__", {})
+    if inspect.isfunction(value):
+        scope = {**value.__globals__, **inspect.getclosurevars(value).nonlocals}
+    tree = ast.parse(text)
+    for node in ast.walk(tree):  # annotations are not evaluated
+        for part in {"annotation", "returns"} & {*node._fields}:
+            setattr(node, part, None)
+    nodes = list(ast.walk(tree))
+    own = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    for node in nodes:
+        if isinstance(node, ast.Name) and node.id not in own and node.id in scope:
+            yield node.id, scope[node.id]
+
+
+def _definition(name: str, value: Any, home: str) -> str | None:
+    """Return the line that defines the name of a module, of something in a module other than `home`, or of a
+    constant."""
+    if inspect.ismodule(value):
+        return f"import {value.__name__} as {name}\n"
+    if isinstance(value, re.Pattern):
+        return f"{name} = __import__('re').compile({value.pattern!r}, {value.flags})\n"
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    for there in (name, getattr(value, "__name__", name)):
+        if module and module.__name__ not in ("__main__", home) and getattr(module, there, None) is value:
+            return f"from {module.__name__} import {there} as {name}\n"
+    try:
+        return f"{name} = {value!r}\n" if ast.literal_eval(repr(value)) == value else None
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None

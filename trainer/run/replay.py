@@ -79,9 +79,10 @@ def _differences(folder: Path, scratch: Path, steps: int) -> Iterator[str]:
     """Yield what differs, in the order in which a step computes it."""
     for step in range(1, steps + 1):
         yield from _answers(step, *(_records(place / "samples.jsonl", step) for place in (folder, scratch)))
-        before, now = (_metrics(place, step) for place in (folder, scratch))
+        places = [place / "metrics.jsonl" for place in (folder, scratch)]
+        before, now = ({k: v for one in _records(path, step) for k, v in one.items()} for path in places)
         for name in before | now:
-            if repr(before.get(name)) != repr(now.get(name)):
+            if not name.startswith(MEASURED) and repr(before.get(name)) != repr(now.get(name)):
                 yield f"step {step}: {name} is {now.get(name)!r}, and was {before.get(name)!r}"
     if (folder / ADAPTER.format(steps)).is_file():
         yield from _tensors(folder / ADAPTER.format(steps), scratch / ADAPTER.format(steps), steps)
@@ -89,11 +90,6 @@ def _differences(folder: Path, scratch: Path, steps: int) -> Iterator[str]:
 
 def _records(path: Path, step: int) -> list[dict[str, Any]]:
     return [record for record in read_records(path) if record["step"] == step]
-
-
-def _metrics(folder: Path, step: int) -> dict[str, float]:
-    records = _records(folder / "metrics.jsonl", step)
-    return {name: value for record in records for name, value in record.items() if not name.startswith(MEASURED)}
 
 
 def _answers(step: int, before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> Iterator[str]:

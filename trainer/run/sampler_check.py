@@ -42,12 +42,9 @@ def judge(apart: Mapping[str, Sequence[float]], limit: float, say: Say) -> None:
         found = f"the log-probs of {name} and trainer differ by {mean:.1e} on average over {len(of_one)} tokens"
         say(f"rollout: {found}, by {most:.1e} at most")
         if not mean <= limit:  # which holds for NaN, too
-            raise ConfigError(
-                f"rollout.vllm.max_difference={limit:g}",
-                f"{found}, so another model samples",
-                "Compare the model, its precision and its quantisation on both sides; a larger value goes on all the "
-                "same",
-            ).of_all()
+            key, reason = f"rollout.vllm.max_difference={limit:g}", f"{found}, so another model samples"
+            remedy = "Compare the model, its precision and its quantisation on both sides; a larger value goes on"
+            raise ConfigError(key, reason, remedy).of_all()
         if mean > NOTABLE:
             say("rollout: that is more than rounding: compare model, precision and quantisation on both sides")
 

@@ -79,11 +79,8 @@ def lessons_of(config: Config, run: Run) -> tuple[Lessons, Run]:
         _report(config, run.log, len(problems), right, rows, writer.stops.strings)
     held_out = rows_of([prompt.problem for prompt in run.evaluator.held_out], writer, rules)
     if config.eval.metric == "loss" and not held_out:
-        raise ConfigError(
-            "warmup.metric=loss",
-            "no held-out problem has a worked solution",
-            "Write warmup.metric=accuracy, or leave warmup.every out",
-        ).of_all()
+        remedy = "Write warmup.metric=accuracy, or leave warmup.every out"
+        raise ConfigError("warmup.metric=loss", "no held-out problem has a worked solution", remedy).of_all()
     evaluator = replace(run.evaluator, loss=partial(run.updater.held_out_loss, held_out))
     return Lessons(config, rows), run._replace(evaluator=evaluator)
 
@@ -102,28 +99,19 @@ def rows_of(problems: Sequence[Problem], writer: LessonWriter, rules: Rules) -> 
 
 
 def _report(
-    config: Config,
-    log: RunLog,
-    problems: int,
-    right: Sequence[TrainingRow],
-    rows: Sequence[TrainingRow],
-    stops: Sequence[str],
+    config: Config, log: RunLog, problems: int, right: list[TrainingRow], rows: list[TrainingRow], stops: Sequence[str]
 ) -> None:
     """Say what is left out. Raise DataError if nothing is left."""
     limit, shortest = config.rollout.max_new_tokens, min((len(row.completion) for row in right), default=0)
     if not right:
         ended = f", and look for {json.dumps(stops)} in the solutions: an answer ends there" if stops else ""
-        raise DataError(
-            f"task.name={config.task.name}",
-            f"none of the worked solutions of {problems} problems, as it is taught, comes to the gold answer",
-            f"Compare the two columns, task.solution and task.answer{ended}",
-        ).of_all()
+        reason = f"none of the worked solutions of {problems} problems, as it is taught, comes to the gold answer"
+        remedy = f"Compare the two columns, task.solution and task.answer{ended}"
+        raise DataError(f"task.name={config.task.name}", reason, remedy).of_all()
     if not rows:
-        raise ConfigError(
-            f"rollout.max_new_tokens={limit}",
-            f"none of {len(right)} worked solutions is that short; the shortest has {shortest} tokens",
-            f"Write rollout.max_new_tokens={max(len(row.completion) for row in right)} for all",
-        ).of_all()
+        reason = f"none of {len(right)} worked solutions is that short; the shortest has {shortest} tokens"
+        remedy = f"Write rollout.max_new_tokens={max(len(row.completion) for row in right)} for all"
+        raise ConfigError(f"rollout.max_new_tokens={limit}", reason, remedy).of_all()
     lost = {
         "have no worked solution that, as it is taught, comes to their answer": problems - len(right),
         f"have a longer one than rollout.max_new_tokens={limit}, and are left out": len(right) - len(rows),
@@ -139,9 +127,8 @@ def leave_start(config: Config, then: str, folder: Path) -> None:
     if distributed.is_main():
         best = "best" if (folder / "best").is_dir() else config.lora.product
         if config.lora.enabled and then == "merged":
-            write_merged(
-                config.model, folder / best, folder / "merged", resolve_dtype(config.model.dtype, distributed.device())
-            )
+            dtype = resolve_dtype(config.model.dtype, distributed.device())
+            write_merged(config.model, folder / best, folder / "merged", dtype)
         partial_link = folder / f"{START}.partial"
         partial_link.unlink(missing_ok=True)
         partial_link.symlink_to(best)

@@ -60,9 +60,8 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learne
         _publish(partial, final)
     distributed.barrier()
     if wrong := damage(final):
-        raise CheckpointError(
-            final, f"{wrong}, though it was written a moment ago", f"Check the disk; the same command then {goes_on}"
-        ).of_all()
+        reason = f"{wrong}, though it was written a moment ago"
+        raise CheckpointError(final, reason, f"Check the disk; the same command then {goes_on}").of_all()
     _whole[final] = True
     if distributed.is_main():
         for later in [path for path in previous_run.checkpoints(run_folder) if _step(path) > step]:  # damaged ones
@@ -90,11 +89,8 @@ def latest(run_folder: Path) -> Path | None:
     if saved := previous_run.checkpoints(run_folder):
         return saved[-1]
     if (folder / "latest").is_symlink() or any((run_folder / product).exists() for product in ("adapter", "model")):
-        raise CheckpointError(
-            folder,
-            "no checkpoint is left in it, so the run cannot go on",
-            f"Choose another run.dir, or delete {run_folder} to begin anew",
-        )
+        reason = "no checkpoint is left in it, so the run cannot go on"
+        raise CheckpointError(folder, reason, f"Choose another run.dir, or delete {run_folder} to begin anew")
     return None
 
 
@@ -110,20 +106,14 @@ def resume(policy: Policy, run_folder: Path, keep: int, learned: Learned) -> int
             raise CheckpointError(folder, visible(wrong), "Go on with that version, or delete it").of_all()
         if wrong:
             if distributed.is_main():
-                print(
-                    f"octet: warning: {folder} is damaged and not used: {visible(wrong)[:500]}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                warning = f"octet: warning: {folder} is damaged and not used: {visible(wrong)[:500]}"
+                print(warning, file=sys.stderr, flush=True)
         else:
             step = _load(policy, folder, learned)
             _delete_earlier(run_folder, step, keep)
             return step
-    raise CheckpointError(
-        run_folder / "checkpoints",
-        "every checkpoint in it is damaged",
-        f"Restore one, or delete {run_folder} to begin anew",
-    ).of_all()
+    remedy = f"Restore one, or delete {run_folder} to begin anew"
+    raise CheckpointError(run_folder / "checkpoints", "every checkpoint in it is damaged", remedy).of_all()
 
 
 def seal(folder: Path) -> None:
@@ -169,21 +159,17 @@ def _load(policy: Policy, folder: Path, learned: Learned) -> int:
     except OctetError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(
-            folder,
-            f"state.json is not one of this version of Octet ({type(error).__name__}: {visible(str(error))[:200]})",
-            f"Go on with the version that wrote it, or delete {folder.parent.parent} to begin anew",
-        ) from None
+        reason = f"state.json is not one of this version of Octet ({type(error).__name__}: {visible(str(error))[:200]})"
+        remedy = f"Go on with the version that wrote it, or delete {folder.parent.parent} to begin anew"
+        raise CheckpointError(folder, reason, remedy) from None
     try:
         policy.load(folder)
     except RuntimeError as error:
         if "size mismatch" not in str(error):
             raise
-        raise CheckpointError(
-            folder,
-            "its weights have other shapes than those of this model and adapter",
-            f"Write the settings that the run had, or delete {folder.parent.parent} to begin anew",
-        ) from None
+        reason = "its weights have other shapes than those of this model and adapter"
+        remedy = f"Write the settings that the run had, or delete {folder.parent.parent} to begin anew"
+        raise CheckpointError(folder, reason, remedy) from None
     return int(state["step"])
 
 

@@ -53,24 +53,13 @@ class Journal:
     def samples(self, step: int, groups: Iterable[ScoredGroup]) -> None:
         for number, group in enumerate(list(groups)[:SAMPLED_GROUPS]):
             self._on_board("add_text", f"answer {number + 1}", _as_markdown(group), step)
-            for completion, score in zip(group.completions, group.scores, strict=True):
-                self._append(
-                    "samples.jsonl",
-                    {
-                        "step": step,
-                        "problem": group.prompt.problem.id,
-                        "prompt": group.prompt.text,
-                        "gold": group.prompt.problem.gold,
-                        "completion": completion.text,
-                        **completion.transcript,
-                        "truncated": completion.truncated,
-                        "version": completion.version,
-                        "strict": score.strict,
-                        "lenient": score.lenient,
-                        "reward": score.reward,
-                        **{f"reward/{name}": value for name, value in score.components.items()},
-                    },
-                )
+            problem = group.prompt.problem
+            asked = {"step": step, "problem": problem.id, "prompt": group.prompt.text, "gold": problem.gold}
+            for one, score in zip(group.completions, group.scores, strict=True):
+                written = {"completion": one.text, **one.transcript, "truncated": one.truncated, "version": one.version}
+                read = {"strict": score.strict, "lenient": score.lenient, "reward": score.reward}
+                parts = {f"reward/{name}": value for name, value in score.components.items()}
+                self._append("samples.jsonl", {**asked, **written, **read, **parts})
 
     def sync(self) -> None:
         """Have the disk keep all records, so that a checkpoint never has more steps than the log."""
@@ -101,33 +90,26 @@ class Journal:
         if self._without_board:
             return
         try:
-            getattr(self._tensorboard(), what)(*values)
+            if self._board is None:  # not at the start: the import takes longer than a step
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._board = SummaryWriter(str(self.folder / "tensorboard"))
+            getattr(self._board, what)(*values)
         except OSError as error:
             self._without_board = True
             warn(f"{self.folder}/tensorboard cannot be written ({error.strerror}). metrics.jsonl has all metrics")
-
-    def _tensorboard(self) -> Any:
-        if self._board is None:  # not at the start: the import takes longer than a step
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(self.folder / "tensorboard"))
-        return self._board
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
     """Return the records of a file, one per line; none if there is no file. Raise DataError if a line is damaged, but
     ignore a last line that a crash cut short."""
-    if not path.is_file():
-        return []
-    with path.open("rb") as file:
-        return [_record(path, number, line) for number, line in enumerate(file, 1) if line.endswith(b"\n")]
-
-
-def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        return _parsed(line)
-    except ValueError as error:
-        raise DataError(f"{path}, line {number}: {error}. Repair or delete that line.") from None
+    found = []
+    for number, line in enumerate(lines_of(path), 1):
+        try:
+            found += [_parsed(line)] if line.endswith(b"\n") else []
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: {error}. Repair or delete that line.") from None
+    return found
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

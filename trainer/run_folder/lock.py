@@ -89,47 +89,38 @@ def write_config(folder: Path, config: Config) -> None:
 
 
 def write_machine(folder: Path, config: Config) -> None:
-    """Write what the first step of a run depends on beside its settings and data, for `octet repro`."""
-    if distributed.is_main():
-        disk.replace(folder / MACHINE, (json.dumps(surroundings(config), indent=2) + "\n").encode())
-
-
-def surroundings(config: Config) -> dict[str, Any]:
-    """Return the base, versions, ranks, threads and device of this process, and the checksums of the user's code."""
-    gpu = torch.cuda.get_device_name() if distributed.on_gpu() else ""
-    return {
-        "base weights": hub.fingerprint(config.model)[:16],
-        **versions(),
-        "python": platform.python_version(),
-        "git revision": revision() or "none",
-        "ranks": distributed.world_size(),
-        "threads": torch.get_num_threads(),
-        "device": gpu or f"CPU with {torch.backends.cpu.get_cpu_capability()}",
-        **{f"checksum of {name}": checksum for name, checksum in files_of(config).items()},
-    }
+    """Write what the first step of a run depends on beside its settings and data, for `octet repro`: base, versions,
+    ranks, threads and device of this process, and the checksums of the user's code."""
+    if not distributed.is_main():
+        return
+    device = torch.cuda.get_device_name() if distributed.on_gpu() else ""
+    device = device or f"CPU with {torch.backends.cpu.get_cpu_capability()}"
+    found: dict[str, Any] = {"base weights": hub.fingerprint(config.model)[:16], **versions()}
+    found |= {"python": platform.python_version()}
+    found |= {"git revision": revision() or "none", "ranks": distributed.world_size()}
+    found |= {"threads": torch.get_num_threads(), "device": device}
+    found |= {f"checksum of {name}": checksum for name, checksum in files_of(config).items()}
+    disk.replace(folder / MACHINE, (json.dumps(found, indent=2) + "\n").encode())
 
 
 def _lock(folder: Path) -> None:
+    def create(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / ".lock", "r+", opener=_create)  # noqa: SIM115  open until the process ends
+        lock = open(folder / ".lock", "r+", opener=create)  # noqa: SIM115  open until the process ends
     except OSError as error:
-        raise ConfigError(
-            f"run.dir={folder}", f"it cannot be written ({error.strerror})", "Choose another folder"
-        ) from None
+        reason = f"it cannot be written ({error.strerror})"
+        raise ConfigError(f"run.dir={folder}", reason, "Choose another folder") from None
     deadline = time.monotonic() + (LEFTOVER_S if slurm.restarts() else 0)
     while not _is_free(lock):
         if time.monotonic() > deadline:
-            raise ConfigError(
-                f"run.dir={folder}", "another run is writing to it", "Wait for it, or choose another folder"
-            )
+            reason = "another run is writing to it"
+            raise ConfigError(f"run.dir={folder}", reason, "Wait for it, or choose another folder")
         time.sleep(0.5)
     _held[folder.resolve()] = lock
     distributed.before_disconnect(partial(_release, folder.resolve()))
-
-
-def _create(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)
 
 
 def _release(folder: Path) -> None:

@@ -75,7 +75,6 @@ def differences(folder: Path, config: Config) -> list[Change]:
 
 
 def between(stored: Config, config: Config) -> list[Change]:
-    """Return the settings that are not those of the run."""
     before, now = flat(stored.model_dump(mode="json")), flat(config.model_dump(mode="json"))
     return [Change(key, before[key], now[key]) for key in now if before[key] != now[key]]
 
@@ -96,11 +95,8 @@ def refuse_other_settings(folder: Path, config: Config) -> None:
         beside = "\n".join(["\nThe other changes would be possible:", *others] if others else [])
         beside += f"\nIts config.yaml is not as the run left it: {wrong}." if wrong else ""
         back = ", ".join(visible(f"{one.key}: {written(one.before)}") for one in refused)
-        raise ConfigError(
-            f"run.dir={folder}",
-            f"it holds a run with other settings: {', '.join(map(str, refused))}. Its steps depend on them",
-            f"Go back to {back}, or choose another folder.{beside}",
-        )
+        reason = f"it holds a run with other settings: {', '.join(map(str, refused))}. Its steps depend on them"
+        raise ConfigError(f"run.dir={folder}", reason, f"Go back to {back}, or choose another folder.{beside}")
 
 
 def edited(folder: Path) -> str:
@@ -128,27 +124,21 @@ def saved_settings(folder: Path) -> Config | None:
             try:
                 return validated(json.loads(path.read_bytes())["origin"]["settings"])
             except (ValueError, LookupError, TypeError, RecursionError) as error:
-                raise CheckpointError(
-                    path,
-                    f"it has no settings of this version of Octet ({visible(str(error))[:200]})",
-                    f"Go on with the version that wrote it, or delete {folder} to begin anew",
-                ) from None
+                reason = f"it has no settings of this version of Octet ({visible(str(error))[:200]})"
+                remedy = f"Go on with the version that wrote it, or delete {folder} to begin anew"
+                raise CheckpointError(path, reason, remedy) from None
     return None
 
 
 def written_settings(folder: Path) -> Config | None:
-    """Return the settings in config.yaml."""
     path = folder / "config.yaml"
     if not path.is_file():
         return None
     try:
         return resolve(str(path))
     except (OSError, OctetError) as error:
-        raise ConfigError(
-            path,
-            f"the settings of this run cannot be read ({error})",
-            "Restore the file, or delete it: the run then goes on with the settings of this command",
-        ) from None
+        remedy = "Restore the file, or delete it: the run then goes on with the settings of this command"
+        raise ConfigError(path, f"the settings of this run cannot be read ({error})", remedy) from None
 
 
 def refuse_what_is_not_its_own(folder: Path) -> None:
@@ -157,12 +147,11 @@ def refuse_what_is_not_its_own(folder: Path) -> None:
     for path in folder.iterdir() if folder.is_dir() else ():
         is_file, mode = bool(FILES.fullmatch(path.name)), path.lstat().st_mode
         if (is_file and not stat.S_ISREG(mode)) or (FOLDERS.fullmatch(path.name) and not stat.S_ISDIR(mode)):
-            raise ConfigError(
-                f"run.dir={folder}",
+            reason = (
                 f"a run has a {('file' if is_file else 'folder')} of its own where {path} is a "
-                f"{KINDS.get(stat.S_IFMT(mode), 'device')}",
-                "Move it away, or choose another folder",
+                f"{KINDS.get(stat.S_IFMT(mode), 'device')}"
             )
+            raise ConfigError(f"run.dir={folder}", reason, "Move it away, or choose another folder")
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -179,11 +168,8 @@ def _listed(folder: Path) -> list[os.DirEntry[str]]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise CheckpointError(
-            folder,
-            f"it cannot be read ({error.strerror}), so what the run has saved is not known",
-            f"Give this user access: chmod u+rwx {folder}",
-        ) from None
+        reason = f"it cannot be read ({error.strerror}), so what the run has saved is not known"
+        raise CheckpointError(folder, reason, f"Give this user access: chmod u+rwx {folder}") from None
 
 
 def has_saved(folder: Path) -> bool:

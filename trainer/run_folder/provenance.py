@@ -55,11 +55,9 @@ class Provenance:
         """Refuse a checkpoint with other data, weights or files, and warn of one that other versions have written. Its
         settings were compared before (`previous_run.py`)."""
         if state["weights"] != self.weights and state["weights"] and self.weights:
-            raise CheckpointError(
-                f"model.name={self.config.model.name}",
-                "its weights are not those that this run began with",
-                "Restore them, name their revision (model.revision), or choose another run.dir",
-            )
+            reason = "its weights are not those that this run began with"
+            remedy = "Restore them, name their revision (model.revision), or choose another run.dir"
+            raise CheckpointError(f"model.name={self.config.model.name}", reason, remedy)
         self._compare_data(state["data"])
         self._compare_files(state["files"])
         others = [f"{name} {had}" for name, had in state["versions"].items() if versions().get(name) != had]
@@ -76,11 +74,8 @@ class Provenance:
             names = [problem.id for problem in self.training]
             what = apart(before, checksums(self.training), names) if known else "the training problems differ"
         source = f"task.path={task.path}" if task.path else f"task.data_dir={task.data_dir}" if task.data_dir else ""
-        raise DataError(
-            source or f"task.name={task.name}",
-            f"the data are not those that this run began with: {what}",
-            "Restore them, or choose another run.dir",
-        )
+        reason = f"the data are not those that this run began with: {what}"
+        raise DataError(source or f"task.name={task.name}", reason, "Restore them, or choose another run.dir")
 
     def _compare_files(self, had: Mapping[str, Any]) -> None:
         # A module that is imported later in a run is not among the files yet, and is read where it was.
@@ -161,5 +156,4 @@ def _imported(folder: Path) -> Iterator[Path]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Octet and of the packages that it trains with."""
     return {"octet-grpo": trainer.__version__, **{name: version(name) for name in PACKAGES}}

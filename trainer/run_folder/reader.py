@@ -18,7 +18,6 @@ from trainer.errors import ConfigError, DataError
 from trainer.estimates import Share, wilson
 from trainer.machine import disk
 from trainer.machine.visible import print
-from trainer.run_folder.evaluation_table import rows
 from trainer.run_folder.journal import VERDICT, read_records
 from trainer.watch.history import History
 from trainer.watch.verdict import Verdict, verdict_of
@@ -78,17 +77,15 @@ class RunFiles:
             return {}
         try:
             pairs = found.setdefault("comparisons", [])
-            rows(models, pairs)
+            table_rows(models, pairs)
             " ".join(one["name"] for one in models)  # which must be texts
             for pair in pairs:
                 " ".join([pair["before"], pair["after"]])
                 verdict_of({"evaluations": models, "comparisons": [pair]}, [], self.config)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise DataError(
-                self.folder / "eval.json",
-                f"it is not as Octet writes it ({type(error).__name__}: {error})",
-                "Delete it, or write it again with `octet eval`",
-            ) from None
+            reason = f"it is not as Octet writes it ({type(error).__name__}: {error})"
+            remedy = "Delete it, or write it again with `octet eval`"
+            raise DataError(self.folder / "eval.json", reason, remedy) from None
         return found
 
     @cached_property
@@ -146,7 +143,6 @@ class RunFiles:
 
     @property
     def steps(self) -> int:
-        """The number of steps that are done."""
         return int(self.metrics[-1]["step"]) if self.metrics else 0
 
     def step_of(self, folder: Path) -> int | None:
@@ -241,14 +237,9 @@ def facts_of(run: RunFiles) -> dict[str, Any]:
     lines, names = run.metrics, phases(run.metrics)
     seen = [(share, line) for line in lines if line["step"] and (share := run.held_out(line))]
     (value, *interval), last = seen[-1] if seen else ((None, None), {})
-    return {
-        "steps": run.steps,
-        "accuracy": value,
-        "interval": interval if seen else None,
-        "best": max((share.value for share, _ in seen), default=None),
-        "problems": last.get("eval/problems"),
-        "training_s": sum(line.get(f"time/{name}", 0.0) for line in lines for name in names),
-    }
+    facts = {"steps": run.steps, "accuracy": value, "interval": interval if seen else None}
+    facts |= {"best": max((share.value for share, _ in seen), default=None), "problems": last.get("eval/problems")}
+    return facts | {"training_s": sum(line.get(f"time/{name}", 0.0) for line in lines for name in names)}
 
 
 def phases(records: Sequence[Record], kind: str = "time") -> list[str]:
@@ -282,9 +273,8 @@ def _settings(path: Path, changed_ns: int) -> dict[str, Any]:
     try:
         settings = flat(read_yaml(path.read_bytes()))
     except (BadYaml, AttributeError) as error:
-        raise DataError(
-            path, f"it contains no settings ({' '.join(str(error).split())})", "Leave this run out"
-        ) from None
+        remedy = "Leave this run out"
+        raise DataError(path, f"it contains no settings ({' '.join(str(error).split())})", remedy) from None
     if settings["model.name"] is None:
         raise DataError(path, "it does not belong to a run: it has no model.name", "Leave this folder out")
     return settings
@@ -305,3 +295,44 @@ def _lines(path: Path, at_most: int | None = None) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(record, dict):
                 yield record
+
+
+# ---------------------------------------------------------------- the numbers of eval.json as a table
+
+
+def table_rows(evaluations: Sequence[Record], comparisons: Sequence[Record]) -> list[list[str]]:
+    """Return a row for each number, with a column for each model."""
+    first, parts = evaluations[0]["name"], evaluations[0].get("parts", {})
+    found = {
+        "correct": [percent(one["accuracy"], one["interval"]) for one in evaluations],
+        **{f"  {name}": [percent(*one["parts"][name].values()) for one in evaluations] for name in parts},
+        "in any format": [percent(one["lenient_accuracy"], one["lenient_interval"]) for one in evaluations],
+        "wrong answer": [_category(one, "wrong answer") for one in evaluations],
+        "no answer found": [_category(one, "no answer") for one in evaluations],
+        "cut off": [f"{one['truncated']:.1%}" for one in evaluations],
+        "mean tokens": [f"{one['mean_tokens']:.1f}" for one in evaluations],
+    }
+    if flips := [f"+{one['gained']}/-{one['lost']}" for one in comparisons if one["before"] == first]:
+        found["gained/lost"] = ["", *flips]
+    return [[name, *cells] for name, cells in (found | _sampled(evaluations)).items()]
+
+
+def _category(described: Mapping[str, Any], name: str) -> str:
+    return f"{described['categories'][name]} ({described['category_shares'][name]:.1%})"
+
+
+def _sampled(evaluations: Sequence[Record]) -> dict[str, list[str]]:
+    """Return avg@k, maj@k and pass@k, and the spread over several trials, where answers were sampled too."""
+    if not (sampled := [one["sampled"] for one in evaluations if "sampled" in one]):
+        return {}
+    names = [name for name in sampled[0] if "@" in name]
+    found = {name.replace("lenient", "any format"): [percent(*one[name].values()) for one in sampled] for name in names}
+    if sampled[0]["trials"] > 1:
+        spread = [f"{one['mean']:.1%} ± {one['deviation']:.1%}" for one in sampled]
+        found[f"mean of {sampled[0]['trials']} trials"] = spread
+    return found
+
+
+def percent(value: float, interval: Sequence[float]) -> str:
+    """Return a share with its interval: `62.1% (55.0-68.7)`."""
+    return f"{value:.1%} ({100 * interval[0]:.1f}-{100 * interval[1]:.1f})"

@@ -18,8 +18,6 @@ LONGEST_NAME = 500  # characters of the name of a model
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model to work with."""
-
     folder: Path | None  # None for a model on the hub, and for the embedded one
     is_adapter: bool = False
 
@@ -32,9 +30,8 @@ class Source:
                 if (place / file).is_file():
                     return cls(place, file == "adapter_config.json")
         if folder.exists():
-            raise CheckpointError(
-                folder, "there is neither an adapter nor a model in it", "Name the folder of a run that has ended"
-            )
+            reason = "there is neither an adapter nor a model in it"
+            raise CheckpointError(folder, reason, "Name the folder of a run that has ended")
         return cls(None)
 
     @property
@@ -61,9 +58,8 @@ class Source:
             if len(str(base)) > LONGEST_NAME:
                 raise ValueError
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-            raise CheckpointError(
-                path, f"it does not say what the adapter was trained over ({type(error).__name__})", "Restore the file"
-            ) from None
+            reason = f"it does not say what the adapter was trained over ({type(error).__name__})"
+            raise CheckpointError(path, reason, "Restore the file") from None
         if base.parts[:1] == ("unsloth",):  # it names its 4-bit copy, which is beside the model of 16 bits
             return str(base).removesuffix("-bnb-4bit").removesuffix("-unsloth")
         return "nano" if base.parts[-3:] == ("trainer", "model", "nano") else str(base) if base.parts else ""
